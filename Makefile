@@ -1,0 +1,63 @@
+# Two commands do everything: `make up` runs the whole of muster here, `make test` tests it.
+# Both make the virtual environment first; both work a second time in seconds.
+.SUFFIXES:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# Uncompiled imports double every start; we compile whatever the caller's environment says.
+unexport PYTHONDONTWRITEBYTECODE
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help up demo test lint types contracts unit generate bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"muster needs Python 3.11 or newer; $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=/path/to/python3.11 ...")'
+	@echo "==> making the environment in $(VENV) (about half a minute, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@$(BIN)/python -m compileall -q muster services
+	@touch $@
+
+up: $(STAMP) ## run the whole of muster on this machine, until Ctrl-C
+	@exec $(BIN)/muster up
+
+demo: $(STAMP) ## play one story on it: faults, verdicts, notifications; then exit
+	@exec $(BIN)/muster demo
+
+lint: $(STAMP)
+	@echo "==> ruff"
+	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/ruff check --quiet .
+
+types: $(STAMP)
+	@echo "==> mypy"
+	@$(BIN)/mypy --no-error-summary
+
+contracts: $(STAMP)
+	@echo "==> import contracts, generated files"
+	@$(BIN)/lint-imports --no-cache > build/contracts.log 2>&1 || { cat build/contracts.log; exit 1; }
+	@$(BIN)/python scripts/generate.py --check
+
+unit: $(STAMP)
+	@echo "==> pytest"
+	@$(BIN)/pytest -q -n 2 --dist worksteal
+
+test: $(STAMP) ## lint, types, contracts and every test
+	@mkdir -p build
+	@$(MAKE) --no-print-directory lint types contracts unit
+
+generate: $(STAMP) ## renew the checked-in generated files: protobuf, JSON Schemas, AsyncAPI
+	@$(BIN)/python scripts/generate.py
+
+bench: $(STAMP) ## every benchmark, quickly
+	@set -e; for b in bench/[a-z]*.py; do $(BIN)/python -m bench.$$(basename $$b .py) --quick; done
+
+clean: ## remove the environment and what was built
+	rm -rf $(VENV) build dist

@@ -1,0 +1,1 @@
+"""Finds plugins that failed silently, and says which way."""

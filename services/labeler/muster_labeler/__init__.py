@@ -1,0 +1,1 @@
+"""Turns GPU inventories into the right node labels."""

@@ -1,0 +1,1 @@
+"""Tells people once, with evidence and what to do."""

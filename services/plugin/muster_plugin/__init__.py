@@ -1,0 +1,1 @@
+"""Speaks the kubelet's device plugin API on one node, and reports to the bus."""
