@@ -1,3 +1,32 @@
-"""muster: the Kubernetes device plugin suite that never fails silently."""
+"""muster: the Kubernetes device plugin suite that never fails silently.
+
+From outside, five lines follow everything that happens:
+
+    import asyncio, muster
+    async def main():
+        async for event in muster.events("device.*", node="*"):
+            print(event)
+    asyncio.run(main())
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from muster.client import events
+    from muster.codec import CloudEvent, MalformedEvent
 
 __version__ = "0.1.0"
+__all__ = ["CloudEvent", "MalformedEvent", "__version__", "events"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the SDK when it is first used: a plugin registers before it ever needs NATS."""
+    if name in {"CloudEvent", "MalformedEvent"}:
+        from muster import codec  # noqa: PLC0415  # the point of this function
+
+        return getattr(codec, name)
+    if name == "events":
+        from muster import client  # noqa: PLC0415  # the point of this function
+
+        return client.events
+    raise AttributeError(f"module 'muster' has no attribute {name!r}")

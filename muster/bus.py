@@ -1,0 +1,441 @@
+"""Door to NATS: publish events, send beats, consume streams, ask and answer, remember values.
+
+An event is published until its stream has it, always under the same `Nats-Msg-Id`, so that the
+server drops repeats. Beats are skipped while disconnected: nats-py would keep them and send one
+stale burst later. Messages that cannot be believed are set aside with a reason, and counted.
+"""
+
+import asyncio
+import collections
+import contextlib
+import itertools
+import json
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+
+import nats.errors
+import nats.js.errors
+import prometheus_client
+from nats.aio.client import Client
+from nats.js import api
+
+from muster import codec, connection, logs, runtime, streams, vocabulary
+
+QUEUE_MAX: Final = 1_000
+"""Events kept during an outage; then the oldest go, counted. A snapshot follows every reconnect."""
+
+_PUBLISH_TIMEOUT_S: Final = 2.0
+_PULL_S: Final = 1.0
+_PULL_BATCH: Final = 200
+_UNACKNOWLEDGED_MAX: Final = 1_000
+_ACK_WAIT_S: Final = 30.0
+_ABANDONED_S: Final = 30.0
+_OTHER_CONFIGURATION: Final = 10058
+"""nats-server's JSStreamNameExistErr: the stream is there with another configuration."""
+
+_PUBLISHED = prometheus_client.Counter(
+    "muster_bus_published_total", "Messages given to NATS, by outcome.", ["outcome"]
+)
+_RECEIVED = prometheus_client.Counter(
+    "muster_bus_received_total", "Messages taken from NATS, by outcome.", ["outcome"]
+)
+_QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting for NATS.")
+
+
+class NobodyAnswered(Exception):
+    """A request found no answer; `subscribed` tells whether anybody was there to hear it."""
+
+    def __init__(self, subject: str, *, subscribed: bool) -> None:
+        super().__init__(f"{subject}: {'no answer in time' if subscribed else 'nobody listens'}")
+        self.subscribed = subscribed
+
+
+class ConsumerLost(Exception):
+    """The server no longer knows our consumer."""
+
+
+class Bus:
+    """One process's place on the bus; an async context manager that never waits for the server.
+
+    `producer` names the process in every event's source, such as `plugins/device-plugin`. With
+    `owner`, missing streams and buckets are created; plugins have no right to and only wait.
+    """
+
+    def __init__(
+        self, url: str, *, producer: str, name: str, boot: str = "", owner: bool = False
+    ) -> None:
+        self.instance = uuid.uuid4().hex[:16]
+        self.link = connection.Connection(
+            url, name=name, prepare=_create_streams if owner else None
+        )
+        self._producer = producer
+        self._boot = boot
+        self._log = logs.logger()
+        self._sequence = itertools.count(1)
+        self._queue: collections.deque[tuple[vocabulary.Event, str, int]] = collections.deque()
+        self._queued = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._sender: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start connecting and sending."""
+        await self.link.__aenter__()
+        self._sender = asyncio.create_task(self._send_queue())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Close; what is still queued is lost, see `flush`."""
+        assert self._sender is not None, "left without being entered"
+        self._sender.cancel()
+        await asyncio.gather(self._sender, return_exceptions=True)
+        await self.link.__aexit__(kind, error, at)
+
+    def enqueue(self, event: vocabulary.Event, *, event_id: str | None = None) -> None:
+        """Publish an event soon and in order; never waits, never raises.
+
+        During an outage the newest `QUEUE_MAX` events are kept.
+        """
+        if len(self._queue) >= QUEUE_MAX:
+            self._queue.popleft()
+            _PUBLISHED.labels("dropped").inc()
+        sequence = next(self._sequence)
+        self._queue.append((event, event_id or f"{self.instance}:{sequence}", sequence))
+        _QUEUED.set(len(self._queue))
+        self._idle.clear()
+        self._queued.set()
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until everything enqueued is in its stream; False if it is not in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        return self._idle.is_set()
+
+    async def publish(self, event: vocabulary.Event, *, event_id: str | None = None) -> None:
+        """Publish an event and return when its stream has it, however long that takes.
+
+        Give `event_id` where the fact has an identity of its own, so that a restarted producer
+        repeats it under the same one.
+        """
+        sequence = next(self._sequence)
+        await self._publish(event, event_id or f"{self.instance}:{sequence}", sequence)
+
+    async def beat(self, beat: vocabulary.Heartbeat) -> bool:
+        """Send a sign of life; False when it was skipped because the server is away."""
+        client = self.link.live_client()
+        if client is None:
+            _PUBLISHED.labels("beat_skipped").inc()
+            return False
+        await client.publish(beat.subject, codec.encode_heartbeat(beat))
+        _PUBLISHED.labels("beat").inc()
+        return True
+
+    async def heartbeats(
+        self, handler: Callable[[vocabulary.Heartbeat], Awaitable[None]], *, node: str = "*"
+    ) -> None:
+        """Call `handler` with every believable beat, from now on; the others are counted."""
+
+        async def receive(message: connection.Message) -> None:
+            try:
+                beat = codec.decode_heartbeat(message.data, subject=message.subject)
+            except codec.MalformedEvent as error:
+                _RECEIVED.labels(f"malformed_{error.reason}").inc()
+                return
+            _RECEIVED.labels("beat").inc()
+            await handler(beat)
+
+        token = node if node == "*" else vocabulary.node_token(node)
+        await self.link.subscribe(f"muster.heartbeat.{token}.*", receive)
+
+    async def answer(self, subject: str, reply: Callable[[], bytes]) -> None:
+        """Answer every request on a subject, from now on."""
+
+        async def receive(message: connection.Message) -> None:
+            if message.reply:
+                await message.respond(reply())
+
+        await self.link.subscribe(subject, receive)
+
+    async def ask(self, subject: str, *, timeout_s: float) -> bytes:
+        """Send a request and return its answer. Raises NobodyAnswered."""
+        client = self.link.live_client()
+        if client is None:
+            raise NobodyAnswered(subject, subscribed=False)
+        try:
+            answer = await client.request(subject, timeout=timeout_s)
+        except nats.errors.NoRespondersError:
+            raise NobodyAnswered(subject, subscribed=False) from None
+        except connection.LOST:
+            raise NobodyAnswered(subject, subscribed=True) from None
+        return answer.data
+
+    async def consume(
+        self, stream: streams.Stream, *, durable: str, filters: Sequence[str]
+    ) -> AsyncIterator[runtime.Delivery[codec.CloudEvent]]:
+        """Give every event from where this durable consumer stands, for ever.
+
+        A message that cannot be believed is set aside among the dead letters and never seen here.
+        What is not acknowledged within 30 s comes again.
+        """
+        config = api.ConsumerConfig(
+            name=durable,
+            durable_name=durable,
+            filter_subjects=list(filters),
+            ack_policy=api.AckPolicy.EXPLICIT,
+            ack_wait=_ACK_WAIT_S,
+            max_ack_pending=_UNACKNOWLEDGED_MAX,
+        )
+        backoff = connection.Backoff()
+        while True:
+            client = await self.link.client()
+            try:
+                async with contextlib.aclosing(_pull(client, stream.name, config)) as messages:
+                    async for message in messages:
+                        backoff.reset()
+                        event = self._decoded(message)
+                        if isinstance(event, codec.MalformedEvent):
+                            await self._set_aside(message, durable, event)
+                            await _ack(message)
+                        else:
+                            yield runtime.Delivery(event, lambda message=message: _ack(message))  # type: ignore[misc]
+            except (ConsumerLost, *connection.LOST):
+                await backoff.wait()
+
+    async def follow(
+        self, stream: streams.Stream, *, filters: Sequence[str], since: datetime | None = None
+    ) -> AsyncIterator[codec.CloudEvent]:
+        """Give every event from `since` (None: from now on), without gaps across reconnects.
+
+        Leaves nothing behind on the server. Unbelievable messages are counted and skipped.
+        """
+        config = api.ConsumerConfig(
+            filter_subjects=list(filters),
+            ack_policy=api.AckPolicy.NONE,
+            deliver_policy=api.DeliverPolicy.BY_START_TIME,
+            opt_start_time=since,
+            inactive_threshold=_ABANDONED_S,
+            mem_storage=True,
+        )
+        seen = -1
+        backoff = connection.Backoff()
+        while True:
+            client = await self.link.client()
+            try:
+                last = (await client.jetstream().stream_info(stream.name)).state.last_seq
+                if since is None and seen < 0:
+                    seen = last
+                if seen >= 0:
+                    # a stream that was lost and made again counts from 1
+                    config.deliver_policy = api.DeliverPolicy.BY_START_SEQUENCE
+                    config.opt_start_time = None
+                    config.opt_start_seq = min(seen, last) + 1
+                async with contextlib.aclosing(_pull(client, stream.name, config)) as messages:
+                    async for message in messages:
+                        backoff.reset()
+                        seen = message.metadata.sequence.stream
+                        event = self._decoded(message)
+                        if isinstance(event, codec.CloudEvent):
+                            yield event
+            except (ConsumerLost, *connection.LOST):
+                await backoff.wait()
+
+    async def newest(self, stream: streams.Stream, subject: str) -> list[codec.CloudEvent]:
+        """Return the newest event of each subject that matches a filter, oldest first."""
+        events = [self._decoded(m) for m in await self._newest_messages(stream.name, subject)]
+        return [event for event in events if isinstance(event, codec.CloudEvent)]
+
+    async def remember(self, bucket: streams.Bucket, key: str, value: bytes) -> None:
+        """Write a value, however long that takes; empty is forgetting it."""
+        await self._store(
+            f"$KV.{bucket.name}.{key}", value, {} if value else {"KV-Operation": "DEL"}
+        )
+
+    async def recall(self, bucket: streams.Bucket) -> dict[str, bytes]:
+        """Return every remembered value of a bucket by its key, however long that takes."""
+        prefix = f"$KV.{bucket.name}."
+        messages = await self._newest_messages(f"KV_{bucket.name}", f"{prefix}>")
+        return {m.subject.removeprefix(prefix): m.data for m in messages if m.data}
+
+    async def _newest_messages(self, stream: str, subject: str) -> list[connection.Message]:
+        config = api.ConsumerConfig(
+            filter_subjects=[subject],
+            ack_policy=api.AckPolicy.NONE,
+            deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
+            inactive_threshold=_ABANDONED_S,
+            mem_storage=True,
+        )
+        backoff = connection.Backoff()
+        while True:
+            client = await self.link.client()
+            try:
+                pulled = _pull(client, stream, config, until_empty=True)
+                async with contextlib.aclosing(pulled) as messages:
+                    return [message async for message in messages]
+            except (ConsumerLost, *connection.LOST):
+                await backoff.wait()
+
+    async def _send_queue(self) -> None:
+        while True:
+            await self._queued.wait()
+            while self._queue:
+                head = self._queue[0]
+                await self._publish(*head)
+                # a full queue may have dropped its head meanwhile
+                if self._queue and self._queue[0] is head:
+                    self._queue.popleft()
+                _QUEUED.set(len(self._queue))
+            self._queued.clear()
+            self._idle.set()
+
+    async def _publish(self, event: vocabulary.Event, event_id: str, sequence: int) -> None:
+        payload = codec.encode(
+            event,
+            event_id=event_id,
+            producer=self._producer,
+            instance=self.instance,
+            sequence=sequence,
+            boot=self._boot,
+        )
+        if len(payload) > codec.EVENT_BYTES_MAX:
+            _PUBLISHED.labels("oversized").inc()
+            self._log.error("event_oversized", type=event.TYPE, bytes=len(payload))
+            return
+        headers = {"Nats-Msg-Id": event_id, "Content-Type": codec.CONTENT_TYPE}
+        await self._store(event.subject, payload, headers)
+
+    async def _store(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """Publish to JetStream until it is acknowledged; a definite refusal is logged, counted."""
+        backoff = connection.Backoff()
+        while True:
+            client = await self.link.client()
+            try:
+                ack = await client.jetstream().publish(
+                    subject, payload, timeout=_PUBLISH_TIMEOUT_S, headers=dict(headers)
+                )
+            except (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError) as error:
+                _PUBLISHED.labels("refused").inc()
+                self._log.error("event_refused", subject=subject, error=str(error))
+                return
+            except connection.LOST:
+                _PUBLISHED.labels("retried").inc()
+                await backoff.wait()
+            else:
+                _PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
+                return
+
+    def _decoded(self, message: connection.Message) -> codec.CloudEvent | codec.MalformedEvent:
+        try:
+            event = codec.decode(message.subject, message.data)
+        except codec.MalformedEvent as error:
+            _RECEIVED.labels(f"malformed_{error.reason}").inc()
+            return error
+        _RECEIVED.labels("event").inc()
+        return event
+
+    async def _set_aside(
+        self, message: connection.Message, consumer: str, error: codec.MalformedEvent
+    ) -> None:
+        origin = message.metadata
+        self._log.warning(
+            "event_set_aside",
+            subject=message.subject,
+            reason=error.reason,
+            detail=error.detail[:500],
+        )
+        await self._store(
+            f"muster.dlq.{consumer}.{error.reason}",
+            message.data,
+            {
+                "Nats-Msg-Id": f"{origin.stream}:{origin.sequence.stream}:{consumer}",
+                "Muster-Subject": message.subject,
+                "Muster-Reason": str(error.reason),
+            },
+        )
+
+
+async def _pull(
+    client: Client, stream: str, config: api.ConsumerConfig, *, until_empty: bool = False
+) -> AsyncGenerator[connection.Message, None]:
+    """Give the messages of one consumer, each as it comes; with `until_empty`, only what is there.
+
+    Our own loop over pull requests: nats-py's `fetch` gathers a batch before it gives the first.
+    Raises ConsumerLost when the server forgot the consumer, and what nats-py raises.
+    """
+    info = await client.jetstream().add_consumer(stream, config)
+    left = info.num_pending or 0
+    inbox = client.new_inbox()
+    request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{info.name}"
+    expires = json.dumps({"batch": _PULL_BATCH, "expires": int(_PULL_S * 1e9)}).encode()
+    subscription = await client.subscribe(inbox)
+    try:
+        while not (until_empty and left <= 0):
+            await client.publish(request, expires, reply=inbox)
+            for _ in range(_PULL_BATCH):
+                message = await subscription.next_msg(timeout=2 * _PULL_S)
+                if _ends_pull(message):
+                    break
+                left -= 1
+                yield message
+    finally:
+        with contextlib.suppress(*connection.LOST):
+            await subscription.unsubscribe()
+
+
+def _ends_pull(message: connection.Message) -> bool:
+    """Tell a status line from a message (ADR-37): 404 and 408 end a pull, others a consumer."""
+    status = (message.headers or {}).get(api.Header.STATUS)
+    if status is None:
+        return False
+    if status in {api.StatusCode.NO_MESSAGES, api.StatusCode.REQUEST_TIMEOUT}:
+        return True
+    raise ConsumerLost(f"{status} {(message.headers or {}).get(api.Header.DESCRIPTION, '')}")
+
+
+async def _ack(message: connection.Message) -> None:
+    """Acknowledge; if the server is away the message comes again, and is known by its id."""
+    with contextlib.suppress(*connection.LOST):
+        await message.ack()
+
+
+async def _create_streams(client: Client) -> None:
+    jetstream = client.jetstream()
+    for stream in streams.STREAMS:
+        config = api.StreamConfig(
+            name=stream.name,
+            subjects=list(stream.subjects),
+            max_age=stream.age_max_s,
+            max_bytes=stream.bytes_max,
+            max_msgs_per_subject=stream.per_subject_max,
+            max_msg_size=stream.message_bytes_max,
+            duplicate_window=stream.duplicate_window_s,
+            storage=api.StorageType.FILE,
+            discard=api.DiscardPolicy.OLD,
+            compression=api.StoreCompression.S2,
+            allow_direct=True,
+        )
+        try:
+            await jetstream.add_stream(config)
+        except nats.js.errors.BadRequestError as error:
+            if error.err_code != _OTHER_CONFIGURATION:
+                raise
+            await jetstream.update_stream(config)
+    for bucket in streams.BUCKETS:
+        try:
+            await jetstream.key_value(bucket.name)
+        except nats.js.errors.NotFoundError:
+            await jetstream.create_key_value(
+                bucket=bucket.name,
+                max_bytes=bucket.bytes_max,
+                max_value_size=bucket.value_bytes_max,
+                ttl=bucket.age_max_s,
+                history=1,
+            )

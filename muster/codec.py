@@ -1,0 +1,194 @@
+"""Pure. Events and heartbeats to and from bytes; MalformedEvent says what was wrong with them.
+
+Events travel as CloudEvents 1.0 in structured JSON mode, so that any tool can read them; beats as
+compact JSON. A receiver believes the subject, not the payload, about who speaks: permissions bind
+a sender to its subjects, and to nothing else.
+"""
+
+import enum
+import re
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
+
+from muster import vocabulary
+
+EVENT_BYTES_MAX: Final = 512 * 1024
+HEARTBEAT_BYTES_MAX: Final = 64 * 1024
+CONTENT_TYPE: Final = "application/cloudevents+json"
+TYPE_PREFIX: Final = "dev.muster."
+SCHEMA_PREFIX: Final = "https://muster.dev/schemas/"
+
+_SHOWN_MAX: Final = 120
+_SCHEMA = re.compile(re.escape(SCHEMA_PREFIX) + r"v(\d{1,9})/([a-z_.]+)\.json")
+
+
+class MalformedReason(enum.StrEnum):
+    """Why a message was set aside."""
+
+    OVERSIZED = "oversized"
+    NOT_A_CLOUDEVENT = "not_a_cloudevent"
+    UNKNOWN_TYPE = "unknown_type"
+    UNKNOWN_VERSION = "unknown_version"
+    INVALID_DATA = "invalid_data"
+    WRONG_SUBJECT = "wrong_subject"
+
+
+class MalformedEvent(ValueError):
+    """A message that cannot be believed; `reason` is counted, `detail` is for people."""
+
+    def __init__(self, reason: MalformedReason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event as a subscriber meets it: CloudEvents' attributes, and our typed `data`.
+
+    `id` is unique and repeats only when the same fact is sent again. `instance` and `sequence`
+    order the events of one producer; `boot` tells a restart of the process from one of the node.
+    """
+
+    id: str
+    source: str
+    type: str
+    time: datetime
+    instance: str
+    sequence: int
+    boot: str
+    data: vocabulary.Event
+
+    @property
+    def node(self) -> str:
+        """The node this event is about."""
+        return self.data.node
+
+    def __str__(self) -> str:
+        """One readable line."""
+        names = [f for f in self.data.__struct_fields__ if f not in {"node", "at"}]
+        facts = {name: msgspec.to_builtins(getattr(self.data, name)) for name in names}
+        shown = " ".join(f"{name}={_short(value)}" for name, value in facts.items() if value)
+        return f"{self.time:%H:%M:%S} {self.node} {self.type} {shown}"
+
+
+class _Envelope(msgspec.Struct, kw_only=True):
+    specversion: Literal["1.0"]
+    id: str
+    source: str
+    type: str
+    time: datetime
+    data: msgspec.Raw
+    dataschema: str = ""
+    datacontenttype: str = "application/json"
+    instance: str = ""
+    # CloudEvents' Sequence extension is a string
+    sequence: str = "0"
+    boot: str = ""
+
+
+_ENVELOPE = msgspec.json.Decoder(_Envelope)
+_DATA = {event.TYPE: msgspec.json.Decoder(event) for event in vocabulary.EVENTS}
+_HEARTBEAT = msgspec.json.Decoder(vocabulary.Heartbeat)
+
+
+def encode(
+    event: vocabulary.Event,
+    *,
+    event_id: str,
+    producer: str,
+    instance: str,
+    sequence: int,
+    boot: str,
+) -> bytes:
+    """Return the event as CloudEvents 1.0 JSON.
+
+    `producer` is a path such as `plugins/device-plugin`; with the node it makes up `source`.
+    """
+    return msgspec.json.encode(
+        _Envelope(
+            specversion="1.0",
+            id=event_id,
+            source=f"/nodes/{event.node}/{producer}",
+            type=TYPE_PREFIX + event.TYPE,
+            time=event.at,
+            dataschema=schema_uri(event.TYPE),
+            instance=instance,
+            sequence=str(sequence),
+            boot=boot,
+            data=msgspec.Raw(msgspec.json.encode(event)),
+        )
+    )
+
+
+def decode(subject: str, payload: bytes) -> CloudEvent:
+    """Return the event, validated against its type and against the subject it came on.
+
+    Raises MalformedEvent, whose reason is one of a closed set.
+    """
+    if len(payload) > EVENT_BYTES_MAX:
+        raise MalformedEvent(MalformedReason.OVERSIZED, f"{len(payload)} bytes")
+    try:
+        envelope = _ENVELOPE.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedEvent(MalformedReason.NOT_A_CLOUDEVENT, str(error)) from None
+    event_type = envelope.type.removeprefix(TYPE_PREFIX)
+    schema = _SCHEMA.fullmatch(envelope.dataschema)
+    if schema and int(schema.group(1)) != vocabulary.SCHEMA_VERSION:
+        raise MalformedEvent(MalformedReason.UNKNOWN_VERSION, envelope.dataschema)
+    if not envelope.type.startswith(TYPE_PREFIX) or event_type not in _DATA:
+        raise MalformedEvent(MalformedReason.UNKNOWN_TYPE, envelope.type[:200])
+    try:
+        data = _DATA[event_type].decode(envelope.data)
+        expected = data.subject
+        sequence = int(envelope.sequence)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
+    if subject != expected:
+        raise MalformedEvent(MalformedReason.WRONG_SUBJECT, f"came on {subject}, claims {expected}")
+    return CloudEvent(
+        id=envelope.id,
+        source=envelope.source,
+        type=event_type,
+        time=envelope.time,
+        instance=envelope.instance,
+        sequence=sequence,
+        boot=envelope.boot,
+        data=data,
+    )
+
+
+def encode_heartbeat(beat: vocabulary.Heartbeat) -> bytes:
+    """Return the beat as compact JSON: about 250 bytes with one resource."""
+    return msgspec.json.encode(beat)
+
+
+def decode_heartbeat(payload: bytes, *, subject: str | None = None) -> vocabulary.Heartbeat:
+    """Return the beat; with `subject`, only if it came on its sender's own.
+
+    Raises MalformedEvent.
+    """
+    if len(payload) > HEARTBEAT_BYTES_MAX:
+        raise MalformedEvent(MalformedReason.OVERSIZED, f"{len(payload)} bytes")
+    try:
+        beat = _HEARTBEAT.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
+    if beat.v != vocabulary.SCHEMA_VERSION:
+        raise MalformedEvent(MalformedReason.UNKNOWN_VERSION, f"v={beat.v}")
+    if subject is not None and subject != beat.subject:
+        raise MalformedEvent(
+            MalformedReason.WRONG_SUBJECT, f"came on {subject}, claims {beat.subject}"
+        )
+    return beat
+
+
+def schema_uri(event_type: str) -> str:
+    """Return the address of the JSON Schema of an event type, version included."""
+    return f"{SCHEMA_PREFIX}v{vocabulary.SCHEMA_VERSION}/{event_type}.json"
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."

@@ -1,0 +1,230 @@
+"""Door to NATS: one connection that heals for ever.
+
+A lost server is redialled with jitter; a client that nats-py closed for good (it does so on most
+`-ERR`) is replaced; subscriptions come back by themselves. Errors are counted by kind; an outage is
+logged once when it begins and once when it ends; refusals and dropped messages are always logged.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Final, Self
+
+import nats.aio.client
+import nats.aio.msg
+import nats.errors
+import prometheus_client
+
+from muster import logs
+
+Message = nats.aio.msg.Msg
+Handler = Callable[[Message], Awaitable[None]]
+Prepare = Callable[[nats.aio.client.Client], Awaitable[None]]
+
+LOST: Final = (OSError, TimeoutError, nats.errors.Error)
+"""What nats-py raises when a server is away, slow or unwilling."""
+
+_DIAL_WAIT_S: Final = (0.1, 0.5)
+_CLIENT_TIMEOUT_S: Final = 2
+_PING_S: Final = 5
+_PINGS_MAX: Final = 2
+_PENDING_MESSAGES_MAX: Final = 100_000
+_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
+
+_ERRORS = prometheus_client.Counter(
+    "muster_bus_errors_total", "Errors nats-py reported, by kind.", ["kind"]
+)
+_CONNECTED = prometheus_client.Gauge("muster_bus_connected", "1 while connected to NATS.")
+
+
+class Backoff:
+    """Delays in seconds: doubling from 0.05 to 5, with jitter, starting over after a success."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.05
+
+    async def wait(self) -> None:
+        """Sleep for the next delay."""
+        delay_s = self._next_s * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not a secret
+        self._next_s = min(5.0, self._next_s * 2)
+        await asyncio.sleep(delay_s)
+
+    def reset(self) -> None:
+        """Start over with the shortest delay."""
+        self._next_s = 0.05
+
+
+class Connection:
+    """A connection that is there or will be; entering the context never waits for the server.
+
+    `prepare` is called with every newly connected client before anybody else may use it.
+    """
+
+    def __init__(self, url: str, *, name: str, prepare: Prepare | None = None) -> None:
+        self.epoch = 0
+        """How often we have connected; 0 is never."""
+        self._url = url
+        self._name = name
+        self._prepare = prepare
+        self._log = logs.logger()
+        self._client = nats.aio.client.Client()
+        self._connected = False
+        self._outage_logged = False
+        self._changed = asyncio.Condition()
+        self._subscriptions: list[tuple[str, Handler]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start connecting."""
+        self._task = asyncio.create_task(self._stay_connected())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Close the connection."""
+        assert self._task is not None, "left without being entered"
+        self._outage_logged = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._client.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server was there when we last looked."""
+        return self._connected and self._client.is_connected
+
+    async def client(self) -> nats.aio.client.Client:
+        """Return the client once it is connected."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.is_connected)
+        return self._client
+
+    def live_client(self) -> nats.aio.client.Client | None:
+        """Return the client if it is connected now."""
+        return self._client if self.is_connected else None
+
+    async def changes(self) -> AsyncIterator[bool]:
+        """Give the present state, then every change: True connected, False lost.
+
+        A loss and return that nobody looked at in between is given as one True: each True stands
+        for a connection not seen before.
+        """
+        seen: tuple[bool, int] | None = None
+        while True:
+            async with self._changed:
+                while (self._connected, self.epoch) == seen:
+                    await self._changed.wait()
+                seen = (self._connected, self.epoch)
+            yield seen[0]
+
+    async def subscribe(self, subject: str, handler: Handler) -> None:
+        """Call `handler` with each message, one after the other, across reconnects."""
+        self._subscriptions.append((subject, handler))
+        client = self.live_client()
+        if client is not None:
+            await _subscribe(client, subject, handler)
+
+    async def _stay_connected(self) -> None:
+        backoff = Backoff()
+        while True:
+            closed = asyncio.Event()
+            epoch = self.epoch
+            try:
+                await self._dial(closed)
+                await closed.wait()
+            except LOST as error:
+                await self._on_error(error)
+            await self._set_connected(state=False)
+            await self._client.close()
+            if self.epoch != epoch:
+                backoff.reset()
+            await backoff.wait()
+
+    async def _dial(self, closed: asyncio.Event) -> None:
+        async def on_closed() -> None:
+            closed.set()
+
+        async def on_disconnected() -> None:
+            await self._set_connected(state=False)
+
+        async def on_reconnected() -> None:
+            await self._use(client)
+
+        client = self._client = nats.aio.client.Client()
+        await client.connect(
+            self._url,
+            name=self._name,
+            error_cb=self._on_error,
+            closed_cb=on_closed,
+            disconnected_cb=on_disconnected,
+            reconnected_cb=on_reconnected,
+            max_reconnect_attempts=-1,
+            # nats-py declares int and takes any number
+            reconnect_time_wait=random.uniform(*_DIAL_WAIT_S),  # type: ignore[arg-type] # noqa: S311
+            connect_timeout=_CLIENT_TIMEOUT_S,
+            drain_timeout=_CLIENT_TIMEOUT_S,
+            ping_interval=_PING_S,
+            max_outstanding_pings=_PINGS_MAX,
+        )
+        for subject, handler in self._subscriptions:
+            await _subscribe(client, subject, handler)
+        await self._use(client)
+
+    async def _use(self, client: nats.aio.client.Client) -> None:
+        """Hand a connected client to its users; a server that lost its disk is prepared again."""
+        if self._prepare is not None:
+            backoff = Backoff()
+            while client.is_connected:
+                try:
+                    await self._prepare(client)
+                    break
+                except LOST as error:
+                    await self._on_error(error)
+                    await backoff.wait()
+        if client.is_connected:
+            await self._set_connected(state=True)
+
+    async def _set_connected(self, *, state: bool) -> None:
+        if state == self._connected:
+            return
+        async with self._changed:
+            self._connected = state
+            self.epoch += state
+            self._changed.notify_all()
+        _CONNECTED.set(state)
+        if state:
+            self._outage_logged = False
+            self._log.info("bus_connected", url=self._url, connections=self.epoch)
+        else:
+            self._log_outage("lost")
+
+    def _log_outage(self, error: str) -> None:
+        if not self._outage_logged:
+            self._outage_logged = True
+            self._log.warning("bus_away", url=self._url, error=error)
+
+    async def _on_error(self, error: Exception) -> None:
+        kind = type(error).__name__
+        _ERRORS.labels(kind).inc()
+        text = str(error) or kind
+        dropped = isinstance(error, nats.errors.SlowConsumerError)
+        if dropped or "permissions violation" in text.lower():
+            self._log.error("bus_error", kind=kind, error=text)
+        elif not self.is_connected:
+            self._log_outage(text)
+
+
+async def _subscribe(client: nats.aio.client.Client, subject: str, handler: Handler) -> None:
+    with contextlib.suppress(nats.errors.ConnectionClosedError):
+        await client.subscribe(
+            subject,
+            cb=handler,
+            pending_msgs_limit=_PENDING_MESSAGES_MAX,
+            pending_bytes_limit=_PENDING_BYTES_MAX,
+        )

@@ -1,0 +1,59 @@
+"""Door to the command line of a service: settings in, exit code out, never a traceback for a user.
+
+Exit codes: 0 ended in order, 1 a bug or a broken invariant (with traceback), 2 what the user gave
+cannot be used (one line for each problem on stderr).
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+import muster
+from muster import settings
+
+Settings = TypeVar("Settings", bound=msgspec.Struct)
+
+
+class CannotStart(Exception):
+    """The world does not let this service start; the text says what was tried, and what to do."""
+
+
+def main(
+    service: str,
+    shape: type[Settings],
+    serve: Callable[[Settings], Coroutine[object, object, None]],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Read the settings of `service` and serve until SIGTERM; return the exit code.
+
+    `serve` may raise CannotStart, or OSError from binding its port.
+    """
+    prefix = f"MUSTER_{service.upper()}"
+    parser = argparse.ArgumentParser(
+        prog=f"muster-{service}",
+        epilog=f"Every setting can also be given in the environment: bus.url is {prefix}__BUS__URL.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, as YAML")
+    parser.add_argument("--check", action="store_true", help="read the settings, print them, end")
+    parser.add_argument("--version", action="version", version=f"muster {muster.__version__}")
+    chosen = parser.parse_args(argv)
+    try:
+        found = settings.load(shape, prefix=prefix, file=chosen.config, environment=os.environ)
+        if chosen.check:
+            sys.stdout.buffer.write(msgspec.yaml.encode(found))
+            return 0
+        asyncio.run(serve(found))
+    except settings.BadSettings as error:
+        for problem in error.problems:
+            sys.stderr.write(f"muster-{service}: {problem}\n")
+        return 2
+    except (CannotStart, OSError) as error:
+        sys.stderr.write(f"muster-{service}: {error}\n")
+        return 2
+    return 0

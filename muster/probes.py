@@ -1,0 +1,94 @@
+"""Door to Kubernetes' probes and Prometheus: /healthz, /readyz and /metrics on one small server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import prometheus_client
+
+Answer = tuple[int, str, bytes]
+Route = Callable[[], Answer]
+
+_REQUEST_BYTES_MAX: Final = 8192
+_REQUEST_TIMEOUT_S: Final = 5.0
+_CONNECTIONS_MAX: Final = 64
+_REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Unavailable"}
+
+
+def always() -> str | None:
+    """Find nothing wrong."""
+    return None
+
+
+def check(problem: Callable[[], str | None]) -> Route:
+    """Make a probe of a question: 200 while it answers None, else 503 and what it says."""
+
+    def answer() -> Answer:
+        found = problem()
+        if found is None:
+            return 200, "text/plain", b"ok\n"
+        return 503, "text/plain", f"{found}\n".encode()
+
+    return answer
+
+
+@asynccontextmanager
+async def serve(
+    host: str,
+    port: int,
+    *,
+    ready: Callable[[], str | None],
+    healthy: Callable[[], str | None] = always,
+    registry: prometheus_client.CollectorRegistry = prometheus_client.REGISTRY,
+    more: Mapping[str, Route] | None = None,
+) -> AsyncIterator[str]:
+    """Serve until the block ends; give the address, `http://host:port`. Port 0 is a free port.
+
+    `ready` and `healthy` say what is wrong, or None. `more` adds routes, such as `/state`. Raises
+    OSError when the port cannot be had.
+    """
+    routes: dict[str, Route] = {
+        "/healthz": check(healthy),
+        "/readyz": check(ready),
+        "/metrics": lambda: (
+            200,
+            prometheus_client.CONTENT_TYPE_LATEST,
+            prometheus_client.generate_latest(registry),
+        ),
+        **(more or {}),
+    }
+    free = asyncio.Semaphore(_CONNECTIONS_MAX)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with free:
+            try:
+                async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(_respond(routes, head))
+                    await writer.drain()
+            except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+                pass  # a client that goes away or talks nonsense loses its connection
+            finally:
+                writer.close()
+
+    server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
+    try:
+        bound = server.sockets[0].getsockname()[1]
+        yield f"http://{host}:{bound}"
+    finally:
+        server.close()
+
+
+def _respond(routes: Mapping[str, Route], head: bytes) -> bytes:
+    method, _, rest = head.partition(b" ")
+    path = rest.split(b" ", 1)[0].split(b"?", 1)[0].decode("latin-1")
+    if path not in routes:
+        status, kind, body = 404, "text/plain", "\n".join((*routes, "")).encode()
+    elif method not in {b"GET", b"HEAD"}:
+        status, kind, body = 405, "text/plain", b"GET only\n"
+    else:
+        status, kind, body = routes[path]()
+    lines = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
+    lines += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return lines.encode() + (b"" if method == b"HEAD" else body)

@@ -1,0 +1,77 @@
+"""Door to the event loop: drives machines, runs tasks that live and die together, hears SIGTERM."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from muster import machine
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+INBOX_MAX: Final = 10_000
+
+
+async def _nothing() -> None:
+    """Acknowledge what needs no acknowledgement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery(Generic[In]):
+    """One input of a machine, and how to say that all it led to is done."""
+
+    event: In
+    ack: Callable[[], Awaitable[None]] = _nothing
+
+
+async def drive(
+    driven: machine.Machine[In, Out],
+    inbox: asyncio.Queue[Delivery[In]],
+    act: Callable[[Out], Awaitable[None]],
+) -> None:
+    """Feed a machine from its inbox, wake it at its own deadlines, act on what it returns.
+
+    An overdue deadline goes before the inbox, so that a busy inbox cannot starve a timer. An input
+    is acknowledged after the actions it led to, so that a crash in between repeats it.
+    """
+    clock = asyncio.get_running_loop().time
+    while True:
+        deadline = driven.next_deadline()
+        if deadline is not None and deadline <= clock():
+            for out in driven.tick(clock()):
+                await act(out)
+            continue
+        try:
+            async with asyncio.timeout_at(deadline):
+                delivery = await inbox.get()
+        except TimeoutError:
+            continue
+        for out in driven.receive(delivery.event, clock()):
+            await act(out)
+        await delivery.ack()
+
+
+async def run(*tasks: Coroutine[object, object, None]) -> None:
+    """Run tasks until one ends, fails, or SIGTERM or SIGINT arrives; then end them all.
+
+    The first failure is raised after every task has ended. Tasks clean up on cancellation.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    running = [asyncio.ensure_future(task) for task in tasks]
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([*running, stopping], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (*running, stopping):
+            task.cancel()
+        ends = await asyncio.gather(*running, stopping, return_exceptions=True)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end

@@ -1,0 +1,69 @@
+"""Pure. The JetStream streams and buckets muster keeps, with every limit said.
+
+Two streams: what plugins report, and what muster concludes and does. Plugins may write the first
+and never the second. The dead-letter stream holds what could not be read or delivered.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+_DAY_S: Final = 86_400.0
+_MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """One stream. Old messages make room for new ones when a limit is reached."""
+
+    name: str
+    subjects: tuple[str, ...]
+    age_max_s: float
+    bytes_max: int
+    per_subject_max: int
+    message_bytes_max: int = _MIB
+    duplicate_window_s: float = 600.0
+    """As long as a publisher goes on repeating one message after an outage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One key-value bucket."""
+
+    name: str
+    bytes_max: int
+    value_bytes_max: int = 256 * 1024
+    age_max_s: float = 0.0
+
+
+EVENTS: Final = Stream(
+    name="MUSTER_EVENTS",
+    subjects=("muster.event.>",),
+    age_max_s=7 * _DAY_S,
+    bytes_max=1024 * _MIB,
+    per_subject_max=1_000,
+)
+ALERTS: Final = Stream(
+    name="MUSTER_ALERTS",
+    subjects=("muster.verdict.>", "muster.alert.>", "muster.label.>", "muster.notification.>"),
+    age_max_s=90 * _DAY_S,
+    bytes_max=1024 * _MIB,
+    per_subject_max=1_000,
+)
+DEAD_LETTERS: Final = Stream(
+    name="MUSTER_DLQ",
+    subjects=("muster.dlq.>",),
+    age_max_s=30 * _DAY_S,
+    bytes_max=128 * _MIB,
+    per_subject_max=1_000,
+)
+STREAMS: Final = (EVENTS, ALERTS, DEAD_LETTERS)
+
+STATE: Final = Bucket(name="muster_state", bytes_max=512 * _MIB)
+LEDGER: Final = Bucket(name="muster_ledger", bytes_max=512 * _MIB, age_max_s=90 * _DAY_S)
+BUCKETS: Final = (STATE, LEDGER)
+
+
+def stream_of(subject: str) -> Stream | None:
+    """Return the stream that keeps a subject or filter, or None."""
+    kind = subject.split(".")[1]
+    return next((s for s in STREAMS if f"muster.{kind}.>" in s.subjects), None)

@@ -1,0 +1,488 @@
+"""Pure. The vocabulary: every fact that crosses the bus, and its subject.
+
+Subjects read `muster.<kind>.<node>.<rest>`: the node always stands third, so that a permission for
+one node is `muster.<kind>.<node>.>`. Plugins speak on `heartbeat`, `event` and `rpc`; what muster
+concludes from it goes out on `verdict`, `alert`, `label` and `notification`.
+
+Node names are DNS subdomains and contain dots; on the bus a dot is written `_`, which no node name
+may contain, so the way back is exact.
+"""
+
+import enum
+import fnmatch
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, ClassVar, Final
+
+import msgspec
+
+SCHEMA_VERSION: Final = 1
+FLEET: Final = "_fleet"
+"""The node of a fact that concerns no single node; cannot collide: names start with [a-z0-9]."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Text = Annotated[str, msgspec.Meta(max_length=2048)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+NodeName = Annotated[str, msgspec.Meta(pattern=r"^(_fleet|[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)$")]
+PluginName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+DeviceId = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+
+_NODE = re.compile(r"(_fleet|[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)")
+_TOKEN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,127}")
+
+
+class Health(enum.StrEnum):
+    """The kubelet's two words, spelled so (kubelet devicemanager: only `Healthy` is healthy)."""
+
+    HEALTHY = "Healthy"
+    UNHEALTHY = "Unhealthy"
+
+
+class RegistrationReason(enum.StrEnum):
+    """Why a resource was registered with the kubelet; all but the first repair a loss."""
+
+    START = "start"
+    KUBELET_SOCKET_REPLACED = "kubelet_socket_replaced"
+    OWN_SOCKET_LOST = "own_socket_lost"
+    STREAM_CLOSED = "stream_closed"
+    NO_STREAM = "no_stream"
+    REGISTER_FAILED = "register_failed"
+    SERVER_ENDED = "server_ended"
+    PROBE_FAILED = "probe_failed"
+    CONFIGURATION_CHANGED = "configuration_changed"
+
+
+class StopReason(enum.StrEnum):
+    """Why a plugin says goodbye."""
+
+    SIGNAL = "signal"
+    CONFIGURATION = "configuration"
+    UPGRADE = "upgrade"
+
+
+class Verdict(enum.StrEnum):
+    """What health concludes about one plugin."""
+
+    HEALTHY = "HEALTHY"
+    DEGRADED = "DEGRADED"
+    PLUGIN_DOWN = "PLUGIN_DOWN"
+    STUCK = "STUCK"
+    UNREACHABLE = "UNREACHABLE"
+    NODE_DOWN = "NODE_DOWN"
+    DEREGISTERED = "DEREGISTERED"
+    MISMATCH = "MISMATCH"
+    MISSING = "MISSING"
+    MAINTENANCE = "MAINTENANCE"
+    FLAPPING = "FLAPPING"
+    SPLIT_BRAIN = "SPLIT_BRAIN"
+
+
+class AlertKind(enum.StrEnum):
+    """What an alert is about: a verdict that needs a person, or a device."""
+
+    DEGRADED = "degraded"
+    PLUGIN_DOWN = "plugin_down"
+    STUCK = "stuck"
+    UNREACHABLE = "unreachable"
+    NODE_DOWN = "node_down"
+    DEREGISTERED = "deregistered"
+    MISMATCH = "mismatch"
+    MISSING = "missing"
+    MAINTENANCE_OVERDUE = "maintenance_overdue"
+    FLAPPING = "flapping"
+    SPLIT_BRAIN = "split_brain"
+    DEVICE_UNHEALTHY = "device_unhealthy"
+
+
+class Severity(enum.StrEnum):
+    """How soon a person is needed."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class AlertState(enum.StrEnum):
+    """Alertmanager's two words."""
+
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+class NotificationReason(enum.StrEnum):
+    """Why a notification is sent now (Alertmanager notify/dedup_stage.go)."""
+
+    FIRST = "first"
+    NEW_ALERTS = "new_alerts"
+    NEW_RESOLVED = "new_resolved"
+    ALL_RESOLVED = "all_resolved"
+    REPEAT = "repeat"
+
+
+class Phase(enum.StrEnum):
+    """Where in its life a plugin says it is."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+class _Struct(msgspec.Struct, frozen=True, kw_only=True):
+    """Unknown fields are ignored: a newer sender may say more than an older receiver knows."""
+
+
+class Evidence(_Struct, frozen=True, kw_only=True):
+    """One observation behind a verdict: who saw it, and what, in words a person understands."""
+
+    source: Name
+    observed: Text
+
+
+class Gpu(_Struct, frozen=True, kw_only=True):
+    """What is known about a GPU; `None` is unknown, never zero."""
+
+    uuid: Name
+    product: Text
+    memory_mib: Count | None = None
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    compute_capability: str | None = None
+    pci_bus_id: str | None = None
+    mig_profile: str | None = None
+
+
+class Device(_Struct, frozen=True, kw_only=True):
+    """One schedulable unit as the kubelet sees it. `reason` says why it is not Healthy."""
+
+    id: DeviceId
+    resource: Name
+    health: Health = Health.HEALTHY
+    reason: Text = ""
+    simulated: bool = False
+    numa_node: int | None = None
+    gpu: Gpu | None = None
+
+
+class Event(_Struct, frozen=True, kw_only=True):
+    """A fact, in the past tense. `at` is UTC, stamped by the door that saw it."""
+
+    TYPE: ClassVar[str]
+    SUBJECT: ClassVar[str]
+
+    node: NodeName
+    at: datetime
+
+    def __post_init__(self) -> None:
+        """Refuse a node or an `at` that could not cross the bus."""
+        if not _NODE.fullmatch(self.node):
+            raise ValueError(f"node: {self.node!r} is not a Kubernetes node name")
+        if self.at.tzinfo is None:
+            raise ValueError("at: a time without a time zone; use UTC")
+
+    @property
+    def subject(self) -> str:
+        """The NATS subject this fact is published on."""
+        return _fill(self.SUBJECT, self)
+
+
+class PluginEvent(Event, frozen=True, kw_only=True):
+    """A fact that a plugin reports about its node."""
+
+    plugin: PluginName
+
+
+class PluginStarted(PluginEvent, frozen=True, kw_only=True):
+    """A plugin process serves; sent at start and again after every (re)connect to the bus."""
+
+    TYPE = "plugin.started"
+    SUBJECT = "muster.event.{node}.{plugin}.plugin.started"
+    version: str
+    instance: Name
+    config_hash: str = ""
+    resources: tuple[Name, ...] = ()
+
+
+class PluginRegistered(PluginEvent, frozen=True, kw_only=True):
+    """The kubelet took a registration and opened its stream."""
+
+    TYPE = "plugin.registered"
+    SUBJECT = "muster.event.{node}.{plugin}.plugin.registered"
+    resource: Name
+    endpoint: str
+    reason: RegistrationReason
+    registrations: Count
+
+
+class PluginDeregistered(PluginEvent, frozen=True, kw_only=True):
+    """The kubelet no longer lists a resource of this plugin; the plugin is repairing it."""
+
+    TYPE = "plugin.deregistered"
+    SUBJECT = "muster.event.{node}.{plugin}.plugin.deregistered"
+    resource: Name
+    reason: RegistrationReason
+    detail: Text = ""
+
+
+class PluginStopping(PluginEvent, frozen=True, kw_only=True):
+    """Goodbye: a planned end. `expected_return_s` is 0 when nobody expects it back."""
+
+    TYPE = "plugin.stopping"
+    SUBJECT = "muster.event.{node}.{plugin}.plugin.stopping"
+    reason: StopReason
+    expected_return_s: Seconds = 0.0
+
+
+class InventoryReported(PluginEvent, frozen=True, kw_only=True):
+    """The whole snapshot: at start, after every (re)connect, on a period and on request."""
+
+    TYPE = "inventory.reported"
+    SUBJECT = "muster.event.{node}.{plugin}.inventory.reported"
+    devices: tuple[Device, ...]
+    resources: tuple[Name, ...] = ()
+
+
+class DeviceAdded(PluginEvent, frozen=True, kw_only=True):
+    """A device appeared and is advertised."""
+
+    TYPE = "device.added"
+    SUBJECT = "muster.event.{node}.{plugin}.device.added"
+    device: Device
+
+
+class DeviceRemoved(PluginEvent, frozen=True, kw_only=True):
+    """A device left the list for good."""
+
+    TYPE = "device.removed"
+    SUBJECT = "muster.event.{node}.{plugin}.device.removed"
+    resource: Name
+    device_id: DeviceId
+    reason: Text = ""
+
+
+class DeviceHealthChanged(PluginEvent, frozen=True, kw_only=True):
+    """A device turned Healthy or Unhealthy. `code` names the rule, such as `xid-79`."""
+
+    TYPE = "device.health_changed"
+    SUBJECT = "muster.event.{node}.{plugin}.device.health_changed"
+    resource: Name
+    device_id: DeviceId
+    health: Health
+    reason: Text
+    code: str = ""
+
+
+class AllocationObserved(PluginEvent, frozen=True, kw_only=True):
+    """The kubelet was given devices for a container; `pod` where podresources told it."""
+
+    TYPE = "allocation.observed"
+    SUBJECT = "muster.event.{node}.{plugin}.allocation.observed"
+    resource: Name
+    device_ids: tuple[DeviceId, ...]
+    pod: str = ""
+
+
+class LabelEvent(Event, frozen=True, kw_only=True):
+    """A fact about one node's labels."""
+
+    labels: Mapping[str, str]
+    reason: Text
+    source: str = ""
+
+
+class LabelsSuggested(LabelEvent, frozen=True, kw_only=True):
+    """These labels would be right for the node; nothing was written."""
+
+    TYPE = "labels.suggested"
+    SUBJECT = "muster.label.{node}.labels.suggested"
+
+
+class LabelsApplied(LabelEvent, frozen=True, kw_only=True):
+    """These labels were written and read back."""
+
+    TYPE = "labels.applied"
+    SUBJECT = "muster.label.{node}.labels.applied"
+
+
+class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
+    """These labels were asked for and not written; `reason` says why."""
+
+    TYPE = "labels.refused"
+    SUBJECT = "muster.label.{node}.labels.refused"
+
+
+class VerdictChanged(Event, frozen=True, kw_only=True):
+    """Health concluded something new about a plugin. `rule` names what decided."""
+
+    TYPE = "verdict.changed"
+    SUBJECT = "muster.verdict.{node}.{plugin}.verdict.changed"
+    plugin: PluginName
+    verdict: Verdict
+    previous: Verdict | None = None
+    rule: str
+    evidence: tuple[Evidence, ...] = ()
+    resources: tuple[Name, ...] = ()
+
+
+class AlertChanged(Event, frozen=True, kw_only=True):
+    """An alert fires or is resolved. One fingerprint names it from first to last."""
+
+    TYPE = "alert.changed"
+    SUBJECT = "muster.alert.{node}.{severity}.{kind}.{fingerprint}"
+    plugin: PluginName
+    kind: AlertKind
+    severity: Severity
+    state: AlertState
+    fingerprint: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
+    summary: Text
+    starts_at: datetime
+    ends_at: datetime | None = None
+    resource: str = ""
+    devices: tuple[DeviceId, ...] = ()
+    pods: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    runbook: str = ""
+
+
+class NotificationEvent(Event, frozen=True, kw_only=True):
+    """What became of one message about one group; the ledger speaking."""
+
+    receiver: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$")]
+    group: Text
+    reason: NotificationReason
+    firing: tuple[str, ...] = ()
+    resolved: tuple[str, ...] = ()
+    attempts: Count = 1
+
+
+class NotificationDelivered(NotificationEvent, frozen=True, kw_only=True):
+    """The receiver took it."""
+
+    TYPE = "notification.delivered"
+    SUBJECT = "muster.notification.{node}.{receiver}.notification.delivered"
+
+
+class NotificationFailed(NotificationEvent, frozen=True, kw_only=True):
+    """The receiver refused it, or was away for too long; it is kept among the dead letters."""
+
+    TYPE = "notification.failed"
+    SUBJECT = "muster.notification.{node}.{receiver}.notification.failed"
+    error: Text
+
+
+EVENTS: Final[tuple[type[Event], ...]] = (
+    PluginStarted,
+    PluginRegistered,
+    PluginDeregistered,
+    PluginStopping,
+    InventoryReported,
+    DeviceAdded,
+    DeviceRemoved,
+    DeviceHealthChanged,
+    AllocationObserved,
+    LabelsSuggested,
+    LabelsApplied,
+    LabelsRefused,
+    VerdictChanged,
+    AlertChanged,
+    NotificationDelivered,
+    NotificationFailed,
+)
+BY_TYPE: Final[Mapping[str, type[Event]]] = {event.TYPE: event for event in EVENTS}
+
+
+class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One resource in a heartbeat. Ages are the sender's monotonic seconds; -1 is never."""
+
+    name: Name = msgspec.field(name="r")
+    registered_age_s: float = msgspec.field(name="reg", default=-1.0)
+    streams: Count = msgspec.field(name="law", default=0)
+    last_send_age_s: float = msgspec.field(name="snd", default=-1.0)
+    registrations: Count = msgspec.field(name="n", default=0)
+    probe_ok: bool = msgspec.field(name="ok", default=False)
+    probe_ms: float = msgspec.field(name="ms", default=0.0)
+    probe_age_s: float = msgspec.field(name="pa", default=-1.0)
+    devices: Count = msgspec.field(name="tot", default=0)
+    healthy: Count = msgspec.field(name="up", default=0)
+    allocated: Count = msgspec.field(name="al", default=0)
+    problem: Text = msgspec.field(name="bad", default="")
+    """What keeps this resource from the kubelet, in words; empty when nothing does."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sign of life with what only the plugin itself can know; also the answer to a probe.
+
+    Crosses core NATS as compact JSON: not stored, not acknowledged, its loss is the information.
+    Order is (`instance`, `seq`); `wall` is shown and never compared.
+    """
+
+    SUBJECT: ClassVar[str] = "muster.heartbeat.{node}.{plugin}"
+    TYPE: ClassVar[str] = "heartbeat"
+
+    v: int = 1
+    node: NodeName
+    plugin: PluginName
+    instance: Name = msgspec.field(name="i")
+    boot: str = msgspec.field(name="b", default="")
+    version: str = msgspec.field(name="ver", default="")
+    config_hash: str = msgspec.field(name="cfg", default="")
+    seq: Count
+    interval_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = msgspec.field(name="t")
+    uptime_s: Seconds = msgspec.field(name="up", default=0.0)
+    wall: float = msgspec.field(name="w", default=0.0)
+    phase: Phase = msgspec.field(name="ph", default=Phase.SERVING)
+    kubelet_socket: str = msgspec.field(name="ks", default="")
+    """`<inode>.<ctime>` of kubelet.sock at the last registration; empty before it."""
+    resources: tuple[ResourceBeat, ...] = msgspec.field(name="res", default=())
+    checkers: Mapping[str, float] = msgspec.field(name="chk", default_factory=dict)
+    """Seconds since each health checker last succeeded."""
+    loop_lag_ms: float = msgspec.field(name="lag", default=0.0)
+    reconnects: Count = msgspec.field(name="rc", default=0)
+
+    @property
+    def subject(self) -> str:
+        """The NATS subject this beat is published on."""
+        return _fill(self.SUBJECT, self)
+
+
+def node_token(node: str) -> str:
+    """Return the node name as one subject token: `a.b` becomes `a_b`."""
+    return node if node == FLEET else node.replace(".", "_")
+
+
+def node_of(token: str) -> str:
+    """Return the node name that a subject token stands for; the inverse of `node_token`."""
+    return token if token == FLEET else token.replace("_", ".")
+
+
+def rpc_subject(node: str, plugin: str, verb: str) -> str:
+    """Return the subject a plugin answers requests of this verb on, such as `probe`."""
+    return f"muster.rpc.{node_token(node)}.{plugin}.{verb}"
+
+
+def subject_filters(type_pattern: str, node_pattern: str = "*") -> tuple[str, ...]:
+    """Return the NATS filters for the event types and nodes that two shell patterns name.
+
+    A node pattern with wildcards inside (`gpu-*`) cannot be said in a filter and becomes `*`: the
+    reader compares the node as well. Raises ValueError when no event type matches.
+    """
+    types = [e for e in EVENTS if fnmatch.fnmatchcase(e.TYPE, type_pattern)]
+    if not types:
+        known = ", ".join(sorted(BY_TYPE))
+        raise ValueError(f"no event type matches {type_pattern!r}; there are: {known}")
+    node = "*" if re.search(r"[*?\[]", node_pattern) else node_token(node_pattern)
+    return tuple(re.sub(r"\{\w+\}", "*", e.SUBJECT.replace("{node}", node)) for e in types)
+
+
+def _fill(template: str, source: Event | Heartbeat) -> str:
+    def token(match: re.Match[str]) -> str:
+        field = match.group(1)
+        value = str(getattr(source, field))
+        if field == "node":
+            return node_token(value)
+        if not _TOKEN.fullmatch(value):
+            raise ValueError(f"{field}: {value!r} cannot stand in a subject")
+        return value
+
+    return re.sub(r"\{(\w+)\}", token, template)
