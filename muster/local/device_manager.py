@@ -1,0 +1,286 @@
+"""Pure. The kubelet's device manager as 1.36.2 keeps it, its surprises included.
+
+Three memories: the client of each resource name (who registered last), the endpoint (may it still
+be called), and the lists (what it advertised). They are kept apart because the kubelet keeps them
+apart, and that is what users run into: a client is found by name only, so the end of any stream
+disconnects the newest registration (k/k#121994); a list that arrives over an orphaned stream
+counts, although the endpoint stays stopped.
+
+Without NUMA alignment: the kubelet's default topology policy is `none`.
+Source: pkg/kubelet/cm/devicemanager/manager.go and plugin/v1beta1/{server,handler,client}.go.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from muster.local import devices
+
+STOP_GRACE_S = 300.0
+_NO_NODE = -1
+
+
+class AllocationError(Exception):
+    """Why a container does not get its devices, in the kubelet's words."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class DeviceManager:
+    """Clients, endpoints, lists and grants of one node."""
+
+    stop_grace_s: float = STOP_GRACE_S
+    _registrations: int = 0
+    _clients: dict[str, devices.Client] = dataclasses.field(default_factory=dict)
+    _endpoints: dict[str, devices.Endpoint] = dataclasses.field(default_factory=dict)
+    _lists: dict[str, devices.Lists] = dataclasses.field(default_factory=dict)
+    _grants: dict[tuple[str, str, str], devices.Grant] = dataclasses.field(default_factory=dict)
+    _reserved: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    _gone: set[str] = dataclasses.field(default_factory=set)
+
+    @classmethod
+    def restored(
+        cls, checkpoint: devices.Checkpoint, now: float, *, stop_grace_s: float = STOP_GRACE_S
+    ) -> "DeviceManager":
+        """Start as a kubelet does that finds a checkpoint.
+
+        Resources are known and empty, so the node shows 0 until their plugins register; their
+        endpoints count as stopped from `now` on.
+        """
+        manager = cls(stop_grace_s=stop_grace_s)
+        for resource in checkpoint.healthy:
+            manager._lists[resource] = devices.Lists()
+            manager._endpoints[resource] = devices.Endpoint(
+                client=None, options=devices.Options(), stopped_at_s=now
+            )
+        manager._grants = {(g.pod, g.container, g.resource): g for g in checkpoint.grants}
+        return manager
+
+    def checkpoint(self) -> devices.Checkpoint:
+        """Keep what `restored` needs after a restart."""
+        return devices.Checkpoint(
+            grants=tuple(self._grants.values()),
+            healthy={
+                resource: tuple(sorted(lists.healthy)) for resource, lists in self._lists.items()
+            },
+        )
+
+    # Registrations and streams
+
+    def connecting(self, resource: str, socket: str) -> devices.Client:
+        """Make the registration the client of its resource, before it is even dialled."""
+        self._registrations += 1
+        client = devices.Client(resource=resource, socket=socket, number=self._registrations)
+        self._clients[resource] = client
+        return client
+
+    def not_connected(self, resource: str) -> None:
+        """Forget the client of the name, also if that is an older one whose stream is open."""
+        self._clients.pop(resource, None)
+
+    def connected(self, client: devices.Client, options: devices.Options) -> None:
+        """Replace the resource's endpoint; its lists stay until the first message."""
+        self._gone.discard(client.resource)
+        self._endpoints[client.resource] = devices.Endpoint(
+            client=client, options=options, stopped_at_s=None
+        )
+
+    def listed(self, resource: str, message: Collection[devices.Device]) -> None:
+        """Replace the lists of a resource, whichever of its streams the message came over."""
+        self._gone.discard(resource)
+        self._lists[resource] = devices.Lists(
+            healthy=frozenset(d.id for d in message if d.health == devices.HEALTHY),
+            unhealthy=frozenset(d.id for d in message if d.health != devices.HEALTHY),
+            numa_nodes={d.id: d.numa_nodes for d in message},
+        )
+
+    def stream_ended(self, resource: str, now: float) -> devices.Client | None:
+        """Disconnect the client of the name and say which, so that its connection is closed.
+
+        After an overlap that is not the one whose stream ended. None: the name has no client any
+        more, and nothing changes, whatever the lists say.
+        """
+        client = self._clients.pop(resource, None)
+        endpoint = self._endpoints.get(resource)
+        if client is None or endpoint is None:
+            return client
+        lists = self._lists.get(resource, devices.Lists())
+        self._lists[resource] = msgspec.structs.replace(
+            lists, healthy=frozenset(), unhealthy=lists.unhealthy | lists.healthy
+        )
+        self._endpoints[resource] = msgspec.structs.replace(endpoint, stopped_at_s=now)
+        return client
+
+    # What the node shows
+
+    def status(self, now: float) -> devices.Status:
+        """Compute one status update; drops what has been stopped for longer than the grace."""
+        removed = frozenset(
+            resource
+            for resource in self._lists
+            if not self._is_kept(self._endpoints.get(resource), now)
+        )
+        for resource in removed:
+            del self._lists[resource]
+            self._endpoints.pop(resource, None)
+        self._gone |= removed
+        return devices.Status(
+            capacity={name: _capacity(lists) for name, lists in self._lists.items()},
+            allocatable={name: len(lists.healthy) for name, lists in self._lists.items()},
+            removed=removed,
+        )
+
+    def capacity(self) -> dict[str, int]:
+        """Devices by resource, unhealthy ones included; 0 for a resource that is gone."""
+        listed = {name: _capacity(lists) for name, lists in self._lists.items()}
+        return dict.fromkeys(self._gone, 0) | listed
+
+    def allocatable(self) -> dict[str, int]:
+        """Healthy devices by resource, allocated ones included; 0 for one that is gone."""
+        listed = {name: len(lists.healthy) for name, lists in self._lists.items()}
+        return dict.fromkeys(self._gone, 0) | listed
+
+    def lists(self) -> Mapping[str, devices.Lists]:
+        """Show the last list of each resource."""
+        return self._lists
+
+    def endpoint(self, resource: str) -> devices.Endpoint | None:
+        """Who answers for the resource, stopped or not."""
+        return self._endpoints.get(resource)
+
+    def client(self, resource: str) -> devices.Client | None:
+        """Find the newest registration of the name, unless its connection was closed."""
+        return self._clients.get(resource)
+
+    def grants(self) -> Collection[devices.Grant]:
+        """Every device a pod holds, also ids that are in no list any more."""
+        return self._grants.values()
+
+    # Allocation: offer, take, then grant or abandon; one request at a time
+
+    def offer(
+        self, request: devices.Request, *, reusable: Collection[str] = frozenset()
+    ) -> devices.Offer | None:
+        """Find what the request can be served from; None if there is nothing to do.
+
+        Health and registration are checked before the count and before the cache, because pods
+        may be admitted again before the plugin is back (manager.go, devicesToAllocate).
+        """
+        resource = request.resource
+        held = self._held(request)
+        lists = self._lists.get(resource)
+        if lists is None:
+            raise AllocationError(f"cannot allocate unregistered device {resource}")
+        if not lists.healthy:
+            raise AllocationError(
+                f"no healthy devices present; cannot allocate unhealthy devices {resource}"
+            )
+        if not held <= lists.healthy:
+            raise AllocationError(
+                "previously allocated devices are no longer healthy; "
+                f"cannot allocate unhealthy devices {resource}"
+            )
+        if held or request.count == 0:
+            return None
+        reused = frozenset(sorted(reusable)[: request.count])
+        available = lists.healthy - self._in_use(resource)
+        needed = request.count - len(reused)
+        if len(available) < needed:
+            raise AllocationError(
+                f"requested number of devices unavailable for {resource}. "
+                f"Requested: {needed}, Available: {len(available)}"
+            )
+        return devices.Offer(request=request, reused=reused, available=available)
+
+    def wants_preference(self, offer: devices.Offer) -> bool:
+        """Whether the plugin is to be asked which ids it prefers; AllocationError if it cannot."""
+        if offer.needed == 0:
+            return False
+        resource = offer.request.resource
+        endpoint = self._endpoints.get(resource)
+        if endpoint is None:
+            raise AllocationError(
+                f"endpoint not found in cache for a registered resource: {resource}"
+            )
+        if not endpoint.options.preferred_allocation:
+            return False
+        if endpoint.stopped_at_s is not None:
+            raise preference_error(_stopped(resource))
+        return True
+
+    def take(self, offer: devices.Offer, preferred: Collection[str] = ()) -> frozenset[str]:
+        """Choose and reserve the ids: the preferred ones that are on offer, then any."""
+        wanted = offer.available & frozenset(preferred)
+        ranked = [*sorted(wanted), *sorted(offer.available - wanted)]
+        chosen = offer.reused | frozenset(ranked[: offer.needed])
+        self._reserved[offer.request.resource] = chosen
+        return chosen
+
+    def callee(self, resource: str) -> devices.Client:
+        """Whom to send Allocate; AllocationError if nobody can be asked."""
+        endpoint = self._endpoints.get(resource)
+        if endpoint is None:
+            raise AllocationError(f"unknown Device Plugin {resource}")
+        if endpoint.client is None or endpoint.stopped_at_s is not None:
+            raise AllocationError(_stopped(resource))
+        return endpoint.client
+
+    def grant(self, request: devices.Request, ids: Collection[str], answer: bytes) -> devices.Grant:
+        """Give the ids to the container until its pod is released."""
+        lists = self._lists.get(request.resource, devices.Lists())
+        by_node: dict[int, tuple[str, ...]] = {}
+        for id_ in sorted(ids):
+            for node in lists.numa_nodes.get(id_) or (_NO_NODE,):
+                by_node[node] = (*by_node.get(node, ()), id_)
+        grant = devices.Grant(
+            pod=request.pod,
+            container=request.container,
+            resource=request.resource,
+            ids_by_node=by_node,
+            answer=answer,
+        )
+        self._grants[request.pod, request.container, request.resource] = grant
+        self._reserved.pop(request.resource, None)
+        return grant
+
+    def abandon(self, resource: str) -> None:
+        """Free what `take` reserved, because the plugin did not answer well."""
+        self._reserved.pop(resource, None)
+
+    def release(self, pod: str) -> None:
+        """Take back all devices of a pod that has ended."""
+        self._grants = {key: grant for key, grant in self._grants.items() if grant.pod != pod}
+
+    def _held(self, request: devices.Request) -> frozenset[str]:
+        grant = self._grants.get((request.pod, request.container, request.resource))
+        if grant is None:
+            return frozenset()
+        if len(grant.ids) != request.count:
+            raise AllocationError(
+                f'pod "{request.pod}" container "{request.container}" changed request for '
+                f'resource "{request.resource}" from {len(grant.ids)} to {request.count}'
+            )
+        return grant.ids
+
+    def _in_use(self, resource: str) -> frozenset[str]:
+        granted = (grant.ids for grant in self._grants.values() if grant.resource == resource)
+        return self._reserved.get(resource, frozenset()).union(*granted)
+
+    def _is_kept(self, endpoint: devices.Endpoint | None, now: float) -> bool:
+        if endpoint is None:
+            return False
+        return endpoint.stopped_at_s is None or now - endpoint.stopped_at_s <= self.stop_grace_s
+
+
+def preference_error(reason: str) -> AllocationError:
+    """Phrase a failed GetPreferredAllocation, which fails the pod too."""
+    return AllocationError(f"device plugin GetPreferredAllocation rpc failed with err: {reason}")
+
+
+def _capacity(lists: devices.Lists) -> int:
+    return len(lists.healthy) + len(lists.unhealthy)
+
+
+def _stopped(resource: str) -> str:
+    # The kubelet prints a pointer's contents between the words; the resource says more.
+    return f"endpoint {resource} has been stopped"

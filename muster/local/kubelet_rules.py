@@ -1,0 +1,106 @@
+"""Pure. The kubelet's rules that need no memory: names, quantities, and the words of its errors.
+
+Read in kubernetes v1.36.2; each function names its file.
+"""
+
+import re
+
+VERSION = "v1beta1"
+PLUGIN_TYPE = "DevicePlugin"
+
+_NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_NAME_LENGTH_MAX = 63
+_SUBDOMAIN_LENGTH_MAX = 253
+_QUOTA_PREFIX = "requests."
+_SUFFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+def refusal(version: str, resource_name: str) -> str | None:
+    """Why the kubelet refuses this Register call; None if it goes on to dial.
+
+    Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Register.
+    """
+    if version != VERSION:
+        return (
+            f'requested API version "{version}" is not supported by kubelet. '
+            f'Supported version is ["{VERSION}"]'
+        )
+    if not is_extended_resource(resource_name):
+        return f'the ResourceName "{resource_name}" is invalid'
+    return None
+
+
+def watcher_refusal(plugin_type: str, resource_name: str, versions: list[str]) -> str | None:
+    """Why the plugin watcher refuses the plugin behind a socket; None if it goes on to dial.
+
+    Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, ValidatePlugin.
+    """
+    if plugin_type != PLUGIN_TYPE:
+        return f"no handler registered for plugin type: {plugin_type}"
+    if VERSION not in versions:
+        return (
+            f"manager version, {VERSION}, is not among plugin supported versions "
+            f"[{' '.join(versions)}]"
+        )
+    if not is_extended_resource(resource_name):
+        return (
+            f'invalid name of device plugin socket: the ResourceName "{resource_name}" is invalid'
+        )
+    return None
+
+
+def is_extended_resource(name: str) -> bool:
+    """Whether a plugin may register this name.
+
+    The name must also fit behind the prefix of a quota, which costs the domain 9 of its 253
+    characters. Source: pkg/apis/core/v1/helper/helpers.go, IsExtendedResourceName.
+    """
+    if "/" not in name or "kubernetes.io/" in name or name.startswith(_QUOTA_PREFIX):
+        return False
+    domain, _, rest = f"{_QUOTA_PREFIX}{name}".partition("/")
+    return (
+        len(domain) <= _SUBDOMAIN_LENGTH_MAX
+        and _SUBDOMAIN.fullmatch(domain) is not None
+        and len(rest) <= _NAME_LENGTH_MAX
+        and _NAME.fullmatch(rest) is not None
+    )
+
+
+def quantity(count: int) -> str:
+    """Write a count as the API does: 5000 is `5k`, 1500 stays `1500`.
+
+    Source: apimachinery/pkg/api/resource/quantity.go, CanonicalizeBytes for DecimalSI.
+    """
+    power = 0
+    while count and count % 1000 == 0 and power < len(_SUFFIXES) - 1:
+        count //= 1000
+        power += 1
+    return f"{count}{_SUFFIXES[power]}"
+
+
+def count(text: str) -> int:
+    """Read what `quantity` writes; ValueError for anything else, fractions included."""
+    suffix = text[-1:] if text[-1:] in _SUFFIXES[1:] else ""
+    digits = text.removesuffix(suffix)
+    if not (digits.isascii() and digits.isdigit()):
+        raise ValueError(f"{text!r} is no whole quantity such as 2 or 5k")
+    return int(digits) * int(1000 ** _SUFFIXES.index(suffix))
+
+
+def rpc_error(code_name: str, details: str) -> str:
+    """Print a gRPC status as Go does: `rpc error: code = ResourceExhausted desc = ...`.
+
+    `code_name` is spelled as in Python, RESOURCE_EXHAUSTED.
+    """
+    code = "".join(word.capitalize() for word in code_name.split("_"))
+    return f"rpc error: code = {'Canceled' if code == 'Cancelled' else code} desc = {details}"
+
+
+def admission_error(reason: str) -> str:
+    """Phrase what failed an allocation as the pod's event tells it.
+
+    Source: pkg/kubelet/cm/admission/errors.go, GetPodAdmitResult.
+    """
+    return f"Allocate failed due to {reason}, which is unexpected"
