@@ -1,0 +1,331 @@
+"""Pure. The store behind the API stand-in: objects, one version counter, and the log of changes.
+
+Every write that changes something takes the next version and one entry of the log, so that a
+watch from a version, a list at a version and `410 Expired` are all one lookup. Objects are never
+changed in place. Not here: finalizers, graceful deletion, garbage collection (a namespace takes
+its objects along), admission, RBAC; a list ignores `resourceVersion` and is always the newest.
+"""
+
+import base64
+import binascii
+import dataclasses
+import enum
+from collections.abc import Mapping
+
+import msgspec
+import orjson
+
+from muster.local import refusals, resources, selectors, trees, writes
+
+NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+"""Namespaces that every cluster begins with."""
+
+Key = tuple[str, str]
+"""Namespace (empty for cluster-scoped objects) and name; lists are in this order."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much the store holds."""
+
+    objects_max: int = 20_000
+    object_bytes_max: int = 1_572_864
+    """etcd's own limit for one value."""
+    events_max: int = 2_000
+    """The oldest event makes room: stands for the hour that a real cluster keeps them."""
+    log_max: int = 5_000
+    log_drop: int = 1_000
+
+
+class WatchType(enum.StrEnum):
+    """What a watch says happened."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which objects a list or a watch is about."""
+
+    place: resources.Place
+    labels: selectors.Selector = selectors.EVERYTHING
+    fields: selectors.Selector = selectors.EVERYTHING
+
+    def accepts(self, stored: trees.Tree) -> bool:
+        """Tell whether a stored object is meant."""
+        resource, namespace = self.place.resource, self.place.namespace
+        if namespace and trees.text(stored, "metadata", "namespace") != namespace:
+            return False
+        if not self.labels.accepts(_labels(stored)):
+            return False
+        if not self.fields.requirements:
+            return True
+        return self.fields.accepts(resource.selectable(resource.view(stored)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Change:
+    bucket: str
+    key: Key
+    old: trees.Tree | None
+    new: trees.Tree | None
+    version: int
+
+
+class Store:
+    """All objects. `version` is where the counter begins; methods raise `RequestError` only."""
+
+    def __init__(self, *, at: str, version: int = 0, limits: Limits | None = None) -> None:
+        self.version = version
+        self._limits = limits or Limits()
+        self._buckets: dict[str, dict[Key, trees.Tree]] = {
+            resource.bucket: {} for resource in resources.RESOURCES
+        }
+        self._log: list[_Change] = []
+        for name in NAMESPACES:
+            place = resources.Place(resource=resources.NAMESPACES)
+            write = writes.Write(place=place, manager="", at=at, uid=f"{name}-0", suffix="")
+            self.create({"metadata": {"name": name}}, write)
+
+    def get(self, place: resources.Place) -> trees.Tree:
+        """Return the object at `place`, or refuse with 404."""
+        return place.resource.view(self._existing(place))
+
+    def page(self, selection: Selection, *, limit: int = 0, token: str = "") -> trees.Tree:
+        """Return a list: everything, or up to `limit` objects and a token for the next page.
+
+        All pages show the objects as they were when the first was made; 410 when the log does not
+        reach back that far.
+        """
+        version, after = _read_token(token) if token else (self.version, ("", ""))
+        bucket = self._bucket_at(selection.place.resource.bucket, version)
+        keys = [key for key in sorted(bucket) if key > after and selection.accepts(bucket[key])]
+        metadata: trees.Tree = {"resourceVersion": str(version)}
+        if limit and len(keys) > limit:
+            metadata["continue"] = _token(version, keys[limit - 1])
+            metadata["remainingItemCount"] = len(keys) - limit
+            keys = keys[:limit]
+        resource = selection.place.resource
+        return {
+            "kind": f"{resource.kind}List",
+            "apiVersion": resource.api_version,
+            "metadata": metadata,
+            # like the real one, items of a list do not repeat their kind
+            "items": [trees.pruned(resource.view(bucket[k]), "kind", "apiVersion") for k in keys],
+        }
+
+    def create(self, body: trees.Json, write: writes.Write) -> trees.Tree:
+        """Store a new object; 409 AlreadyExists if there is one of the name."""
+        new = writes.created(body, write)
+        self._refuse_missing_namespace(write.place)
+        place = dataclasses.replace(write.place, name=trees.text(new, "metadata", "name"))
+        if self._find(place) is not None:
+            raise place.refusal(refusals.Reason.ALREADY_EXISTS, "already exists")
+        self._make_room(write)
+        return self._commit(place, None, new, dry_run=write.dry_run)
+
+    def update(self, body: trees.Json, write: writes.Write) -> tuple[trees.Tree, bool]:
+        """Replace an object; also tell whether it was created (leases and events can be)."""
+        place = write.place
+        if self._find(place) is None and place.resource.creates_on_update:
+            return self.create(body, write), True
+        old = self._existing(place)
+        return self._commit(
+            place, old, writes.updated(old, body, write), dry_run=write.dry_run
+        ), False
+
+    def patch(
+        self, patch: trees.Json, patch_format: writes.PatchFormat, write: writes.Write
+    ) -> tuple[trees.Tree, bool]:
+        """Patch an object; also tell whether it was created (by an apply)."""
+        place = write.place
+        applies = patch_format is writes.PatchFormat.APPLY
+        if applies and not place.subresource and self._find(place) is None:
+            self._refuse_missing_namespace(place)
+            new = writes.first_applied(patch, write)
+            self._make_room(write)
+            return self._commit(place, None, new, dry_run=write.dry_run), True
+        old = self._existing(place)
+        new = writes.patched(old, patch, patch_format, write)
+        return self._commit(place, old, new, dry_run=write.dry_run), False
+
+    def delete(self, place: resources.Place, options: trees.Json, *, dry_run: bool) -> trees.Tree:
+        """Remove an object at once; 409 if the preconditions in the options do not hold."""
+        old = self._existing(place)
+        if isinstance(options, dict):
+            for field, wanted in trees.branch(options, "preconditions").items():
+                if wanted is not None and wanted != trees.look(old, "metadata", field):
+                    raise place.refusal(
+                        refusals.Reason.CONFLICT, f"precondition failed: {field} is not {wanted}"
+                    )
+        if place.resource == resources.NAMESPACES and not dry_run:
+            self._empty(place.name)
+        return self._commit(place, old, None, dry_run=dry_run)
+
+    def delete_all(self, selection: Selection, *, dry_run: bool) -> trees.Tree:
+        """Remove everything selected, and return it as a list."""
+        page = self.page(selection)
+        bucket = self._buckets[selection.place.resource.bucket]
+        for key in [key for key in sorted(bucket) if selection.accepts(bucket[key])]:
+            place = dataclasses.replace(selection.place, namespace=key[0], name=key[1])
+            self.delete(place, None, dry_run=dry_run)
+        return page
+
+    def initial(self, selection: Selection) -> list[trees.Tree]:
+        """Return what exists as the ADDED events that a watch begins with."""
+        bucket = self._buckets[selection.place.resource.bucket]
+        accepted = [bucket[key] for key in sorted(bucket) if selection.accepts(bucket[key])]
+        return [_event(WatchType.ADDED, selection.place.resource, stored) for stored in accepted]
+
+    def since(self, selection: Selection, version: int) -> list[trees.Tree]:
+        """Return the watch events after `version`; 410 if the log does not know it (any more).
+
+        An object that begins or ceases to be selected is told as ADDED or DELETED.
+        """
+        events = []
+        for change in self._log_after(version):
+            if change.bucket != selection.place.resource.bucket:
+                continue
+            was = change.old is not None and selection.accepts(change.old)
+            stays = change.new is not None and selection.accepts(change.new)
+            shown, told = change.new, WatchType.MODIFIED if was else WatchType.ADDED
+            if was and not stays:
+                # the last state that was selected, at the version that took it away
+                shown, told = _versioned(change.old or {}, change.version), WatchType.DELETED
+            if (was or stays) and shown is not None:
+                events.append(_event(told, selection.place.resource, shown))
+        return events
+
+    def compact(self) -> None:
+        """Forget all history, so that every older version is answered with 410."""
+        self._log.clear()
+
+    def _commit(
+        self,
+        place: resources.Place,
+        old: trees.Tree | None,
+        new: trees.Tree | None,
+        *,
+        dry_run: bool,
+    ) -> trees.Tree:
+        version = self.version + 1
+        shown = place.resource.view(_versioned(old or {}, version) if new is None else new)
+        if new is not None:
+            if old is not None and trees.same(old, new):
+                return shown
+            self._refuse_large(place, new)
+            new = new if dry_run else _versioned(new, version)
+            shown = place.resource.view(new)
+        if dry_run:
+            return shown
+        key = (place.namespace, place.name)
+        bucket = self._buckets[place.resource.bucket]
+        if new is None:
+            del bucket[key]
+        else:
+            bucket[key] = new
+        self.version = version
+        self._log.append(
+            _Change(bucket=place.resource.bucket, key=key, old=old, new=new, version=version)
+        )
+        if len(self._log) > self._limits.log_max:
+            del self._log[: self._limits.log_drop]
+        return shown
+
+    def _find(self, place: resources.Place) -> trees.Tree | None:
+        return self._buckets[place.resource.bucket].get((place.namespace, place.name))
+
+    def _existing(self, place: resources.Place) -> trees.Tree:
+        found = self._find(place)
+        if found is None:
+            raise place.refusal(refusals.Reason.NOT_FOUND, "not found")
+        return found
+
+    def _log_after(self, version: int) -> list[_Change]:
+        floor = self.version - len(self._log)
+        if not floor <= version <= self.version:
+            raise refusals.RequestError(
+                refusals.Reason.EXPIRED,
+                f"too old resource version: {version} ({floor} to {self.version} are known)",
+            )
+        return self._log[version - floor :]
+
+    def _bucket_at(self, bucket: str, version: int) -> Mapping[Key, trees.Tree]:
+        past = dict(self._buckets[bucket])
+        for change in reversed(self._log_after(version)):
+            if change.bucket != bucket:
+                continue
+            if change.old is None:
+                past.pop(change.key, None)
+            else:
+                past[change.key] = change.old
+        return past
+
+    def _empty(self, namespace: str) -> None:
+        for resource in {r.bucket: r for r in resources.RESOURCES if r.namespaced}.values():
+            place = resources.Place(resource=resource, namespace=namespace)
+            self.delete_all(Selection(place=place), dry_run=False)
+
+    def _refuse_missing_namespace(self, place: resources.Place) -> None:
+        if place.resource.namespaced and not place.namespace:
+            raise refusals.RequestError(
+                refusals.Reason.METHOD_NOT_ALLOWED,
+                f"{place.resource.plural} are created in a namespace",
+            )
+        if place.resource.namespaced:
+            self._existing(resources.Place(resource=resources.NAMESPACES, name=place.namespace))
+
+    def _refuse_large(self, place: resources.Place, new: trees.Tree) -> None:
+        size_bytes = len(orjson.dumps(new))
+        if size_bytes > self._limits.object_bytes_max:
+            raise place.refusal(
+                refusals.Reason.TOO_LARGE,
+                f"has {size_bytes} bytes, more than {self._limits.object_bytes_max}",
+            )
+
+    def _make_room(self, write: writes.Write) -> None:
+        resource = write.place.resource
+        bucket = self._buckets[resource.bucket]
+        if resource.bucket == resources.EVENTS.bucket and len(bucket) >= self._limits.events_max:
+            namespace, name = next(iter(bucket))
+            oldest = resources.Place(resource=resource, namespace=namespace, name=name)
+            self.delete(oldest, None, dry_run=write.dry_run)
+        elif sum(map(len, self._buckets.values())) >= self._limits.objects_max:
+            raise refusals.RequestError(
+                refusals.Reason.FORBIDDEN,
+                f"the store holds {self._limits.objects_max} objects and takes no more",
+            )
+
+
+class _Position(msgspec.Struct):
+    version: int
+    namespace: str
+    name: str
+
+
+def _token(version: int, after: Key) -> str:
+    position = _Position(version=version, namespace=after[0], name=after[1])
+    return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode()
+
+
+def _read_token(token: str) -> tuple[int, Key]:
+    try:
+        position = msgspec.json.decode(base64.urlsafe_b64decode(token), type=_Position)
+    except (binascii.Error, msgspec.DecodeError, ValueError) as error:
+        raise refusals.bad_request(f"continue key is not valid: {error}") from error
+    return position.version, (position.namespace, position.name)
+
+
+def _labels(stored: trees.Tree) -> dict[str, str]:
+    labels = trees.branch(stored, "metadata", "labels")
+    return {key: value for key, value in labels.items() if isinstance(value, str)}
+
+
+def _versioned(stored: trees.Tree, version: int) -> trees.Tree:
+    return trees.planted(stored, str(version), "metadata", "resourceVersion")
+
+
+def _event(told: WatchType, resource: resources.Resource, stored: trees.Tree) -> trees.Tree:
+    return {"type": told.value, "object": resource.view(stored)}

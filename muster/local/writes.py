@@ -1,0 +1,208 @@
+"""Pure. What an object becomes when somebody creates, replaces, patches or applies it.
+
+The main resource and `/status` are kept apart as the API server's strategies do: the main resource
+never changes the status, `/status` changes the status and the metadata (the kubelet relies on it:
+`pkg/util/node/node.go`, PatchNodeStatus), nothing else.
+"""
+
+import dataclasses
+import enum
+from typing import assert_never
+
+from muster.local import ownership, patches, refusals, resources, trees, validation
+
+
+class PatchFormat(enum.StrEnum):
+    """The media types of a PATCH."""
+
+    JSON = "application/json-patch+json"
+    MERGE = "application/merge-patch+json"
+    STRATEGIC = "application/strategic-merge-patch+json"
+    APPLY = "application/apply-patch+yaml"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Write:
+    """All there is to a write besides the object: where, who, and what only a door can make up."""
+
+    place: resources.Place
+    manager: str
+    at: str
+    uid: str
+    suffix: str
+    force: bool = False
+    dry_run: bool = False
+
+    def writer(self, *, applies: bool = False) -> ownership.Writer:
+        """Return the identity that owns the fields of this write."""
+        return ownership.Writer(
+            manager=self.manager,
+            applies=applies,
+            api_version=self.place.resource.api_version,
+            subresource=self.place.subresource,
+        )
+
+
+def created(body: trees.Json, write: Write) -> trees.Tree:
+    """Return the new object, as it is stored but for its version."""
+    return _created(_object(body, write.place), write, named=None)
+
+
+def updated(old: trees.Tree, body: trees.Json, write: Write) -> trees.Tree:
+    """Return what `old` becomes when it is replaced by `body`; 409 if `body` is out of date."""
+    resource = write.place.resource
+    new = _object(body, write.place)
+    if not resource.updates_unconditionally and not _version(new):
+        cause = refusals.Cause(
+            field="metadata.resourceVersion",
+            message="Invalid value: 0x0: must be specified for an update",
+        )
+        raise refusals.invalid(resource.kind, write.place.name, cause)
+    return _replaced(old, new, write)
+
+
+def patched(
+    old: trees.Tree, patch: trees.Json, patch_format: PatchFormat, write: Write
+) -> trees.Tree:
+    """Return what `old` becomes by the patch; 409 if the patch names another version."""
+    shown = write.place.resource.view(old)
+    match patch_format:
+        case PatchFormat.JSON:
+            new = patches.json_patch(shown, patch)
+        case PatchFormat.MERGE:
+            new = patches.merge(shown, _tree(patch))
+        case PatchFormat.STRATEGIC:
+            new = patches.strategic(shown, _tree(patch))
+        case PatchFormat.APPLY:
+            return _applied(old, _wanted(patch, write), write)
+        case _:
+            assert_never(patch_format)
+    trees.refuse_depth(new)
+    return _replaced(old, _object(new, write.place), write)
+
+
+def first_applied(patch: trees.Json, write: Write) -> trees.Tree:
+    """Return the object that an apply creates where there is none."""
+    wanted = _wanted(patch, write)
+    named = frozenset(ownership.leaves(wanted))
+    return _created(patches.strategic({}, wanted), write, named=named)
+
+
+def _applied(old: trees.Tree, wanted: trees.Tree, write: Write) -> trees.Tree:
+    new = ownership.applied(old, wanted, write.writer(applies=True), force=write.force)
+    return _replaced(old, new, write, named=frozenset(ownership.leaves(wanted)))
+
+
+def _wanted(patch: trees.Json, write: Write) -> trees.Tree:
+    """Return what an apply names, less what it may not touch."""
+    if isinstance(patch, dict) and trees.look(patch, "metadata", "managedFields"):
+        raise refusals.bad_request("metadata.managedFields must be nil")
+    wanted = _object(patch, write.place)
+    if write.place.subresource:
+        return {key: wanted[key] for key in ("metadata", "status") if key in wanted}
+    return trees.pruned(wanted, "status") if write.place.resource.has_status else wanted
+
+
+def _created(new: trees.Tree, write: Write, *, named: ownership.Fields | None) -> trees.Tree:
+    place = write.place
+    metadata = trees.pruned(
+        trees.branch(new, "metadata"),
+        "managedFields",
+        "resourceVersion",
+        "selfLink",
+        "deletionTimestamp",
+    )
+    generated = trees.text(metadata, "generateName")
+    if not metadata.get("name") and generated:
+        metadata["name"] = generated + write.suffix
+    if place.resource.namespaced:
+        metadata["namespace"] = place.namespace
+    metadata |= {"uid": write.uid, "creationTimestamp": write.at}
+    new = {**new, "metadata": metadata}
+    if place.resource.has_status and place.resource.first_status is not None:
+        new = {**new, "status": place.resource.first_status}
+    validation.refuse_invalid(place.resource, new)
+    writer = write.writer(applies=named is not None)
+    return ownership.recorded({}, new, writer, at=write.at, named=named)
+
+
+def _replaced(
+    old: trees.Tree, new: trees.Tree, write: Write, *, named: ownership.Fields | None = None
+) -> trees.Tree:
+    place = write.place
+    _refuse_stale(old, new, place)
+    kept = {
+        key: value
+        for key, value in trees.branch(old, "metadata").items()
+        if key in {"name", "namespace", "uid", "creationTimestamp", "generateName"}
+    }
+    metadata = {**trees.branch(new, "metadata"), **kept}
+    base = old
+    if metadata.get("managedFields") in ([], [{}]):
+        base = trees.planted(old, None, "metadata", "managedFields")
+    if place.subresource:
+        new = {**trees.pruned(old, "status"), **_only(new, "status"), "metadata": metadata}
+    elif place.resource.has_status:
+        new = {**trees.pruned(new, "status"), **_only(old, "status"), "metadata": metadata}
+    else:
+        new = {**new, "metadata": metadata}
+    validation.refuse_invalid(place.resource, new)
+    writer = write.writer(applies=named is not None)
+    new = ownership.recorded(base, new, writer, at=write.at, named=named)
+    return trees.planted(new, _version(old), "metadata", "resourceVersion")
+
+
+def _refuse_stale(old: trees.Tree, new: trees.Tree, place: resources.Place) -> None:
+    why = ""
+    if _version(new) and _version(new) != _version(old):
+        why = (
+            "the object has been modified; please apply your changes to the latest version and "
+            "try again"
+        )
+    uids = [trees.text(tree, "metadata", "uid") for tree in (new, old)]
+    if uids[0] and uids[0] != uids[1]:
+        why = f"Precondition failed: UID in precondition: {uids[0]}, UID in object meta: {uids[1]}"
+    if why:
+        raise refusals.RequestError(
+            refusals.Reason.CONFLICT,
+            f'Operation cannot be fulfilled on {place.resource.qualified} "{place.name}": {why}',
+            kind=place.resource.plural,
+            name=place.name,
+        )
+
+
+def _object(body: trees.Json, place: resources.Place) -> trees.Tree:
+    """Return the body as it is stored, if it is an object of the kind that lives at `place`."""
+    dense = trees.dense(_tree(body))
+    assert isinstance(dense, dict), "a tree stays a tree"
+    resource = place.resource
+    for field, expected in (("kind", resource.kind), ("apiVersion", resource.api_version)):
+        if trees.text(dense, field) not in {"", expected}:
+            raise refusals.bad_request(
+                f"the {field} in the data ({dense[field]}) does not match the path's ({expected})"
+            )
+    for field, expected in (("name", place.name), ("namespace", place.namespace)):
+        written = trees.text(dense, "metadata", field)
+        if written and expected and written != expected:
+            raise refusals.bad_request(
+                f"the {field} of the object ({written}) does not match the {field} on the URL "
+                f"({expected})"
+            )
+    metadata = trees.branch(dense, "metadata")
+    if place.name:
+        metadata = {**metadata, "name": place.name}
+    return resource.stored({**dense, "metadata": metadata})
+
+
+def _tree(body: trees.Json) -> trees.Tree:
+    if not isinstance(body, dict):
+        raise refusals.bad_request(f"expected an object, got {trees.kind(body)}")
+    return body
+
+
+def _only(tree: trees.Tree, name: str) -> trees.Tree:
+    return {name: tree[name]} if name in tree else {}
+
+
+def _version(tree: trees.Tree) -> str:
+    return trees.text(tree, "metadata", "resourceVersion")

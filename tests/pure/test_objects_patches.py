@@ -1,0 +1,329 @@
+"""The laws of patches and selectors, and who owns what."""
+
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.local import ownership, patches, refusals, selectors, trees
+
+few = settings(max_examples=40, deadline=None)
+NAMES = st.sampled_from(["a", "b", "c", "conditions", "type"])
+SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(NAMES, JSON, max_size=4)
+
+
+@few
+@given(target=JSON, patch=JSON)
+def test_merging_twice_is_merging_once(target: trees.Json, patch: trees.Json) -> None:
+    once = patches.merge(target, patch)
+    assert patches.merge(once, patch) == once
+
+
+@few
+@given(target=OBJECTS)
+def test_an_empty_patch_changes_nothing(target: trees.Tree) -> None:
+    assert patches.merge(target, {}) == target
+    assert patches.strategic(target, {}) == target
+    assert patches.json_patch(target, []) == target
+
+
+@few
+@given(target=OBJECTS, patch=OBJECTS)
+def test_a_patch_never_changes_what_it_is_given(target: trees.Tree, patch: trees.Tree) -> None:
+    before = orjson.dumps([target, patch])
+    patches.merge(target, patch)
+    try:
+        patches.strategic(target, patch)
+    except refusals.RequestError as error:
+        assert error.code == 400  # noqa: PT017 - an item without its merge key
+    assert orjson.dumps([target, patch]) == before
+
+
+def conditions(**states: str) -> trees.Json:
+    return [{"type": kind, "status": status} for kind, status in states.items()]
+
+
+@pytest.mark.parametrize(
+    ("target", "patch", "result"),
+    [
+        (
+            {"status": {"conditions": conditions(Ready="True", Disk="False")}},
+            {"status": {"conditions": conditions(Disk="True", Gpu="True")}},
+            {"status": {"conditions": conditions(Ready="True", Disk="True", Gpu="True")}},
+        ),
+        (
+            {"conditions": conditions(Ready="True", Disk="False")},
+            {"conditions": [{"type": "Ready", "$patch": "delete"}]},
+            {"conditions": conditions(Disk="False")},
+        ),
+        (
+            {"conditions": conditions(Ready="True")},
+            {"conditions": [{"$patch": "replace"}, *(conditions(Disk="False") or [])]},  # type: ignore[misc]
+            {"conditions": conditions(Disk="False")},
+        ),
+        (
+            {"addresses": [{"type": "Hostname", "address": "a"}]},
+            {"addresses": [{"type": "Hostname", "address": "b"}], "$setElementOrder/addresses": []},
+            {"addresses": [{"type": "Hostname", "address": "b"}]},
+        ),
+        # no patchMergeKey in k8s.io/api/core/v1/types.go: the whole list is replaced
+        (
+            {"spec": {"taints": [{"key": "a"}, {"key": "b"}]}},
+            {"spec": {"taints": [{"key": "c"}]}},
+            {"spec": {"taints": [{"key": "c"}]}},
+        ),
+        ({"labels": {"a": "1", "b": "2"}}, {"labels": {"a": None}}, {"labels": {"b": "2"}}),
+        ({"spec": {"a": 1, "b": 2}}, {"spec": {"$patch": "replace", "c": 3}}, {"spec": {"c": 3}}),
+        ({"spec": {"a": 1}, "b": 2}, {"spec": {"$patch": "delete"}}, {"spec": {}, "b": 2}),
+        ({"a": 1, "b": 2}, {"$retainKeys": ["a", "c"], "c": 3}, {"a": 1, "c": 3}),
+        ({"finalizers": ["x"]}, {"finalizers": ["x", "y"]}, {"finalizers": ["x", "y"]}),
+        (
+            {"finalizers": ["x", "y"]},
+            {"$deleteFromPrimitiveList/finalizers": ["x"]},
+            {"finalizers": ["y"]},
+        ),
+    ],
+)
+def test_a_strategic_patch_merges_lists_by_their_key(
+    target: trees.Tree, patch: trees.Tree, result: trees.Tree
+) -> None:
+    assert patches.strategic(target, patch) == result
+
+
+@pytest.mark.parametrize(
+    ("operations", "result"),
+    [
+        ([{"op": "add", "path": "/m/x~1y", "value": "1"}], {"m": {"x/y": "1"}, "l": [1, 2]}),
+        ([{"op": "add", "path": "/l/0", "value": 0}], {"m": {}, "l": [0, 1, 2]}),
+        ([{"op": "add", "path": "/l/-", "value": 3}], {"m": {}, "l": [1, 2, 3]}),
+        ([{"op": "replace", "path": "/l/1", "value": 9}], {"m": {}, "l": [1, 9]}),
+        ([{"op": "remove", "path": "/l/0"}], {"m": {}, "l": [2]}),
+        ([{"op": "remove", "path": "/l"}], {"m": {}}),
+        ([{"op": "test", "path": "/l", "value": [1, 2]}], {"m": {}, "l": [1, 2]}),
+        ([{"op": "move", "from": "/l", "path": "/m/l"}], {"m": {"l": [1, 2]}}),
+        ([{"op": "replace", "path": "", "value": {}}], {}),
+    ],
+)
+def test_a_json_patch_does_its_operations_in_order(
+    operations: trees.Json, result: trees.Json
+) -> None:
+    assert patches.json_patch({"m": {}, "l": [1, 2]}, operations) == result
+
+
+@pytest.mark.parametrize(
+    ("operations", "code"),
+    [
+        ({}, 400),
+        (["x"], 400),
+        ([{"op": "jump", "path": "/a"}], 400),
+        ([{"op": "copy", "from": "/m", "path": "/a"}], 400),
+        ([{"op": "add", "path": "m", "value": 1}], 400),
+        ([{"op": "add", "path": 7, "value": 1}], 400),
+        ([{"op": "add", "path": "/m/x"}], 400),
+        ([{"op": "add", "path": "/none/x", "value": 1}], 422),
+        ([{"op": "replace", "path": "/m/x", "value": 1}], 422),
+        ([{"op": "remove", "path": "/m/x"}], 422),
+        ([{"op": "remove", "path": ""}], 422),
+        ([{"op": "remove", "path": "/l/01"}], 422),
+        ([{"op": "add", "path": "/l/7", "value": 1}], 422),
+        ([{"op": "add", "path": "/l/0/x", "value": 1}], 422),
+        ([{"op": "test", "path": "/l/0", "value": True}], 422),
+    ],
+)
+def test_a_json_patch_that_does_not_fit_is_refused(operations: trees.Json, code: int) -> None:
+    with pytest.raises(refusals.RequestError) as refused:
+        patches.json_patch({"m": {}, "l": [1, 2]}, operations)
+    assert refused.value.code == code
+
+
+GPU = {"gpu": "h100", "zone": "a-1", "memory": "80"}
+
+
+@pytest.mark.parametrize(
+    ("written", "accepts"),
+    [
+        ("", True),
+        ("gpu=h100", True),
+        ("gpu==h100,zone=a-1", True),
+        ("gpu = h100 , zone!=b", True),
+        ("gpu!=h100", False),
+        ("absent!=h100", True),
+        ("gpu", True),
+        ("!gpu", False),
+        ("!absent", True),
+        ("gpu in (a100, h100)", True),
+        ("gpu in (a100)", False),
+        ("gpu notin (a100,v100),zone", True),
+        ("absent notin (x)", True),
+        ("absent in (x)", False),
+        ("memory>79", True),
+        ("memory<80", False),
+        ("gpu>1", False),
+        ("nvidia.com/gpu.product", False),
+        ("gpu=", False),
+    ],
+)
+def test_a_label_selector_means_what_kubernetes_says(*, written: str, accepts: bool) -> None:
+    assert selectors.labels(written).accepts(GPU) is accepts
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["=x", "a=b=c", "a in x", "a in (x", "a,,b", ",", "a>x", "a b", "-a", "a in (x y)", "é=1"],
+)
+def test_a_selector_that_cannot_be_read_is_refused(written: str) -> None:
+    with pytest.raises(refusals.RequestError) as refused:
+        selectors.labels(written)
+    assert refused.value.code == 400
+
+
+@few
+@given(written=st.text(alphabet="ab=!<>(), innot/.-1", max_size=20))
+def test_any_text_is_a_selector_or_a_refusal(written: str) -> None:
+    for read in (selectors.labels, selectors.fields):
+        try:
+            read(written).accepts(GPU)
+        except refusals.RequestError as error:
+            assert error.code == 400  # noqa: PT017 - both outcomes are right
+
+
+@few
+@given(value=JSON)
+def test_a_tree_reads_the_same_from_json_and_from_yaml(value: trees.Json) -> None:
+    assert trees.same(trees.from_json(orjson.dumps(value)), value)
+    assert trees.same(trees.from_yaml(orjson.dumps(value)), value)
+    assert trees.same(trees.from_yaml(yaml.safe_dump(value).encode()), value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"a: &x [1]\nb: *x",
+        b"1: 2",
+        b"a: !!binary aGk=",
+        b"a: !!set {x}",
+        b"a: !!python/name:os.system",
+        b"a: [",
+        b"a: 99999999999999999999999999",
+        b'a: "\\ud800"',
+        b"\xff",
+        b"[" * 500,
+    ],
+)
+def test_yaml_that_json_cannot_say_is_refused(body: bytes) -> None:
+    with pytest.raises(refusals.RequestError) as refused:
+        trees.from_yaml(body)
+    assert refused.value.code == 400
+
+
+def test_a_date_in_yaml_stays_a_string() -> None:
+    assert trees.from_yaml(b"at: 2026-11-01T10:00:00Z") == {"at": "2026-11-01T10:00:00Z"}
+
+
+def test_a_tree_too_deep_is_refused() -> None:
+    deep = b'{"a":' * 101 + b"1" + b"}" * 101
+    with pytest.raises(refusals.RequestError, match="deeper than 100"):
+        trees.from_json(deep)
+
+
+ANN = ownership.Writer(manager="ann", applies=True, api_version="v1")
+BEN = ownership.Writer(manager="ben", applies=True, api_version="v1")
+EDITOR = ownership.Writer(manager="editor", applies=False, api_version="v1")
+
+
+def applies(
+    live: trees.Tree, wanted: trees.Tree, writer: ownership.Writer, *, force: bool = False
+) -> trees.Tree:
+    new = ownership.applied(live, wanted, writer, force=force)
+    named = frozenset(ownership.leaves(wanted))
+    return ownership.recorded(live, new, writer, at="now", named=named)
+
+
+def edits(live: trees.Tree, **labels: str) -> trees.Tree:
+    new = trees.planted(live, dict(labels), "metadata", "labels")
+    return ownership.recorded(live, new, EDITOR, at="now", named=None)
+
+
+def labelled(**labels: str) -> trees.Tree:
+    return {"metadata": {"labels": dict(labels)}}
+
+
+def shares(tree: trees.Tree) -> dict[str, list[str]]:
+    """Return the last step of each owned path, by manager."""
+    return {
+        entry.writer.manager: sorted(path[-1] for path in entry.fields)
+        for entry in ownership.read(tree)
+    }
+
+
+def told(tree: trees.Tree) -> Any:
+    return trees.pruned(trees.branch(tree, "metadata"), "managedFields")
+
+
+def test_what_an_applier_no_longer_names_goes_and_what_others_wrote_stays() -> None:
+    live = applies({}, labelled(a="1", b="2"), ANN)
+    live = edits(live, a="1", b="2", c="3")
+    live = applies(live, labelled(b="2"), ANN)
+    assert told(live) == {"labels": {"b": "2", "c": "3"}}
+    assert shares(live) == {"ann": ["f:b"], "editor": ["f:c"]}
+
+
+def test_a_field_that_two_apply_alike_has_two_owners_and_stays_until_both_let_go() -> None:
+    live = applies(applies({}, labelled(a="1"), ANN), labelled(a="1"), BEN)
+    assert shares(live) == {"ann": ["f:a"], "ben": ["f:a"]}
+    live = applies(live, {}, ANN)
+    assert (told(live), shares(live)) == ({"labels": {"a": "1"}}, {"ben": ["f:a"]})
+    live = applies(live, {}, BEN)
+    assert (told(live), shares(live)) == ({}, {})
+
+
+def test_a_conflict_names_the_other_manager_and_the_field() -> None:
+    live = edits({}, a="1")
+    with pytest.raises(refusals.RequestError) as refused:
+        applies(live, labelled(a="2"), ANN)
+    assert refused.value.code == 409
+    assert refused.value.causes == (
+        refusals.Cause(
+            field=".metadata.labels.a",
+            message='conflict with "editor" using v1',
+            reason="FieldManagerConflict",
+        ),
+    )
+
+
+def test_force_takes_the_field_from_the_other_manager() -> None:
+    live = applies(edits({}, a="1", b="2"), labelled(a="9"), ANN, force=True)
+    assert told(live) == {"labels": {"a": "9", "b": "2"}}
+    assert shares(live) == {"editor": ["f:b"], "ann": ["f:a"]}
+
+
+def test_conditions_are_owned_one_by_one() -> None:
+    live = applies({}, {"status": {"conditions": conditions(Gpu="True", Usb="True")}}, ANN)
+    live = applies(live, {"status": {"conditions": conditions(Ready="True")}}, BEN)
+    live = applies(live, {"status": {"conditions": conditions(Usb="False")}}, ANN)
+    assert live["status"] == {"conditions": conditions(Usb="False", Ready="True")}
+    with pytest.raises(refusals.RequestError, match=r'conditions\[type="Usb"\]\.status'):
+        applies(live, {"status": {"conditions": conditions(Usb="True")}}, BEN)
+
+
+@few
+@given(first=OBJECTS, second=OBJECTS)
+def test_an_applier_alone_gets_what_it_names_and_applying_twice_changes_nothing(
+    first: trees.Tree, second: trees.Tree
+) -> None:
+    try:
+        live = applies(applies({}, first, ANN), second, ANN)
+    except refusals.RequestError as error:
+        assert error.code == 400  # noqa: PT017 - an item without its merge key
+        return
+    assert ownership.leaves(second).keys() <= ownership.leaves(live).keys()
+    assert trees.same(applies(live, second, ANN), live)
