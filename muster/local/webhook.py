@@ -1,0 +1,211 @@
+"""Door to HTTP. A webhook receiver that keeps what it was sent, and fails when told to.
+
+POST to any path is kept; GET /received returns what was; POST /behave makes the next answers
+slow or bad.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import datetime as dt
+import itertools
+import pathlib
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import BinaryIO, Self
+
+import msgspec
+import orjson
+from aiohttp import web
+
+from muster.local import httpd
+
+BODY_BYTES_MAX = 256 * 1024
+KEPT_MAX = 1000
+WAIT_S_MAX = 60.0
+DELAY_S_MAX = 60.0
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """One POST: `index` counts from 0, `status` is what it was answered, header names are lower.
+
+    `body` is the text as it came, bytes that are no UTF-8 replaced.
+    """
+
+    index: int
+    at: dt.datetime
+    path: str
+    headers: dict[str, str]
+    body: str
+    status: int
+
+    def json(self) -> object:
+        """Return what the body says, if it is JSON."""
+        parsed: object = orjson.loads(self.body)
+        return parsed
+
+
+class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the next `times` POSTs are answered."""
+
+    status: int = 200
+    times: int = 1
+    delay_s: float = 0.0
+    headers: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done (msgspec turns it into its own error, with the path)."""
+        status_min, status_max = 200, 599
+        if not status_min <= self.status <= status_max:
+            raise ValueError(f"status: {self.status} is not from {status_min} to {status_max}")
+        if self.times < 0:
+            raise ValueError(f"times: {self.times} is less than 0")
+        if not 0 <= self.delay_s <= DELAY_S_MAX:
+            raise ValueError(f"delay_s: {self.delay_s} is not from 0 to {DELAY_S_MAX}")
+        if any(not text.isprintable() for pair in self.headers.items() for text in pair):
+            raise ValueError("headers: only printable characters")
+
+
+class WebhookReceiver:
+    """The receiver as an asynchronous context manager: `async with WebhookReceiver() as hook`.
+
+    `file` gets one JSON line for each POST.
+    """
+
+    def __init__(
+        self, *, http: httpd.Address = httpd.LOCAL, file: pathlib.Path | None = None
+    ) -> None:
+        self.url = ""
+        self._address = http
+        self._file = file
+        self._written: BinaryIO | None = None
+        self._count = itertools.count()
+        self._kept: deque[Received] = deque(maxlen=KEPT_MAX)
+        self._behaviour = Behaviour(times=0)
+        self._changed = asyncio.Condition()
+        self._closing = False
+        self._open = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        application = web.Application(client_max_size=BODY_BYTES_MAX)
+        application.router.add_get("/received", self._list)
+        application.router.add_post("/behave", self._behave)
+        application.router.add_post("/{path:.*}", self._receive)
+        for probe in ("/healthz", "/readyz"):
+            application.router.add_get(probe, _well)
+        if self._file is not None:
+            try:
+                self._written = self._open.enter_context(self._file.open("ab", buffering=0))
+            except OSError as error:
+                raise httpd.MistakeError(f"cannot write {self._file}: {error.strerror}") from error
+        try:
+            listening = httpd.listening(application, self._address)
+            self.url = await self._open.enter_async_context(listening)
+        except BaseException:
+            await self._open.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closing = True
+        async with self._changed:
+            self._changed.notify_all()
+        await self._open.aclose()
+
+    def behave(self, behaviour: Behaviour) -> None:
+        """Answer the next POSTs like this; it replaces what was asked for before."""
+        self._behaviour = behaviour
+
+    def received(self, since: int = 0) -> list[Received]:
+        """Return what is kept, from index `since` on."""
+        return [received for received in self._kept if received.index >= since]
+
+    async def wait_for(
+        self, wanted: Callable[[Sequence[Received]], bool], *, timeout_s: float
+    ) -> list[Received]:
+        """Return everything kept as soon as it is as `wanted`; raises TimeoutError."""
+        async with asyncio.timeout(timeout_s), self._changed:
+            await self._changed.wait_for(lambda: wanted(self.received()))
+            return self.received()
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        behaviour = Behaviour()
+        if self._behaviour.times > 0:
+            behaviour = self._behaviour
+            self._behaviour = msgspec.structs.replace(behaviour, times=behaviour.times - 1)
+        received = Received(
+            index=next(self._count),
+            at=dt.datetime.now(dt.UTC),
+            path=request.path,
+            headers={_clean(key.lower()): _clean(text) for key, text in request.headers.items()},
+            body=body.decode(errors="replace"),
+            status=behaviour.status,
+        )
+        self._kept.append(received)
+        if self._written is not None:
+            self._written.write(orjson.dumps(_told(received)) + b"\n")
+        async with self._changed:
+            self._changed.notify_all()
+        await asyncio.sleep(behaviour.delay_s)
+        return web.Response(status=behaviour.status, headers=behaviour.headers)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        try:
+            since = int(request.query.get("since", "0"))
+            wait_s = float(request.query.get("wait", "0"))
+        except ValueError as error:
+            return web.Response(status=400, text=f"since and wait are numbers: {error}\n")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(max(0.0, wait_s), WAIT_S_MAX)), self._changed:
+                await self._changed.wait_for(lambda: self._closing or self.received(since))
+        told = [_told(received) for received in self.received(since)]
+        return web.Response(body=orjson.dumps(told), content_type="application/json")
+
+    async def _behave(self, request: web.Request) -> web.Response:
+        try:
+            self.behave(msgspec.json.decode(await request.read(), type=Behaviour))
+        except msgspec.MsgspecError as error:
+            return web.Response(status=400, text=f"behave: {error}\n")
+        return web.Response(status=204)
+
+
+def _told(received: Received) -> dict[str, object]:
+    """Return the JSON of a POST: its body as JSON where it is JSON, else as text."""
+    told: dict[str, object] = msgspec.to_builtins(received)
+    with contextlib.suppress(orjson.JSONDecodeError):
+        told["body"] = received.json()
+    return told
+
+
+def _clean(header: str) -> str:
+    """Return the header without bytes that are no UTF-8; aiohttp makes surrogates of them."""
+    return header.encode(errors="replace").decode()
+
+
+async def _well(_: web.Request) -> web.Response:
+    return web.Response(text="ok")
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    async with WebhookReceiver(http=options.http, file=options.file) as receiver:
+        httpd.say_listening("webhook", receiver.url)
+        await httpd.told_to_stop()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code."""
+    parser = httpd.Parser(prog="muster.local.webhook", description=__doc__)
+    parser.add_argument("--http", type=httpd.address, default=httpd.LOCAL, metavar="HOST:PORT")
+    parser.add_argument("--file", type=pathlib.Path, metavar="PATH")
+    options = parser.parse_args(arguments)
+    try:
+        asyncio.run(_serve(options))
+    except httpd.MistakeError as mistake:
+        return httpd.complain(parser.prog, mistake)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
