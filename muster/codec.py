@@ -49,6 +49,7 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is unique and repeats only when the same fact is sent again. `instance` and `sequence`
     order the events of one producer; `boot` tells a restart of the process from one of the node.
+    `position` is where its stream has it; 0 if it came from elsewhere.
     """
 
     id: str
@@ -59,11 +60,22 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     boot: str
     data: vocabulary.Event
+    position: int = 0
 
     @property
     def node(self) -> str:
         """The node this event is about."""
         return self.data.node
+
+    def precedes(self, other: "CloudEvent") -> bool:
+        """Tell whether this fact is older than `other`: a message that comes again comes late.
+
+        One producer counts its own events, also when their stream was lost and made again; between
+        producers the stream's order decides.
+        """
+        if (self.source, self.instance) == (other.source, other.instance):
+            return self.sequence < other.sequence
+        return self.position < other.position
 
     def __str__(self) -> str:
         """One readable line."""
@@ -106,23 +118,39 @@ def encode(
 
     `producer` is a path such as `plugins/device-plugin`; with the node it makes up `source`.
     """
-    return msgspec.json.encode(
-        _Envelope(
-            specversion="1.0",
+    return dump(
+        CloudEvent(
             id=event_id,
             source=f"/nodes/{event.node}/{producer}",
-            type=TYPE_PREFIX + event.TYPE,
+            type=event.TYPE,
             time=event.at,
-            dataschema=schema_uri(event.TYPE),
             instance=instance,
-            sequence=str(sequence),
+            sequence=sequence,
             boot=boot,
-            data=msgspec.Raw(msgspec.json.encode(event)),
+            data=event,
         )
     )
 
 
-def decode(subject: str, payload: bytes) -> CloudEvent:
+def dump(event: CloudEvent) -> bytes:
+    """Return an event as CloudEvents 1.0 JSON; what `decode` read is written as it was."""
+    return msgspec.json.encode(
+        _Envelope(
+            specversion="1.0",
+            id=event.id,
+            source=event.source,
+            type=TYPE_PREFIX + event.type,
+            time=event.time,
+            dataschema=schema_uri(event.type),
+            instance=event.instance,
+            sequence=str(event.sequence),
+            boot=event.boot,
+            data=msgspec.Raw(msgspec.json.encode(event.data)),
+        )
+    )
+
+
+def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
     """Return the event, validated against its type and against the subject it came on.
 
     Raises MalformedEvent, whose reason is one of a closed set.
@@ -156,6 +184,7 @@ def decode(subject: str, payload: bytes) -> CloudEvent:
         sequence=sequence,
         boot=envelope.boot,
         data=data,
+        position=position,
     )
 
 

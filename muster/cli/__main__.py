@@ -1,0 +1,108 @@
+"""Door to people: the command `muster`; each sub-command is imported when it is called."""
+
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import cyclopts
+from cyclopts import Parameter
+
+import muster
+
+app = cyclopts.App(
+    name="muster",
+    help="The Kubernetes device plugin suite that never fails silently.",
+    version=f"muster {muster.__version__}",
+)
+app.register_install_completion_command()
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@app.command
+def up(*, plain: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Run the whole of muster on this machine until Ctrl-C: NATS, services, simulated nodes.
+
+    Parameters
+    ----------
+    plain
+        Print one line an event instead of a live view.
+
+    """
+    from muster.cli import up as command  # noqa: PLC0415  # a command pays for its own imports
+
+    return command.run(plain=plain)
+
+
+@app.command
+def demo(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Play one story and exit: faults, verdicts, notifications, recovery, with measured times.
+
+    Parameters
+    ----------
+    json
+        Print one JSON object with an entry a step instead of the timeline.
+
+    """
+    from muster.cli import demo as command  # noqa: PLC0415  # a command pays for its own imports
+
+    return command.run(as_json=json)
+
+
+@app.command
+def events(
+    type: Annotated[str, Parameter(name=["--type", "-t"])] = "*",  # noqa: A002  # the option's name
+    *,
+    node: str = "*",
+    since: str | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    url: Annotated[str | None, Parameter(env_var="NATS_URL")] = None,
+) -> int:
+    """Print what happens on the bus, one line an event, until Ctrl-C.
+
+    Parameters
+    ----------
+    type
+        Which types, as a shell pattern: `device.*`, `alert.changed`.
+    node
+        Which nodes, as a shell pattern.
+    since
+        Start in the past: `90s`, `15m`, `2h`, `7d`, or a time such as `2026-11-21T10:00:00Z`.
+    json
+        Print each event as a JSON object.
+    url
+        Where NATS is; by default this machine.
+
+    """
+    from muster.cli import events as command  # noqa: PLC0415  # a command pays for its own imports
+
+    try:
+        start = _since(since)
+    except ValueError as error:
+        print(f"muster events: --since: {error}", file=sys.stderr)
+        return 2
+    return command.run(type, node=node, since=start, as_json=json, url=url)
+
+
+def _since(text: str | None) -> datetime | timedelta | None:
+    """Read how long ago, or when; a time without a zone is UTC."""
+    if text is None:
+        return None
+    age = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    if age:
+        return timedelta(seconds=int(age[1]) * _UNITS[age[2]])
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither an age such as 15m nor an ISO time") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def main() -> int:
+    """Run the command; return the exit code."""
+    return int(app(result_action="return_int_as_exit_code_else_zero") or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Door to the stand-ins over HTTP: what the demo asks of API server, kubelets and webhook."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any, Final
+
+_TIMEOUT_S: Final = 5.0
+_POLL_S: Final = 0.05
+
+
+async def get(url: str) -> Any:
+    """Return the JSON at an address."""
+    return await asyncio.to_thread(_call, "GET", url, None)
+
+
+async def post(url: str, body: object = None) -> Any:
+    """Post JSON; return the answer."""
+    return await asyncio.to_thread(_call, "POST", url, body)
+
+
+async def until(url: str, found: Any) -> Any:
+    """Read an address until `found` says something about what is there; return what it said."""
+    while True:
+        answer = found(await get(url))
+        if answer:
+            return answer
+        await asyncio.sleep(_POLL_S)
+
+
+def _call(method: str, url: str, body: object) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)  # noqa: S310  # our own stand-ins
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # the same
+            return json.loads(answer.read() or b"null")
+    except urllib.error.HTTPError as error:
+        with error:
+            raise OSError(f"{method} {url}: {error.code} {error.read(500).decode()}") from None
+
+
+def pod(name: str, node: str, resources: dict[str, int]) -> dict[str, object]:
+    """Return a pod that asks for devices on a node."""
+    limits = {resource: str(count) for resource, count in resources.items()}
+    container = {"name": "main", "image": "demo", "resources": {"limits": limits}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"nodeName": node, "containers": [container]},
+    }

@@ -1,0 +1,283 @@
+"""Door to people: `muster demo` plays one story on the local stack and reports what was seen.
+
+Every step has a deadline and is judged by what came out at the far end: on the bus, at the
+Kubernetes API, at the webhook. The nodes, kubelets and GPUs are simulated, and the story says so.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from muster import runtime, vocabulary
+from muster.cli import cluster, story, watch
+from muster.local import layout, nats, processes, stack
+from muster.vocabulary import AlertKind, AlertState, Verdict
+
+_STEP_TIMEOUT_S: Final = 20.0
+_XID: Final = 79
+_POD: Final = "training"
+
+Play = Callable[[], Awaitable[str]]
+
+
+class StepFailed(Exception):
+    """A step did not come out as it must."""
+
+
+def run(*, as_json: bool) -> int:
+    """Play the story; return 0 if every step came out, 1 if one did not, 130 after Ctrl-C."""
+    demo = Demo(quiet=as_json)
+    try:
+        asyncio.run(runtime.run(demo.play()))
+    except (nats.NatsUnavailable, processes.ProgramFailed) as error:
+        demo.note(story.Step("start", ok=False, seconds=0.0, detail=str(error)))
+    if not demo.complete and all(step.ok for step in demo.steps):
+        print("muster demo: interrupted", file=sys.stderr)
+        return 130
+    report = story.report(demo.steps)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        failed = [step.name for step in demo.steps if not step.ok]
+        outcome = f"failed at: {', '.join(failed)}" if failed else "every step came out"
+        print(f"\n{outcome}; {report['seconds']} s")
+    return 0 if report["ok"] else 1
+
+
+class Demo:
+    """One playing of the story."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.steps: list[story.Step] = []
+        self.complete = False
+        self._quiet = quiet
+        self._watch = watch.Watch()
+
+    def note(self, step: story.Step) -> None:
+        """Keep a step and print it."""
+        self.steps.append(step)
+        if not self._quiet:
+            at_s = sum(s.seconds for s in self.steps)
+            print(story.line(step, at_s=at_s), flush=True)
+
+    async def play(self) -> None:
+        """Start the stack, play, end it; stop at the first step that fails."""
+        self._print("simulated: 3 nodes, their kubelets and 8 GPUs; the rest is real\n")
+        running = stack.Stack(
+            say=lambda _: None, restart=False, nats_url=os.environ.get("NATS_URL")
+        )
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        started = datetime.now(UTC)
+        pids: list[int] = []
+        async with running:
+            self._stack = running
+            fuse = "a simulated one" if running.fuse_simulated else "this machine's own"
+            pids = [process.pid for process in running.processes.values()]
+            count = len(pids) + (running.nats is not None)
+            async with watch.everything(running.nats_url, self._watch.hear, since=started):
+                took = clock() - began
+                self.note(story.Step("start", ok=True, seconds=took, detail=f"{count} processes"))
+                await self._play(self._chapters(fuse))
+        began = clock()
+        left = [pid for pid in pids if _is_there(pid)] + ([1] if running.directory.exists() else [])
+        detail = f"{left} left" if left else "no process, no socket, no file left"
+        self.note(story.Step("stop", ok=not left, seconds=clock() - began, detail=detail))
+        self.complete = True
+
+    async def _play(self, chapters: list[tuple[str, Play]]) -> None:
+        clock = asyncio.get_running_loop().time
+        for name, act in chapters:
+            began = clock()
+            try:
+                async with asyncio.timeout(_STEP_TIMEOUT_S):
+                    detail = await act()
+            except TimeoutError:
+                detail = f"not seen within {_STEP_TIMEOUT_S:g} s"
+                self.note(story.Step(name, ok=False, seconds=clock() - began, detail=detail))
+                return
+            except (StepFailed, OSError) as error:
+                self.note(story.Step(name, ok=False, seconds=clock() - began, detail=str(error)))
+                return
+            self.note(story.Step(name, ok=True, seconds=clock() - began, detail=detail))
+
+    def _chapters(self, fuse: str) -> list[tuple[str, Play]]:
+        """Return the story: each fault on another node, noticed, delivered, mended, resolved."""
+        a, b, c = (node.name for node in layout.NODES)
+        plugin = {node.name: self._stack.processes[f"plugin-{node.name}"] for node in layout.NODES}
+        kubelet_a = self._stack.http(f"kubelet-{a}")
+
+        async def freeze() -> None:
+            plugin[b].signal(signal.SIGSTOP)
+
+        async def thaw() -> None:
+            plugin[b].signal(signal.SIGCONT)
+
+        async def refuse_and_drop() -> None:
+            await cluster.post(f"{kubelet_a}/registration?accept=false")
+            await cluster.post(f"{kubelet_a}/drop-stream?resource={layout.FUSE}")
+
+        async def accept() -> None:
+            await cluster.post(f"{kubelet_a}/registration?accept=true")
+
+        async def break_gpu() -> None:
+            self._script(b, {"device": 0, "xid": _XID})
+
+        async def mend_gpu() -> None:
+            self._script(b, {"device": 0, "clear": _XID})
+
+        noticed, mended = self._noticed, self._mended
+        return [
+            ("advertise", lambda: self._advertised(fuse)),
+            ("allocate", lambda: self._allocated(a)),
+            ("suggest_labels", self._labels_suggested),
+            ("freeze_plugin", lambda: noticed(b, freeze, Verdict.STUCK)),
+            ("thaw_plugin", lambda: mended(b, thaw, AlertKind.STUCK)),
+            ("kill_plugin", lambda: noticed(c, plugin[c].kill, Verdict.PLUGIN_DOWN)),
+            ("restart_plugin", lambda: mended(c, plugin[c].start, AlertKind.PLUGIN_DOWN)),
+            ("lose_kubelet_stream", lambda: noticed(a, refuse_and_drop, Verdict.DEREGISTERED)),
+            ("register_again", lambda: mended(a, accept, AlertKind.DEREGISTERED)),
+            ("gpu_xid_79", lambda: self._gpu_lost(b, break_gpu)),
+            ("gpu_recovered", lambda: self._gpu_back(b, mend_gpu)),
+        ]
+
+    async def _advertised(self, fuse: str) -> str:
+        url = f"{self._stack.http('kubernetes')}/api/v1/nodes"
+        wanted = {node.name: node.capacity for node in layout.NODES}
+        await cluster.until(url, lambda nodes: _offers(nodes) == wanted)
+        gpus = sum(node.gpus for node in layout.NODES)
+        return f"/dev/fuse ({fuse}) and {gpus} GPUs on {len(wanted)} nodes are allocatable"
+
+    async def _allocated(self, node: str) -> str:
+        since = asyncio.get_running_loop().time()
+        url = f"{self._stack.http('kubernetes')}/api/v1/namespaces/default/pods"
+        await cluster.post(url, cluster.pod(_POD, node, {layout.FUSE: 1, layout.GPU: 1}))
+        phase = await cluster.until(f"{url}/{_POD}", _phase)
+        if phase != "Running":
+            raise StepFailed(f"the pod is {phase}")
+        devices: list[str] = []
+        for resource in (layout.FUSE, layout.GPU):
+            _, seen = await self._watch.first(
+                vocabulary.AllocationObserved,
+                lambda e, resource=resource: e.resource == resource,  # type: ignore[misc]
+                since=since,
+            )
+            devices.extend(seen.device_ids)
+        return f"pod {_POD} runs on {node} with {', '.join(devices)}"
+
+    async def _labels_suggested(self) -> str:
+        found = []
+        for node in layout.NODES:
+            _, event = await self._watch.first(
+                vocabulary.LabelsSuggested,
+                lambda e, name=node.name: e.node == name,  # type: ignore[misc]
+                since=0.0,
+            )
+            found.append(", ".join(f"{node.name} {value}" for value in event.labels.values()))
+        return f"{'; '.join(found)}; nothing written"
+
+    async def _noticed(
+        self, node: str, harm: Callable[[], Awaitable[None]], verdict: Verdict
+    ) -> str:
+        since = asyncio.get_running_loop().time()
+        await harm()
+        at, seen = await self._watch.first(
+            vocabulary.VerdictChanged,
+            lambda e: e.node == node and e.verdict != Verdict.HEALTHY,
+            since=since,
+        )
+        if seen.verdict != verdict:
+            raise StepFailed(f"{node} judged {seen.verdict}, not {verdict}")
+        told_s = await self._delivered(AlertKind(verdict.lower()), node, AlertState.FIRING, since)
+        why = seen.evidence[0].observed if seen.evidence else seen.rule
+        return f"{node} {verdict} after {at - since:.2f} s ({why}); told after {told_s:.2f} s"
+
+    async def _mended(self, node: str, mend: Callable[[], Awaitable[None]], kind: AlertKind) -> str:
+        since = asyncio.get_running_loop().time()
+        await mend()
+        at, _ = await self._watch.first(
+            vocabulary.VerdictChanged,
+            lambda e: e.node == node and e.verdict == Verdict.HEALTHY,
+            since=since,
+        )
+        told_s = await self._delivered(kind, node, AlertState.RESOLVED, since)
+        return f"{node} HEALTHY after {at - since:.2f} s; resolution told after {told_s:.2f} s"
+
+    async def _gpu_lost(self, node: str, harm: Callable[[], Awaitable[None]]) -> str:
+        since = asyncio.get_running_loop().time()
+        await harm()
+        await self._gpus_allocatable(node, lost=1)
+        told_s = await self._delivered(AlertKind.DEVICE_UNHEALTHY, node, AlertState.FIRING, since)
+        return f"{node} offers one GPU less; told after {told_s:.2f} s"
+
+    async def _gpu_back(self, node: str, mend: Callable[[], Awaitable[None]]) -> str:
+        since = asyncio.get_running_loop().time()
+        await mend()
+        await self._gpus_allocatable(node, lost=0)
+        told_s = await self._delivered(AlertKind.DEVICE_UNHEALTHY, node, AlertState.RESOLVED, since)
+        return f"{node} offers all its GPUs; resolution told after {told_s:.2f} s"
+
+    async def _gpus_allocatable(self, node: str, *, lost: int) -> None:
+        wanted = next(n.gpus for n in layout.NODES if n.name == node) - lost
+        url = f"{self._stack.http('kubernetes')}/api/v1/nodes"
+        await cluster.until(url, lambda nodes: _offers(nodes)[node].get(layout.GPU) == wanted)
+
+    async def _delivered(
+        self, kind: AlertKind, node: str, state: AlertState, since: float
+    ) -> float:
+        """Return after how many seconds the webhook had the alert, proven by the receiver."""
+        _, alert = await self._watch.first(
+            vocabulary.AlertChanged,
+            lambda e: (e.kind, e.node, e.state) == (kind, node, state),
+            since=since,
+        )
+        at, _ = await self._watch.first(
+            vocabulary.NotificationDelivered,
+            lambda e: (
+                e.receiver == "webhook"
+                and alert.fingerprint in (e.firing if state == AlertState.FIRING else e.resolved)
+            ),
+            since=since,
+        )
+        received = json.dumps(await cluster.get(f"{self._stack.http('webhook')}/received"))
+        if alert.fingerprint not in received:
+            raise StepFailed(f"the webhook never got alert {alert.fingerprint}")
+        return at - since
+
+    def _script(self, node: str, fault: dict[str, int]) -> None:
+        with self._stack.faults(node).open("a") as script:
+            script.write(json.dumps(fault) + "\n")
+
+    def _print(self, text: str) -> None:
+        if not self._quiet:
+            print(text, flush=True)
+
+
+def _offers(nodes: Any) -> dict[str, dict[str, int]]:
+    """Return what each node offers: the allocatable device resources that are not 0."""
+    return {
+        node["metadata"]["name"]: {
+            resource: int(count)
+            for resource, count in node.get("status", {}).get("allocatable", {}).items()
+            if "/" in resource and str(count) != "0"
+        }
+        for node in nodes["items"]
+    }
+
+
+def _phase(pod: Any) -> str | None:
+    phase: str = pod.get("status", {}).get("phase", "Pending")
+    return None if phase == "Pending" else phase
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""Door to NATS for the command: everything that is said on the bus, kept until it is asked for."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Final, TypeVar
+
+from muster import bus, codec, streams, vocabulary
+
+Told = codec.CloudEvent | vocabulary.Heartbeat
+Event = TypeVar("Event", bound=vocabulary.Event)
+
+_KEPT_MAX: Final = 100_000
+
+
+class Watch:
+    """What has been heard since the watch began, each with the loop's time of arrival."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[float, Told]] = []
+        self._news = asyncio.Condition()
+
+    async def hear(self, told: Told) -> None:
+        """Keep one event or beat, and wake who waits for it."""
+        async with self._news:
+            if len(self.heard) >= _KEPT_MAX:
+                del self.heard[: _KEPT_MAX // 2]
+            self.heard.append((asyncio.get_running_loop().time(), told))
+            self._news.notify_all()
+
+    async def first(
+        self, kind: type[Event], wanted: Callable[[Event], bool], *, since: float
+    ) -> tuple[float, Event]:
+        """Return when and what was first heard since a time, of a kind and as wanted."""
+        seen = 0
+        while True:
+            async with self._news:
+                for at, told in self.heard[seen:]:
+                    data = told.data if isinstance(told, codec.CloudEvent) else None
+                    if at >= since and isinstance(data, kind) and wanted(data):
+                        return at, data
+                seen = len(self.heard)
+                while len(self.heard) == seen:
+                    await self._news.wait()
+
+
+@asynccontextmanager
+async def everything(
+    url: str, hear: Callable[[Told], object], *, since: datetime | None = None
+) -> AsyncIterator[bus.Bus]:
+    """Tell `hear` of every event since then or now, and every beat; what it returns is awaited."""
+
+    async def told(what: Told) -> None:
+        result = hear(what)
+        if asyncio.iscoroutine(result):
+            await result
+
+    async def follow(stream: streams.Stream) -> None:
+        async for event in connected.follow(stream, filters=stream.subjects, since=since):
+            await told(event)
+
+    async with bus.Bus(url, producer="clients/muster", name="muster", owner=True) as connected:
+        await connected.heartbeats(told)
+        await connected.link.client()
+        tasks = [asyncio.create_task(follow(s)) for s in (streams.EVENTS, streams.ALERTS)]
+        try:
+            yield connected
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,122 @@
+"""Pure. What runs on a laptop: three simulated nodes, and the settings of everything on them.
+
+One node offers this machine's own `/dev/fuse` beside simulated GPUs; the others GPUs only. Beats
+come every second and groups wait half of one, so that a fault is seen in seconds; in a cluster the
+defaults are slower.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+FUSE: Final = "smarter-devices/fuse"
+GPU: Final = "nvidia.com/gpu"
+PLUGIN: Final = "device-plugin"
+HEARTBEAT_S: Final = 1.0
+
+Settings = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One simulated node and what its plugin offers."""
+
+    name: str
+    gpus: int
+    product: str
+    memory_mib: int
+    fuse: bool = False
+
+    @property
+    def capacity(self) -> dict[str, int]:
+        """What the node offers by resource name once everything is registered."""
+        return {GPU: self.gpus} | ({FUSE: 1} if self.fuse else {})
+
+
+NODES: Final = (
+    Node("node-a", 2, "NVIDIA H100 80GB HBM3", 81_559, fuse=True),
+    Node("node-b", 4, "NVIDIA A100-SXM4-80GB", 81_920),
+    Node("node-c", 2, "NVIDIA L4", 23_034),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One Python program to run: its name here, its module and its arguments."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+
+
+def kubernetes(kubeconfig: str) -> Program:
+    """Return the stand-in for the Kubernetes API."""
+    return Program("kubernetes", "muster.local.kubernetes", ("--kubeconfig", kubeconfig))
+
+
+def webhook() -> Program:
+    """Return the stand-in for a receiver of notifications."""
+    return Program("webhook", "muster.local.webhook")
+
+
+def kubelet(node: Node, *, directory: str, api: str) -> Program:
+    """Return the stand-in for a node's kubelet; it tells the API of changes every half second."""
+    return Program(
+        f"kubelet-{node.name}",
+        "muster.local.kubelet",
+        (
+            *("--node", node.name, "--dir", directory, "--api", api),
+            *("--status-period", "0.5"),
+        ),
+    )
+
+
+def service(name: str, file: str) -> Program:
+    """Return one of the four services, by its settings file."""
+    room = name.partition("-")[0]
+    return Program(name, f"muster_{room}", ("--config", file))
+
+
+def plugin_settings(
+    node: Node, *, nats: str, directory: str, fuse_path: str, faults: str
+) -> Settings:
+    """Return the settings of a node's plugin."""
+    resources = [{"name": FUSE, "paths": [fuse_path]}] if node.fuse else []
+    return {
+        "node": node.name,
+        "name": PLUGIN,
+        "bus": {"url": nats},
+        "kubelet": {"directory": directory},
+        "heartbeat": {"interval_s": HEARTBEAT_S},
+        "resources": resources,
+        "simulated_gpus": {
+            "resource": GPU,
+            "count": node.gpus,
+            "product": node.product,
+            "memory_mib": node.memory_mib,
+            "faults": faults,
+        },
+    }
+
+
+def health_settings(*, nats: str) -> Settings:
+    """Return the settings of health."""
+    return {"bus": {"url": nats}}
+
+
+def labeler_settings(*, nats: str, kubeconfig: str) -> Settings:
+    """Return the settings of the labeler: it suggests."""
+    return {"bus": {"url": nats}, "mode": "suggest", "kubernetes": {"kubeconfig": kubeconfig}}
+
+
+def notifier_settings(*, nats: str, webhook_url: str) -> Settings:
+    """Return the settings of the notifier: to the console and to the stand-in receiver."""
+    return {
+        "bus": {"url": nats},
+        "group_wait_s": 0.5,
+        "group_interval_s": 1.0,
+        "receivers": [
+            {"name": "console", "console": {}},
+            {"name": "webhook", "webhook": {"url": webhook_url}},
+        ],
+    }

@@ -1,0 +1,166 @@
+"""Door to processes: starts Python programs that log JSON lines, and ends them without leftovers.
+
+A program is up when it prints its `listening` line. It dies with this process, however this process
+ends (Linux: PR_SET_PDEATHSIG).
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from muster.local import layout
+
+_UP_TIMEOUT_S: Final = 20.0
+_END_TIMEOUT_S: Final = 5.0
+_LINE_BYTES_MAX: Final = 1024 * 1024
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class ProgramFailed(Exception):
+    """A program ended or said nothing before it was up; the text holds its last words."""
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """Return what a child runs before exec so that it cannot outlive us; None where unknown."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    parent = os.getpid()
+
+    def ask() -> None:
+        library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+class Process:
+    """One running program; restartable in place."""
+
+    def __init__(self, program: layout.Program, log: Path) -> None:
+        self.program = program
+        self.log = log
+        self.addresses: dict[str, str] = {}
+        """What the program said it listens on, such as `http`."""
+        self._words: deque[str] = deque(maxlen=20)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: list[asyncio.Task[None]] = []
+        self._up = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process is not None, f"{self.program.name} was not started"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there, frozen or not."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def last_words(self) -> str:
+        """What it last said on stderr, else on stdout."""
+        return self._words[-1] if self._words else "without a word"
+
+    async def start(self) -> None:
+        """Start, and return when the program is up. Raises ProgramFailed."""
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        self._up.clear()
+        self._words.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", self.program.module, *self.program.arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment,
+            limit=_LINE_BYTES_MAX,
+            # a Ctrl-C is for us; we then end everything in order
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+        assert self._process.stdout is not None, "stdout is a pipe"
+        assert self._process.stderr is not None, "stderr is a pipe"
+        self._reading = [
+            asyncio.create_task(self._read(self._process.stdout)),
+            asyncio.create_task(self._read(self._process.stderr)),
+        ]
+        ended = asyncio.ensure_future(self._process.wait())
+        up = asyncio.ensure_future(self._up.wait())
+        await asyncio.wait([ended, up], timeout=_UP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        up.cancel()
+        if ended.done():
+            await asyncio.gather(*self._reading)
+            raise ProgramFailed(f"{self.program.name} ended at once: {self.last_words}")
+        ended.cancel()
+        if not self._up.is_set():
+            raise ProgramFailed(f"{self.program.name} not up after {_UP_TIMEOUT_S:g} s")
+
+    async def wait(self) -> int:
+        """Return the exit code once the process has ended."""
+        assert self._process is not None, f"{self.program.name} was not started"
+        return await self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens if the process has ended."""
+        assert self._process is not None, f"{self.program.name} was not started"
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def kill(self) -> None:
+        """End the process as a crash would."""
+        self.signal(signal.SIGKILL)
+        await self._gone()
+
+    async def end(self) -> None:
+        """End the process in order; by force if it takes more than 5 s."""
+        if self._process is None:
+            return
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)
+        try:
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await self._gone()
+        except TimeoutError:
+            await self.kill()
+
+    async def _gone(self) -> None:
+        await self.wait()
+        await asyncio.gather(*self._reading)
+
+    async def _read(self, pipe: asyncio.StreamReader) -> None:
+        """Copy lines to the log; note the last words and the `listening` line."""
+        with self.log.open("ab") as log:
+            while True:
+                try:
+                    line = await pipe.readline()
+                except ValueError:
+                    continue  # longer than the limit; asyncio has dropped it
+                if not line:
+                    return
+                log.write(line)
+                log.flush()
+                text = line.decode("utf-8", "replace").strip()
+                if text:
+                    self._words.append(text)
+                self._note_listening(line)
+
+    def _note_listening(self, line: bytes) -> None:
+        try:
+            said = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return
+        if isinstance(said, dict) and said.get("event") == "listening":
+            self.addresses = {k: str(v) for k, v in said.items()}
+            self._up.set()

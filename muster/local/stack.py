@@ -1,0 +1,179 @@
+"""Door to processes: the whole of muster on this machine, started in order and ended without trace.
+
+NATS, a Kubernetes API, a webhook receiver, three nodes with a kubelet and a plugin each, and the
+three central services; all real processes. The sockets, settings and logs are in one directory.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import yaml
+
+from muster.local import layout, nats, processes
+
+_RESTART_S: Final = (1.0, 30.0)
+_NATS_PORT: Final = 4222
+
+
+class Stack:
+    """Everything that `muster up` runs; an async context manager.
+
+    `say` is told what happens, one line each. With `restart`, a program that ends unasked is
+    started again with a growing delay, as Kubernetes would.
+    """
+
+    def __init__(
+        self, *, say: Callable[[str], None], restart: bool, nats_url: str | None = None
+    ) -> None:
+        self.processes: dict[str, processes.Process] = {}
+        self.nats: nats.NatsServer | None = None
+        self.nats_url = nats_url or ""
+        self.directory = Path()
+        self.fuse_simulated = False
+        self._say = say
+        self._restart = restart
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        """Start everything. Raises ProgramFailed or NatsUnavailable, after ending what ran."""
+        # short, because a socket's path may have 107 bytes
+        self.directory = Path(tempfile.mkdtemp(prefix="muster-"))
+        try:
+            await self._start()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """End everything; remove the directory."""
+        await self._end()
+
+    @property
+    def kubeconfig(self) -> Path:
+        """How the Kubernetes API is reached."""
+        return self.directory / "kubeconfig"
+
+    def http(self, name: str) -> str:
+        """Return where a program serves HTTP."""
+        return self.processes[name].addresses["http"]
+
+    def faults(self, node: str) -> Path:
+        """Return the fault script of a node's simulated GPUs."""
+        return self.directory / f"faults-{node}.jsonl"
+
+    async def _start(self) -> None:
+        if not self.nats_url:
+            self.nats = nats.NatsServer(
+                self.directory / "nats",
+                port=nats.free_port(_NATS_PORT),
+                before_exec=processes.die_with_parent(),
+            )
+            await self.nats.start()
+            self.nats_url = self.nats.url
+        self._say(f"NATS            {self.nats_url}")
+        await asyncio.gather(
+            self._run(layout.kubernetes(str(self.kubeconfig))), self._run(layout.webhook())
+        )
+        self._say(f"Kubernetes API  {self.http('kubernetes')}  (stand-in)")
+        self._say(f"                kubectl --kubeconfig {self.kubeconfig} get nodes")
+        self._say(f"webhook         {self.http('webhook')}/received  (stand-in)")
+        await asyncio.gather(*(self._run(self._kubelet(node)) for node in layout.NODES))
+        for node in layout.NODES:
+            self._say(f"kubelet         {self.http(f'kubelet-{node.name}')}/state  (stand-in)")
+        await asyncio.gather(*(self._run(p) for p in (*self._central(), *self._plugins())))
+        for name in ("health", "labeler", "notifier"):
+            self._say(f"{name:<15} {self.http(name)}/metrics")
+        for node in layout.NODES:
+            self._say(f"plugin {node.name:<8} {self.http(f'plugin-{node.name}')}/metrics")
+
+    def _kubelet(self, node: layout.Node) -> layout.Program:
+        directory = self.directory / node.name
+        directory.mkdir()
+        return layout.kubelet(node, directory=str(directory), api=self.http("kubernetes"))
+
+    def _central(self) -> list[layout.Program]:
+        url = self.nats_url
+        kubeconfig = str(self.kubeconfig)
+        receiver = f"{self.http('webhook')}/notifications"
+        return [
+            self._service("health", layout.health_settings(nats=url)),
+            self._service("labeler", layout.labeler_settings(nats=url, kubeconfig=kubeconfig)),
+            self._service("notifier", layout.notifier_settings(nats=url, webhook_url=receiver)),
+        ]
+
+    def _plugins(self) -> list[layout.Program]:
+        fuse = self._fuse()
+        programs = []
+        for node in layout.NODES:
+            self.faults(node.name).touch()
+            found = layout.plugin_settings(
+                node,
+                nats=self.nats_url,
+                directory=str(self.directory / node.name),
+                fuse_path=str(fuse),
+                faults=str(self.faults(node.name)),
+            )
+            programs.append(self._service(f"plugin-{node.name}", found))
+        return programs
+
+    def _fuse(self) -> Path:
+        """Return this machine's /dev/fuse, or a stand-in for it where there is none."""
+        real = Path("/dev/fuse")
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(real.stat().st_mode):
+                return real
+        self.fuse_simulated = True
+        self._say("this machine has no /dev/fuse: a simulated one is advertised (it is /dev/null)")
+        simulated = self.directory / "fuse"
+        simulated.symlink_to(os.devnull)
+        return simulated
+
+    def _service(self, name: str, found: layout.Settings) -> layout.Program:
+        file = self.directory / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(dict(found)), "utf-8")
+        return layout.service(name, str(file))
+
+    async def _run(self, program: layout.Program) -> None:
+        process = processes.Process(program, self.directory / f"{program.name}.log")
+        self.processes[program.name] = process
+        await process.start()
+        if self._restart:
+            self._watching.append(asyncio.create_task(self._keep_running(process)))
+
+    async def _keep_running(self, process: processes.Process) -> None:
+        delay_s, longest_s = _RESTART_S
+        while True:
+            code = await process.wait()
+            self._say(f"{process.program.name} ended with {code}; again in {delay_s:g} s")
+            await asyncio.sleep(delay_s)
+            delay_s = min(longest_s, delay_s * 2)
+            with contextlib.suppress(processes.ProgramFailed):
+                await process.start()
+
+    async def _end(self) -> None:
+        """End the plugins first, so that they say goodbye, and NATS last."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        order = ("plugin-", "notifier", "health", "labeler", "kubelet-", "")
+        left = dict(self.processes)
+        for prefix in order:
+            now = [left.pop(name) for name in list(left) if name.startswith(prefix)]
+            await asyncio.gather(*(process.end() for process in now))
+        if self.nats is not None:
+            await self.nats.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
