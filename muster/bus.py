@@ -334,7 +334,9 @@ class Bus:
 
     def _decoded(self, message: connection.Message) -> codec.CloudEvent | codec.MalformedEvent:
         try:
-            event = codec.decode(message.subject, message.data)
+            event = codec.decode(
+                message.subject, message.data, position=message.metadata.sequence.stream
+            )
         except codec.MalformedEvent as error:
             _RECEIVED.labels(f"malformed_{error.reason}").inc()
             return error
