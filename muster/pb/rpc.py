@@ -9,7 +9,7 @@ method. Paths and shapes are those of the .proto files in `proto/muster/pb`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -26,10 +26,13 @@ POD_RESOURCES = "v1.PodResourcesLister"
 
 Request = TypeVar("Request", bound=message.Message)
 Answer = TypeVar("Answer", bound=message.Message)
-# grpc.aio's classes take type arguments only in the stubs, never at run time.
-Context: TypeAlias = "grpc.aio.ServicerContext[Request, Answer]"
-Unary: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Request, Answer]"
-Stream: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[Request, Answer]"
+if TYPE_CHECKING:
+    Context: TypeAlias = grpc.aio.ServicerContext[Request, Answer]
+    Unary: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[Request, Answer]
+    Stream: TypeAlias = grpc.aio.UnaryStreamMultiCallable[Request, Answer]
+else:
+    # grpc.aio's classes take type arguments only in the stubs; at run time these are annotations.
+    Context = Unary = Stream = dict
 
 
 class RegistrationServicer(Protocol):
