@@ -3,6 +3,7 @@
 import msgspec
 
 HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,13 +32,11 @@ def refusal(version: str, resource_name: str) -> str | None:
     return None
 
 
-def watcher_refusal(plugin_type: str, resource_name: str, versions: list[str]) -> str | None:
+def watcher_refusal(resource_name: str, versions: list[str]) -> str | None:
     """Why the plugin watcher refuses the plugin behind a socket; None if it goes on to dial.
 
     Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, ValidatePlugin.
     """
-    if plugin_type != PLUGIN_TYPE:
-        return f"no handler registered for plugin type: {plugin_type}"
     if VERSION not in versions:
         return (
             f"manager version, {VERSION}, is not among plugin supported versions "

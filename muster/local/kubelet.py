@@ -1,0 +1,312 @@
+"""Door to device plugins, podresources clients and the Kubernetes API: a kubelet sans containers.
+
+What it decides stands in `device_manager`; here are its lives (a restart is the end of one and the
+start of the next) and its pods. `python -m muster.local.kubelet --help` runs it as a process.
+"""
+
+import asyncio
+import collections
+import contextlib
+import pathlib
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from muster.local import (
+    device_manager,
+    devices,
+    kubelet_api,
+    kubelet_node,
+    kubelet_plugins,
+    kubelet_pod_objects,
+    kubelet_podresources,
+    kubelet_pods,
+    kubelet_registration,
+    kubelet_sockets,
+    kubelet_state,
+    kubelet_watcher,
+)
+from muster.pb import deviceplugin_pb2 as dp
+from muster.pb import rpc
+
+STATUS_PERIOD_S = 10.0
+_SOCKET = "kubelet.sock"
+
+
+class Allocated(msgspec.Struct, frozen=True, kw_only=True):
+    """What one container got of one resource."""
+
+    container: str
+    resource: str
+    ids: tuple[str, ...]
+    answer: dp.ContainerAllocateResponse
+
+
+def _say_nothing(event: str, **facts: object) -> None:
+    pass
+
+
+class Kubelet:
+    """The kubelet of `node`, with its directories under `directory`; `async with` runs it.
+
+    With `api` it keeps the Node, its Lease and its pods there; without, pods come by `allocate`.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: pathlib.Path,
+        node: str,
+        api: str | None = None,
+        status_period_s: float = STATUS_PERIOD_S,
+        stop_grace_s: float = device_manager.STOP_GRACE_S,
+        dial_timeout_s: float = kubelet_plugins.DIAL_TIMEOUT_S,
+        plugin_watcher: bool = False,
+        log: kubelet_api.Log = _say_nothing,
+    ) -> None:
+        self.node = node
+        self.plugins_directory = directory.absolute() / "device-plugins"
+        self.registry_directory = directory.absolute() / kubelet_watcher.DIRECTORY
+        self.podresources_directory = directory.absolute() / "pod-resources"
+        self.socket = self.plugins_directory / _SOCKET
+        self.podresources_socket = self.podresources_directory / _SOCKET
+        self._api_url = api
+        self._status_period_s = status_period_s
+        self._stop_grace_s = stop_grace_s
+        self._dial_timeout_s = dial_timeout_s
+        self._has_watcher = plugin_watcher
+        self._log = log
+        self._accepts = True
+        self._restarts = 0
+        self._pods: dict[str, kubelet_pod_objects.Pod] = {}
+        self._manager = device_manager.DeviceManager()
+        self._registered: collections.Counter[str] = collections.Counter()
+        self._counts: dict[str, tuple[int, int]] = {}
+        self._began_s = 0.0
+        self._life = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._change = asyncio.Event()
+        self._is_restarting = asyncio.Lock()
+        self._pod_loop = asyncio.Lock()
+        for directory in (self.plugins_directory, self.podresources_directory):
+            kubelet_sockets.prepare(directory, own_socket=_SOCKET)
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        await self._begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._life.aclose()
+        # A task of ours that failed has cancelled the block; any other error is the block's own.
+        is_ours = isinstance(error, asyncio.CancelledError)
+        await self._tasks.__aexit__(*((kind, error, trace) if is_ours else (None, None, None)))
+
+    # What tests, the HTTP surface and the pod loop do to it
+
+    def state(self) -> kubelet_state.State:
+        """Draw the kubelet as it is now."""
+        return kubelet_state.State(
+            node=self.node,
+            uptime_s=self._now() - self._began_s,
+            restarts=self._restarts,
+            accepts_registrations=self._accepts,
+            resources=kubelet_state.resources(
+                self._manager,
+                registered=self._registered,
+                streams_open=self._plugins.streams_open,
+                pods=self._pods,
+            ),
+            pods=tuple(f"{pod.namespace}/{pod.name}" for pod in self._pods.values()),
+        )
+
+    async def until(self, holds: Callable[[kubelet_state.State], bool]) -> kubelet_state.State:
+        """Wait for a state that holds what is asked for; the caller sets the limit."""
+        while not holds(state := self.state()):
+            await self._change.wait()
+        return state
+
+    def accept_registrations(self, accepts: bool) -> None:  # noqa: FBT001 (a switch has one value)
+        """Refuse every Register with UNAVAILABLE while False."""
+        self._accepts = accepts
+
+    async def drop_stream(self, resource: str) -> bool:
+        """Close the connection as after an error on its stream; False if there is none."""
+        return await self._plugins.drop(resource)
+
+    async def restart(self) -> None:
+        """Do what `systemctl restart kubelet` does; pods keep their devices."""
+        async with self._is_restarting:
+            await self._life.aclose()
+            self._restarts += 1
+            await self._begin()
+        self._log("restarted", node=self.node)
+
+    async def allocate(
+        self, *, name: str, namespace: str = "default", resources: Mapping[str, int]
+    ) -> tuple[Allocated, ...]:
+        """Admit a pod of one container that no API knows. AllocationError as the kubelet's."""
+        return await self._admit(kubelet_pod_objects.local_pod(namespace, name, resources))
+
+    def release(self, *, name: str, namespace: str = "default") -> bool:
+        """Free the devices of a pod; False if there is no such pod."""
+        uids = [u for u, p in self._pods.items() if (p.namespace, p.name) == (namespace, name)]
+        for uid in uids:
+            self._release(uid)
+        return bool(uids)
+
+    # A life
+
+    async def _begin(self) -> None:
+        async with contextlib.AsyncExitStack() as life:
+            kubelet_sockets.wipe(self.plugins_directory)
+            self._restore()
+            life.push_async_callback(self._plugins.close)
+            holdings = kubelet_podresources.PodResources(self._manager, self._pods)
+            registration = kubelet_registration.Registration(
+                self.plugins_directory, accepts=lambda: self._accepts, connect=self._connect
+            )
+            for path, handler in (
+                (self.podresources_socket, rpc.pod_resources_handler(holdings)),
+                (self.socket, rpc.registration_handler(registration)),
+            ):
+                await life.enter_async_context(kubelet_sockets.serving(path, handler))
+            if self._has_watcher:
+                self.registry_directory.mkdir(parents=True, exist_ok=True)
+                watcher = kubelet_watcher.Watcher(
+                    self.registry_directory, connect=self._connect, drop=self.drop_stream
+                )
+                self._spawn(life, watcher.run())
+            self._spawn_api(life)
+            self._life = life.pop_all()
+
+    def _restore(self) -> None:
+        checkpoint = kubelet_sockets.read_checkpoint(self.plugins_directory)
+        self._began_s = self._now()
+        self._manager = device_manager.DeviceManager.restored(
+            checkpoint, self._began_s, stop_grace_s=self._stop_grace_s
+        )
+        self._plugins = kubelet_plugins.Plugins(
+            self._manager, dial_timeout_s=self._dial_timeout_s, changed=self._changed
+        )
+        self._registered = collections.Counter()
+        restored = kubelet_pod_objects.restored_pods(checkpoint.grants)
+        self._pods = {uid: self._pods.get(uid, pod) for uid, pod in restored.items()} | self._pods
+
+    def _spawn_api(self, life: contextlib.AsyncExitStack) -> None:
+        report = kubelet_node.Report(self._status, period_s=self._status_period_s, log=self._log)
+        if self._api_url is None:
+            self._spawn(life, report.run(None))
+            return
+        api = kubelet_api.Api(self._api_url)
+        life.push_async_callback(api.close)
+        node = kubelet_node.Node(api, self.node)
+        pods = kubelet_pods.PodLoop(
+            api,
+            self.node,
+            admit=self._admit,
+            adopt=self._adopt,
+            release=self._release,
+            known=lambda: self._pods,
+            log=self._log,
+        )
+        self._spawn(life, report.run(node))
+        self._spawn(life, node.renew_forever())
+        self._spawn(life, pods.run())
+
+    def _spawn(
+        self, life: contextlib.AsyncExitStack, work: Coroutine[object, object, None]
+    ) -> None:
+        life.push_async_callback(_end, self._tasks.create_task(work))
+
+    def _status(self) -> devices.Status:
+        status = self._manager.status(self._now())
+        if status.removed:
+            self._changed()
+        return status
+
+    async def _connect(self, resource: str, path: str) -> None:
+        await self._plugins.connect(resource, path)
+        self._registered[resource] += 1
+        self._log("registered", resource=resource, socket=path)
+        self._changed()
+
+    # Pods
+
+    async def _admit(self, pod: kubelet_pod_objects.Pod) -> tuple[Allocated, ...]:
+        async with self._pod_loop:
+            manager = self._manager
+            with contextlib.ExitStack() as undo:
+                undo.callback(manager.release, pod.uid)
+                await self._allocate(pod)
+                undo.pop_all()
+            self._pods[pod.uid] = pod
+            self._changed()
+        grants = [grant for grant in manager.grants() if grant.pod == pod.uid]
+        return tuple(_allocated(grant) for grant in grants)
+
+    async def _allocate(self, pod: kubelet_pod_objects.Pod) -> None:
+        reusable: dict[str, frozenset[str]] = {}
+        for container in pod.containers:
+            for resource, count in container.limits.items():
+                left = reusable.get(resource, frozenset())
+                request = devices.Request(
+                    pod=pod.uid, container=container.name, resource=resource, count=count
+                )
+                grant = await self._plugins.allocate(request, reusable=left)
+                ids = grant.ids if grant else frozenset()
+                is_init = container.role is kubelet_pod_objects.Role.INIT
+                reusable[resource] = left | ids if is_init else left - ids
+
+    def _adopt(self, pod: kubelet_pod_objects.Pod) -> None:
+        self._pods[pod.uid] = pod
+
+    def _release(self, uid: str) -> None:
+        if self._pods.pop(uid, None) is not None:
+            self._manager.release(uid)
+            self._changed()
+
+    def _changed(self) -> None:
+        kubelet_sockets.write_checkpoint(self.plugins_directory, self._manager.checkpoint())
+        self._tell_counts()
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+
+    def _tell_counts(self) -> None:
+        capacity, allocatable = self._manager.capacity(), self._manager.allocatable()
+        counts = {name: (capacity[name], allocatable[name]) for name in capacity}
+        for name, (total, healthy) in counts.items():
+            if self._counts.get(name) != (total, healthy):
+                self._log("devices counted", resource=name, capacity=total, allocatable=healthy)
+        self._counts = counts
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _allocated(grant: devices.Grant) -> Allocated:
+    return Allocated(
+        container=grant.container,
+        resource=grant.resource,
+        ids=tuple(sorted(grant.ids)),
+        answer=dp.ContainerAllocateResponse.FromString(grant.answer),
+    )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+if __name__ == "__main__":
+    from muster.local import kubelet_main
+
+    sys.exit(kubelet_main.main())

@@ -1,0 +1,88 @@
+"""Door to the podresources clients: which pod holds which device, and what could be held."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import grpc
+
+from muster.local import device_manager, devices, kubelet_pod_objects
+from muster.pb import podresources_pb2 as podres
+from muster.pb import rpc
+
+_NO_NODE = -1
+
+
+class PodResources:
+    """Answers from the memory of one life of the kubelet; `pods` are by uid."""
+
+    def __init__(
+        self, manager: device_manager.DeviceManager, pods: Mapping[str, kubelet_pod_objects.Pod]
+    ) -> None:
+        self._manager = manager
+        self._pods = pods
+
+    async def list(
+        self,
+        _request: podres.ListPodResourcesRequest,
+        _context: rpc.Context[podres.ListPodResourcesRequest, podres.ListPodResourcesResponse],
+    ) -> podres.ListPodResourcesResponse:
+        """Every active pod, also those without devices."""
+        return podres.ListPodResourcesResponse(pod_resources=map(self._of, self._pods.values()))
+
+    async def get_allocatable_resources(
+        self,
+        _request: podres.AllocatableResourcesRequest,
+        _context: rpc.Context[
+            podres.AllocatableResourcesRequest, podres.AllocatableResourcesResponse
+        ],
+    ) -> podres.AllocatableResourcesResponse:
+        """Healthy ids, allocated ones included."""
+        return podres.AllocatableResourcesResponse(
+            devices=(
+                _entry(resource, id_, node)
+                for resource, lists in self._manager.lists().items()
+                for id_ in sorted(lists.healthy)
+                for node in lists.numa_nodes.get(id_) or (_NO_NODE,)
+            )
+        )
+
+    async def get(
+        self,
+        request: podres.GetPodResourcesRequest,
+        context: rpc.Context[podres.GetPodResourcesRequest, podres.GetPodResourcesResponse],
+    ) -> podres.GetPodResourcesResponse:
+        """One pod; code UNKNOWN if there is none."""
+        key = request.pod_namespace, request.pod_name
+        found = [pod for pod in self._pods.values() if (pod.namespace, pod.name) == key]
+        if not found:
+            await context.abort(
+                grpc.StatusCode.UNKNOWN,
+                f"pod {request.pod_name} in namespace {request.pod_namespace} not found",
+            )
+        return podres.GetPodResourcesResponse(pod_resources=self._of(found[0]))
+
+    def _of(self, pod: kubelet_pod_objects.Pod) -> podres.PodResources:
+        grants = [grant for grant in self._manager.grants() if grant.pod == pod.uid]
+        return podres.PodResources(
+            name=pod.name,
+            namespace=pod.namespace,
+            containers=(
+                podres.ContainerResources(
+                    name=container.name, devices=_entries(grants, container.name)
+                )
+                for container in pod.containers
+                if container.role is not kubelet_pod_objects.Role.INIT
+            ),
+        )
+
+
+def _entries(grants: Iterable[devices.Grant], container: str) -> Iterator[podres.ContainerDevices]:
+    for grant in grants:
+        if grant.container == container:
+            for node, ids in grant.ids_by_node.items():
+                for id_ in ids:
+                    yield _entry(grant.resource, id_, node)
+
+
+def _entry(resource: str, id_: str, node: int) -> podres.ContainerDevices:
+    topology = podres.TopologyInfo(nodes=[podres.NUMANode(ID=node)]) if node != _NO_NODE else None
+    return podres.ContainerDevices(resource_name=resource, device_ids=[id_], topology=topology)

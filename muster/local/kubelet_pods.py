@@ -1,0 +1,146 @@
+"""Door to the node's pods at the API: admits the new, frees the ended. One at a time."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from muster.local import device_manager, kubelet_api, kubelet_pod_objects
+
+_BACKOFF_S = 0.2
+_BACKOFF_MAX_S = 5.0
+_PODS = "/api/v1/pods"
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _Versioned(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+
+
+class _List(msgspec.Struct):
+    metadata: _Metadata
+    items: list[dict[str, object]] = []
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: dict[str, object]
+
+
+class PodLoop:
+    """Follows the pods bound to a node.
+
+    `admit` gets a pod its devices (AllocationError if it cannot), `adopt` takes in one that runs
+    already, `release` frees those of a pod that has ended; `known` are all pods with a uid.
+    """
+
+    def __init__(
+        self,
+        api: kubelet_api.Api,
+        node: str,
+        *,
+        admit: Callable[[kubelet_pod_objects.Pod], Awaitable[object]],
+        adopt: Callable[[kubelet_pod_objects.Pod], None],
+        release: Callable[[str], None],
+        known: Callable[[], Mapping[str, kubelet_pod_objects.Pod]],
+        log: kubelet_api.Log,
+    ) -> None:
+        self._api = api
+        self._node = node
+        self._admit = admit
+        self._adopt = adopt
+        self._release = release
+        self._known = known
+        self._log = log
+
+    async def run(self) -> None:
+        """List and watch for ever; an absent API is told once and tried again."""
+        delay_s = _BACKOFF_S
+        is_away = False
+        while True:
+            try:
+                version = await self._list()
+                if is_away:
+                    self._log("pods followed again", node=self._node)
+                is_away, delay_s = False, _BACKOFF_S
+                await self._watch(version)
+            except kubelet_api.Gone:
+                continue
+            except (kubelet_api.ApiAway, msgspec.ValidationError) as error:
+                if not is_away:
+                    self._log("pods not followed", node=self._node, error=str(error))
+                is_away = True
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
+
+    async def _list(self) -> str:
+        code, answer = await self._api.get(_PODS, self._selector())
+        if code >= 400:  # noqa: PLR2004 (HTTP's errors)
+            raise kubelet_api.ApiAway(f"list {_PODS}: {code} {answer}")
+        found = msgspec.convert(answer, _List)
+        uids = {uid for item in found.items if (uid := await self._see(item)) is not None}
+        for uid in [*self._known()]:
+            if uid not in uids and not kubelet_pod_objects.is_local(uid):
+                self._release(uid)
+        return found.metadata.resource_version
+
+    async def _watch(self, version: str) -> None:
+        while True:
+            params = {**self._selector(), "resourceVersion": version, "allowWatchBookmarks": "true"}
+            async for raw in self._api.watch(_PODS, params):
+                event = msgspec.convert(raw, _Event)
+                if event.type == "ERROR":
+                    raise kubelet_api.Gone
+                seen = msgspec.convert(event.object, _Versioned)
+                version = seen.metadata.resource_version or version
+                if event.type != "BOOKMARK":
+                    await self._see(event.object, is_deleted=event.type == "DELETED")
+
+    async def _see(self, raw: dict[str, object], *, is_deleted: bool = False) -> str | None:
+        """Bring one pod to where it belongs; its uid, or None if it cannot be read."""
+        try:
+            pod = kubelet_pod_objects.pod(raw)
+        except (msgspec.ValidationError, ValueError) as error:
+            self._log("pod not understood", node=self._node, error=str(error))
+            return None
+        if is_deleted or pod.has_ended:
+            self._release(pod.uid)
+        elif pod.is_deleting:
+            self._release(pod.uid)
+            await self._api.delete(_path(pod), {"gracePeriodSeconds": 0})
+        elif pod.phase == "Pending":
+            await self._start(pod)
+        else:
+            self._adopt(pod)
+        return pod.uid
+
+    async def _start(self, pod: kubelet_pod_objects.Pod) -> None:
+        now = kubelet_api.now()
+        try:
+            await self._admit(pod)
+        except device_manager.AllocationError as refused:
+            self._log("pod refused", pod=f"{pod.namespace}/{pod.name}", reason=str(refused))
+            event = kubelet_pod_objects.admission_event(
+                pod, str(refused), node=self._node, now=now, suffix=uuid.uuid4().hex[:16]
+            )
+            await self._api.post(f"/api/v1/namespaces/{pod.namespace}/events", event)
+            status = kubelet_pod_objects.pod_failed(str(refused))
+        else:
+            status = kubelet_pod_objects.pod_running(pod, now)
+        code, answer = await self._api.patch(
+            f"{_path(pod)}/status", status, kind=kubelet_api.MERGE_PATCH
+        )
+        # A pod that is gone by now is freed by its DELETED event.
+        if code >= 400 and code != 404:  # noqa: PLR2004 (HTTP's errors)
+            raise kubelet_api.ApiAway(f"patch {_path(pod)}/status: {code} {answer}")
+
+    def _selector(self) -> dict[str, str]:
+        return {"fieldSelector": f"spec.nodeName={self._node}"}
+
+
+def _path(pod: kubelet_pod_objects.Pod) -> str:
+    return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"

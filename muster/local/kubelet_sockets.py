@@ -1,0 +1,89 @@
+"""Door to the kubelet's directories: its own sockets, everybody's sockets, its checkpoint file."""
+
+import contextlib
+import os
+import pathlib
+import socket
+import stat
+import tempfile
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import msgspec
+
+from muster.local import devices, httpd
+
+CHECKPOINT = "kubelet_internal_checkpoint"
+# `sun_path` holds 108 bytes, the last of them 0.
+_PATH_BYTES_MAX = 107
+
+
+def prepare(directory: pathlib.Path, *, own_socket: str) -> None:
+    """Make the directory; MistakeError if we could not serve `own_socket` in it.
+
+    A living server there is somebody's kubelet. The real one would take its socket away without
+    asking; a stand-in that was started with the wrong directory must not.
+    """
+    path = directory / own_socket
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise httpd.MistakeError(f"{path}: longer than {_PATH_BYTES_MAX} bytes, no socket fits")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise httpd.MistakeError(f"cannot make {directory}: {error.strerror}") from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise httpd.MistakeError(f"no permission to write in {directory}")
+    if _is_served(path):
+        raise httpd.MistakeError(f"another kubelet serves {path}")
+
+
+def wipe(directory: pathlib.Path) -> None:
+    """Remove every socket in the directory, and nothing else (CleanupPluginDirectory, 1.36)."""
+    for path in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                path.unlink()
+
+
+@contextlib.asynccontextmanager
+async def serving(path: pathlib.Path, handler: grpc.GenericRpcHandler) -> AsyncIterator[None]:
+    """Serve on a socket while the block runs; then cut every call and remove the socket."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([handler])
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise httpd.MistakeError(f"cannot serve on {path}: {error}") from error
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+def write_checkpoint(directory: pathlib.Path, checkpoint: devices.Checkpoint) -> None:
+    """Replace the checkpoint as a whole, so that a kill leaves the old or the new one."""
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=f".{CHECKPOINT}.", delete=False) as new:
+        new.write(msgspec.json.encode(checkpoint))
+    pathlib.Path(new.name).replace(directory / CHECKPOINT)
+
+
+def read_checkpoint(directory: pathlib.Path) -> devices.Checkpoint:
+    """Read what the kubelet before us left; MistakeError if it cannot be understood."""
+    path = directory / CHECKPOINT
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=devices.Checkpoint)
+    except FileNotFoundError:
+        return devices.Checkpoint()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise httpd.MistakeError(f"cannot read checkpoint {path}: {error}") from error
+
+
+def _is_served(path: pathlib.Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return False
+    return True

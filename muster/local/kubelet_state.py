@@ -1,0 +1,86 @@
+"""Pure. One picture of a kubelet stand-in: for tests, for its HTTP surface, for curious people."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from muster.local import device_manager, devices, kubelet_pod_objects
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """The devices of one resource that one container holds."""
+
+    namespace: str
+    pod: str
+    container: str
+    ids: tuple[str, ...]
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """One resource name; `registered` and `streams_open` count since the kubelet started."""
+
+    registered: int = 0
+    endpoint: str | None = None
+    socket: str | None = None
+    is_stopped: bool = False
+    streams_open: int = 0
+    capacity: int = 0
+    allocatable: int = 0
+    devices: dict[str, str] = {}
+    allocations: tuple[Allocation, ...] = ()
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole kubelet; `restarts` counts since the process started."""
+
+    node: str
+    uptime_s: float
+    restarts: int
+    accepts_registrations: bool
+    resources: dict[str, Resource]
+    pods: tuple[str, ...]
+
+
+def resources(
+    manager: device_manager.DeviceManager,
+    *,
+    registered: Mapping[str, int],
+    streams_open: Mapping[str, int],
+    pods: Mapping[str, kubelet_pod_objects.Pod],
+) -> dict[str, Resource]:
+    """Draw every resource that was ever registered, listed or allocated; sorted by name."""
+    capacity, allocatable = manager.capacity(), manager.allocatable()
+    grants: dict[str, list[devices.Grant]] = {}
+    for grant in manager.grants():
+        grants.setdefault(grant.resource, []).append(grant)
+    drawn: dict[str, Resource] = {}
+    for name in sorted({*capacity, *registered, *grants}):
+        endpoint = manager.endpoint(name)
+        client = endpoint.client if endpoint else None
+        drawn[name] = Resource(
+            registered=registered.get(name, 0),
+            endpoint=client.socket.rpartition("/")[2] if client else None,
+            socket=client.socket if client else None,
+            is_stopped=endpoint is None or endpoint.stopped_at_s is not None,
+            streams_open=streams_open.get(name, 0),
+            capacity=capacity.get(name, 0),
+            allocatable=allocatable.get(name, 0),
+            devices=_healths(manager.lists().get(name, devices.Lists())),
+            allocations=tuple(_allocation(grant, pods) for grant in grants.get(name, ())),
+        )
+    return drawn
+
+
+def _healths(lists: devices.Lists) -> dict[str, str]:
+    healths = dict.fromkeys(lists.healthy, devices.HEALTHY)
+    return dict(sorted((healths | dict.fromkeys(lists.unhealthy, devices.UNHEALTHY)).items()))
+
+
+def _allocation(grant: devices.Grant, pods: Mapping[str, kubelet_pod_objects.Pod]) -> Allocation:
+    pod = pods.get(grant.pod)
+    return Allocation(
+        namespace=pod.namespace if pod else "",
+        pod=pod.name if pod else grant.pod,
+        container=grant.container,
+        ids=tuple(sorted(grant.ids)),
+    )
