@@ -60,7 +60,12 @@ async def listening(application: web.Application, at: Address) -> AsyncIterator[
     A request whose client has gone is cancelled, so that no watch outlives its watcher.
     """
     runner = web.AppRunner(
-        application, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
+        application,
+        access_log=None,
+        # a body that does not unpack would end in 500; nobody we stand in for unpacks any
+        auto_decompress=False,
+        handler_cancellation=True,
+        shutdown_timeout=SHUTDOWN_S,
     )
     await runner.setup()
     try:
@@ -76,13 +81,21 @@ async def listening(application: web.Application, at: Address) -> AsyncIterator[
         await runner.cleanup()
 
 
-async def told_to_stop() -> None:
-    """Wait for SIGTERM or SIGINT."""
+def stop_on_signals() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set, from now on.
+
+    To be called before anybody is told that we listen: who has read that may send the signal.
+    """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
+    return stopped
+
+
+async def told_to_stop() -> None:
+    """Wait for SIGTERM or SIGINT; for programs that nobody stops before they wait."""
+    await stop_on_signals().wait()
 
 
 def say_listening(service: str, url: str) -> None:

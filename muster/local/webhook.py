@@ -189,9 +189,10 @@ async def _well(_: web.Request) -> web.Response:
 
 
 async def _serve(options: argparse.Namespace) -> None:
+    stopped = httpd.stop_on_signals()
     async with WebhookReceiver(http=options.http, file=options.file) as receiver:
         httpd.say_listening("webhook", receiver.url)
-        await httpd.told_to_stop()
+        await stopped.wait()
 
 
 def main(arguments: list[str] | None = None) -> int:
