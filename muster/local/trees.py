@@ -3,12 +3,10 @@
 Trees are never changed in place: whoever holds one (the watch log, a page of a list) may keep it.
 """
 
-import contextlib
 from collections.abc import Iterator
 from typing import TypeAlias
 
 import orjson
-import yaml
 
 from muster.local import refusals
 
@@ -19,10 +17,6 @@ DEPTH_MAX = 100
 """Deeper trees are refused: everything that walks a tree recurses."""
 
 
-YAML_BYTES_MAX = 256 * 1024
-"""The YAML reader takes seconds for a megabyte, and everybody else would wait."""
-
-
 def from_json(body: bytes) -> Json:
     """Return the tree that the JSON text `body` spells."""
     try:
@@ -31,22 +25,6 @@ def from_json(body: bytes) -> Json:
         raise refusals.bad_request(f"the body is not JSON: {error}") from error
     refuse_depth(value)
     return value
-
-
-def from_yaml(body: bytes) -> Json:
-    """Return the tree that the YAML (or JSON) text `body` spells, with no types but JSON's."""
-    with contextlib.suppress(orjson.JSONDecodeError):
-        value: Json = orjson.loads(body)
-        refuse_depth(value)
-        return value
-    if len(body) > YAML_BYTES_MAX:
-        raise refusals.bad_request(f"YAML of more than {YAML_BYTES_MAX} bytes; send JSON")
-    try:
-        loaded: object = yaml.load(body, Loader=_Loader)  # noqa: S506 - a SafeLoader with less
-        spelled = orjson.dumps(loaded)
-    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
-        raise refusals.bad_request(f"the body is not YAML for JSON: {error}") from error
-    return from_json(spelled)
 
 
 def refuse_depth(value: Json) -> None:
@@ -135,20 +113,6 @@ def kind(value: Json) -> str:
             return "a list"
         case dict():
             return "an object"
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's JSON subset: no aliases (a few lines could stand for gigabytes), no dates."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - yaml reads it from the class
-        first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not accepted")
-        return super().compose_node(parent, index)
 
 
 def _children(value: Json) -> Iterator[Json]:

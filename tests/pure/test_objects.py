@@ -434,3 +434,52 @@ def replayed(known: Mapping[str, trees.Tree], events: list[trees.Tree]) -> dict[
             assert (name in now) == (event["type"] == "MODIFIED")
             now[name] = stored
     return now
+
+
+NAMED = (
+    "metadata",
+    "labels",
+    "status",
+    "conditions",
+    "type",
+    "spec",
+    "containers",
+    "managedFields",
+)
+MEANT = ("$patch", "$retainKeys", "op", "path", "value", "uid", "name", "resourceVersion", "kind")
+FIELDS = st.sampled_from([*NAMED, *MEANT, "finalizers"])
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.sampled_from(["", "add", "/metadata", "delete"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner, max_size=4),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(FIELDS, ANYTHING, max_size=4) | ANYTHING
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    body=OBJECTS,
+    patch=OBJECTS,
+    patch_format=st.sampled_from(writes.PatchFormat),
+    subresource=st.sampled_from(["", "status"]),
+)
+def test_any_body_is_taken_or_refused_with_the_reason(
+    body: trees.Json, patch: trees.Json, patch_format: writes.PatchFormat, subresource: str
+) -> None:
+    store = new_store()
+    add(store, POD, spec=SPEC)
+    place = at(resources.PODS, "pod-a", subresource=subresource)
+    for asked in (
+        lambda: store.create(body, write(at(resources.PODS, namespace="default"))),
+        lambda: store.update(body, write(place)),
+        lambda: store.patch(patch, patch_format, write(place)),
+        lambda: store.patch(body, patch_format, write(place, "other")),
+        lambda: store.delete(place, body, dry_run=False),
+    ):
+        try:
+            asked()
+        except refusals.RequestError as error:
+            assert error.code in {400, 404, 409, 422}  # noqa: PT017 - each with its reason

@@ -1,0 +1,145 @@
+"""Door to HTTP. Watches: long answers that tell each change, bookmarks, and the end of history.
+
+A watch holds a version, not a queue: it reads the store's log from there on. One that falls
+behind by more than the log is told 410 and lists again, as with the real API server.
+"""
+
+import asyncio
+import contextlib
+import time
+
+import orjson
+from aiohttp import web
+
+from muster.local import objects, refusals, trees
+
+DEFAULT_TIMEOUT_S = 1800
+"""The lower end of what the API server picks when a client does not say."""
+
+WATCHES_MAX = 1000
+_ENDED = "k8s.io/initial-events-end"
+
+
+class Watches:
+    """All open watches of one store; `wake` them after each write."""
+
+    def __init__(
+        self, store: objects.Store, *, bookmark_period_s: float, closing: asyncio.Event
+    ) -> None:
+        self._store = store
+        self._bookmark_period_s = bookmark_period_s
+        self._closing = closing
+        self._written = asyncio.Event()
+        self._open = 0
+
+    def wake(self) -> None:
+        """Let every watch look into the log."""
+        self._written.set()
+        self._written = asyncio.Event()
+
+    async def serve(self, request: web.Request, selection: objects.Selection) -> web.StreamResponse:
+        """Answer a request with a watch, until its timeout, our end, or its client's."""
+        version = number(request, "resourceVersion")
+        timeout_s = number(request, "timeoutSeconds") or DEFAULT_TIMEOUT_S
+        bookmarks = request.query.get("allowWatchBookmarks") in {"true", "1"}
+        wants_initial = request.query.get("sendInitialEvents") in {"true", "1"}
+        if self._open >= WATCHES_MAX:
+            raise refusals.RequestError(
+                refusals.Reason.TOO_MANY_REQUESTS, f"{WATCHES_MAX} watches are open"
+            )
+        watch = _Watch(self._store, selection, bookmarks=bookmarks)
+        events = watch.begin(version or 0, wants_initial=wants_initial)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        self._open += 1
+        try:
+            await response.prepare(request)
+            await self._tell(response, watch, events, time.monotonic() + timeout_s)
+            await response.write_eof()
+        except ConnectionResetError:
+            pass  # the client has gone, in the middle of a line
+        finally:
+            self._open -= 1
+        return response
+
+    async def _tell(
+        self,
+        response: web.StreamResponse,
+        watch: "_Watch",
+        events: list[trees.Tree],
+        until: float,
+    ) -> None:
+        bookmark_at = time.monotonic() + self._bookmark_period_s
+        while True:
+            if events:
+                await response.write(b"".join(orjson.dumps(event) + b"\n" for event in events))
+            now = time.monotonic()
+            if watch.expired or self._closing.is_set() or now >= until:
+                break
+            if watch.bookmarks and now >= bookmark_at:
+                await response.write(orjson.dumps(watch.bookmark()) + b"\n")
+                bookmark_at = now + self._bookmark_period_s
+            written = self._written
+            events = watch.news()
+            if not events:
+                wake_at = min(until, bookmark_at) if watch.bookmarks else until
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, wake_at - now)):
+                        await written.wait()
+        if watch.bookmarks and not watch.expired:
+            await response.write(orjson.dumps(watch.bookmark()) + b"\n")
+
+
+class _Watch:
+    """One watch's place in the log."""
+
+    def __init__(
+        self, store: objects.Store, selection: objects.Selection, *, bookmarks: bool
+    ) -> None:
+        self.bookmarks = bookmarks
+        self.expired = False
+        self._store = store
+        self._selection = selection
+        self._version = store.version
+
+    def begin(self, version: int, *, wants_initial: bool) -> list[trees.Tree]:
+        """Return the first events: what exists, or what happened after `version`.
+
+        `wants_initial` is the streaming list of client-go: what exists, then a marked bookmark.
+        """
+        if wants_initial:
+            marked = trees.planted(self.bookmark(), {_ENDED: "true"}, *_ANNOTATIONS)
+            return [*self._store.initial(self._selection), marked]
+        if not version:
+            return self._store.initial(self._selection)
+        self._version = version
+        return self.news()
+
+    def news(self) -> list[trees.Tree]:
+        """Return what happened since the last time; an ERROR if that cannot be told any more."""
+        try:
+            events = self._store.since(self._selection, self._version)
+        except refusals.RequestError as error:
+            self.expired = True
+            return [{"type": "ERROR", "object": trees.from_json(orjson.dumps(error.status()))}]
+        self._version = self._store.version
+        return events
+
+    def bookmark(self) -> trees.Tree:
+        """Return the event that tells a client how far it has read."""
+        resource = self._selection.place.resource
+        metadata: trees.Tree = {"resourceVersion": str(self._version), "creationTimestamp": None}
+        bookmark = resource.view({"metadata": metadata})
+        return {"type": "BOOKMARK", "object": bookmark}
+
+
+_ANNOTATIONS = ("object", "metadata", "annotations")
+
+
+def number(request: web.Request, name: str) -> int | None:
+    """Return a parameter that must be a whole number, or None where it is absent."""
+    written = request.query.get(name, "")
+    if not written:
+        return None
+    if not (written.isascii() and written.isdigit() and len(written) < len(str(2**63))):
+        raise refusals.bad_request(f"Invalid value: {written!r}: {name} must be a whole number")
+    return int(written)
