@@ -1,0 +1,56 @@
+"""Pure. Whether a group of alerts is told to a receiver now, and why: Alertmanager's table.
+
+| # | condition | answer |
+|---|---|---|
+| 1 | nothing was told yet | FIRST if anything fires, else nothing |
+| 2 | something fires that was not told | FIRST if nothing told still fired, else NEW_ALERTS |
+| 3 | nothing fires | ALL_RESOLVED if something told still fired, else nothing |
+| 4 | the receiver hears resolves, and one was not told | NEW_RESOLVED |
+| 5 | what was told is older than `repeat_interval_s` | REPEAT |
+| 6 | otherwise | nothing |
+
+Source: prometheus/alertmanager notify/dedup_stage.go, needsUpdate (August 2026). Row 3 ignores
+`send_resolved` on purpose: what was told must be forgotten, even if the receiver hears nothing.
+"""
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from muster import vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a receiver was last told about a group, by fingerprint; `at` is monotonic seconds."""
+
+    firing: frozenset[str]
+    resolved: frozenset[str]
+    at: float
+    id: str
+
+
+def reason_to_notify(
+    told: Told | None,
+    *,
+    firing: AbstractSet[str],
+    resolved: AbstractSet[str],
+    send_resolved: bool,
+    repeat_interval_s: float,
+    now: float,
+) -> vocabulary.NotificationReason | None:
+    """Return why the group must be told now, or None."""
+    if told is None:
+        return vocabulary.NotificationReason.FIRST if firing else None
+    if not firing <= told.firing:
+        return (
+            vocabulary.NotificationReason.NEW_ALERTS
+            if told.firing
+            else vocabulary.NotificationReason.FIRST
+        )
+    if not firing:
+        return vocabulary.NotificationReason.ALL_RESOLVED if told.firing else None
+    if send_resolved and not resolved <= told.resolved:
+        return vocabulary.NotificationReason.NEW_RESOLVED
+    if now - told.at >= repeat_interval_s:
+        return vocabulary.NotificationReason.REPEAT
+    return None

@@ -1,0 +1,69 @@
+import pytest
+
+from muster_notifier import answers
+from muster_notifier.answers import Answer, Kind
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "answer"),
+    [
+        (200, {}, Answer(kind=Kind.TAKEN, detail="HTTP 200")),
+        (204, {}, Answer(kind=Kind.TAKEN, detail="HTTP 204")),
+        (
+            301,
+            {"location": "http://elsewhere/"},
+            Answer(kind=Kind.REFUSED, detail="HTTP 301 to http://elsewhere/"),
+        ),
+        (304, {}, Answer(kind=Kind.REFUSED, detail="HTTP 304")),
+        (400, {}, Answer(kind=Kind.REFUSED, detail="HTTP 400")),
+        (404, {}, Answer(kind=Kind.REFUSED, detail="HTTP 404")),
+        (408, {}, Answer(kind=Kind.TEMPORARY, detail="HTTP 408")),
+        (410, {}, Answer(kind=Kind.REFUSED, detail="HTTP 410")),
+        (413, {}, Answer(kind=Kind.REFUSED, detail="HTTP 413")),
+        (429, {}, Answer(kind=Kind.TEMPORARY, detail="HTTP 429")),
+        (
+            429,
+            {"retry-after": "7"},
+            Answer(kind=Kind.TEMPORARY, detail="HTTP 429", retry_after_s=7.0),
+        ),
+        (500, {}, Answer(kind=Kind.TEMPORARY, detail="HTTP 500")),
+        (
+            503,
+            {
+                "retry-after": "Fri, 31 Dec 1999 23:59:59 GMT",
+                "date": "Fri, 31 Dec 1999 23:59:29 GMT",
+            },
+            Answer(kind=Kind.TEMPORARY, detail="HTTP 503", retry_after_s=30.0),
+        ),
+        (
+            503,
+            {
+                "retry-after": "Fri, 31 Dec 1999 23:59:00 GMT",
+                "date": "Fri, 31 Dec 1999 23:59:29 GMT",
+            },
+            Answer(kind=Kind.TEMPORARY, detail="HTTP 503", retry_after_s=0.0),
+        ),
+        (503, {"retry-after": "soon"}, Answer(kind=Kind.TEMPORARY, detail="HTTP 503")),
+        (503, {"retry-after": "-3"}, Answer(kind=Kind.TEMPORARY, detail="HTTP 503")),
+    ],
+)
+def test_each_status_is_taken_temporary_or_refused(
+    status: int, headers: dict[str, str], answer: Answer
+) -> None:
+    assert answers.of_status(status, headers) == answer
+
+
+@pytest.mark.parametrize(
+    ("attempts", "bound_s"), [(1, 0.5), (2, 1.0), (3, 2.0), (7, 30.0), (100_000, 30.0)]
+)
+def test_waits_are_fully_jittered_under_a_bound_that_doubles_to_half_a_minute(
+    attempts: int, bound_s: float
+) -> None:
+    answer = Answer(kind=Kind.TEMPORARY, detail="")
+    waits = [answers.delay_s(attempts, answer, chance=chance) for chance in (0.0, 0.5, 1.0)]
+    assert waits == [0.0, bound_s / 2, bound_s]
+
+
+def test_what_the_receiver_asked_for_wins() -> None:
+    answer = Answer(kind=Kind.TEMPORARY, detail="", retry_after_s=120.0)
+    assert answers.delay_s(1, answer, chance=0.1) == 120.0

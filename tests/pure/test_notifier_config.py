@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import pytest
+
+from muster import settings
+from muster_notifier import config
+
+
+def load(text: str, tmp_path: Path) -> config.Settings:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    return settings.load(config.Settings, prefix="MUSTER_NOTIFIER", file=file, environment={})
+
+
+def problems(text: str, tmp_path: Path) -> list[str]:
+    with pytest.raises(settings.BadSettings) as refused:
+        load(text, tmp_path)
+    return refused.value.problems
+
+
+def test_nothing_given_is_alertmanagers_times_and_the_console(tmp_path: Path) -> None:
+    found = load("", tmp_path)
+    assert found == config.Settings()
+    assert (found.group_wait_s, found.group_interval_s, found.repeat_interval_s) == (
+        30,
+        300,
+        14_400,
+    )
+    assert found.receivers == (config.Receiver(name="console", console=config.Console()),)
+
+
+def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
+    found = load(
+        """
+        group_by: [kind]
+        group_wait_s: 0
+        receivers:
+          - {name: ops, webhook: {url: "https://ops.example/hook?x=1", timeout_s: 2}}
+          - {name: quiet, console: {}, send_resolved: false}
+        """,
+        tmp_path,
+    )
+    assert found == config.Settings(
+        group_by=(config.GroupBy.KIND,),
+        group_wait_s=0.0,
+        receivers=(
+            config.Receiver(
+                name="ops",
+                webhook=config.Webhook(url="https://ops.example/hook?x=1", timeout_s=2.0),
+            ),
+            config.Receiver(name="quiet", console=config.Console(), send_resolved=False),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("receivers: []", "settings: receivers: 0 are given, 1 to 64 are expected"),
+        (
+            "receivers: [{name: a, console: {}}, {name: a, console: {}}]",
+            "settings: receivers: given twice: a",
+        ),
+        (
+            "receivers: [{name: a}]",
+            "receivers[0]: receiver a: give exactly one of: webhook, console: {}",
+        ),
+        (
+            "receivers: [{name: a, console: {}, webhook: {url: 'http://h'}}]",
+            "receivers[0]: receiver a: give exactly one of: webhook, console: {}",
+        ),
+        (
+            "receivers: [{name: a, webhok: {url: 'http://h'}}]",
+            "receivers[0].webhok: unknown key (value {'url': 'http://h'}); did you mean webhook?",
+        ),
+        ("group_by: [node, node]", "settings: group_by: given twice: node"),
+        ("group_by: [severity]", "group_by: invalid enum value 'severity'"),
+        ("group_interval_s: 0", "group_interval_s: expected `float` >= 0.05"),
+        (
+            "receivers: [{name: a, webhook: {url: 'ftp://h'}}]",
+            "receivers[0].webhook.url: expected `str` matching regex",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_its_path(
+    text: str, problem: str, tmp_path: Path
+) -> None:
+    assert [found[: len(problem)] for found in problems(text, tmp_path)] == [problem]

@@ -1,0 +1,437 @@
+"""Stories of the machine on a virtual clock, and its laws over random ones."""
+
+import datetime as dt
+import itertools
+from collections.abc import Iterable, Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster import codec, vocabulary
+from muster.vocabulary import AlertKind, AlertState
+from muster.vocabulary import NotificationReason as Reason
+from muster_notifier import grouping, ledger
+from muster_notifier.notification import Notification
+
+T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+TIMING = grouping.Timing(group_wait_s=30, group_interval_s=300, repeat_interval_s=1500)
+
+
+class Health:
+    """Makes alerts as the bus delivers them, each with its place in the stream."""
+
+    def __init__(self) -> None:
+        self._sequence = itertools.count(1)
+
+    def says(
+        self,
+        name: str,
+        state: AlertState,
+        *,
+        node: str = "node-a",
+        kind: AlertKind = AlertKind.STUCK,
+        episode: int = 0,
+    ) -> codec.CloudEvent:
+        sequence = next(self._sequence)
+        starts_at = T0 + dt.timedelta(hours=episode)
+        alert = vocabulary.AlertChanged(
+            node=node,
+            at=T0,
+            plugin="device-plugin",
+            kind=kind,
+            severity=vocabulary.Severity.CRITICAL,
+            state=state,
+            fingerprint=f"{name:0>16}",
+            summary=f"alert {name}",
+            starts_at=starts_at,
+            ends_at=starts_at if state is AlertState.RESOLVED else None,
+        )
+        return codec.CloudEvent(
+            id=str(sequence),
+            source="/nodes/node-a/services/health",
+            type=alert.TYPE,
+            time=T0,
+            instance="health-1",
+            sequence=sequence,
+            boot="",
+            data=alert,
+            position=sequence,
+        )
+
+    def fires(self, name: str, *, node: str = "node-a", episode: int = 0) -> codec.CloudEvent:
+        return self.says(name, AlertState.FIRING, node=node, episode=episode)
+
+    def resolves(self, name: str, *, node: str = "node-a", episode: int = 0) -> codec.CloudEvent:
+        return self.says(name, AlertState.RESOLVED, node=node, episode=episode)
+
+
+def machine(
+    *, send_resolved: bool = True, timing: grouping.Timing = TIMING, receivers: str = "r"
+) -> grouping.Grouping:
+    return grouping.Grouping(
+        dict.fromkeys(receivers, send_resolved), group_by=("node", "kind"), timing=timing
+    )
+
+
+def names(alerts: Iterable[vocabulary.AlertChanged]) -> str:
+    return "".join(sorted(alert.fingerprint.lstrip("0") for alert in alerts))
+
+
+def told(notifications: Sequence[Notification]) -> list[tuple[str, Reason, str, str]]:
+    return [(n.receiver, n.reason, names(n.firing), names(n.told_resolved)) for n in notifications]
+
+
+def delivered(
+    driven: grouping.Grouping, notifications: Sequence[Notification], now: float
+) -> list[Notification]:
+    out: list[Notification] = []
+    for notification in notifications:
+        out += driven.receive(grouping.Delivered(notification), now)
+    return out
+
+
+def run(driven: grouping.Grouping, *, until: float) -> list[tuple[float, str, str, str]]:
+    """Advance, with receivers that take everything at once; return what was told and when."""
+    found: list[tuple[float, str, str, str]] = []
+    while (deadline := driven.next_deadline()) is not None and deadline <= until:
+        sent = driven.tick(deadline)
+        while sent:
+            found += [(deadline, reason, firing, over) for _, reason, firing, over in told(sent)]
+            sent = delivered(driven, sent, deadline)
+    return found
+
+
+def test_what_fires_within_group_wait_is_one_message() -> None:
+    health, driven = Health(), machine()
+    assert driven.receive(health.fires("a"), 0.0) == ()
+    assert driven.receive(health.fires("b"), 20.0) == ()
+    assert run(driven, until=30) == [(30.0, Reason.FIRST, "ab", "")]
+
+
+def test_other_nodes_and_kinds_are_other_messages() -> None:
+    health, driven = Health(), machine()
+    driven.receive(health.fires("a", node="node-a"), 0.0)
+    driven.receive(health.fires("b", node="node-b"), 0.0)
+    driven.receive(health.says("c", AlertState.FIRING, kind=AlertKind.MISSING), 0.0)
+    sent = driven.tick(30.0)
+    assert [(n.group, n.node) for n in sent] == [
+        ('{kind="missing",node="node-a"}', "node-a"),
+        ('{kind="stuck",node="node-a"}', "node-a"),
+        ('{kind="stuck",node="node-b"}', "node-b"),
+    ]
+
+
+def test_changes_wait_for_the_interval_reminders_for_theirs_and_the_end_is_told() -> None:
+    health, driven = Health(), machine()
+    driven.receive(health.fires("a"), 0.0)
+    story = run(driven, until=100)
+    driven.receive(health.fires("b"), 100.0)
+    story += run(driven, until=400)
+    driven.receive(health.resolves("a"), 400.0)
+    story += run(driven, until=2200)
+    driven.receive(health.resolves("b"), 2300.0)
+    story += run(driven, until=10_000)
+    assert story == [
+        (30.0, Reason.FIRST, "a", ""),
+        (330.0, Reason.NEW_ALERTS, "ab", ""),
+        (630.0, Reason.NEW_RESOLVED, "b", "a"),
+        (2130.0, Reason.REPEAT, "b", ""),
+        (2430.0, Reason.ALL_RESOLVED, "", "b"),
+    ]
+    assert driven.view(10_000.0) == []
+    assert driven.next_deadline() is None
+
+
+def test_what_is_over_within_group_wait_is_never_told() -> None:
+    health, driven = Health(), machine()
+    driven.receive(health.fires("a"), 0.0)
+    driven.receive(health.resolves("a"), 10.0)
+    assert run(driven, until=10_000) == []
+    assert driven.view(0.0) == []
+
+
+def test_an_alert_that_fires_again_later_is_first_again() -> None:
+    health, driven = Health(), machine()
+    driven.receive(health.fires("a"), 0.0)
+    run(driven, until=30)
+    driven.receive(health.resolves("a"), 40.0)
+    run(driven, until=900)
+    driven.receive(health.fires("a", episode=1), 1000.0)
+    assert run(driven, until=1030) == [(1030.0, Reason.FIRST, "a", "")]
+
+
+def test_a_receiver_that_wants_no_resolves_hears_none_and_is_told_of_the_next_trouble() -> None:
+    health, driven = Health(), machine(send_resolved=False)
+    driven.receive(health.fires("a"), 0.0)
+    run(driven, until=30)
+    driven.receive(health.resolves("a"), 40.0)
+    (silent,) = driven.tick(330.0)
+    assert (silent.is_silent, silent.reason) == (True, Reason.ALL_RESOLVED)
+    driven.receive(grouping.Delivered(silent), 330.0)
+    driven.receive(health.fires("a", episode=1), 400.0)
+    assert run(driven, until=430) == [(430.0, Reason.FIRST, "a", "")]
+
+
+def test_a_resolve_never_overtakes_its_trigger() -> None:
+    health, driven = Health(), machine()
+    driven.receive(health.fires("a"), 0.0)
+    first = driven.tick(30.0)
+    driven.receive(health.resolves("a"), 40.0)
+    assert driven.tick(330.0) == []
+    assert driven.tick(630.0) == []
+    after = driven.receive(grouping.Delivered(first[0]), 700.0)
+    assert told(after) == [("r", Reason.ALL_RESOLVED, "", "a")]
+
+
+def test_what_failed_is_decided_again_at_the_next_flush_with_what_is_true_then() -> None:
+    health, driven = Health(), machine()
+    driven.receive(health.fires("a"), 0.0)
+    (first,) = driven.tick(30.0)
+    assert driven.receive(grouping.Failed(first), 31.0) == []
+    driven.receive(health.fires("b"), 100.0)
+    assert run(driven, until=330) == [(330.0, Reason.FIRST, "ab", "")]
+
+
+def test_what_failed_and_is_over_by_then_is_never_told() -> None:
+    health, driven = Health(), machine()
+    driven.receive(health.fires("a"), 0.0)
+    (first,) = driven.tick(30.0)
+    driven.receive(health.resolves("a"), 100.0)
+    driven.receive(grouping.Failed(first), 200.0)
+    assert run(driven, until=10_000) == []
+
+
+def test_a_dead_receiver_delays_no_other() -> None:
+    health, driven = Health(), machine(receivers="rs")
+    for index in range(1, 10):
+        driven.receive(health.fires(str(index), node=f"node-{index}"), 0.0)
+    sent = driven.tick(30.0)
+    later = delivered(driven, [n for n in sent if n.receiver == "s"], 31.0)
+    last = delivered(driven, later, 32.0)
+    counts = [len([n for n in some if n.receiver == "r"]) for some in (sent, later, last)]
+    assert counts == [grouping.IN_FLIGHT_MAX, 0, 0]
+    assert names(a for n in (*sent, *later, *last) if n.receiver == "s" for a in n.firing) == (
+        "123456789"
+    )
+    assert driven.oldest_waiting_s("r", 90.0) == 60.0
+
+
+def test_what_waits_for_a_busy_receiver_says_what_is_true_when_its_turn_comes() -> None:
+    health, driven = Health(), machine()
+    for index in range(5):
+        driven.receive(health.fires(str(index), node=f"node-{index}"), 0.0)
+    sent = driven.tick(30.0)
+    driven.receive(health.fires("e", node="node-4"), 40.0)
+    after = driven.receive(grouping.Delivered(sent[0]), 50.0)
+    assert told(after) == [("r", Reason.FIRST, "4e", "")]
+
+
+def test_old_news_that_comes_again_is_no_news() -> None:
+    health, driven = Health(), machine()
+    fires = health.fires("a")
+    driven.receive(fires, 0.0)
+    run(driven, until=30)
+    driven.receive(health.resolves("a"), 40.0)
+    driven.receive(fires, 50.0)
+    assert run(driven, until=10_000) == [(330.0, Reason.ALL_RESOLVED, "", "a")]
+
+
+def test_the_end_of_what_nobody_heard_of_is_no_news() -> None:
+    health, driven = Health(), machine()
+    driven.receive(health.resolves("a"), 0.0)
+    assert driven.next_deadline() is None
+
+
+def entry(notification: Notification) -> ledger.Entry:
+    return ledger.entry_of(notification, at=T0, attempts=1)
+
+
+def test_a_restart_repeats_nothing_and_resolves_what_was_told() -> None:
+    health = Health()
+    before = machine()
+    before.receive(fires := health.fires("a"), 0.0)
+    (first,) = before.tick(30.0)
+    after = machine()
+    after.restore([grouping.Recalled(entry=entry(first), age_s=60.0)], [fires], now=0.0)
+    assert run(after, until=1000) == []
+    assert run(after, until=1500) == [(1500.0, Reason.REPEAT, "a", "")]
+    after.receive(health.resolves("a"), 1600.0)
+    assert run(after, until=2000) == [(1800.0, Reason.ALL_RESOLVED, "", "a")]
+
+
+def test_what_changed_while_nobody_was_here_is_told_at_once() -> None:
+    health = Health()
+    before = machine()
+    before.receive(health.fires("a"), 0.0)
+    (first,) = before.tick(30.0)
+    after = machine()
+    alerts = [health.resolves("a"), health.resolves("x"), health.fires("b", node="node-b")]
+    after.restore([grouping.Recalled(entry=entry(first), age_s=60.0)], alerts, now=0.0)
+    assert run(after, until=0) == [
+        (0.0, Reason.ALL_RESOLVED, "", "a"),
+        (0.0, Reason.FIRST, "b", ""),
+    ]
+
+
+def test_a_crash_between_sending_and_remembering_repeats_under_the_same_id() -> None:
+    health = Health()
+    fires = health.fires("a")
+    ids = set()
+    for _ in range(2):
+        driven = machine()
+        driven.restore([], [fires], now=0.0)
+        ids |= {notification.id for notification in driven.tick(0.0)}
+    assert len(ids) == 1
+
+
+def test_a_reminder_and_a_new_episode_have_ids_of_their_own() -> None:
+    health, driven = Health(), machine()
+    ids: list[str] = []
+    driven.receive(health.fires("a"), 0.0)
+    for until in (30.0, 1530.0, 3030.0):
+        while (deadline := driven.next_deadline()) is not None and deadline <= until:
+            sent = driven.tick(deadline)
+            ids += [notification.id for notification in sent]
+            delivered(driven, sent, deadline)
+    assert len(ids) == len(set(ids)) == 3
+
+
+def test_a_storm_of_ten_thousand_alerts_is_one_group_and_takes_no_time() -> None:
+    health = Health()
+    driven = grouping.Grouping({"r": True}, group_by=("kind",), timing=TIMING)
+    for index in range(10_000):
+        driven.receive(health.fires(f"{index:x}", node=f"node-{index}"), 0.0)
+    (only,) = driven.tick(30.0)
+    assert len(only.firing) == 10_000
+
+
+Step = tuple[str, int, int]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["fires", "resolves", "time", "delivered", "failed", "again", "restart"]),
+        st.integers(0, 3),
+        st.integers(1, 400),
+    ),
+    max_size=60,
+)
+
+
+class World:
+    """Drives the machine through random steps and keeps what a careful receiver would know."""
+
+    def __init__(self, *, send_resolved: bool) -> None:
+        self.send_resolved = send_resolved
+        self.health = Health()
+        self.now = 0.0
+        self.driven = machine(send_resolved=send_resolved)
+        self.on_their_way: list[Notification] = []
+        self.ledger: dict[str, tuple[ledger.Entry, float]] = {}
+        self.newest: dict[str, codec.CloudEvent] = {}
+        self.history: list[codec.CloudEvent] = []
+        self.believed: dict[str, str] = {}
+        self.ids: list[str] = []
+
+    def step(self, step: Step) -> None:
+        verb, which, seconds = step
+        name, node = "abcd"[which], f"node-{which % 2}"
+        match verb:
+            case "fires":
+                known = self.newest.get(name)
+                if known is None or known.data.state is AlertState.RESOLVED:  # type: ignore[attr-defined]
+                    self._hear(name, self.health.fires(name, node=node, episode=len(self.history)))
+            case "resolves":
+                known = self.newest.get(name)
+                if known is not None and known.data.state is AlertState.FIRING:  # type: ignore[attr-defined]
+                    self._hear(name, self.health.resolves(name, node=node))
+            case "again" if self.history:
+                self._sent(self.driven.receive(self.history[which % len(self.history)], self.now))
+            case "time":
+                self.advance(seconds)
+            case "delivered" | "failed":
+                self.settle(which, is_taken=verb == "delivered")
+            case "restart":
+                self._restart()
+
+    def advance(self, seconds: float) -> None:
+        until = self.now + seconds
+        while (deadline := self.driven.next_deadline()) is not None and deadline <= until:
+            self._sent(self.driven.tick(max(deadline, self.now)))
+            after = self.driven.next_deadline()
+            assert after is None or after > deadline
+        self.now = until
+
+    def settle(self, which: int, *, is_taken: bool) -> None:
+        if not self.on_their_way:
+            return
+        notification = self.on_their_way.pop(which % len(self.on_their_way))
+        if not is_taken:
+            self._sent(self.driven.receive(grouping.Failed(notification), self.now))
+            return
+        if not notification.is_silent:
+            assert notification.id not in self.ids, "the same news was delivered twice"
+            self.ids.append(notification.id)
+        self.believed[notification.group] = names(notification.firing)
+        self.ledger[notification.group] = (entry(notification), self.now)
+        self._sent(self.driven.receive(grouping.Delivered(notification), self.now))
+
+    def firing(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for event in self.newest.values():
+            alert = event.data
+            assert isinstance(alert, vocabulary.AlertChanged)
+            group = f'{{kind="{alert.kind}",node="{alert.node}"}}'
+            if alert.state is AlertState.FIRING:
+                found[group] = "".join(sorted(found.get(group, "") + names([alert])))
+        return found
+
+    def _hear(self, name: str, event: codec.CloudEvent) -> None:
+        self.newest[name] = event
+        self.history.append(event)
+        self._sent(self.driven.receive(event, self.now))
+
+    def _sent(self, notifications: Sequence[Notification]) -> None:
+        self.on_their_way += notifications
+        groups = [notification.group for notification in self.on_their_way]
+        assert len(groups) == len(set(groups)), "two notifications of one group on their way"
+
+    def _restart(self) -> None:
+        """Lose everything in memory; what was on its way was not sent."""
+        self.on_their_way = []
+        self.driven = machine(send_resolved=self.send_resolved)
+        entries = [
+            grouping.Recalled(entry=found, age_s=self.now - at)
+            for found, at in self.ledger.values()
+        ]
+        alerts = sorted(self.newest.values(), key=lambda event: event.position)
+        self.driven.restore(entries, alerts, now=self.now)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=STEPS)
+def test_in_the_end_a_receiver_knows_what_fires_and_heard_nothing_twice(steps: list[Step]) -> None:
+    world = World(send_resolved=True)
+    for step in steps:
+        world.step(step)
+    for _ in range(4):
+        while world.on_their_way:
+            world.settle(0, is_taken=True)
+        world.advance(TIMING.group_interval_s)
+    while world.on_their_way:
+        world.settle(0, is_taken=True)
+    assert {group: told for group, told in world.believed.items() if told} == world.firing()
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=STEPS)
+def test_a_receiver_without_resolves_hears_of_everything_that_fires(steps: list[Step]) -> None:
+    world = World(send_resolved=False)
+    for step in steps:
+        world.step(step)
+    for _ in range(4):
+        while world.on_their_way:
+            world.settle(0, is_taken=True)
+        world.advance(TIMING.group_interval_s)
+    assert all(
+        set(firing) <= set(world.believed.get(group, ""))
+        for group, firing in world.firing().items()
+    )
