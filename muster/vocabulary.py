@@ -176,10 +176,8 @@ class Event(_Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a node or an `at` that could not cross the bus."""
-        if not _NODE.fullmatch(self.node):
-            raise ValueError(f"node: {self.node!r} is not a Kubernetes node name")
-        if self.at.tzinfo is None:
-            raise ValueError("at: a time without a time zone; use UTC")
+        node_token(self.node)
+        _refuse_naive("at", self.at)
 
     @property
     def subject(self) -> str:
@@ -344,6 +342,13 @@ class AlertChanged(Event, frozen=True, kw_only=True):
     evidence: tuple[Evidence, ...] = ()
     runbook: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse the times of no time zone as well."""
+        super().__post_init__()
+        _refuse_naive("starts_at", self.starts_at)
+        if self.ends_at is not None:
+            _refuse_naive("ends_at", self.ends_at)
+
 
 class NotificationEvent(Event, frozen=True, kw_only=True):
     """What became of one message about one group; the ledger speaking."""
@@ -447,7 +452,12 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def node_token(node: str) -> str:
-    """Return the node name as one subject token: `a.b` becomes `a_b`."""
+    """Return the node name as one subject token: `a.b` becomes `a_b`.
+
+    Raises ValueError for what no node can be called.
+    """
+    if not _NODE.fullmatch(node):
+        raise ValueError(f"node: {node!r} is not a Kubernetes node name")
     return node if node == FLEET else node.replace(".", "_")
 
 
@@ -465,7 +475,7 @@ def subject_filters(type_pattern: str, node_pattern: str = "*") -> tuple[str, ..
     """Return the NATS filters for the event types and nodes that two shell patterns name.
 
     A node pattern with wildcards inside (`gpu-*`) cannot be said in a filter and becomes `*`: the
-    reader compares the node as well. Raises ValueError when no event type matches.
+    reader compares the node as well. Raises ValueError when no event type matches, or no node can.
     """
     types = [e for e in EVENTS if fnmatch.fnmatchcase(e.TYPE, type_pattern)]
     if not types:
@@ -473,6 +483,11 @@ def subject_filters(type_pattern: str, node_pattern: str = "*") -> tuple[str, ..
         raise ValueError(f"no event type matches {type_pattern!r}; there are: {known}")
     node = "*" if re.search(r"[*?\[]", node_pattern) else node_token(node_pattern)
     return tuple(re.sub(r"\{\w+\}", "*", e.SUBJECT.replace("{node}", node)) for e in types)
+
+
+def _refuse_naive(name: str, time: datetime) -> None:
+    if time.tzinfo is None:
+        raise ValueError(f"{name}: a time without a time zone; use UTC")
 
 
 def _fill(template: str, source: Event | Heartbeat) -> str:
