@@ -8,7 +8,7 @@ a sender to its subjects, and to nothing else.
 import enum
 import re
 from datetime import datetime
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -90,7 +90,7 @@ class _Envelope(msgspec.Struct, kw_only=True):
     id: str
     source: str
     type: str
-    time: datetime
+    time: Annotated[datetime, msgspec.Meta(tz=True)]
     data: msgspec.Raw
     dataschema: str = ""
     datacontenttype: str = "application/json"
@@ -99,6 +99,9 @@ class _Envelope(msgspec.Struct, kw_only=True):
     sequence: str = "0"
     boot: str = ""
 
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises on bytes; too deep a nesting ends in the last."""
 
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
 _DATA = {event.TYPE: msgspec.json.Decoder(event) for event in vocabulary.EVENTS}
@@ -159,7 +162,7 @@ def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
         raise MalformedEvent(MalformedReason.OVERSIZED, f"{len(payload)} bytes")
     try:
         envelope = _ENVELOPE.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise MalformedEvent(MalformedReason.NOT_A_CLOUDEVENT, str(error)) from None
     event_type = envelope.type.removeprefix(TYPE_PREFIX)
     schema = _SCHEMA.fullmatch(envelope.dataschema)
@@ -171,7 +174,7 @@ def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
         data = _DATA[event_type].decode(envelope.data)
         expected = data.subject
         sequence = int(envelope.sequence)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+    except (*_UNREADABLE, ValueError) as error:
         raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
     if subject != expected:
         raise MalformedEvent(MalformedReason.WRONG_SUBJECT, f"came on {subject}, claims {expected}")
@@ -202,14 +205,13 @@ def decode_heartbeat(payload: bytes, *, subject: str | None = None) -> vocabular
         raise MalformedEvent(MalformedReason.OVERSIZED, f"{len(payload)} bytes")
     try:
         beat = _HEARTBEAT.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        expected = beat.subject
+    except (*_UNREADABLE, ValueError) as error:
         raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
     if beat.v != vocabulary.SCHEMA_VERSION:
         raise MalformedEvent(MalformedReason.UNKNOWN_VERSION, f"v={beat.v}")
-    if subject is not None and subject != beat.subject:
-        raise MalformedEvent(
-            MalformedReason.WRONG_SUBJECT, f"came on {subject}, claims {beat.subject}"
-        )
+    if subject is not None and subject != expected:
+        raise MalformedEvent(MalformedReason.WRONG_SUBJECT, f"came on {subject}, claims {expected}")
     return beat
 
 
@@ -220,4 +222,5 @@ def schema_uri(event_type: str) -> str:
 
 def _short(value: object) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    text = text if text.isprintable() else repr(text)
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
