@@ -37,12 +37,13 @@ async def _run(options: argparse.Namespace) -> None:
         plugin_watcher=options.plugin_watcher,
         log=_log,
     )
+    stopped = httpd.stop_on_signals()
     async with (
         stand_in,
         httpd.listening(kubelet_http.application(stand_in), options.http) as url,
     ):
         _log("listening", service="kubelet", node=options.node, http=url, socket=stand_in.socket)
-        await httpd.told_to_stop()
+        await stopped.wait()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -138,19 +138,24 @@ class Plugins:
         resource = client.resource
         self.streams_open[resource] += 1
         try:
-            await _called(self._listen(resource, channel))
+            await _called(self._listen(client, channel))
         except _RpcFailed:
             pass  # Any end is the same to the kubelet; it only logs the reason.
         finally:
             self.streams_open[resource] -= 1
-        await self._disconnect(resource)
+        if client.number in self._channels:
+            # Else we closed it ourselves. The kubelet's lookup then finds nobody, microseconds
+            # later; ours would come so late that it might find the plugin's next registration.
+            await self._disconnect(resource)
         # The kubelet leaks the connection of an overtaken stream (k/k#124716); we need not.
         self._channels.pop(client.number, None)
         await channel.close()
 
-    async def _listen(self, resource: str, channel: grpc.aio.Channel) -> None:
+    async def _listen(self, client: devices.Client, channel: grpc.aio.Channel) -> None:
         async for message in rpc.DevicePluginClient(channel).list_and_watch(dp.Empty()):
-            self._manager.listed(resource, [_device(device) for device in message.devices])
+            if client.number not in self._channels:
+                return  # We are closing the connection; its last message comes too late.
+            self._manager.listed(client.resource, [_device(device) for device in message.devices])
             self._changed()
 
     async def _disconnect(self, resource: str) -> None:
