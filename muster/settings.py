@@ -2,12 +2,15 @@
 
 Precedence: environment over file over defaults. The variable of a key is the prefix and its path,
 upper case, levels joined by two underscores: `bus.url` of the plugin is `MUSTER_PLUGIN__BUS__URL`.
-A variable's value is read as YAML. Every problem is reported at once, with the path of the key, the
-value and, for an unknown key, the nearest valid one.
+A variable's value is read as YAML. Aliases and repeated keys are refused: a few lines of aliases
+can stand for gigabytes, and a repeated key hides the first. Every problem is reported at once, with
+the path of the key, the value and, for an unknown key, the nearest valid one.
 """
 
 import difflib
-from collections.abc import Mapping
+import types
+import typing
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +21,16 @@ Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 _FILE_BYTES_MAX = 1024 * 1024
 _SHOWN_MAX = 60
+_UNREADABLE = (
+    yaml.YAMLError,
+    ValueError,
+    RecursionError,
+    # what PyYAML's constructors let through: `!!int ''`, `!!bool x`, `!!timestamp x`
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+)
 
 
 class BadSettings(ValueError):
@@ -33,7 +46,7 @@ def load(
 ) -> Settings:
     """Return validated settings. Raises BadSettings, whose text names every problem."""
     problems: list[str] = []
-    tree = _read(file, problems) if file else {}
+    tree = _read(file) if file else {}
     _overlay(tree, f"{prefix}__", environment, problems)
     found = _validate(shape, tree, "", problems)
     if problems:
@@ -41,27 +54,58 @@ def load(
     return found  # type: ignore[no-any-return]  # _validate returns a `shape` or reports
 
 
-def _read(file: Path, problems: list[str]) -> dict[str, Any]:
+class _Loader(yaml.SafeLoader):
+    """YAML in which every value is written where it stands, once."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,  # noqa: FBT001, FBT002  # PyYAML's
+    ) -> dict[Hashable, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        seen: set[str] = set()
+        for key in keys:
+            if key.value in seen:
+                problem = f"the key {_shown(key.value)} stands here twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str) -> Any:
+    """Return the tree that YAML says. Raises one of `_UNREADABLE`."""
+    return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
+
+
+def _read(file: Path) -> dict[Any, Any]:
+    """Return the tree in a file. Raises BadSettings."""
     try:
-        if file.stat().st_size > _FILE_BYTES_MAX:
-            problems.append(f"{file}: larger than {_FILE_BYTES_MAX} bytes")
-            return {}
-        tree = yaml.safe_load(file.read_text("utf-8"))
+        with file.open("rb") as opened:
+            text = opened.read(_FILE_BYTES_MAX + 1)
     except OSError as error:
-        problems.append(f"{file}: {error.strerror}")
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        problems.append(f"{file}: not YAML: {' '.join(str(error).split())}")
-    else:
-        if tree is None:
-            return {}
-        if isinstance(tree, dict):
-            return tree
-        problems.append(f"{file}: a mapping of keys is expected, found {type(tree).__name__}")
-    return {}
+        raise BadSettings([f"{file}: {error.strerror}"]) from None
+    if len(text) > _FILE_BYTES_MAX:
+        raise BadSettings([f"{file}: larger than {_FILE_BYTES_MAX} bytes"])
+    try:
+        tree = _parse(text.decode())
+    except _UNREADABLE as error:
+        raise BadSettings([f"{file}: not YAML: {' '.join(str(error).split())}"]) from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        found = type(tree).__name__
+        raise BadSettings([f"{file}: a mapping of keys is expected, found {found}"])
+    return tree
 
 
 def _overlay(
-    tree: dict[str, Any], prefix: str, environment: Mapping[str, str], problems: list[str]
+    tree: dict[Any, Any], prefix: str, environment: Mapping[str, str], problems: list[str]
 ) -> None:
     """Lay the variables that start with `prefix` over the tree."""
     for variable, text in sorted(environment.items()):
@@ -69,9 +113,9 @@ def _overlay(
             continue
         path = variable.removeprefix(prefix).lower().split("__")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            problems.append(f"{variable}: not YAML: {text!r}")
+            value = _parse(text)
+        except _UNREADABLE:
+            problems.append(f"{variable}: not YAML: {_shown(text)}")
             continue
         branch: Any = tree
         for key in path[:-1]:
@@ -92,9 +136,12 @@ def _validate(
     before = len(problems)
     for key, value in tree.items():
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
+            name = key if isinstance(key, str) and key.isprintable() else _shown(key)
+            near = difflib.get_close_matches(name[:_SHOWN_MAX], fields, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(fields)}"
-            problems.append(f"{path}{key}: unknown key (value {_shown(value)}); {hint}")
+            problems.append(
+                f"{path}{name[:_SHOWN_MAX]}: unknown key (value {_shown(value)}); {hint}"
+            )
             continue
         values[key] = _value(fields[key].type, value, f"{path}{key}", problems)
     problems.extend(
@@ -113,42 +160,44 @@ def _validate(
 
 def _value(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     """Convert one value; sections and lists of sections are walked, the rest msgspec judges."""
-    shape = _struct_in(kind)
-    if shape is not None and isinstance(value, Mapping):
+    listed, shape = _section_in(kind)
+    if shape is not None and not listed and isinstance(value, Mapping):
         return _validate(shape, value, f"{path}.", problems)
-    items = _struct_in_tuple(kind)
-    if items is not None and isinstance(value, list):
+    if shape is not None and listed and isinstance(value, list):
         found = []
         for index, item in enumerate(value):
             if isinstance(item, Mapping):
-                found.append(_validate(items, item, f"{path}[{index}].", problems))
+                found.append(_validate(shape, item, f"{path}[{index}].", problems))
             else:
                 problems.append(f"{path}[{index}]: a mapping is expected, found {_shown(item)}")
         return tuple(found)
     try:
         return msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
-        text = str(error).replace(" - at `$", f" at `{path}").rstrip("`")
+        text = str(error).replace(" - at `$", f" at `{path}")
         problems.append(f"{path}: {text[0].lower()}{text[1:]} (value {_shown(value)})")
     return None
 
 
-def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """Return the section that a type is, or is when it is not None."""
-    for option in getattr(kind, "__args__", (kind,)):
-        if isinstance(option, type) and issubclass(option, msgspec.Struct):
-            return None if getattr(kind, "__origin__", None) in {tuple, dict} else option
-    return None
-
-
-def _struct_in_tuple(kind: Any) -> type[msgspec.Struct] | None:
-    """Return the section that a `tuple[Section, ...]` holds."""
-    if getattr(kind, "__origin__", None) is not tuple:
-        return None
-    item = kind.__args__[0]
-    return item if isinstance(item, type) and issubclass(item, msgspec.Struct) else None
+def _section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
+    """Return the section that a type holds, if any, and whether it holds a list of them."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _section_in(arguments[0])
+    held = [found for found in map(_section_in, arguments) if found[1] is not None]
+    if origin is tuple:
+        return True, held[0][1] if held else None
+    if origin in {typing.Union, types.UnionType}:
+        return held[0] if held else (False, None)
+    assert not held, f"{kind}: a section stands alone or in a tuple, else its keys go unchecked"
+    is_section = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return False, kind if is_section else None
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:
+        # int to str has a limit, and `0xfff...` reads past it
+        text = f"{type(value).__name__} too large to show"
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."

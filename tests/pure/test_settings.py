@@ -1,0 +1,258 @@
+"""Settings: a file and the environment become one object, or every problem with them is named."""
+
+import enum
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muster import sections
+from muster import settings as ours
+
+
+class Mode(enum.StrEnum):
+    FAST = "fast"
+    SLOW = "slow"
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    width_m: float = 1.0
+    devices: tuple[Device, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.width_m > 9:
+            raise ValueError(f"width_m: {self.width_m} is wider than the road")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    mode: Mode = Mode.FAST
+    period_s: sections.Period = 5.0
+    bus: sections.Bus = sections.Bus()
+    lane: Lane | None = None
+    devices: Annotated[tuple[Device, ...], msgspec.Meta(max_length=9)] = ()
+    modes: tuple[Mode, ...] = ()
+
+
+def load(tmp_path: Path, text: str | bytes = "", **environment: str) -> Settings:
+    file = tmp_path / "settings.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return ours.load(Settings, prefix="MUSTER_X", file=file, environment=environment)
+
+
+def problems(tmp_path: Path, text: str | bytes = "", **environment: str) -> list[str]:
+    with pytest.raises(ours.BadSettings) as refused:
+        load(tmp_path, text, **environment)
+    return [p.replace(str(tmp_path / "settings.yaml"), "FILE") for p in refused.value.problems]
+
+
+def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(
+    tmp_path: Path,
+) -> None:
+    found = load(
+        tmp_path,
+        "node: a\nmode: slow\nperiod_s: 2\nbus: {url: 'nats://file:1'}\n",
+        MUSTER_X__PERIOD_S="1.5",
+        MUSTER_X__BUS__URL="nats://environment:1",
+        MUSTER_Y__PERIOD_S="9",
+        MUSTER_X_PERIOD_S="9",
+    )
+    assert found == Settings(
+        node="a", mode=Mode.SLOW, period_s=1.5, bus=sections.Bus(url="nats://environment:1")
+    )
+
+
+def test_no_file_is_needed() -> None:
+    found = ours.load(Settings, prefix="M", file=None, environment={"M__NODE": "a"})
+    assert found == Settings(node="a")
+
+
+def test_a_variable_can_hold_a_list_of_sections(tmp_path: Path) -> None:
+    found = load(tmp_path, "node: a", MUSTER_X__DEVICES="[{path: /dev/a}, {path: /dev/b}]")
+    assert found.devices == (Device(path="/dev/a"), Device(path="/dev/b"))
+
+
+def test_sections_and_lists_of_sections_nest(tmp_path: Path) -> None:
+    text = "node: a\nlane: {width_m: 2, devices: [{path: /dev/a, replicas: 3}]}\nmodes: [slow]\n"
+    assert load(tmp_path, text) == Settings(
+        node="a",
+        lane=Lane(width_m=2.0, devices=(Device(path="/dev/a", replicas=3),)),
+        modes=(Mode.SLOW,),
+    )
+
+
+def test_every_problem_is_named_at_once_with_path_value_and_the_nearest_name(
+    tmp_path: Path,
+) -> None:
+    text = """
+        mod: fast
+        period_s: soon
+        bus: {ulr: 3}
+        lane: {devices: [{path: 1}, {path: /dev/b, replicas: 0, zzz: 1}, 7]}
+        devices: [{}]
+        modes: [fast, quick]
+    """
+    assert problems(tmp_path, text) == [
+        "mod: unknown key (value 'fast'); did you mean mode?",
+        "period_s: expected `float`, got `str` (value 'soon')",
+        "bus.ulr: unknown key (value 3); did you mean url?",
+        "lane.devices[0].path: expected `str`, got `int` (value 1)",
+        "lane.devices[1].replicas: expected `int` >= 1 (value 0)",
+        "lane.devices[1].zzz: unknown key (value 1); known keys: path, replicas",
+        "lane.devices[2]: a mapping is expected, found 7",
+        "devices[0].path: required, and missing",
+        "modes: invalid enum value 'quick' at `modes[1]` (value ['fast', 'quick'])",
+        "node: required, and missing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("node: a\nperiod_s: .nan", "period_s: expected `float` > 0.0 (value nan)"),
+        ("node: a\nperiod_s: .inf", "period_s: expected `float` <= 86400.0 (value inf)"),
+        ("node: 1234", "node: expected `str`, got `int` (value 1234)"),
+        ("node: a\nbus: 7", "bus: expected `object`, got `int` (value 7)"),
+        ("node: a\nlane: {width_m: 10}", "lane: width_m: 10.0 is wider than the road"),
+        ("node: a\n1: x", "1: unknown key (value 'x'); known keys: "),
+        ("node: a\nmode: {}", "mode: expected `str`, got `object` (value {})"),
+        ("node: a\nnode: b", "FILE: not YAML: the key 'node' stands here twice"),
+        ("- node", "FILE: a mapping of keys is expected, found list"),
+        ("node: [", "FILE: not YAML: while parsing a flow node"),
+        (b"\x00\x01", "FILE: not YAML: unacceptable character #x0000"),
+        (b"\xff\xfe\xfa", "FILE: not YAML: 'utf-8' codec can't decode"),
+        ("[" * 100_000, "FILE: not YAML: maximum recursion depth exceeded"),
+        ("node: !!int ''", "FILE: not YAML: string index out of range"),
+        ("node: !!bool x", "FILE: not YAML: 'x'"),
+        ("node: !!timestamp x", "FILE: not YAML: "),
+        ("node: 2026-99-99", "FILE: not YAML: month must be in 1..12"),
+        ("node: !!python/name:os.system x", "FILE: not YAML: could not determine a constructor"),
+        (
+            "node: a\nperiod_s: 0x" + "f" * 9_000,
+            "period_s: number out of range (value int too large to show)",
+        ),
+        ("node: a\n? 0x" + "f" * 9_000 + "\n: 1", "int too large to show: unknown key (value 1)"),
+        ("node: " + "9" * 9_000, "FILE: not YAML: Exceeds the limit (4300 digits)"),
+        ("x" * 1_100_000, "FILE: larger than 1048576 bytes"),
+    ],
+    ids=lambda text: repr(text)[:30],
+)
+def test_each_unusable_file_is_refused_with_one_short_line(
+    tmp_path: Path, text: str | bytes, problem: str
+) -> None:
+    (found,) = problems(tmp_path, text)
+    assert found.startswith(problem)
+    assert len(found) < 400
+    assert "\n" not in found
+
+
+def test_a_file_that_is_not_there_or_never_ends_is_refused(tmp_path: Path) -> None:
+    for file, problem in [
+        (tmp_path / "absent", f"{tmp_path}/absent: No such file or directory"),
+        (tmp_path, f"{tmp_path}: Is a directory"),
+        (Path("/dev/zero"), "/dev/zero: larger than 1048576 bytes"),
+    ]:
+        with pytest.raises(ours.BadSettings) as refused:
+            ours.load(Settings, prefix="M", file=file, environment={"M__NODE": "a"})
+        assert refused.value.problems == [problem]
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 64)),
+        "a0: &a0 {x: 1}\n"
+        + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 64)),
+        "node: &a [*a]",
+        "lane: &a {devices: *a}",
+    ],
+    ids=["lists", "merges", "recursive", "recursive section"],
+)
+def test_aliases_are_refused_so_that_no_file_can_grow_in_memory(tmp_path: Path, bomb: str) -> None:
+    (found,) = problems(tmp_path, bomb)
+    assert found.startswith("FILE: not YAML: aliases are not allowed")
+
+
+def test_a_bad_variable_is_named(tmp_path: Path) -> None:
+    assert problems(
+        tmp_path,
+        "node: a\nmode: fast",
+        MUSTER_X__BUS__ULR="nats://a:1",
+        MUSTER_X__MODE__DEEPER="1",
+        MUSTER_X__NODE="[",
+        MUSTER_X__PERIOD_S="2026-99-99",
+        MUSTER_X__="1",
+    ) == [
+        "MUSTER_X__MODE__DEEPER: mode is not a section",
+        "MUSTER_X__NODE: not YAML: '['",
+        "MUSTER_X__PERIOD_S: not YAML: '2026-99-99'",
+        ": unknown key (value 1); known keys: node, mode, period_s, bus, lane, devices, modes",
+        "bus.ulr: unknown key (value 'nats://a:1'); did you mean url?",
+    ]
+
+
+def test_a_shape_whose_keys_would_go_unchecked_is_a_bug_of_ours() -> None:
+    class Shape(msgspec.Struct, frozen=True, kw_only=True):
+        by_name: dict[str, Device] = {}
+
+    with pytest.raises(AssertionError, match="a section stands alone or in a tuple"):
+        ours.load(Shape, prefix="M", file=None, environment={"M__BY_NAME": "{}"})
+
+
+NAMES: Final = st.sampled_from(
+    ["node", "mode", "period_s", "bus", "url", "lane", "devices", "path", "replicas", "modes"]
+)
+TREES: Final = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.dates()
+    | st.sampled_from(["fast", "nats://a:1", "/dev/a"]),
+    lambda inner: st.lists(inner) | st.dictionaries(NAMES | st.text() | st.integers(), inner),
+    max_leaves=10,
+)
+REUSED: Final = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def usable(tmp_path: Path, text: bytes, **environment: str) -> bool:
+    """Tell whether the settings can be used; anything raised but BadSettings fails the test."""
+    try:
+        found = load(tmp_path, text, **environment)
+    except ours.BadSettings:
+        return False
+    return isinstance(found, Settings)
+
+
+@REUSED
+@given(tree=st.dictionaries(NAMES, TREES) | TREES)
+def test_any_tree_gives_settings_or_says_why_not(tmp_path: Path, tree: object) -> None:
+    usable(tmp_path, yaml.safe_dump(tree).encode("utf-8", "surrogateescape"))
+
+
+@REUSED
+@given(text=st.binary() | st.text("ab:-[]{}!&*|>?'\"% \n#0.x_<=").map(str.encode))
+def test_any_bytes_give_settings_or_say_why_not(tmp_path: Path, text: bytes) -> None:
+    usable(tmp_path, text)
+
+
+@REUSED
+@given(
+    path=st.lists(NAMES | st.text("AB_", max_size=4), min_size=1, max_size=3),
+    text=st.text("ab:-[]{}!&*|>?'\"% \n#0.x_<=") | st.sampled_from(["fast", "{}", "nats://a:1"]),
+)
+def test_any_variable_gives_settings_or_says_why_not(
+    tmp_path: Path, path: list[str], text: str
+) -> None:
+    usable(tmp_path, b"node: a", **{"__".join(["MUSTER_X", *path]).upper(): text})
