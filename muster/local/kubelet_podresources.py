@@ -1,5 +1,6 @@
 """Door to the podresources clients: which pod holds which device, and what could be held."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 
 import grpc
@@ -9,6 +10,10 @@ from muster.pb import podresources_pb2 as podres
 from muster.pb import rpc
 
 _NO_NODE = -1
+# One bucket for all clients (pkg/kubelet/apis/podresources/constants.go, 1.36).
+_CALLS_PER_S = 100.0
+_BURST = 10.0
+_TOO_OFTEN = grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"
 
 
 class PodResources:
@@ -19,23 +24,29 @@ class PodResources:
     ) -> None:
         self._manager = manager
         self._pods = pods
+        self._tokens = _BURST
+        self._filled_s = asyncio.get_running_loop().time()
 
     async def list(
         self,
         _request: podres.ListPodResourcesRequest,
-        _context: rpc.Context[podres.ListPodResourcesRequest, podres.ListPodResourcesResponse],
+        context: rpc.Context[podres.ListPodResourcesRequest, podres.ListPodResourcesResponse],
     ) -> podres.ListPodResourcesResponse:
         """Every active pod, also those without devices."""
+        if not self._has_token():
+            await context.abort(*_TOO_OFTEN)
         return podres.ListPodResourcesResponse(pod_resources=map(self._of, self._pods.values()))
 
     async def get_allocatable_resources(
         self,
         _request: podres.AllocatableResourcesRequest,
-        _context: rpc.Context[
+        context: rpc.Context[
             podres.AllocatableResourcesRequest, podres.AllocatableResourcesResponse
         ],
     ) -> podres.AllocatableResourcesResponse:
         """Healthy ids, allocated ones included."""
+        if not self._has_token():
+            await context.abort(*_TOO_OFTEN)
         return podres.AllocatableResourcesResponse(
             devices=(
                 _entry(resource, id_, node)
@@ -51,6 +62,8 @@ class PodResources:
         context: rpc.Context[podres.GetPodResourcesRequest, podres.GetPodResourcesResponse],
     ) -> podres.GetPodResourcesResponse:
         """One pod; code UNKNOWN if there is none."""
+        if not self._has_token():
+            await context.abort(*_TOO_OFTEN)
         key = request.pod_namespace, request.pod_name
         found = [pod for pod in self._pods.values() if (pod.namespace, pod.name) == key]
         if not found:
@@ -59,6 +72,15 @@ class PodResources:
                 f"pod {request.pod_name} in namespace {request.pod_namespace} not found",
             )
         return podres.GetPodResourcesResponse(pod_resources=self._of(found[0]))
+
+    def _has_token(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        self._tokens = min(_BURST, self._tokens + (now - self._filled_s) * _CALLS_PER_S)
+        self._filled_s = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
 
     def _of(self, pod: kubelet_pod_objects.Pod) -> podres.PodResources:
         grants = [grant for grant in self._manager.grants() if grant.pod == pod.uid]

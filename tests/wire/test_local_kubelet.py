@@ -35,6 +35,8 @@ class Toy:
         self.prefer: list[str] = []
         self.refusal = ""
         self.calls: list[str] = []
+        self.info = pr.PluginInfo(type="DevicePlugin", name=FUSE, supported_versions=["v1beta1"])
+        self.told = asyncio.Event()
         self.ended = asyncio.Event()
         self._change = asyncio.Event()
 
@@ -105,7 +107,7 @@ class Toy:
     async def get_info(
         self, _request: pr.InfoRequest, _context: rpc.Context[pr.InfoRequest, pr.PluginInfo]
     ) -> pr.PluginInfo:
-        return pr.PluginInfo(type="DevicePlugin", name=FUSE, supported_versions=["v1beta1"])
+        return self.info
 
     async def notify_registration_status(
         self,
@@ -113,6 +115,7 @@ class Toy:
         _context: rpc.Context[pr.RegistrationStatus, pr.RegistrationStatusResponse],
     ) -> pr.RegistrationStatusResponse:
         self.calls.append(f"told {request.plugin_registered} {request.error}".strip())
+        self.told.set()
         return pr.RegistrationStatusResponse()
 
 
@@ -452,6 +455,38 @@ def test_podresources_tell_who_holds_what(root: pathlib.Path) -> None:
                 await client.get(podres.GetPodResourcesRequest(pod_name="x", pod_namespace="y"))
             assert error.value.code() is grpc.StatusCode.UNKNOWN
             assert error.value.details() == "pod x in namespace y not found"
+
+    play(story())
+
+
+def test_a_client_of_podresources_that_asks_too_often_is_told_to_wait(root: pathlib.Path) -> None:
+    async def story() -> None:
+        async with (
+            kubelet.Kubelet(directory=root, node="n") as stand_in,
+            grpc.aio.insecure_channel(f"unix:{stand_in.podresources_socket}", OWN_POOL) as channel,
+        ):
+            client = rpc.PodResourcesClient(channel)
+            calls = [client.list(podres.ListPodResourcesRequest()) for _ in range(200)]
+            codes = {await call.code() for call in calls}
+            assert codes == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+    play(story())
+
+
+def test_the_plugin_watcher_tells_a_plugin_why_it_is_refused(root: pathlib.Path) -> None:
+    async def story() -> None:
+        path = root / "plugins_registry" / "toy.sock"
+        path.parent.mkdir()
+        toy = Toy(path, "0")
+        toy.info = pr.PluginInfo(type="CSIPlugin", name=FUSE, supported_versions=["v1beta1"])
+        async with toy, kubelet.Kubelet(directory=root, node="n", plugin_watcher=True):
+            await toy.told.wait()
+        assert toy.calls == [
+            (
+                "told False RegisterPlugin error -- no handler registered for plugin type: "
+                f"CSIPlugin at socket {path}"
+            )
+        ]
 
     play(story())
 
