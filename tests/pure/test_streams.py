@@ -1,0 +1,53 @@
+"""The streams and buckets: which keeps what, and that each has its limits."""
+
+import pytest
+
+from muster import codec, streams, vocabulary
+
+
+@pytest.mark.parametrize("kind", vocabulary.EVENTS, ids=lambda kind: kind.TYPE)
+def test_every_event_is_kept_by_one_stream(kind: type[vocabulary.Event]) -> None:
+    prefix = ".".join(kind.SUBJECT.split(".")[:2])
+    assert [s for s in streams.STREAMS if f"{prefix}.>" in s.subjects] == [
+        streams.stream_of(kind.SUBJECT)
+    ]
+
+
+def test_what_plugins_report_and_what_muster_concludes_are_kept_apart() -> None:
+    reported = {k.TYPE for k in vocabulary.EVENTS if issubclass(k, vocabulary.PluginEvent)}
+    by_plugins = {
+        k.TYPE for k in vocabulary.EVENTS if streams.stream_of(k.SUBJECT) is streams.EVENTS
+    }
+    assert by_plugins == reported
+
+
+def test_beats_and_requests_are_kept_by_no_stream() -> None:
+    assert streams.stream_of(vocabulary.Heartbeat.SUBJECT) is None
+    assert streams.stream_of(vocabulary.rpc_subject("a", "p", "probe")) is None
+
+
+def test_a_filter_finds_its_stream_too() -> None:
+    found = {streams.stream_of(f) for f in vocabulary.subject_filters("*", "a.b")}
+    assert found == {streams.EVENTS, streams.ALERTS}
+
+
+@pytest.mark.parametrize("stream", streams.STREAMS, ids=lambda stream: stream.name)
+def test_every_stream_is_bounded_and_takes_the_largest_event(stream: streams.Stream) -> None:
+    assert 0 < stream.age_max_s <= 90 * 86_400
+    assert 0 < stream.bytes_max <= 1024**3
+    assert 0 < stream.per_subject_max <= 1_000
+    # a dead letter is an event and the headers that say why
+    assert stream.message_bytes_max >= codec.EVENT_BYTES_MAX + 4096
+    assert 0 < stream.duplicate_window_s <= stream.age_max_s
+
+
+@pytest.mark.parametrize("bucket", streams.BUCKETS, ids=lambda bucket: bucket.name)
+def test_every_bucket_is_bounded(bucket: streams.Bucket) -> None:
+    assert 0 < bucket.value_bytes_max < bucket.bytes_max <= 1024**3
+
+
+def test_names_and_subjects_are_each_used_once() -> None:
+    names = [s.name for s in streams.STREAMS] + [b.name for b in streams.BUCKETS]
+    assert len(names) == len(set(names))
+    subjects = [subject for stream in streams.STREAMS for subject in stream.subjects]
+    assert len(subjects) == len(set(subjects))
