@@ -28,6 +28,7 @@ LOST: Final = (OSError, TimeoutError, nats.errors.Error)
 
 _DIAL_WAIT_S: Final = (0.1, 0.5)
 _CLIENT_TIMEOUT_S: Final = 2
+_CANCEL_AGAIN_S: Final = 0.1
 _PING_S: Final = 5
 _PINGS_MAX: Final = 2
 _PENDING_MESSAGES_MAX: Final = 100_000
@@ -71,6 +72,7 @@ class Connection:
         self._log = logs.logger()
         self._client = nats.aio.client.Client()
         self._connected = False
+        self._has_dialled = False
         self._outage_logged = False
         self._changed = asyncio.Condition()
         self._subscriptions: list[tuple[str, Handler]] = []
@@ -90,9 +92,13 @@ class Connection:
         """Close the connection."""
         assert self._task is not None, "left without being entered"
         self._outage_logged = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        await self._client.close()
+        # nats-py dials under asyncio.wait_for, which until Python 3.12 loses a cancellation that
+        # comes together with the answer
+        while not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=_CANCEL_AGAIN_S)
+        if self._has_dialled:
+            await self._client.close()
 
     @property
     def is_connected(self) -> bool:
@@ -157,6 +163,7 @@ class Connection:
             await self._use(client)
 
         client = self._client = nats.aio.client.Client()
+        self._has_dialled = True
         await client.connect(
             self._url,
             name=self._name,
