@@ -4,13 +4,37 @@ A line is a constant event name in lower case with facts as keys. Doors and entr
 per change of state; pure code returns reasons instead.
 """
 
+import json
 import logging
+import os
 import sys
+from collections.abc import Callable
 
 import orjson
+import prometheus_client
 import structlog
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+
+_LOST = prometheus_client.Counter("muster_log_lines_lost_total", "Lines that stdout did not take.")
+
+
+class _Stdout:
+    """Standard output, written without a buffer: what its reader left undone cannot pile up."""
+
+    def __init__(self) -> None:
+        self._descriptor = sys.stdout.fileno()
+
+    def msg(self, line: bytes) -> None:
+        """Write a line; a reader that is gone costs the line, never the service."""
+        rest = line + b"\n"
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            _LOST.inc()
+
+    debug = info = warning = error = critical = msg
 
 
 def configure(service: str, *, level: str = "info", **facts: str) -> None:
@@ -21,10 +45,10 @@ def configure(service: str, *, level: str = "info", **facts: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(serializer=orjson.dumps),
+            structlog.processors.JSONRenderer(serializer=_serialized),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.BytesLoggerFactory(file=sys.stdout.buffer),
+        logger_factory=_Stdout,
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service, **facts)
@@ -35,3 +59,11 @@ def configure(service: str, *, level: str = "info", **facts: str) -> None:
 def logger() -> structlog.typing.FilteringBoundLogger:
     """Return the logger of this process."""
     return structlog.get_logger()  # type: ignore[no-any-return]  # configured above
+
+
+def _serialized(line: object, *, default: Callable[[object], object]) -> bytes:
+    try:
+        return orjson.dumps(line, default=default)
+    except TypeError:
+        # orjson refuses what a device's own strings may hold: half a surrogate pair, 65 bits
+        return json.dumps(line, default=default).encode()
