@@ -85,16 +85,14 @@ class Stack:
             await self.nats.start()
             self.nats_url = self.nats.url
         self._say(f"NATS            {self.nats_url}")
-        await asyncio.gather(
-            self._run(layout.kubernetes(str(self.kubeconfig))), self._run(layout.webhook())
-        )
+        await self._run(layout.kubernetes(str(self.kubeconfig)), layout.webhook())
         self._say(f"Kubernetes API  {self.http('kubernetes')}  (stand-in)")
         self._say(f"                kubectl --kubeconfig {self.kubeconfig} get nodes")
         self._say(f"webhook         {self.http('webhook')}/received  (stand-in)")
-        await asyncio.gather(*(self._run(self._kubelet(node)) for node in layout.NODES))
+        await self._run(*(self._kubelet(node) for node in layout.NODES))
         for node in layout.NODES:
             self._say(f"kubelet         {self.http(f'kubelet-{node.name}')}/state  (stand-in)")
-        await asyncio.gather(*(self._run(p) for p in (*self._central(), *self._plugins())))
+        await self._run(*self._central(), *self._plugins())
         for name in ("health", "labeler", "notifier"):
             self._say(f"{name:<15} {self.http(name)}/metrics")
         for node in layout.NODES:
@@ -147,12 +145,21 @@ class Stack:
         file.write_text(yaml.safe_dump(dict(found)), "utf-8")
         return layout.service(name, str(file))
 
-    async def _run(self, program: layout.Program) -> None:
-        process = processes.Process(program, self.directory / f"{program.name}.log")
-        self.processes[program.name] = process
-        await process.start()
+    async def _run(self, *programs: layout.Program) -> None:
+        """Start programs side by side; none is still starting when one of them fails."""
+        starting = []
+        for program in programs:
+            process = processes.Process(program, self.directory / f"{program.name}.log")
+            self.processes[program.name] = process
+            starting.append(process.start())
+        for end in await asyncio.gather(*starting, return_exceptions=True):
+            if isinstance(end, BaseException):
+                raise end
         if self._restart:
-            self._watching.append(asyncio.create_task(self._keep_running(process)))
+            self._watching.extend(
+                asyncio.create_task(self._keep_running(self.processes[program.name]))
+                for program in programs
+            )
 
     async def _keep_running(self, process: processes.Process) -> None:
         delay_s, longest_s = _RESTART_S

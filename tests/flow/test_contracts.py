@@ -1,0 +1,85 @@
+"""Every import contract fails when it is broken on purpose, in a copy of the tree."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("plugin", "labeler", "health", "notifier")
+
+PLANTED = [
+    ("Rooms never import each other", "services/health/muster_health/config.py", "muster_plugin"),
+    (
+        "The SDK, the command and the stand-ins know no room",
+        "muster/local/layout.py",
+        "muster_plugin.config",
+    ),
+    (
+        "The Kubernetes client never loads in the plugin",
+        "services/plugin/muster_plugin/kubelet.py",
+        "kubernetes",
+    ),
+    (
+        "The stand-ins share nothing of the bus: they must not share our misreadings",
+        "muster/local/layout.py",
+        "muster.vocabulary",
+    ),
+    (
+        "Generated stubs are known to the kubelet's doors alone",
+        "services/plugin/muster_plugin/inventory.py",
+        "muster.pb.deviceplugin_pb2",
+    ),
+    (
+        "Only a room's wiring opens the shared doors",
+        "services/plugin/muster_plugin/inventory.py",
+        "muster.bus",
+    ),
+    (
+        "Nothing shipped imports tests, benchmarks or scripts",
+        "muster/vocabulary.py",
+        "scripts.generate",
+    ),
+    ("A module is pure unless it is a door", "muster/vocabulary.py", "time"),
+]
+
+
+def lint(tree: Path) -> str:
+    """Return what lint-imports says about the contracts of a tree, one line each."""
+    roots = [tree, *(tree / "services" / room for room in ROOMS)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots))}
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a copy of what the contracts look at."""
+    for folder in ("muster", "services", "scripts"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    for empty in ("tests", "bench"):
+        (tmp_path / empty).mkdir()
+        (tmp_path / empty / "__init__.py").touch()
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_all_contracts_are_kept(tree: Path) -> None:
+    said = lint(tree)
+    assert "0 broken" in said, said
+    assert f"{len(PLANTED)} kept" in said, said
+
+
+@pytest.mark.parametrize(("contract", "file", "planted"), PLANTED, ids=[p[0] for p in PLANTED])
+def test_a_contract_breaks_when_its_rule_does(
+    tree: Path, contract: str, file: str, planted: str
+) -> None:
+    target = tree / file
+    target.write_text(f"{target.read_text()}\nimport {planted}\n")
+    assert f"{contract} BROKEN" in lint(tree)
