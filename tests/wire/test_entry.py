@@ -6,9 +6,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import pytest
@@ -42,6 +43,7 @@ async def serve(settings):
 if __name__ == "__main__":
     sys.exit(entry.main("tiny", Settings, serve))
 """
+CHATTY: Final = {"MUSTER_TINY__PERIOD_S": "0.001"}
 
 
 @asynccontextmanager
@@ -49,7 +51,7 @@ async def tiny(
     tmp_path: Path,
     *arguments: str,
     stdout: int = asyncio.subprocess.PIPE,
-    **environment: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     program = tmp_path / "tiny.py"
     program.write_text(TINY)
@@ -73,7 +75,7 @@ def run(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int | None
     """Return exit code, stdout and stderr of a run that ends by itself."""
 
     async def played() -> tuple[int | None, str, str]:
-        async with tiny(tmp_path, *arguments, **environment) as process:
+        async with tiny(tmp_path, *arguments, environment=environment) as process:
             out, err = await process.communicate()
         return process.returncode, out.decode(), err.decode()
 
@@ -190,7 +192,7 @@ def test_a_line_of_the_log_is_one_json_object_whatever_is_in_it(tmp_path: Path) 
 def test_a_service_outlives_the_reader_of_its_log(tmp_path: Path) -> None:
     async def story() -> None:
         reading, writing = os.pipe()
-        async with tiny(tmp_path, stdout=writing, MUSTER_TINY__PERIOD_S="0.001") as process:
+        async with tiny(tmp_path, stdout=writing, environment=CHATTY) as process:
             os.close(writing)
             with os.fdopen(reading, "rb", buffering=0) as log:
                 text = b""
