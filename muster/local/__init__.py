@@ -1,1 +1,1 @@
-"""Stand-ins for what muster does not ship: kubelet, Kubernetes API, webhook receiver, NATS launcher."""
+"""Stand-ins for what muster does not ship: kubelet, Kubernetes API, webhook receiver; NATS."""

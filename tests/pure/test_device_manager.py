@@ -3,7 +3,7 @@ import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from muster.local import device_manager, devices, kubelet_rules
+from muster.local.kubelet import device_manager, devices, rules
 
 GPU = "nvidia.com/gpu"
 NOBODY = devices.Options()
@@ -159,7 +159,7 @@ def test_a_message_of_an_orphaned_stream_counts_but_nothing_can_be_allocated() -
     with pytest.raises(device_manager.AllocationError) as refused:
         manager.callee(GPU)
     assert str(refused.value) == "endpoint nvidia.com/gpu has been stopped"
-    assert kubelet_rules.admission_error(str(refused.value)) == (
+    assert rules.admission_error(str(refused.value)) == (
         "Allocate failed due to endpoint nvidia.com/gpu has been stopped, which is unexpected"
     )
 
@@ -328,16 +328,16 @@ def test_devices_are_noted_by_numa_node() -> None:
 def test_a_bad_version_or_name_is_refused_in_the_kubelets_words(
     version: str, name: str, text: str | None
 ) -> None:
-    assert kubelet_rules.refusal(version, name) == text
+    assert rules.refusal(version, name) == text
 
 
 def test_the_prefix_of_a_quota_costs_the_domain_nine_characters() -> None:
     domain = ".".join(["a" * 60] * 4)  # 243 characters
 
-    assert kubelet_rules.is_extended_resource(f"{domain}a/x")
-    assert not kubelet_rules.is_extended_resource(f"{domain}aa/x")
-    assert kubelet_rules.is_extended_resource(f"a/{'x' * 63}")
-    assert not kubelet_rules.is_extended_resource(f"a/{'x' * 64}")
+    assert rules.is_extended_resource(f"{domain}a/x")
+    assert not rules.is_extended_resource(f"{domain}aa/x")
+    assert rules.is_extended_resource(f"a/{'x' * 63}")
+    assert not rules.is_extended_resource(f"a/{'x' * 64}")
 
 
 @pytest.mark.parametrize(
@@ -345,18 +345,18 @@ def test_the_prefix_of_a_quota_costs_the_domain_nine_characters() -> None:
     [(0, "0"), (8, "8"), (1000, "1k"), (1500, "1500"), (5000, "5k"), (2_000_000, "2M")],
 )
 def test_quantities_are_written_in_canonical_form(count: int, text: str) -> None:
-    assert kubelet_rules.quantity(count) == text
+    assert rules.quantity(count) == text
 
 
 @hypothesis.given(st.integers(min_value=0, max_value=10**15))
 def test_a_quantity_reads_back_as_the_same_count(count: int) -> None:
-    assert kubelet_rules.count(kubelet_rules.quantity(count)) == count
+    assert rules.count(rules.quantity(count)) == count
 
 
 @pytest.mark.parametrize("text", ["", "k", "0.5", "-1", "1Ki", "²"])
 def test_a_quantity_that_is_no_whole_number_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no whole quantity"):
-        kubelet_rules.count(text)
+        rules.count(text)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_a_quantity_that_is_no_whole_number_is_refused(text: str) -> None:
     ],
 )
 def test_a_grpc_status_is_printed_as_go_prints_it(name: str, text: str) -> None:
-    assert kubelet_rules.rpc_error(name, "no") == text
+    assert rules.rpc_error(name, "no") == text
 
 
 class AnyLife(stateful.RuleBasedStateMachine):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.local import objects, refusals, resources, selectors, trees, writes
+from muster.local.kubernetes import objects, refusals, resources, selectors, trees, writes
 
 AT = "2026-11-01T10:00:00Z"
 LEASES = resources.find("coordination.k8s.io", "v1", "leases")

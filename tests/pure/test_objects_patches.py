@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.local import ownership, patches, refusals, selectors, trees
+from muster.local.kubernetes import ownership, patches, refusals, selectors, trees
 
 few = settings(max_examples=40, deadline=None)
 NAMES = st.sampled_from(["a", "b", "c", "conditions", "type"])

@@ -15,7 +15,8 @@ import grpc.aio
 import orjson
 import pytest
 
-from muster.local import device_manager, httpd, kubelet, kubelet_state
+from muster.local import httpd, kubelet
+from muster.local.kubelet import device_manager, picture
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
 from muster.pb import podresources_pb2 as podres
@@ -152,9 +153,9 @@ async def register(
 OK = grpc.StatusCode.OK, ""
 
 
-def shows(capacity: int, allocatable: int) -> Callable[[kubelet_state.State], bool]:
-    def holds(state: kubelet_state.State) -> bool:
-        resource = state.resources.get(FUSE, kubelet_state.Resource())
+def shows(capacity: int, allocatable: int) -> Callable[[picture.State], bool]:
+    def holds(state: picture.State) -> bool:
+        resource = state.resources.get(FUSE, picture.Resource())
         return (resource.capacity, resource.allocatable) == (capacity, allocatable)
 
     return holds
@@ -175,7 +176,7 @@ def test_a_plugin_is_asked_for_its_options_before_register_returns(root: pathlib
             state = await stand_in.until(shows(2, 2))
             assert toy.calls == ["options", "list"]
             assert state.resources == {
-                FUSE: kubelet_state.Resource(
+                FUSE: picture.Resource(
                     registered=1,
                     endpoint="toy.sock",
                     socket=str(toy.path),
@@ -322,10 +323,10 @@ def test_a_new_process_finds_the_checkpoint_of_the_one_before(root: pathlib.Path
             await before.allocate(name="pod", resources={FUSE: 1})
         async with kubelet.Kubelet(directory=root, node="n") as after:
             assert after.state().resources == {
-                FUSE: kubelet_state.Resource(
+                FUSE: picture.Resource(
                     is_stopped=True,
                     allocations=(
-                        kubelet_state.Allocation(
+                        picture.Allocation(
                             namespace="default", pod="pod", container="main", ids=("0",)
                         ),
                     ),

@@ -20,7 +20,8 @@ from kubernetes import watch as sync_watch
 from kubernetes.aio import config as aio_config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from muster.local import httpd, kubernetes, kubernetes_bodies, refusals
+from muster.local import httpd, kubernetes
+from muster.local.kubernetes import bodies, refusals, server
 
 Story = Callable[[kubernetes.KubernetesApi, aiohttp.ClientSession], Awaitable[None]]
 NODE = {"metadata": {"name": "node-a", "labels": {"zone": "a"}}}
@@ -283,7 +284,7 @@ BAD_REQUESTS: list[tuple[str, str, bytes, str, int]] = [
     ("POST", NODES, b"[" * 3000, "", 400),
     ("POST", NODES, b'{"metadata": {"name": "A B"}}', "", 422),
     ("POST", NODES, b"k8s\x00", "application/vnd.kubernetes.protobuf", 415),
-    ("POST", NODES, b" " * (kubernetes.BODY_BYTES_MAX + 1), "", 413),
+    ("POST", NODES, b" " * (server.BODY_BYTES_MAX + 1), "", 413),
     ("POST", NODES + "?dryRun=Some", b"{}", "", 400),
     ("POST", NODES + "?fieldManager=" + "x" * 200, b"{}", "", 400),
     ("POST", "/api/v1/pods", orjson.dumps(POD), "", 405),
@@ -369,13 +370,13 @@ def test_a_bad_request_is_answered_with_a_status_and_never_with_500() -> None:
 )
 def test_yaml_that_json_cannot_say_is_refused(body: bytes) -> None:
     with pytest.raises(refusals.RequestError) as refused:
-        kubernetes_bodies.decoded(body, "application/yaml")
+        bodies.decoded(body, "application/yaml")
     assert refused.value.code == 400
 
 
 def test_a_date_in_yaml_stays_a_string() -> None:
     body = b"at: 2026-11-01T10:00:00Z"
-    assert kubernetes_bodies.decoded(body, "application/yaml") == {"at": "2026-11-01T10:00:00Z"}
+    assert bodies.decoded(body, "application/yaml") == {"at": "2026-11-01T10:00:00Z"}
 
 
 POD_YAML = """
@@ -432,7 +433,7 @@ def test_kubectl_works_with_it(tmp_path: pathlib.Path) -> None:
 
 def start(*arguments: str) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "muster.local.kubernetes", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # noqa: S603
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

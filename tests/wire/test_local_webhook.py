@@ -123,7 +123,7 @@ def test_the_last_thousand_are_kept_and_large_bodies_refused() -> None:
 
 def start(*arguments: str) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "muster.local.webhook", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # noqa: S603
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

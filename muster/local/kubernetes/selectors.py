@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import assert_never
 
-from muster.local import refusals
+from muster.local.kubernetes import refusals
 
 
 class Operator(enum.StrEnum):

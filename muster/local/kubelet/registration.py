@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from muster.local import kubelet_plugins, kubelet_rules
+from muster.local.kubelet import plugins, rules
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
@@ -31,12 +31,12 @@ class Registration:
         """Take the plugin in. The caller's deadline counts for the dial and the options too."""
         if not self._accepts():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "registrations are switched off")
-        refusal = kubelet_rules.refusal(request.version, request.resource_name)
+        refusal = rules.refusal(request.version, request.resource_name)
         if refusal is not None:
             await context.abort(grpc.StatusCode.UNKNOWN, refusal)
         try:
             await self._connect(request.resource_name, self._path(request.endpoint))
-        except kubelet_plugins.NotConnected as error:
+        except plugins.NotConnected as error:
             await context.abort(grpc.StatusCode.UNKNOWN, str(error))
         return dp.Empty()
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 import grpc.aio
 
-from muster.local import kubelet_plugins, kubelet_rules
+from muster.local.kubelet import plugins, rules
 from muster.pb import pluginregistration_pb2 as pr
 from muster.pb import rpc
 
@@ -115,17 +115,17 @@ class Watcher:
         return True
 
     async def _admit(self, path: str, info: pr.PluginInfo) -> None:
-        if info.type != kubelet_rules.PLUGIN_TYPE:
+        if info.type != rules.PLUGIN_TYPE:
             raise _Refused(
                 "RegisterPlugin error -- no handler registered for plugin type: "
                 f"{info.type} at socket {path}"
             )
-        refusal = kubelet_rules.watcher_refusal(info.name, list(info.supported_versions))
+        refusal = rules.watcher_refusal(info.name, list(info.supported_versions))
         if refusal is not None:
             raise _Refused(f"RegisterPlugin error -- plugin validation failed with err: {refusal}")
         try:
             await self._connect(info.name, info.endpoint or path)
-        except kubelet_plugins.NotConnected as error:
+        except plugins.NotConnected as error:
             raise _Refused(
                 f"RegisterPlugin error -- plugin registration failed with err: {error}"
             ) from None

@@ -7,7 +7,7 @@ Names, label keys and values: apimachinery `pkg/util/validation`. Events and pod
 import re
 from collections.abc import Iterator
 
-from muster.local import refusals, resources, trees
+from muster.local.kubernetes import refusals, resources, trees
 
 ANNOTATIONS_BYTES_MAX = 256 * 1024
 LABEL_VALUE_MAX = 63

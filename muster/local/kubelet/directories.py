@@ -12,7 +12,8 @@ import grpc
 import grpc.aio
 import msgspec
 
-from muster.local import devices, httpd
+from muster.local import httpd
+from muster.local.kubelet import devices
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 # `sun_path` holds 108 bytes, the last of them 0.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import grpc
 
-from muster.local import device_manager, devices, kubelet_pod_objects
+from muster.local.kubelet import device_manager, devices, pod_objects
 from muster.pb import podresources_pb2 as podres
 from muster.pb import rpc
 
@@ -20,7 +20,7 @@ class PodResources:
     """Answers from the memory of one life of the kubelet; `pods` are by uid."""
 
     def __init__(
-        self, manager: device_manager.DeviceManager, pods: Mapping[str, kubelet_pod_objects.Pod]
+        self, manager: device_manager.DeviceManager, pods: Mapping[str, pod_objects.Pod]
     ) -> None:
         self._manager = manager
         self._pods = pods
@@ -82,7 +82,7 @@ class PodResources:
         self._tokens -= 1
         return True
 
-    def _of(self, pod: kubelet_pod_objects.Pod) -> podres.PodResources:
+    def _of(self, pod: pod_objects.Pod) -> podres.PodResources:
         grants = [grant for grant in self._manager.grants() if grant.pod == pod.uid]
         return podres.PodResources(
             name=pod.name,
@@ -92,7 +92,7 @@ class PodResources:
                     name=container.name, devices=_entries(grants, container.name)
                 )
                 for container in pod.containers
-                if container.role is not kubelet_pod_objects.Role.INIT
+                if container.role is not pod_objects.Role.INIT
             ),
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from muster.local import device_manager, kubelet_api, kubelet_pod_objects
+from muster.local.kubelet import api_client, device_manager, pod_objects
 
 _BACKOFF_S = 0.2
 _BACKOFF_MAX_S = 5.0
@@ -40,14 +40,14 @@ class PodLoop:
 
     def __init__(
         self,
-        api: kubelet_api.Api,
+        api: api_client.Api,
         node: str,
         *,
-        admit: Callable[[kubelet_pod_objects.Pod], Awaitable[object]],
-        adopt: Callable[[kubelet_pod_objects.Pod], None],
+        admit: Callable[[pod_objects.Pod], Awaitable[object]],
+        adopt: Callable[[pod_objects.Pod], None],
         release: Callable[[str], None],
-        known: Callable[[], Mapping[str, kubelet_pod_objects.Pod]],
-        log: kubelet_api.Log,
+        known: Callable[[], Mapping[str, pod_objects.Pod]],
+        log: api_client.Log,
     ) -> None:
         self._api = api
         self._node = node
@@ -68,9 +68,9 @@ class PodLoop:
                     self._log("pods followed again", node=self._node)
                 is_away, delay_s = False, _BACKOFF_S
                 await self._watch(version)
-            except kubelet_api.Gone:
+            except api_client.Gone:
                 continue
-            except (kubelet_api.ApiAway, msgspec.ValidationError) as error:
+            except (api_client.ApiAway, msgspec.ValidationError) as error:
                 if not is_away:
                     self._log("pods not followed", node=self._node, error=str(error))
                 is_away = True
@@ -80,11 +80,11 @@ class PodLoop:
     async def _list(self) -> str:
         code, answer = await self._api.get(_PODS, self._selector())
         if code >= 400:  # noqa: PLR2004 (HTTP's errors)
-            raise kubelet_api.ApiAway(f"list {_PODS}: {code} {answer}")
+            raise api_client.ApiAway(f"list {_PODS}: {code} {answer}")
         found = msgspec.convert(answer, _List)
         uids = {uid for item in found.items if (uid := await self._see(item)) is not None}
         for uid in [*self._known()]:
-            if uid not in uids and not kubelet_pod_objects.is_local(uid):
+            if uid not in uids and not pod_objects.is_local(uid):
                 self._release(uid)
         return found.metadata.resource_version
 
@@ -94,7 +94,7 @@ class PodLoop:
             async for raw in self._api.watch(_PODS, params):
                 event = msgspec.convert(raw, _Event)
                 if event.type == "ERROR":
-                    raise kubelet_api.Gone
+                    raise api_client.Gone
                 seen = msgspec.convert(event.object, _Versioned)
                 version = seen.metadata.resource_version or version
                 if event.type != "BOOKMARK":
@@ -103,7 +103,7 @@ class PodLoop:
     async def _see(self, raw: dict[str, object], *, is_deleted: bool = False) -> str | None:
         """Bring one pod to where it belongs; its uid, or None if it cannot be read."""
         try:
-            pod = kubelet_pod_objects.pod(raw)
+            pod = pod_objects.pod(raw)
         except (msgspec.ValidationError, ValueError) as error:
             self._log("pod not understood", node=self._node, error=str(error))
             return None
@@ -118,29 +118,29 @@ class PodLoop:
             self._adopt(pod)
         return pod.uid
 
-    async def _start(self, pod: kubelet_pod_objects.Pod) -> None:
-        now = kubelet_api.now()
+    async def _start(self, pod: pod_objects.Pod) -> None:
+        now = api_client.now()
         try:
             await self._admit(pod)
         except device_manager.AllocationError as refused:
             self._log("pod refused", pod=f"{pod.namespace}/{pod.name}", reason=str(refused))
-            event = kubelet_pod_objects.admission_event(
+            event = pod_objects.admission_event(
                 pod, str(refused), node=self._node, now=now, suffix=uuid.uuid4().hex[:16]
             )
             await self._api.post(f"/api/v1/namespaces/{pod.namespace}/events", event)
-            status = kubelet_pod_objects.pod_failed(str(refused))
+            status = pod_objects.pod_failed(str(refused))
         else:
-            status = kubelet_pod_objects.pod_running(pod, now)
+            status = pod_objects.pod_running(pod, now)
         code, answer = await self._api.patch(
-            f"{_path(pod)}/status", status, kind=kubelet_api.MERGE_PATCH
+            f"{_path(pod)}/status", status, kind=api_client.MERGE_PATCH
         )
         # A pod that is gone by now is freed by its DELETED event.
         if code >= 400 and code != 404:  # noqa: PLR2004 (HTTP's errors)
-            raise kubelet_api.ApiAway(f"patch {_path(pod)}/status: {code} {answer}")
+            raise api_client.ApiAway(f"patch {_path(pod)}/status: {code} {answer}")
 
     def _selector(self) -> dict[str, str]:
         return {"fieldSelector": f"spec.nodeName={self._node}"}
 
 
-def _path(pod: kubelet_pod_objects.Pod) -> str:
+def _path(pod: pod_objects.Pod) -> str:
     return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 from typing import assert_never
 
-from muster.local import ownership, patches, refusals, resources, trees, validation
+from muster.local.kubernetes import ownership, patches, refusals, resources, trees, validation
 
 
 class PatchFormat(enum.StrEnum):

@@ -7,7 +7,7 @@ resourceVersion is taken from kubernetes `pkg/registry/<group>/<resource>/strate
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from muster.local import refusals, trees
+from muster.local.kubernetes import refusals, trees
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

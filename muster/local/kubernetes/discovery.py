@@ -1,6 +1,6 @@
 """Pure. The documents in which the API stand-in announces what it serves."""
 
-from muster.local import resources, trees
+from muster.local.kubernetes import resources, trees
 
 VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 STATUS_VERBS = ("get", "patch", "update")

@@ -14,7 +14,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from muster.local import device_manager, devices, kubelet_rules
+from muster.local.kubelet import device_manager, devices, rules
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
@@ -205,16 +205,14 @@ async def _called(call: Awaitable[Answer]) -> Answer:
     try:
         return await call
     except grpc.aio.AioRpcError as error:
-        raise _RpcFailed(
-            kubelet_rules.rpc_error(error.code().name, error.details() or "")
-        ) from None
+        raise _RpcFailed(rules.rpc_error(error.code().name, error.details() or "")) from None
     except asyncio.CancelledError:
         # grpc.aio cancels whoever waits on a channel that somebody else closes.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         raise _RpcFailed(
-            kubelet_rules.rpc_error("CANCELLED", "grpc: the client connection is closing")
+            rules.rpc_error("CANCELLED", "grpc: the client connection is closing")
         ) from None
 
 

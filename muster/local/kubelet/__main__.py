@@ -7,12 +7,8 @@ import sys
 
 import orjson
 
-from muster.local import (
-    device_manager,
-    httpd,
-    kubelet,
-    kubelet_http,
-)
+from muster.local import httpd
+from muster.local.kubelet import control, device_manager, server
 
 PROGRAM = "muster.local.kubelet"
 
@@ -28,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _run(options: argparse.Namespace) -> None:
-    stand_in = kubelet.Kubelet(
+    stand_in = server.Kubelet(
         directory=options.dir,
         node=options.node,
         api=options.api,
@@ -40,7 +36,7 @@ async def _run(options: argparse.Namespace) -> None:
     stopped = httpd.stop_on_signals()
     async with (
         stand_in,
-        httpd.listening(kubelet_http.application(stand_in), options.http) as url,
+        httpd.listening(control.application(stand_in), options.http) as url,
     ):
         _log("listening", service="kubelet", node=options.node, http=url, socket=stand_in.socket)
         await stopped.wait()
@@ -59,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--status-period",
         type=_seconds,
-        default=kubelet.STATUS_PERIOD_S,
+        default=server.STATUS_PERIOD_S,
         metavar="S",
         help="between node status updates (%(default)s)",
     )
@@ -90,3 +86,7 @@ def _log(event: str, **facts: object) -> None:
     line = orjson.dumps({"event": event, **facts}, default=str)
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,7 +6,7 @@ of the list alone, which is unambiguous for the kinds served here. A node's `tai
 tag: a strategic patch replaces the whole list, here as in a real cluster.
 """
 
-from muster.local import refusals, trees
+from muster.local.kubernetes import refusals, trees
 
 MERGE_KEYS = {
     "conditions": "type",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import orjson
 
-from muster.local import patches, refusals, trees
+from muster.local.kubernetes import patches, refusals, trees
 
 Path = tuple[str, ...]
 Fields = frozenset[Path]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from muster.local import devices, kubelet_rules
+from muster.local.kubelet import devices, rules
 
 _LOCAL_SEPARATOR = "/"
 
@@ -157,7 +157,7 @@ def pod_failed(reason: str) -> Json:
         "status": {
             "phase": "Failed",
             "reason": "UnexpectedAdmissionError",
-            "message": f"Pod was rejected: {kubelet_rules.admission_error(reason)}",
+            "message": f"Pod was rejected: {rules.admission_error(reason)}",
         }
     }
 
@@ -177,7 +177,7 @@ def admission_event(refused: Pod, reason: str, *, node: str, now: str, suffix: s
         },
         "type": "Warning",
         "reason": "UnexpectedAdmissionError",
-        "message": kubelet_rules.admission_error(reason),
+        "message": rules.admission_error(reason),
         "source": {"component": "kubelet", "host": node},
         "firstTimestamp": now,
         "lastTimestamp": now,
@@ -187,9 +187,9 @@ def admission_event(refused: Pod, reason: str, *, node: str, now: str, suffix: s
 
 def _container(raw: _Container, role: Role) -> Container:
     limits = {
-        name: kubelet_rules.count(str(value))
+        name: rules.count(str(value))
         for name, value in raw.resources.limits.items()
-        if kubelet_rules.is_extended_resource(name)
+        if rules.is_extended_resource(name)
     }
     is_sidecar = role is Role.INIT and raw.restart_policy == "Always"
     return Container(

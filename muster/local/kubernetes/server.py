@@ -14,7 +14,6 @@ import json
 import os
 import pathlib
 import random
-import sys
 import time
 import urllib.parse
 import uuid
@@ -24,18 +23,18 @@ from typing import Self
 import orjson
 from aiohttp import web
 
-from muster.local import (
+from muster.local import httpd
+from muster.local.kubernetes import (
+    bodies,
     discovery,
-    httpd,
-    kubernetes_bodies,
-    kubernetes_watch,
     objects,
     refusals,
     resources,
     trees,
+    watches,
     writes,
 )
-from muster.local import selectors as selecting
+from muster.local.kubernetes import selectors as selecting
 
 BODY_BYTES_MAX = 3 * 1024 * 1024
 """The API server's own limit for a request's body."""
@@ -65,7 +64,7 @@ class KubernetesApi:
         self._store = objects.Store(at=_now(), version=int(time.time() * 1000), limits=limits)
         self._address = http
         self._closing = asyncio.Event()
-        self._watches = kubernetes_watch.Watches(
+        self._watches = watches.Watches(
             self._store, bookmark_period_s=bookmark_period_s, closing=self._closing
         )
         self._documents = {
@@ -132,7 +131,7 @@ class KubernetesApi:
         selection = _selection(request, place)
         if _flag(request, "watch"):
             return await self._watches.serve(request, selection)
-        limit = kubernetes_watch.number(request, "limit") or 0
+        limit = watches.number(request, "limit") or 0
         return _json(
             self._store.page(selection, limit=limit, token=request.query.get("continue", ""))
         )
@@ -144,15 +143,13 @@ class KubernetesApi:
         match request.method:
             case "POST" if not place.name:
                 shown, created = (
-                    self._store.create(kubernetes_bodies.decoded(body, media_type), write),
+                    self._store.create(bodies.decoded(body, media_type), write),
                     True,
                 )
             case "PUT" if place.name:
-                shown, created = self._store.update(
-                    kubernetes_bodies.decoded(body, media_type), write
-                )
+                shown, created = self._store.update(bodies.decoded(body, media_type), write)
             case "PATCH" if place.name:
-                tree, patch_format = kubernetes_bodies.patch(body, media_type)
+                tree, patch_format = bodies.patch(body, media_type)
                 if patch_format is writes.PatchFormat.APPLY:
                     _refuse_nameless(request)
                 shown, created = self._store.patch(tree, patch_format, write)
@@ -163,7 +160,7 @@ class KubernetesApi:
 
     async def _delete(self, request: web.Request, place: resources.Place) -> web.Response:
         body = await request.read()
-        options = kubernetes_bodies.decoded(body, request.content_type) if body else None
+        options = bodies.decoded(body, request.content_type) if body else None
         dry_run = _dry_run(request) or (isinstance(options, dict) and bool(options.get("dryRun")))
         if place.name:
             gone = self._store.delete(place, options, dry_run=dry_run)
@@ -278,7 +275,3 @@ def main(arguments: list[str] | None = None) -> int:
     except httpd.MistakeError as mistake:
         return httpd.complain(parser.prog, mistake)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,17 +1,10 @@
 """Door to HTTP: look at a kubelet stand-in, and do to it what happens to kubelets."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import msgspec
 from aiohttp import web
 from google.protobuf import json_format
 
-from muster.local import device_manager, kubelet_rules
-
-if TYPE_CHECKING:
-    from muster.local import kubelet
+from muster.local.kubelet import device_manager, rules, server
 
 _BODY_BYTES_MAX = 64 * 1024
 
@@ -24,7 +17,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     resources: dict[str, int]
 
 
-def application(stand_in: kubelet.Kubelet) -> web.Application:
+def application(stand_in: server.Kubelet) -> web.Application:
     """Serve the control surface of one kubelet; GET / lists it."""
     surface = _Surface(stand_in)
     routes = {
@@ -47,7 +40,7 @@ def application(stand_in: kubelet.Kubelet) -> web.Application:
 
 
 class _Surface:
-    def __init__(self, stand_in: kubelet.Kubelet) -> None:
+    def __init__(self, stand_in: server.Kubelet) -> None:
         self._kubelet = stand_in
 
     async def state(self, _request: web.Request) -> web.Response:
@@ -82,7 +75,7 @@ class _Surface:
                 name=pod.name, namespace=pod.namespace, resources=pod.resources
             )
         except device_manager.AllocationError as refused:
-            text = kubelet_rules.admission_error(str(refused))
+            text = rules.admission_error(str(refused))
             return _answer(409, {"reason": "UnexpectedAdmissionError", "error": text})
         containers = [
             {

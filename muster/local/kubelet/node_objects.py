@@ -2,7 +2,7 @@
 
 import msgspec
 
-from muster.local import devices, kubelet_rules
+from muster.local.kubelet import devices, rules
 
 LEASE_DURATION_S = 40
 
@@ -70,7 +70,7 @@ def node_status(
 def extended_resources(node: object) -> frozenset[str]:
     """Name the device resources that a Node object shows, from a kubelet before us."""
     found = msgspec.convert(node, _Node).status.capacity
-    return frozenset(name for name in found if kubelet_rules.is_extended_resource(name))
+    return frozenset(name for name in found if rules.is_extended_resource(name))
 
 
 def lease(node: str, now: str) -> Json:
@@ -96,4 +96,4 @@ class _Node(msgspec.Struct):
 
 
 def _quantities(counts: dict[str, int]) -> dict[str, str]:
-    return {name: kubelet_rules.quantity(count) for name, count in counts.items()}
+    return {name: rules.quantity(count) for name, count in counts.items()}

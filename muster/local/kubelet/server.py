@@ -8,26 +8,25 @@ import asyncio
 import collections
 import contextlib
 import pathlib
-import sys
 from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from muster.local import (
+from muster.local.kubelet import (
+    api_client,
     device_manager,
     devices,
-    kubelet_api,
-    kubelet_node,
-    kubelet_plugins,
-    kubelet_pod_objects,
-    kubelet_podresources,
-    kubelet_pods,
-    kubelet_registration,
-    kubelet_sockets,
-    kubelet_state,
-    kubelet_watcher,
+    directories,
+    node_status,
+    picture,
+    plugins,
+    pod_admission,
+    pod_objects,
+    podresources,
+    registration,
+    registry,
 )
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
@@ -63,13 +62,13 @@ class Kubelet:
         api: str | None = None,
         status_period_s: float = STATUS_PERIOD_S,
         stop_grace_s: float = device_manager.STOP_GRACE_S,
-        dial_timeout_s: float = kubelet_plugins.DIAL_TIMEOUT_S,
+        dial_timeout_s: float = plugins.DIAL_TIMEOUT_S,
         plugin_watcher: bool = False,
-        log: kubelet_api.Log = _say_nothing,
+        log: api_client.Log = _say_nothing,
     ) -> None:
         self.node = node
         self.plugins_directory = directory.absolute() / "device-plugins"
-        self.registry_directory = directory.absolute() / kubelet_watcher.DIRECTORY
+        self.registry_directory = directory.absolute() / registry.DIRECTORY
         self.podresources_directory = directory.absolute() / "pod-resources"
         self.socket = self.plugins_directory / _SOCKET
         self.podresources_socket = self.podresources_directory / _SOCKET
@@ -81,7 +80,7 @@ class Kubelet:
         self._log = log
         self._accepts = True
         self._restarts = 0
-        self._pods: dict[str, kubelet_pod_objects.Pod] = {}
+        self._pods: dict[str, pod_objects.Pod] = {}
         self._manager = device_manager.DeviceManager()
         self._registered: collections.Counter[str] = collections.Counter()
         self._counts: dict[str, tuple[int, int]] = {}
@@ -93,7 +92,7 @@ class Kubelet:
         self._is_restarting = asyncio.Lock()
         self._pod_loop = asyncio.Lock()
         for directory in (self.plugins_directory, self.podresources_directory):
-            kubelet_sockets.prepare(directory, own_socket=_SOCKET)
+            directories.prepare(directory, own_socket=_SOCKET)
         self._tasks = await asyncio.TaskGroup().__aenter__()
         await self._begin()
         return self
@@ -111,14 +110,14 @@ class Kubelet:
 
     # What tests, the HTTP surface and the pod loop do to it
 
-    def state(self) -> kubelet_state.State:
+    def state(self) -> picture.State:
         """Draw the kubelet as it is now."""
-        return kubelet_state.State(
+        return picture.State(
             node=self.node,
             uptime_s=self._now() - self._began_s,
             restarts=self._restarts,
             accepts_registrations=self._accepts,
-            resources=kubelet_state.resources(
+            resources=picture.resources(
                 self._manager,
                 registered=self._registered,
                 streams_open=self._plugins.streams_open,
@@ -127,7 +126,7 @@ class Kubelet:
             pods=tuple(f"{pod.namespace}/{pod.name}" for pod in self._pods.values()),
         )
 
-    async def until(self, holds: Callable[[kubelet_state.State], bool]) -> kubelet_state.State:
+    async def until(self, holds: Callable[[picture.State], bool]) -> picture.State:
         """Wait for a state that holds what is asked for; the caller sets the limit."""
         while not holds(state := self.state()):
             await self._change.wait()
@@ -153,7 +152,7 @@ class Kubelet:
         self, *, name: str, namespace: str = "default", resources: Mapping[str, int]
     ) -> tuple[Allocated, ...]:
         """Admit a pod of one container that no API knows. AllocationError as the kubelet's."""
-        return await self._admit(kubelet_pod_objects.local_pod(namespace, name, resources))
+        return await self._admit(pod_objects.local_pod(namespace, name, resources))
 
     def release(self, *, name: str, namespace: str = "default") -> bool:
         """Free the devices of a pod; False if there is no such pod."""
@@ -166,21 +165,21 @@ class Kubelet:
 
     async def _begin(self) -> None:
         async with contextlib.AsyncExitStack() as life:
-            kubelet_sockets.wipe(self.plugins_directory)
+            directories.wipe(self.plugins_directory)
             self._restore()
             life.push_async_callback(self._plugins.close)
-            holdings = kubelet_podresources.PodResources(self._manager, self._pods)
-            registration = kubelet_registration.Registration(
+            holdings = podresources.PodResources(self._manager, self._pods)
+            listener = registration.Registration(
                 self.plugins_directory, accepts=lambda: self._accepts, connect=self._connect
             )
             for path, handler in (
                 (self.podresources_socket, rpc.pod_resources_handler(holdings)),
-                (self.socket, rpc.registration_handler(registration)),
+                (self.socket, rpc.registration_handler(listener)),
             ):
-                await life.enter_async_context(kubelet_sockets.serving(path, handler))
+                await life.enter_async_context(directories.serving(path, handler))
             if self._has_watcher:
                 self.registry_directory.mkdir(parents=True, exist_ok=True)
-                watcher = kubelet_watcher.Watcher(
+                watcher = registry.Watcher(
                     self.registry_directory, connect=self._connect, drop=self.drop_stream
                 )
                 self._spawn(life, watcher.run())
@@ -188,27 +187,27 @@ class Kubelet:
             self._life = life.pop_all()
 
     def _restore(self) -> None:
-        checkpoint = kubelet_sockets.read_checkpoint(self.plugins_directory)
+        checkpoint = directories.read_checkpoint(self.plugins_directory)
         self._began_s = self._now()
         self._manager = device_manager.DeviceManager.restored(
             checkpoint, self._began_s, stop_grace_s=self._stop_grace_s
         )
-        self._plugins = kubelet_plugins.Plugins(
+        self._plugins = plugins.Plugins(
             self._manager, dial_timeout_s=self._dial_timeout_s, changed=self._changed
         )
         self._registered = collections.Counter()
-        restored = kubelet_pod_objects.restored_pods(checkpoint.grants)
+        restored = pod_objects.restored_pods(checkpoint.grants)
         self._pods = {uid: self._pods.get(uid, pod) for uid, pod in restored.items()} | self._pods
 
     def _spawn_api(self, life: contextlib.AsyncExitStack) -> None:
-        report = kubelet_node.Report(self._status, period_s=self._status_period_s, log=self._log)
+        report = node_status.Report(self._status, period_s=self._status_period_s, log=self._log)
         if self._api_url is None:
             self._spawn(life, report.run(None))
             return
-        api = kubelet_api.Api(self._api_url)
+        api = api_client.Api(self._api_url)
         life.push_async_callback(api.close)
-        node = kubelet_node.Node(api, self.node)
-        pods = kubelet_pods.PodLoop(
+        node = node_status.Node(api, self.node)
+        pods = pod_admission.PodLoop(
             api,
             self.node,
             admit=self._admit,
@@ -240,7 +239,7 @@ class Kubelet:
 
     # Pods
 
-    async def _admit(self, pod: kubelet_pod_objects.Pod) -> tuple[Allocated, ...]:
+    async def _admit(self, pod: pod_objects.Pod) -> tuple[Allocated, ...]:
         async with self._pod_loop:
             manager = self._manager
             with contextlib.ExitStack() as undo:
@@ -252,7 +251,7 @@ class Kubelet:
         grants = [grant for grant in manager.grants() if grant.pod == pod.uid]
         return tuple(_allocated(grant) for grant in grants)
 
-    async def _allocate(self, pod: kubelet_pod_objects.Pod) -> None:
+    async def _allocate(self, pod: pod_objects.Pod) -> None:
         reusable: dict[str, frozenset[str]] = {}
         for container in pod.containers:
             for resource, count in container.limits.items():
@@ -262,10 +261,10 @@ class Kubelet:
                 )
                 grant = await self._plugins.allocate(request, reusable=left)
                 ids = grant.ids if grant else frozenset()
-                is_init = container.role is kubelet_pod_objects.Role.INIT
+                is_init = container.role is pod_objects.Role.INIT
                 reusable[resource] = left | ids if is_init else left - ids
 
-    def _adopt(self, pod: kubelet_pod_objects.Pod) -> None:
+    def _adopt(self, pod: pod_objects.Pod) -> None:
         self._pods[pod.uid] = pod
 
     def _release(self, uid: str) -> None:
@@ -274,7 +273,7 @@ class Kubelet:
             self._changed()
 
     def _changed(self) -> None:
-        kubelet_sockets.write_checkpoint(self.plugins_directory, self._manager.checkpoint())
+        directories.write_checkpoint(self.plugins_directory, self._manager.checkpoint())
         self._tell_counts()
         change, self._change = self._change, asyncio.Event()
         change.set()
@@ -304,9 +303,3 @@ def _allocated(grant: devices.Grant) -> Allocated:
 async def _end(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
-
-
-if __name__ == "__main__":
-    from muster.local import kubelet_main
-
-    sys.exit(kubelet_main.main())

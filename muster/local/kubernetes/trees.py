@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import orjson
 
-from muster.local import refusals
+from muster.local.kubernetes import refusals
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 Tree: TypeAlias = dict[str, Json]

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import msgspec
 import orjson
 
-from muster.local import refusals, resources, selectors, trees, writes
+from muster.local.kubernetes import refusals, resources, selectors, trees, writes
 
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 """Namespaces that every cluster begins with."""

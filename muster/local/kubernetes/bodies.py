@@ -5,7 +5,7 @@ import contextlib
 import orjson
 import yaml
 
-from muster.local import refusals, trees, writes
+from muster.local.kubernetes import refusals, trees, writes
 
 YAML_BYTES_MAX = 256 * 1024
 """The YAML reader takes seconds for a megabyte, and everybody else would wait."""

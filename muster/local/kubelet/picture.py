@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from muster.local import device_manager, devices, kubelet_pod_objects
+from muster.local.kubelet import device_manager, devices, pod_objects
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ def resources(
     *,
     registered: Mapping[str, int],
     streams_open: Mapping[str, int],
-    pods: Mapping[str, kubelet_pod_objects.Pod],
+    pods: Mapping[str, pod_objects.Pod],
 ) -> dict[str, Resource]:
     """Draw every resource that was ever registered, listed or allocated; sorted by name."""
     capacity, allocatable = manager.capacity(), manager.allocatable()
@@ -76,7 +76,7 @@ def _healths(lists: devices.Lists) -> dict[str, str]:
     return dict(sorted((healths | dict.fromkeys(lists.unhealthy, devices.UNHEALTHY)).items()))
 
 
-def _allocation(grant: devices.Grant, pods: Mapping[str, kubelet_pod_objects.Pod]) -> Allocation:
+def _allocation(grant: devices.Grant, pods: Mapping[str, pod_objects.Pod]) -> Allocation:
     pod = pods.get(grant.pod)
     return Allocation(
         namespace=pod.namespace if pod else "",

@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Callable
 
-from muster.local import devices, kubelet_api, kubelet_node_objects
+from muster.local.kubelet import api_client, devices, node_objects
 
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _LEASE_PERIOD_S = 10.0
@@ -19,12 +19,12 @@ _CONFLICT = 409
 class Node:
     """The Node and the Lease of one kubelet; every call raises ApiAway if the API is away."""
 
-    def __init__(self, api: kubelet_api.Api, name: str) -> None:
+    def __init__(self, api: api_client.Api, name: str) -> None:
         self._api = api
         self._name = name
         self._path = f"/api/v1/nodes/{name}"
         self._usage = _usage()
-        self._started = kubelet_api.now()
+        self._started = api_client.now()
         self._is_registered = False
         self._zero: frozenset[str] = frozenset()
 
@@ -36,11 +36,11 @@ class Node:
         self._zero = (self._zero | status.removed) - status.capacity.keys()
         if not self._is_registered:
             await self._register()
-        body = kubelet_node_objects.node_status(
-            status, self._usage, started=self._started, now=kubelet_api.now(), zero=self._zero
+        body = node_objects.node_status(
+            status, self._usage, started=self._started, now=api_client.now(), zero=self._zero
         )
         code, answer = await self._api.patch(
-            f"{self._path}/status", body, kind=kubelet_api.STRATEGIC_PATCH
+            f"{self._path}/status", body, kind=api_client.STRATEGIC_PATCH
         )
         self._is_registered = code != _NOT_FOUND
         _expect_success(code, answer, f"patch {self._path}/status")
@@ -48,9 +48,9 @@ class Node:
 
     async def renew(self) -> None:
         """Renew the node's Lease; makes it if there is none."""
-        lease = kubelet_node_objects.lease(self._name, kubelet_api.now(fraction=True))
+        lease = node_objects.lease(self._name, api_client.now(fraction=True))
         path = f"{_LEASES}/{self._name}"
-        code, answer = await self._api.patch(path, lease, kind=kubelet_api.MERGE_PATCH)
+        code, answer = await self._api.patch(path, lease, kind=api_client.MERGE_PATCH)
         if code == _NOT_FOUND:
             code, answer = await self._api.post(_LEASES, lease)
         _expect_success(code, answer, f"renew {path}")
@@ -58,21 +58,21 @@ class Node:
     async def renew_forever(self) -> None:
         """Renew the Lease on its period; the status loop tells when the API is away."""
         while True:
-            with contextlib.suppress(kubelet_api.ApiAway):
+            with contextlib.suppress(api_client.ApiAway):
                 await self.renew()
             await asyncio.sleep(_LEASE_PERIOD_S)
 
     async def _register(self) -> None:
         code, node = await self._api.get(self._path)
         if code == _NOT_FOUND:
-            body = kubelet_node_objects.node_object(self._name, self._usage)
+            body = node_objects.node_object(self._name, self._usage)
             code, node = await self._api.post("/api/v1/nodes", body)
             if code == _CONFLICT:
-                raise kubelet_api.ApiAway(f"{self._path} was made by somebody else just now")
+                raise api_client.ApiAway(f"{self._path} was made by somebody else just now")
         _expect_success(code, node, f"register {self._path}")
         # A kubelet that registers takes over the Node with its device resources at 0
         # (kubelet_node_status.go, zero extended resources).
-        self._zero |= kubelet_node_objects.extended_resources(node)
+        self._zero |= node_objects.extended_resources(node)
 
 
 class Report:
@@ -83,7 +83,7 @@ class Report:
     """
 
     def __init__(
-        self, status: Callable[[], devices.Status], *, period_s: float, log: kubelet_api.Log
+        self, status: Callable[[], devices.Status], *, period_s: float, log: api_client.Log
     ) -> None:
         self._status = status
         self._period_s = period_s
@@ -102,7 +102,7 @@ class Report:
     async def _tell(self, node: Node, status: devices.Status) -> None:
         try:
             await node.report(status)
-        except kubelet_api.ApiAway as error:
+        except api_client.ApiAway as error:
             if not self._is_away:
                 self._log("node status not written", error=str(error))
             self._is_away = True
@@ -112,10 +112,10 @@ class Report:
             self._is_away = False
 
 
-def _usage() -> kubelet_node_objects.Usage:
+def _usage() -> node_objects.Usage:
     memory_kib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
     machine = platform.machine()
-    return kubelet_node_objects.Usage(
+    return node_objects.Usage(
         cpu=str(os.cpu_count() or 1),
         memory=f"{memory_kib}Ki",
         kernel=platform.release(),
@@ -125,4 +125,4 @@ def _usage() -> kubelet_node_objects.Usage:
 
 def _expect_success(code: int, answer: object, what: str) -> None:
     if code >= 400:  # noqa: PLR2004 (HTTP's errors)
-        raise kubelet_api.ApiAway(f"{what}: {code} {answer}")
+        raise api_client.ApiAway(f"{what}: {code} {answer}")

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from muster.local import devices
+from muster.local.kubelet import devices
 
 STOP_GRACE_S = 300.0
 _NO_NODE = -1

@@ -11,7 +11,7 @@ import time
 import orjson
 from aiohttp import web
 
-from muster.local import objects, refusals, trees
+from muster.local.kubernetes import objects, refusals, trees
 
 DEFAULT_TIMEOUT_S = 1800
 """The lower end of what the API server picks when a client does not say."""
