@@ -178,6 +178,23 @@ class Bus:
             raise NobodyAnswered(subject, subscribed=True) from None
         return answer.data
 
+    async def is_reachable(self, *, timeout_s: float) -> bool:
+        """Tell whether the server answers now, so that a silent peer can be told from our own link.
+
+        A request instead of a ping: nats-py's read loop fails on the pong of a ping that was given
+        up (2.16, `_process_pong`).
+        """
+        client = self.link.live_client()
+        if client is None:
+            return False
+        try:
+            await client.request("$JS.API.INFO", timeout=timeout_s)
+        except nats.errors.NoRespondersError:
+            return True  # by a server without JetStream
+        except connection.LOST:
+            return False
+        return True
+
     async def consume(
         self, stream: streams.Stream, *, durable: str, filters: Sequence[str]
     ) -> AsyncIterator[runtime.Delivery[codec.CloudEvent]]:
@@ -387,6 +404,8 @@ async def _pull(
                     break
                 left -= 1
                 yield message
+                if until_empty and left <= 0:
+                    return
     finally:
         with contextlib.suppress(*connection.LOST):
             await subscription.unsubscribe()
