@@ -1,0 +1,80 @@
+"""Pure. Which heartbeats are signs of life.
+
+Order is (instance, seq), age is by the receiver's clock. A client that was cut off may send its
+backlog in one burst: those beats are news of the past. They give themselves away by arriving
+together, and the first of them by having been made soon after the one before the silence, as the
+sender's own uptime tells.
+"""
+
+import enum
+from typing import Final
+
+from muster import vocabulary
+
+INTERVAL_MIN_S: Final = 0.1
+"""A sender that declares less would have us doubt it without end."""
+
+_SPACED_BEATS: Final = 0.5
+_LATE_BEATS: Final = 1.5
+_REPLACED_BEATS: Final = 2.0
+
+
+class Life(enum.StrEnum):
+    """How much a beat proves."""
+
+    STALE = "stale"
+    """Older than what we know."""
+    DOUBTFUL = "doubtful"
+    """Newer, but perhaps out of a backlog: not enough to refute a suspicion."""
+    FRESH = "fresh"
+
+
+class Beats:
+    """The order of one plugin's beats."""
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self.instance = ""
+        self.seq = -1
+        self.arrived_at: float | None = None
+        self._retired = ""
+        self._uptime_s = 0.0
+
+    def restore(self, instance: str, seq: int, interval_s: float) -> None:
+        """Go on where a former process stopped."""
+        self.instance, self.seq, self.interval_s = instance, seq, interval_s
+
+    def take(self, beat: vocabulary.Heartbeat, now: float) -> Life:
+        """Return what the beat proves; remember it unless it is stale."""
+        quiet_s = None if self.arrived_at is None else now - self.arrived_at
+        if self._is_stale(beat, quiet_s):
+            return Life.STALE
+        life = Life.FRESH if self._is_fresh(beat, quiet_s) else Life.DOUBTFUL
+        if beat.instance != self.instance:
+            self._retired = self.instance
+        self.instance, self.seq = beat.instance, beat.seq
+        self.interval_s, self._uptime_s = _interval_s(beat), beat.uptime_s
+        self.arrived_at = now
+        return life
+
+    def _is_stale(self, beat: vocabulary.Heartbeat, quiet_s: float | None) -> bool:
+        if beat.instance == self.instance:
+            return beat.seq <= self.seq
+        # a former instance is believed again only when its successor has gone quiet
+        if quiet_s is None or beat.instance != self._retired:
+            return False
+        return quiet_s < _REPLACED_BEATS * self.interval_s
+
+    def _is_fresh(self, beat: vocabulary.Heartbeat, quiet_s: float | None) -> bool:
+        if quiet_s is None or beat.instance != self.instance:
+            return True
+        if quiet_s < _SPACED_BEATS * _interval_s(beat):
+            return False
+        if not (beat.uptime_s and self._uptime_s):
+            return True
+        late_s = quiet_s - (beat.uptime_s - self._uptime_s)
+        return late_s <= _LATE_BEATS * _interval_s(beat)
+
+
+def _interval_s(beat: vocabulary.Heartbeat) -> float:
+    return max(beat.interval_s, INTERVAL_MIN_S)

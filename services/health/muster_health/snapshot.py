@@ -1,0 +1,70 @@
+"""Pure. What is remembered about one plugin across a restart, and its bytes.
+
+Written when a verdict or an alert changes, first with what is still to be told, then without. So a
+crash in between tells it once more under the same event id, and never not at all.
+"""
+
+import enum
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+from muster_health import alerts
+
+VERSION: Final = 1
+
+
+class State(enum.StrEnum):
+    """Where a plugin stands between a doubt and a verdict; see `plugin_state`."""
+
+    UNKNOWN = "unknown"
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    LOST = "lost"
+    ILL = "ill"
+    MAINTENANCE = "maintenance"
+    RECOVERING = "recovering"
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One plugin, remembered. A doubt is not remembered: it is had again."""
+
+    v: int = VERSION
+    node: vocabulary.NodeName
+    plugin: vocabulary.PluginName
+    state: State
+    interval_s: float
+    verdict: vocabulary.Verdict | None = None
+    since: datetime | None = None
+    rule: str = ""
+    evidence: tuple[vocabulary.Evidence, ...] = ()
+    resources: tuple[str, ...] = ()
+    instance: str = ""
+    seq: int = -1
+    leaving: str = ""
+    return_s: float = 0.0
+    order: tuple[str, int] = ("", -1)
+    """The newest event taken: its sender's instance, and its number there."""
+    earlier: tuple[str, ...] = ()
+    """Instances that have been replaced, newest last."""
+    firing: tuple[alerts.Alert, ...] = ()
+    untold_verdict: vocabulary.VerdictChanged | None = None
+    untold_alerts: tuple[alerts.Alert, ...] = ()
+
+
+_DECODER = msgspec.json.Decoder(Snapshot)
+
+
+def encode(remembered: Snapshot) -> bytes:
+    """Return it as JSON."""
+    return msgspec.json.encode(remembered)
+
+
+def decode(value: bytes) -> Snapshot:
+    """Return what was remembered. Raises ValueError: another version's, or nothing of ours."""
+    found = _DECODER.decode(value)
+    if found.v != VERSION:
+        raise ValueError(f"v={found.v}, and this is version {VERSION}")
+    return found

@@ -1,0 +1,36 @@
+"""Pure. What the machine of one plugin decides."""
+
+from dataclasses import dataclass
+
+from muster import vocabulary
+from muster.vocabulary import Verdict
+from muster_health import signals
+from muster_health.trouble import Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Probe the plugin, under this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """A new verdict, and why."""
+
+    verdict: Verdict
+    previous: Verdict | None
+    rule: Rule
+    resources: tuple[str, ...]
+    evidence: tuple[vocabulary.Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overdue:
+    """A planned end lasts too long."""
+
+    evidence: tuple[vocabulary.Evidence, ...]
+
+
+Step = Question | Conclusion | Overdue | signals.Noted

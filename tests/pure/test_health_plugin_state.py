@@ -1,0 +1,500 @@
+from datetime import UTC, datetime
+
+import pytest
+
+from muster import vocabulary
+from muster.vocabulary import Verdict
+from muster_health import config, plugin_state, signals, snapshot, steps
+from muster_health.signals import Note
+from muster_health.snapshot import State
+from muster_health.trouble import Rule
+
+AT = datetime(2026, 11, 21, tzinfo=UTC)
+GPU = "nvidia.com/gpu"
+SETTINGS = config.Detection()
+GOOD = vocabulary.ResourceBeat(name=GPU, streams=1, probe_ok=True, probe_age_s=0.1)
+APART = vocabulary.ResourceBeat(name=GPU, problem="kubelet refuses registration: UNAVAILABLE")
+DEAF = vocabulary.ResourceBeat(name=GPU, streams=1, probe_ok=False, probe_age_s=1.0)
+
+
+class Plugin:
+    """A plugin that beats once a second, and the machine that watches it."""
+
+    def __init__(self) -> None:
+        self.machine = plugin_state.PluginState(SETTINGS, 0.0)
+        self.instance = "one"
+        self.seq = 0
+
+    def beat(
+        self,
+        at: float,
+        resource: vocabulary.ResourceBeat = GOOD,
+        *,
+        phase: vocabulary.Phase = vocabulary.Phase.SERVING,
+        made_at: float | None = None,
+    ) -> list[steps.Step]:
+        return self.machine.hear(self.says(at, resource, phase=phase, made_at=made_at), at)
+
+    def says(
+        self,
+        at: float,
+        resource: vocabulary.ResourceBeat = GOOD,
+        *,
+        phase: vocabulary.Phase = vocabulary.Phase.SERVING,
+        made_at: float | None = None,
+    ) -> vocabulary.Heartbeat:
+        self.seq += 1
+        return vocabulary.Heartbeat(
+            node="node-a",
+            plugin="device-plugin",
+            instance=self.instance,
+            seq=self.seq,
+            interval_s=1.0,
+            uptime_s=100.0 + (at if made_at is None else made_at),
+            phase=phase,
+            resources=(resource,),
+        )
+
+    def leaves(self, at: float, expected_return_s: float = 0.0) -> list[steps.Step]:
+        event = vocabulary.PluginStopping(
+            node="node-a",
+            at=AT,
+            plugin="device-plugin",
+            reason=vocabulary.StopReason.UPGRADE,
+            expected_return_s=expected_return_s,
+        )
+        return self.machine.goodbye(event, self.instance, at)
+
+    def suspected(self, at: float) -> int:
+        noted, asked = self.machine.tick(at)
+        assert noted == signals.Noted(note=Note.SUSPECTED)
+        assert isinstance(asked, steps.Question)
+        return asked.number
+
+
+def healthy() -> Plugin:
+    plugin = Plugin()
+    plugin.beat(1.0)
+    assert plugin.machine.state is State.HEALTHY
+    return plugin
+
+
+def down() -> Plugin:
+    plugin = healthy()
+    plugin.machine.failed(plugin.suspected(3.5), 3.5, subscribed=False)
+    assert plugin.machine.state is State.LOST
+    return plugin
+
+
+def concluded(
+    verdict: Verdict,
+    previous: Verdict | None,
+    rule: Rule,
+    *seen: tuple[str, str],
+    resources: tuple[str, ...] = (GPU,),
+) -> steps.Conclusion:
+    return steps.Conclusion(
+        verdict=verdict,
+        previous=previous,
+        rule=rule,
+        resources=resources,
+        evidence=tuple(vocabulary.Evidence(source=who, observed=what) for who, what in seen),
+    )
+
+
+def convicted(seconds: float) -> signals.Noted:
+    return signals.Noted(note=Note.CONVICTED, seconds=seconds)
+
+
+CONFIRMED = signals.Noted(note=Note.CONFIRMED)
+REFUTED = signals.Noted(note=Note.REFUTED)
+
+
+def test_a_first_good_beat_is_believed() -> None:
+    assert Plugin().beat(1.0) == [
+        concluded(
+            Verdict.HEALTHY,
+            None,
+            Rule.FIRST_SIGN_OF_LIFE,
+            ("heartbeat", "alive, and reports nothing wrong"),
+        )
+    ]
+
+
+def test_silence_of_two_and_a_half_intervals_is_suspicious_and_asks() -> None:
+    plugin = healthy()
+
+    assert plugin.machine.deadline() == 3.5
+    assert plugin.machine.tick(3.499) == []
+    assert plugin.machine.tick(3.5) == [
+        signals.Noted(note=Note.SUSPECTED),
+        steps.Question(number=1),
+    ]
+    assert (plugin.machine.state, plugin.machine.deadline()) == (State.SUSPECT, None)
+
+
+def test_a_plugin_heard_of_and_never_heard_is_asked_too() -> None:
+    plugin = Plugin()
+
+    number = plugin.suspected(2.5 * SETTINGS.interval_s)
+
+    assert plugin.machine.failed(number, 12.5, subscribed=False) == [
+        CONFIRMED,
+        concluded(
+            Verdict.PLUGIN_DOWN,
+            None,
+            Rule.NOBODY_LISTENS,
+            ("heartbeat", "never heard; waited 12.5 s, 2.5 beats of 5 s"),
+            ("probe", "nobody listens on the plugin's subject"),
+            resources=(),
+        ),
+        convicted(12.5),
+    ]
+
+
+def test_an_answered_probe_refutes_silence() -> None:
+    plugin = healthy()
+    number = plugin.suspected(3.5)
+
+    assert plugin.machine.answered(plugin.says(3.6), number, 3.6) == [REFUTED]
+    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 6.1)
+
+
+def test_a_fresh_beat_refutes_silence_and_the_answer_comes_too_late_to_matter() -> None:
+    plugin = healthy()
+    number = plugin.suspected(3.5)
+
+    assert plugin.beat(3.6) == [REFUTED]
+    assert plugin.machine.failed(number, 5.5, subscribed=True) == []
+    assert plugin.machine.state is State.HEALTHY
+
+
+def test_silence_that_nobody_listens_to_is_a_plugin_down() -> None:
+    plugin = healthy()
+
+    assert plugin.machine.failed(plugin.suspected(3.5), 3.51, subscribed=False) == [
+        CONFIRMED,
+        concluded(
+            Verdict.PLUGIN_DOWN,
+            Verdict.HEALTHY,
+            Rule.NOBODY_LISTENS,
+            ("heartbeat", "silent for 2.5 s, 2.5 beats of 1 s"),
+            ("probe", "nobody listens on the plugin's subject"),
+        ),
+        convicted(3.51 - 1.0),
+    ]
+
+
+def test_silence_with_a_listener_that_does_not_answer_is_a_plugin_stuck() -> None:
+    plugin = healthy()
+
+    assert plugin.machine.failed(plugin.suspected(3.5), 5.5, subscribed=True) == [
+        CONFIRMED,
+        concluded(
+            Verdict.STUCK,
+            Verdict.HEALTHY,
+            Rule.NO_ANSWER,
+            ("heartbeat", "silent for 4.5 s, 4.5 beats of 1 s"),
+            ("probe", "the plugin is connected and did not answer within 2 s"),
+        ),
+        convicted(4.5),
+    ]
+
+
+def test_an_inconclusive_probe_begins_the_wait_anew() -> None:
+    plugin = healthy()
+
+    assert plugin.machine.inconclusive(plugin.suspected(3.5), 4.0) == []
+    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 6.5)
+
+
+def test_a_burst_out_of_a_backlog_refutes_nothing() -> None:
+    plugin = healthy()
+    number = plugin.suspected(3.5)
+
+    assert [plugin.beat(20.0, made_at=made) for made in (2.0, 3.0, 4.0, 5.0)] == [[]] * 4
+    assert plugin.machine.failed(number, 20.1, subscribed=False)[0] == CONFIRMED
+
+
+def test_a_beat_that_was_seen_before_is_stale() -> None:
+    plugin = healthy()
+    plugin.seq -= 1
+
+    assert plugin.beat(2.0) == [signals.Noted(note=Note.BEAT_STALE)]
+
+
+def test_a_crashed_plugin_that_is_back_in_time_stays_healthy() -> None:
+    plugin = healthy()
+    plugin.instance, plugin.seq = "two", 0
+
+    assert plugin.beat(3.0) == []
+    assert plugin.machine.state is State.HEALTHY
+
+
+def test_a_late_beat_of_the_instance_before_is_stale() -> None:
+    plugin = healthy()
+    plugin.instance, plugin.seq = "two", 0
+    plugin.beat(2.0)
+    plugin.instance, plugin.seq = "one", 7
+
+    assert plugin.beat(2.1) == [signals.Noted(note=Note.BEAT_STALE)]
+
+
+def test_trouble_that_lasts_two_beats_is_a_plugin_deregistered() -> None:
+    plugin = healthy()
+
+    assert plugin.beat(2.0, APART) == []
+    assert plugin.beat(3.0, APART) == []
+    assert plugin.beat(4.0, APART) == [
+        concluded(
+            Verdict.DEREGISTERED,
+            Verdict.HEALTHY,
+            Rule.NOT_REGISTERED,
+            ("plugin", f"{GPU}: kubelet refuses registration: UNAVAILABLE"),
+        ),
+        convicted(2.0),
+    ]
+
+
+def test_trouble_that_the_plugin_mends_in_time_is_no_verdict() -> None:
+    plugin = healthy()
+    plugin.beat(2.0, APART)
+
+    assert plugin.beat(3.0) == []
+    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 5.5)
+
+
+def test_a_first_beat_in_trouble_is_not_called_healthy() -> None:
+    plugin = Plugin()
+
+    assert [plugin.beat(at, APART) for at in (1.0, 2.0)] == [[], []]
+    assert plugin.beat(3.0, APART)[0] == concluded(
+        Verdict.DEREGISTERED,
+        None,
+        Rule.NOT_REGISTERED,
+        ("plugin", f"{GPU}: kubelet refuses registration: UNAVAILABLE"),
+    )
+
+
+def test_between_two_beats_trouble_is_asked_about() -> None:
+    plugin = healthy()
+    plugin.beat(2.0, APART)
+    number = plugin.suspected(4.0)
+
+    assert plugin.machine.answered(plugin.says(4.1, DEAF), number, 4.1) == [
+        CONFIRMED,
+        concluded(
+            Verdict.STUCK,
+            Verdict.HEALTHY,
+            Rule.SELF_PROBE_FAILS,
+            (
+                "plugin",
+                f"{GPU}: registered, but its own socket does not answer (self-probe 1.0 s ago)",
+            ),
+        ),
+        convicted(4.1 - 2.0),
+    ]
+
+
+def test_an_answer_without_trouble_refutes_it() -> None:
+    plugin = healthy()
+    plugin.beat(2.0, APART)
+
+    assert plugin.machine.answered(plugin.says(4.1), plugin.suspected(4.0), 4.1) == [REFUTED]
+    assert plugin.machine.state is State.HEALTHY
+
+
+def test_a_failed_question_about_trouble_decides_nothing() -> None:
+    plugin = healthy()
+    plugin.beat(2.0, APART)
+
+    assert plugin.machine.failed(plugin.suspected(4.0), 4.1, subscribed=False) == []
+    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 4.5)
+
+
+def test_an_event_of_a_lost_registration_is_worth_a_question() -> None:
+    plugin = healthy()
+    event = vocabulary.PluginDeregistered(
+        node="node-a",
+        at=AT,
+        plugin="device-plugin",
+        resource=GPU,
+        reason=vocabulary.RegistrationReason.STREAM_CLOSED,
+    )
+
+    assert plugin.machine.hint(event, 1.1) == []
+    assert plugin.suspected(3.1) == 1
+
+
+def test_a_draining_plugin_may_lose_its_streams() -> None:
+    plugin = healthy()
+
+    assert [
+        plugin.beat(at, APART, phase=vocabulary.Phase.DRAINING) for at in (2.0, 3.0, 4.0, 5.0)
+    ] == [[]] * 4
+
+
+def test_a_lost_plugin_is_recovered_after_three_good_beats() -> None:
+    plugin = down()
+    plugin.instance, plugin.seq = "two", 0
+
+    assert [plugin.beat(10.0), plugin.beat(11.0)] == [[], []]
+    assert plugin.machine.state is State.RECOVERING
+    assert plugin.beat(12.0) == [
+        concluded(
+            Verdict.HEALTHY,
+            Verdict.PLUGIN_DOWN,
+            Rule.RECOVERED,
+            ("heartbeat", "3 good beats since it came back"),
+        )
+    ]
+
+
+def test_a_slow_plugin_is_recovered_fifteen_seconds_after_its_first_beat() -> None:
+    plugin = down()
+    slow = vocabulary.Heartbeat(
+        node="node-a",
+        plugin="device-plugin",
+        instance="two",
+        seq=1,
+        interval_s=60.0,
+        resources=(GOOD,),
+    )
+    plugin.machine.hear(slow, 10.0)
+
+    assert plugin.machine.deadline() == 25.0
+    assert plugin.machine.tick(25.0) == [
+        concluded(
+            Verdict.HEALTHY,
+            Verdict.PLUGIN_DOWN,
+            Rule.RECOVERED,
+            ("heartbeat", "1 good beat since it came back"),
+        )
+    ]
+
+
+def test_a_plugin_that_falls_silent_on_its_way_back_is_asked_again() -> None:
+    plugin = down()
+    plugin.beat(10.0)
+    number = plugin.suspected(12.5)
+
+    stuck, still = plugin.machine.failed(number, 14.5, subscribed=True)[:2]
+
+    assert stuck == CONFIRMED
+    assert isinstance(still, steps.Conclusion)
+    assert (still.previous, still.verdict) == (Verdict.PLUGIN_DOWN, Verdict.STUCK)
+
+
+def test_a_deregistered_plugin_is_recovered_after_three_good_beats() -> None:
+    plugin = healthy()
+    for at in (2.0, 3.0, 4.0):
+        plugin.beat(at, APART)
+
+    assert [plugin.beat(5.0), plugin.beat(6.0)] == [[], []]
+    assert plugin.beat(7.0)[0] == concluded(
+        Verdict.HEALTHY,
+        Verdict.DEREGISTERED,
+        Rule.RECOVERED,
+        ("heartbeat", "3 good beats since it came back"),
+    )
+
+
+def test_a_goodbye_is_maintenance_with_a_deadline() -> None:
+    plugin = healthy()
+
+    assert plugin.leaves(2.0, expected_return_s=60.0) == [
+        concluded(
+            Verdict.MAINTENANCE,
+            Verdict.HEALTHY,
+            Rule.GOODBYE,
+            ("plugin", "said goodbye (upgrade); expected back within 60 s"),
+        )
+    ]
+    assert plugin.machine.deadline() == 62.0
+    assert plugin.machine.tick(62.0) == [
+        steps.Overdue(
+            evidence=(
+                vocabulary.Evidence(source="clock", observed="not back 60 s after its goodbye"),
+            )
+        )
+    ]
+    assert plugin.machine.deadline() is None
+
+
+def test_a_goodbye_for_an_unknown_time_waits_as_long_as_we_set() -> None:
+    plugin = healthy()
+    plugin.leaves(2.0)
+
+    assert plugin.machine.deadline() == 302.0
+
+
+def test_a_last_beat_after_the_goodbye_is_no_return() -> None:
+    plugin = healthy()
+    plugin.leaves(2.0)
+
+    assert plugin.beat(2.1) == []
+    assert plugin.machine.state is State.MAINTENANCE
+
+
+def test_a_new_instance_ends_the_maintenance() -> None:
+    plugin = healthy()
+    plugin.leaves(2.0)
+    plugin.instance, plugin.seq = "two", 0
+
+    assert [plugin.beat(5.0), plugin.beat(6.0)] == [[], []]
+    assert plugin.beat(7.0)[0] == concluded(
+        Verdict.HEALTHY,
+        Verdict.MAINTENANCE,
+        Rule.RECOVERED,
+        ("heartbeat", "3 good beats since it came back"),
+    )
+
+
+def test_the_same_instance_ends_the_maintenance_when_it_says_that_it_started() -> None:
+    plugin = healthy()
+    plugin.leaves(2.0)
+    plugin.machine.started()
+    plugin.beat(5.0)
+
+    assert plugin.machine.state is State.RECOVERING
+
+
+def test_after_our_own_outage_every_wait_begins_anew() -> None:
+    plugin = healthy()
+    number = plugin.suspected(3.5)
+
+    plugin.machine.rebase(60.0, window_s=5.0, paused_s=55.0)
+
+    assert plugin.machine.failed(number, 60.1, subscribed=False) == []
+    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 67.5)
+    plugin.beat(61.0)
+    assert plugin.machine.deadline() == 63.5
+
+
+def test_our_own_outage_prolongs_a_maintenance() -> None:
+    plugin = healthy()
+    plugin.leaves(2.0, expected_return_s=10.0)
+
+    plugin.machine.rebase(60.0, paused_s=55.0)
+
+    assert plugin.machine.deadline() == 67.0
+
+
+@pytest.mark.parametrize(
+    ("state", "deadline"),
+    [
+        (State.HEALTHY, 102.5),
+        (State.ILL, 102.5),
+        (State.LOST, None),
+        (State.MAINTENANCE, 130.0),
+    ],
+)
+def test_a_restored_plugin_has_all_its_time_anew(state: State, deadline: float | None) -> None:
+    machine = plugin_state.PluginState(SETTINGS, 100.0)
+    known = snapshot.Snapshot(
+        node="node-a", plugin="device-plugin", state=state, interval_s=1.0, return_s=30.0
+    )
+
+    machine.restore(known, 100.0, overdue=False)
+
+    assert machine.deadline() == deadline
