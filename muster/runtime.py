@@ -56,7 +56,8 @@ async def drive(
 async def run(*tasks: Coroutine[object, object, None]) -> None:
     """Run tasks until one ends, fails, or SIGTERM or SIGINT arrives; then end them all.
 
-    The first failure is raised after every task has ended. Tasks clean up on cancellation.
+    After every task has ended a failure is raised: one that ended the others goes before one that
+    came of ending them. Tasks clean up on cancellation.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -64,14 +65,17 @@ async def run(*tasks: Coroutine[object, object, None]) -> None:
         loop.add_signal_handler(number, stop.set)
     running = [asyncio.ensure_future(task) for task in tasks]
     stopping = asyncio.ensure_future(stop.wait())
+    first: set[asyncio.Task[None]] = set()
     try:
         await asyncio.wait([*running, stopping], return_when=asyncio.FIRST_COMPLETED)
+        first = {task for task in running if task.done()}
     finally:
         for task in (*running, stopping):
             task.cancel()
-        ends = await asyncio.gather(*running, stopping, return_exceptions=True)
+        await asyncio.gather(*running, stopping, return_exceptions=True)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-    for end in ends:
-        if isinstance(end, Exception):
-            raise end
+    for task in sorted(running, key=lambda task: task not in first):
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            raise failure

@@ -1,0 +1,220 @@
+"""The event loop's door: driving a machine, and tasks that live and die together."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from muster import runtime
+
+
+@dataclass
+class Notebook:
+    """A machine that writes down when it was asked what; due at each of `deadlines`, once."""
+
+    deadlines: list[float] = field(default_factory=list)
+    answers: int = 1
+
+    def receive(self, event: str, now: float) -> Sequence[str]:
+        assert now > 0
+        return [f"{event}.{n}" for n in range(self.answers)]
+
+    def tick(self, now: float) -> Sequence[str]:
+        assert self.deadlines[0] <= now
+        self.deadlines.pop(0)
+        return ["tick"]
+
+    def next_deadline(self) -> float | None:
+        return self.deadlines[0] if self.deadlines else None
+
+
+def delivery(name: str, done: list[str]) -> runtime.Delivery[str]:
+    async def ack() -> None:
+        done.append(f"ack {name}")
+
+    return runtime.Delivery(name, ack)
+
+
+async def driven_until(
+    machine: Notebook, inbox: asyncio.Queue[runtime.Delivery[str]], done: list[str], length: int
+) -> list[str]:
+    """Drive until `done` has `length` entries; return these."""
+    enough = asyncio.Event()
+
+    async def act(out: str) -> None:
+        done.append(out)
+        if len(done) >= length:
+            enough.set()
+
+    async with asyncio.timeout(10):
+        driving = asyncio.create_task(runtime.drive(machine, inbox, act))
+        await enough.wait()
+        driving.cancel()
+        await asyncio.gather(driving, return_exceptions=True)
+    return done[:length]
+
+
+def test_an_overdue_deadline_goes_before_a_full_inbox() -> None:
+    async def story() -> list[str]:
+        done: list[str] = []
+        inbox: asyncio.Queue[runtime.Delivery[str]] = asyncio.Queue()
+        for number in range(3):
+            inbox.put_nowait(delivery(str(number), done))
+        now = asyncio.get_running_loop().time()
+        return await driven_until(Notebook(deadlines=[now - 2, now - 1]), inbox, done, 6)
+
+    assert asyncio.run(story()) == ["tick", "tick", "0.0", "ack 0", "1.0", "ack 1"]
+
+
+def test_an_input_is_acknowledged_after_all_the_actions_it_led_to() -> None:
+    async def story() -> list[str]:
+        done: list[str] = []
+        inbox: asyncio.Queue[runtime.Delivery[str]] = asyncio.Queue()
+        inbox.put_nowait(delivery("a", done))
+        inbox.put_nowait(delivery("b", done))
+        return await driven_until(Notebook(answers=2), inbox, done, 5)
+
+    assert asyncio.run(story()) == ["a.0", "a.1", "ack a", "b.0", "b.1"]
+
+
+def test_an_input_whose_action_fails_is_not_acknowledged() -> None:
+    async def story() -> list[str]:
+        done: list[str] = []
+        inbox: asyncio.Queue[runtime.Delivery[str]] = asyncio.Queue()
+        inbox.put_nowait(delivery("a", done))
+
+        async def act(out: str) -> None:
+            raise LookupError(out)
+
+        async with asyncio.timeout(10):
+            with pytest.raises(LookupError, match=r"a\.0"):
+                await runtime.drive(Notebook(), inbox, act)
+        return done
+
+    assert asyncio.run(story()) == []
+
+
+def test_a_deadline_wakes_a_machine_that_nobody_writes_to() -> None:
+    async def story() -> tuple[list[str], float]:
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        machine = Notebook(deadlines=[started + 0.02])
+        done = await driven_until(machine, asyncio.Queue(), [], 1)
+        return done, clock() - started
+
+    done, took_s = asyncio.run(story())
+    assert done == ["tick"]
+    assert took_s >= 0.02
+
+
+def test_an_input_wakes_a_machine_before_its_deadline() -> None:
+    async def story() -> list[str]:
+        done: list[str] = []
+        inbox: asyncio.Queue[runtime.Delivery[str]] = asyncio.Queue()
+        machine = Notebook(deadlines=[asyncio.get_running_loop().time() + 3600])
+        asyncio.get_running_loop().call_later(0.01, inbox.put_nowait, delivery("a", done))
+        return await driven_until(machine, inbox, done, 1)
+
+    assert asyncio.run(story())[0] == "a.0"
+
+
+async def until_cancelled(
+    ended: list[str], name: str, last: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ended.append(name)
+        if last is not None:
+            await last()
+
+
+def test_one_task_that_ends_ends_all() -> None:
+    async def story() -> list[str]:
+        ended: list[str] = []
+
+        async def short() -> None:
+            ended.append("short")
+
+        async with asyncio.timeout(10):
+            await runtime.run(until_cancelled(ended, "long"), short())
+        return ended
+
+    assert asyncio.run(story()) == ["short", "long"]
+
+
+def test_a_failure_is_raised_after_every_task_has_ended() -> None:
+    async def story() -> list[str]:
+        ended: list[str] = []
+
+        async def fails() -> None:
+            raise LookupError("first")
+
+        async with asyncio.timeout(10):
+            with pytest.raises(LookupError, match="first"):
+                await runtime.run(until_cancelled(ended, "a"), fails(), until_cancelled(ended, "b"))
+        return ended
+
+    assert asyncio.run(story()) == ["a", "b"]
+
+
+def test_the_failure_that_ended_all_is_raised_not_one_of_the_ending() -> None:
+    async def story() -> None:
+        async def fails() -> None:
+            raise LookupError("the cause")
+
+        async def fails_too() -> None:
+            raise OSError("a consequence")
+
+        async with asyncio.timeout(10):
+            with pytest.raises(LookupError, match="the cause"):
+                await runtime.run(until_cancelled([], "a", fails_too), fails())
+
+    asyncio.run(story())
+
+
+def test_a_failure_while_ending_in_order_is_raised() -> None:
+    async def story() -> None:
+        async def short() -> None: ...
+
+        async def fails() -> None:
+            raise OSError("could not say goodbye")
+
+        async with asyncio.timeout(10):
+            with pytest.raises(OSError, match="could not say goodbye"):
+                await runtime.run(until_cancelled([], "a", fails), short())
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_in_order(number: signal.Signals) -> None:
+    async def story() -> list[str]:
+        ended: list[str] = []
+
+        async def signals() -> None:
+            os.kill(os.getpid(), number)
+            await until_cancelled(ended, "sender")
+
+        async with asyncio.timeout(10):
+            await runtime.run(until_cancelled(ended, "other"), signals())
+        return ended
+
+    assert asyncio.run(story()) == ["other", "sender"]
+
+
+def test_a_cancelled_run_ends_all_its_tasks() -> None:
+    async def story() -> list[str]:
+        ended: list[str] = []
+        running = asyncio.create_task(runtime.run(until_cancelled(ended, "a")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert running.cancelled()
+        return ended
+
+    assert asyncio.run(story()) == ["a"]
