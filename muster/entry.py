@@ -37,7 +37,7 @@ def main(
     prefix = f"MUSTER_{service.upper()}"
     parser = argparse.ArgumentParser(
         prog=f"muster-{service}",
-        epilog=f"Every setting can also be given in the environment: bus.url is {prefix}__BUS__URL.",
+        epilog=f"Every setting can also come from the environment: bus.url is {prefix}__BUS__URL.",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, as YAML")
     parser.add_argument("--check", action="store_true", help="read the settings, print them, end")

@@ -57,8 +57,17 @@ def configure(service: str, *, level: str = "info", **facts: str) -> None:
 
 
 def logger() -> structlog.typing.FilteringBoundLogger:
-    """Return the logger of this process."""
-    return structlog.get_logger()  # type: ignore[no-any-return]  # configured above
+    """Return the logger of this process.
+
+    A program that never called `configure` only uses our SDK: it hears warnings, through `logging`.
+    """
+    if structlog.is_configured():
+        return structlog.get_logger()  # type: ignore[no-any-return]  # as `configure` made it
+    return structlog.wrap_logger(  # type: ignore[no-any-return]  # of the class given here
+        logging.getLogger("muster"),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
+    )
 
 
 def _serialized(line: object, *, default: Callable[[object], object]) -> bytes:

@@ -1,4 +1,4 @@
-"""Pure. The configuration sections that every service has, so that they read the same everywhere."""
+"""Pure. The configuration sections that every service has; they read the same everywhere."""
 
 import enum
 from typing import Annotated

@@ -136,6 +136,7 @@ class Demo:
             ("advertise", lambda: self._advertised(fuse)),
             ("allocate", lambda: self._allocated(a)),
             ("suggest_labels", self._labels_suggested),
+            ("judge_healthy", self._judged_healthy),
             ("freeze_plugin", lambda: noticed(b, freeze, Verdict.STUCK)),
             ("thaw_plugin", lambda: mended(b, thaw, AlertKind.STUCK)),
             ("kill_plugin", lambda: noticed(c, plugin[c].kill, Verdict.PLUGIN_DOWN)),
@@ -180,6 +181,15 @@ class Demo:
             )
             found.append(", ".join(f"{node.name} {value}" for value in event.labels.values()))
         return f"{'; '.join(found)}; nothing written"
+
+    async def _judged_healthy(self) -> str:
+        for node in layout.NODES:
+            await self._watch.first(
+                vocabulary.VerdictChanged,
+                lambda e, name=node.name: (e.node, e.verdict) == (name, Verdict.HEALTHY),  # type: ignore[misc]
+                since=0.0,
+            )
+        return f"{len(layout.NODES)} plugins HEALTHY"
 
     async def _noticed(
         self, node: str, harm: Callable[[], Awaitable[None]], verdict: Verdict
