@@ -176,6 +176,7 @@ class Bus:
             raise NobodyAnswered(subject, subscribed=False) from None
         except connection.LOST:
             raise NobodyAnswered(subject, subscribed=True) from None
+        connection.end_if_cancelled()
         return answer.data
 
     async def is_reachable(self, *, timeout_s: float) -> bool:
@@ -346,6 +347,7 @@ class Bus:
                 _PUBLISHED.labels("retried").inc()
                 await backoff.wait()
             else:
+                connection.end_if_cancelled()
                 _PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
                 return
 
@@ -390,6 +392,7 @@ async def _pull(
     Raises ConsumerLost when the server forgot the consumer, and what nats-py raises.
     """
     info = await client.jetstream().add_consumer(stream, config)
+    connection.end_if_cancelled()
     left = info.num_pending or 0
     inbox = client.new_inbox()
     request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{info.name}"
@@ -400,6 +403,7 @@ async def _pull(
             await client.publish(request, expires, reply=inbox)
             for _ in range(_PULL_BATCH):
                 message = await subscription.next_msg(timeout=2 * _PULL_S)
+                connection.end_if_cancelled()
                 if _ends_pull(message):
                     break
                 left -= 1

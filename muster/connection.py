@@ -40,6 +40,17 @@ _ERRORS = prometheus_client.Counter(
 _CONNECTED = prometheus_client.Gauge("muster_bus_connected", "1 while connected to NATS.")
 
 
+def end_if_cancelled() -> None:
+    """Raise CancelledError if this task was told to end, and the message got lost.
+
+    nats-py waits under asyncio.wait_for, which until Python 3.12 drops a cancellation that comes
+    together with the answer: the task would go on for ever. Call this after each such wait.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class Backoff:
     """Delays in seconds: doubling from 0.05 to 5, with jitter, starting over after a success."""
 
@@ -92,8 +103,7 @@ class Connection:
         """Close the connection."""
         assert self._task is not None, "left without being entered"
         self._outage_logged = True
-        # nats-py dials under asyncio.wait_for, which until Python 3.12 loses a cancellation that
-        # comes together with the answer
+        # see end_if_cancelled
         while not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=_CANCEL_AGAIN_S)
