@@ -1,0 +1,345 @@
+"""The notifier as a process, with a real NATS server and a real webhook receiver."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import pathlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import aiohttp
+import msgspec
+import orjson
+import pytest
+
+from muster import bus, streams, vocabulary
+from muster.local import layout, nats, processes, webhook
+from muster.vocabulary import AlertState
+from muster_notifier import ledger
+
+T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+class World:
+    """A NATS server, health's voice on it, a webhook receiver, and a notifier that can be ended."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        self.server = nats.NatsServer(directory / "nats")
+        self.hook = webhook.WebhookReceiver()
+        self.notifier: processes.Process | None = None
+        self.bus: bus.Bus | None = None
+
+    async def start(self, **settings: object) -> processes.Process:
+        """Start a notifier that groups for no time and tells the receiver `hook`."""
+        file = self.directory / "notifier.json"
+        receiver = {"name": "hook", "webhook": {"url": f"{self.hook.url}/x", "retry_for_s": 20}}
+        times = {"group_wait_s": 0, "group_interval_s": 0.2, "repeat_interval_s": 3600}
+        file.write_bytes(
+            orjson.dumps(
+                {"bus": {"url": self.server.url}, "receivers": [receiver], **times, **settings}
+            )
+        )
+        program = layout.Program("notifier", "muster_notifier", ("--config", str(file)))
+        self.notifier = processes.Process(program, self.directory / "notifier.log")
+        await self.notifier.start()
+        return self.notifier
+
+    async def says(self, name: str, state: AlertState, *, node: str = "node-a") -> None:
+        """Publish an alert as health does."""
+        assert self.bus is not None
+        await self.bus.publish(
+            vocabulary.AlertChanged(
+                node=node,
+                at=T0,
+                plugin="device-plugin",
+                kind=vocabulary.AlertKind.STUCK,
+                severity=vocabulary.Severity.CRITICAL,
+                state=state,
+                fingerprint=f"{name:0>16}",
+                summary=f"alert {name}",
+                starts_at=T0,
+                ends_at=T0 if state is AlertState.RESOLVED else None,
+            )
+        )
+
+    async def heard(self, count: int) -> list[tuple[str, str, int]]:
+        """Return what the receiver was sent and answered, once it is that many."""
+
+        def enough(kept: Sequence[webhook.Received]) -> bool:
+            return len(kept) >= count
+
+        kept = await self.hook.wait_for(enough, timeout_s=15)
+        bodies = [orjson.loads(received.body)["data"] for received in kept]
+        return [
+            (body["reason"], " ".join(a["summary"] for a in body["alerts"]), received.status)
+            for body, received in zip(bodies, kept, strict=True)
+        ]
+
+    async def outcome(self, count: int = 1) -> list[vocabulary.NotificationEvent]:
+        """Return the first outcomes that the notifier published."""
+        assert self.bus is not None
+        found: list[vocabulary.NotificationEvent] = []
+        events = self.bus.follow(
+            streams.ALERTS, filters=["muster.notification.>"], since=T0 - dt.timedelta(days=9999)
+        )
+        async for event in events:
+            assert isinstance(event.data, vocabulary.NotificationEvent)
+            found.append(event.data)
+            if len(found) == count:
+                break
+        return found
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """Ask the notifier's own server."""
+        assert self.notifier is not None
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(self.notifier.addresses["http"] + path) as response,
+        ):
+            return response.status, await response.read()
+
+    async def ready(self) -> None:
+        """Return once the notifier says that it is ready."""
+        while (await self.get("/readyz"))[0] != 200:  # noqa: ASYNC110  # asks another process
+            await asyncio.sleep(0.02)
+
+    def log(self, event: str) -> list[dict[str, object]]:
+        """Return the notifier's log lines of one event."""
+        lines = (self.directory / "notifier.log").read_text().splitlines()
+        found = [msgspec.json.decode(line, type=dict[str, object]) for line in lines]
+        return [line for line in found if line["event"] == event]
+
+
+@contextlib.asynccontextmanager
+async def world(directory: pathlib.Path) -> AsyncIterator[World]:
+    made = World(directory)
+    async with asyncio.timeout(40), contextlib.AsyncExitStack() as open_:
+        await open_.enter_async_context(made.server)
+        await open_.enter_async_context(made.hook)
+        made.bus = await open_.enter_async_context(
+            bus.Bus(made.server.url, producer="services/health", name="health", owner=True)
+        )
+        try:
+            yield made
+        finally:
+            if made.notifier is not None:
+                await made.notifier.end()
+
+
+def play(story: Callable[[World], Awaitable[None]], directory: pathlib.Path) -> None:
+    async def played() -> None:
+        async with world(directory) as made:
+            await story(made)
+
+    asyncio.run(played())
+
+
+def test_what_fires_is_told_once_and_so_is_its_end(tmp_path: pathlib.Path) -> None:
+    async def story(made: World) -> None:
+        hook = {"name": "hook", "webhook": {"url": made.hook.url}}
+        await made.start(receivers=[hook, {"name": "console", "console": {}}])
+        await made.says("a", AlertState.FIRING)
+        assert await made.heard(1) == [("first", "alert a", 200)]
+        await made.says("a", AlertState.RESOLVED)
+        assert await made.heard(2) == [
+            ("first", "alert a", 200),
+            ("all_resolved", "alert a", 200),
+        ]
+        outcomes = await made.outcome(4)
+        assert sorted((o.TYPE, o.receiver, o.reason, o.attempts) for o in outcomes) == [
+            ("notification.delivered", "console", "all_resolved", 1),
+            ("notification.delivered", "console", "first", 1),
+            ("notification.delivered", "hook", "all_resolved", 1),
+            ("notification.delivered", "hook", "first", 1),
+        ]
+        texts = [str(line["text"]).splitlines()[0] for line in made.log("notification")]
+        assert texts == [
+            "[FIRING] stuck on node-a: alert a",
+            "[RESOLVED] stuck on node-a: alert a",
+        ]
+
+    play(story, tmp_path)
+
+
+def test_a_receiver_that_is_unwell_gets_the_same_message_until_it_takes_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        made.hook.behave(webhook.Behaviour(status=503, times=2))
+        await made.start()
+        await made.says("a", AlertState.FIRING)
+        assert await made.heard(3) == [
+            ("first", "alert a", 503),
+            ("first", "alert a", 503),
+            ("first", "alert a", 200),
+        ]
+        assert len({r.headers["idempotency-key"] for r in made.hook.received()}) == 1
+        (outcome,) = await made.outcome()
+        assert (outcome.TYPE, outcome.attempts) == ("notification.delivered", 3)
+
+    play(story, tmp_path)
+
+
+def test_a_refusal_is_told_as_a_failure_and_decided_again_later(tmp_path: pathlib.Path) -> None:
+    async def story(made: World) -> None:
+        made.hook.behave(webhook.Behaviour(status=400, times=1))
+        await made.start()
+        await made.says("a", AlertState.FIRING)
+        assert await made.heard(2) == [("first", "alert a", 400), ("first", "alert a", 200)]
+        failed, delivered = await made.outcome(2)
+        assert isinstance(failed, vocabulary.NotificationFailed)
+        assert (failed.error, failed.attempts, failed.firing) == ("HTTP 400", 1, ("0" * 15 + "a",))
+        assert isinstance(delivered, vocabulary.NotificationDelivered)
+        _, metrics = await made.get("/metrics")
+        assert (
+            b'muster_notifications_total{outcome="failed_refused",reason="first",receiver="hook"} '
+            b"1.0" in metrics
+        )
+
+    play(story, tmp_path)
+
+
+def test_a_dead_receiver_delays_no_other(tmp_path: pathlib.Path) -> None:
+    async def story(made: World) -> None:
+        made.hook.behave(webhook.Behaviour(status=200, times=0))
+        async with await asyncio.start_server(_swallow, "127.0.0.1", 0) as silent:
+            port = silent.sockets[0].getsockname()[1]
+            dead = {
+                "name": "dead",
+                "webhook": {"url": f"http://127.0.0.1:{port}", "timeout_s": 60},
+            }
+            await made.start(receivers=[dead, {"name": "hook", "webhook": {"url": made.hook.url}}])
+            for index in range(1, 9):
+                await made.says(str(index), AlertState.FIRING, node=f"node-{index}")
+            assert sorted(await made.heard(8)) == [
+                ("first", f"alert {index}", 200) for index in range(1, 9)
+            ]
+            state = orjson.loads((await made.get("/state"))[1])
+            told = {group["receiver"]: 0 for group in state["groups"]}
+            for group in state["groups"]:
+                told[group["receiver"]] += bool(group["told_firing"])
+            assert told["dead"] == 0
+            assert made.notifier is not None
+            await made.notifier.kill()
+
+    play(story, tmp_path)
+
+
+async def _swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restart_repeats_nothing_and_loses_nothing(
+    how: signal.Signals, tmp_path: pathlib.Path
+) -> None:
+    async def story(made: World) -> None:
+        first = await made.start()
+        await made.says("a", AlertState.FIRING, node="node-a")
+        await made.says("b", AlertState.FIRING, node="node-b")
+        assert sorted(await made.heard(2)) == [("first", "alert a", 200), ("first", "alert b", 200)]
+        await made.outcome(2)
+        first.signal(how)
+        await first.wait()
+        await made.says("c", AlertState.FIRING, node="node-c")
+        await made.says("b", AlertState.RESOLVED, node="node-b")
+        await made.start()
+        assert sorted((await made.heard(4))[2:]) == [
+            ("all_resolved", "alert b", 200),
+            ("first", "alert c", 200),
+        ]
+        await made.says("a", AlertState.RESOLVED, node="node-a")
+        assert (await made.heard(5))[4:] == [("all_resolved", "alert a", 200)]
+        assert made.bus is not None
+        entries = await made.bus.recall(streams.LEDGER)
+        read = sorted((e.group, e.firing) for e in map(ledger.decode, entries.values()))
+        assert [(group, bool(firing)) for group, firing in read] == [
+            ('{kind="stuck",node="node-a"}', False),
+            ('{kind="stuck",node="node-b"}', False),
+            ('{kind="stuck",node="node-c"}', True),
+        ]
+
+    play(story, tmp_path)
+
+
+def test_a_message_on_its_way_at_sigterm_is_finished_and_never_repeated(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        made.hook.behave(webhook.Behaviour(status=200, times=1, delay_s=0.3))
+        notifier = await made.start()
+        await made.says("a", AlertState.FIRING)
+        await made.heard(1)
+        began = time.monotonic()
+        notifier.signal(signal.SIGTERM)
+        assert await notifier.wait() == 0
+        assert time.monotonic() - began < 2
+        (outcome,) = await made.outcome()
+        assert outcome.TYPE == "notification.delivered"
+        await made.start()
+        await made.says("b", AlertState.FIRING, node="node-b")
+        assert await made.heard(2) == [("first", "alert a", 200), ("first", "alert b", 200)]
+
+    play(story, tmp_path)
+
+
+def test_a_ledger_entry_that_cannot_be_read_is_told_and_stops_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        assert made.bus is not None
+        await made.bus.remember(streams.LEDGER, "hook.0", b"nonsense")
+        await made.start()
+        await made.says("a", AlertState.FIRING)
+        assert await made.heard(1) == [("first", "alert a", 200)]
+        assert [line["key"] for line in made.log("ledger_entry_unreadable")] == ["hook.0"]
+
+    play(story, tmp_path)
+
+
+def test_without_nats_it_starts_says_that_it_is_not_ready_and_heals(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        await made.server.kill()
+        await made.start()
+        assert await made.get("/readyz") == (503, b"NATS is away\n")
+        assert (await made.get("/healthz"))[0] == 200
+        await made.server.start()
+        await made.ready()
+        await made.says("a", AlertState.FIRING)
+        assert await made.heard(1) == [("first", "alert a", 200)]
+
+    play(story, tmp_path)
+
+
+def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: pathlib.Path) -> None:
+    async def ends(text: str) -> tuple[int | None, str]:
+        file = tmp_path / "bad.yaml"
+        file.write_text(text)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "muster_notifier", "--config", str(file)),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, errors = await process.communicate()
+        return process.returncode, errors.decode()
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, said = asyncio.run(ends(f"http: {{port: {port}}}"))
+    assert code == 2
+    assert said.startswith("muster-notifier: ")
+    assert said.count("\n") == 1
+    assert str(port) in said
+    assert asyncio.run(ends("receivers: [{name: a, webhook: {url: 'http://h:99999/'}}]")) == (
+        2,
+        "muster-notifier: receiver a: webhook.url: Port out of range 0-65535\n",
+    )

@@ -1,0 +1,162 @@
+"""The notifier's HTTP door against servers that answer in every way."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from muster.local import nats
+from muster_notifier import answers, message, webhook
+from muster_notifier.answers import Answer, Kind
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+SENT = message.Message(key="4711", text="", body=b'{"a":"\xc3\xa9"}')
+
+
+async def send(serve: Serve, *, path: str = "/hook", timeout_s: float = 5.0) -> Answer:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        finally:
+            writer.close()
+
+    async with asyncio.timeout(10), await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        hook = webhook.Webhook(f"http://u:p%40@127.0.0.1:{port}{path}", timeout_s=timeout_s)
+        got = await hook.send(SENT)
+        return Answer(
+            kind=got.kind,
+            detail=got.detail.replace(str(port), "PORT"),
+            retry_after_s=got.retry_after_s,
+        )
+
+
+def saying(text: bytes) -> Serve:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(len(SENT.body))
+        writer.write(text)
+        await writer.drain()
+
+    return serve
+
+
+def test_the_request_is_one_post_with_the_key_by_which_a_repeat_can_be_dropped() -> None:
+    got = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.extend(await reader.readuntil(b"\r\n\r\n"))
+        got.extend(await reader.readexactly(len(SENT.body)))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    answer = asyncio.run(send(serve, path="/hook/ä?x=1&y=a b#z"))
+    assert answer == Answer(kind=Kind.TAKEN, detail="HTTP 204")
+    head, _, body = bytes(got).partition(b"\r\n\r\n")
+    first, *rest = head.decode().split("\r\n")
+    assert first == "POST /hook/%C3%A4?x=1&y=a%20b HTTP/1.1"
+    headers = dict(line.split(": ", 1) for line in rest)
+    assert headers.pop("Host").startswith("127.0.0.1:")
+    assert headers.pop("User-Agent").startswith("muster-notifier/")
+    assert headers == {
+        "Authorization": "Basic dTpwQA==",
+        "Content-Type": "application/cloudevents+json; charset=utf-8",
+        "Content-Length": str(len(SENT.body)),
+        "Idempotency-Key": "4711",
+        "Connection": "close",
+    }
+    assert body == SENT.body
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", Answer(kind=Kind.TAKEN, detail="HTTP 200")),
+        (
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 202 Accepted\r\n\r\n",
+            Answer(kind=Kind.TAKEN, detail="HTTP 202"),
+        ),
+        (
+            b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\n\r\n",
+            Answer(kind=Kind.REFUSED, detail="HTTP 302 to http://169.254.169.254/"),
+        ),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Answer(kind=Kind.REFUSED, detail="HTTP 400")),
+        (
+            b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 3\r\n\r\n",
+            Answer(kind=Kind.TEMPORARY, detail="HTTP 429", retry_after_s=3.0),
+        ),
+        (b"HTTP/1.1 500\r\n\r\n", Answer(kind=Kind.TEMPORARY, detail="HTTP 500")),
+        (
+            b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+            Answer(kind=Kind.TEMPORARY, detail="127.0.0.1:PORT: the answer is not HTTP"),
+        ),
+        (
+            b"HTTP/1.1 2OO OK\r\n\r\n",
+            Answer(kind=Kind.TEMPORARY, detail="127.0.0.1:PORT: the answer is not HTTP"),
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 200_000,
+            Answer(kind=Kind.TEMPORARY, detail="127.0.0.1:PORT: the answer is not HTTP"),
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\n",
+            Answer(
+                kind=Kind.TEMPORARY,
+                detail="127.0.0.1:PORT: closed the connection without an answer",
+            ),
+        ),
+    ],
+)
+def test_each_answer_has_one_meaning(text: bytes, answer: Answer) -> None:
+    assert asyncio.run(send(saying(text))) == answer
+
+
+def test_a_receiver_that_says_nothing_costs_no_more_than_the_timeout() -> None:
+    async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    assert asyncio.run(send(serve, timeout_s=0.2)) == Answer(
+        kind=Kind.TEMPORARY, detail="127.0.0.1:PORT: no answer within 0.2 s"
+    )
+
+
+def test_a_body_without_an_end_is_not_read() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nslow")
+        await writer.drain()
+        await reader.read()
+
+    assert asyncio.run(send(serve)).kind is Kind.TAKEN
+
+
+def test_nobody_there_is_a_temporary_failure_that_names_host_and_port_only() -> None:
+    port = nats.free_port()
+    hook = webhook.Webhook(f"http://127.0.0.1:{port}/secret-token", timeout_s=2.0)
+    answer = asyncio.run(hook.send(SENT))
+    assert answer.kind is answers.Kind.TEMPORARY
+    assert f":{port}" in answer.detail
+    assert "secret" not in answer.detail
+
+
+def test_plain_http_spoken_to_tls_is_a_temporary_failure() -> None:
+    async def story() -> Answer:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(100)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await webhook.Webhook(f"https://127.0.0.1:{port}", timeout_s=5).send(SENT)
+
+    assert asyncio.run(story()).kind is Kind.TEMPORARY
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host:99999/", "http://[::1/", f"http://{'a' * 64}.example"]
+)
+def test_a_url_that_cannot_be_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        webhook.Webhook(url, timeout_s=1)
