@@ -58,19 +58,26 @@ async def serve(
         ),
         **(more or {}),
     }
-    free = asyncio.Semaphore(_CONNECTIONS_MAX)
+    clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with free:
-            try:
-                async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(_respond(routes, head))
-                    await writer.drain()
-            except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-                pass  # a client that goes away or talks nonsense loses its connection
-            finally:
+        task = asyncio.current_task()
+        assert task is not None, "streams run this as a task"
+        if len(clients) >= _CONNECTIONS_MAX:
+            # who has waited longest is the least likely to be a probe
+            clients.pop(next(iter(clients))).transport.abort()
+        clients[task] = writer
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(_respond(routes, head))
                 writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+            pass  # a client that goes away or talks nonsense loses its connection
+        finally:
+            clients.pop(task, None)
+            writer.transport.abort()
 
     server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
     try:
@@ -78,6 +85,10 @@ async def serve(
         yield f"http://{host}:{bound}"
     finally:
         server.close()
+        left = list(clients)
+        for writer in clients.values():
+            writer.transport.abort()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 def _respond(routes: Mapping[str, Route], head: bytes) -> bytes:
