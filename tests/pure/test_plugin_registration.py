@@ -1,0 +1,340 @@
+import heapq
+import itertools
+import math
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.vocabulary import RegistrationReason as Reason
+from muster_plugin import registration, signals
+from muster_plugin.registration import State
+
+PATIENCE = registration.Patience()
+
+
+def registered(
+    machine: registration.Registration, *, kubelet: str = "k1", now: float = 0.0
+) -> None:
+    """Bring a machine, from its present generation's start, to where the kubelet lists it."""
+    machine.tick(now)
+    generation = machine.generation
+    machine.receive(signals.Served(generation), now)
+    machine.receive(signals.Registered(generation, kubelet), now)
+    machine.receive(signals.StreamOpened(generation), now)
+    assert machine.state is State.WATCHED
+
+
+def listed(kubelet: str = "k1") -> registration.Registration:
+    machine = registration.Registration()
+    registered(machine, kubelet=kubelet)
+    return machine
+
+
+def healed(machine: registration.Registration, now: float, kubelet: str = "k1") -> signals.Action:
+    """End, serve, register and list again; return the report."""
+    generation = machine.generation
+    assert machine.receive(signals.Ended(generation), now) == []
+    deadline = machine.next_deadline()
+    assert deadline is not None
+    assert machine.tick(deadline) == [signals.Serve(generation + 1)]
+    served = machine.receive(signals.Served(generation + 1), deadline)
+    assert served == [signals.Register(generation + 1)]
+    assert machine.receive(signals.Registered(generation + 1, kubelet), deadline) == []
+    (report,) = machine.receive(signals.StreamOpened(generation + 1), deadline)
+    return report
+
+
+def test_it_serves_before_it_registers_and_reports_when_the_stream_opens() -> None:
+    machine = registration.Registration()
+    assert machine.tick(0.0) == [signals.Serve(1)]
+    assert machine.receive(signals.Served(1), 0.1) == [signals.Register(1)]
+    assert machine.receive(signals.Registered(1, "k1"), 0.2) == []
+    assert machine.receive(signals.StreamOpened(1), 0.3) == [signals.Listed(1, Reason.START, 1)]
+    assert (machine.problem(0.4), machine.next_deadline()) == ("", None)
+
+
+def test_a_stream_that_opens_before_register_answers_counts() -> None:
+    machine = registration.Registration()
+    machine.tick(0.0)
+    machine.receive(signals.Served(1), 0.0)
+    assert machine.receive(signals.StreamOpened(1), 0.0) == []
+    assert machine.receive(signals.Registered(1, "k1"), 0.0) == [signals.Listed(1, Reason.START, 1)]
+
+
+@pytest.mark.parametrize(
+    ("signal", "reason", "detail"),
+    [
+        (
+            signals.KubeletSeen("k2"),
+            Reason.KUBELET_SOCKET_REPLACED,
+            "kubelet.sock was replaced",
+        ),
+        (signals.OwnSocketLost(1), Reason.OWN_SOCKET_LOST, "own socket lost"),
+        (signals.ServerEnded(1), Reason.SERVER_ENDED, "own server ended"),
+    ],
+)
+def test_each_certain_loss_ends_the_generation_and_names_its_reason(
+    signal: signals.Signal, reason: Reason, detail: str
+) -> None:
+    machine = listed()
+    assert machine.receive(signal, 10.0) == [signals.Lost(reason, detail), signals.End(1)]
+    assert machine.problem(10.5) == f"{detail} 0.5 s ago, ending the old server"
+    kubelet = "k2" if reason is Reason.KUBELET_SOCKET_REPLACED else "k1"
+    assert healed(machine, 10.5, kubelet) == signals.Listed(2, reason, 2)
+
+
+def test_a_closed_stream_is_a_loss_when_no_new_one_opens_in_time() -> None:
+    machine = listed()
+    assert machine.receive(signals.StreamClosed(1), 10.0) == []
+    assert machine.problem(10.5) == "stream closed 0.5 s ago, registering"
+    assert machine.next_deadline() == 11.0
+    lost = signals.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
+    assert machine.tick(11.0) == [lost, signals.End(1)]
+    assert machine.problem(12.0) == "stream closed 2.0 s ago, ending the old server"
+    assert healed(machine, 12.0) == signals.Listed(2, Reason.STREAM_CLOSED, 2)
+
+
+def test_a_closed_stream_is_no_loss_when_a_new_one_opens_in_time() -> None:
+    machine = listed()
+    machine.receive(signals.StreamClosed(1), 10.0)
+    assert machine.receive(signals.StreamOpened(1), 10.9) == []
+    assert (machine.state, machine.next_deadline()) == (State.WATCHED, None)
+
+
+def test_the_older_of_two_streams_that_stays_open_proves_nothing() -> None:
+    machine = listed()
+    machine.receive(signals.StreamOpened(1), 5.0)
+    machine.receive(signals.StreamClosed(1), 10.0)
+    lost = signals.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
+    assert machine.tick(11.0) == [lost, signals.End(1)]
+
+
+def test_a_new_kubelet_socket_during_the_wait_for_a_stream_is_the_reason() -> None:
+    machine = listed()
+    machine.receive(signals.StreamClosed(1), 10.0)
+    lost = signals.Lost(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced")
+    assert machine.receive(signals.KubeletSeen("k2"), 10.1) == [lost, signals.End(1)]
+
+
+def test_a_kubelet_restart_is_named_even_when_our_own_socket_is_missed_first() -> None:
+    machine = listed()
+    machine.receive(signals.OwnSocketLost(1), 10.0)
+    assert machine.receive(signals.KubeletSeen("k2"), 10.0) == []
+    assert healed(machine, 10.0, "k2") == signals.Listed(2, Reason.KUBELET_SOCKET_REPLACED, 2)
+
+
+def test_no_stream_after_register_is_a_loss_after_five_seconds() -> None:
+    machine = registration.Registration()
+    machine.tick(0.0)
+    machine.receive(signals.Served(1), 0.0)
+    machine.receive(signals.Registered(1, "k1"), 0.0)
+    assert machine.next_deadline() == 5.0
+    text = "no stream from the kubelet 5 s after it took the registration"
+    assert machine.tick(5.0) == [signals.Lost(Reason.NO_STREAM, text), signals.End(1)]
+
+
+def test_a_failed_register_is_tried_again_with_doubling_delay_on_the_same_server() -> None:
+    machine = registration.Registration()
+    machine.tick(0.0)
+    actions = machine.receive(signals.Served(1), 0.0)
+    now, delays, lost = 0.0, [], []
+    for _ in range(11):
+        assert actions == [signals.Register(1)]
+        lost += machine.receive(signals.RegisterFailed(1, "UNAVAILABLE: x", permanent=False), now)
+        deadline = machine.next_deadline()
+        assert deadline is not None
+        delays.append(round(deadline - now, 6))
+        now = deadline
+        actions = machine.tick(now)
+    assert delays == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.0, 5.0, 5.0]
+    assert lost == [signals.Lost(Reason.REGISTER_FAILED, "UNAVAILABLE: x")]
+    assert (
+        machine.problem(now)
+        == "kubelet refuses registration: UNAVAILABLE: x 5.0 s ago, registering"
+    )
+
+
+def test_a_permanent_refusal_waits_half_a_minute_or_for_a_new_kubelet() -> None:
+    machine = registration.Registration()
+    machine.tick(0.0)
+    machine.receive(signals.KubeletSeen("k1"), 0.0)
+    machine.receive(signals.Served(1), 0.0)
+    machine.receive(signals.RegisterFailed(1, "UNKNOWN: is invalid", permanent=True), 0.0)
+    assert machine.next_deadline() == 30.0
+    machine.receive(signals.KubeletSeen("k1"), 1.0)
+    assert machine.next_deadline() == 30.0
+    machine.receive(signals.KubeletSeen("k2"), 2.0)
+    assert machine.tick(2.0) == [signals.Register(1)]
+
+
+def test_one_failed_probe_is_not_a_loss_and_two_are() -> None:
+    machine = listed()
+    assert machine.receive(signals.ProbeFailed(1, "DEADLINE_EXCEEDED"), 10.0) == []
+    assert machine.receive(signals.ProbePassed(1), 10.1) == []
+    assert machine.receive(signals.ProbeFailed(1, "UNAVAILABLE"), 20.0) == []
+    lost = signals.Lost(Reason.PROBE_FAILED, "self-probe failed: UNAVAILABLE")
+    assert machine.receive(signals.ProbeFailed(1, "UNAVAILABLE"), 20.2) == [lost, signals.End(1)]
+
+
+def test_a_server_that_cannot_start_is_tried_again_with_delay() -> None:
+    machine = registration.Registration()
+    machine.tick(0.0)
+    assert machine.receive(signals.ServeFailed(1, "no such directory"), 0.0) == []
+    assert machine.problem(1.0) == "cannot serve: no such directory 1.0 s ago, serving again"
+    assert machine.next_deadline() == 0.02
+    assert machine.tick(0.02) == [signals.Serve(2)]
+    machine.receive(signals.ServeFailed(2, "no such directory"), 0.02)
+    assert machine.next_deadline() == 0.06
+
+
+def test_a_first_loss_is_repaired_at_once_and_repeated_ones_slow_down() -> None:
+    machine = listed()
+    now, delays = 10.0, []
+    for _ in range(4):
+        machine.receive(signals.OwnSocketLost(machine.generation), now)
+        machine.receive(signals.Ended(machine.generation), now)
+        deadline = machine.next_deadline()
+        assert deadline is not None
+        delays.append(round(deadline - now, 6))
+        now = deadline
+        registered(machine, now=now)
+        now += 0.1
+    assert delays == [0.0, 0.02, 0.04, 0.08]
+
+
+def test_what_an_older_generation_says_changes_nothing() -> None:
+    machine = listed()
+    machine.receive(signals.OwnSocketLost(1), 10.0)
+    healed(machine, 10.0)
+    for signal in (
+        signals.StreamClosed(1),
+        signals.OwnSocketLost(1),
+        signals.ServerEnded(1),
+        signals.Ended(1),
+        signals.ProbeFailed(1, "x"),
+        signals.ProbeFailed(1, "x"),
+    ):
+        assert machine.receive(signal, 11.0) == []
+    assert machine.is_listed
+
+
+# The world around the machine, for the property below
+
+Step: TypeAlias = tuple[float, str, float, bool]
+KINDS = ("nothing", "restart", "own_socket", "stream", "server", "probe", "refuse", "second_stream")
+DELAYS = st.floats(0, 1.5)
+STEPS = st.lists(
+    st.tuples(st.floats(0, 8), st.sampled_from(KINDS), DELAYS, st.booleans()), max_size=40
+)
+
+
+class World:
+    """Answers the machine's actions as doors and kubelet would, and breaks things when told to."""
+
+    def __init__(self) -> None:
+        self.machine = registration.Registration()
+        self.now = 0.0
+        self.kubelet = "k0"
+        self.delay_s = 0.0
+        self.refusing = False
+        self.serving: set[int] = set()
+        self.streams: dict[int, int] = {}
+        self.order = itertools.count()
+        self.coming: list[tuple[float, int, signals.Signal]] = []
+        self.numbers = itertools.count(1)
+
+    def tell(self, signal: signals.Signal, delay_s: float = 0.0) -> None:
+        heapq.heappush(self.coming, (self.now + delay_s, next(self.order), signal))
+
+    def run_until(self, end: float) -> None:
+        for _ in range(10_000):
+            deadline = self.machine.next_deadline()
+            first = self.coming[0][0] if self.coming else None
+            due = min((t for t in (deadline, first) if t is not None), default=math.inf)
+            if due > end:
+                break
+            self.now = max(self.now, due)
+            if deadline is not None and deadline <= self.now:
+                self.act(self.machine.tick(self.now))
+                after = self.machine.next_deadline()
+                assert after is None or after > self.now
+            elif self.coming:
+                signal = heapq.heappop(self.coming)[2]
+                self.act(self.machine.receive(signal, self.now))
+        else:
+            raise AssertionError("the machine spins")
+        self.now = end
+
+    def act(self, actions: list[signals.Action]) -> None:
+        for action in actions:
+            match action:
+                case signals.Serve(generation=generation):
+                    assert not self.serving, "two generations at once"
+                    self.serving.add(generation)
+                    self.streams[generation] = 0
+                    self.tell(signals.Served(generation), self.delay_s)
+                case signals.Register(generation=generation):
+                    assert self.serving == {generation}
+                    assert not self.streams[generation], "registered over an open stream"
+                    if self.refusing:
+                        refused = signals.RegisterFailed(generation, "UNAVAILABLE", permanent=False)
+                        self.tell(refused, self.delay_s)
+                    else:
+                        self.tell(signals.Registered(generation, self.kubelet), self.delay_s)
+                        self.streams[generation] = 1
+                        self.tell(signals.StreamOpened(generation), self.delay_s)
+                case signals.End(generation=generation):
+                    assert self.serving == {generation}
+                    self.serving.remove(generation)
+                    self.streams[generation] = 0
+                    self.tell(signals.Ended(generation), self.delay_s)
+                case _:
+                    pass
+
+    def suffer(self, kind: str) -> None:
+        generation = self.machine.generation
+        match kind:
+            case "restart":
+                self.kubelet = f"k{next(self.numbers)}"
+                self.close_streams()
+                self.tell(signals.OwnSocketLost(generation))
+                self.tell(signals.KubeletSeen(self.kubelet), self.delay_s)
+            case "own_socket":
+                self.tell(signals.OwnSocketLost(generation))
+            case "stream":
+                self.close_streams()
+            case "server" if generation in self.serving:
+                self.tell(signals.ServerEnded(generation))
+            case "probe":
+                self.tell(signals.ProbeFailed(generation, "x"))
+            case "second_stream" if self.streams.get(generation):
+                self.streams[generation] += 1
+                self.tell(signals.StreamOpened(generation))
+            case _:
+                pass
+
+    def close_streams(self) -> None:
+        for generation, count in self.streams.items():
+            for _ in range(count):
+                self.tell(signals.StreamClosed(generation), self.delay_s)
+            self.streams[generation] = 0
+
+
+@given(STEPS)
+def test_whatever_happens_one_generation_serves_and_the_resource_is_listed_again(
+    steps: list[Step],
+) -> None:
+    world = World()
+    for wait_s, kind, delay_s, refusing in steps:
+        world.delay_s, world.refusing = delay_s, refusing or kind == "refuse"
+        world.run_until(world.now + wait_s)
+        world.suffer(kind)
+    world.delay_s, world.refusing = 0.01, False
+    # every answer on its way, the longest back-off, a stream missed, and the repair of that
+    world.run_until(world.now + 1.5 + 2 * PATIENCE.retry_max_s + PATIENCE.stream_after_register_s)
+    assert world.machine.is_listed, world.machine.problem(world.now)
+    assert world.machine.problem(world.now) == ""
+    assert world.serving == {world.machine.generation}
+    assert world.machine.next_deadline() is None
