@@ -1,0 +1,128 @@
+"""Pure. From what the plugin knows about itself to its heartbeat."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+
+_DIGITS: Final = 2
+_NEVER: Final = -1.0
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of dialling our own socket by its path."""
+
+    ok: bool
+    seconds: float
+    at: float
+
+
+class ResourceState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about one resource; times are monotonic seconds, None is never."""
+
+    name: str
+    registered_at: float | None
+    streams: int
+    sent_at: float | None
+    registrations: int
+    probe: Probe | None
+    devices: int
+    healthy: int
+    allocated: int
+    problem: str
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while the process lives."""
+
+    node: str
+    plugin: str
+    instance: str
+    boot: str
+    version: str
+    config_hash: str
+    interval_s: float
+    started_at: float
+
+
+class Vitals(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about the process at the moment of a beat; `kubelet` is its kubelet.sock."""
+
+    seq: int
+    phase: vocabulary.Phase
+    kubelet: str
+    checked_at: Mapping[str, float]
+    lag_s: float
+    reconnects: int
+
+
+def heartbeat(
+    who: Identity,
+    vitals: Vitals,
+    resources: Iterable[ResourceState],
+    *,
+    now: float,
+    wall: float,
+) -> vocabulary.Heartbeat:
+    """Make a beat: `now` in the monotonic seconds of all the times given, `wall` for people."""
+    return vocabulary.Heartbeat(
+        node=who.node,
+        plugin=who.plugin,
+        instance=who.instance,
+        boot=who.boot,
+        version=who.version,
+        config_hash=who.config_hash,
+        seq=vitals.seq,
+        interval_s=who.interval_s,
+        uptime_s=_age(who.started_at, now),
+        wall=round(wall, _DIGITS),
+        phase=vitals.phase,
+        kubelet_socket=vitals.kubelet,
+        resources=tuple(_resource(state, now) for state in resources),
+        checkers={name: _age(at, now) for name, at in vitals.checked_at.items()},
+        loop_lag_ms=round(vitals.lag_s * 1000, _DIGITS),
+        reconnects=vitals.reconnects,
+    )
+
+
+def readiness(resources: Iterable[ResourceState]) -> str | None:
+    """Say what keeps the plugin from doing its whole job, or None."""
+    problems = []
+    for state in resources:
+        if state.problem:
+            problems.append(f"{state.name}: {state.problem}")
+        elif state.probe is None or not state.probe.ok:
+            told = "failed" if state.probe else "has not run yet"
+            problems.append(f"{state.name}: the self-probe {told}")
+    return "; ".join(problems) or None
+
+
+def first_beat_s(node: str, interval_s: float) -> float:
+    """Return when, after the start, a node beats first: spreads a fleet over the interval."""
+    share = int.from_bytes(hashlib.sha256(node.encode()).digest()[:4]) / 2**32
+    return share * interval_s
+
+
+def _resource(state: ResourceState, now: float) -> vocabulary.ResourceBeat:
+    probe = state.probe
+    return vocabulary.ResourceBeat(
+        name=state.name,
+        registered_age_s=_age(state.registered_at, now),
+        streams=state.streams,
+        last_send_age_s=_age(state.sent_at, now),
+        registrations=state.registrations,
+        probe_ok=probe is not None and probe.ok,
+        probe_ms=round(probe.seconds * 1000, _DIGITS) if probe else 0.0,
+        probe_age_s=_age(probe.at if probe else None, now),
+        devices=state.devices,
+        healthy=state.healthy,
+        allocated=state.allocated,
+        problem=state.problem,
+    )
+
+
+def _age(at: float | None, now: float) -> float:
+    return _NEVER if at is None else round(max(0.0, now - at), _DIGITS)

@@ -1,0 +1,129 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import settings
+from muster_plugin import config
+
+
+def load(tmp_path: Path, text: str) -> config.Settings:
+    file = tmp_path / "plugin.yaml"
+    file.write_text(text)
+    return settings.load(config.Settings, prefix="MUSTER_PLUGIN", file=file, environment={})
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    with pytest.raises(settings.BadSettings) as caught:
+        load(tmp_path, text)
+    return caught.value.problems
+
+
+def test_a_resource_needs_only_a_name_and_paths(tmp_path: Path) -> None:
+    found = load(tmp_path, "resources: [{name: smarter-devices/fuse, paths: [/dev/fuse]}]")
+    assert found.resources == (
+        config.Resource(
+            name="smarter-devices/fuse", paths=("/dev/fuse",), count=1, permissions="rw"
+        ),
+    )
+    assert found.kubelet == config.Kubelet(directory="/var/lib/kubelet")
+    assert found.resource_names == ("smarter-devices/fuse",)
+
+
+def test_all_errors_are_reported_at_once_with_their_keys(tmp_path: Path) -> None:
+    text = """
+    heartbeat: {interval_s: 0}
+    kublet: {directory: /x}
+    resources:
+      - {name: noslash, paths: [/dev/fuse, dev/kvm], permissions: rx}
+      - {name: a.example/b, paths: [], cuont: 2}
+    simulated_gpus: {count: 0}
+    """
+    absolute, permitted = "not an absolute path", "not r, w, m or several of them, each once"
+    assert problems(tmp_path, text) == [
+        "heartbeat.interval_s: expected `float` > 0.0 (value 0)",
+        "kublet: unknown key (value {'directory': '/x'}); did you mean kubelet?",
+        (
+            "resources[0]: name: 'noslash' has no domain; write it as example.com/noslash; "
+            f"paths: 'dev/kvm' is {absolute}; permissions: 'rx' is {permitted}"
+        ),
+        "resources[1].paths: expected `array` of length >= 1 (value [])",
+        "resources[1].cuont: unknown key (value 2); did you mean count?",
+        "simulated_gpus.count: expected `int` >= 1 (value 0)",
+    ]
+
+
+def test_nothing_to_advertise_is_refused(tmp_path: Path) -> None:
+    assert problems(tmp_path, "node: node-a") == [
+        "settings: nothing to advertise: give resources, simulated_gpus or both"
+    ]
+
+
+def test_two_resources_of_one_name_are_refused(tmp_path: Path) -> None:
+    text = """
+    resources: [{name: nvidia.com/gpu, paths: [/dev/fuse]}]
+    simulated_gpus: {}
+    """
+    assert problems(tmp_path, text) == [
+        (
+            "settings: resources: two are named nvidia.com/gpu; "
+            "the kubelet would keep only the newer one"
+        )
+    ]
+
+
+def test_a_directory_too_deep_for_a_socket_path_is_refused(tmp_path: Path) -> None:
+    directory = "/" + "d" * 60
+    text = f"""
+    kubelet: {{directory: {directory}}}
+    resources: [{{name: smarter-devices/fuse, paths: [/dev/fuse]}}]
+    """
+    path = f"{directory}/device-plugins/muster-smarter-devices_fuse-4194304-99999.sock"
+    assert problems(tmp_path, text) == [
+        (
+            f"settings: kubelet.directory: the socket of smarter-devices/fuse could be 123 bytes "
+            f"({path}); Linux allows 107"
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("node.kubernetes.io/x", "name: 'node.kubernetes.io/x' is in Kubernetes' own domain"),
+        ("requests.a/x", "name: 'requests.a/x' starts with 'requests.', which quotas use"),
+        ("A.com/x", "name: 'A.com' is no lower-case DNS name of at most 244 characters"),
+        (
+            "a.com/-x",
+            (
+                "name: '-x' is not 1 to 63 of A-Z a-z 0-9 - _ . that begin and end with a letter or"
+                " digit"
+            ),
+        ),
+    ],
+)
+def test_what_the_kubelet_would_refuse_is_refused(name: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        config.Resource(name=name, paths=("/dev/fuse",))
+    assert str(caught.value) == problem
+
+
+DOMAINS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?(\.[a-z]{1,20}){0,8}", fullmatch=True)
+SHORTS = st.from_regex(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", fullmatch=True)
+NAMES = st.builds("{}/{}".format, DOMAINS, SHORTS)
+
+
+@given(NAMES, NAMES)
+def test_socket_names_fit_the_usual_directory_and_differ_by_resource(one: str, two: str) -> None:
+    name = config.endpoint(one, pid=4_194_304, serial=99_999)
+    assert len(f"/var/lib/kubelet/device-plugins/{name}") <= 107
+    assert "/" not in name
+    assert (name == config.endpoint(two, pid=4_194_304, serial=99_999)) == (one == two)
+
+
+def test_equal_settings_have_equal_hashes() -> None:
+    one = config.Settings(resources=(config.Resource(name="a.com/x", paths=("/dev/x",)),))
+    two = config.Settings(resources=(config.Resource(name="a.com/x", paths=("/dev/x",)),))
+    other = config.Settings(resources=(config.Resource(name="a.com/x", paths=("/dev/y",)),))
+    assert (one.hash == two.hash, one.hash == other.hash) == (True, False)

@@ -1,0 +1,384 @@
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import vocabulary
+from muster.pb import deviceplugin_pb2 as dp
+from muster.vocabulary import Health
+from muster_plugin import allocation, beats, config, faults, inventory, wire
+
+AT = datetime(2026, 11, 1, tzinfo=UTC)
+SETTINGS = config.Settings(
+    resources=(config.Resource(name="a.com/fuse", paths=("/dev/fuse", "/dev/kvm"), count=2),),
+    simulated_gpus=config.SimulatedGpus(count=2, product="Sim", memory_mib=1024),
+)
+GPU_0, GPU_1 = (inventory.gpu_uuid("n1", index) for index in range(2))
+
+
+def made() -> inventory.Inventory:
+    return inventory.Inventory(inventory.planned(SETTINGS, node="n1"), node="n1", plugin="p")
+
+
+def fault(physical: str, code: str = "c", reason: str = "broken") -> inventory.Fault:
+    return inventory.Fault(physical=physical, code=code, reason=reason, at=AT)
+
+
+def turned(device_id: str, health: Health, reason: str) -> vocabulary.DeviceHealthChanged:
+    return vocabulary.DeviceHealthChanged(
+        node="n1",
+        at=AT,
+        plugin="p",
+        resource="a.com/fuse",
+        device_id=device_id,
+        health=health,
+        reason=reason,
+        code="c",
+    )
+
+
+def test_every_path_has_as_many_ids_as_its_count() -> None:
+    ids = [device.id for device in made().devices("a.com/fuse")]
+    assert ids == ["fuse-0", "fuse-1", "kvm-0", "kvm-1"]
+
+
+def test_a_simulated_gpu_says_what_it_is() -> None:
+    assert made().devices("nvidia.com/gpu")[0] == vocabulary.Device(
+        id=GPU_0,
+        resource="nvidia.com/gpu",
+        simulated=True,
+        gpu=vocabulary.Gpu(uuid=GPU_0, product="Sim", memory_mib=1024),
+    )
+    assert inventory.gpu_uuid("n2", 0) != GPU_0
+
+
+def test_a_fault_turns_every_id_of_its_device_and_no_other() -> None:
+    devices = made()
+    assert devices.apply(fault("/dev/kvm")) == (
+        turned("kvm-0", Health.UNHEALTHY, "broken"),
+        turned("kvm-1", Health.UNHEALTHY, "broken"),
+    )
+    assert devices.count("a.com/fuse") == {Health.HEALTHY: 2, Health.UNHEALTHY: 2}
+    assert devices.apply(fault("/dev/kvm")) == ()
+
+
+def test_a_device_is_healthy_again_when_nothing_holds_against_it_any_more() -> None:
+    devices = made()
+    devices.apply(fault("/dev/kvm", "other", "worn"))
+    assert devices.apply(fault("/dev/kvm")) == ()
+    assert devices.apply(inventory.Mended(physical="/dev/kvm", code="other", at=AT)) == ()
+    mended = inventory.Mended(physical="/dev/kvm", code="c", at=AT)
+    assert devices.apply(mended) == (
+        turned("kvm-0", Health.HEALTHY, "c no longer holds"),
+        turned("kvm-1", Health.HEALTHY, "c no longer holds"),
+    )
+    assert devices.apply(mended) == ()
+
+
+def test_a_fault_of_a_stranger_changes_nothing() -> None:
+    assert made().apply(fault("/dev/stranger")) == ()
+
+
+def test_a_snapshot_holds_every_device_with_its_reason() -> None:
+    devices = made()
+    devices.apply(fault("/dev/kvm"))
+    snapshot = devices.snapshot(AT)
+    told = {device.id: (device.health, device.reason) for device in snapshot.devices}
+    assert told == {
+        "fuse-0": (Health.HEALTHY, ""),
+        "fuse-1": (Health.HEALTHY, ""),
+        "kvm-0": (Health.UNHEALTHY, "broken"),
+        "kvm-1": (Health.UNHEALTHY, "broken"),
+        GPU_0: (Health.HEALTHY, ""),
+        GPU_1: (Health.HEALTHY, ""),
+    }
+    assert snapshot.resources == ("a.com/fuse", "nvidia.com/gpu")
+    assert devices.snapshot(AT) == snapshot
+
+
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=0x2FFF), min_size=1, max_size=300))
+def test_an_id_is_stable_short_and_plain(name: str) -> None:
+    found = inventory.device_id(f"/dev/{name}", 999)
+    assert found == inventory.device_id(f"/dev/{name}", 999)
+    assert 0 < len(found) <= 63
+    assert found.isascii()
+    assert found.isprintable()
+
+
+def test_ids_of_paths_that_only_look_alike_differ() -> None:
+    paths = ["/dev/a/b", "/dev/a-b", "/dev/a b", "/x/a-b", "/dev/" + "x" * 80, "/dev/" + "x" * 81]
+    assert len({inventory.device_id(path, 0) for path in paths}) == len(paths)
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109])
+def test_an_application_fault_says_nothing_about_the_gpu(xid: int) -> None:
+    assert not faults.verdict(xid).unhealthy
+
+
+@pytest.mark.parametrize("xid", [46, 48, 62, 63, 64, 74, 79, 94, 95, 119, 120, 140, 143, 500])
+def test_every_other_xid_takes_the_gpu_out_of_use(xid: int) -> None:
+    assert faults.verdict(xid).unhealthy
+
+
+def test_a_verdict_names_code_title_and_source() -> None:
+    assert faults.verdict(79) == faults.Verdict(
+        unhealthy=True,
+        code="xid-79",
+        reason="XID 79: GPU has fallen off the bus (NVIDIA XID catalogue 2025-10-29)",
+    )
+
+
+def test_a_fault_script_comes_to_what_holds_at_its_end() -> None:
+    text = b"""
+    {"device": 0, "xid": 79}
+    {"device": 1, "xid": 48}
+    nonsense
+    {"device": 0, "clear": 79}
+    {"device": 0, "xid": 1, "clear": 1}
+    """
+    assert faults.script(text) == faults.Script(
+        holding=frozenset({(1, 48)}),
+        bad_lines=(
+            "line 4: JSON is malformed: invalid character (byte 8)",
+            "line 6: give either xid or clear",
+        ),
+    )
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_a_fault_script(text: bytes) -> None:
+    faults.script(text)
+
+
+# Allocation
+
+
+def test_allocate_answers_each_container_in_order() -> None:
+    fuse = allocation.Allocator(made(), "a.com/fuse")
+    answers = fuse.allocate([["fuse-0", "fuse-1", "kvm-0"], ["kvm-1"], []])
+    assert answers == (
+        allocation.Answer(
+            device_nodes=(
+                allocation.DeviceNode(path="/dev/fuse", permissions="rw"),
+                allocation.DeviceNode(path="/dev/kvm", permissions="rw"),
+            )
+        ),
+        allocation.Answer(device_nodes=(allocation.DeviceNode(path="/dev/kvm", permissions="rw"),)),
+        allocation.Answer(),
+    )
+    assert fuse.allocated == 4
+
+
+def test_a_container_is_told_which_gpus_it_sees() -> None:
+    gpus = allocation.Allocator(made(), "nvidia.com/gpu")
+    assert gpus.allocate([[GPU_1, GPU_0, GPU_1]]) == (
+        allocation.Answer(environment={"NVIDIA_VISIBLE_DEVICES": f"{GPU_1},{GPU_0}"}),
+    )
+
+
+def test_an_unknown_id_is_refused_in_words_and_gives_nothing_away() -> None:
+    fuse = allocation.Allocator(made(), "a.com/fuse")
+    with pytest.raises(allocation.Refusal) as caught:
+        fuse.allocate([["fuse-0"], ["nope"]])
+    told = "a.com/fuse has no device 'nope'; it has fuse-0, fuse-1, kvm-0, kvm-1"
+    assert (str(caught.value), fuse.allocated) == (told, 0)
+
+
+def test_the_least_busy_physical_device_is_preferred_then_the_first_id() -> None:
+    fuse = allocation.Allocator(made(), "a.com/fuse")
+    everything = ["kvm-1", "fuse-1", "kvm-0", "fuse-0"]
+    assert fuse.prefer(everything, [], 2) == ["fuse-0", "kvm-0"]
+    fuse.allocate([["fuse-0"]])
+    assert fuse.prefer(["kvm-1", "fuse-1", "kvm-0"], [], 1) == ["kvm-0"]
+    assert fuse.prefer(["kvm-1", "fuse-1", "kvm-0"], ["fuse-1"], 2) == ["fuse-1", "kvm-0"]
+
+
+def test_what_the_kubelet_offers_again_is_no_longer_counted_as_allocated() -> None:
+    fuse = allocation.Allocator(made(), "a.com/fuse")
+    fuse.allocate([["fuse-0", "kvm-0"]])
+    fuse.prefer(["fuse-0", "fuse-1"], [], 1)
+    assert fuse.allocated == 1
+
+
+IDS = st.lists(st.sampled_from(["fuse-0", "fuse-1", "kvm-0", "kvm-1", "unknown", ""]), max_size=8)
+
+
+@given(IDS, IDS, st.integers(-1, 9))
+def test_a_preference_never_fails_and_never_names_what_was_not_offered(
+    available: list[str], must_include: list[str], size: int
+) -> None:
+    fuse = allocation.Allocator(made(), "a.com/fuse")
+    chosen = fuse.prefer(available, must_include, size)
+    assert chosen == fuse.prefer(available, must_include, size)
+    assert len(chosen) == len(set(chosen))
+    assert len(chosen) == min(max(size, 0), len({*available, *must_include}))
+    assert set(chosen) <= {*available, *must_include}
+    assert set(chosen[: len(set(must_include))]) <= set(must_include)
+
+
+# The kubelet's messages
+
+
+def test_the_list_says_health_in_the_kubelets_words() -> None:
+    devices = made()
+    devices.apply(fault("/dev/kvm"))
+    message = wire.device_list(devices.devices("a.com/fuse"))
+    assert [(device.ID, device.health) for device in message.devices] == [
+        ("fuse-0", "Healthy"),
+        ("fuse-1", "Healthy"),
+        ("kvm-0", "Unhealthy"),
+        ("kvm-1", "Unhealthy"),
+    ]
+
+
+def test_numa_is_told_where_it_is_known_and_left_out_elsewhere() -> None:
+    devices = [
+        vocabulary.Device(id="a", resource="r", numa_node=1),
+        vocabulary.Device(id="b", resource="r"),
+    ]
+    message = wire.device_list(devices)
+    assert [[node.ID for node in device.topology.nodes] for device in message.devices] == [[1], []]
+    assert not message.devices[1].HasField("topology")
+
+
+def test_an_allocation_keeps_its_containers_apart_on_the_wire() -> None:
+    fuse = allocation.Allocator(made(), "a.com/fuse")
+    request = dp.AllocateRequest(
+        container_requests=[
+            dp.ContainerAllocateRequest(devices_ids=["fuse-0"]),
+            dp.ContainerAllocateRequest(),
+        ]
+    )
+    spec = dp.DeviceSpec(container_path="/dev/fuse", host_path="/dev/fuse", permissions="rw")
+    assert wire.allocated(fuse.allocate(wire.requested(request))) == dp.AllocateResponse(
+        container_responses=[
+            dp.ContainerAllocateResponse(devices=[spec]),
+            dp.ContainerAllocateResponse(),
+        ]
+    )
+
+
+def test_options_are_the_same_in_both_places_the_kubelet_looks() -> None:
+    request = wire.register_request("a.com/fuse", "muster-x.sock")
+    assert request == dp.RegisterRequest(
+        version="v1beta1",
+        endpoint="muster-x.sock",
+        resource_name="a.com/fuse",
+        options=wire.options(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "permanent"),
+    [
+        ("UNKNOWN", 'requested API version "v1" is not supported by kubelet. Supported ...', True),
+        ("UNKNOWN", 'the ResourceName "noslash" is invalid', True),
+        ("UNKNOWN", "failed to dial device plugin: context deadline exceeded", False),
+        ("UNAVAILABLE", "connection refused", False),
+        ("UNIMPLEMENTED", "unknown service", True),
+    ],
+)
+def test_only_what_trying_again_cannot_change_is_permanent(
+    code: str, text: str, *, permanent: bool
+) -> None:
+    assert wire.is_permanent(code, text) is permanent
+
+
+# The heartbeat
+
+STATE = beats.ResourceState(
+    name="a.com/fuse",
+    registered_at=100.0,
+    streams=1,
+    sent_at=107.5,
+    registrations=2,
+    probe=beats.Probe(ok=True, seconds=0.0021, at=109.0),
+    devices=4,
+    healthy=3,
+    allocated=1,
+    problem="",
+)
+NEVER = beats.ResourceState(
+    name="a.com/kvm",
+    registered_at=None,
+    streams=0,
+    sent_at=None,
+    registrations=0,
+    probe=None,
+    devices=1,
+    healthy=0,
+    allocated=0,
+    problem="not registered yet, registering",
+)
+
+
+def test_a_beat_tells_ages_and_says_never_where_nothing_happened() -> None:
+    who = beats.Identity(
+        node="n1",
+        plugin="p",
+        instance="i",
+        boot="b",
+        version="1",
+        config_hash="c",
+        interval_s=5.0,
+        started_at=90.0,
+    )
+    vitals = beats.Vitals(
+        seq=7,
+        phase=vocabulary.Phase.SERVING,
+        kubelet="1.2",
+        checked_at={"sockets": 109.5},
+        lag_s=0.0012,
+        reconnects=1,
+    )
+    beat = beats.heartbeat(who, vitals, [STATE, NEVER], now=110.0, wall=1.234)
+    assert beat == vocabulary.Heartbeat(
+        node="n1",
+        plugin="p",
+        instance="i",
+        boot="b",
+        version="1",
+        config_hash="c",
+        seq=7,
+        interval_s=5.0,
+        uptime_s=20.0,
+        wall=1.23,
+        phase=vocabulary.Phase.SERVING,
+        kubelet_socket="1.2",
+        resources=(
+            vocabulary.ResourceBeat(
+                name="a.com/fuse",
+                registered_age_s=10.0,
+                streams=1,
+                last_send_age_s=2.5,
+                registrations=2,
+                probe_ok=True,
+                probe_ms=2.1,
+                probe_age_s=1.0,
+                devices=4,
+                healthy=3,
+                allocated=1,
+            ),
+            vocabulary.ResourceBeat(
+                name="a.com/kvm", devices=1, problem="not registered yet, registering"
+            ),
+        ),
+        checkers={"sockets": 0.5},
+        loop_lag_ms=1.2,
+        reconnects=1,
+    )
+
+
+def test_readiness_names_what_is_missing_for_each_resource() -> None:
+    assert beats.readiness([STATE]) is None
+    assert beats.readiness([STATE, NEVER]) == "a.com/kvm: not registered yet, registering"
+
+
+@given(st.text(min_size=1), st.floats(0.1, 60))
+def test_the_first_beat_of_a_node_comes_within_the_interval(node: str, interval_s: float) -> None:
+    assert 0 <= beats.first_beat_s(node, interval_s) <= interval_s
+    assert beats.first_beat_s(node, interval_s) == beats.first_beat_s(node, interval_s)
