@@ -11,16 +11,15 @@ import sys
 from collections.abc import Callable
 
 import orjson
-import prometheus_client
 import structlog
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
-_LOST = prometheus_client.Counter("muster_log_lines_lost_total", "Lines that stdout did not take.")
-
 
 class _Stdout:
     """Standard output, written without a buffer: what its reader left undone cannot pile up."""
+
+    lost = 0
 
     def __init__(self) -> None:
         self._descriptor = sys.stdout.fileno()
@@ -32,7 +31,7 @@ class _Stdout:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            _LOST.inc()
+            _Stdout.lost += 1
 
     debug = info = warning = error = critical = msg
 
@@ -54,6 +53,11 @@ def configure(service: str, *, level: str = "info", **facts: str) -> None:
     structlog.contextvars.bind_contextvars(service=service, **facts)
     # nats-py and grpc speak through logging; their errors reach us as exceptions and callbacks
     logging.getLogger("nats").setLevel(logging.CRITICAL)
+
+
+def lines_lost() -> int:
+    """Count the lines that stdout did not take."""
+    return _Stdout.lost
 
 
 def logger() -> structlog.typing.FilteringBoundLogger:

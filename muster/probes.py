@@ -1,11 +1,14 @@
 """Door to Kubernetes' probes and Prometheus: /healthz, /readyz and /metrics on one small server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
 import prometheus_client
+from prometheus_client import core, registry
+
+from muster import logs
 
 Answer = tuple[int, str, bytes]
 Route = Callable[[], Answer]
@@ -14,6 +17,19 @@ _REQUEST_BYTES_MAX: Final = 8192
 _REQUEST_TIMEOUT_S: Final = 5.0
 _CONNECTIONS_MAX: Final = 64
 _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Unavailable"}
+
+
+class _LostLines(registry.Collector):
+    """Shows what logs counts; its own counter would make every start wait for this library."""
+
+    def collect(self) -> Iterator[core.Metric]:
+        """Read the count."""
+        yield core.CounterMetricFamily(
+            "muster_log_lines_lost", "Lines that stdout did not take.", value=logs.lines_lost()
+        )
+
+
+prometheus_client.REGISTRY.register(_LostLines())
 
 
 def always() -> str | None:
