@@ -1,0 +1,189 @@
+"""Pure. From a GPU's product string to the accelerator name schedulers know it by, and why.
+
+Whole words are compared, never parts of them: `RTX A4000` is no A40, and an A100 with 80 GB is an
+`a100-80gb`. Names are SkyPilot's (sky/utils/gpu_names.py), so that a label and a request meet.
+"""
+
+import enum
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?")
+"""A label value (apimachinery validation.IsValidLabelValue), in lower case, not empty."""
+
+_NO_NAMES: Final = ("failed", "error", "no devices")
+_MIG = re.compile(r"\d+g\.\d+gb")
+_VGPU = re.compile(r"\d+[cqab]")
+_MEMORY = re.compile(r"(\d+)gb?")
+_MEMORY_WORD = re.compile(r"\d+gb")
+
+
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_FILLERS: Final = _set(
+    "nvidia tesla quadro geforce grid amd instinct radeon intel datacenter data center gpu graphics"
+)
+_WORKSTATION: Final = _set("a6000 a5500 a5000 a4500 a4000")
+_WORKSTATION_LIKE = re.compile(r"a\d{4}")
+_AMD: Final = _set("mi355x mi350x mi325x mi300x mi300a mi250x mi250 mi210 mi100")
+_CANONICAL: Final = _AMD | _set(
+    "gb300 gb200 b300 b200 b100 gh200 h200 h20 h800 h100 a100 a800 a100x a10g a10m a10 a16 a2 a30x "
+    "a30 a40 l40s l40g l40 l20 l4 a6000 a5500 a5000 a4500 a4000 v100 v100s p100 p40 p4000 p4 t4g "
+    "t4 k80 m60 gb10"
+)
+_ALSO_QUADRO: Final = _AMD | {"p4000"}
+_MIB_PER_GB: Final = 1024
+_H100_NVL_MIB_MIN: Final = 90_112
+_LARGE: Final = {"a100": (61_440, "a100-80gb"), "v100": (24_576, "v100-32gb")}
+_NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Reason(enum.StrEnum):
+    """How sure a name is, or why there is none."""
+
+    EXACT = "exact"
+    ALIAS = "alias"
+    MEMORY_UNKNOWN = "memory-unknown"
+    FALLBACK = "fallback"
+    MIXED = "mixed"
+    MIG = "mig"
+    VGPU = "vgpu"
+    NO_NAME = "no-name"
+    NOT_A_NAME = "not-a-name"
+    NO_MODEL = "no-model"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A label value, or None, and why; `is_shared` says that the product string told of sharing."""
+
+    value: str | None
+    reason: Reason
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Words:
+    """A product string taken apart: its model words, and what else was among them."""
+
+    core: tuple[str, ...]
+    is_quadro: bool
+    memory_mib: int | None
+
+
+def is_name(value: str) -> bool:
+    """Tell whether this can be the value of an accelerator label."""
+    return _NAME.fullmatch(value) is not None
+
+
+def name(
+    product: str,
+    memory_mib: int | None = None,
+    *,
+    is_mig: bool = False,
+    is_vgpu: bool = False,
+    aliases: Mapping[str, str] = _NO_ALIASES,
+) -> Name:
+    """Return the accelerator name of a product, as NVML, nvidia-smi, GFD or DRA write it.
+
+    `memory_mib` is measured, and wins over what the string says. `aliases` are reviewed by people
+    and win over guesses, but make no name where there must be none (partitions, error texts).
+    """
+    text = product.strip().lower()
+    words = [word for word in re.split(r"[^a-z0-9.]+", text) if word]
+    is_shared = "shared" in words
+    core = tuple(word for word in words if word not in _FILLERS and word != "shared")
+    refusal = _refusal(text, words, core, is_mig=is_mig, is_vgpu=is_vgpu)
+    if refusal is not None:
+        return Name(None, refusal, is_shared)
+    value, reason = _reviewed(text, aliases), Reason.ALIAS
+    if value is None:
+        memory = memory_mib if memory_mib is not None else _memory_said(words)
+        value, reason = _model(_Words(core=core, is_quadro="quadro" in words, memory_mib=memory))
+    if value is not None and not is_name(value):
+        return Name(None, Reason.NOT_A_NAME, is_shared)
+    return Name(value, reason, is_shared)
+
+
+def of_node(names: Iterable[Name]) -> Name:
+    """Return the one name of a node's GPUs; MIXED if they have several, or some have none."""
+    found = list(dict.fromkeys(names))
+    if len({known.value for known in found}) > 1:
+        return Name(None, Reason.MIXED)
+    if not found:
+        return Name(None, Reason.NO_NAME)
+    return max(found, key=lambda known: tuple(Reason).index(known.reason))
+
+
+def _refusal(
+    text: str, words: Sequence[str], core: Sequence[str], *, is_mig: bool, is_vgpu: bool
+) -> Reason | None:
+    """Return why there must be no name, whatever people or rules say."""
+    if not text:
+        return Reason.NO_NAME
+    if any(word in text for word in _NO_NAMES):
+        return Reason.NOT_A_NAME
+    if is_mig or any(word == "mig" or _MIG.fullmatch(word) for word in words):
+        return Reason.MIG
+    if is_vgpu or text.startswith("grid") or any(_VGPU.fullmatch(word) for word in words):
+        return Reason.VGPU
+    return None if core else Reason.NO_MODEL
+
+
+def _reviewed(text: str, aliases: Mapping[str, str]) -> str | None:
+    return next((value for known, value in aliases.items() if known.strip().lower() == text), None)
+
+
+def _model(words: _Words) -> tuple[str | None, Reason]:
+    first = words.core[0]
+    if first == "rtx":
+        return _rtx(words)
+    if first == "h100":
+        is_nvl = "nvl" in words.core or (words.memory_mib or 0) >= _H100_NVL_MIB_MIN
+        return ("h100-nvl" if is_nvl else "h100"), Reason.EXACT
+    if first in _LARGE:
+        least_mib, large = _LARGE[first]
+        if words.memory_mib is None:
+            return first, Reason.MEMORY_UNKNOWN
+        return (large if words.memory_mib >= least_mib else first), Reason.EXACT
+    if first in _CANONICAL and (not words.is_quadro or first in _ALSO_QUADRO):
+        return first, Reason.EXACT
+    return _fallback(words)
+
+
+def _rtx(words: _Words) -> tuple[str | None, Reason]:
+    rest = words.core[1:]
+    if not _joined(rest):
+        return None, Reason.NO_MODEL
+    first = rest[0]
+    plain = "rtx" + _joined(rest)
+    if first == "pro":
+        return (f"rtxpro{rest[1]}", Reason.EXACT) if len(rest) > 1 else _fallback(words)
+    if _WORKSTATION_LIKE.fullmatch(first):
+        is_named = first in _WORKSTATION and "laptop" not in rest
+        return (first, Reason.EXACT) if is_named else (plain, Reason.FALLBACK)
+    if "ada" in rest:
+        return f"rtx{first}{'-sff' if 'sff' in rest else ''}-ada", Reason.EXACT
+    if words.is_quadro:
+        return f"quadro-rtx{first}", Reason.FALLBACK
+    return plain, Reason.EXACT
+
+
+def _fallback(words: _Words) -> tuple[str | None, Reason]:
+    text = ("quadro-" if words.is_quadro else "") + _joined(words.core)
+    cut = re.sub(r"[^a-z0-9_.-]", "-", text)[:63].strip("-_.")
+    return (cut, Reason.FALLBACK) if cut else (None, Reason.NO_MODEL)
+
+
+def _joined(words: Iterable[str]) -> str:
+    return "-".join(word for word in words if not _MEMORY_WORD.fullmatch(word))
+
+
+def _memory_said(words: Iterable[str]) -> int | None:
+    said = next((match for word in words if (match := _MEMORY.fullmatch(word))), None)
+    return int(said.group(1)[:9]) * _MIB_PER_GB if said else None
