@@ -1,0 +1,366 @@
+import asyncio
+import contextlib
+import signal
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import orjson
+
+from muster import bus, codec, connection, streams, vocabulary
+from muster.local import nats
+from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
+
+INTERVAL_S = 0.2
+GPU = "nvidia.com/gpu"
+PLUGIN = "device-plugin"
+SETTINGS = """
+bus: {{url: "{url}"}}
+detection: {{probe_timeout_s: 1.0, reconnect_s: 1.0, interval_s: 0.2, recover_s: 5}}
+"""
+
+
+class Toy:
+    """A plugin as the bus sees it."""
+
+    def __init__(self, url: str, node: str) -> None:
+        self.node = node
+        self.frozen = False
+        self.bus = bus.Bus(url, producer=f"plugins/{PLUGIN}", name=f"toy-{node}")
+        self._seq = 0
+        self._beating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.bus.__aenter__()
+        await self.bus.link.subscribe(
+            vocabulary.rpc_subject(self.node, PLUGIN, "probe"), self._answer
+        )
+        self._beating = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        assert self._beating is not None
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
+        await self.bus.__aexit__(kind, error, at)
+
+    def heartbeat(self) -> vocabulary.Heartbeat:
+        self._seq += 1
+        return vocabulary.Heartbeat(
+            node=self.node,
+            plugin=PLUGIN,
+            instance=self.bus.instance,
+            seq=self._seq,
+            interval_s=INTERVAL_S,
+            resources=(
+                vocabulary.ResourceBeat(name=GPU, streams=1, probe_ok=True, probe_age_s=0.0),
+            ),
+        )
+
+    async def report(self, device: str, health: Health) -> None:
+        await self.bus.publish(
+            vocabulary.InventoryReported(
+                node=self.node,
+                at=datetime.now(UTC),
+                plugin=PLUGIN,
+                devices=(
+                    vocabulary.Device(id=device, resource=GPU, health=health, reason="XID 79"),
+                ),
+            )
+        )
+
+    async def leave(self) -> None:
+        await self.bus.publish(
+            vocabulary.PluginStopping(
+                node=self.node, at=datetime.now(UTC), plugin=PLUGIN, reason=StopReason.SIGNAL
+            )
+        )
+
+    async def _answer(self, message: connection.Message) -> None:
+        if not self.frozen:
+            await message.respond(codec.encode_heartbeat(self.heartbeat()))
+
+    async def _beat(self) -> None:
+        while True:
+            if not self.frozen:
+                await self.bus.beat(self.heartbeat())
+            await asyncio.sleep(INTERVAL_S)
+
+
+class Service:
+    """The real process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, http: str) -> None:
+        self.process = process
+        self.http = http
+
+    async def get(self, path: str) -> bytes:
+        def read() -> bytes:
+            with urllib.request.urlopen(self.http + path, timeout=5) as answer:  # noqa: S310  # ours
+                body: bytes = answer.read()
+                return body
+
+        return await asyncio.to_thread(read)
+
+    async def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        async with asyncio.timeout(5):
+            return await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def health(directory: Path, url: str) -> AsyncIterator[Service]:
+    file = directory / "health.yaml"
+    file.write_text(SETTINGS.format(url=url))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "muster_health", "--config", str(file)),
+        stdout=asyncio.subprocess.PIPE,
+        limit=1024 * 1024,
+    )
+    stdout = process.stdout
+    assert stdout is not None
+
+    async def drain() -> None:
+        while await stdout.readline():
+            pass
+
+    line = orjson.loads(await stdout.readline())
+    assert (line["event"], line["service"]) == ("listening", "health")
+    draining = asyncio.create_task(drain())
+    try:
+        yield Service(process, line["http"])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        await draining
+
+
+class Told:
+    """All that health told, as it comes."""
+
+    def __init__(self, on: bus.Bus) -> None:
+        self.events: list[vocabulary.Event] = []
+        self._bus = on
+        self._came = asyncio.Condition()
+
+    async def follow(self) -> None:
+        filters = ["muster.verdict.>", "muster.alert.>"]
+        since = datetime(2000, 1, 1, tzinfo=UTC)
+        async for event in self._bus.follow(streams.ALERTS, filters=filters, since=since):
+            async with self._came:
+                self.events.append(event.data)
+                self._came.notify_all()
+
+    async def until(self, enough: Callable[[], bool]) -> None:
+        async with self._came:
+            await self._came.wait_for(enough)
+
+    def verdicts(self, node: str) -> list[Verdict]:
+        return [
+            e.verdict
+            for e in self.events
+            if isinstance(e, vocabulary.VerdictChanged) and e.node == node
+        ]
+
+    def alerts(self) -> list[tuple[str, AlertKind, AlertState]]:
+        return [
+            (e.node, e.kind, e.state) for e in self.events if isinstance(e, vocabulary.AlertChanged)
+        ]
+
+    async def until_remembered(self, node: str) -> None:
+        """Wait until the service has nothing left to do about what it told."""
+        key = f"{node}.{PLUGIN}"
+        while b"untold" in (await self._bus.recall(streams.STATE))[key]:  # noqa: ASYNC110  # no event
+            await asyncio.sleep(0)
+
+    async def until_verdict(self, node: str, verdict: Verdict) -> None:
+        await self.until(lambda: self.verdicts(node)[-1:] == [verdict])
+
+
+@contextlib.asynccontextmanager
+async def listening(url: str) -> AsyncIterator[Told]:
+    async with bus.Bus(url, producer="tests", name="test", owner=True) as ear:
+        told = Told(ear)
+        following = asyncio.create_task(told.follow())
+        try:
+            yield told
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+def test_a_killed_a_frozen_and_a_leaving_plugin_each_get_their_verdict(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            asyncio.timeout(40),
+            nats.NatsServer(tmp_path / "nats") as server,
+            listening(server.url) as told,
+            health(tmp_path, server.url) as service,
+        ):
+            async with Toy(server.url, "node.a"), Toy(server.url, "b") as b:
+                await told.until_verdict("node.a", Verdict.HEALTHY)
+                await told.until_verdict("b", Verdict.HEALTHY)
+                b.frozen = True
+                await told.until_verdict("b", Verdict.STUCK)
+                b.frozen = False
+                await told.until_verdict("b", Verdict.HEALTHY)
+                await b.leave()
+                await told.until_verdict("b", Verdict.MAINTENANCE)
+                assert await service.get("/readyz") == b"ok\n"
+            await told.until_verdict("node.a", Verdict.PLUGIN_DOWN)
+            async with Toy(server.url, "node.a"):
+                await told.until_verdict("node.a", Verdict.HEALTHY)
+                await told.until(lambda: len(told.alerts()) == 4)
+            assert told.alerts() == [
+                ("b", AlertKind.STUCK, AlertState.FIRING),
+                ("b", AlertKind.STUCK, AlertState.RESOLVED),
+                ("node.a", AlertKind.PLUGIN_DOWN, AlertState.FIRING),
+                ("node.a", AlertKind.PLUGIN_DOWN, AlertState.RESOLVED),
+            ]
+            metrics = await service.get("/metrics")
+            assert b'muster_health_verdicts{verdict="MAINTENANCE"} 1.0' in metrics
+            assert b"muster_health_detection_delay_seconds_count 2.0" in metrics
+            assert await service.end(signal.SIGTERM) == 0
+
+    asyncio.run(story())
+
+
+def test_a_device_alert_fires_and_is_resolved_by_the_next_snapshot(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            asyncio.timeout(40),
+            nats.NatsServer(tmp_path / "nats") as server,
+            listening(server.url) as told,
+            health(tmp_path, server.url) as service,
+            Toy(server.url, "a") as plugin,
+        ):
+            await told.until_verdict("a", Verdict.HEALTHY)
+            await plugin.report("g0", Health.UNHEALTHY)
+            await told.until(lambda: len(told.alerts()) == 1)
+            (shown,) = msgspec.json.decode(await service.get("/state"))["plugins"]
+            assert shown["unhealthy"] == [{"resource": GPU, "device": "g0", "why": "XID 79"}]
+            assert [alert["devices"] for alert in shown["alerts"]] == [["g0"]]
+            await plugin.report("g0", Health.HEALTHY)
+            await told.until(lambda: len(told.alerts()) == 2)
+            assert told.alerts() == [
+                ("a", AlertKind.DEVICE_UNHEALTHY, AlertState.FIRING),
+                ("a", AlertKind.DEVICE_UNHEALTHY, AlertState.RESOLVED),
+            ]
+
+    asyncio.run(story())
+
+
+def test_a_bus_killed_and_restarted_convicts_nobody_and_a_plugin_killed_meanwhile_is_found(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with (
+            asyncio.timeout(50),
+            nats.NatsServer(tmp_path / "nats") as server,
+            listening(server.url) as told,
+            health(tmp_path, server.url),
+            Toy(server.url, "a"),
+        ):
+            async with Toy(server.url, "b"):
+                await told.until_verdict("a", Verdict.HEALTHY)
+                await told.until_verdict("b", Verdict.HEALTHY)
+                await server.kill()
+            # longer than silence and probe together
+            await asyncio.sleep(1.5)
+            await server.start()
+            await told.until_verdict("b", Verdict.PLUGIN_DOWN)
+            await told.until(lambda: len(told.alerts()) == 1)
+            assert told.verdicts("a") == [Verdict.HEALTHY]
+            assert told.alerts() == [("b", AlertKind.PLUGIN_DOWN, AlertState.FIRING)]
+
+    asyncio.run(story())
+
+
+def test_a_bus_that_hangs_convicts_nobody(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            asyncio.timeout(50),
+            nats.NatsServer(tmp_path / "nats") as server,
+            listening(server.url) as told,
+            health(tmp_path, server.url) as service,
+            Toy(server.url, "a") as plugin,
+        ):
+            await told.until_verdict("a", Verdict.HEALTHY)
+            await told.until_remembered("a")
+            server.freeze()
+            await asyncio.sleep(2.0)
+            server.thaw()
+            plugin.frozen = True
+            await told.until_verdict("a", Verdict.STUCK)
+            assert told.verdicts("a") == [Verdict.HEALTHY, Verdict.STUCK]
+            metrics = (await service.get("/metrics")).decode()
+            assert 'muster_health_probes_total{result="inconclusive"}' in metrics
+
+    asyncio.run(story())
+
+
+def test_a_killed_health_service_repeats_nothing_and_finds_who_died_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with (
+            asyncio.timeout(50),
+            nats.NatsServer(tmp_path / "nats") as server,
+            listening(server.url) as told,
+        ):
+            async with (
+                Toy(server.url, "a") as plugin,
+                Toy(server.url, "b"),
+                health(tmp_path, server.url) as service,
+            ):
+                await told.until_verdict("a", Verdict.HEALTHY)
+                await told.until_verdict("b", Verdict.HEALTHY)
+                await plugin.report("g0", Health.UNHEALTHY)
+                await told.until(lambda: len(told.alerts()) == 1)
+                await service.end(signal.SIGKILL)
+            async with Toy(server.url, "a"), health(tmp_path, server.url):
+                await told.until_verdict("b", Verdict.PLUGIN_DOWN)
+                await told.until(lambda: len(told.alerts()) == 2)
+            assert told.verdicts("a") == [Verdict.HEALTHY]
+            assert told.alerts() == [
+                ("a", AlertKind.DEVICE_UNHEALTHY, AlertState.FIRING),
+                ("b", AlertKind.PLUGIN_DOWN, AlertState.FIRING),
+            ]
+
+    asyncio.run(story())
+
+
+def test_bad_settings_end_with_one_line_each_and_exit_code_2(tmp_path: Path) -> None:
+    async def story() -> None:
+        file = tmp_path / "health.yaml"
+        file.write_text("detection: {suspicion_beats: 1, probe_timeout: 3}\n")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "muster_health", "--config", str(file)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        stdout, stderr = await process.communicate()
+
+        assert (process.returncode, stdout) == (2, b"")
+        assert stderr.decode().splitlines() == [
+            "muster-health: detection.suspicion_beats: expected `float` > 1.0 (value 1)",
+            (
+                "muster-health: detection.probe_timeout: unknown key (value 3); "
+                "did you mean probe_timeout_s?"
+            ),
+        ]
+
+    asyncio.run(story())
