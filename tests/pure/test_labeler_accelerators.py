@@ -148,8 +148,8 @@ def test_a_node_has_the_one_name_of_its_gpus_or_none(products: list[str], name: 
     assert accelerators.of_node(accelerators.name(product) for product in products) == name
 
 
-VOCABULARY = """NVIDIA Tesla Quadro GeForce RTX PRO Ada SFF A100 A4000 A1000 V100 H100 NVL T4 L40S P4000
-    MI300X Laptop GPU SHARED 80GB 40g 32GB 1g.5gb MIG 40C Ti . - _ é"""
+VOCABULARY = """NVIDIA Tesla Quadro GeForce RTX PRO Ada SFF A100 A4000 A1000 V100 H100 NVL T4 L40S
+    P4000 MI300X Laptop GPU SHARED 80GB 40g 32GB 1g.5gb MIG 40C Ti . - _ é"""
 WORDS = st.sampled_from(VOCABULARY.split())
 
 
