@@ -8,6 +8,7 @@ logged once when it begins and once when it ends; refusals and dropped messages 
 import asyncio
 import contextlib
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Final, Self
@@ -71,6 +72,8 @@ class Backoff:
 class Connection:
     """A connection that is there or will be; entering the context never waits for the server.
 
+    `url` is one address, or several of a cluster with commas between.
+
     `prepare` is called with every newly connected client before anybody else may use it.
     """
 
@@ -78,15 +81,17 @@ class Connection:
         self.epoch = 0
         """How often we have connected; 0 is never."""
         self._url = url
+        self._shown_url = re.sub(r"//[^/,]*@", "//", url)
         self._name = name
         self._prepare = prepare
         self._log = logs.logger()
         self._client = nats.aio.client.Client()
         self._connected = False
-        self._has_dialled = False
         self._outage_logged = False
         self._changed = asyncio.Condition()
         self._subscriptions: list[tuple[str, Handler]] = []
+        self._subscribed = 0
+        """How many of these our present client has."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -107,8 +112,7 @@ class Connection:
         while not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=_CANCEL_AGAIN_S)
-        if self._has_dialled:
-            await self._client.close()
+        await _close(self._client)
 
     @property
     def is_connected(self) -> bool:
@@ -142,9 +146,8 @@ class Connection:
     async def subscribe(self, subject: str, handler: Handler) -> None:
         """Call `handler` with each message, one after the other, across reconnects."""
         self._subscriptions.append((subject, handler))
-        client = self.live_client()
-        if client is not None:
-            await _subscribe(client, subject, handler)
+        if self._client.is_connected:
+            await self._subscribe_missing()
 
     async def _stay_connected(self) -> None:
         backoff = Backoff()
@@ -157,7 +160,7 @@ class Connection:
             except LOST as error:
                 await self._on_error(error)
             await self._set_connected(state=False)
-            await self._client.close()
+            await _close(self._client)
             if self.epoch != epoch:
                 backoff.reset()
             await backoff.wait()
@@ -170,12 +173,13 @@ class Connection:
             await self._set_connected(state=False)
 
         async def on_reconnected() -> None:
+            await self._subscribe_missing()
             await self._use(client)
 
         client = self._client = nats.aio.client.Client()
-        self._has_dialled = True
+        self._subscribed = 0
         await client.connect(
-            self._url,
+            self._url.split(","),
             name=self._name,
             error_cb=self._on_error,
             closed_cb=on_closed,
@@ -189,9 +193,15 @@ class Connection:
             ping_interval=_PING_S,
             max_outstanding_pings=_PINGS_MAX,
         )
-        for subject, handler in self._subscriptions:
-            await _subscribe(client, subject, handler)
+        await self._subscribe_missing()
         await self._use(client)
+
+    async def _subscribe_missing(self) -> None:
+        """Give our client what it has not: all at first, then what was asked for in an outage."""
+        while self._subscribed < len(self._subscriptions):
+            subject, handler = self._subscriptions[self._subscribed]
+            self._subscribed += 1
+            await _subscribe(self._client, subject, handler)
 
     async def _use(self, client: nats.aio.client.Client) -> None:
         """Hand a connected client to its users; a server that lost its disk is prepared again."""
@@ -217,24 +227,32 @@ class Connection:
         _CONNECTED.set(state)
         if state:
             self._outage_logged = False
-            self._log.info("bus_connected", url=self._url, connections=self.epoch)
+            self._log.info("bus_connected", url=self._shown_url, connections=self.epoch)
         else:
             self._log_outage("lost")
 
     def _log_outage(self, error: str) -> None:
         if not self._outage_logged:
             self._outage_logged = True
-            self._log.warning("bus_away", url=self._url, error=error)
+            self._log.warning("bus_away", url=self._shown_url, error=error)
 
     async def _on_error(self, error: Exception) -> None:
         kind = type(error).__name__
         _ERRORS.labels(kind).inc()
         text = str(error) or kind
         dropped = isinstance(error, nats.errors.SlowConsumerError)
-        if dropped or "permissions violation" in text.lower():
+        refused = "permissions violation" in text.lower()
+        # what else reaches us here is a handler of ours that failed
+        if dropped or refused or not isinstance(error, LOST):
             self._log.error("bus_error", kind=kind, error=text)
         elif not self.is_connected:
             self._log_outage(text)
+
+
+async def _close(client: nats.aio.client.Client) -> None:
+    # nats-py asserts that a client has dialled: one that was given a bad address never did
+    with contextlib.suppress(AssertionError):
+        await client.close()
 
 
 async def _subscribe(client: nats.aio.client.Client, subject: str, handler: Handler) -> None:

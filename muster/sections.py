@@ -1,11 +1,16 @@
 """Pure. The configuration sections that every service has; they read the same everywhere."""
 
 import enum
+import re
 from typing import Annotated
 
 import msgspec
 
 from muster import vocabulary
+
+_HOST = r"([^\s,/@:?#\[\]]+|\[[0-9a-fA-F:.]+\])"
+_URL = rf"(nats|tls)://([^\s,/@]+@)?{_HOST}(:[0-9]{{1,5}})?/?"
+_URLS = re.compile(rf"{_URL}(,{_URL})*")
 
 
 class LogLevel(enum.StrEnum):
@@ -24,7 +29,12 @@ Period = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 class Bus(msgspec.Struct, frozen=True, kw_only=True):
     """Where NATS is: `nats://host:port`, several separated by commas."""
 
-    url: Annotated[str, msgspec.Meta(pattern=r"^(nats|tls)://[^\s]+$")] = "nats://127.0.0.1:4222"
+    url: str = "nats://127.0.0.1:4222"
+
+    def __post_init__(self) -> None:
+        """Refuse what nats-py would dial for ever."""
+        if not _URLS.fullmatch(self.url):
+            raise ValueError(f"url: {self.url!r} is not like nats://host:4222")
 
 
 class Http(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,7 +54,8 @@ def free_port(preferred: int = 0) -> int:
 class NatsServer:
     """A nats-server with JetStream on loopback; a context manager, and restartable in place.
 
-    Port and store stay the same across `kill` and `start`, as they do for a server that crashed.
+    `config` is a file of nats-server's own, for what has no flag, such as permissions. Port and
+    store stay the same across `kill` and `start`, as they do for a server that crashed.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class NatsServer:
         directory: Path,
         *,
         port: int = 0,
+        config: Path | None = None,
         before_exec: Callable[[], None] | None = None,
     ) -> None:
         self.port = port or free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self._directory = directory
+        self._config = config
         self._before_exec = before_exec
         self._process: asyncio.subprocess.Process | None = None
 
@@ -99,6 +102,7 @@ class NatsServer:
             binary(),
             *("--addr", "127.0.0.1", "--port", str(self.port), "--jetstream"),
             *("--store_dir", str(self._directory / "store"), "--log", str(log)),
+            *(("--config", str(self._config)) if self._config else ()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
