@@ -1,0 +1,71 @@
+"""Door to the kubelet's socket directory: what lies in it, whose it is, and what is left behind."""
+
+import contextlib
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+from typing import Final
+
+KUBELET_SOCKET: Final = "kubelet.sock"
+_OURS = re.compile(r"muster-.+-\d+-\d+\.sock")
+
+
+def problem(directory: Path) -> str | None:
+    """Say why sockets cannot be served here, or None."""
+    if not directory.exists():
+        return f"{directory}: no such directory; is this the node's kubelet directory, mounted?"
+    if not directory.is_dir():
+        return f"{directory}: not a directory"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"{directory}: not writable by user {os.geteuid()}"
+    return None
+
+
+def identity(path: Path) -> str:
+    """Tell one socket from another; empty if there is none.
+
+    The inode alone would not do: one kubelet restart in three reuses its number (kubelet 1.36.2).
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return ""
+    return f"{found.st_ino}.{found.st_ctime_ns}" if stat.S_ISSOCK(found.st_mode) else ""
+
+
+def inode(path: Path) -> tuple[int, int] | None:
+    """Tell a file from another at the same path; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def remove_stale(directory: Path) -> list[str]:
+    """Remove the sockets of earlier processes of ours that nobody serves; return their names.
+
+    A process id in the name proves nothing: pods count processes each for itself. A socket that
+    refuses a connection is dead.
+    """
+    removed = []
+    for path in sorted(directory.iterdir()):
+        if _OURS.fullmatch(path.name) and _is_dead(path):
+            with contextlib.suppress(OSError):
+                path.unlink()
+                removed.append(path.name)
+    return removed
+
+
+def _is_dead(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False

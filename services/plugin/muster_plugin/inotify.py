@@ -1,0 +1,87 @@
+"""Door to inotify: says when to look at directories again.
+
+It says nothing about what happened: whoever asks looks for himself, at what is there now. So a
+lost or doubled notice does no harm, and a look on a period covers what inotify cannot see (another
+mount, an overflow, no instances left: fs.inotify.max_user_instances). That needs two calls of the
+C library, and none of the parsing for which a package would cost 10 ms and a mebibyte.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from muster import logs
+
+# Linux, include/uapi/linux/inotify.h
+_MODIFY: Final = 0x2
+_CLOSE_WRITE: Final = 0x8
+_MOVED_FROM: Final = 0x40
+_MOVED_TO: Final = 0x80
+_CREATE: Final = 0x100
+_DELETE: Final = 0x200
+_DELETE_SELF: Final = 0x400
+_MOVE_SELF: Final = 0x800
+_ONLYDIR: Final = 0x01000000
+
+NAMES: Final = _CREATE | _DELETE | _MOVED_FROM | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _ONLYDIR
+"""Files come and go. Writing is left out: somebody writes to /dev/null all the time."""
+CONTENTS: Final = NAMES | _MODIFY | _CLOSE_WRITE
+
+_WITHOUT_INOTIFY_S: Final = 1.0
+_READ_BYTES: Final = 65_536
+
+
+async def looks(
+    directories: Callable[[], Iterable[Path]], *, period_s: float, mask: int = NAMES
+) -> AsyncGenerator[None, None]:
+    """Yield when it is time to look: at once, after every change, and at least every `period_s`.
+
+    `directories` is asked again before every look, so that one that was away is watched as soon as
+    somebody looks; while one cannot be watched, the period is a second. Close it with `aclosing`.
+    """
+    changed = asyncio.Event()
+    library = ctypes.CDLL(None, use_errno=True)
+    with _watching(library, changed) as descriptor:
+        while True:
+            armed = [_arm(library, descriptor, path, mask) for path in directories()]
+            yield
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(
+                    period_s if all(armed) else min(period_s, _WITHOUT_INOTIFY_S)
+                ):
+                    await changed.wait()
+            changed.clear()
+
+
+@contextlib.contextmanager
+def _watching(library: ctypes.CDLL, changed: asyncio.Event) -> Iterator[int]:
+    """Give an inotify instance that sets `changed`; -1 if none is to be had."""
+    descriptor: int = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        error = os.strerror(ctypes.get_errno())
+        logs.logger().warning("inotify_unavailable", error=error, period_s=_WITHOUT_INOTIFY_S)
+        yield descriptor
+        return
+
+    def drain() -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(descriptor, _READ_BYTES)
+        changed.set()
+
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, drain)
+    try:
+        yield descriptor
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _arm(library: ctypes.CDLL, descriptor: int, directory: Path, mask: int) -> bool:
+    """Watch a directory; watching it again changes nothing (inotify(7): one watch an inode)."""
+    watched: int = library.inotify_add_watch(descriptor, os.fsencode(directory), mask)
+    return watched >= 0

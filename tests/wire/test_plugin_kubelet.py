@@ -1,0 +1,493 @@
+import asyncio
+import contextlib
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from muster import runtime, vocabulary
+from muster.local import kubelet as stand_in
+from muster.pb import deviceplugin_pb2 as dp
+from muster.pb import rpc
+from muster.vocabulary import Health
+from muster.vocabulary import RegistrationReason as Reason
+from muster_plugin import config, directory, inventory, kubelet, registration, signals
+from muster_plugin import node as node_door
+
+FUSE = "smarter-devices/fuse"
+GPU = "nvidia.com/gpu"
+QUICK = kubelet.Periods(
+    patience=registration.Patience(stream_after_register_s=0.3, stream_after_close_s=0.1),
+    probe_s=0.1,
+)
+CALM = kubelet.Periods(patience=QUICK.patience)
+Inbox = asyncio.Queue[runtime.Delivery[signals.Signal]]
+
+
+class Told:
+    """Every event the plugin would publish, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[vocabulary.Event] = []
+        self._more = asyncio.Event()
+
+    def __call__(self, event: vocabulary.Event) -> None:
+        self.events.append(event)
+        self._more.set()
+
+    async def registered(self, times: int, resource: str = FUSE) -> vocabulary.PluginRegistered:
+        """Wait for the nth registration of a resource."""
+        while True:
+            found = [
+                event
+                for event in self.events
+                if isinstance(event, vocabulary.PluginRegistered) and event.resource == resource
+            ]
+            if len(found) >= times:
+                return found[times - 1]
+            await self.more()
+
+    async def turned(self, health: Health) -> vocabulary.DeviceHealthChanged:
+        """Wait until the newest change of health is this one."""
+        while True:
+            found = [e for e in self.events if isinstance(e, vocabulary.DeviceHealthChanged)]
+            if found and found[-1].health is health:
+                return found[-1]
+            await self.more()
+
+    async def more(self) -> None:
+        self._more.clear()
+        await self._more.wait()
+
+    def lost(self) -> list[tuple[Reason, str]]:
+        return [
+            (event.reason, event.resource)
+            for event in self.events
+            if isinstance(event, vocabulary.PluginDeregistered)
+        ]
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="mu-"))
+    (path / "device-plugins").mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+def fuse(root: Path, *paths: str, gpus: int = 0) -> config.Settings:
+    """Say to advertise links to /dev/null, which is a device node wherever tests run."""
+    for path in paths or ("fuse",):
+        (root / path).symlink_to("/dev/null")
+    resource = config.Resource(name=FUSE, paths=tuple(str(root / p) for p in paths or ("fuse",)))
+    simulated = config.SimulatedGpus(count=gpus, faults=str(root / "faults")) if gpus else None
+    return config.Settings(
+        kubelet=config.Kubelet(directory=str(root)),
+        resources=(resource,),
+        simulated_gpus=simulated,
+    )
+
+
+@contextlib.asynccontextmanager
+async def plugin(
+    settings: config.Settings, *, periods: kubelet.Periods = CALM, watches: bool = True
+) -> AsyncIterator[tuple[node_door.Node, Told]]:
+    """Run what the process runs, but for the bus and the probes."""
+    inboxes: dict[str, Inbox] = {name: asyncio.Queue() for name in settings.resource_names}
+    told = Told()
+
+    def tell(resource: str) -> Callable[[signals.Signal], None]:
+        return lambda signal: inboxes[resource].put_nowait(runtime.Delivery(signal))
+
+    sockets = Path(settings.kubelet.directory) / config.SOCKET_DIRECTORY
+    node = node_door.Node(settings, "n1", sockets, tell=tell, periods=periods)
+    node.publish_to(told)
+    lives = node.lives.values()
+    watching = [node.watch(kind, source) for kind, source in node.sources.items()]
+    if watches:
+        watching.append(node.watch_sockets())
+    tasks = [
+        asyncio.create_task(task)
+        for task in (
+            *(runtime.drive(life, inboxes[life.resource], life.act) for life in lives),
+            *(life.fail_if_broken() for life in lives),
+            *(life.probe_for_ever() for life in lives),
+            *watching,
+        )
+    ]
+    try:
+        yield node, told
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await node.close()
+        assert not list(sockets.glob("muster-*"))
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await story()
+
+    asyncio.run(limited())
+
+
+async def until_allocatable(kubelet: stand_in.Kubelet, count: int, resource: str = FUSE) -> None:
+    await kubelet.until(
+        lambda state: resource in state.resources and state.resources[resource].allocatable == count
+    )
+
+
+def socket_of(node: node_door.Node, sockets: Path) -> Path:
+    (name,) = sockets.glob(f"muster-{config.slug(FUSE)}-*")
+    assert FUSE in node.lives
+    return name
+
+
+def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(fuse(root)) as (node, told),
+        ):
+            event = await told.registered(1)
+            await until_allocatable(kubelet, 1)
+            found = kubelet.state().resources[FUSE]
+            assert (event.reason, event.registrations) == (Reason.START, 1)
+            assert event.endpoint == found.endpoint
+            assert (found.registered, found.streams_open) == (1, 1)
+            device_id = inventory.device_id(str(root / "fuse"), 0)
+            assert found.devices == {device_id: "Healthy"}
+            (state,) = node.states()
+            assert (state.problem, state.streams, state.registrations) == ("", 1, 1)
+            assert node.kubelet == directory.identity(kubelet.socket)
+
+    run(story)
+
+
+async def restart(kubelet: stand_in.Kubelet, _: node_door.Node) -> None:
+    await kubelet.restart()
+
+
+async def drop_stream(kubelet: stand_in.Kubelet, _: node_door.Node) -> None:
+    assert await kubelet.drop_stream(FUSE)
+
+
+async def remove_socket(kubelet: stand_in.Kubelet, node: node_door.Node) -> None:
+    socket_of(node, kubelet.plugins_directory).unlink()
+
+
+async def steal_socket(kubelet: stand_in.Kubelet, node: node_door.Node) -> None:
+    path = socket_of(node, kubelet.plugins_directory)
+    thief = socket.socket(socket.AF_UNIX)
+    thief.bind(str(path.with_name("thief.sock")))
+    path.with_name("thief.sock").rename(path)
+    thief.close()
+
+
+async def end_server(_: stand_in.Kubelet, node: node_door.Node) -> None:
+    endpoint = node.lives[FUSE]._endpoint
+    assert endpoint is not None
+    await endpoint._server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reasons"),
+    [
+        (restart, {Reason.KUBELET_SOCKET_REPLACED}),
+        (drop_stream, {Reason.STREAM_CLOSED}),
+        (remove_socket, {Reason.OWN_SOCKET_LOST}),
+        (steal_socket, {Reason.OWN_SOCKET_LOST}),
+        # gRPC unlinks the socket of a server that ends: either may be seen first
+        (end_server, {Reason.SERVER_ENDED, Reason.OWN_SOCKET_LOST}),
+    ],
+)
+def test_every_loss_heals_by_itself_and_names_its_reason(
+    root: Path,
+    loss: Callable[[stand_in.Kubelet, node_door.Node], Awaitable[None]],
+    reasons: set[Reason],
+) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(fuse(root)) as (node, told),
+        ):
+            first = await told.registered(1)
+            await until_allocatable(kubelet, 1)
+            await loss(kubelet, node)
+            again = await told.registered(2)
+            await until_allocatable(kubelet, 1)
+            assert again.reason in reasons
+            assert again.endpoint != first.endpoint
+            assert len(told.lost()) == 1
+            found = kubelet.state().resources[FUSE]
+            assert (found.streams_open, found.endpoint) == (1, again.endpoint)
+
+    run(story)
+
+
+def test_a_refused_registration_is_told_and_tried_until_it_is_taken(root: Path) -> None:
+    async def story() -> None:
+        async with stand_in.Kubelet(directory=root, node="n1") as kubelet:
+            kubelet.accept_registrations(accepts=False)
+            async with plugin(fuse(root)) as (node, told):
+                while not told.lost():
+                    await told.more()
+                (state,) = node.states()
+                refused = "kubelet refuses registration: UNAVAILABLE: registrations are switched"
+                assert state.problem.startswith(refused)
+                kubelet.accept_registrations(accepts=True)
+                event = await told.registered(1)
+                assert told.lost() == [(Reason.REGISTER_FAILED, FUSE)]
+                assert (event.reason, event.registrations) == (Reason.REGISTER_FAILED, 1)
+
+    run(story)
+
+
+def test_a_kubelet_that_comes_later_is_found(root: Path) -> None:
+    async def story() -> None:
+        async with plugin(fuse(root)) as (_, told):
+            while not told.lost():
+                await told.more()
+            async with stand_in.Kubelet(directory=root, node="n1") as kubelet:
+                await told.registered(1)
+                await until_allocatable(kubelet, 1)
+
+    run(story)
+
+
+class Forgetful:
+    """A kubelet that takes registrations and opens a stream only from the second one on."""
+
+    def __init__(self, sockets: Path) -> None:
+        self._sockets = sockets
+        self._channels: list[grpc.aio.Channel] = []
+        self.endpoints: list[str] = []
+
+    async def register(
+        self, request: dp.RegisterRequest, context: rpc.Context[dp.RegisterRequest, dp.Empty]
+    ) -> dp.Empty:
+        del context
+        self.endpoints.append(request.endpoint)
+        if len(self.endpoints) > 1:
+            channel = grpc.aio.insecure_channel(f"unix:{self._sockets / request.endpoint}")
+            self._channels.append(channel)
+            stream = rpc.DevicePluginClient(channel).list_and_watch(dp.Empty())
+            assert await stream.read()
+        return dp.Empty()
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+
+def test_a_registration_that_brings_no_stream_is_repeated(root: Path) -> None:
+    async def story() -> None:
+        sockets = root / "device-plugins"
+        forgetful = Forgetful(sockets)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((rpc.registration_handler(forgetful),))
+        server.add_insecure_port(f"unix:{sockets / 'kubelet.sock'}")
+        await server.start()
+        async with plugin(fuse(root)) as (_, told):
+            event = await told.registered(1)
+            assert (event.reason, event.registrations) == (Reason.NO_STREAM, 2)
+            assert told.lost() == [(Reason.NO_STREAM, FUSE)]
+            assert len(set(forgetful.endpoints)) == 2
+        await forgetful.close()
+        await server.stop(None)
+
+    run(story)
+
+
+def test_the_probe_by_path_finds_what_no_notice_told(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(fuse(root), periods=QUICK, watches=False) as (node, told),
+        ):
+            await told.registered(1)
+            socket_of(node, kubelet.plugins_directory).unlink()
+            event = await told.registered(2)
+            assert (event.reason, told.lost()) == (
+                Reason.PROBE_FAILED,
+                [(Reason.PROBE_FAILED, FUSE)],
+            )
+
+    run(story)
+
+
+def test_a_resource_that_cannot_register_delays_no_other(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(fuse(root, gpus=2)) as (_, told),
+        ):
+            await told.registered(1, GPU)
+            await told.registered(1, FUSE)
+            await kubelet.drop_stream(FUSE)
+            await told.registered(2, FUSE)
+            assert told.lost() == [(Reason.STREAM_CLOSED, FUSE)]
+            assert kubelet.state().resources[GPU].registered == 1
+
+    run(story)
+
+
+def test_a_device_that_goes_turns_unhealthy_and_returns_under_the_same_id(root: Path) -> None:
+    async def story() -> None:
+        settings = fuse(root, "one", "two")
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(settings) as (_, told),
+        ):
+            await until_allocatable(kubelet, 2)
+            (root / "two").unlink()
+            gone = await told.turned(Health.UNHEALTHY)
+            await until_allocatable(kubelet, 1)
+            assert kubelet.state().resources[FUSE].capacity == 2
+            assert gone.reason == f"{root / 'two'}: no such file or directory"
+            (root / "two").symlink_to("/dev/null")
+            back = await told.turned(Health.HEALTHY)
+            await until_allocatable(kubelet, 2)
+            assert (back.device_id, back.code) == (gone.device_id, "device-missing")
+
+    run(story)
+
+
+def test_a_device_that_is_missing_at_start_is_listed_unhealthy_until_it_comes(root: Path) -> None:
+    async def story() -> None:
+        settings = fuse(root, "late")
+        (root / "late").unlink()
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(settings) as (node, told),
+        ):
+            await told.registered(1)
+            assert (await told.turned(Health.UNHEALTHY)).reason.endswith(
+                "no such file or directory"
+            )
+            found = await kubelet.until(lambda state: state.resources[FUSE].capacity == 1)
+            assert found.resources[FUSE].allocatable == 0
+            (state,) = node.states()
+            assert (state.devices, state.healthy, state.problem) == (1, 0, "")
+            (root / "late").symlink_to("/dev/null")
+            await until_allocatable(kubelet, 1)
+
+    run(story)
+
+
+def test_a_scripted_xid_takes_one_gpu_away_until_it_is_cleared(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(fuse(root, gpus=4)) as (_, told),
+        ):
+            await until_allocatable(kubelet, 4, GPU)
+            script = root / "faults"
+            script.write_text('{"device": 2, "xid": 79}\n{"device": 0, "xid": 13}\n')
+            event = await told.turned(Health.UNHEALTHY)
+            await until_allocatable(kubelet, 3, GPU)
+            assert event == vocabulary.DeviceHealthChanged(
+                node="n1",
+                plugin="device-plugin",
+                at=event.at,
+                resource=GPU,
+                device_id=inventory.gpu_uuid("n1", 2),
+                health=Health.UNHEALTHY,
+                reason="XID 79: GPU has fallen off the bus (NVIDIA XID catalogue 2025-10-29)",
+                code="xid-79",
+            )
+            with script.open("a") as appended:
+                appended.write('{"device": 2, "clear": 79}\n')
+            await until_allocatable(kubelet, 4, GPU)
+
+    run(story)
+
+
+def test_a_container_gets_what_it_asked_for_and_the_bus_hears_of_it(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(fuse(root, gpus=2)) as (_, told),
+        ):
+            await until_allocatable(kubelet, 1)
+            await until_allocatable(kubelet, 2, GPU)
+            device, gpu = await kubelet.allocate(name="pod", resources={FUSE: 1, GPU: 1})
+            path = str(root / "fuse")
+            spec = dp.DeviceSpec(container_path=path, host_path=path, permissions="rw")
+            assert list(device.answer.devices) == [spec]
+            assert dict(gpu.answer.envs) == {"NVIDIA_VISIBLE_DEVICES": gpu.ids[0]}
+            observed = [e for e in told.events if isinstance(e, vocabulary.AllocationObserved)]
+            assert [(e.resource, e.device_ids) for e in observed] == [
+                (FUSE, device.ids),
+                (GPU, gpu.ids),
+            ]
+
+    run(story)
+
+
+def test_an_unknown_id_fails_with_a_text_that_helps(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(fuse(root)) as (node, told),
+        ):
+            await told.registered(1)
+            path = socket_of(node, kubelet.plugins_directory)
+            request = dp.AllocateRequest(
+                container_requests=[dp.ContainerAllocateRequest(devices_ids=["nope"])]
+            )
+            async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await rpc.DevicePluginClient(channel).allocate(request)
+            known = inventory.device_id(str(root / "fuse"), 0)
+            assert (caught.value.code(), caught.value.details()) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{FUSE} has no device 'nope'; it has {known}",
+            )
+
+    run(story)
+
+
+def healths(message: object) -> list[str]:
+    assert isinstance(message, dp.ListAndWatchResponse)
+    return [device.health for device in message.devices]
+
+
+def test_two_streams_each_get_the_whole_list_and_every_change(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(fuse(root)) as (node, told),
+        ):
+            await told.registered(1)
+            path = socket_of(node, kubelet.plugins_directory)
+            async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+                client = rpc.DevicePluginClient(channel)
+                streams = [client.list_and_watch(dp.Empty()) for _ in range(2)]
+                first = [healths(await stream.read()) for stream in streams]
+                (root / "fuse").unlink()
+                second = [healths(await stream.read()) for stream in streams]
+            assert (first, second) == ([["Healthy"]] * 2, [["Unhealthy"]] * 2)
+
+    run(story)
+
+
+def test_only_dead_sockets_of_ours_are_removed_at_start(root: Path) -> None:
+    sockets = root / "device-plugins"
+    bound = {}
+    for name in ("muster-a_b-1-1.sock", "muster-a_b-2-1.sock", "other.sock"):
+        bound[name] = socket.socket(socket.AF_UNIX)
+        bound[name].bind(str(sockets / name))
+    bound["muster-a_b-2-1.sock"].listen()
+    bound["muster-a_b-1-1.sock"].close()
+    assert directory.remove_stale(sockets) == ["muster-a_b-1-1.sock"]
+    assert sorted(path.name for path in sockets.iterdir()) == ["muster-a_b-2-1.sock", "other.sock"]
+    for made in bound.values():
+        made.close()
