@@ -1,0 +1,262 @@
+import asyncio
+import contextlib
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import orjson
+import pytest
+
+from muster import bus, codec, streams, vocabulary
+from muster.local import kubelet as stand_in
+from muster.local import nats
+
+FUSE = "smarter-devices/fuse"
+
+
+class Process:
+    """The plugin as a process, with its log."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.log: list[dict[str, object]] = []
+
+    async def said(self, event: str) -> dict[str, object]:
+        """Read the log until this event."""
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            self.log.append(orjson.loads(line))
+            if self.log[-1]["event"] == event:
+                return self.log[-1]
+        assert self._process.stderr is not None
+        raise AssertionError(f"ended without {event}: {await self._process.stderr.read()!r}")
+
+    async def stop(self) -> int:
+        """Send SIGTERM; the end must come within two seconds."""
+        self._process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(2):
+            _, errors = await self._process.communicate()
+        assert errors == b""
+        assert self._process.returncode is not None
+        return self._process.returncode
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="mu-"))
+    (path / "device-plugins").mkdir()
+    (path / "fuse").symlink_to("/dev/null")
+    yield path
+    shutil.rmtree(path)
+
+
+def settings(root: Path, url: str, **more: object) -> Path:
+    file = root / "plugin.yaml"
+    told = {
+        "node": "n1.example",
+        "bus": {"url": url},
+        "kubelet": {"directory": str(root)},
+        "heartbeat": {"interval_s": 0.3},
+        "resources": [{"name": FUSE, "paths": [str(root / "fuse")]}],
+    }
+    file.write_bytes(msgspec.yaml.encode(told | more))
+    return file
+
+
+@contextlib.asynccontextmanager
+async def plugin(config: Path) -> AsyncIterator[Process]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "muster_plugin", "--config", config, stdout=pipe, stderr=pipe
+    )
+    try:
+        yield Process(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def answer(address: object, path: str) -> tuple[int, str]:
+    host, _, port = str(address).removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return int(head.split()[1]), body
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await story()
+
+    asyncio.run(limited())
+
+
+def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            nats.NatsServer(root / "nats") as server,
+            bus.Bus(server.url, producer="tests/x", name="x", owner=True) as listener,
+            stand_in.Kubelet(directory=root, node="n1.example") as kubelet,
+        ):
+            await listener.link.client()
+            beats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
+            await listener.heartbeats(beats.put)
+            async with plugin(settings(root, server.url)) as process:
+                address = (await process.said("listening"))["http"]
+                beat = await beats.get()
+                while not beat.resources[0].probe_ok:
+                    beat = await beats.get()
+                (state,) = beat.resources
+                assert (state.name, state.streams, state.devices, state.healthy, state.problem) == (
+                    FUSE,
+                    1,
+                    1,
+                    1,
+                    "",
+                )
+                assert (beat.node, beat.interval_s, beat.phase) == ("n1.example", 0.3, "serving")
+                assert set(beat.checkers) == {"sockets", "device_nodes"}
+                assert await answer(address, "/readyz") == (200, "ok\n")
+                assert await answer(address, "/healthz") == (200, "ok\n")
+                _, metrics = await answer(address, "/metrics")
+                assert f'muster_plugin_streams{{resource="{FUSE}"}} 1.0' in metrics
+                assert (
+                    f'muster_plugin_registrations_total{{reason="start",resource="{FUSE}"}} 1.0'
+                    in metrics
+                )
+                probe = vocabulary.rpc_subject("n1.example", "device-plugin", "probe")
+                asked = codec.decode_heartbeat(await listener.ask(probe, timeout_s=2))
+                assert asked.instance == beat.instance
+                assert await process.stop() == 0
+            kept = await listener.newest(streams.EVENTS, "muster.event.n1_example.>")
+            types = [event.type for event in kept]
+            assert types[0] == "plugin.started"
+            assert types[-1] == "plugin.stopping"
+            assert set(types) == {
+                "plugin.started",
+                "plugin.registered",
+                "inventory.reported",
+                "plugin.stopping",
+            }
+            assert [path.name for path in kubelet.plugins_directory.glob("muster-*")] == []
+
+    run(story)
+
+
+def test_a_problem_is_told_at_once_and_not_only_at_the_next_beat(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            nats.NatsServer(root / "nats") as server,
+            bus.Bus(server.url, producer="tests/x", name="x", owner=True) as listener,
+            stand_in.Kubelet(directory=root, node="n1.example") as kubelet,
+        ):
+            await listener.link.client()
+            beats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
+            await listener.heartbeats(beats.put)
+            file = settings(root, server.url, heartbeat={"interval_s": 3600})
+            async with plugin(file) as process:
+                await process.said("bus_connected")
+                await kubelet.until(lambda state: FUSE in state.resources)
+                assert await kubelet.drop_stream(FUSE)
+                while not (problem := (await beats.get()).resources[0].problem):
+                    pass
+                assert problem == "stream closed 0.0 s ago, registering"
+                while (await beats.get()).resources[0].problem:
+                    pass
+                assert await process.stop() == 0
+
+    run(story)
+
+
+def test_devices_are_served_and_it_ends_in_time_without_a_bus(root: Path) -> None:
+    async def story() -> None:
+        url = f"nats://127.0.0.1:{nats.free_port()}"
+        async with (
+            stand_in.Kubelet(directory=root, node="n1.example") as kubelet,
+            plugin(settings(root, url)) as process,
+        ):
+            await process.said("bus_away")
+            found = await kubelet.until(
+                lambda state: FUSE in state.resources and state.resources[FUSE].allocatable == 1
+            )
+            assert found.resources[FUSE].registered == 1
+            assert await process.stop() == 0
+
+    run(story)
+
+
+def test_it_ends_in_time_while_the_bus_is_frozen(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            nats.NatsServer(root / "nats") as server,
+            bus.Bus(server.url, producer="tests/x", name="x", owner=True) as owner,
+            stand_in.Kubelet(directory=root, node="n1.example"),
+        ):
+            await owner.link.client()
+            async with plugin(settings(root, server.url)) as process:
+                await process.said("bus_connected")
+                server.freeze()
+                assert await process.stop() == 0
+                server.thaw()
+
+    run(story)
+
+
+def test_after_a_kill_nothing_is_left_behind_by_the_next_start(root: Path) -> None:
+    async def story() -> None:
+        url = f"nats://127.0.0.1:{nats.free_port()}"
+        async with stand_in.Kubelet(directory=root, node="n1.example") as kubelet:
+            async with plugin(settings(root, url)) as process:
+                await process.said("registered")
+            (left,) = kubelet.plugins_directory.glob("muster-*")
+            async with plugin(settings(root, url)) as process:
+                assert (await process.said("stale_socket_removed"))["socket"] == left.name
+                await process.said("registered")
+                assert await process.stop() == 0
+            assert not list(kubelet.plugins_directory.glob("muster-*"))
+
+    run(story)
+
+
+async def refused(config: Path) -> str:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "muster_plugin", "--config", config, stdout=pipe, stderr=pipe
+    )
+    out, errors = await process.communicate()
+    assert (process.returncode, out) == (2, b"")
+    return errors.decode()
+
+
+def test_what_cannot_be_used_is_one_line_and_exit_code_two(root: Path) -> None:
+    async def story() -> None:
+        url = "nats://127.0.0.1:1"
+        (root / "empty").mkdir()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            bad = await refused(
+                settings(root, url, resources=[{"name": "fuse", "paths": ["/dev/fuse"]}])
+            )
+            elsewhere = {"directory": str(root / "empty")}
+            missing = await refused(settings(root, url, kubelet=elsewhere))
+            busy = await refused(settings(root, url, http={"port": port}))
+        assert bad == (
+            "muster-plugin: resources[0]: name: 'fuse' has no domain; "
+            "write it as example.com/fuse\n"
+        )
+        assert missing == (
+            f"muster-plugin: kubelet.directory: {root}/empty/device-plugins: no such directory; "
+            "is this the node's kubelet directory, mounted?\n"
+        )
+        assert busy == f"muster-plugin: http: 127.0.0.1:{port}: Address already in use\n"
+
+    run(story)
