@@ -255,6 +255,7 @@ def test_a_restart_repeats_nothing_and_loses_nothing(
         ]
         await made.says("a", AlertState.RESOLVED, node="node-a")
         assert (await made.heard(5))[4:] == [("all_resolved", "alert a", 200)]
+        await made.outcome(5)
         assert made.bus is not None
         entries = await made.bus.recall(streams.LEDGER)
         read = sorted((e.group, e.firing) for e in map(ledger.decode, entries.values()))
