@@ -1,4 +1,4 @@
-"""The labeler: inventories from the bus become labels, suggested or applied."""
+"""Door to the process: inventories come, labels are suggested or applied."""
 
 import asyncio
 import contextlib

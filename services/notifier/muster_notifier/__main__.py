@@ -1,4 +1,7 @@
-"""The notifier: alerts from the bus are grouped, told to receivers, and the ledger remembers."""
+"""Door to the process: alerts come, groups form, people are told, the ledger remembers.
+
+On start the ledger and the present alerts are read, so that a restart neither loses nor repeats.
+"""
 
 import asyncio
 import functools
