@@ -46,7 +46,6 @@ def play(story: Callable[[Cluster], Awaitable[None]], directory: pathlib.Path) -
             file = directory / "kubeconfig"
             api.write_kubeconfig(file)
             found = await nodes.Nodes.find(kubeconfig=str(file), context=None, timeout_s=5)
-            assert found is not None
             async with aiohttp.ClientSession(api.url) as http, found as labeler:
                 await story(Cluster(http, labeler))
 
@@ -111,7 +110,6 @@ def test_an_api_that_is_away_may_be_back_another_time(tmp_path: pathlib.Path) ->
         api.url = f"http://127.0.0.1:{nats.free_port()}"
         api.write_kubeconfig(file)
         found = await nodes.Nodes.find(kubeconfig=str(file), context=None, timeout_s=5)
-        assert found is not None
         async with found as labeler:
             away = await labeler.get("a")
         assert isinstance(away, desired.Unknown)
@@ -154,7 +152,6 @@ def test_each_answer_has_one_meaning(
             found = await nodes.Nodes.find(
                 kubeconfig=str(tmp_path / "kubeconfig"), context=None, timeout_s=5
             )
-            assert found is not None
             async with found as labeler:
                 assert await labeler.get("a") == unknown
 
@@ -187,8 +184,9 @@ def test_a_kubeconfig_that_leads_nowhere_is_named(
     assert "\n" not in str(refused.value)
 
 
-def test_without_a_kubeconfig_and_outside_a_pod_there_is_no_cluster(
+def test_outside_a_pod_there_is_no_cluster_without_a_kubeconfig(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert asyncio.run(nodes.Nodes.find(kubeconfig=None, context=None, timeout_s=1)) is None
+    with pytest.raises(nodes.NoCluster, match="the cluster this runs in"):
+        asyncio.run(nodes.Nodes.find(kubeconfig=None, context=None, timeout_s=1))

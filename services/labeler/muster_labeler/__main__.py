@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _INVENTORIES: Final = "muster.event.*.*.inventory.reported"
 
+_IN_A_POD: Final = "KUBERNETES_SERVICE_HOST"
 _NO_CLUSTER: Final = desired.Unknown("no Kubernetes API", is_passing=False)
 
 _DECISIONS = prometheus_client.Counter(
@@ -54,21 +56,22 @@ async def _serve(settings: config.Settings) -> None:
 async def _cluster(settings: config.Settings) -> "nodes.Nodes | None":
     if settings.mode is config.Mode.OFF:
         return None
-    # the client costs 30 MiB and a quarter of a second: only whoever has a cluster pays
+    where = settings.kubernetes
+    if where.kubeconfig is None and _IN_A_POD not in os.environ:
+        if settings.mode is config.Mode.APPLY:
+            raise entry.CannotStart(
+                "mode apply: no Kubernetes API: this is no pod, and no kubernetes.kubeconfig is set"
+            )
+        return None
+    # the client costs 20 MiB and a quarter of a second: only whoever has a cluster pays
     from muster_labeler import nodes  # noqa: PLC0415
 
-    where = settings.kubernetes
     try:
-        found = await nodes.Nodes.find(
+        return await nodes.Nodes.find(
             kubeconfig=where.kubeconfig, context=where.context, timeout_s=where.timeout_s
         )
     except nodes.NoCluster as error:
         raise entry.CannotStart(str(error)) from None
-    if found is None and settings.mode is config.Mode.APPLY:
-        raise entry.CannotStart(
-            "mode apply: no Kubernetes API: this is no pod, and kubernetes.kubeconfig is not set"
-        )
-    return found
 
 
 class _Labeler:

@@ -5,7 +5,6 @@ here. Never forced: a label that another manager owns stays as it is, and the an
 """
 
 import asyncio
-import os
 import pathlib
 from collections.abc import Mapping
 from types import TracebackType
@@ -58,10 +57,8 @@ class Nodes:
         self._timeout_s = timeout_s
 
     @classmethod
-    async def find(
-        cls, *, kubeconfig: str | None, context: str | None, timeout_s: float
-    ) -> "Nodes | None":
-        """Return the cluster the settings lead to; None if they lead to none. Raises NoCluster."""
+    async def find(cls, *, kubeconfig: str | None, context: str | None, timeout_s: float) -> Self:
+        """Return the cluster of a kubeconfig, else the one this runs in. Raises NoCluster."""
         configuration = Configuration()
         where = kubeconfig or "the cluster this runs in"
         try:
@@ -71,12 +68,10 @@ class Nodes:
                 await load_kube_config(  # type: ignore[no-untyped-call]  # as the library has it
                     config_file=kubeconfig, context=context, client_configuration=configuration
                 )
-            elif "KUBERNETES_SERVICE_HOST" in os.environ:
+            else:
                 load_incluster_config(  # type: ignore[no-untyped-call]
                     client_configuration=configuration
                 )
-            else:
-                return None
         except OSError as error:
             raise NoCluster(f"kubernetes: {where}: {error.strerror or error}") from None
         except (ConfigException, ValueError, TypeError, yaml.YAMLError) as error:
