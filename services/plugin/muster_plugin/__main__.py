@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _GOODBYE_S: Final = 0.5
 _MISSED_BEATS_MAX: Final = 3
+_HTTP: Final = ("http.server", "urllib.request", "wsgiref", "wsgiref.simple_server")
+"""What prometheus-client serves and pushes with; our probes do the serving."""
 
 
 def main() -> int:
@@ -91,7 +93,8 @@ class Reporter:
     async def report(self) -> None:
         """Connect to everything slow, and speak until cancelled; then say goodbye."""
         await self._node.settle()
-        lean.load("nats.aio.client", without="aiohttp")
+        lean.load("nats.aio.client", without=["aiohttp", "importlib.metadata"])
+        lean.load("prometheus_client", hollow=_HTTP)
         from muster import bus, codec, probes  # noqa: PLC0415  # 60 ms, after the registration
         from muster_plugin import metrics  # noqa: PLC0415  # the same
 
@@ -236,7 +239,7 @@ def _check(settings: config.Settings, sockets: Path) -> None:
     try:
         socket.create_server((http.host, http.port), family=family).close()
     except OSError as error:
-        told = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        told = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise entry.CannotStart(f"http: {http.host}:{http.port}: {told}") from None
 
 

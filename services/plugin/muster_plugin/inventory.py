@@ -8,7 +8,6 @@ that pods which hold it stay accounted for.
 
 import hashlib
 import re
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -153,7 +152,8 @@ def device_id(path: str, number: int) -> str:
 
 def gpu_uuid(node: str, index: int) -> str:
     """Return the uuid of a simulated GPU: unique in the cluster, the same after every restart."""
-    return f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{index}.gpu.{node}')}"
+    told = hashlib.sha256(f"{node}/{index}".encode()).hexdigest()
+    return f"GPU-{told[:8]}-{told[8:12]}-{told[12:16]}-{told[16:20]}-{told[20:32]}"
 
 
 def _simulated(gpus: config.SimulatedGpus, node: str) -> Iterator[Entry]:
