@@ -1,0 +1,70 @@
+"""Pure. What a resource may be called, and whether its socket's path still fits.
+
+Sources of the limits: Kubernetes v1.36 pkg/apis/core/v1/helper IsExtendedResourceName and
+apimachinery's validation; Linux unix(7) for socket paths.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Final
+
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""Linux: sun_path holds 108 bytes, with the final zero."""
+EACH: Final = "*"
+"""Stands for the name that every match gets of its own, in `example.com/*`."""
+SHORT_MAX: Final = 63
+
+_DOMAIN_MAX: Final = 244
+_SHORT = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*")
+_UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
+_UNIQUE: Final = 8
+
+
+def problems(name: str, *, per_match: bool = False) -> Iterator[str]:
+    """Say why the kubelet would refuse a resource name; `per_match` names end with `/*`."""
+    domain, slash, short = name.partition("/")
+    if not slash:
+        yield f"name: {name!r} has no domain; write it as example.com/{name}"
+        return
+    if "kubernetes.io/" in name:
+        yield f"name: {name!r} is in Kubernetes' own domain"
+    if name.startswith("requests."):
+        yield f"name: {name!r} starts with 'requests.', which quotas use"
+    if len(domain) > _DOMAIN_MAX or not _DOMAIN.fullmatch(domain):
+        yield f"name: {domain!r} is no lower-case DNS name of at most {_DOMAIN_MAX} characters"
+    if per_match and short != EACH:
+        yield f"name: {name!r} names every match (perMatch); write it as {domain}/{EACH}"
+    elif not per_match and short == EACH:
+        yield f"name: {name!r} stands for many names; it needs perMatch: true"
+    elif not per_match and not _SHORT.fullmatch(short):
+        yield (
+            f"name: {short!r} is not 1 to {SHORT_MAX} of A-Z a-z 0-9 - _ . "
+            "that begin and end with a letter or digit"
+        )
+
+
+def derived(rule: str, path_below_dev: str) -> str:
+    """Return the resource name of one match of `example.com/*`: `net/tun` gives `net_tun`.
+
+    The same path always gives the same name. A name that the kubelet would refuse (too long, or
+    beginning or ending with `-` or `_`) is shortened or trimmed, and made unique again.
+    """
+    domain = rule.removesuffix(EACH)
+    plain = _UNUSABLE.sub("_", path_below_dev)
+    if _SHORT.fullmatch(plain):
+        return domain + plain
+    unique = hashlib.sha256(path_below_dev.encode(errors="surrogateescape")).hexdigest()[:_UNIQUE]
+    trimmed = plain[: SHORT_MAX - _UNIQUE - 1].strip("-_")
+    return f"{domain}{trimmed}-{unique}" if trimmed else domain + unique
+
+
+def socket_problems(path: str, *, resource: str) -> Iterator[str]:
+    """Say whether the path of a resource's socket is longer than Linux can bind."""
+    length = len(path.encode(errors="surrogateescape"))
+    if length > SOCKET_PATH_BYTES_MAX:
+        yield (
+            f"the socket of {resource} could be {length} bytes ({path}); "
+            f"Linux allows {SOCKET_PATH_BYTES_MAX}"
+        )

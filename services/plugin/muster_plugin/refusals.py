@@ -1,0 +1,48 @@
+"""Pure. How the configuration's problems are told: one text for all of them, each with its key."""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+_SAID_MAX: Final = 60
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise ValueError if there are problems; the text holds every one."""
+    found = "; ".join(problems)
+    if found:
+        raise ValueError(found)
+
+
+def under(key: str, problems: Iterable[str]) -> Iterator[str]:
+    """Put the key before each problem."""
+    return (f"{key}: {problem}" for problem in problems)
+
+
+def repeated(values: list[str]) -> Iterator[str]:
+    """Give each value that stands there twice, once."""
+    seen: set[str] = set()
+    told: set[str] = set()
+    for value in values:
+        if value in seen and value not in told:
+            told.add(value)
+            yield value
+        seen.add(value)
+
+
+def said(value: object) -> str:
+    """Return what the user wrote, short enough for a line."""
+    try:
+        text = repr(value)
+    except ValueError:
+        # int to str has a limit, and `0xfff...` reads past it
+        text = f"{type(value).__name__} too large to show"
+    return text if len(text) <= _SAID_MAX else text[: _SAID_MAX - 3] + "..."
+
+
+def path_problems(path: str) -> Iterator[str]:
+    """Say why a path could mean different places, or none."""
+    parts = path.split("/")
+    if not path.startswith("/") or "\0" in path:
+        yield f"{said(path)} is not an absolute path"
+    elif any(part in {"", ".", ".."} for part in parts[1:]):
+        yield f"{said(path)} is not the shortest way to write this path"

@@ -1,0 +1,368 @@
+"""Pure. The configuration, schema v1: which device nodes are which resource, and how given.
+
+A resource is one or several groups; what a group describes is handed out together, as one unit.
+What a person can write down wrong is refused here, before anything is looked for; the texts name
+the key. Globs and regular expressions mean what `patterns` says.
+"""
+
+import enum
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from muster import sections, vocabulary
+from muster_plugin import names, patterns, refusals
+
+API_VERSION: Final = "muster.dev/v1"
+
+_PERMISSIONS: Final = re.compile(r"(?!.*(.).*\1)[rwm]{1,3}")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_NODES_MAX: Final = 500
+
+Glob = Annotated[str, msgspec.Meta(max_length=patterns.LENGTH_MAX)]
+UsbId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Fa-f]{4}\Z")]
+Often = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+GracePeriod = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Argument = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class NodeType(enum.StrEnum):
+    """How a path comes into a container: as a device node, or as a bind mount."""
+
+    DEVICE = "Device"
+    MOUNT = "Mount"
+
+
+class Registration(enum.StrEnum):
+    """How a resource is made known: by our call, by the kubelet's plugin watcher, or both in turn.
+
+    `auto` begins with Register.
+    """
+
+    REGISTER = "register"
+    WATCHER = "watcher"
+    AUTO = "auto"
+
+
+class Usb(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A USB device; the ids are four hexadecimal digits in quotes, an empty serial is any."""
+
+    vendor: UsbId
+    product: UsbId
+    serial: Annotated[str, msgspec.Meta(max_length=253)] = ""
+
+    def __post_init__(self) -> None:
+        """Write the ids as sysfs does."""
+        msgspec.structs.force_setattr(self, "vendor", self.vendor.lower())
+        msgspec.structs.force_setattr(self, "product", self.product.lower())
+
+
+class Udev(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A device node by what sysfs says about it: shell patterns, all of which must match."""
+
+    subsystem: Glob = ""
+    driver: Glob = ""
+    vendor: Glob = ""
+    product: Glob = ""
+    attrs: Annotated[Mapping[vocabulary.Name, Glob], msgspec.Meta(max_length=64)] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse what would match everything."""
+        if not (self.subsystem or self.driver or self.vendor or self.product or self.attrs):
+            raise ValueError("give subsystem, driver, vendor, product, attrs or several of them")
+
+
+class Nodes(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"mount_path": "mountPath", "read_only": "readOnly"},
+):
+    """Device nodes or mounts that are found in one way, and how a container sees them.
+
+    `limit` is how often one match may be paired with the longer lists of its group; `optional`
+    ones may be missing. `shared` ones may also belong to another resource: a control node.
+    """
+
+    path: Glob = ""
+    regex: Glob = ""
+    udev: Udev | None = None
+    usb: Usb | None = None
+    exclude: Annotated[tuple[Glob, ...], msgspec.Meta(max_length=64)] = ()
+    type: NodeType = NodeType.DEVICE
+    mount_path: Glob = ""
+    permissions: str = "rw"
+    read_only: bool = False
+    limit: Often = 1
+    optional: bool = False
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what can never be found, or what no container runtime would take."""
+        refusals.refuse(self._problems())
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether only one path can match."""
+        return bool(self.path) and patterns.is_literal(self.path)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it asks for one thing: a path, or a USB device by its serial."""
+        return self.is_literal or bool(self.usb and self.usb.serial)
+
+    def _problems(self) -> Iterator[str]:
+        if sum(map(bool, (self.path, self.regex, self.udev, self.usb))) != 1:
+            yield "give exactly one of path, regex, udev, usb"
+        if self.path:
+            yield from refusals.under("path", _glob_problems(self.path))
+        if self.regex:
+            yield from refusals.under("regex", patterns.regex_problems(self.regex))
+        for at, glob in enumerate(self.exclude):
+            yield from refusals.under(f"exclude[{at}]", _glob_problems(glob))
+        if self.mount_path:
+            yield from refusals.under(
+                "mountPath", refusals.path_problems(self.mount_path.removesuffix("/"))
+            )
+        if not _PERMISSIONS.fullmatch(self.permissions):
+            # runc fails every container that is given anything else
+            yield f"permissions: {self.permissions!r} is not r, w, m or several, each once"
+        match self.type:
+            case NodeType.DEVICE if self.read_only:
+                yield "readOnly: only a Mount has it; for a Device write permissions: r"
+            case NodeType.MOUNT if not self.path:
+                yield "type: a Mount is found by path"
+            case NodeType.MOUNT if self.permissions != "rw":
+                yield "permissions: only a Device has them; for a Mount write readOnly: true"
+            case _:
+                pass
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is handed out together as one unit, and how many pods may hold a unit at a time."""
+
+    devices: Annotated[tuple[Nodes, ...], msgspec.Meta(min_length=1, max_length=64)]
+    count: Often = 1
+
+    def __post_init__(self) -> None:
+        """Refuse two things that would lie in the same place in the container."""
+        places = [
+            nodes.mount_path or nodes.path
+            for nodes in self.devices
+            if not nodes.mount_path.endswith("/") and (nodes.mount_path or nodes.is_literal)
+        ]
+        refusals.refuse(
+            f"devices: two would be {place} in the container" for place in refusals.repeated(places)
+        )
+
+
+class Expect(msgspec.Struct, frozen=True, kw_only=True):
+    """How many devices are right here; fewer is an alarm, not a normal state."""
+
+    min: Often
+
+
+class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a device is examined; it is Healthy again after `good` good checks in a row."""
+
+    open: bool = False
+    command: Annotated[tuple[Argument, ...], msgspec.Meta(max_length=64)] = ()
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
+    period_s: sections.Period = 30.0
+    good: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
+
+    def __post_init__(self) -> None:
+        """Refuse a command that could not be run."""
+        refusals.refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        if self.command and not self.command[0].startswith("/"):
+            yield f"command: {refusals.said(self.command[0])} is not an absolute path"
+        if any("\0" in argument for argument in self.command):
+            yield "command: no argument can hold a zero byte"
+
+
+class Resource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"per_match": "perMatch", "pre_start": "preStart"},
+):
+    """One extended resource; with `per_match` (smarter's way) each match is one of its own.
+
+    `env` names the variable that tells the container its devices, empty for none. A device that
+    vanishes is Unhealthy for `grace_s` before it leaves the list.
+    """
+
+    name: vocabulary.Name
+    groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1, max_length=256)]
+    per_match: bool = False
+    env: str = "MUSTER_DEVICES"
+    expect: Expect | None = None
+    checks: Checks = Checks()
+    cdi: bool = False
+    pre_start: bool = False
+    grace_s: GracePeriod = 60.0
+    registration: Registration = Registration.REGISTER
+
+    def __post_init__(self) -> None:
+        """Refuse what the kubelet would refuse, or would count twice."""
+        refusals.refuse(self._problems())
+
+    def nodes(self) -> Iterator[tuple[str, Nodes]]:
+        """Give every entry with the path of its key."""
+        for at, group in enumerate(self.groups):
+            for within, nodes in enumerate(group.devices):
+                yield f"groups[{at}].devices[{within}]", nodes
+
+    def _problems(self) -> Iterator[str]:
+        yield from names.problems(self.name, per_match=self.per_match)
+        if self.env and not _VARIABLE.fullmatch(self.env):
+            yield f"env: {refusals.said(self.env)} is no name of a variable"
+        for at, group in enumerate(self.groups):
+            if group in self.groups[:at]:
+                first = self.groups.index(group)
+                yield f"groups[{at}]: the same as groups[{first}]; write a larger count"
+            if self.per_match and len(group.devices) > 1:
+                yield f"groups[{at}].devices: perMatch names each match; a unit is one match here"
+            if self.per_match and group.devices[0].type is NodeType.MOUNT:
+                yield f"groups[{at}].devices[0]: perMatch is for devices, this is a Mount"
+
+
+class NodeRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What else holds on some nodes; a resource replaces the one of the same name.
+
+    `match` is a shell pattern for the node's name, or labels with a shell pattern for each value.
+    """
+
+    match: Annotated[str, msgspec.Meta(min_length=1, max_length=253)] | Mapping[str, Glob]
+    resources: Annotated[tuple[Resource, ...], msgspec.Meta(min_length=1, max_length=1000)]
+
+    def __post_init__(self) -> None:
+        """Refuse what would silently match every node."""
+        if not self.match:
+            raise ValueError("match: no label is given; for every node write resources at the top")
+
+    def holds(self, node: str, labels: Mapping[str, str]) -> bool:
+        """Tell whether this is one of the nodes."""
+        if isinstance(self.match, str):
+            return fnmatch.fnmatchcase(node, self.match)
+        return all(
+            key in labels and fnmatch.fnmatchcase(labels[key], value)
+            for key, value in self.match.items()
+        )
+
+
+class Rules(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"api_version": "apiVersion"},
+):
+    """The whole configuration of the devices."""
+
+    api_version: Literal["muster.dev/v1"]
+    resources: Annotated[tuple[Resource, ...], msgspec.Meta(max_length=1000)] = ()
+    nodes: Annotated[tuple[NodeRules, ...], msgspec.Meta(max_length=100)] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what only shows when the resources are seen together."""
+        refusals.refuse(self._problems())
+
+    def at(self, node: str, labels: Mapping[str, str]) -> tuple[Resource, ...]:
+        """Return what holds on one node. Raises ValueError if that cannot hold together."""
+        found = self.resources
+        for rules in self.nodes:
+            if rules.holds(node, labels):
+                found = _replaced(found, rules.resources)
+        refusals.refuse(conflicts(found))
+        return found
+
+    def _problems(self) -> Iterator[str]:
+        if not self.resources and not self.nodes:
+            yield "resources: none is given"
+        everything = [*self.resources, *(r for rules in self.nodes for r in rules.resources)]
+        count = sum(len(group.devices) for resource in everything for group in resource.groups)
+        if count > _NODES_MAX:
+            yield f"resources: {count} entries in all their groups; at most {_NODES_MAX}"
+            return
+        yield from conflicts(self.resources)
+        for at, rules in enumerate(self.nodes):
+            yield from refusals.under(f"nodes[{at}]", conflicts(rules.resources))
+
+
+def conflicts(resources: Iterable[Resource]) -> Iterator[str]:
+    """Say which resources cannot stand together, as far as the rules alone tell."""
+    given = tuple(resources)
+    for name in refusals.repeated([resource.name for resource in given if not resource.per_match]):
+        yield f"resources: two are named {name}; the kubelet would keep only the newer one"
+    yield from _overlaps(given)
+
+
+def _overlaps(resources: tuple[Resource, ...]) -> Iterator[str]:
+    """Find device nodes that two resources would both count."""
+    claims = [
+        (at, f"resources[{at}].{key}", nodes)
+        for at, resource in enumerate(resources)
+        for key, nodes in resource.nodes()
+        if nodes.type is NodeType.DEVICE and not nodes.shared
+    ]
+    first: dict[str | bytes, tuple[int, str]] = {}
+    for at, key, nodes in claims:
+        found = first.setdefault(_identity(nodes), (at, key))
+        if found[0] != at:
+            yield _overlap(key, found[1], resources[at], resources[found[0]])
+    narrow = [claim for claim in claims if claim[2].is_one]
+    for at, key, nodes in claims:
+        if not nodes.is_one:
+            for other, other_key, one in narrow:
+                if other != at and _covers(nodes, one):
+                    yield _overlap(other_key, key, resources[other], resources[at])
+
+
+def _covers(wide: Nodes, one: Nodes) -> bool:
+    """Tell whether an entry for many surely finds what the other entry finds."""
+    if wide.usb and one.usb:
+        return (wide.usb.vendor, wide.usb.product) == (one.usb.vendor, one.usb.product)
+    if not one.path or any(patterns.glob(glob).fullmatch(one.path) for glob in wide.exclude):
+        return False
+    if wide.regex:
+        below = one.path.removeprefix("/dev/")
+        return below != one.path and patterns.regex_matches(wide.regex, below)
+    return bool(wide.path) and patterns.overlap(wide.path, one.path)
+
+
+def _identity(nodes: Nodes) -> str | bytes:
+    """Return what is equal for two entries that find the same nodes."""
+    if nodes.is_literal:
+        return nodes.path
+    return msgspec.json.encode(
+        (nodes.path, nodes.regex, nodes.udev, nodes.usb, sorted(nodes.exclude)), order="sorted"
+    )
+
+
+def _overlap(key: str, other: str, one: Resource, two: Resource) -> str:
+    return (
+        f"{key}: {one.name} would count nodes that {other} gives to {two.name}; "
+        "exclude them there, or write shared: true on one of the two"
+    )
+
+
+def _replaced(base: tuple[Resource, ...], newer: tuple[Resource, ...]) -> tuple[Resource, ...]:
+    given = {resource.name for resource in newer}
+    return tuple(resource for resource in base if resource.name not in given) + newer
+
+
+def _glob_problems(glob: str) -> Iterator[str]:
+    found = [*patterns.glob_problems(glob)]
+    yield from found
+    if not found:
+        yield from refusals.path_problems(glob)
+        if not patterns.is_literal(glob.split("/")[1]):
+            yield f"{refusals.said(glob)} would search everything; begin with a directory's name"
