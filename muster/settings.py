@@ -54,6 +54,27 @@ def load(
     return found  # type: ignore[no-any-return]  # _validate returns a `shape` or reports
 
 
+def validate(shape: type[Settings], tree: object) -> Settings:
+    """Return a tree, read elsewhere, as validated settings. Raises BadSettings like `load`."""
+    problems: list[str] = []
+    if not isinstance(tree, Mapping):
+        raise BadSettings([f"a mapping of keys is expected, found {type(tree).__name__}"])
+    found = _validate(shape, tree, "", problems)
+    if problems:
+        raise BadSettings(problems)
+    return found  # type: ignore[no-any-return]  # _validate returns a `shape` or reports
+
+
+def parse(text: bytes, *, source: str) -> list[Any]:
+    """Return the tree of each YAML document in a text, strictly. Raises BadSettings."""
+    if len(text) > _FILE_BYTES_MAX:
+        raise BadSettings([f"{source}: larger than {_FILE_BYTES_MAX} bytes"])
+    try:
+        return list(yaml.load_all(text.decode(), _Loader))
+    except _UNREADABLE as error:
+        raise BadSettings([f"{source}: not YAML: {' '.join(str(error).split())}"]) from None
+
+
 class _Loader(yaml.SafeLoader):
     """YAML in which every value is written where it stands, once."""
 
@@ -90,12 +111,10 @@ def _read(file: Path) -> dict[Any, Any]:
             text = opened.read(_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise BadSettings([f"{file}: {error.strerror}"]) from None
-    if len(text) > _FILE_BYTES_MAX:
-        raise BadSettings([f"{file}: larger than {_FILE_BYTES_MAX} bytes"])
-    try:
-        tree = _parse(text.decode())
-    except _UNREADABLE as error:
-        raise BadSettings([f"{file}: not YAML: {' '.join(str(error).split())}"]) from None
+    documents = parse(text, source=str(file))
+    tree = documents[0] if documents else None
+    if len(documents) > 1:
+        raise BadSettings([f"{file}: not YAML: {len(documents)} documents, expected one"])
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -143,7 +162,7 @@ def _validate(
                 f"{path}{name[:_SHOWN_MAX]}: unknown key (value {_shown(value)}); {hint}"
             )
             continue
-        values[key] = _value(fields[key].type, value, f"{path}{key}", problems)
+        values[fields[key].name] = _value(fields[key].type, value, f"{path}{key}", problems)
     problems.extend(
         f"{path}{name}: required, and missing"
         for name, field in fields.items()

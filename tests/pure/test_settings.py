@@ -208,6 +208,46 @@ def test_a_shape_whose_keys_would_go_unchecked_is_a_bug_of_ours() -> None:
         ours.load(Shape, prefix="M", file=None, environment={"M__BY_NAME": "{}"})
 
 
+class Renamed(msgspec.Struct, frozen=True, kw_only=True, rename={"read_only": "readOnly"}):
+    read_only: bool = False
+    lanes: tuple[Lane, ...] = ()
+
+
+def test_a_tree_read_elsewhere_is_judged_like_a_file() -> None:
+    tree = {"readOnly": True, "lanes": [{"width_m": 2}]}
+    assert ours.validate(Renamed, tree) == Renamed(read_only=True, lanes=(Lane(width_m=2.0),))
+    for bad, expected in [
+        (
+            {"read_only": True, "lanes": [{"width_m": 10}]},
+            [
+                "read_only: unknown key (value True); did you mean readOnly?",
+                "lanes[0]: width_m: 10.0 is wider than the road",
+            ],
+        ),
+        (["readOnly"], ["a mapping of keys is expected, found list"]),
+    ]:
+        with pytest.raises(ours.BadSettings) as refused:
+            ours.validate(Renamed, bad)
+        assert refused.value.problems == expected
+
+
+def test_a_text_of_several_documents_is_read_as_strictly_as_a_file() -> None:
+    assert ours.parse(b"a: 1\n---\n[b]\n", source="X") == [{"a": 1}, ["b"]]
+    for text, problem in [
+        (b"a: &a 1\nb: *a", "X: not YAML: aliases are not allowed"),
+        (b"a: 1\n---\nb: 1\nb: 2", "X: not YAML: the key 'b' stands here twice"),
+        (b"x" * 1_100_000, "X: larger than 1048576 bytes"),
+    ]:
+        with pytest.raises(ours.BadSettings, match=problem):
+            ours.parse(text, source="X")
+
+
+def test_a_file_of_settings_is_one_document(tmp_path: Path) -> None:
+    assert problems(tmp_path, "node: a\n---\nnode: b") == [
+        "FILE: not YAML: 2 documents, expected one"
+    ]
+
+
 NAMES: Final = st.sampled_from(
     ["node", "mode", "period_s", "bus", "url", "lane", "devices", "path", "replicas", "modes"]
 )
