@@ -1,0 +1,65 @@
+"""Pure. What was seen on the node: device nodes, files to mount, and what sysfs says of them.
+
+Paths are the host's, whatever directory its root is mounted at.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+_NO_ATTRS: Final[Mapping[str, str]] = {}
+
+
+class Kind(enum.StrEnum):
+    """What stands at a path, once links are followed."""
+
+    CHAR = "char"
+    BLOCK = "block"
+    FILE = "file"
+    DIRECTORY = "directory"
+    OTHER = "other"
+
+
+class Usb(msgspec.Struct, frozen=True, kw_only=True):
+    """A USB device. `port` is where it is plugged in (`1-1.4`); `dev` counts up at each plugging.
+
+    Names are those of /sys/bus/usb/devices; vendor and product are four lower-case hex digits.
+    """
+
+    vendor: str
+    product: str
+    serial: str = ""
+    bus: int
+    dev: int
+    port: str
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing at one path. `links` are other names that were seen to lead to it.
+
+    `subsystem`, `driver` and the ids are those of the device or of its nearest parent that has
+    them; `attrs` are sysfs attributes, the device's own before its parents'.
+    """
+
+    path: str
+    kind: Kind
+    major: int = 0
+    minor: int = 0
+    links: tuple[str, ...] = ()
+    numa: int | None = None
+    subsystem: str = ""
+    driver: str = ""
+    vendor: str = ""
+    product: str = ""
+    serial: str = ""
+    attrs: Mapping[str, str] = _NO_ATTRS
+    usb: Usb | None = None
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at the node. `problems` say what could not be looked at, and why."""
+
+    nodes: tuple[Node, ...] = ()
+    problems: tuple[str, ...] = ()

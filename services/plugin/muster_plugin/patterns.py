@@ -1,0 +1,266 @@
+"""Pure. Globs and regular expressions over paths, bounded in what they may cost.
+
+Globs are those of Go's path/filepath, which generic-device-plugin's users write: `*`, `?` and
+`[a-z]` never cross a slash, a backslash takes the next character as it is, names that begin with a
+dot are like others. Beyond Go, `**` as a whole component stands for any number of directories.
+
+Regular expressions are those of smarter-device-manager: Go's RE2, which needs linear time. Python's
+needs exponential time for a few, so those are refused, and so is what Go does not know.
+"""
+
+import functools
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+PATH_MAX: Final = 4096
+REGEX_PATH_MAX: Final = 255
+"""A longer path below /dev is not compared with a regular expression."""
+
+LENGTH_MAX: Final = 1024
+"""The longest glob."""
+REGEX_MAX: Final = 256
+_UNBOUNDED_MAX: Final = 3
+_ANY_MAX: Final = 4
+_SAID_MAX: Final = 60
+_CACHED: Final = 4096
+_ANY: Final = "**"
+_SPECIAL = re.compile(r"[*?\[\\]")
+_REPEATED = re.compile(r"[*+]|\{\d+(,\d*)?\}")
+_ENDLESS = re.compile(r"[*+]|\{\d+,\}|\{(\d+,)?\d{2,}\}")
+_POSSESSIVE = re.compile(r"[*+?}]\+")
+_NOT_GO = re.compile(r"\(\?(?![:imsU]|[imsU-]+:|P<)|\\[1-9]|\[\[:")
+
+
+class Glob:
+    """A glob made ready; raises ValueError for one that could never be meant."""
+
+    def __init__(self, pattern: str) -> None:
+        _refuse(glob_problems(pattern))
+        self.pattern = pattern
+        self.components = tuple(pattern.strip("/").split("/"))
+        self._parts = tuple(None if c == _ANY else _component(c) for c in self.components)
+
+    def fullmatch(self, path: str) -> bool:
+        """Say whether the whole path matches; needs time in proportion to both lengths."""
+        if len(path) > PATH_MAX:
+            return False
+        names = path.strip("/").split("/")
+        reached = {0} | self._skips(0)
+        for name in names:
+            step: set[int] = set()
+            for at in reached:
+                if at == len(self._parts):
+                    continue
+                part = self._parts[at]
+                if part is None:
+                    step |= {at} | self._skips(at)
+                elif part.fullmatch(name):
+                    step |= {at + 1} | self._skips(at + 1)
+            reached = step
+        return len(self._parts) in reached
+
+    def _skips(self, at: int) -> set[int]:
+        """Return what is reached from here when each `**` that follows stands for nothing."""
+        found = set()
+        while at < len(self._parts) and self._parts[at] is None:
+            at += 1
+            found.add(at)
+        return found
+
+
+@functools.lru_cache(_CACHED)
+def glob(pattern: str) -> Glob:
+    """Return the glob, made ready once."""
+    return Glob(pattern)
+
+
+@functools.lru_cache(_CACHED)
+def regex(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression, made ready once; raises ValueError for a refused one."""
+    _refuse(regex_problems(pattern))
+    return re.compile(pattern, re.ASCII)
+
+
+def regex_matches(pattern: str, below_dev: str) -> bool:
+    """Say whether it matches anywhere in the path below /dev, unless it is written otherwise."""
+    return len(below_dev) <= REGEX_PATH_MAX and regex(pattern).search(below_dev) is not None
+
+
+def is_literal(pattern: str) -> bool:
+    """Say whether a glob can match one path only, its own."""
+    return not _SPECIAL.search(pattern)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Say whether two globs surely have a path in common: equal, or one is a path of the other."""
+    if one == other:
+        return True
+    if is_literal(one):
+        return glob(other).fullmatch(one)
+    return is_literal(other) and glob(one).fullmatch(other)
+
+
+def name_matches(pattern: str, name: str) -> bool:
+    """Compare a whole value that is no path (`*` crosses slashes in it)."""
+    return len(name) <= PATH_MAX and _name(pattern).fullmatch(name) is not None
+
+
+def component_matches(component: str, name: str) -> bool:
+    """Compare one component of a glob with one name."""
+    return _component(component).fullmatch(name) is not None
+
+
+def first(globs: Iterable[str], path: str) -> str | None:
+    """Return the first glob that matches the path, or None."""
+    return next((pattern for pattern in globs if glob(pattern).fullmatch(path)), None)
+
+
+def glob_problems(pattern: str) -> Iterator[str]:
+    """Say why a glob is refused."""
+    if len(pattern) > LENGTH_MAX:
+        yield f"{len(pattern)} characters; a glob has at most {LENGTH_MAX}"
+        return
+    components = pattern.strip("/").split("/")
+    if components.count(_ANY) > _ANY_MAX:
+        yield f"{_said(pattern)} has more than {_ANY_MAX} times **"
+    try:
+        for component in components:
+            _component(component)
+    except ValueError as error:
+        yield f"{_said(pattern)} {error}"
+
+
+def regex_problems(pattern: str) -> Iterator[str]:
+    """Say why a regular expression is refused."""
+    if len(pattern) > REGEX_MAX:
+        yield f"{len(pattern)} characters; a regular expression has at most {REGEX_MAX}"
+        return
+    if found := _NOT_GO.search(pattern):
+        yield f"{_said(pattern)} has {found.group()!r}, which is not of the RE2 syntax or not known"
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)
+            re.compile(pattern, re.ASCII)
+    except (re.error, FutureWarning, OverflowError, RecursionError) as error:
+        yield f"{_said(pattern)} is not a regular expression: {error}"
+        return
+    bare = _without_sets(pattern)
+    if _POSSESSIVE.search(bare):
+        yield f"{_said(pattern)} repeats a repetition"
+    if len(_ENDLESS.findall(bare)) > _UNBOUNDED_MAX:
+        yield f"{_said(pattern)} may take for ever: over {_UNBOUNDED_MAX} of * + and long {{n}}"
+    if _nests(bare):
+        yield f"{_said(pattern)} may take for ever: a repeated group repeats or chooses inside"
+
+
+def _nests(bare: str) -> bool:
+    """Find what makes a backtracking matcher take exponential time."""
+    opened: list[bool] = []
+    for at, char in enumerate(bare):
+        if char == "(":
+            opened.append(False)
+        elif char == ")" and opened:
+            branching = opened.pop()
+            repeated = _REPEATED.match(bare, at + 1) is not None
+            if branching and repeated:
+                return True
+            if opened and (branching or repeated):
+                opened[-1] = True
+        elif opened and (char in "|?" or _REPEATED.match(bare, at)):
+            opened[-1] = True
+    return False
+
+
+def _without_sets(pattern: str) -> str:
+    """Write each escaped character and each set as one plain character, and drop (?: marks."""
+    plain = re.sub(r"\\.", "x", pattern, flags=re.DOTALL)
+    plain = re.sub(r"\[\^?\]?[^\]]*\]", "x", plain)
+    return re.sub(r"\(\?(P<\w+>|[a-zA-Z-]*[:)])", "(", plain)
+
+
+@functools.lru_cache(_CACHED)
+def _component(component: str) -> re.Pattern[str]:
+    return _whole(component, gap="[^/]*")
+
+
+@functools.lru_cache(_CACHED)
+def _name(pattern: str) -> re.Pattern[str]:
+    return _whole(pattern, gap=".*")
+
+
+def _whole(pattern: str, *, gap: str) -> re.Pattern[str]:
+    """Translate; between two stars the first place that fits is taken and never given back.
+
+    The pieces have fixed lengths, so another place could not do better; this keeps it linear.
+    """
+    pieces = [""]
+    for token in _tokens(pattern):
+        if token is None:
+            pieces.append("")
+        else:
+            pieces[-1] += token
+    if len(pieces) == 1:
+        return re.compile(pieces[0], re.DOTALL)
+    middle = "".join(f"(?>{gap}?{piece})" for piece in pieces[1:-1] if piece)
+    return re.compile(f"{pieces[0]}{middle}{gap}{pieces[-1]}", re.DOTALL)
+
+
+def _tokens(pattern: str) -> Iterator[str | None]:
+    """Yield one piece of a regular expression for each character to match; None for a star."""
+    at = 0
+    while at < len(pattern):
+        char = pattern[at]
+        at += 1
+        if char == "*":
+            yield None
+        elif char == "?":
+            yield "."
+        elif char == "[":
+            at, ranges, negated = _set(pattern, at)
+            yield f"[{'^' if negated else ''}{ranges}]"
+        elif char == "\\":
+            if at == len(pattern):
+                raise ValueError("ends with a backslash")
+            yield re.escape(pattern[at])
+            at += 1
+        else:
+            yield re.escape(char)
+
+
+def _set(pattern: str, at: int) -> tuple[int, str, bool]:
+    """Read a set after its `[`, as Go's path/filepath.Match does; `!` negates no set there."""
+    negated = pattern.startswith("^", at)
+    at += negated
+    ranges: list[str] = []
+    while not (ranges and pattern.startswith("]", at)):
+        at, low = _member(pattern, at)
+        high = low
+        if pattern.startswith("-", at):
+            at, high = _member(pattern, at + 1)
+        if low > high:
+            raise ValueError(f"has {low}-{high} in a set, the wrong way round")
+        ranges.append(f"{re.escape(low)}-{re.escape(high)}")
+    return at + 1, "".join(ranges), negated
+
+
+def _member(pattern: str, at: int) -> tuple[int, str]:
+    if pattern.startswith("\\", at):
+        at += 1
+    elif pattern[at : at + 1] in {"-", "]"}:
+        raise ValueError(f"has a {pattern[at]} in a set that needs a backslash")
+    if at >= len(pattern):
+        raise ValueError("has a [ without its ]")
+    return at + 1, pattern[at]
+
+
+def _said(pattern: str) -> str:
+    return repr(pattern if len(pattern) <= _SAID_MAX else pattern[:_SAID_MAX] + "...")
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    found = "; ".join(problems)
+    if found:
+        raise ValueError(found)
