@@ -197,19 +197,24 @@ class Bus:
         return True
 
     async def consume(
-        self, stream: streams.Stream, *, durable: str, filters: Sequence[str]
+        self,
+        stream: streams.Stream,
+        *,
+        durable: str,
+        filters: Sequence[str],
+        ack_wait_s: float = _ACK_WAIT_S,
     ) -> AsyncIterator[runtime.Delivery[codec.CloudEvent]]:
         """Give every event from where this durable consumer stands, for ever.
 
         A message that cannot be believed is set aside among the dead letters and never seen here.
-        What is not acknowledged within 30 s comes again.
+        What is not acknowledged within `ack_wait_s` comes again.
         """
         config = api.ConsumerConfig(
             name=durable,
             durable_name=durable,
             filter_subjects=list(filters),
             ack_policy=api.AckPolicy.EXPLICIT,
-            ack_wait=_ACK_WAIT_S,
+            ack_wait=ack_wait_s,
             max_ack_pending=_UNACKNOWLEDGED_MAX,
         )
         backoff = connection.Backoff()
@@ -244,18 +249,22 @@ class Bus:
             mem_storage=True,
         )
         seen = -1
+        created: datetime | None = None
         backoff = connection.Backoff()
         while True:
             client = await self.link.client()
             try:
-                last = (await client.jetstream().stream_info(stream.name)).state.last_seq
+                info = await client.jetstream().stream_info(stream.name)
                 if since is None and seen < 0:
-                    seen = last
-                if seen >= 0:
+                    seen = info.state.last_seq
+                elif created is not None and info.created != created:
                     # a stream that was lost and made again counts from 1
+                    seen = 0
+                created = info.created
+                if seen >= 0:
                     config.deliver_policy = api.DeliverPolicy.BY_START_SEQUENCE
                     config.opt_start_time = None
-                    config.opt_start_seq = min(seen, last) + 1
+                    config.opt_start_seq = seen + 1
                 async with contextlib.aclosing(_pull(client, stream.name, config)) as messages:
                     async for message in messages:
                         backoff.reset()
@@ -315,20 +324,27 @@ class Bus:
             self._idle.set()
 
     async def _publish(self, event: vocabulary.Event, event_id: str, sequence: int) -> None:
-        payload = codec.encode(
-            event,
-            event_id=event_id,
-            producer=self._producer,
-            instance=self.instance,
-            sequence=sequence,
-            boot=self._boot,
-        )
+        try:
+            subject = event.subject
+            payload = codec.encode(
+                event,
+                event_id=event_id,
+                producer=self._producer,
+                instance=self.instance,
+                sequence=sequence,
+                boot=self._boot,
+            )
+        except (ValueError, OverflowError) as error:
+            # a name that no subject can hold, half a surrogate pair, 65 bits
+            _PUBLISHED.labels("unsendable").inc()
+            self._log.error("event_unsendable", type=event.TYPE, error=str(error))
+            return
         if len(payload) > codec.EVENT_BYTES_MAX:
             _PUBLISHED.labels("oversized").inc()
             self._log.error("event_oversized", type=event.TYPE, bytes=len(payload))
             return
         headers = {"Nats-Msg-Id": event_id, "Content-Type": codec.CONTENT_TYPE}
-        await self._store(event.subject, payload, headers)
+        await self._store(subject, payload, headers)
 
     async def _store(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         """Publish to JetStream until it is acknowledged; a definite refusal is logged, counted."""

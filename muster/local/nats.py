@@ -128,8 +128,9 @@ class NatsServer:
         await self._end(signal.SIGTERM)
 
     def freeze(self) -> None:
-        """Stop the server's process without ending it."""
+        """Stop the server's process without ending it; return when it has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         """Let a frozen server go on."""

@@ -1,0 +1,718 @@
+"""The bus on a real nats-server: nothing lost, nothing twice, nothing silent."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import nats.aio.client
+import nats.js.api
+import prometheus_client
+import pytest
+from structlog.testing import capture_logs
+
+from muster import bus, codec, connection, runtime, streams, vocabulary
+from muster.local import nats as local
+
+NOW: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+ALL: Final = ("muster.event.>",)
+ONE_NODE: Final = """
+no_auth_user: operator
+authorization { users = [
+  {user: operator, password: o}
+  {
+    user: node-a, password: a, permissions: {
+      publish: ["muster.heartbeat.node-a.>", "muster.event.node-a.>"]
+      subscribe: ["_INBOX.>", "muster.rpc.node-a.>"]
+    }
+  }
+] }
+"""
+Story = Callable[[local.NatsServer], Awaitable[None]]
+
+
+def play(tmp_path: Path, story: Story, config: str | None = None) -> None:
+    async def played() -> None:
+        file = None
+        if config is not None:
+            file = tmp_path / "nats.conf"
+            file.write_text(config)
+        async with asyncio.timeout(30), local.NatsServer(tmp_path / "nats", config=file) as server:
+            await story(server)
+
+    asyncio.run(played())
+
+
+def owner(server: local.NatsServer, name: str = "test") -> bus.Bus:
+    return bus.Bus(server.url, producer="plugins/p", name=name, owner=True)
+
+
+@asynccontextmanager
+async def raw(server: local.NatsServer) -> AsyncIterator[nats.aio.client.Client]:
+    """Be somebody else on the same server."""
+    client = nats.aio.client.Client()
+    await client.connect(server.url)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def settled(link: connection.Connection) -> None:
+    """Return when the server knows our subscriptions.
+
+    The first of two flushes sends them: nats-py writes its PING ahead of what is pending (2.16).
+    """
+    client = await link.client()
+    await client.flush()
+    await client.flush()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop go on until a condition holds."""
+    while not condition():  # noqa: ASYNC110  # what it waits for is another library's
+        await asyncio.sleep(0.005)
+
+
+def fact(number: int, node: str = "node-a") -> vocabulary.Event:
+    return vocabulary.DeviceRemoved(
+        node=node, at=NOW, plugin="p", resource="example.com/fuse", device_id=str(number)
+    )
+
+
+def number(event: codec.CloudEvent) -> int:
+    assert isinstance(event.data, vocabulary.DeviceRemoved)
+    return int(event.data.device_id)
+
+
+def beat(seq: int, node: str = "node-a") -> vocabulary.Heartbeat:
+    return vocabulary.Heartbeat(node=node, plugin="p", instance="i", seq=seq, interval_s=5)
+
+
+def count(metric: str, outcome: str) -> float:
+    found = prometheus_client.REGISTRY.get_sample_value(
+        f"muster_bus_{metric}_total", {"outcome": outcome}
+    )
+    return found or 0.0
+
+
+async def stored(
+    server: local.NatsServer, stream: str = "MUSTER_EVENTS"
+) -> list[nats.js.api.RawStreamMsg]:
+    """Return every message of a stream, read without any code of ours."""
+    async with raw(server) as client:
+        jetstream = client.jetstream()
+        info = await jetstream.stream_info(stream)
+        return [
+            await jetstream.get_msg(stream, seq=seq)
+            for seq in range(info.state.first_seq, info.state.last_seq + 1)
+        ]
+
+
+async def stored_numbers(server: local.NatsServer) -> list[int]:
+    return [number(codec.decode(m.subject or "", m.data or b"")) for m in await stored(server)]
+
+
+@asynccontextmanager
+async def collected(
+    events: AsyncIterator[codec.CloudEvent],
+) -> AsyncIterator[list[codec.CloudEvent]]:
+    """Gather what a subscription gives, in the background."""
+    found: list[codec.CloudEvent] = []
+
+    async def collect() -> None:
+        async for event in events:
+            found.append(event)  # noqa: PERF401  # seen as it grows
+
+    task = asyncio.create_task(collect())
+    try:
+        yield found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def following(link: bus.Bus, found: Sequence[codec.CloudEvent]) -> None:
+    """Wait until a follower is there: what is published now reaches it."""
+    marker = 1_000_000
+    while not found:
+        await link.publish(fact(marker), event_id=f"marker-{marker}")
+        marker += 1
+        await asyncio.sleep(0.01)
+    await until(lambda: number(found[-1]) == marker - 1)
+
+
+# publishing
+
+
+def test_an_event_is_stored_once_although_its_acknowledgement_was_lost(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with owner(server) as link:
+            await link.publish(fact(0))
+            retried, repeat = count("published", "retried"), count("published", "repeat")
+            server.freeze()
+            publishing = asyncio.create_task(link.publish(fact(1)))
+            await until(lambda: count("published", "retried") > retried)
+            server.thaw()
+            await publishing
+            assert count("published", "repeat") == repeat + 1
+        assert await stored_numbers(server) == [0, 1]
+
+    play(tmp_path, story)
+
+
+def test_an_event_of_a_given_identity_is_stored_once_whoever_repeats_it(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        for _ in range(2):
+            async with owner(server) as link:
+                await link.publish(fact(1), event_id="fact-1")
+        messages = await stored(server)
+        assert [(m.headers or {})["Nats-Msg-Id"] for m in messages] == ["fact-1"]
+        assert (messages[0].headers or {})["Content-Type"] == "application/cloudevents+json"
+
+    play(tmp_path, story)
+
+
+def test_events_are_kept_in_order_across_an_outage(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with owner(server) as link:
+            for n in range(20):
+                link.enqueue(fact(n))
+            await until(lambda: count("published", "stored") > 3)
+            await server.kill()
+            for n in range(20, 40):
+                link.enqueue(fact(n))
+            assert not await link.flush(0.05)
+            await server.start()
+            assert await link.flush(10)
+        assert await stored_numbers(server) == list(range(40))
+
+    play(tmp_path, story)
+
+
+def test_in_a_long_outage_the_newest_events_are_kept(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        dropped = count("published", "dropped")
+        async with owner(server) as link:
+            await link.publish(fact(0, "node-b"))
+            await server.kill()
+            await until(lambda: not link.link.is_connected)
+            for n in range(1, bus.QUEUE_MAX + 301):
+                link.enqueue(fact(n))
+            await server.start()
+            assert await link.flush(20)
+        assert await stored_numbers(server) == [0, *range(301, bus.QUEUE_MAX + 301)]
+        assert count("published", "dropped") == dropped + 300
+
+    play(tmp_path, story)
+
+
+def test_a_server_that_comes_later_gets_what_was_enqueued_before(tmp_path: Path) -> None:
+    async def story() -> None:
+        server = local.NatsServer(tmp_path / "nats")
+        async with asyncio.timeout(30), owner(server) as link:
+            link.enqueue(fact(1))
+            publishing = asyncio.create_task(link.publish(fact(2)))
+            assert not await link.flush(0.05)
+            async with server:
+                assert await link.flush(10)
+                await publishing
+                assert sorted(await stored_numbers(server)) == [1, 2]
+
+    asyncio.run(story())
+
+
+def test_what_cannot_be_sent_is_told_and_the_next_event_goes_on(tmp_path: Path) -> None:
+    oversized = vocabulary.InventoryReported(
+        node="node-a",
+        at=NOW,
+        plugin="p",
+        devices=tuple(
+            vocabulary.Device(id=str(n), resource="example.com/r", reason="x" * 2_000)
+            for n in range(300)
+        ),
+    )
+    unsayable = vocabulary.PluginStopping(
+        node="node-a", at=NOW, plugin="p.q", reason=vocabulary.StopReason.SIGNAL
+    )
+    broken = vocabulary.DeviceRemoved(
+        node="node-a", at=NOW, plugin="p", resource="example.com/r", device_id="usb-\udcff"
+    )
+
+    async def story(server: local.NatsServer) -> None:
+        with capture_logs() as lines:
+            async with owner(server) as link:
+                for event in (oversized, unsayable, broken, fact(1)):
+                    link.enqueue(event)
+                assert await link.flush(10)
+        told = [(x["event"], x.get("type")) for x in lines if x["log_level"] == "error"]
+        assert told == [
+            ("event_oversized", "inventory.reported"),
+            ("event_unsendable", "plugin.stopping"),
+            ("event_unsendable", "device.removed"),
+        ]
+        assert await stored_numbers(server) == [1]
+
+    play(tmp_path, story)
+
+
+def test_leaving_at_any_moment_leaves_nothing_running(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        for turns in (0, 1, 5, 20, 100):
+            async with owner(server) as link:
+                for n in range(10):
+                    link.enqueue(fact(n))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*left, return_exceptions=True)
+
+    play(tmp_path, story)
+
+
+# streams and buckets
+
+
+def test_several_owners_make_the_streams_at_once_with_every_limit(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        with capture_logs() as lines:
+            async with contextlib.AsyncExitStack() as owners:
+                links = [
+                    await owners.enter_async_context(owner(server, f"owner-{n}")) for n in range(4)
+                ]
+                await asyncio.gather(*(link.publish(fact(n)) for n, link in enumerate(links)))
+        assert [line["event"] for line in lines] == ["bus_connected"] * 4
+        async with raw(server) as client:
+            jetstream = client.jetstream()
+            for stream in streams.STREAMS:
+                config = (await jetstream.stream_info(stream.name)).config
+                assert config.name == stream.name
+                assert tuple(config.subjects or ()) == stream.subjects
+                assert config.max_age == stream.age_max_s
+                assert config.max_bytes == stream.bytes_max
+                assert config.max_msgs_per_subject == stream.per_subject_max
+                assert config.max_msg_size == stream.message_bytes_max
+                assert config.duplicate_window == stream.duplicate_window_s
+                assert config.discard == nats.js.api.DiscardPolicy.OLD
+            for bucket in streams.BUCKETS:
+                config = (await jetstream.stream_info(f"KV_{bucket.name}")).config
+                assert config.max_bytes == bucket.bytes_max
+                assert config.max_msg_size == bucket.value_bytes_max
+                assert config.max_age == bucket.age_max_s
+                assert config.max_msgs_per_subject == 1
+
+    play(tmp_path, story)
+
+
+def test_a_stream_of_another_configuration_is_brought_up_to_date(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with raw(server) as client:
+            await client.jetstream().add_stream(name="MUSTER_EVENTS", subjects=["muster.event.>"])
+        async with owner(server) as link:
+            await link.publish(fact(1))
+        async with raw(server) as client:
+            config = (await client.jetstream().stream_info("MUSTER_EVENTS")).config
+            assert config.max_bytes == streams.EVENTS.bytes_max
+
+    play(tmp_path, story)
+
+
+def test_who_owns_nothing_waits_for_the_streams(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        plugin = bus.Bus(server.url, producer="plugins/p", name="plugin")
+        async with plugin:
+            plugin.enqueue(fact(1))
+            assert not await plugin.flush(0.1)
+            async with owner(server):
+                assert await plugin.flush(10)
+        assert await stored_numbers(server) == [1]
+
+    play(tmp_path, story)
+
+
+def test_a_server_that_lost_its_disk_gets_its_streams_again_and_nobody_stays_behind(
+    tmp_path: Path,
+) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with (
+            owner(server) as link,
+            collected(link.follow(streams.EVENTS, filters=ALL)) as followed,
+        ):
+            await following(link, followed)
+            consumed: list[int] = []
+            consuming = asyncio.create_task(consume(link, consumed))
+            await until(lambda: consumed[-1:] == [number(followed[-1])])
+            followed.clear()
+            consumed.clear()
+            await server.kill()
+            shutil.rmtree(tmp_path / "nats" / "store")
+            await until(lambda: not link.link.is_connected)
+            for n in range(10):
+                link.enqueue(fact(n))
+            await server.start()
+            assert await link.flush(10)
+            await until(lambda: len(consumed) >= 10 and len(followed) >= 10)
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
+            assert consumed == [number(e) for e in followed] == list(range(10))
+
+    play(tmp_path, story)
+
+
+# reading
+
+
+async def consume(link: bus.Bus, found: list[int], durable: str = "reader") -> None:
+    """Consume and acknowledge for ever."""
+    async for delivery in link.consume(streams.EVENTS, durable=durable, filters=ALL):
+        found.append(number(delivery.event))
+        await delivery.ack()
+
+
+async def deliveries(
+    events: AsyncIterator[runtime.Delivery[codec.CloudEvent]], wanted: int
+) -> list[runtime.Delivery[codec.CloudEvent]]:
+    return [await anext(events) for _ in range(wanted)]
+
+
+def test_a_follower_misses_nothing_and_sees_nothing_twice_across_a_crash(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with (
+            owner(server) as publisher,
+            owner(server) as link,
+            collected(link.follow(streams.EVENTS, filters=ALL)) as found,
+        ):
+            await following(publisher, found)
+            found.clear()
+            for n in range(200):
+                publisher.enqueue(fact(n))
+                if n == 100:
+                    await until(lambda: len(found) > 10)
+                    await server.kill()
+                    await server.start()
+            assert await publisher.flush(10)
+            await until(lambda: len(found) >= 200)
+            assert [number(e) for e in found] == list(range(200))
+            assert [e.position for e in found] == sorted({e.position for e in found})
+
+    play(tmp_path, story)
+
+
+def test_a_follower_can_begin_in_the_past(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with owner(server) as link:
+            await link.publish(fact(1))
+            await asyncio.sleep(0.02)  # the server's clock is what `since` is compared with
+            middle = datetime.now(UTC)
+            await link.publish(fact(2))
+            for since, wanted in [(NOW, [1, 2]), (middle, [2])]:
+                events = link.follow(streams.EVENTS, filters=ALL, since=since)
+                async with contextlib.aclosing(events), collected(events) as found:  # type: ignore[type-var]
+                    await until(lambda found=found, wanted=wanted: len(found) >= len(wanted))  # type: ignore[misc]
+                assert [number(e) for e in found] == wanted
+
+    play(tmp_path, story)
+
+
+def test_a_filter_keeps_other_nodes_out(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with owner(server) as link:
+            for n, node in enumerate(["node-a", "b.example", "node-c"]):
+                await link.publish(fact(n, node))
+            filters = vocabulary.subject_filters("device.*", "b.example")
+            events = link.follow(streams.EVENTS, filters=filters, since=NOW)
+            async with collected(events) as found:
+                await until(lambda: bool(found))
+            assert [(e.node, number(e)) for e in found] == [("b.example", 1)]
+
+    play(tmp_path, story)
+
+
+def test_what_was_not_acknowledged_comes_again_and_what_was_does_not(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with owner(server) as link:
+            for n in range(3):
+                await link.publish(fact(n))
+            events = link.consume(streams.EVENTS, durable="r", filters=ALL, ack_wait_s=0.3)
+            first = await deliveries(events, 3)
+            await first[0].ack()
+            await first[2].ack()
+            again = await deliveries(events, 1)
+            await again[0].ack()
+            await link.publish(fact(3))
+            after = await deliveries(events, 1)
+            assert [number(d.event) for d in (*first, *again, *after)] == [0, 1, 2, 1, 3]
+            assert again[0].event == first[1].event
+
+    play(tmp_path, story)
+
+
+def test_a_consumer_that_died_goes_on_where_it_stood(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with owner(server) as link:
+            for n in range(3):
+                await link.publish(fact(n))
+            events = link.consume(streams.EVENTS, durable="r", filters=ALL, ack_wait_s=0.3)
+            first = await deliveries(events, 2)
+            await first[0].ack()
+        async with owner(server) as link:
+            found: list[int] = []
+            events = link.consume(streams.EVENTS, durable="r", filters=ALL, ack_wait_s=0.3)
+            for _ in range(2):
+                delivery = await anext(events)
+                found.append(number(delivery.event))
+                await delivery.ack()
+            assert sorted(found) == [1, 2]
+
+    play(tmp_path, story)
+
+
+def test_a_consumer_goes_on_across_a_crash_of_the_server(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        found: list[int] = []
+        async with owner(server) as link:
+            consuming = asyncio.create_task(consume(link, found))
+            await link.publish(fact(0))
+            await until(lambda: bool(found))
+            await server.kill()
+            for n in range(1, 20):
+                link.enqueue(fact(n))
+            await server.start()
+            await until(lambda: len(found) >= 20)
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
+        assert found == list(range(20))
+
+    play(tmp_path, story)
+
+
+def test_a_consumer_that_somebody_deleted_is_made_again(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        found: list[int] = []
+        async with owner(server) as link:
+            consuming = asyncio.create_task(consume(link, found))
+            await link.publish(fact(0))
+            await until(lambda: bool(found))
+            async with raw(server) as client:
+                await client.jetstream().delete_consumer("MUSTER_EVENTS", "reader")
+            await link.publish(fact(1))
+            await until(lambda: found[-1] == 1)
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
+
+    play(tmp_path, story)
+
+
+def test_what_cannot_be_believed_is_set_aside_with_its_reason_and_the_consumer_goes_on(
+    tmp_path: Path,
+) -> None:
+    async def story(server: local.NatsServer) -> None:
+        believable = codec.encode(
+            fact(7), event_id="x:7", producer="p", instance="x", sequence=7, boot=""
+        )
+        unbelievable = [
+            (b"\xff nonsense", "not_a_cloudevent"),
+            (b" " * (codec.EVENT_BYTES_MAX + 1), "oversized"),
+            (believable.replace(b"schemas/v1/", b"schemas/v9/"), "unknown_version"),
+            (believable.replace(b"device.removed", b"device.eaten"), "unknown_type"),
+            (believable.replace(b'"device_id":"7"', b'"device_id":7'), "invalid_data"),
+            (believable.replace(b"node-a", b"node-b"), "wrong_subject"),
+            (b'{"a":' + b"[" * 100_000, "not_a_cloudevent"),
+        ]
+        subject = fact(7).subject
+        found: list[int] = []
+        before = count("received", "malformed_oversized")
+        async with owner(server) as link, raw(server) as client:
+            await link.publish(fact(1))
+            for payload, _ in unbelievable:
+                await client.jetstream().publish(subject, payload)
+            await link.publish(fact(2))
+            consuming = asyncio.create_task(consume(link, found))
+            await until(lambda: len(found) == 2)
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
+        assert found == [1, 2]
+        assert count("received", "malformed_oversized") == before + 1
+        aside = await stored(server, "MUSTER_DLQ")
+        assert [(m.subject, m.data) for m in aside] == [
+            (f"muster.dlq.reader.{reason}", payload) for payload, reason in unbelievable
+        ]
+        assert {(m.headers or {})["Muster-Subject"] for m in aside} == {subject}
+        assert [(m.headers or {})["Muster-Reason"] for m in aside] == [r for _, r in unbelievable]
+
+    play(tmp_path, story)
+
+
+def test_the_newest_event_of_each_subject_is_given_oldest_first(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with owner(server) as link, raw(server) as client:
+            assert await link.newest(streams.EVENTS, "muster.event.>") == []
+            for n, node in enumerate(["node-a", "node-b", "node-a", "node-c", "node-b"]):
+                await link.publish(fact(n, node))
+            await client.jetstream().publish("muster.event.node-d.p.device.removed", b"nonsense")
+            newest = await link.newest(streams.EVENTS, "muster.event.>")
+            assert [(e.node, number(e)) for e in newest] == [
+                ("node-a", 2),
+                ("node-c", 3),
+                ("node-b", 4),
+            ]
+            only = await link.newest(streams.EVENTS, "muster.event.node-b.>")
+            assert [number(e) for e in only] == [4]
+
+    play(tmp_path, story)
+
+
+def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with owner(server) as link:
+            assert await link.recall(streams.STATE) == {}
+            await link.remember(streams.STATE, "node-a.p", b"1")
+            await link.remember(streams.STATE, "node-b.p", b"2")
+            await link.remember(streams.STATE, "node-a.p", b"3")
+            assert await link.recall(streams.STATE) == {"node-a.p": b"3", "node-b.p": b"2"}
+            await link.remember(streams.STATE, "node-b.p", b"")
+            assert await link.recall(streams.STATE) == {"node-a.p": b"3"}
+            assert await link.recall(streams.LEDGER) == {}
+            await server.kill()
+            recalling = asyncio.create_task(link.recall(streams.STATE))
+            await server.start()
+            assert await recalling == {"node-a.p": b"3"}
+
+    play(tmp_path, story)
+
+
+# beats, questions and answers
+
+
+def test_beats_are_skipped_while_the_server_is_away_and_none_comes_late(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        found: list[int] = []
+
+        async def receive(one: vocabulary.Heartbeat) -> None:
+            found.append(one.seq)
+
+        async with owner(server) as plugin, owner(server) as health:
+            await health.heartbeats(receive)
+            await settled(health.link)
+            await plugin.link.client()
+            skipped = count("published", "beat_skipped")
+            assert await plugin.beat(beat(1))
+            await until(lambda: found == [1])
+            await server.kill()
+            await until(lambda: not plugin.link.is_connected)
+            assert [await plugin.beat(beat(seq)) for seq in (2, 3)] == [False, False]
+            await server.start()
+            await settled(health.link)
+            await plugin.link.client()
+            assert await plugin.beat(beat(4))
+            await until(lambda: 4 in found)
+            assert found == [1, 4]
+            assert count("published", "beat_skipped") == skipped + 2
+
+    play(tmp_path, story)
+
+
+def test_beats_that_cannot_be_believed_are_counted_and_the_next_is_heard(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        found: list[tuple[str, int]] = []
+
+        async def receive(one: vocabulary.Heartbeat) -> None:
+            found.append((one.node, one.seq))
+
+        foreign = count("received", "malformed_wrong_subject")
+        invalid = count("received", "malformed_invalid_data")
+        async with owner(server) as health, raw(server) as client:
+            await health.heartbeats(receive, node="node-a")
+            await settled(health.link)
+            subject = beat(1).subject
+            await client.publish(subject, codec.encode_heartbeat(beat(1, node="node-b")))
+            await client.publish(subject, b"nonsense")
+            await client.publish(subject, b'{"a":' + b"[" * 50_000)
+            other = beat(2, node="node-c")
+            await client.publish(other.subject, codec.encode_heartbeat(other))
+            await client.publish(subject, codec.encode_heartbeat(beat(3)))
+            await until(lambda: bool(found))
+        assert found == [("node-a", 3)]
+        assert count("received", "malformed_wrong_subject") == foreign + 1
+        assert count("received", "malformed_invalid_data") == invalid + 2
+
+    play(tmp_path, story)
+
+
+def test_a_question_is_answered_or_says_whether_anybody_heard_it(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        subject = vocabulary.rpc_subject("node-a", "p", "probe")
+
+        async def hear(_: connection.Message) -> None:
+            """Say nothing."""
+
+        async with owner(server) as plugin, owner(server) as health:
+            await health.link.client()
+            with pytest.raises(bus.NobodyAnswered) as alone:
+                await health.ask(subject, timeout_s=5)
+            assert not alone.value.subscribed
+            await plugin.answer(subject, lambda: b"well")
+            await settled(plugin.link)
+            assert await health.ask(subject, timeout_s=5) == b"well"
+            await plugin.link.subscribe("muster.rpc.node-a.mute.probe", hear)
+            await settled(plugin.link)
+            with pytest.raises(bus.NobodyAnswered) as mute:
+                await health.ask("muster.rpc.node-a.mute.probe", timeout_s=0.1)
+            assert mute.value.subscribed
+            await server.kill()
+            await until(lambda: not health.link.is_connected)
+            with pytest.raises(bus.NobodyAnswered) as away:
+                await health.ask(subject, timeout_s=5)
+            assert not away.value.subscribed
+
+    play(tmp_path, story)
+
+
+def test_a_server_is_reachable_while_it_answers(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with owner(server) as link:
+            await link.link.client()
+            assert await link.is_reachable(timeout_s=5)
+            server.freeze()
+            assert not await link.is_reachable(timeout_s=0.1)
+            server.thaw()
+            assert await link.is_reachable(timeout_s=5)
+            await server.kill()
+            await until(lambda: not link.link.is_connected)
+            assert not await link.is_reachable(timeout_s=5)
+
+    play(tmp_path, story)
+
+
+def test_a_plugin_can_speak_for_its_own_node_only_and_is_told_when_it_tries(
+    tmp_path: Path,
+) -> None:
+    async def story(server: local.NatsServer) -> None:
+        found: list[str] = []
+
+        async def receive(one: vocabulary.Heartbeat) -> None:
+            found.append(one.node)
+
+        url = server.url.replace("//", "//node-a:a@")
+        with capture_logs() as lines:
+            plugin = bus.Bus(url, producer="plugins/p", name="plugin")
+            async with owner(server) as health, plugin:
+                await health.heartbeats(receive)
+                await settled(health.link)
+                await plugin.publish(fact(1))
+                for node in ("node-b", "node-a"):
+                    assert await plugin.beat(beat(1, node))
+                plugin.enqueue(fact(2, "node-b"))
+                await until(lambda: sum(x["event"] == "bus_error" for x in lines) >= 2)
+                await until(lambda: bool(found))
+        assert found == ["node-a"]
+        assert await stored_numbers(server) == [1]
+        refusals = [x["error"].lower() for x in lines if x["event"] == "bus_error"]
+        assert 'publish to "muster.heartbeat.node-b.p"' in refusals[0]
+        assert 'publish to "muster.event.node-b.p.device.removed"' in refusals[1]
+
+    play(tmp_path, story, ONE_NODE)
