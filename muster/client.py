@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import fnmatch
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -20,14 +20,14 @@ async def events(
     node: str = "*",
     since: datetime | timedelta | None = None,
     url: str | None = None,
-) -> AsyncIterator[codec.CloudEvent]:
+) -> AsyncGenerator[codec.CloudEvent, None]:
     """Give every event whose type and node match two shell patterns, for ever.
 
     `since` starts in the past (a time, or that long ago), else at now. `url` is where NATS is, by
     default `NATS_URL` or this machine. A lost connection heals by itself, without gaps; order holds
     within what plugins report and within what muster concludes, not between the two.
 
-    Raises ValueError when no event type matches.
+    Raises ValueError when no event type matches, or no node can.
     """
     filters = vocabulary.subject_filters(types, node)
     start = datetime.now(UTC) - since if isinstance(since, timedelta) else since
