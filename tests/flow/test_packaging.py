@@ -1,0 +1,140 @@
+"""What is shipped: the wheel, what its extras bring in, and what the plugin's process loads."""
+
+import email
+import importlib.metadata
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT: Final = Path(__file__).parents[2]
+PACKAGES: Final = {
+    "muster",
+    "muster_health",
+    "muster_labeler",
+    "muster_notifier",
+    "muster_plugin",
+}
+HEAVY: Final = {"aiohttp", "kubernetes", "pydantic"}
+LOADED: Final = """
+import importlib, importlib.abc, pkgutil, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    '''What an environment with the plugin's extra alone has not.'''
+
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Absent())
+import muster_plugin
+for found in pkgutil.walk_packages(muster_plugin.__path__, "muster_plugin."):
+    importlib.import_module(found.name)
+for name in ("bus", "client", "entry", "probes", "runtime", "settings"):
+    importlib.import_module("muster." + name)
+print(*sorted({m.partition(".")[0] for m in sys.modules}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from the tree, as a release does."""
+    out = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), "."]
+    done = subprocess.run(
+        build, cwd=ROOT, capture_output=True, text=True, check=False
+    )  # our own arguments
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = out.glob("*.whl")
+    return found
+
+
+def requirements(of: str, wheel: Path) -> list[str]:
+    """Return what a distribution says it requires; ours is asked in its wheel."""
+    if of != "muster-k8s":
+        return importlib.metadata.requires(of) or []
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
+
+
+def brought_in(wheel: Path, *extras: str) -> set[str]:
+    """Return every distribution that an installation with these extras brings in."""
+    found: set[tuple[str, str]] = set()
+    left = [("muster-k8s", extra) for extra in ("", *extras)]
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left.extend(wanted(*one, wheel))
+    return {name for name, _ in found}
+
+
+def wanted(name: str, extra: str, wheel: Path) -> Iterator[tuple[str, str]]:
+    for line in requirements(name, wheel):
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            for wanted_extra in ("", *requirement.extras):
+                yield canonicalize_name(requirement.name), wanted_extra
+
+
+def test_the_wheel_holds_five_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    (info,) = {n.split("/")[0] for n in names if ".dist-info/" in n}
+    assert re.fullmatch(r"muster_k8s-[0-9.]+\.dist-info", info)
+    assert {n.split("/")[0] for n in names} == {*PACKAGES, info}
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    in_tree = {
+        str(file.relative_to(folder.parent))
+        for folder in (ROOT / "muster", *ROOT.glob("services/*/muster_*"))
+        for file in folder.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert {n for n in names if not n.startswith(info)} == in_tree
+    assert {f"muster/pb/{n}_pb2.pyi" for n in ("deviceplugin", "podresources")} <= names
+
+
+def test_every_command_of_the_wheel_names_a_module_in_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (file,) = (n for n in names if n.endswith("/entry_points.txt"))
+        commands = dict(
+            re.findall(r"^(\S+) = (\S+):main$", archive.read(file).decode(), re.MULTILINE)
+        )
+    assert set(commands) == {
+        "muster",
+        "muster-health",
+        "muster-labeler",
+        "muster-notifier",
+        "muster-plugin",
+    }
+    assert {module.replace(".", "/") + ".py" for module in commands.values()} <= names
+
+
+def test_the_plugins_own_extra_brings_in_no_heavy_client(wheel: Path) -> None:
+    found = brought_in(wheel, "plugin")
+    assert {"grpcio", "msgspec", "nats-py", "protobuf"} <= found
+    assert not found & HEAVY
+
+
+def test_the_walk_would_see_a_heavy_client(wheel: Path) -> None:
+    assert brought_in(wheel, "all") >= HEAVY
+
+
+def test_the_plugin_loads_no_heavy_client() -> None:
+    code = LOADED.replace("{absent!r}", repr(HEAVY))
+    done = subprocess.run(  # our own arguments
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert {"muster", "muster_plugin", "nats"} <= loaded
+    assert not loaded & HEAVY
