@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+
 from muster import runtime, vocabulary
 from muster.cli import cluster, story, watch
 from muster.local import layout, nats, processes, stack
@@ -35,18 +37,18 @@ def run(*, as_json: bool) -> int:
     try:
         asyncio.run(runtime.run(demo.play()))
     except (nats.NatsUnavailable, processes.ProgramFailed) as error:
-        demo.note(story.Step("start", ok=False, seconds=0.0, detail=str(error)))
+        demo.note(story.Step(name="start", ok=False, seconds=0.0, detail=str(error)))
     if not demo.complete and all(step.ok for step in demo.steps):
         print("muster demo: interrupted", file=sys.stderr)
         return 130
-    report = story.report(demo.steps)
+    report = story.report(demo.steps, complete=demo.complete)
     if as_json:
-        print(json.dumps(report, indent=2))
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
         failed = [step.name for step in demo.steps if not step.ok]
         outcome = f"failed at: {', '.join(failed)}" if failed else "every step came out"
-        print(f"\n{outcome}; {report['seconds']} s")
-    return 0 if report["ok"] else 1
+        print(f"\n{outcome}; {report.seconds} s")
+    return 0 if report.ok else 1
 
 
 class Demo:
@@ -74,37 +76,38 @@ class Demo:
         clock = asyncio.get_running_loop().time
         began = clock()
         started = datetime.now(UTC)
-        pids: list[int] = []
+        pids: set[int] = set()
         async with running:
             self._stack = running
             fuse = "a simulated one" if running.fuse_simulated else "this machine's own"
-            pids = [process.pid for process in running.processes.values()]
-            count = len(pids) + (running.nats is not None)
+            pids = running.pids()
             async with watch.everything(running.nats_url, self._watch.hear, since=started):
-                took = clock() - began
-                self.note(story.Step("start", ok=True, seconds=took, detail=f"{count} processes"))
+                self._note("start", began, f"{len(pids)} processes")
                 await self._play(self._chapters(fuse))
-        began = clock()
-        left = [pid for pid in pids if _is_there(pid)] + ([1] if running.directory.exists() else [])
-        detail = f"{left} left" if left else "no process, no socket, no file left"
-        self.note(story.Step("stop", ok=not left, seconds=clock() - began, detail=detail))
+            pids |= running.pids()
+            began = clock()
+        left = [f"process {pid}" for pid in sorted(pids) if _is_there(pid)]
+        left += [str(running.directory)] if running.directory.exists() else []
+        detail = f"left: {', '.join(left)}" if left else "no process, no socket, no file left"
+        self._note("stop", began, detail, ok=not left)
         self.complete = True
 
     async def _play(self, chapters: list[tuple[str, Play]]) -> None:
-        clock = asyncio.get_running_loop().time
         for name, act in chapters:
-            began = clock()
+            began = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(_STEP_TIMEOUT_S):
-                    detail = await act()
+                    self._note(name, began, await act())
             except TimeoutError:
-                detail = f"not seen within {_STEP_TIMEOUT_S:g} s"
-                self.note(story.Step(name, ok=False, seconds=clock() - began, detail=detail))
+                self._note(name, began, f"not seen within {_STEP_TIMEOUT_S:g} s", ok=False)
                 return
-            except (StepFailed, OSError) as error:
-                self.note(story.Step(name, ok=False, seconds=clock() - began, detail=str(error)))
+            except (StepFailed, processes.ProgramFailed, OSError) as error:
+                self._note(name, began, str(error), ok=False)
                 return
-            self.note(story.Step(name, ok=True, seconds=clock() - began, detail=detail))
+
+    def _note(self, name: str, began: float, detail: str, *, ok: bool = True) -> None:
+        seconds = asyncio.get_running_loop().time() - began
+        self.note(story.Step(name=name, ok=ok, seconds=seconds, detail=detail))
 
     def _chapters(self, fuse: str) -> list[tuple[str, Play]]:
         """Return the story: each fault on another node, noticed, delivered, mended, resolved."""

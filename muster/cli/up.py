@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from datetime import UTC, datetime
 
 import rich.console
 import rich.live
@@ -34,21 +35,24 @@ async def _up(*, plain: bool) -> None:
     def say(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
+    started = datetime.now(UTC)
     running = stack.Stack(say=say, restart=True, nats_url=os.environ.get("NATS_URL"))
     try:
         async with running:
-            say(f"settings, logs    {running.directory}")
-            say(f"follow the events muster events --url {running.nats_url}")
+            say(f"settings, logs  {running.directory}")
+            say(f"events          {sys.argv[0]} events --url {running.nats_url}")
             found = fleet.Fleet()
             if live:
-                await _draw(console, running.nats_url, found)
+                await _draw(console, running.nats_url, found, started)
             else:
-                await _tell(console, running.nats_url, found)
+                await _tell(console, running.nats_url, found, started)
     finally:
         say("ending everything")
 
 
-async def _draw(console: rich.console.Console, url: str, found: fleet.Fleet) -> None:
+async def _draw(
+    console: rich.console.Console, url: str, found: fleet.Fleet, since: datetime
+) -> None:
     """Redraw the tables while anything changes."""
 
     def hear(told: watch.Told) -> None:
@@ -57,14 +61,16 @@ async def _draw(console: rich.console.Console, url: str, found: fleet.Fleet) -> 
         else:
             found.beat(told)
 
-    async with watch.everything(url, hear):
+    async with watch.everything(url, hear, since=since):
         with rich.live.Live(console=console, auto_refresh=False, transient=True) as live:
             while True:
                 live.update(show.view(found), refresh=True)
                 await asyncio.sleep(_REDRAW_S)
 
 
-async def _tell(console: rich.console.Console, url: str, found: fleet.Fleet) -> None:
+async def _tell(
+    console: rich.console.Console, url: str, found: fleet.Fleet, since: datetime
+) -> None:
     """Print one line an event: what a pipe or a log can take."""
 
     def hear(told: watch.Told) -> None:
@@ -75,5 +81,5 @@ async def _tell(console: rich.console.Console, url: str, found: fleet.Fleet) -> 
         with contextlib.suppress(BrokenPipeError):
             console.print(show.event_line(told), highlight=False, soft_wrap=True, markup=False)
 
-    async with watch.everything(url, hear):
+    async with watch.everything(url, hear, since=since):
         await asyncio.Event().wait()

@@ -71,6 +71,11 @@ class Stack:
         """Return where a program serves HTTP."""
         return self.processes[name].addresses["http"]
 
+    def pids(self) -> set[int]:
+        """Return the process ids of everything that was started and is not known to have ended."""
+        found = {process.pid for process in self.processes.values() if process.is_running}
+        return found | ({self.nats.pid} if self.nats else set())
+
     def faults(self, node: str) -> Path:
         """Return the fault script of a node's simulated GPUs."""
         return self.directory / f"faults-{node}.jsonl"
@@ -84,19 +89,24 @@ class Stack:
             )
             await self.nats.start()
             self.nats_url = self.nats.url
-        self._say(f"NATS            {self.nats_url}")
+        self._tell("NATS", self.nats_url)
         await self._run(layout.kubernetes(str(self.kubeconfig)), layout.webhook())
-        self._say(f"Kubernetes API  {self.http('kubernetes')}  (stand-in)")
-        self._say(f"                kubectl --kubeconfig {self.kubeconfig} get nodes")
-        self._say(f"webhook         {self.http('webhook')}/received  (stand-in)")
+        self._tell("Kubernetes API", f"{self.http('kubernetes')}  (stand-in)")
+        self._tell("", f"kubectl --kubeconfig {self.kubeconfig} get nodes")
+        self._tell("webhook", f"{self.http('webhook')}/received  (stand-in)")
         await self._run(*(self._kubelet(node) for node in layout.NODES))
         for node in layout.NODES:
-            self._say(f"kubelet         {self.http(f'kubelet-{node.name}')}/state  (stand-in)")
+            url = self.http(f"kubelet-{node.name}")
+            self._tell(f"kubelet {node.name}", f"{url}/state  (stand-in)")
         await self._run(*self._central(), *self._plugins())
-        for name in ("health", "labeler", "notifier"):
-            self._say(f"{name:<15} {self.http(name)}/metrics")
+        self._tell("health", f"{self.http('health')}/state")
+        self._tell("notifier", f"{self.http('notifier')}/state")
+        self._tell("labeler", f"{self.http('labeler')}/state")
         for node in layout.NODES:
-            self._say(f"plugin {node.name:<8} {self.http(f'plugin-{node.name}')}/metrics")
+            self._tell(f"plugin {node.name}", f"{self.http(f'plugin-{node.name}')}/metrics")
+
+    def _tell(self, what: str, where: str) -> None:
+        self._say(f"{what:<15} {where}")
 
     def _kubelet(self, node: layout.Node) -> layout.Program:
         directory = self.directory / node.name

@@ -1,0 +1,55 @@
+"""Door to the command: how long the story takes, and each of its steps, over real processes.
+
+python -m bench.demo [--quick] [--json FILE]
+"""
+
+import asyncio
+import statistics
+import sys
+
+import msgspec
+
+from bench import table
+from muster.cli import story
+
+_DEMO_MAX_S = 60.0
+
+
+async def measure(options: table.Options) -> list[table.Row]:
+    """Play the story once, or three times, and return its figures."""
+    stories = [await _play() for _ in range(1 if options.quick else 3)]
+    how = f"median of {len(stories)} runs of `muster demo --json`; beats every second"
+    rows = [
+        table.Row(
+            name="muster demo, whole",
+            value=statistics.median(played.seconds for played in stories),
+            unit="s",
+            target=_DEMO_MAX_S,
+            how=how,
+        )
+    ]
+    rows.extend(
+        table.Row(
+            name=step.name,
+            value=statistics.median(played.steps[index].seconds for played in stories),
+            unit="s",
+            target=None,
+            how=step.detail,
+        )
+        for index, step in enumerate(stories[-1].steps)
+    )
+    return rows
+
+
+async def _play() -> story.Report:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "muster.cli", "demo", "--json", stdout=asyncio.subprocess.PIPE
+    )
+    text, _ = await process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError(f"the story failed: {text.decode()}")
+    return msgspec.json.decode(text, type=story.Report)
+
+
+if __name__ == "__main__":
+    sys.exit(table.main("demo", measure))
