@@ -48,9 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the wheel from the tree, as a release does."""
     out = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), "."]
-    done = subprocess.run(
-        build, cwd=ROOT, capture_output=True, text=True, check=False
-    )  # our own arguments
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = out.glob("*.whl")
     return found
@@ -131,7 +129,7 @@ def test_the_walk_would_see_a_heavy_client(wheel: Path) -> None:
 
 def test_the_plugin_loads_no_heavy_client() -> None:
     code = LOADED.replace("{absent!r}", repr(HEAVY))
-    done = subprocess.run(  # our own arguments
+    done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
