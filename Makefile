@@ -47,7 +47,7 @@ contracts: $(STAMP)
 
 unit: $(STAMP)
 	@echo "==> pytest"
-	@$(BIN)/pytest -q -n 2 --dist worksteal
+	@$(BIN)/pytest -q -n 4 --dist worksteal
 
 test: $(STAMP) ## lint, types, contracts and every test
 	@mkdir -p build

@@ -40,15 +40,12 @@ def binary() -> Path:
     )
 
 
-def free_port(preferred: int = 0) -> int:
-    """Return a port that nobody listened on a moment ago, the preferred one if it is free."""
-    for wanted in (preferred, 0):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", wanted))
-            port: int = probe.getsockname()[1]
-            return port
-    raise NatsUnavailable("no free port on 127.0.0.1")
+def free_port() -> int:
+    """Return a port that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class NatsServer:

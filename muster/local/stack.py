@@ -82,12 +82,7 @@ class Stack:
 
     async def _start(self) -> None:
         if not self.nats_url:
-            self.nats = nats.NatsServer(
-                self.directory / "nats",
-                port=nats.free_port(_NATS_PORT),
-                before_exec=processes.die_with_parent(),
-            )
-            await self.nats.start()
+            self.nats = await self._start_nats()
             self.nats_url = self.nats.url
         self._tell("NATS", self.nats_url)
         await self._run(layout.kubernetes(str(self.kubeconfig)), layout.webhook())
@@ -104,6 +99,17 @@ class Stack:
         self._tell("labeler", f"{self.http('labeler')}/state")
         for node in layout.NODES:
             self._tell(f"plugin {node.name}", f"{self.http(f'plugin-{node.name}')}/metrics")
+
+    async def _start_nats(self) -> nats.NatsServer:
+        """Start NATS where subscribers look for it, or on a free port if somebody is there."""
+        directory, die = self.directory / "nats", processes.die_with_parent()
+        server = nats.NatsServer(directory, port=_NATS_PORT, before_exec=die)
+        try:
+            await server.start()
+        except nats.NatsUnavailable:
+            server = nats.NatsServer(directory, before_exec=die)
+            await server.start()
+        return server
 
     def _tell(self, what: str, where: str) -> None:
         self._say(f"{what:<15} {where}")
