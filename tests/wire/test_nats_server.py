@@ -83,10 +83,3 @@ def test_stopping_a_server_that_is_gone_ends_all_the_same(tmp_path: Path) -> Non
             await server.stop()
 
     asyncio.run(story())
-
-
-def test_the_preferred_port_is_taken_where_it_is_free() -> None:
-    port = local.free_port()
-    assert local.free_port(port) == port
-    with socket.create_server(("127.0.0.1", port)):
-        assert local.free_port(port) != port
