@@ -90,7 +90,13 @@ def regex_matches(pattern: str, below_dev: str) -> bool:
 
 def is_literal(pattern: str) -> bool:
     """Say whether a glob can match one path only, its own."""
-    return not _SPECIAL.search(pattern)
+    return prefix(pattern) == pattern
+
+
+def prefix(pattern: str) -> str:
+    """Return what every path that a glob matches begins with; the whole of a literal one."""
+    special = _SPECIAL.search(pattern)
+    return pattern[: special.start()] if special else pattern
 
 
 def overlap(one: str, other: str) -> bool:
