@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import yaml
@@ -183,6 +183,7 @@ def _value(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     if shape is not None and not listed and isinstance(value, Mapping):
         return _validate(shape, value, f"{path}.", problems)
     if shape is not None and listed and isinstance(value, list):
+        _check_length(kind, value, path, problems)
         found = []
         for index, item in enumerate(value):
             if isinstance(item, Mapping):
@@ -196,6 +197,17 @@ def _value(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
         text = str(error).replace(" - at `$", f" at `{path}")
         problems.append(f"{path}: {text[0].lower()}{text[1:]} (value {_shown(value)})")
     return None
+
+
+def _check_length(kind: Any, value: list[Any], path: str, problems: list[str]) -> None:
+    """Report a list of sections that is shorter or longer than its annotation allows."""
+    if typing.get_origin(kind) is not typing.Annotated:
+        return
+    try:
+        msgspec.convert([None] * len(value), Annotated[(tuple[None, ...], *kind.__metadata__)])
+    except msgspec.ValidationError as error:
+        text = str(error)
+        problems.append(f"{path}: {text[0].lower()}{text[1:]} (length {len(value)})")
 
 
 def _section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:

@@ -123,6 +123,10 @@ def test_every_problem_is_named_at_once_with_path_value_and_the_nearest_name(
         ("node: 1234", "node: expected `str`, got `int` (value 1234)"),
         ("node: a\nbus: 7", "bus: expected `object`, got `int` (value 7)"),
         ("node: a\nlane: {width_m: 10}", "lane: width_m: 10.0 is wider than the road"),
+        (
+            "node: a\ndevices: [" + "{path: /dev/a}, " * 10 + "]",
+            "devices: expected `array` of length <= 9 (length 10)",
+        ),
         ("node: a\n1: x", "1: unknown key (value 'x'); known keys: "),
         ("node: a\nmode: {}", "mode: expected `str`, got `object` (value {})"),
         ("node: a\nnode: b", "FILE: not YAML: the key 'node' stands here twice"),
