@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from muster import sections, vocabulary
-from muster_plugin import names, patterns, refusals
+from muster_plugin import names, overlaps, patterns, refusals
 
 API_VERSION: Final = "muster.dev/v1"
 
@@ -230,8 +230,8 @@ class Resource(
                 yield f"groups[{at}]: the same as groups[{first}]; write a larger count"
             if self.per_match and len(group.devices) > 1:
                 yield f"groups[{at}].devices: perMatch names each match; a unit is one match here"
-            if self.per_match and group.devices[0].type is NodeType.MOUNT:
-                yield f"groups[{at}].devices[0]: perMatch is for devices, this is a Mount"
+            if self.per_match and any(n.type is NodeType.MOUNT for n in group.devices):
+                yield f"groups[{at}].devices: perMatch is for devices, this is a Mount"
 
 
 class NodeRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,55 +302,20 @@ def conflicts(resources: Iterable[Resource]) -> Iterator[str]:
     given = tuple(resources)
     for name in refusals.repeated([resource.name for resource in given if not resource.per_match]):
         yield f"resources: two are named {name}; the kubelet would keep only the newer one"
-    yield from _overlaps(given)
+    for one, other in overlaps.overlaps(claims(given)):
+        yield (
+            f"{one.key}: {one.resource} would count nodes that {other.key} gives to "
+            f"{other.resource}; exclude them there, or write shared: true on one of the two"
+        )
 
 
-def _overlaps(resources: tuple[Resource, ...]) -> Iterator[str]:
-    """Find device nodes that two resources would both count."""
-    claims = [
-        (at, f"resources[{at}].{key}", nodes)
+def claims(resources: Iterable[Resource]) -> tuple[overlaps.Claim, ...]:
+    """Return every entry whose device nodes its resource counts for itself alone."""
+    return tuple(
+        overlaps.Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", nodes=nodes)
         for at, resource in enumerate(resources)
         for key, nodes in resource.nodes()
         if nodes.type is NodeType.DEVICE and not nodes.shared
-    ]
-    first: dict[str | bytes, tuple[int, str]] = {}
-    for at, key, nodes in claims:
-        found = first.setdefault(_identity(nodes), (at, key))
-        if found[0] != at:
-            yield _overlap(key, found[1], resources[at], resources[found[0]])
-    narrow = [claim for claim in claims if claim[2].is_one]
-    for at, key, nodes in claims:
-        if not nodes.is_one:
-            for other, other_key, one in narrow:
-                if other != at and _covers(nodes, one):
-                    yield _overlap(other_key, key, resources[other], resources[at])
-
-
-def _covers(wide: Nodes, one: Nodes) -> bool:
-    """Tell whether an entry for many surely finds what the other entry finds."""
-    if wide.usb and one.usb:
-        return (wide.usb.vendor, wide.usb.product) == (one.usb.vendor, one.usb.product)
-    if not one.path or any(patterns.glob(glob).fullmatch(one.path) for glob in wide.exclude):
-        return False
-    if wide.regex:
-        below = one.path.removeprefix("/dev/")
-        return below != one.path and patterns.regex_matches(wide.regex, below)
-    return bool(wide.path) and patterns.overlap(wide.path, one.path)
-
-
-def _identity(nodes: Nodes) -> str | bytes:
-    """Return what is equal for two entries that find the same nodes."""
-    if nodes.is_literal:
-        return nodes.path
-    return msgspec.json.encode(
-        (nodes.path, nodes.regex, nodes.udev, nodes.usb, sorted(nodes.exclude)), order="sorted"
-    )
-
-
-def _overlap(key: str, other: str, one: Resource, two: Resource) -> str:
-    return (
-        f"{key}: {one.name} would count nodes that {other} gives to {two.name}; "
-        "exclude them there, or write shared: true on one of the two"
     )
 
 
@@ -360,9 +325,7 @@ def _replaced(base: tuple[Resource, ...], newer: tuple[Resource, ...]) -> tuple[
 
 
 def _glob_problems(glob: str) -> Iterator[str]:
-    found = [*patterns.glob_problems(glob)]
+    found = [*patterns.glob_problems(glob)] or [*refusals.path_problems(glob)]
     yield from found
-    if not found:
-        yield from refusals.path_problems(glob)
-        if not patterns.is_literal(glob.split("/")[1]):
-            yield f"{refusals.said(glob)} would search everything; begin with a directory's name"
+    if not found and not patterns.is_literal(glob.split("/")[1]):
+        yield f"{refusals.said(glob)} would search everything; begin with a directory's name"
