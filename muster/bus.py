@@ -8,10 +8,10 @@ stale burst later. Messages that cannot be believed are set aside with a reason,
 import asyncio
 import collections
 import contextlib
+import functools
 import itertools
-import json
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
@@ -19,22 +19,17 @@ from typing import Final, Self
 import nats.errors
 import nats.js.errors
 import prometheus_client
-from nats.aio.client import Client
 from nats.js import api
 
-from muster import codec, connection, logs, runtime, streams, vocabulary
+from muster import codec, connection, jetstream, logs, runtime, streams, vocabulary
 
 QUEUE_MAX: Final = 1_000
 """Events kept during an outage; then the oldest go, counted. A snapshot follows every reconnect."""
 
 _PUBLISH_TIMEOUT_S: Final = 2.0
-_PULL_S: Final = 1.0
-_PULL_BATCH: Final = 200
 _UNACKNOWLEDGED_MAX: Final = 1_000
 _ACK_WAIT_S: Final = 30.0
 _ABANDONED_S: Final = 30.0
-_OTHER_CONFIGURATION: Final = 10058
-"""nats-server's JSStreamNameExistErr: the stream is there with another configuration."""
 
 _PUBLISHED = prometheus_client.Counter(
     "muster_bus_published_total", "Messages given to NATS, by outcome.", ["outcome"]
@@ -53,10 +48,6 @@ class NobodyAnswered(Exception):
         self.subscribed = subscribed
 
 
-class ConsumerLost(Exception):
-    """The server no longer knows our consumer."""
-
-
 class Bus:
     """One process's place on the bus; an async context manager that never waits for the server.
 
@@ -69,7 +60,7 @@ class Bus:
     ) -> None:
         self.instance = uuid.uuid4().hex[:16]
         self.link = connection.Connection(
-            url, name=name, prepare=_create_streams if owner else None
+            url, name=name, prepare=jetstream.create_streams if owner else None
         )
         self._producer = producer
         self._boot = boot
@@ -221,16 +212,18 @@ class Bus:
         while True:
             client = await self.link.client()
             try:
-                async with contextlib.aclosing(_pull(client, stream.name, config)) as messages:
+                async with contextlib.aclosing(
+                    jetstream.pull(client, stream.name, config)
+                ) as messages:
                     async for message in messages:
                         backoff.reset()
                         event = self._decoded(message)
                         if isinstance(event, codec.MalformedEvent):
                             await self._set_aside(message, durable, event)
-                            await _ack(message)
+                            await jetstream.ack(message)
                         else:
-                            yield runtime.Delivery(event, lambda message=message: _ack(message))  # type: ignore[misc]
-            except (ConsumerLost, *connection.LOST):
+                            yield runtime.Delivery(event, functools.partial(jetstream.ack, message))
+            except (jetstream.ConsumerLost, *connection.LOST):
                 await backoff.wait()
 
     async def follow(
@@ -265,14 +258,16 @@ class Bus:
                     config.deliver_policy = api.DeliverPolicy.BY_START_SEQUENCE
                     config.opt_start_time = None
                     config.opt_start_seq = seen + 1
-                async with contextlib.aclosing(_pull(client, stream.name, config)) as messages:
+                async with contextlib.aclosing(
+                    jetstream.pull(client, stream.name, config)
+                ) as messages:
                     async for message in messages:
                         backoff.reset()
                         seen = message.metadata.sequence.stream
                         event = self._decoded(message)
                         if isinstance(event, codec.CloudEvent):
                             yield event
-            except (ConsumerLost, *connection.LOST):
+            except (jetstream.ConsumerLost, *connection.LOST):
                 await backoff.wait()
 
     async def newest(self, stream: streams.Stream, subject: str) -> list[codec.CloudEvent]:
@@ -304,10 +299,10 @@ class Bus:
         while True:
             client = await self.link.client()
             try:
-                pulled = _pull(client, stream, config, until_empty=True)
+                pulled = jetstream.pull(client, stream, config, until_empty=True)
                 async with contextlib.aclosing(pulled) as messages:
                     return [message async for message in messages]
-            except (ConsumerLost, *connection.LOST):
+            except (jetstream.ConsumerLost, *connection.LOST):
                 await backoff.wait()
 
     async def _send_queue(self) -> None:
@@ -397,86 +392,3 @@ class Bus:
                 "Muster-Reason": str(error.reason),
             },
         )
-
-
-async def _pull(
-    client: Client, stream: str, config: api.ConsumerConfig, *, until_empty: bool = False
-) -> AsyncGenerator[connection.Message, None]:
-    """Give the messages of one consumer, each as it comes; with `until_empty`, only what is there.
-
-    Our own loop over pull requests: nats-py's `fetch` gathers a batch before it gives the first.
-    Raises ConsumerLost when the server forgot the consumer, and what nats-py raises.
-    """
-    info = await client.jetstream().add_consumer(stream, config)
-    connection.end_if_cancelled()
-    left = info.num_pending or 0
-    inbox = client.new_inbox()
-    request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{info.name}"
-    expires = json.dumps({"batch": _PULL_BATCH, "expires": int(_PULL_S * 1e9)}).encode()
-    subscription = await client.subscribe(inbox)
-    try:
-        while not (until_empty and left <= 0):
-            await client.publish(request, expires, reply=inbox)
-            for _ in range(_PULL_BATCH):
-                message = await subscription.next_msg(timeout=2 * _PULL_S)
-                connection.end_if_cancelled()
-                if _ends_pull(message):
-                    break
-                left -= 1
-                yield message
-                if until_empty and left <= 0:
-                    return
-    finally:
-        with contextlib.suppress(*connection.LOST):
-            await subscription.unsubscribe()
-
-
-def _ends_pull(message: connection.Message) -> bool:
-    """Tell a status line from a message (ADR-37): 404 and 408 end a pull, others a consumer."""
-    status = (message.headers or {}).get(api.Header.STATUS)
-    if status is None:
-        return False
-    if status in {api.StatusCode.NO_MESSAGES, api.StatusCode.REQUEST_TIMEOUT}:
-        return True
-    raise ConsumerLost(f"{status} {(message.headers or {}).get(api.Header.DESCRIPTION, '')}")
-
-
-async def _ack(message: connection.Message) -> None:
-    """Acknowledge; if the server is away the message comes again, and is known by its id."""
-    with contextlib.suppress(*connection.LOST):
-        await message.ack()
-
-
-async def _create_streams(client: Client) -> None:
-    jetstream = client.jetstream()
-    for stream in streams.STREAMS:
-        config = api.StreamConfig(
-            name=stream.name,
-            subjects=list(stream.subjects),
-            max_age=stream.age_max_s,
-            max_bytes=stream.bytes_max,
-            max_msgs_per_subject=stream.per_subject_max,
-            max_msg_size=stream.message_bytes_max,
-            duplicate_window=stream.duplicate_window_s,
-            storage=api.StorageType.FILE,
-            discard=api.DiscardPolicy.OLD,
-            compression=api.StoreCompression.S2,
-            allow_direct=True,
-        )
-        try:
-            await jetstream.add_stream(config)
-        except nats.js.errors.BadRequestError as error:
-            if error.err_code != _OTHER_CONFIGURATION:
-                raise
-            await jetstream.update_stream(config)
-    for bucket in streams.BUCKETS:
-        try:
-            await jetstream.key_value(bucket.name)
-        except nats.js.errors.NotFoundError:
-            await jetstream.create_key_value(
-                bucket=bucket.name,
-                max_bytes=bucket.bytes_max,
-                max_value_size=bucket.value_bytes_max,
-                ttl=bucket.age_max_s,
-                history=1,
-            )

@@ -1,0 +1,105 @@
+"""Door to JetStream: pulls messages, acknowledges them, makes streams and buckets."""
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import nats.js.errors
+from nats.aio.client import Client
+from nats.js import api
+
+from muster import connection, streams
+
+_PULL_S: Final = 1.0
+_PULL_BATCH: Final = 200
+_OTHER_CONFIGURATION: Final = 10058
+"""nats-server's JSStreamNameExistErr: the stream is there with another configuration."""
+
+
+class ConsumerLost(Exception):
+    """The server no longer knows our consumer."""
+
+
+async def pull(
+    client: Client, stream: str, config: api.ConsumerConfig, *, until_empty: bool = False
+) -> AsyncGenerator[connection.Message, None]:
+    """Give the messages of one consumer, each as it comes; with `until_empty`, only what is there.
+
+    Our own loop over pull requests: nats-py's `fetch` gathers a batch before it gives the first.
+    Raises ConsumerLost when the server forgot the consumer, and what nats-py raises.
+    """
+    info = await client.jetstream().add_consumer(stream, config)
+    connection.end_if_cancelled()
+    left = info.num_pending or 0
+    inbox = client.new_inbox()
+    request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{info.name}"
+    expires = json.dumps({"batch": _PULL_BATCH, "expires": int(_PULL_S * 1e9)}).encode()
+    subscription = await client.subscribe(inbox)
+    try:
+        while not (until_empty and left <= 0):
+            await client.publish(request, expires, reply=inbox)
+            for _ in range(_PULL_BATCH):
+                message = await subscription.next_msg(timeout=2 * _PULL_S)
+                connection.end_if_cancelled()
+                if _ends_pull(message):
+                    break
+                left -= 1
+                yield message
+                if until_empty and left <= 0:
+                    return
+    finally:
+        with contextlib.suppress(*connection.LOST):
+            await subscription.unsubscribe()
+
+
+async def ack(message: connection.Message) -> None:
+    """Acknowledge; if the server is away the message comes again, and is known by its id."""
+    with contextlib.suppress(*connection.LOST):
+        await message.ack()
+
+
+async def create_streams(client: Client) -> None:
+    """Make what is missing and bring what differs up to date; several may do so at once."""
+    jetstream = client.jetstream()
+    for stream in streams.STREAMS:
+        config = api.StreamConfig(
+            name=stream.name,
+            subjects=list(stream.subjects),
+            max_age=stream.age_max_s,
+            max_bytes=stream.bytes_max,
+            max_msgs_per_subject=stream.per_subject_max,
+            max_msg_size=stream.message_bytes_max,
+            duplicate_window=stream.duplicate_window_s,
+            storage=api.StorageType.FILE,
+            discard=api.DiscardPolicy.OLD,
+            compression=api.StoreCompression.S2,
+            allow_direct=True,
+        )
+        try:
+            await jetstream.add_stream(config)
+        except nats.js.errors.BadRequestError as error:
+            if error.err_code != _OTHER_CONFIGURATION:
+                raise
+            await jetstream.update_stream(config)
+    for bucket in streams.BUCKETS:
+        try:
+            await jetstream.key_value(bucket.name)
+        except nats.js.errors.NotFoundError:
+            await jetstream.create_key_value(
+                bucket=bucket.name,
+                max_bytes=bucket.bytes_max,
+                max_value_size=bucket.value_bytes_max,
+                ttl=bucket.age_max_s,
+                history=1,
+            )
+
+
+def _ends_pull(message: connection.Message) -> bool:
+    """Tell a status line from a message (ADR-37): 404 and 408 end a pull, others a consumer."""
+    status = (message.headers or {}).get(api.Header.STATUS)
+    if status is None:
+        return False
+    if status in {api.StatusCode.NO_MESSAGES, api.StatusCode.REQUEST_TIMEOUT}:
+        return True
+    raise ConsumerLost(f"{status} {(message.headers or {}).get(api.Header.DESCRIPTION, '')}")
