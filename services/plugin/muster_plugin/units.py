@@ -1,0 +1,256 @@
+"""Pure. From rules and seen nodes to units: what is one device for the kubelet, and what it gives.
+
+A unit is one row of its group's entries, laid side by side: the first match of each, the second of
+each, and so on (generic-device-plugin's meaning, deviceplugin/path.go). There are as many rows as
+the shortest list allows when each of its matches is used `limit` times, and no more than the
+longest list has matches. An optional entry without matches is left out. Unlike generic's, two
+equal USB sticks are two units, and a USB entry can stand beside others.
+
+Ids are made of what identifies the device and the number of the replica, never of its place in a
+list or of its device number: other devices that come or go do not change them.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+from muster_plugin import found, ids, matching, names, rules
+
+DEVICES_MAX: Final = 10_000
+"""Ids of one resource: a list of them has to fit into one message to the kubelet."""
+
+_NAMED_MAX: Final = 5
+
+
+class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A device node of the host, and where a container sees it."""
+
+    host_path: str
+    container_path: str
+    permissions: str
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or directory of the host, and where a container sees it."""
+
+    host_path: str
+    container_path: str
+    read_only: bool
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
+    """One schedulable thing. All replicas of one thing have the same `physical`.
+
+    `identity` tells for each entry of the group (by its number) which device it is.
+    """
+
+    id: vocabulary.DeviceId
+    physical: str
+    identity: Mapping[int, str]
+    devices: tuple[DeviceSpec, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """The host's paths behind the device specs, once links are followed."""
+    numa: int | None = None
+
+    def is_same(self, other: "Unit") -> bool:
+        """Say whether both are the same devices; one of them may have an optional part more."""
+        both = self.identity.keys() & other.identity.keys()
+        return all(self.identity[entry] == other.identity[entry] for entry in both)
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource by the name it is advertised under, the rule it follows, its units by id."""
+
+    name: vocabulary.Name
+    rule: rules.Resource
+    units: tuple[Unit, ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What every resource consists of; and what is wrong with that."""
+
+    offers: tuple[Offer, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def plan(resources: Sequence[rules.Resource], seen: found.Seen) -> Plan:
+    """Say what every resource consists of now.
+
+    A resource that matches name (`per_match`) is several offers, one for each match that is there.
+    Raises nothing: what cannot be is left out, with a problem that says so.
+    """
+    index = matching.Names(seen.nodes)
+    problems = list(seen.problems)
+    offers: dict[str, Offer] = {}
+    for resource in resources:
+        for name, units in _by_name(resource, index, problems).items():
+            offer = Offer(name=name, rule=resource, units=_kept(name, units, problems))
+            if offers.setdefault(name, offer) is not offer:
+                problems.append(f"{name}: given by two rules; the first counts")
+    shared = _shared(resources, index)
+    problems.extend(_overlaps(offers.values(), shared=shared))
+    return Plan(offers=tuple(offers.values()), problems=tuple(dict.fromkeys(problems)))
+
+
+def _by_name(
+    resource: rules.Resource, seen: matching.Names, problems: list[str]
+) -> dict[str, list[Unit]]:
+    """Give the units of a resource under the name each is advertised under."""
+    units: dict[str, list[Unit]] = {} if resource.per_match else {resource.name: []}
+    made = itertools.islice(_units(resource, seen, problems), DEVICES_MAX + 1)
+    for at, (name, unit) in enumerate(made):
+        if at == DEVICES_MAX:
+            problems.append(
+                f"{resource.name}: more than {DEVICES_MAX} devices; the rest is left out"
+            )
+        else:
+            units.setdefault(name, []).append(unit)
+    return units
+
+
+def _units(
+    resource: rules.Resource, seen: matching.Names, problems: list[str]
+) -> Iterator[tuple[str, Unit]]:
+    taken: dict[str, int] = {}
+    named: dict[str, str] = {}
+    for number, group in enumerate(resource.groups):
+        for row in _rows(group, seen, every_name=resource.per_match):
+            key = _key(group, row)
+            if taken.setdefault(key, number) != number:
+                problems.append(
+                    f"{resource.name}: groups {taken[key]} and {number} both give {key}"
+                )
+                continue
+            name = (
+                names.derived(resource.name, _short(key)) if resource.per_match else resource.name
+            )
+            if named.setdefault(name, key) != key and resource.per_match:
+                problems.append(f"{name}: {named[name]} and {key} would both be named so")
+                continue
+            for replica in range(group.count):
+                yield name, _unit(key, replica, row, problems)
+
+
+_Row = Mapping[int, tuple[rules.Nodes, matching.Match]]
+
+
+def _rows(group: rules.Group, seen: matching.Names, *, every_name: bool) -> Iterator[_Row]:
+    """Lay the matches of a group's entries side by side."""
+    columns = {
+        number: (entry, matching.matches(entry, seen, every_name=every_name))
+        for number, entry in enumerate(group.devices)
+    }
+    present = {n: column for n, column in columns.items() if column[1] or not column[0].optional}
+    if not present:
+        return
+    reusable = min(len(met) * entry.limit for entry, met in present.values())
+    longest = max(len(met) for _, met in present.values())
+    for at in range(min(reusable, longest)):
+        yield {n: (entry, met[at % len(met)]) for n, (entry, met) in present.items()}
+
+
+def _key(group: rules.Group, row: _Row) -> str:
+    """Return what a unit is called after.
+
+    A required entry with limit 1 is in one unit only, so its match alone is enough; whatever else
+    comes or goes, the unit keeps its name. Without such an entry all matches make the name.
+    """
+    for kind in (rules.NodeType.DEVICE, rules.NodeType.MOUNT):
+        for number, entry in enumerate(group.devices):
+            if entry.type is kind and entry.limit == 1 and not entry.optional:
+                return row[number][1].key
+    return "+".join(dict.fromkeys(match.key for _, match in row.values()))
+
+
+def _unit(key: str, replica: int, row: _Row, problems: list[str]) -> Unit:
+    devices: dict[str, DeviceSpec] = {}
+    mounts: dict[str, Mount] = {}
+    for entry, match in row.values():
+        inside = _inside(entry, match)
+        before = devices.get(inside) or mounts.get(inside)
+        if before is not None:
+            if before.host_path != match.path:
+                problems.append(
+                    f"{before.host_path} and {match.path} would both be {inside} in the container"
+                )
+            continue
+        match entry.type:
+            case rules.NodeType.DEVICE:
+                devices[inside] = DeviceSpec(
+                    host_path=match.path, container_path=inside, permissions=entry.permissions
+                )
+            case rules.NodeType.MOUNT:
+                mounts[inside] = Mount(
+                    host_path=match.path, container_path=inside, read_only=entry.read_only
+                )
+    return Unit(
+        id=ids.device_id(key, replica),
+        physical=key,
+        identity={number: match.identity for number, (_, match) in row.items()},
+        devices=tuple(devices.values()),
+        mounts=tuple(mounts.values()),
+        nodes=tuple(dict.fromkeys(m.node.path for e, m in row.values() if _is_device(e))),
+        numa=_numa(match.node.numa for entry, match in row.values() if _is_device(entry)),
+    )
+
+
+def _inside(entry: rules.Nodes, match: matching.Match) -> str:
+    """Return where the container sees it; a mount path that ends with / is a directory."""
+    if not entry.mount_path:
+        return match.path
+    if entry.mount_path.endswith("/"):
+        return entry.mount_path + match.path.rpartition("/")[2]
+    return entry.mount_path
+
+
+def _numa(seen: Iterable[int | None]) -> int | None:
+    """Return the NUMA node that all agree on; no hint is better than one that is half true."""
+    told = {numa for numa in seen if numa is not None and numa >= 0}
+    return told.pop() if len(told) == 1 else None
+
+
+def _kept(name: str, units: Iterable[Unit], problems: list[str]) -> tuple[Unit, ...]:
+    """Sort by id, and refuse ids that stand twice."""
+    by_id: dict[str, Unit] = {}
+    for unit in sorted(units, key=lambda unit: (unit.id, unit.physical)):
+        first = by_id.setdefault(unit.id, unit)
+        if first is not unit:
+            problems.append(f"{name}: {first.physical} and {unit.physical} have one id, {unit.id}")
+    return tuple(by_id.values())
+
+
+def _overlaps(offers: Iterable[Offer], *, shared: frozenset[str]) -> Iterator[str]:
+    """Say which resources hand out the same device nodes."""
+    first: dict[str, str] = {}
+    both: dict[tuple[str, str], dict[str, None]] = {}
+    for offer in offers:
+        for path in dict.fromkeys(path for unit in offer.units for path in unit.nodes):
+            other = first.setdefault(path, offer.name)
+            if other != offer.name and path not in shared:
+                both.setdefault((other, offer.name), {})[path] = None
+    for (one, two), paths in both.items():
+        more = f" and {len(paths) - _NAMED_MAX} more" if len(paths) > _NAMED_MAX else ""
+        yield f"{one} and {two} both hand out {', '.join([*paths][:_NAMED_MAX])}{more}"
+
+
+def _shared(resources: Iterable[rules.Resource], seen: matching.Names) -> frozenset[str]:
+    """Return the nodes that rules say may belong to several resources."""
+    return frozenset(
+        match.node.path
+        for resource in resources
+        for _, entry in resource.nodes()
+        if entry.shared
+        for match in matching.matches(entry, seen)
+    )
+
+
+def _is_device(entry: rules.Nodes) -> bool:
+    return entry.type is rules.NodeType.DEVICE
+
+
+def _short(key: str) -> str:
+    return key.removeprefix(matching.DEV).removeprefix("/")

@@ -1,0 +1,329 @@
+"""From rules and nodes to units: generic's and smarter's cases, and what always holds."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster_plugin import found, patterns, rules, units
+from muster_plugin import names as resource_names
+
+DEVICE = rules.NodeType.DEVICE
+MOUNT = rules.NodeType.MOUNT
+
+
+def char(path: str, *links: str, minor: int = 0, numa: int | None = None) -> found.Node:
+    return found.Node(
+        path=path, kind=found.Kind.CHAR, major=10, minor=minor, links=links, numa=numa
+    )
+
+
+def stick(port: str, dev: int, serial: str = "") -> found.Node:
+    usb = found.Usb(
+        vendor="1a86", product="7523", serial=serial, bus=int(port[0]), dev=dev, port=port
+    )
+    return found.Node(
+        path=f"/dev/bus/usb/{usb.bus:03}/{dev:03}", kind=found.Kind.CHAR, minor=dev, usb=usb
+    )
+
+
+def seen(*nodes: found.Node | str) -> found.Seen:
+    return found.Seen(nodes=tuple(char(n) if isinstance(n, str) else n for n in nodes))
+
+
+def resource(
+    *groups: Sequence[rules.Nodes],
+    name: str = "a.example/x",
+    count: int = 1,
+    per_match: bool = False,
+) -> rules.Resource:
+    return rules.Resource(
+        name=name,
+        per_match=per_match,
+        groups=tuple(rules.Group(devices=tuple(group), count=count) for group in groups),
+    )
+
+
+def planned(given: rules.Resource, what: found.Seen) -> tuple[units.Unit, ...]:
+    plan = units.plan([given], what)
+    assert plan.problems == ()
+    [offer] = plan.offers
+    return offer.units
+
+
+def given_to_a_container(unit: units.Unit) -> list[tuple[str, str]]:
+    devices = [(d.host_path, d.container_path) for d in unit.devices]
+    return devices + [(m.host_path, m.container_path) for m in unit.mounts]
+
+
+SERIAL = ("/dev/ttyUSB0", "/dev/ttyUSB1", "/dev/ttyUSB2", "/dev/ttyUSB3")
+OPTIONAL = [
+    rules.Nodes(path=path, optional=True) for path in ("/dev/ttyS0", "/dev/ttyUSB0", "/dev/ttyUSB1")
+]
+# generic-device-plugin deviceplugin/path_test.go, TestDiscoverPaths: name, entries, nodes, and
+# (host path, container path) of each unit
+GENERIC = [
+    ("simple", [rules.Nodes(path="/dev/simple")], ("/dev/simple",), [[("/dev/simple",) * 2]]),
+    (
+        "multiple",
+        [rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/ttyUSB0")],
+        SERIAL,
+        [[(path, "/dev/ttyUSB0")] for path in SERIAL],
+    ),
+    (
+        "multiple with mount directory",
+        [rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/")],
+        SERIAL,
+        [[(path, path.replace("/dev/", "/dev/serial/"))] for path in SERIAL],
+    ),
+    (
+        "only one exists",
+        [rules.Nodes(path="/dev/does/not/exist"), rules.Nodes(path="/dev/does/exist")],
+        ("/dev/does/exist",),
+        [],
+    ),
+    ("some missing", OPTIONAL, ("/dev/ttyUSB0",), [[("/dev/ttyUSB0",) * 2]]),
+    (
+        "all present",
+        OPTIONAL,
+        ("/dev/ttyS0", "/dev/ttyUSB0", "/dev/ttyUSB1"),
+        [[(path,) * 2 for path in ("/dev/ttyS0", "/dev/ttyUSB0", "/dev/ttyUSB1")]],
+    ),
+    ("all missing", OPTIONAL, (), []),
+    (
+        # README and device-plugins.md: 5 microphones and 1 control node with limit 10 are 5 pairs
+        "a limit lets one node stand beside several",
+        [rules.Nodes(path="/dev/snd/pcm*"), rules.Nodes(path="/dev/snd/control", limit=10)],
+        ("/dev/snd/control", *(f"/dev/snd/pcm{n}" for n in range(5))),
+        [[(f"/dev/snd/pcm{n}",) * 2, ("/dev/snd/control",) * 2] for n in range(5)],
+    ),
+    (
+        "a limit makes no more than there are",
+        [rules.Nodes(path="/dev/fuse", limit=10)],
+        ("/dev/fuse",),
+        [[("/dev/fuse",) * 2]],
+    ),
+    (
+        "the shorter list decides",
+        [rules.Nodes(path="/dev/a*"), rules.Nodes(path="/dev/b*", limit=2)],
+        ("/dev/a0", "/dev/a1", "/dev/a2", "/dev/b0"),
+        [[(f"/dev/a{n}",) * 2, ("/dev/b0",) * 2] for n in range(2)],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("entries", "nodes", "expected"), [c[1:] for c in GENERIC], ids=[c[0] for c in GENERIC]
+)
+def test_units_are_those_of_generic(
+    entries: list[rules.Nodes],
+    nodes: tuple[str, ...],
+    expected: list[list[tuple[str, str]]],
+) -> None:
+    got = planned(resource(entries), seen(*nodes))
+    assert [given_to_a_container(unit) for unit in got] == expected
+
+
+def test_a_unit_says_everything_the_kubelet_is_told() -> None:
+    entries = [
+        rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/", permissions="r"),
+        rules.Nodes(path="/opt/lib", type=MOUNT, mount_path="/lib/x", read_only=True, limit=9),
+    ]
+    lib = found.Node(path="/opt/lib", kind=found.Kind.DIRECTORY)
+    assert planned(resource(entries, count=2), seen(char("/dev/ttyUSB0", numa=1), lib)) == tuple(
+        units.Unit(
+            id=f"ttyUSB0-{replica}",
+            physical="/dev/ttyUSB0",
+            identity={0: "/dev/ttyUSB0 char 10:0", 1: "/opt/lib directory 0:0"},
+            devices=(
+                units.DeviceSpec(
+                    host_path="/dev/ttyUSB0", container_path="/dev/serial/ttyUSB0", permissions="r"
+                ),
+            ),
+            mounts=(units.Mount(host_path="/opt/lib", container_path="/lib/x", read_only=True),),
+            nodes=("/dev/ttyUSB0",),
+            numa=1,
+        )
+        for replica in range(2)
+    )
+
+
+def test_two_identical_sticks_are_two_devices_that_keep_their_ids() -> None:
+    given = resource([rules.Nodes(usb=rules.Usb(vendor="1a86", product="7523"))])
+    ids = ["usb-1a86-7523-S-1-1-0", "usb-1a86-7523-S-1-2-0"]
+    before = planned(given, seen(stick("1-1", 5, "S"), stick("1-2", 6, "S")))
+    assert [unit.id for unit in before] == ids
+    after = planned(given, seen(stick("1-1", 9, "S"), stick("1-2", 6, "S")))
+    assert [unit.id for unit in after] == ids
+    assert after[0].is_same(before[0])
+    assert [d.host_path for d in after[0].devices] == ["/dev/bus/usb/001/009"]
+
+
+def test_each_match_is_a_resource_of_its_own_where_the_rule_says_so() -> None:
+    given = resource(
+        [rules.Nodes(regex="tun$|^snd|^a.b$")], name="smarter-devices/*", count=2, per_match=True
+    )
+    nodes = seen("/dev/net/tun", "/dev/a.b", "/dev/snd/c", "/dev/" + "x" * 70 + "tun")
+    plan = units.plan([given], nodes)
+    assert plan.problems == ()
+    assert {o.name: [u.id for u in o.units] for o in plan.offers} == {
+        "smarter-devices/a_b": ["a.b-0", "a.b-1"],
+        "smarter-devices/net_tun": ["net-tun.e475e4f8-0", "net-tun.e475e4f8-1"],
+        "smarter-devices/snd_c": ["snd-c.b0a730b6-0", "snd-c.b0a730b6-1"],
+        f"smarter-devices/{'x' * 54}-b040e497": [
+            f"{'x' * 49}tun.88361875-0",
+            f"{'x' * 49}tun.88361875-1",
+        ],
+    }
+
+
+def test_what_cannot_be_is_left_out_and_said() -> None:
+    each = [rules.Nodes(regex="tun$")]
+    plan = units.plan(
+        [
+            resource(each, name="b.example/*", per_match=True),
+            resource(each, name="b.example/*", per_match=True, count=3),
+            resource([rules.Nodes(path="/dev/net/*")], [rules.Nodes(path="/dev/net/tun")]),
+            resource([rules.Nodes(path="/dev/**/tun", mount_path="/dev/tun")], name="a.example/y"),
+            resource(
+                [
+                    rules.Nodes(path="/dev/a*", mount_path="/x/"),
+                    rules.Nodes(path="/dev/*/a", mount_path="/x/"),
+                ],
+                name="a.example/z",
+            ),
+        ],
+        seen("/dev/net/tun", "/dev/net_tun", "/dev/a", "/dev/b/a"),
+    )
+    assert [(o.name, len(o.units)) for o in plan.offers] == [
+        ("b.example/net_tun", 1),
+        ("a.example/x", 1),
+        ("a.example/y", 1),
+        ("a.example/z", 1),
+    ]
+    assert plan.problems == (
+        "b.example/net_tun: /dev/net/tun and /dev/net_tun would both be named so",
+        "b.example/net_tun: given by two rules; the first counts",
+        "a.example/x: groups 0 and 1 both give /dev/net/tun",
+        "/dev/a and /dev/b/a would both be /x/a in the container",
+        "b.example/net_tun and a.example/x both hand out /dev/net/tun",
+        "b.example/net_tun and a.example/y both hand out /dev/net/tun",
+    )
+
+
+def test_a_shared_node_may_belong_to_two_resources() -> None:
+    def pair(name: str, first: str, *, shared: bool) -> rules.Resource:
+        control = rules.Nodes(path="/dev/control", limit=9, shared=shared)
+        return resource([rules.Nodes(path=first), control], name=name)
+
+    nodes = seen("/dev/a", "/dev/b", "/dev/control")
+    apart = [
+        pair("a.example/a", "/dev/a", shared=False),
+        pair("a.example/b", "/dev/b", shared=True),
+    ]
+    assert units.plan(apart, nodes).problems == ()
+    apart[1] = pair("a.example/b", "/dev/b", shared=False)
+    assert units.plan(apart, nodes).problems == (
+        "a.example/a and a.example/b both hand out /dev/control",
+    )
+
+
+def test_more_devices_than_a_message_holds_are_cut_and_said() -> None:
+    given = resource([rules.Nodes(path="/dev/a*")], count=6_000)
+    plan = units.plan([given], seen("/dev/a1", "/dev/a2"))
+    assert len(plan.offers[0].units) == units.DEVICES_MAX
+    assert plan.problems == ("a.example/x: more than 10000 devices; the rest is left out",)
+
+
+@pytest.mark.parametrize(
+    ("numas", "expected"),
+    [((0, 0), 0), ((0, 1), None), ((1, None), 1), ((None, None), None), ((-1, -1), None)],
+)
+def test_a_unit_is_on_the_numa_node_that_all_its_nodes_are_on(
+    numas: tuple[int | None, int | None], expected: int | None
+) -> None:
+    nodes = seen(char("/dev/a", numa=numas[0]), char("/dev/b", numa=numas[1]))
+    [unit] = planned(resource([rules.Nodes(path="/dev/a"), rules.Nodes(path="/dev/b")]), nodes)
+    assert unit.numa == expected
+
+
+def test_an_optional_part_that_appears_leaves_the_unit_the_same() -> None:
+    given = resource([rules.Nodes(path="/dev/a"), rules.Nodes(path="/dev/b", optional=True)])
+    [before], [after] = planned(given, seen("/dev/a")), planned(given, seen("/dev/a", "/dev/b"))
+    assert (before.id, before.nodes) == ("a-0", ("/dev/a",))
+    assert (after.id, after.nodes) == ("a-0", ("/dev/a", "/dev/b"))
+    assert before.is_same(after)
+    assert after.is_same(before)
+    [other] = planned(given, seen("/dev/a", char("/dev/b", minor=7)))
+    assert not after.is_same(other)
+
+
+NAMES = [f"/dev/{kind}{n}" for kind in ("a", "b", "c") for n in range(5)]
+entries = st.builds(
+    rules.Nodes,
+    path=st.sampled_from(["/dev/a*", "/dev/b*", "/dev/c*", "/dev/[ab]*", "/dev/a0", "/dev/c[1-3]"]),
+    limit=st.integers(1, 3),
+    optional=st.booleans(),
+)
+groups = st.lists(entries, min_size=1, max_size=3, unique_by=lambda e: e.path)
+nodes = st.lists(st.sampled_from(NAMES), unique=True)
+
+
+def by_hand(group: list[rules.Nodes], names: list[str]) -> list[list[str]]:
+    """Lay the lists out as long as they can be, and cut them (the slow, obvious way)."""
+    lists, longest = [], 0
+    for entry in group:
+        matched = [n for n in sorted(names) if patterns.glob(entry.path).fullmatch(n)]
+        longest = max(longest, len(matched))
+        if matched or not entry.optional:
+            lists.append(matched * entry.limit)
+    return [list(row) for row in zip(*lists, strict=False)][:longest]
+
+
+@given(groups, nodes)
+def test_cardinality_is_that_of_lists_laid_side_by_side(
+    group: list[rules.Nodes], names: list[str]
+) -> None:
+    plan = units.plan([resource(group)], seen(*names))
+    got = sorted([d.host_path for d in unit.devices] for unit in plan.offers[0].units)
+    assert got == sorted([*dict.fromkeys(row)] for row in by_hand(group, names))
+
+
+@given(
+    st.lists(groups, min_size=1, max_size=2, unique_by=str), nodes, st.integers(1, 3), st.randoms()
+)
+def test_ids_are_unique_short_and_the_same_whatever_the_order(
+    several: list[list[rules.Nodes]],
+    names: list[str],
+    count: int,
+    random: Random,
+) -> None:
+    given_rules = [resource(*several, count=count)]
+    before = units.plan(given_rules, seen(*names))
+    ids = [unit.id for unit in before.offers[0].units]
+    assert len(set(ids)) == len(ids)
+    assert all(1 <= len(name) <= 63 for name in ids)
+    assert ids == sorted(ids)
+    random.shuffle(names)
+    assert units.plan(given_rules, seen(*names)) == before
+
+
+@given(st.sampled_from(["/dev/a*", "/dev/[ab]*", "/dev/**"]), nodes, nodes)
+def test_other_devices_that_come_or_go_change_no_id(
+    path: str, names: list[str], others: list[str]
+) -> None:
+    given_rules = resource([rules.Nodes(path=path)])
+    alone = {u.physical: u.id for u in planned(given_rules, seen(*names))}
+    together = {u.physical: u.id for u in planned(given_rules, seen(*{*names, *others}))}
+    assert alone.items() <= together.items()
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=90)))
+def test_any_name_gives_ids_and_resource_names_that_the_kubelet_takes(names: list[str]) -> None:
+    each = resource([rules.Nodes(regex=".")], name="a.example/*", per_match=True)
+    paths = {f"/dev/{name}" for name in names}
+    for offer in units.plan([each], seen(*paths)).offers:
+        assert [*resource_names.problems(offer.name)] == []
+        assert all(1 <= len(unit.id) <= 63 for unit in offer.units)
