@@ -1,0 +1,291 @@
+"""The table of the docstring, row by row, and what holds after any sequence of events."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import vocabulary
+from muster_plugin import lifecycle, rules, units
+
+HEALTHY, UNHEALTHY = vocabulary.Health.HEALTHY, vocabulary.Health.UNHEALTHY
+CHECKED = lifecycle.Policy(grace_s=60, good_looks=2, good_checks=3, checked=True)
+
+
+def unit(name: str = "a-0", minor: int = 1) -> units.Unit:
+    path = f"/dev/{name[:-2]}"
+    return units.Unit(
+        id=name, physical=path, identity={0: f"{path} char 10:{minor}"}, nodes=(path,)
+    )
+
+
+A, OTHER = unit(), unit(minor=2)
+LOOK = {
+    "same": lifecycle.Looked((A,)),
+    "gone": lifecycle.Looked(()),
+    "another": lifecycle.Looked((OTHER,)),
+}
+GOOD, BAD = lifecycle.Checked(A), lifecycle.Checked(A, "no answer")
+DO: dict[str, lifecycle.Signal] = {**LOOK, "bad": BAD, "good": GOOD}
+
+
+def after(*steps: str, policy: lifecycle.Policy = CHECKED) -> lifecycle.Lifecycle:
+    life = lifecycle.Lifecycle("a.example/a", policy)
+    for step in steps:
+        life.receive(DO[step], 0.0)
+    return life
+
+
+def turned(life: lifecycle.Lifecycle, step: str, now: float = 1.0) -> list[tuple[str, str]]:
+    """Return (health, code) of what one step turned."""
+    facts = life.receive(DO[step], now)
+    assert all(isinstance(fact, lifecycle.Turned) for fact in facts)
+    return [(f.health.value, f.code) for f in facts if isinstance(f, lifecycle.Turned)]
+
+
+NEW = ("same",)
+WELL = ("same", "good")
+FAILING = (*WELL, "bad")
+GONE = (*WELL, "gone")
+REPLACED = (*WELL, "another")
+BACK = (*GONE, "same", "same")  # there for the two looks of the policy, not yet checked
+TO_GONE = [("Unhealthy", lifecycle.MISSING)]
+TO_REPLACED = [("Unhealthy", lifecycle.REPLACED)]
+TO_FAILING = [("Unhealthy", lifecycle.CHECK_FAILED)]
+TO_SETTLING = [("Unhealthy", lifecycle.SETTLING)]
+TO_WELL = [("Healthy", lifecycle.HEALTHY)]
+TABLE = [
+    (NEW, "same", []),
+    (NEW, "gone", TO_GONE),
+    (NEW, "another", TO_REPLACED),
+    (NEW, "bad", TO_FAILING),
+    (NEW, "good", TO_WELL),
+    (WELL, "same", []),
+    (WELL, "gone", TO_GONE),
+    (WELL, "another", TO_REPLACED),
+    (WELL, "bad", TO_FAILING),
+    (WELL, "good", []),
+    (FAILING, "same", []),
+    (FAILING, "gone", TO_GONE),
+    (FAILING, "another", TO_REPLACED),
+    (FAILING, "bad", []),
+    (FAILING, "good", []),
+    ((*FAILING, "good", "good"), "good", TO_WELL),
+    ((*FAILING, "good", "good", "bad", "good", "good"), "good", TO_WELL),
+    (GONE, "same", TO_SETTLING),
+    (GONE, "gone", []),
+    (GONE, "another", TO_REPLACED),
+    (GONE, "bad", []),
+    (GONE, "good", []),
+    (REPLACED, "same", TO_SETTLING),
+    (REPLACED, "gone", TO_GONE),
+    (REPLACED, "another", []),
+    (REPLACED, "bad", []),
+    (REPLACED, "good", []),
+    ((*GONE, "same"), "same", [("Unhealthy", lifecycle.NOT_CHECKED)]),
+    ((*GONE, "same", "good"), "same", TO_WELL),
+    (BACK, "gone", TO_GONE),
+    (BACK, "another", TO_REPLACED),
+    (BACK, "bad", TO_FAILING),
+    (BACK, "good", TO_WELL),
+    ((*FAILING, "gone", "same", "same", "good", "good"), "good", TO_WELL),
+]
+
+
+@pytest.mark.parametrize(("before", "step", "expected"), TABLE)
+def test_the_table_holds(
+    before: tuple[str, ...], step: str, expected: list[tuple[str, str]]
+) -> None:
+    assert turned(after(*before), step) == expected
+
+
+def test_a_device_is_healthy_as_soon_as_it_is_seen_where_nothing_is_checked() -> None:
+    life = lifecycle.Lifecycle("a.example/a", lifecycle.Policy())
+    device = vocabulary.Device(id="a-0", resource="a.example/a")
+    assert life.receive(LOOK["same"], 0.0) == [lifecycle.Added(device)]
+    assert life.devices() == (device,)
+
+
+def test_a_device_that_nobody_has_examined_is_given_to_nobody() -> None:
+    life = lifecycle.Lifecycle("a.example/a", CHECKED)
+    reason = "/dev/a has not been checked since it was plugged in"
+    device = vocabulary.Device(id="a-0", resource="a.example/a", health=UNHEALTHY, reason=reason)
+    assert life.receive(LOOK["same"], 0.0) == [lifecycle.Added(device)]
+    assert life.to_check() == (A,)
+
+
+def test_a_device_that_goes_is_unhealthy_first_and_leaves_after_the_grace_period() -> None:
+    life = after("same", policy=lifecycle.Policy(grace_s=60))
+    gone = lifecycle.Turned("a-0", UNHEALTHY, "/dev/a is gone", lifecycle.MISSING)
+    assert life.receive(LOOK["gone"], 100.0) == [gone]
+    assert life.to_check() == ()
+    assert life.next_deadline() == 160.0
+    assert life.tick(159.9) == []
+    assert life.unit("a-0") == A
+    assert life.tick(160.0) == [lifecycle.Removed("a-0", "/dev/a is gone")]
+    assert (life.devices(), life.unit("a-0"), life.next_deadline()) == ((), None, None)
+
+
+def test_a_device_that_a_pod_holds_never_leaves() -> None:
+    life = after("same", policy=lifecycle.Policy(grace_s=60))
+    life.receive(lifecycle.Held(frozenset({"a-0"})), 0.0)
+    life.receive(LOOK["gone"], 100.0)
+    assert life.next_deadline() is None
+    assert life.tick(10_000.0) == []
+    left = lifecycle.Removed("a-0", "/dev/a is gone")
+    assert life.receive(lifecycle.Held(frozenset()), 10_001.0) == [left]
+
+
+def test_another_device_is_new_under_the_same_id_once_the_old_one_has_left() -> None:
+    policy = lifecycle.Policy(grace_s=60)
+    reason = "/dev/a is another device now: /dev/a char 10:1 became /dev/a char 10:2"
+    turned_replaced = lifecycle.Turned("a-0", UNHEALTHY, reason, lifecycle.REPLACED)
+    exchanged = [
+        lifecycle.Removed("a-0", reason),
+        lifecycle.Added(vocabulary.Device(id="a-0", resource="a.example/a")),
+    ]
+    unknown = after("same", policy=policy)
+    assert unknown.receive(LOOK["another"], 100.0) == [turned_replaced]
+    assert unknown.tick(159.0) == []
+    assert unknown.tick(160.0) == exchanged
+    assert unknown.unit("a-0") == OTHER
+
+    free = after("same", policy=policy)
+    free.receive(lifecycle.Held(frozenset()), 0.0)
+    assert free.receive(LOOK["another"], 100.0) == [turned_replaced, *exchanged]
+
+    held = after("same", policy=policy)
+    held.receive(lifecycle.Held(frozenset({"a-0"})), 0.0)
+    assert held.receive(LOOK["another"], 100.0) == [turned_replaced]
+    assert held.tick(1_000.0) == []
+    assert held.receive(lifecycle.Held(frozenset()), 1_001.0) == exchanged
+
+
+def test_the_grace_period_counts_from_the_first_loss() -> None:
+    life = after("same", policy=lifecycle.Policy(grace_s=60))
+    life.receive(LOOK["gone"], 100.0)
+    life.receive(LOOK["another"], 130.0)
+    life.receive(LOOK["gone"], 150.0)
+    assert life.next_deadline() == 160.0
+
+
+def test_a_device_that_returns_has_its_id_and_its_new_path() -> None:
+    def stick(dev: int) -> units.Unit:
+        path = f"/dev/bus/usb/001/{dev:03}"
+        spec = units.DeviceSpec(host_path=path, container_path=path, permissions="rw")
+        identity = {0: "usb-1a86-7523-1-1"}
+        return units.Unit(id="usb-0", physical="usb", identity=identity, devices=(spec,))
+
+    life = lifecycle.Lifecycle("a.example/a", lifecycle.Policy())
+    life.receive(lifecycle.Looked((stick(5),)), 0.0)
+    life.receive(lifecycle.Looked(()), 1.0)
+    back = lifecycle.Turned("usb-0", HEALTHY, "there and well", lifecycle.HEALTHY)
+    assert life.receive(lifecycle.Looked((stick(6),)), 2.0) == [back]
+    assert life.unit("usb-0") == stick(6)
+
+
+def test_a_check_concerns_all_replicas_and_not_another_device_in_the_same_place() -> None:
+    life = lifecycle.Lifecycle("a.example/a", lifecycle.Policy(good_checks=1))
+    life.receive(lifecycle.Looked((unit("a-0"), unit("a-1"), unit("b-0"))), 0.0)
+    assert life.to_check() == (unit("a-0"), unit("b-0"))
+    assert life.receive(lifecycle.Checked(OTHER, "no answer"), 1.0) == []
+    assert life.receive(BAD, 2.0) == [
+        lifecycle.Turned(name, UNHEALTHY, "/dev/a: no answer", lifecycle.CHECK_FAILED)
+        for name in ("a-0", "a-1")
+    ]
+    assert [device.health for device in life.devices()] == [UNHEALTHY, UNHEALTHY, HEALTHY]
+
+
+def test_fewer_devices_than_expected_is_a_problem_in_words() -> None:
+    life = lifecycle.Lifecycle("a.example/a", lifecycle.Policy(expected=2))
+    assert life.problem == "expected at least 2 devices, found 0"
+    life.receive(lifecycle.Looked((unit("a-0"), unit("b-0"))), 0.0)
+    assert life.problem == ""
+    life.receive(lifecycle.Looked((unit("a-0"),)), 1.0)
+    assert life.problem == "expected at least 2 devices, found 1"
+    life.receive(lifecycle.Checked(unit("a-0"), "no answer"), 2.0)
+    assert life.problem == "expected at least 2 devices, found 1"
+
+
+def test_patience_is_what_the_rule_says() -> None:
+    groups = (rules.Group(devices=(rules.Nodes(path="/dev/a"),)),)
+    plain = rules.Resource(name="a.example/a", groups=groups)
+    assert lifecycle.policy(plain) == lifecycle.Policy(grace_s=60.0, good_checks=3)
+    strict = rules.Resource(
+        name="a.example/a",
+        groups=groups,
+        grace_s=5,
+        checks=rules.Checks(open=True, good=2),
+        expect=rules.Expect(min=4),
+    )
+    assert lifecycle.policy(strict) == lifecycle.Policy(
+        grace_s=5.0, good_checks=2, checked=True, expected=4
+    )
+
+
+IDS = ["a-0", "b-0", "c-0"]
+looks = st.lists(st.sampled_from(IDS), unique=True).flatmap(
+    lambda names: st.tuples(*(st.builds(unit, st.just(n), st.integers(1, 2)) for n in names))
+)
+signals = st.one_of(
+    st.builds(lifecycle.Looked, looks),
+    st.builds(
+        lifecycle.Checked,
+        st.builds(unit, st.sampled_from(IDS), st.integers(1, 2)),
+        st.sampled_from(["", "", "no answer"]),
+    ),
+    st.builds(lifecycle.Held, st.none() | st.frozensets(st.sampled_from(IDS))),
+    st.none(),
+)
+policies = st.builds(
+    lifecycle.Policy,
+    grace_s=st.sampled_from([0.0, 5.0, 20.0]),
+    good_looks=st.integers(1, 3),
+    good_checks=st.integers(1, 3),
+    checked=st.booleans(),
+)
+
+
+def replay(told: dict[str, vocabulary.Health], facts: list[lifecycle.Fact]) -> None:
+    for fact in facts:
+        match fact:
+            case lifecycle.Added(device=device):
+                assert device.id not in told
+                told[device.id] = device.health
+            case lifecycle.Removed(device_id=name):
+                assert told.pop(name) is UNHEALTHY
+            case lifecycle.Turned(device_id=name, health=health):
+                told[name] = health
+
+
+@given(policies, st.lists(st.tuples(signals, st.floats(0, 10)), max_size=40))
+def test_whatever_happens_the_list_is_what_was_told_and_nothing_lost_is_healthy(
+    policy: lifecycle.Policy, story: list[tuple[lifecycle.Signal | None, float]]
+) -> None:
+    life = lifecycle.Lifecycle("a.example/a", policy)
+    told: dict[str, vocabulary.Health] = {}
+    there: dict[str, units.Unit] = {}
+    lost: dict[str, float] = {}
+    held: frozenset[str] | None = None
+    now = 0.0
+    for signal, pause in story:
+        now += pause
+        before = set(told)
+        replay(told, list(life.tick(now)))
+        deadline = life.next_deadline()
+        assert deadline is None or deadline > now
+        if signal is not None:
+            replay(told, list(life.receive(signal, now)))
+        if isinstance(signal, lifecycle.Looked):
+            there = {seen.id: seen for seen in signal.units}
+        if isinstance(signal, lifecycle.Held):
+            held = signal.ids
+        assert {d.id: d.health for d in life.devices()} == told
+        assert there.keys() <= told.keys()
+        for name, health in told.items():
+            current = life.unit(name)
+            is_there = name in there and current == there[name]
+            assert is_there or health is UNHEALTHY
+            lost.pop(name, None) if is_there else lost.setdefault(name, now)
+        for name in before - told.keys():
+            assert now - lost.pop(name) >= policy.grace_s
+            assert held is None or name not in held
