@@ -1,0 +1,462 @@
+"""The schema: what can be said, and what is refused at load with its key and the reason."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from muster import settings
+from muster_plugin import configure, names, rules
+
+
+def read(text: str) -> rules.Rules:
+    (tree,) = settings.parse(text.encode(), source="FILE")
+    return settings.validate(rules.Rules, tree)
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(settings.BadSettings) as refused:
+        read(text)
+    return refused.value.problems
+
+
+def resource(text: str) -> str:
+    return f"apiVersion: muster.dev/v1\nresources: [{text}]"
+
+
+def one(nodes: str) -> str:
+    return resource(f"{{name: a.example/b, groups: [{{devices: [{nodes}]}}]}}")
+
+
+def test_a_resource_needs_a_name_and_one_way_to_find_its_nodes() -> None:
+    found = read(one("{path: /dev/fuse}"))
+    assert found.resources == (
+        rules.Resource(
+            name="a.example/b",
+            groups=(rules.Group(devices=(rules.Nodes(path="/dev/fuse"),), count=1),),
+            per_match=False,
+            env="MUSTER_DEVICES",
+            expect=None,
+            checks=rules.Checks(open=False, command=(), timeout_s=5.0, period_s=30.0, good=3),
+            cdi=False,
+            pre_start=False,
+            grace_s=60.0,
+            registration=rules.Registration.REGISTER,
+        ),
+    )
+    (group,) = found.resources[0].groups
+    assert group.devices == (
+        rules.Nodes(
+            path="/dev/fuse",
+            exclude=(),
+            type=rules.NodeType.DEVICE,
+            mount_path="",
+            permissions="rw",
+            read_only=False,
+            limit=1,
+            optional=False,
+            shared=False,
+        ),
+    )
+
+
+EVERYTHING: Final = """
+apiVersion: muster.dev/v1
+resources:
+  - name: a.example/*
+    perMatch: true
+    groups: [{devices: [{regex: '^video[0-9]+$', exclude: [/dev/video9]}], count: 20}]
+  - name: a.example/capture
+    env: CAPTURE
+    expect: {min: 2}
+    checks: {open: true, command: [/bin/true, -x], timeout_s: 1, period_s: 10, good: 2}
+    cdi: true
+    preStart: true
+    grace_s: 5
+    registration: auto
+    groups:
+      - devices:
+          - {path: '/dev/snd/pcmC[0-3]D0c', mountPath: /dev/snd/, permissions: r}
+          - {path: /dev/snd/controlC0, limit: 10, shared: true}
+          - {path: /opt/lib, type: Mount, readOnly: true, optional: true}
+      - devices: [{usb: {vendor: '1A86', product: '7523', serial: x1}}]
+      - devices: [{udev: {subsystem: tty, driver: 'ftdi*', attrs: {idVendor: '0403'}}}]
+nodes:
+  - match: 'edge-*'
+    resources: [{name: a.example/capture, groups: [{devices: [{path: '/dev/snd/**'}]}]}]
+  - match: {zone: 'north*', gpu: 'true'}
+    resources: [{name: b.example/c, groups: [{devices: [{path: /dev/kvm}]}]}]
+"""
+
+
+def test_everything_that_can_be_said_survives_being_printed_and_read_again() -> None:
+    found = read(EVERYTHING)
+    assert read(msgspec.yaml.encode(found).decode()) == found
+    assert found.resources[1].groups[1].devices[0].usb == rules.Usb(
+        vendor="1a86", product="7523", serial="x1"
+    )
+
+
+def test_the_schema_for_editors_takes_what_the_loader_takes_and_knows_every_key() -> None:
+    validator = jsonschema.Draft202012Validator(json.loads(json.dumps(configure.schema())))
+    tree = yaml.safe_load(EVERYTHING)
+    validator.validate(tree)
+    tree["resources"][0]["cuont"] = 1
+    assert [error.message for error in validator.iter_errors(tree)] == [
+        "Additional properties are not allowed ('cuont' was unexpected)"
+    ]
+
+
+def test_a_node_gets_the_rules_that_match_its_name_or_its_labels() -> None:
+    found = read(EVERYTHING)
+    of = {
+        node: [(r.name, len(r.groups)) for r in found.at(node, labels)]
+        for node, labels in {
+            "a": {},
+            "edge-1": {"zone": "south", "gpu": "true"},
+            "b": {"zone": "north-2", "gpu": "true", "more": "x"},
+        }.items()
+    }
+    base = ("a.example/*", 1)
+    assert of == {
+        "a": [base, ("a.example/capture", 3)],
+        "edge-1": [base, ("a.example/capture", 1)],
+        "b": [base, ("a.example/capture", 3), ("b.example/c", 1)],
+    }
+
+
+def test_rules_that_only_clash_on_one_node_are_refused_there() -> None:
+    found = read(
+        """
+        apiVersion: muster.dev/v1
+        resources: [{name: a.example/b, groups: [{devices: [{path: /dev/fuse}]}]}]
+        nodes:
+          - match: n
+            resources: [{name: a.example/c, groups: [{devices: [{path: '/dev/f*'}]}]}]
+        """
+    )
+    assert [r.name for r in found.at("m", {})] == ["a.example/b"]
+    with pytest.raises(ValueError, match=r"^resources\[0\]\.groups\[0\]\.devices\[0\]: a\.example"):
+        found.at("n", {})
+
+
+def test_every_problem_is_reported_at_once_with_key_value_and_nearest_name() -> None:
+    assert problems(
+        """
+        apiVersion: muster.dev/v2
+        resuorces: []
+        resources:
+          - name: noslash
+            env: 1x
+            groups:
+              - cuont: 2
+                devices:
+                  - {path: /dev/x, mountpath: /y}
+                  - {usb: {vendor: 0407, product: '1'}}
+          - name: a.example/b
+            groups: [{count: 0, devices: [{path: dev/x, permissions: rx, limit: 0}]}]
+            checks: {period_s: 0}
+        """
+    ) == [
+        "apiVersion: invalid enum value 'muster.dev/v2' (value 'muster.dev/v2')",
+        "resuorces: unknown key (value []); did you mean resources?",
+        "resources[0].groups[0].cuont: unknown key (value 2); did you mean count?",
+        (
+            "resources[0].groups[0].devices[0].mountpath: unknown key (value '/y'); "
+            "did you mean mountPath?"
+        ),
+        ("resources[0].groups[0].devices[1].usb.vendor: expected `str`, got `int` (value 263)"),
+        (
+            "resources[0].groups[0].devices[1].usb.product: expected `str` matching regex "
+            "'^[0-9A-Fa-f]{4}\\\\Z' (value '1')"
+        ),
+        "resources[1].groups[0].count: expected `int` >= 1 (value 0)",
+        "resources[1].groups[0].devices[0].limit: expected `int` >= 1 (value 0)",
+        "resources[1].checks.period_s: expected `float` > 0.0 (value 0)",
+    ]
+
+
+HERE: Final = "resources[0].groups[0].devices[0]: "
+
+
+@pytest.mark.parametrize(
+    ("nodes", "problem"),
+    [
+        ("{}", "give exactly one of path, regex, udev, usb"),
+        ("{path: /dev/a, regex: a}", "give exactly one of path, regex, udev, usb"),
+        ("{path: dev/a}", "path: 'dev/a' is not an absolute path"),
+        ("{path: /dev/}", "path: '/dev/' is not the shortest way to write this path"),
+        ("{path: /dev/../a}", "path: '/dev/../a' is not the shortest way to write this path"),
+        ("{path: /*/a}", "path: '/*/a' would search everything; begin with a directory's name"),
+        ("{path: '/dev/a[0-'}", "path: '/dev/a[0-' has a [ without its ]"),
+        ("{path: '/dev/a[9-0]'}", "path: '/dev/a[9-0]' has 9-0 in a set, the wrong way round"),
+        ("{path: '/dev/a', exclude: [b]}", "exclude[0]: 'b' is not an absolute path"),
+        ("{path: /dev/a, mountPath: b}", "mountPath: 'b' is not an absolute path"),
+        ("{path: /dev/a, permissions: ''}", "permissions: '' is not r, w, m or several, each once"),
+        ("{path: /dev/a, permissions: rr}", "permissions: 'rr' is not r, w, m or several, each on"),
+        ("{path: /dev/a, permissions: rwx}", "permissions: 'rwx' is not r, w, m or several, each"),
+        ("{path: /dev/a, readOnly: true}", "readOnly: only a Mount has it; for a Device write per"),
+        ("{regex: a, type: Mount}", "type: a Mount is found by path"),
+        ("{path: /a/b, type: Mount, permissions: r}", "permissions: only a Device has them; for a"),
+        ("{regex: '('}", "regex: '(' is not a regular expression: missing )"),
+        ("{regex: '(a+)+$'}", "regex: '(a+)+$' may take for ever: a repeated group repeats"),
+        ("{regex: '[[:digit:]]'}", "regex: '[[:digit:]]' has '[[:', which is not of the RE2"),
+    ],
+)
+def test_each_way_to_describe_nodes_wrongly_is_refused(nodes: str, problem: str) -> None:
+    (found,) = problems(one(nodes))
+    assert found.startswith(HERE + problem)
+
+
+def group(groups: str, more: str = "") -> str:
+    return resource(f"{{name: a.example/b, {more} groups: [{groups}]}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("apiVersion: muster.dev/v1", "settings: resources: none is given"),
+        ("resources: []", "apiVersion: required, and missing"),
+        (
+            group("{devices: [{path: /dev/a}, {path: /dev/b, mountPath: /dev/a}]}"),
+            "resources[0].groups[0]: devices: two would be /dev/a in the container",
+        ),
+        (
+            group("{devices: [{path: /dev/a}]}, {devices: [{path: /dev/a}]}"),
+            "resources[0]: groups[1]: the same as groups[0]; write a larger count",
+        ),
+        (
+            group("{devices: [{udev: {}}]}"),
+            "resources[0].groups[0].devices[0].udev: give subsystem, driver, vendor, product, attr",
+        ),
+        (group(""), "resources[0].groups: expected `array` of length >= 1 (length 0)"),
+        (
+            group("{devices: [{path: /dev/a}]}", "checks: {command: [true]},"),
+            "resources[0].checks.command: expected `str`, got `bool` at `resources[0].check",
+        ),
+        (
+            group("{devices: [{path: /dev/a}]}", "checks: {command: ['true']},"),
+            "resources[0].checks: command: 'true' is not an absolute path",
+        ),
+        (
+            group("{devices: [{path: /dev/a}]}", "perMatch: true,"),
+            "resources[0]: name: 'a.example/b' names every match (perMatch); write it as a",
+        ),
+        (
+            group("{devices: [{path: /dev/a}]}", "env: A-B,"),
+            "resources[0]: env: 'A-B' is no name of a variable",
+        ),
+        (
+            resource("{name: a.example/*, groups: [{devices: [{path: /dev/a}]}]}"),
+            "resources[0]: name: 'a.example/*' stands for many names; it needs perMatch: true",
+        ),
+        (
+            resource(
+                "{name: a.example/*, perMatch: true,"
+                " groups: [{devices: [{path: /dev/a}, {path: /dev/b}]}]}"
+            ),
+            "resources[0]: groups[0].devices: perMatch names each match; a unit is one match here",
+        ),
+    ],
+)
+def test_each_group_or_resource_that_cannot_be_is_refused(text: str, problem: str) -> None:
+    (found,) = problems(text)
+    assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("fuse", "name: 'fuse' has no domain; write it as example.com/fuse"),
+        ("node.kubernetes.io/x", "name: 'node.kubernetes.io/x' is in Kubernetes' own domain"),
+        ("requests.a/x", "name: 'requests.a/x' starts with 'requests.', which quotas use"),
+        ("A.com/x", "name: 'A.com' is no lower-case DNS name of at most 244 characters"),
+        (f"{'a' * 245}/x", f"name: {'a' * 245!r} is no lower-case DNS name of at most 244 char"),
+        ("a.com/-x", "name: '-x' is not 1 to 63 of A-Z a-z 0-9 - _ . that begin and end with"),
+        (f"a.com/{'x' * 64}", f"name: {'x' * 64!r} is not 1 to 63 of A-Z a-z 0-9 - _ . that"),
+    ],
+)
+def test_what_the_kubelet_would_refuse_is_refused(name: str, problem: str) -> None:
+    (found,) = problems(resource(f"{{name: {name!r}, groups: [{{devices: [{{path: /dev/a}}]}}]}}"))
+    assert found.startswith(f"resources[0]: {problem}")
+
+
+CLAIMS: Final = [
+    ("{path: /dev/a}", "{path: /dev/a}", True),
+    ("{path: /dev/a}", "{path: '/dev/[a-c]'}", True),
+    ("{path: /dev/a}", "{path: '/dev/**'}", True),
+    ("{path: /dev/a}", "{path: '/dev/?', exclude: [/dev/a]}", False),
+    ("{path: /dev/a}", "{path: '/dev/?b'}", False),
+    ("{path: '/dev/a*'}", "{path: '/dev/a*'}", True),
+    ("{path: '/dev/a*'}", "{path: '/dev/*a'}", False),  # only the node can tell
+    ("{path: /dev/a}", "{regex: '^[ab]$'}", True),
+    ("{path: /opt/a}", "{regex: a}", False),
+    ("{regex: '^a$'}", "{regex: '^a$'}", True),
+    ("{path: /dev/a}", "{path: /dev/a, shared: true}", False),
+    ("{path: /opt/a, type: Mount}", "{path: /opt/a, type: Mount}", False),
+    ("{usb: {vendor: '1a86', product: '7523'}}", "{usb: {vendor: '1A86', product: '7523'}}", True),
+    (
+        "{usb: {vendor: '1a86', product: '7523'}}",
+        "{usb: {vendor: '1a86', product: '7523', serial: a}}",
+        True,
+    ),
+    (
+        "{usb: {vendor: '1a86', product: '7523', serial: b}}",
+        "{usb: {vendor: '1a86', product: '7523', serial: a}}",
+        False,
+    ),
+    ("{udev: {subsystem: tty}}", "{udev: {subsystem: tty}}", True),
+    ("{udev: {subsystem: tty}}", "{udev: {subsystem: tty, driver: x}}", False),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "clash"), CLAIMS)
+@pytest.mark.parametrize("order", [1, -1])
+def test_nodes_that_two_resources_would_both_count_are_refused(
+    first: str, second: str, *, clash: bool, order: int
+) -> None:
+    a, b = (first, second)[::order]
+    text = resource(
+        f"{{name: a.example/a, groups: [{{devices: [{a}]}}]}},"
+        f"{{name: a.example/b, groups: [{{devices: [{b}]}}]}}"
+    )
+    if clash:
+        (found,) = problems(text)
+        assert found.startswith("settings: resources[")
+        assert "write shared: true on one of the two" in found
+    else:
+        assert len(read(text).resources) == 2
+
+
+def test_two_resources_of_one_name_are_refused() -> None:
+    text = ", ".join(
+        f"{{name: a.example/a, groups: [{{devices: [{{path: /dev/{node}}}]}}]}}" for node in "ab"
+    )
+    assert problems(resource(text)) == [
+        "settings: resources: two are named a.example/a; the kubelet would keep only the newer one"
+    ]
+
+
+def test_more_entries_than_can_be_compared_in_time_are_refused() -> None:
+    devices = ", ".join(f"{{path: /dev/a{at}}}" for at in range(60))
+    text = resource(
+        ", ".join(
+            f"{{name: a.example/r{at}, groups: [{{devices: [{devices}]}}]}}" for at in range(9)
+        )
+    )
+    assert problems(text) == ["settings: resources: 540 entries in all their groups; at most 500"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("video0", "e.com/video0"),
+        ("net/tun", "e.com/net_tun"),
+        ("snd/by-path/pci-0000:00:1b.0", "e.com/snd_by-path_pci-0000_00_1b_0"),
+        ("_x", "e.com/x-a01e47cb"),
+        ("a" * 64, f"e.com/{'a' * 54}-ffe054fe"),
+        ("ä", "e.com/33e6d73f"),
+    ],
+)
+def test_a_match_is_named_after_its_path_as_smarter_does(path: str, name: str) -> None:
+    assert names.derived("e.com/*", path) == name
+
+
+@given(st.text(min_size=1))
+def test_derived_names_are_names_that_the_kubelet_takes(path: str) -> None:
+    assert [*names.problems(names.derived("e.com/*", path))] == []
+
+
+SHAPES: Final = msgspec.json.schema(rules.Rules)["$defs"].values()
+KEYS: Final = st.sampled_from(sorted({key for s in SHAPES for key in s.get("properties", {})}))
+VALUES: Final = st.sampled_from(
+    ["muster.dev/v1", "a.example/b", "a.example/*", "/dev/a*", "^a[0-9]+$", "1a86", "Mount", "rw"]
+)
+TREES: Final = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | VALUES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(), inner, max_size=5)
+    ),
+    max_leaves=20,
+)
+
+
+def usable(text: bytes) -> bool:
+    """Tell whether rules come out; anything raised but BadSettings fails the test."""
+    try:
+        for tree in settings.parse(text, source="FILE"):
+            settings.validate(rules.Rules, tree)
+    except settings.BadSettings:
+        return False
+    return True
+
+
+@given(text=st.binary() | st.text("ab:-[]{}!&*|>?'\"% \n#0.x_<=").map(str.encode))
+def test_any_bytes_give_rules_or_say_why_not(text: bytes) -> None:
+    usable(text)
+
+
+@given(
+    tree=st.fixed_dictionaries({"apiVersion": st.just("muster.dev/v1"), "resources": TREES}) | TREES
+)
+def test_any_tree_gives_rules_or_says_why_not(tree: object) -> None:
+    usable(yaml.safe_dump(tree).encode("utf-8", "surrogateescape"))
+
+
+NODES: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "path": st.sampled_from(["/dev/a", "/dev/a*", "/dev/b", "/dev/**", "/x/"]) | st.text(),
+        "regex": st.sampled_from(["^a$", "a.*", "(a|b)", "a**"]) | st.text("ab()[]*+?{}^$|\\.0,"),
+        "usb": st.fixed_dictionaries(
+            {"vendor": st.sampled_from(["1a86", "zzzz"]), "product": st.just("7523")},
+            optional={"serial": st.text(max_size=3)},
+        ),
+        "limit": st.integers(-1, 3),
+        "permissions": st.text("rwm", max_size=3),
+        "shared": st.booleans(),
+        "exclude": st.lists(st.sampled_from(["/dev/a", "x", "/dev/*"]), max_size=2),
+        "mountPath": st.sampled_from(["/dev/a", "/x/", "y"]),
+    },
+)
+RESOURCES: Final = st.lists(
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["a.example/a", "a.example/b", "a.example/*", "b"]),
+            "groups": st.lists(
+                st.fixed_dictionaries({"devices": st.lists(NODES, max_size=2)}), max_size=2
+            ),
+        },
+        optional={"perMatch": st.booleans()},
+    ),
+    max_size=3,
+)
+
+
+@hypothesis_settings(max_examples=200)
+@given(resources=RESOURCES)
+def test_rules_that_are_taken_are_printed_and_read_again_as_the_same(
+    resources: list[dict[str, Any]],
+) -> None:
+    tree = {"apiVersion": "muster.dev/v1", "resources": resources}
+    text = yaml.safe_dump(tree).encode("utf-8", "surrogateescape")
+    if usable(text):
+        found = read(text.decode())
+        assert read(msgspec.yaml.encode(found).decode()) == found
+
+
+def test_the_documentation_names_every_key_and_its_examples_can_be_used() -> None:
+    text = Path(__file__).parents[2].joinpath("docs", "configuration.md").read_text("utf-8")
+    keys = {key for shape in SHAPES for key in shape.get("properties", {})}
+    assert {key for key in keys if f"`{key}`" not in text} == set()
+    examples = [block.split("```")[0] for block in text.split("```yaml\n")[1:]]
+    assert len(examples) > 8
+    for example in examples:
+        assert isinstance(read(example), rules.Rules)
