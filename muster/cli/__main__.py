@@ -85,6 +85,18 @@ def events(
     return command.run(type, node=node, since=start, as_json=json, url=url)
 
 
+@app.command(name="config", help_flags=[], version_flags=[])
+def configure(
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
+) -> int:
+    """Check, show and import the configuration of the devices: `muster config --help`."""
+    import subprocess  # noqa: PLC0415  # a command pays for its own imports
+
+    # the plugin knows its configuration; the command imports no service
+    program = [sys.executable, "-m", "muster_plugin.configure", *(arguments or ("--help",))]
+    return subprocess.run(program, check=False).returncode  # noqa: S603  # our own program
+
+
 def _since(text: str | None) -> datetime | timedelta | None:
     """Read how long ago, or when; a time without a zone is UTC."""
     if text is None:

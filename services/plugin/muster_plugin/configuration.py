@@ -1,0 +1,108 @@
+"""Door to configuration files of the devices: ours, or another plugin's as it is.
+
+A file may also be the Kubernetes manifest that holds the configuration. Everything that cannot be
+used raises settings.BadSettings with every problem; nothing else is raised for any bytes.
+"""
+
+import enum
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from muster import settings
+from muster_plugin import config
+from muster_plugin.imports import generic, manifests, nvidia, smarter, tree
+
+
+class Format(enum.StrEnum):
+    """Whose configuration it is."""
+
+    MUSTER = "muster"
+    SMARTER = "smarter"
+    GENERIC = "generic"
+    NVIDIA = "nvidia"
+
+
+def read(
+    text: bytes, *, source: str, written_for: Format, domain: str | None = None
+) -> config.Settings:
+    """Return what a file says, ours or another plugin's. Raises settings.BadSettings."""
+    if written_for is not Format.MUSTER:
+        found = imported(text, source=source, peer=written_for, domain=domain).rules
+        if found is None:
+            raise settings.BadSettings([f"{source}: says nothing of device nodes"])
+        return config.Settings(resources=found.resources)
+    documents = settings.parse(text, source=source)
+    manifest = manifests.find(documents)
+    document = _inside(manifest, written_for, source) if manifest else _only(documents, source)
+    return settings.validate(config.Settings, document)
+
+
+def imported(text: bytes, *, source: str, peer: Format, domain: str | None = None) -> tree.Imported:
+    """Return what another plugin's file means here. Raises settings.BadSettings.
+
+    `domain` replaces the one that generic's file or flags give.
+    """
+    documents = settings.parse(text, source=source)
+    try:
+        manifest = manifests.find(documents)
+        if manifest is None:
+            return _meaning(_only(documents, source), peer, domain)
+        if manifest.devices and peer is Format.GENERIC:
+            flags = [
+                _only(settings.parse(text.encode(), source=f"{source}: --device"), source)
+                for text in manifest.devices
+            ]
+            return generic.read_flags(flags, domain=domain or manifest.domain)
+        return _meaning(_inside(manifest, peer, source), peer, domain)
+    except tree.Unreadable as error:
+        raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
+
+
+def _meaning(document: Any, peer: Format, domain: str | None) -> tree.Imported:
+    match peer:
+        case Format.SMARTER:
+            return smarter.read(document)
+        case Format.GENERIC:
+            return generic.read(document, domain=domain)
+        case Format.NVIDIA:
+            return nvidia.read(document)
+        case Format.MUSTER:
+            raise AssertionError("ours is read, not imported")
+        case _ as never:
+            assert_never(never)
+
+
+def _inside(manifest: manifests.Found, written_for: Format, source: str) -> Any:
+    """Return the one configuration that the manifests hold."""
+    found: list[tuple[str, Any]] = []
+    for name, text in manifest.files:
+        documents = settings.parse(text.encode(), source=f"{source}: {name}")
+        found.extend((name, one) for one in documents if _is_like(one, written_for))
+    if not found:
+        problem = f"these manifests hold no configuration of {written_for}'s"
+        raise settings.BadSettings([f"{source}: {problem}"])
+    if len(found) > 1:
+        files = ", ".join(name for name, _ in found)
+        raise settings.BadSettings([f"{source}: several configurations: {files}; give one file"])
+    return found[0][1]
+
+
+def _is_like(document: Any, written_for: Format) -> bool:
+    match written_for:
+        case Format.SMARTER:
+            return isinstance(document, list)
+        case Format.MUSTER:
+            keys = {"apiVersion"}
+        case Format.GENERIC:
+            keys = {"devices", "device"}
+        case Format.NVIDIA:
+            keys = {"version", "flags", "sharing"}
+        case _ as never:
+            assert_never(never)
+    return isinstance(document, dict) and not keys.isdisjoint(document)
+
+
+def _only(documents: Sequence[Any], source: str) -> Any:
+    if len(documents) > 1:
+        raise settings.BadSettings([f"{source}: {len(documents)} YAML documents, expected one"])
+    return documents[0] if documents else None

@@ -1,0 +1,75 @@
+"""Pure. Finds a plugin's configuration inside the Kubernetes manifests that deploy it.
+
+What people have at hand is a ConfigMap, or a DaemonSet whose arguments hold the configuration; the
+texts in them are handed back, to be parsed like files.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+_ITEMS_MAX: Final = 1_000
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts that hold configuration: files of ConfigMaps, and values of `--device` flags."""
+
+    files: tuple[tuple[str, str], ...]
+    devices: tuple[str, ...]
+    domain: str | None
+
+
+def find(documents: Sequence[object]) -> Found | None:
+    """Return what the manifests hold, or None if these documents are no manifests."""
+    manifests = [*_manifests(documents)]
+    if not manifests:
+        return None
+    arguments = [text for manifest in manifests for text in _arguments(manifest)]
+    domains = [*_values(arguments, "--domain")]
+    return Found(
+        files=tuple(file for manifest in manifests for file in _files(manifest)),
+        devices=tuple(_values(arguments, "--device")),
+        domain=domains[-1] if domains else None,
+    )
+
+
+def _manifests(documents: Sequence[object]) -> Iterator[Mapping[object, object]]:
+    for document in documents[:_ITEMS_MAX]:
+        if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
+            continue
+        if document.get("kind") == "List":
+            items = document.get("items")
+            yield from _manifests(items if isinstance(items, list) else [])
+        elif "apiVersion" in document:
+            yield document
+
+
+def _files(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
+    data = manifest.get("data")
+    if manifest.get("kind") == "ConfigMap" and isinstance(data, Mapping):
+        for name, text in data.items():
+            if isinstance(name, str) and isinstance(text, str):
+                yield name, text
+
+
+def _arguments(manifest: Mapping[object, object]) -> Iterator[str]:
+    """Give the arguments of every container, wherever the pod stands in the manifest."""
+    spec = manifest.get("spec")
+    template = spec.get("template") if isinstance(spec, Mapping) else None
+    inner = template.get("spec") if isinstance(template, Mapping) else None
+    for pod in (spec, inner):
+        containers = pod.get("containers") if isinstance(pod, Mapping) else None
+        for container in containers if isinstance(containers, list) else []:
+            for key in ("command", "args"):
+                given = container.get(key) if isinstance(container, Mapping) else None
+                for text in given if isinstance(given, list) else []:
+                    yield text if isinstance(text, str) else ""
+
+
+def _values(arguments: Sequence[str], flag: str) -> Iterator[str]:
+    for at, text in enumerate(arguments):
+        if text.startswith(f"{flag}="):
+            yield text.removeprefix(f"{flag}=")
+        elif text == flag and at + 1 < len(arguments):
+            yield arguments[at + 1]

@@ -1,0 +1,546 @@
+"""Configurations written for other plugins: the same resources come out, and each difference.
+
+The examples are the published ones, restated: names, patterns and counts are facts. Origins:
+smarter-project/smarter-device-manager conf.yaml and smarter-device-manager-configmap-xavier.yaml;
+squat/generic-device-plugin manifests/generic-device-plugin.yaml, its --help and the cases of its
+deviceplugin/path_test.go and usb_test.go; NVIDIA/k8s-device-plugin api/config/v1/replicas_test.go.
+"""
+
+from typing import Any, Final
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import settings
+from muster_plugin import config, configuration, rules
+from muster_plugin.imports import generic, smarter, tree
+
+Format = configuration.Format
+
+
+def imported(text: str | bytes, peer: Format, domain: str | None = None) -> tree.Imported:
+    given = text if isinstance(text, bytes) else text.encode()
+    return configuration.imported(given, source="FILE", peer=peer, domain=domain)
+
+
+def resources(text: str, peer: Format, domain: str | None = None) -> tuple[rules.Resource, ...]:
+    """Return what comes out, and hold that direct use and the printed form give the same."""
+    found = imported(text, peer, domain).rules
+    assert found is not None
+    printed = msgspec.yaml.encode(found)
+    direct = configuration.read(text.encode(), source="F", written_for=peer, domain=domain)
+    again = configuration.read(printed, source="F", written_for=Format.MUSTER)
+    assert direct.resources == again.resources == found.resources
+    return found.resources
+
+
+def differences(text: str, peer: Format) -> list[str]:
+    """Return the differences that this file in particular makes."""
+    plain = {
+        Format.SMARTER: "[{devicematch: ^x$, nummaxdevices: 1}]",
+        Format.GENERIC: "{domain: a.b, device: ['xy,/dev/x']}",
+    }[peer]
+    general = imported(plain, peer).differences
+    return [told for told in imported(text, peer).differences if told not in general]
+
+
+def problems(text: str | bytes, peer: Format) -> list[str]:
+    with pytest.raises(settings.BadSettings) as refused:
+        imported(text, peer)
+    return refused.value.problems
+
+
+def each(pattern: str, count: int) -> rules.Resource:
+    """Return what an entry of smarter's means: one resource for each match, with `rw`."""
+    nodes = rules.Nodes(regex=pattern, permissions="rw")
+    groups = (rules.Group(devices=(nodes,), count=count),)
+    return rules.Resource(name="smarter-devices/*", groups=groups, per_match=True)
+
+
+SMARTER: Final = {
+    "^snd$": 20,
+    "^gpiomem$": 40,
+    "^gpiochip[0-9]*$": 20,
+    "^hci[0-9]*$": 1,
+    "^i2c-[0-9]*$": 1,
+    "^rtc0$": 20,
+    "^video[0-9]*$": 20,
+    "^vchiq$": 20,
+    "^vcsm.*$": 20,
+    "^ttyUSB[0-9]*$": 1,
+    "^ttyACM[0-9]*$": 1,
+    "^ttyTHS[0-9]*$": 1,
+    "^ttyS[0-9]*$": 1,
+}
+
+
+def conf(entries: dict[str, int]) -> str:
+    return "".join(f"- devicematch: {m}\n  nummaxdevices: {n}\n" for m, n in entries.items())
+
+
+@pytest.mark.parametrize("entries", [SMARTER, {"^fuse$": 20}, {"^fuse$": 1000, "^kvm$": 100}])
+def test_the_published_configurations_of_smarter_mean_the_same_here(
+    entries: dict[str, int],
+) -> None:
+    assert resources(conf(entries), Format.SMARTER) == tuple(
+        each(pattern, count) for pattern, count in entries.items()
+    )
+    assert differences(conf(entries), Format.SMARTER) == []
+
+
+def test_a_config_map_of_smarter_is_read_as_it_is() -> None:
+    text = yaml.safe_dump_all(
+        [
+            {"apiVersion": "apps/v1", "kind": "DaemonSet", "spec": {"template": {}}},
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "data": {"conf.yaml": conf({"^vcsm.*$": 20, "nvidia-gpu": 20}), "note": "none"},
+            },
+        ]
+    )
+    assert resources(text, Format.SMARTER) == (each("^vcsm.*$", 20),)
+    assert differences(text, Format.SMARTER) == [
+        "[1]: Jetson GPUs (/sys/devices/gpu.N) are no device nodes; left out"
+    ]
+
+
+def test_what_smarter_does_without_a_word_is_said() -> None:
+    text = """
+    - {devicematch: video, nummaxdevices: 2}
+    - {devicematch: ^kvm$, nummaxdevices: 1}
+    - {devicematch: ^kvm$, nummaxdevices: 3, nummaxdevice: 2}
+    - {devicematch: ^rtc$}
+    """
+    assert resources(text, Format.SMARTER) == (each("video", 2), each("^kvm$", 3))
+    assert differences(text, Format.SMARTER) == [
+        (
+            "[0]: devicematch 'video' is not anchored: it takes every path below /dev that has such"
+            " a part, with smarter and here; ^ and $ would make it exact"
+        ),
+        "[2].nummaxdevice: smarter ignores this key; did you mean nummaxdevices?",
+        "[2]: devicematch '^kvm$' stands here twice; the later one is kept, as the kubelet does",
+        "[3]: '^rtc$' has nummaxdevices 0, so no device; left out",
+    ]
+
+
+def test_every_problem_of_a_file_of_smarter_is_told_at_once() -> None:
+    text = """
+    - {devicematch: 7, nummaxdevices: many}
+    - {devicematch: '(', nummaxdevices: 1}
+    - {devicematch: a, nummaxdevices: -1}
+    - {devicematch: a, nummaxdevices: 20000}
+    - fuse
+    """
+    found = problems(text, Format.SMARTER)
+    assert [line[:70] for line in found] == [
+        "FILE: [0].devicematch: a text is expected; write 7 in quotes",
+        "FILE: [0].nummaxdevices: a whole number of at least 0 is expected, fou",
+        "FILE: [1]: regex: '(' is not a regular expression: missing ), untermin",
+        "FILE: [2].nummaxdevices: a whole number of at least 0 is expected, fou",
+        "FILE: [3]: Expected `int` <= 10000 - at `$.groups[0].count`",
+        "FILE: [4]: a mapping is expected, found 'fuse'",
+    ]
+
+
+def group(*paths: str | tuple[str, str], count: int = 1) -> rules.Group:
+    """Return a group as generic gives it: `mrw`, each path where it is or where it is told."""
+    return rules.Group(
+        devices=tuple(
+            rules.Nodes(path=path, permissions="mrw")
+            if isinstance(path, str)
+            else rules.Nodes(path=path[0], mount_path=path[1], permissions="mrw")
+            for path in paths
+        ),
+        count=count,
+    )
+
+
+def capture(card: int) -> rules.Group:
+    control, pcm = f"/dev/snd/controlC{card}", f"/dev/snd/pcmC{card}D0c"
+    if card == 0:
+        return group(control, pcm)
+    return group((control, "/dev/snd/controlC0"), (pcm, "/dev/snd/pcmC0D0c"))
+
+
+SERIAL: Final = ("ttyUSB*", "ttyACM*", "tty.usb*", "cu.*", "cuaU*", "rfcomm*")
+MANIFEST: Final = {
+    "serial": tuple(group(f"/dev/{name}") for name in SERIAL),
+    "video": (group("/dev/video0"),),
+    "fuse": (group("/dev/fuse", count=10),),
+    "audio": (group("/dev/snd", count=10),),
+    "capture": tuple(capture(card) for card in range(4)),
+}
+
+
+def spec(name: str, groups: tuple[rules.Group, ...]) -> dict[str, Any]:
+    """Write groups as generic's users do."""
+    return {
+        "name": name,
+        "groups": [
+            {
+                "paths": [
+                    {"path": n.path, **({"mountPath": n.mount_path} if n.mount_path else {})}
+                    for n in one.devices
+                ],
+                **({"count": one.count} if one.count > 1 else {}),
+            }
+            for one in groups
+        ],
+    }
+
+
+def daemon_set(arguments: list[str]) -> str:
+    container = {"name": "generic-device-plugin", "args": arguments}
+    pod = {"containers": [container]}
+    manifest = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "spec": {"template": {"spec": pod}},
+    }
+    return yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [manifest]})
+
+
+@pytest.mark.parametrize(
+    "form", ["flags", "flags with =", "file", "file with device", "config map"]
+)
+def test_the_published_manifest_of_generic_means_the_same_here(form: str) -> None:
+    specs = [spec(name, groups) for name, groups in MANIFEST.items()]
+    texts = [yaml.safe_dump(one) for one in specs]
+    file = yaml.safe_dump({"devices": specs})
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.yaml": file}}
+    text = {
+        "flags": daemon_set([part for one in texts for part in ("--device", one)]),
+        "flags with =": daemon_set([f"--device={one}" for one in texts]),
+        "file": file,
+        "file with device": yaml.safe_dump({"device": specs}),
+        "config map": yaml.safe_dump(config_map),
+    }[form]
+    assert resources(text, Format.GENERIC) == tuple(
+        rules.Resource(name=f"squat.ai/{name}", groups=groups) for name, groups in MANIFEST.items()
+    )
+    assert differences(text, Format.GENERIC) == [
+        (
+            "domain: not given; squat.ai is taken, which generic 0.1 takes; from 0.2.0 it takes"
+            " devic.es"
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "chosen", "domain"),
+    [
+        ([], None, "squat.ai"),
+        (["--domain=devic.es"], None, "devic.es"),
+        (["--domain", "devic.es"], None, "devic.es"),
+        (["--domain", "devic.es"], "a.example", "a.example"),
+    ],
+)
+def test_the_domain_of_a_manifest_is_taken_unless_another_is_given(
+    arguments: list[str], chosen: str | None, domain: str
+) -> None:
+    text = daemon_set([*arguments, "--device", "video,/dev/video0"])
+    (found,) = resources(text, Format.GENERIC, chosen)
+    assert found == rules.Resource(name=f"{domain}/video", groups=(group("/dev/video0"),))
+
+
+def nodes(path: str) -> rules.Nodes:
+    """Return what one path of generic's means."""
+    text = f"{{domain: a.example, devices: [{{name: aa, groups: [{{paths: [{path}]}}]}}]}}"
+    (found,) = resources(text, Format.GENERIC)
+    (one,) = found.groups[0].devices
+    return one
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("{path: /dev/simple}", rules.Nodes(path="/dev/simple", permissions="mrw")),
+        (
+            "{path: /dev/ttyUSB*, mountPath: /dev/ttyUSB0}",
+            rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/ttyUSB0", permissions="mrw"),
+        ),
+        (
+            "{path: /dev/ttyUSB*, mountPath: /dev/serial/, permissions: r, limit: 0}",
+            rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/", permissions="r"),
+        ),
+        (
+            "{path: /dev/snd/controlC0, limit: 10, type: Device}",
+            rules.Nodes(path="/dev/snd/controlC0", limit=10, permissions="mrw"),
+        ),
+        (
+            "{path: /dev/ttyS0, optional: true}",
+            rules.Nodes(path="/dev/ttyS0", optional=True, permissions="mrw"),
+        ),
+        (
+            "{path: /opt/lib, type: Mount, readOnly: true, permissions: r}",
+            rules.Nodes(path="/opt/lib", type=rules.NodeType.MOUNT, read_only=True),
+        ),
+    ],
+)
+def test_each_key_of_a_path_means_the_same_here(path: str, expected: rules.Nodes) -> None:
+    assert nodes(path) == expected
+
+
+def with_usb(usb: str) -> str:
+    return f"{{domain: a.example, devices: [{{name: aa, groups: [{{usb: [{usb}]}}]}}]}}"
+
+
+def test_usb_devices_mean_the_same_here_but_two_sticks_are_two_units() -> None:
+    text = with_usb("{vendor: '1050', product: '0407'}, {vendor: 1A86, product: f, serial: x}")
+    (found,) = resources(text, Format.GENERIC)
+    assert found.groups == (
+        rules.Group(
+            devices=(
+                rules.Nodes(usb=rules.Usb(vendor="1050", product="0407"), optional=True),
+                rules.Nodes(
+                    usb=rules.Usb(vendor="1a86", product="000f", serial="x"), optional=True
+                ),
+            )
+        ),
+    )
+    assert differences(text, Format.GENERIC) == [
+        (
+            "usb: two identical USB devices are two units here, each for a container of its own;"
+            " generic gives one container all that match"
+        )
+    ]
+
+
+def test_a_usb_id_without_quotes_is_refused_in_a_file_and_hexadecimal_in_a_flag() -> None:
+    (found,) = problems(with_usb("{vendor: '1a86', product: 7523}"), Format.GENERIC)
+    assert found.startswith("FILE: devices[0].groups[0].usb[0].product: 7523 is not in quotes: a")
+    flag = "{name: ch340, groups: [{usb: [{vendor: 1a86, product: 7523}]}]}"
+    (resource,) = resources(daemon_set(["--device", flag]), Format.GENERIC)
+    assert resource.groups[0].devices[0].usb == rules.Usb(vendor="1a86", product="7523")
+    octal = flag.replace("7523", "0407")
+    (found,) = problems(daemon_set(["--device", octal]), Format.GENERIC)
+    assert found.startswith("FILE: --device[0].groups[0].usb[0].product: 263 is not in quotes: a")
+
+
+def test_nodes_that_generic_gives_to_two_resources_are_shared_here() -> None:
+    control = "{path: /dev/snd/controlC0}"
+    text = f"""
+    domain: a.example
+    devices:
+      - {{name: capture, groups: [{{paths: [{control}, {{path: /dev/snd/pcmC0D0c}}]}}]}}
+      - {{name: playback, groups: [{{paths: [{control}, {{path: /dev/snd/pcmC0D0p}}]}}]}}
+    """
+    one, other = resources(text, Format.GENERIC)
+    assert [n.shared for n in one.groups[0].devices] == [False, False]
+    assert [n.shared for n in other.groups[0].devices] == [True, False]
+    assert differences(text, Format.GENERIC) == [
+        (
+            "resources[1].groups[0].devices[0]: a.example/capture counts the same nodes; marked as"
+            " shared"
+        )
+    ]
+
+
+def test_what_generic_does_without_a_word_is_said() -> None:
+    text = """
+    domain: a.example
+    log-level: debug
+    device:
+      - name: ' fuse '
+        group: []
+        groups:
+          - {paths: [{path: /dev/fuse, readOnly: true, mountpath: /x}], count: 0}
+          - {paths: [{path: /dev/fuse}]}
+          - {count: 2}
+      - {name: none, groups: []}
+    """
+    (found,) = resources(text, Format.GENERIC)
+    assert found == rules.Resource(name="a.example/fuse", groups=(group("/dev/fuse"),))
+    assert differences(text, Format.GENERIC) == [
+        "log-level: a setting of the process; set it where muster is deployed",
+        "device[0].group: generic ignores this key; did you mean groups?",
+        "device[0].groups[0].paths[0].mountpath: generic ignores this key; did you mean mountPath?",
+        ("device[0].groups[0].paths[0].readOnly: generic ignores it for a Device; left out"),
+        "device[0].groups[1]: the same as one before it, and so with the same ids; left out",
+        "device[0].groups[2]: has neither paths nor usb; left out",
+        "device[1]: has no group with a device; left out",
+    ]
+
+
+def test_every_problem_of_a_file_of_generic_is_told_at_once() -> None:
+    text = """
+    devices:
+      - {name: a, groups: [{paths: [{path: /dev/a}]}]}
+      - {name: both, groups: [{paths: [{path: /dev/a}], usb: [{vendor: a, product: b}]}]}
+      - {name: perm, groups: [{paths: [{path: /dev/a, permissions: rwx}]}]}
+      - {name: rel, groups: [{paths: [{path: dev/a}]}]}
+      - {name: type, groups: [{paths: [{path: /dev/a, type: Disk, optional: 1}]}]}
+      - {name: hex, groups: [{usb: [{vendor: xyz, product: '12345'}]}]}
+      - 7
+    """
+    assert [line[:70] for line in problems(text, Format.GENERIC)] == [
+        "FILE: devices[0].name: 'a' is not two or more of a-z 0-9 -",
+        "FILE: devices[1].groups[0]: has paths and usb; generic refuses to star",
+        "FILE: devices[2]: permissions: 'rwx' is not r, w, m or several, each o",
+        "FILE: devices[3]: path: 'dev/a' is not an absolute path - at `$.groups",
+        "FILE: devices[4].groups[0].paths[0].optional: true or false is expecte",
+        "FILE: devices[4]: Invalid enum value 'Disk' - at `$.groups[0].devices[",
+        "FILE: devices[5]: Expected `str` matching regex '^[0-9A-Fa-f]{4}\\\\Z' -",
+        "FILE: devices[6]: a mapping is expected, found 7",
+    ]
+
+
+NVIDIA: Final = """
+version: v1
+flags: {migStrategy: none, plugin: {deviceListStrategy: envvar, passDevicSpecs: true}}
+flagz: 1
+sharing:
+  timeSlicing: {resources: [{name: gpu, replicas: 4, rename: x, devices: all}]}
+"""
+
+
+SAID_SHARING: Final = "{'resources': [{'name': 'gpu', 'replicas': 4, 'rename': '..."
+
+
+def test_every_setting_of_nvidia_that_schema_v1_cannot_say_is_named() -> None:
+    found = imported(NVIDIA, Format.NVIDIA)
+    left = "concerns GPUs, which muster.dev/v1 does not describe; left out"
+    assert found.rules is None
+    assert list(found.differences) == [
+        "flagz: NVIDIA ignores this key; did you mean flags?",
+        "flags.plugin.passDevicSpecs: NVIDIA ignores this key; did you mean passDeviceSpecs?",
+        f"flags.migStrategy: 'none' {left}",
+        f"flags.plugin.deviceListStrategy: 'envvar' {left}",
+        "sharing.timeSlicing.resources[0].rename: NVIDIA drops it with a warning",
+        "sharing.timeSlicing.resources[0].devices: NVIDIA drops it with a warning",
+        f"sharing.timeSlicing: {SAID_SHARING} {left}",
+    ]
+    with pytest.raises(settings.BadSettings, match="FILE: says nothing of device nodes"):
+        configuration.read(NVIDIA.encode(), source="FILE", written_for=Format.NVIDIA)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("version: v2", "version: unknown version: 'v2'; it is v1"),
+        ("sharing: {mps: {}}", "sharing.mps.resources: no resources specified"),
+        (
+            "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}",
+            "sharing.timeSlicing.resources[0].replicas: number of replicas must be >= 2",
+        ),
+        (
+            "sharing: {timeSlicing: {resources: [{replicas: 2}]}}",
+            "sharing.timeSlicing.resources[0].name: required, and missing",
+        ),
+    ],
+)
+def test_what_nvidia_refuses_is_refused(text: str, problem: str) -> None:
+    assert problems(text, Format.NVIDIA) == [f"FILE: {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "no device is left to import"),
+        ("{}", "a list is expected, found {}"),
+        ("- 1\n---\n- 2", "FILE: 2 YAML documents, expected one"),
+        ("a: &a 1\nb: *a", "FILE: not YAML: aliases are not allowed"),
+        (b"\xff", "FILE: not YAML: 'utf-8' codec can't decode"),
+        (
+            "{kind: Pod, apiVersion: v1, spec: 1}",
+            "FILE: these manifests hold no configuration of smarter's",
+        ),
+        (
+            "{kind: ConfigMap, apiVersion: v1, data: {a: '[]', b: '[]'}}",
+            "FILE: several configurations: a, b; give one file",
+        ),
+        (
+            "{kind: ConfigMap, apiVersion: v1, data: {a: '['}}",
+            "FILE: a: not YAML: while parsing a flow node",
+        ),
+    ],
+)
+def test_a_file_that_holds_no_configuration_is_refused(text: str | bytes, problem: str) -> None:
+    first = problems(text, Format.SMARTER)[0]
+    assert first.removeprefix("FILE: ").startswith(problem.removeprefix("FILE: "))
+
+
+KEYS: Final = st.sampled_from(
+    [
+        *("devicematch", "nummaxdevices", "devices", "device", "domain", "name", "groups"),
+        *("paths", "usb", "count", "path", "mountPath", "permissions", "limit", "optional"),
+        *("type", "readOnly", "vendor", "product", "serial", "version", "flags", "plugin", "gfd"),
+        *("sharing", "timeSlicing", "mps", "resources", "replicas", "rename", "imex"),
+        *("kind", "apiVersion", "spec", "template", "containers", "args", "data", "items"),
+    ]
+)
+VALUES: Final = st.sampled_from(
+    [
+        *("^a$", "[", "/dev/a*", "aa", "Mount", "rw", "1a86", "v1", "ConfigMap", "DaemonSet"),
+        *("List", "--device", "--domain=a", "aa,/dev/a", "[{devicematch: a, nummaxdevices: 1}]"),
+    ]
+)
+TREES: Final = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | VALUES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(KEYS | st.text(max_size=3) | st.integers(), inner, max_size=5)
+    ),
+    max_leaves=20,
+)
+ENTRIES: Final = st.lists(
+    st.dictionaries(st.sampled_from(["devicematch", "nummaxdevices"]), TREES), max_size=3
+)
+PATHS: Final = st.dictionaries(
+    st.sampled_from(["path", "mountPath", "permissions", "limit", "optional", "type"]), TREES
+)
+GROUPS: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "paths": st.lists(PATHS | st.just({"path": "/dev/a"}) | st.just({"path": "/dev/*"})),
+        "usb": st.lists(st.dictionaries(st.sampled_from(["vendor", "product"]), TREES)),
+        "count": TREES,
+    },
+)
+SPECS: Final = st.fixed_dictionaries(
+    {"name": st.sampled_from(["aa", "bb", "c"]), "groups": st.lists(GROUPS, max_size=3)}
+)
+
+
+def usable(text: bytes, peer: Format) -> None:
+    """Import and use directly; anything raised but BadSettings fails the test."""
+    try:
+        found = imported(text, peer)
+        if found.rules is not None:
+            direct = configuration.read(text, source="F", written_for=peer)
+            assert direct == config.Settings(resources=found.rules.resources)
+            printed = msgspec.yaml.encode(found.rules)
+            again = configuration.read(printed, source="F", written_for=Format.MUSTER)
+            assert again == direct
+    except settings.BadSettings:
+        return
+
+
+@given(
+    text=st.binary() | st.text("ab:-[]{}!&*|>?'\"% \n#0.x_<=").map(str.encode),
+    peer=st.sampled_from([Format.SMARTER, Format.GENERIC, Format.NVIDIA]),
+)
+def test_any_bytes_give_rules_or_say_why_not(text: bytes, peer: Format) -> None:
+    usable(text, peer)
+
+
+@given(
+    tree=TREES | ENTRIES | st.fixed_dictionaries({"devices": st.lists(SPECS, max_size=3)}),
+    peer=st.sampled_from([Format.SMARTER, Format.GENERIC, Format.NVIDIA]),
+)
+def test_any_tree_gives_rules_or_says_why_not(tree: object, peer: Format) -> None:
+    usable(yaml.safe_dump(tree).encode("utf-8", "surrogateescape"), peer)
+
+
+def test_importers_are_given_trees_by_other_programs_too() -> None:
+    assert smarter.read([{"devicematch": "^a$", "nummaxdevices": 2.0}]).rules == rules.Rules(
+        api_version="muster.dev/v1", resources=(each("^a$", 2),)
+    )
+    assert generic.read_flags(["aa,/dev/a,/dev/b"], domain="d.e").rules == rules.Rules(
+        api_version="muster.dev/v1",
+        resources=(rules.Resource(name="d.e/aa", groups=(group("/dev/a"), group("/dev/b"))),),
+    )
