@@ -10,6 +10,7 @@ import pytest
 from muster_plugin import configure
 
 FUSE = "apiVersion: muster.dev/v1\nresources: [{name: a.b/fuse, groups: [%s]}]\n"
+GROUP = "resources[0].groups[0]"
 DEVICES = "{devices: [{path: /dev/fuse}], count: 20}"
 
 
@@ -53,11 +54,14 @@ def test_every_problem_is_one_line_on_stderr(
 ) -> None:
     file = tmp_path / "muster.yaml"
     file.write_text(FUSE % "{devices: [{path: dev/fuse}], cuont: 1}")
-    assert called(capfd, "validate", str(file)) == (
+    code, printed, told = called(capfd, "validate", str(file))
+    assert (code, printed, told.splitlines()) == (
         2,
         "",
-        "muster config: resources[0].groups[0].devices[0]: path: 'dev/fuse' is not an absolute path"
-        "\nmuster config: resources[0].groups[0].cuont: unknown key (value 1); did you mean count?\n",
+        [
+            f"muster config: {GROUP}.devices[0]: path: 'dev/fuse' is not an absolute path",
+            f"muster config: {GROUP}.cuont: unknown key (value 1); did you mean count?",
+        ],
     )
 
 
@@ -86,7 +90,7 @@ def test_what_holds_on_one_node_is_shown(tmp_path: Path, capfd: pytest.CaptureFi
             ["show", "FILE", "--kubelet-directory", "/" + 80 * "x"],
             "FILE: kubelet.directory: the so",
         ),
-        (["import", "--from", "nvidia", "FILE"], "FILE: unknown version: 'v9'; it is v1"),
+        (["import", "--from", "nvidia", "FILE"], "FILE: version: unknown version: 'v9'"),
     ],
     ids=lambda given: str(given)[:20].replace("\0", "0"),
 )
@@ -98,15 +102,7 @@ def test_what_cannot_be_used_is_said_in_one_line(
     given = [str(file) if word == "FILE" else word for word in arguments]
     code, printed, told = called(capfd, *given)
     assert (code, printed, told.count("\n")) == (2, "", 1)
-    assert (
-        told.replace(str(file), "FILE")
-        .removeprefix("muster config: ")
-        .startswith(
-            problem
-            if "nvidia" not in arguments
-            else "FILE: version: unknown version: 'v9'; it is v1"
-        )
-    )
+    assert told.replace(str(file), "FILE").startswith(f"muster config: {problem}")
 
 
 def test_the_schema_is_json(capfd: pytest.CaptureFixture[str]) -> None:
