@@ -1,7 +1,7 @@
 """The table of the docstring, row by row, and what holds after any sequence of events."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import vocabulary
@@ -257,6 +257,7 @@ def replay(told: dict[str, vocabulary.Health], facts: list[lifecycle.Fact]) -> N
                 told[name] = health
 
 
+@settings(deadline=None)
 @given(policies, st.lists(st.tuples(signals, st.integers(0, 10)), max_size=40))
 def test_whatever_happens_the_list_is_what_was_told_and_nothing_lost_is_healthy(
     policy: lifecycle.Policy, story: list[tuple[lifecycle.Signal | None, int]]

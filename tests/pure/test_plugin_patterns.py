@@ -4,7 +4,7 @@ import fnmatch
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster_plugin import patterns
@@ -70,6 +70,7 @@ def test_a_glob_means_what_it_means_in_go(
         assert patterns.glob(pattern).fullmatch(path) is expected
 
 
+@settings(deadline=None)
 @given(st.text("ab*?/", max_size=12), st.text("ab/", max_size=12))
 def test_a_glob_agrees_with_a_slow_one(pattern: str, path: str) -> None:
     ours, names = pattern.strip("/").split("/"), path.strip("/").split("/")
@@ -85,6 +86,7 @@ def test_a_glob_agrees_with_a_slow_one(pattern: str, path: str) -> None:
         assert patterns.glob(pattern).fullmatch(path) is slow(ours, names)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_a_pattern_is_refused_or_ready_and_never_a_traceback(pattern: str) -> None:
     if not [*patterns.glob_problems(pattern)]:
@@ -94,6 +96,7 @@ def test_a_pattern_is_refused_or_ready_and_never_a_traceback(pattern: str) -> No
         patterns.regex_matches(pattern, "null")
 
 
+@settings(deadline=None)
 @given(st.text("a*+?()|{1,}[]^$\\", max_size=20))
 def test_no_regular_expression_that_is_taken_needs_long(pattern: str) -> None:
     if [*patterns.regex_problems(pattern)]:

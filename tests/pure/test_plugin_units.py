@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster_plugin import found, patterns, rules, units
@@ -282,6 +282,7 @@ def by_hand(group: list[rules.Nodes], names: list[str]) -> list[list[str]]:
     return [list(row) for row in zip(*lists, strict=False)][:longest]
 
 
+@settings(deadline=None)
 @given(groups, nodes)
 def test_cardinality_is_that_of_lists_laid_side_by_side(
     group: list[rules.Nodes], names: list[str]
@@ -291,6 +292,7 @@ def test_cardinality_is_that_of_lists_laid_side_by_side(
     assert got == sorted([*dict.fromkeys(row)] for row in by_hand(group, names))
 
 
+@settings(deadline=None)
 @given(
     st.lists(groups, min_size=1, max_size=2, unique_by=str), nodes, st.integers(1, 3), st.randoms()
 )
@@ -310,6 +312,7 @@ def test_ids_are_unique_short_and_the_same_whatever_the_order(
     assert units.plan(given_rules, seen(*names)) == before
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["/dev/a*", "/dev/[ab]*", "/dev/**"]), nodes, nodes)
 def test_other_devices_that_come_or_go_change_no_id(
     path: str, names: list[str], others: list[str]
@@ -320,6 +323,7 @@ def test_other_devices_that_come_or_go_change_no_id(
     assert alone.items() <= together.items()
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=90)))
 def test_any_name_gives_ids_and_resource_names_that_the_kubelet_takes(names: list[str]) -> None:
     each = resource([rules.Nodes(regex=".")], name="a.example/*", per_match=True)
