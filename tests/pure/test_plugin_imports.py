@@ -139,7 +139,7 @@ def test_every_problem_of_a_file_of_smarter_is_told_at_once() -> None:
     assert [line[:70] for line in found] == [
         "FILE: [0].devicematch: a text is expected; write 7 in quotes",
         "FILE: [0].nummaxdevices: a whole number of at least 0 is expected, fou",
-        "FILE: [1]: regex: '(' is not a regular expression: missing ), untermin",
+        "FILE: [1]: regex: '(' is not a regular expression: missing ): ( - at `",
         "FILE: [2].nummaxdevices: a whole number of at least 0 is expected, fou",
         "FILE: [3]: Expected `int` <= 10000 - at `$.groups[0].count`",
         "FILE: [4]: a mapping is expected, found 'fuse'",
