@@ -8,9 +8,10 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -24,6 +25,14 @@ class CannotStart(Exception):
     """The world does not let this service start; the text says what was tried, and what to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class Source(Generic[Settings]):
+    """Where the settings came from; `read` reads them again, and raises BadSettings."""
+
+    file: Path | None
+    read: Callable[[], Settings]
+
+
 def main(
     service: str,
     shape: type[Settings],
@@ -34,21 +43,33 @@ def main(
 
     `serve` may raise CannotStart, or OSError from binding its port.
     """
+    return run(service, shape, lambda found, _: serve(found), argv=argv)
+
+
+def run(
+    service: str,
+    shape: type[Settings],
+    serve: Callable[[Settings, Source[Settings]], Coroutine[object, object, None]],
+    *,
+    formats: Mapping[str, settings.Foreign] | None = None,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Do what `main` does for a service that reads its settings again, or others' `formats`."""
     prefix = f"MUSTER_{service.upper()}"
-    parser = argparse.ArgumentParser(
-        prog=f"muster-{service}",
-        epilog=f"Every setting can also come from the environment: bus.url is {prefix}__BUS__URL.",
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, as YAML")
-    parser.add_argument("--check", action="store_true", help="read the settings, print them, end")
-    parser.add_argument("--version", action="version", version=f"muster {muster.__version__}")
-    chosen = parser.parse_args(argv)
+    chosen = _parser(service, prefix, formats or {}).parse_args(argv)
+    foreign = (formats or {}).get(chosen.config_format)
+
+    def read() -> Settings:
+        return settings.load(
+            shape, prefix=prefix, file=chosen.config, environment=os.environ, foreign=foreign
+        )
+
     try:
-        found = settings.load(shape, prefix=prefix, file=chosen.config, environment=os.environ)
+        found = read()
         if chosen.check:
             sys.stdout.buffer.write(msgspec.yaml.encode(found))
             return 0
-        asyncio.run(serve(found))
+        asyncio.run(serve(found, Source(chosen.config, read)))
     except settings.BadSettings as error:
         for problem in error.problems:
             sys.stderr.write(f"muster-{service}: {problem}\n")
@@ -57,3 +78,22 @@ def main(
         sys.stderr.write(f"muster-{service}: {error}\n")
         return 2
     return 0
+
+
+def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"muster-{service}",
+        epilog=f"Every setting can also come from the environment: bus.url is {prefix}__BUS__URL.",
+    )
+    parser.set_defaults(config_format="")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, as YAML")
+    if formats:
+        parser.add_argument(
+            "--config-format",
+            choices=["muster", *formats],
+            default="muster",
+            help="whose file it is; with another's, the rest is set in the environment",
+        )
+    parser.add_argument("--check", action="store_true", help="read the settings, print them, end")
+    parser.add_argument("--version", action="version", version=f"muster {muster.__version__}")
+    return parser

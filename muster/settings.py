@@ -10,7 +10,7 @@ the path of the key, the value and, for an unknown key, the nearest valid one.
 import difflib
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -41,12 +41,23 @@ class BadSettings(ValueError):
         self.problems = problems
 
 
+Foreign = Callable[[bytes, str], dict[str, Any]]
+"""From the text of a file that was written for something else, and its name, to our tree."""
+
+
 def load(
-    shape: type[Settings], *, prefix: str, file: Path | None, environment: Mapping[str, str]
+    shape: type[Settings],
+    *,
+    prefix: str,
+    file: Path | None,
+    environment: Mapping[str, str],
+    foreign: Foreign | None = None,
 ) -> Settings:
     """Return validated settings. Raises BadSettings, whose text names every problem."""
     problems: list[str] = []
-    tree = _read(file) if file else {}
+    tree: dict[Any, Any] = {}
+    if file:
+        tree = foreign(_bytes(file), str(file)) if foreign else _read(file)
     _overlay(tree, f"{prefix}__", environment, problems)
     found = _validate(shape, tree, "", problems)
     if problems:
@@ -104,14 +115,18 @@ def _parse(text: str) -> Any:
     return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
 
 
-def _read(file: Path) -> dict[Any, Any]:
-    """Return the tree in a file. Raises BadSettings."""
+def _bytes(file: Path) -> bytes:
+    """Return what a file holds, and a byte more than is allowed if it does. Raises BadSettings."""
     try:
         with file.open("rb") as opened:
-            text = opened.read(_FILE_BYTES_MAX + 1)
+            return opened.read(_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise BadSettings([f"{file}: {error.strerror}"]) from None
-    documents = parse(text, source=str(file))
+
+
+def _read(file: Path) -> dict[Any, Any]:
+    """Return the tree in a file. Raises BadSettings."""
+    documents = parse(_bytes(file), source=str(file))
     tree = documents[0] if documents else None
     if len(documents) > 1:
         raise BadSettings([f"{file}: not YAML: {len(documents)} documents, expected one"])
