@@ -128,7 +128,7 @@ def _config(root: Path, *, url: str = "nats://127.0.0.1:1") -> Path:
         "node": "bench",
         "bus": {"url": url},
         "kubelet": {"directory": str(root)},
-        "resources": [{"name": FUSE, "paths": ["/dev/null"]}],
+        "resources": [{"name": FUSE, "groups": [{"devices": [{"path": "/dev/null"}]}]}],
     }
     file.write_bytes(msgspec.yaml.encode(told))
     return file

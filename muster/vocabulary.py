@@ -281,6 +281,39 @@ class AllocationObserved(PluginEvent, frozen=True, kw_only=True):
     pod: str = ""
 
 
+class ExpectationChanged(PluginEvent, frozen=True, kw_only=True):
+    """A resource has fewer devices than configured as expected, or again enough (`short` empty)."""
+
+    TYPE = "expectation.changed"
+    SUBJECT = "muster.event.{node}.{plugin}.expectation.changed"
+    resource: Name
+    short: Text
+
+
+class ConfigurationApplied(PluginEvent, frozen=True, kw_only=True):
+    """A changed configuration is in force; resources that are not named were left alone.
+
+    `restart` names the settings that changed and wait for the next start.
+    """
+
+    TYPE = "configuration.applied"
+    SUBJECT = "muster.event.{node}.{plugin}.configuration.applied"
+    config_hash: str
+    added: tuple[Name, ...] = ()
+    removed: tuple[Name, ...] = ()
+    registered_again: tuple[Name, ...] = ()
+    restart: tuple[str, ...] = ()
+
+
+class ConfigurationRefused(PluginEvent, frozen=True, kw_only=True):
+    """A changed configuration cannot be used; the one before stays in force."""
+
+    TYPE = "configuration.refused"
+    SUBJECT = "muster.event.{node}.{plugin}.configuration.refused"
+    config_hash: str
+    problems: tuple[Text, ...]
+
+
 class LabelEvent(Event, frozen=True, kw_only=True):
     """A fact about one node's labels."""
 
@@ -386,6 +419,9 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     DeviceRemoved,
     DeviceHealthChanged,
     AllocationObserved,
+    ExpectationChanged,
+    ConfigurationApplied,
+    ConfigurationRefused,
     LabelsSuggested,
     LabelsApplied,
     LabelsRefused,
@@ -413,6 +449,10 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     allocated: Count = msgspec.field(name="al", default=0)
     problem: Text = msgspec.field(name="bad", default="")
     """What keeps this resource from the kubelet, in words; empty when nothing does."""
+    short: Text = msgspec.field(name="few", default="")
+    """That there are fewer devices than configured as expected, in words; else empty."""
+    apart: Text = msgspec.field(name="odd", default="")
+    """What the kubelet has listed otherwise than we told it, and for how long; else empty."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -81,14 +81,14 @@ def plugin_settings(
     node: Node, *, nats: str, directory: str, fuse_path: str, faults: str
 ) -> Settings:
     """Return the settings of a node's plugin."""
-    resources = [{"name": FUSE, "paths": [fuse_path]}] if node.fuse else []
+    fuse = {"name": FUSE, "groups": [{"devices": [{"path": fuse_path}]}]}
     return {
         "node": node.name,
         "name": PLUGIN,
         "bus": {"url": nats},
         "kubelet": {"directory": directory},
         "heartbeat": {"interval_s": HEARTBEAT_S},
-        "resources": resources,
+        "resources": [fuse] if node.fuse else [],
         "simulated_gpus": {
             "resource": GPU,
             "count": node.gpus,

@@ -5,7 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import settings
-from muster_plugin import config
+from muster_plugin import config, rules
+
+
+def resource(name: str, path: str) -> rules.Resource:
+    return rules.Resource(name=name, groups=(rules.Group(devices=(rules.Nodes(path=path),)),))
 
 
 def load(tmp_path: Path, text: str) -> config.Settings:
@@ -20,15 +24,13 @@ def problems(tmp_path: Path, text: str) -> list[str]:
     return caught.value.problems
 
 
-def test_a_resource_needs_only_a_name_and_paths(tmp_path: Path) -> None:
-    found = load(tmp_path, "resources: [{name: smarter-devices/fuse, paths: [/dev/fuse]}]")
-    assert found.resources == (
-        config.Resource(
-            name="smarter-devices/fuse", paths=("/dev/fuse",), count=1, permissions="rw"
-        ),
+def test_a_resource_needs_only_a_name_and_a_path(tmp_path: Path) -> None:
+    found = load(
+        tmp_path,
+        "resources: [{name: smarter-devices/fuse, groups: [{devices: [{path: /dev/fuse}]}]}]",
     )
+    assert found.resources == (resource("smarter-devices/fuse", "/dev/fuse"),)
     assert found.kubelet == config.Kubelet(directory="/var/lib/kubelet")
-    assert found.resource_names == ("smarter-devices/fuse",)
 
 
 def test_all_errors_are_reported_at_once_with_their_keys(tmp_path: Path) -> None:
@@ -36,20 +38,23 @@ def test_all_errors_are_reported_at_once_with_their_keys(tmp_path: Path) -> None
     heartbeat: {interval_s: 0}
     kublet: {directory: /x}
     resources:
-      - {name: noslash, paths: [/dev/fuse, dev/kvm], permissions: rx}
-      - {name: a.example/b, paths: [], cuont: 2}
+      - {name: noslash, groups: [{devices: [{path: dev/kvm, permissions: rx}]}]}
+      - {name: a.example/b, groups: [], cuont: 2}
     simulated_gpus: {count: 0}
     """
-    absolute, permitted = "not an absolute path", "not r, w, m or several of them, each once"
+    permitted = "not r, w, m or several, each once"
     assert problems(tmp_path, text) == [
         "heartbeat.interval_s: expected `float` > 0.0 (value 0)",
         "kublet: unknown key (value {'directory': '/x'}); did you mean kubelet?",
         (
-            "resources[0]: name: 'noslash' has no domain; write it as example.com/noslash; "
-            f"paths: 'dev/kvm' is {absolute}; permissions: 'rx' is {permitted}"
+            "resources[0].groups[0].devices[0]: path: 'dev/kvm' is not an absolute path; "
+            f"permissions: 'rx' is {permitted}"
         ),
-        "resources[1].paths: expected `array` of length >= 1 (value [])",
-        "resources[1].cuont: unknown key (value 2); did you mean count?",
+        "resources[1].groups: expected `array` of length >= 1 (length 0)",
+        (
+            "resources[1].cuont: unknown key (value 2); known keys: name, groups, perMatch, env, "
+            "expect, checks, cdi, preStart, grace_s, registration"
+        ),
         "simulated_gpus.count: expected `int` >= 1 (value 0)",
     ]
 
@@ -62,7 +67,7 @@ def test_nothing_to_advertise_is_refused(tmp_path: Path) -> None:
 
 def test_two_resources_of_one_name_are_refused(tmp_path: Path) -> None:
     text = """
-    resources: [{name: nvidia.com/gpu, paths: [/dev/fuse]}]
+    resources: [{name: nvidia.com/gpu, groups: [{devices: [{path: /dev/fuse}]}]}]
     simulated_gpus: {}
     """
     assert problems(tmp_path, text) == [
@@ -77,12 +82,12 @@ def test_a_directory_too_deep_for_a_socket_path_is_refused(tmp_path: Path) -> No
     directory = "/" + "d" * 60
     text = f"""
     kubelet: {{directory: {directory}}}
-    resources: [{{name: smarter-devices/fuse, paths: [/dev/fuse]}}]
+    resources: [{{name: smarter-devices/fuse, groups: [{{devices: [{{path: /dev/fuse}}]}}]}}]
     """
-    path = f"{directory}/device-plugins/muster-smarter-devices_fuse-4194304-99999.sock"
+    path = f"{directory}/plugins_registry/muster-smarter-devices_fuse-4194304-99999.sock"
     assert problems(tmp_path, text) == [
         (
-            f"settings: kubelet.directory: the socket of smarter-devices/fuse could be 123 bytes "
+            f"settings: kubelet.directory: the socket of smarter-devices/fuse could be 125 bytes "
             f"({path}); Linux allows 107"
         )
     ]
@@ -105,7 +110,7 @@ def test_a_directory_too_deep_for_a_socket_path_is_refused(tmp_path: Path) -> No
 )
 def test_what_the_kubelet_would_refuse_is_refused(name: str, problem: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
-        config.Resource(name=name, paths=("/dev/fuse",))
+        resource(name, "/dev/fuse")
     assert str(caught.value) == problem
 
 
@@ -123,7 +128,7 @@ def test_socket_names_fit_the_usual_directory_and_differ_by_resource(one: str, t
 
 
 def test_equal_settings_have_equal_hashes() -> None:
-    one = config.Settings(resources=(config.Resource(name="a.com/x", paths=("/dev/x",)),))
-    two = config.Settings(resources=(config.Resource(name="a.com/x", paths=("/dev/x",)),))
-    other = config.Settings(resources=(config.Resource(name="a.com/x", paths=("/dev/y",)),))
+    one = config.Settings(resources=(resource("a.com/x", "/dev/x"),))
+    two = config.Settings(resources=(resource("a.com/x", "/dev/x"),))
+    other = config.Settings(resources=(resource("a.com/x", "/dev/y"),))
     assert (one.hash == two.hash, one.hash == other.hash) == (True, False)

@@ -1,5 +1,6 @@
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,40 +8,139 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.vocabulary import Health
-from muster_plugin import allocation, beats, config, faults, inventory, wire
+from muster_plugin import (
+    allocation,
+    beats,
+    cdi,
+    config,
+    faults,
+    found,
+    ids,
+    inventory,
+    rules,
+    units,
+    wire,
+)
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
-SETTINGS = config.Settings(
-    resources=(config.Resource(name="a.com/fuse", paths=("/dev/fuse", "/dev/kvm"), count=2),),
-    simulated_gpus=config.SimulatedGpus(count=2, product="Sim", memory_mib=1024),
+GPUS = config.SimulatedGpus(count=2, product="Sim", memory_mib=1024)
+FUSE, KVM, TUN = (
+    found.Node(path=f"/dev/{name}", kind=found.Kind.CHAR, major=10, minor=minor)
+    for minor, name in enumerate(("fuse", "kvm", "net/tun"))
 )
-GPU_0, GPU_1 = (inventory.gpu_uuid("n1", index) for index in range(2))
+RULE = rules.Resource(
+    name="a.com/fuse",
+    groups=(rules.Group(devices=(rules.Nodes(path="/dev/[fk]*"),), count=2),),
+    expect=rules.Expect(min=4),
+    grace_s=60.0,
+)
+EACH = rules.Resource(
+    name="b.com/*",
+    groups=(rules.Group(devices=(rules.Nodes(regex="^net/.*$"),)),),
+    per_match=True,
+    env="",
+    grace_s=60.0,
+)
+GPU_0, GPU_1 = (ids.gpu_uuid("n1", index) for index in range(2))
+Events = list[vocabulary.PluginEvent]
+
+
+def look(
+    devices: inventory.Inventory,
+    *nodes: found.Node,
+    now: float = 0.0,
+    configured: tuple[rules.Resource, ...] = (RULE,),
+) -> Events:
+    plan = units.plan(configured, found.Seen(nodes=nodes))
+    return devices.look(plan, configured, now=now, at=AT)
 
 
 def made() -> inventory.Inventory:
-    return inventory.Inventory(inventory.planned(SETTINGS, node="n1"), node="n1", plugin="p")
+    devices = inventory.Inventory(node="n1", plugin="p", gpus=GPUS)
+    look(devices, FUSE, KVM)
+    return devices
 
 
 def fault(physical: str, code: str = "c", reason: str = "broken") -> inventory.Fault:
     return inventory.Fault(physical=physical, code=code, reason=reason, at=AT)
 
 
-def turned(device_id: str, health: Health, reason: str) -> vocabulary.DeviceHealthChanged:
+def turned(device_id: str, health: Health, reason: str, code: str) -> vocabulary.PluginEvent:
     return vocabulary.DeviceHealthChanged(
         node="n1",
         at=AT,
         plugin="p",
-        resource="a.com/fuse",
+        resource="nvidia.com/gpu" if device_id.startswith("GPU") else "a.com/fuse",
         device_id=device_id,
         health=health,
         reason=reason,
-        code="c",
+        code=code,
     )
 
 
-def test_every_path_has_as_many_ids_as_its_count() -> None:
-    ids = [device.id for device in made().devices("a.com/fuse")]
-    assert ids == ["fuse-0", "fuse-1", "kvm-0", "kvm-1"]
+def removed(resource: str, device_id: str, reason: str) -> vocabulary.PluginEvent:
+    return vocabulary.DeviceRemoved(
+        node="n1", at=AT, plugin="p", resource=resource, device_id=device_id, reason=reason
+    )
+
+
+def test_every_match_has_as_many_ids_as_its_count() -> None:
+    names = [device.id for device in made().devices("a.com/fuse")]
+    assert names == ["fuse-0", "fuse-1", "kvm-0", "kvm-1"]
+
+
+def test_a_device_that_appears_is_added_to_its_resource() -> None:
+    devices = inventory.Inventory(node="n1", plugin="p")
+    assert look(devices, configured=(EACH,)) == []
+    device = vocabulary.Device(id=ids.device_id("/dev/net/tun", 0), resource="b.com/net_tun")
+    assert look(devices, TUN, configured=(EACH,)) == [
+        vocabulary.DeviceAdded(node="n1", at=AT, plugin="p", device=device)
+    ]
+
+
+def test_a_device_that_goes_is_unhealthy_and_leaves_after_the_grace_period() -> None:
+    devices = made()
+    gone = "/dev/kvm is gone"
+    assert look(devices, FUSE, now=10.0) == [
+        turned("kvm-0", Health.UNHEALTHY, gone, "device-missing"),
+        turned("kvm-1", Health.UNHEALTHY, gone, "device-missing"),
+    ]
+    assert devices.count("a.com/fuse") == {Health.HEALTHY: 2, Health.UNHEALTHY: 2}
+    assert devices.shortage("a.com/fuse") == "expected at least 4 devices, found 2"
+    assert devices.next_deadline() == 70.0
+    assert devices.tick(now=70.0, at=AT) == [
+        removed("a.com/fuse", "kvm-0", gone),
+        removed("a.com/fuse", "kvm-1", gone),
+    ]
+    assert devices.entry("a.com/fuse", "kvm-0") is None
+
+
+def test_a_device_that_a_pod_holds_stays_in_the_list() -> None:
+    devices = made()
+    devices.held({"a.com/fuse": frozenset({"kvm-1"})}, now=0.0, at=AT)
+    look(devices, FUSE, now=10.0)
+    assert devices.tick(now=70.0, at=AT) == [removed("a.com/fuse", "kvm-0", "/dev/kvm is gone")]
+    assert devices.held({}, now=80.0, at=AT) == [removed("a.com/fuse", "kvm-1", "/dev/kvm is gone")]
+
+
+def test_a_resource_stays_while_it_is_configured_and_one_named_by_a_match_goes_with_it() -> None:
+    devices = inventory.Inventory(node="n1", plugin="p")
+    both = (RULE, EACH)
+    look(devices, FUSE, TUN, configured=both)
+    look(devices, configured=both)
+    assert [*devices.resources] == ["a.com/fuse", "b.com/net_tun"]
+    devices.tick(now=60.0, at=AT)
+    assert [*devices.resources] == ["a.com/fuse"]
+
+
+def test_what_is_no_longer_configured_leaves_at_once() -> None:
+    devices = made()
+    gone = look(devices, FUSE, KVM, TUN, configured=(EACH,))
+    left = "no longer configured"
+    assert gone[:4] == [
+        removed("a.com/fuse", name, left) for name in ("fuse-0", "fuse-1", "kvm-0", "kvm-1")
+    ]
+    assert devices.resources == ("b.com/net_tun", "nvidia.com/gpu")
 
 
 def test_a_simulated_gpu_says_what_it_is() -> None:
@@ -50,48 +150,43 @@ def test_a_simulated_gpu_says_what_it_is() -> None:
         simulated=True,
         gpu=vocabulary.Gpu(uuid=GPU_0, product="Sim", memory_mib=1024),
     )
-    assert inventory.gpu_uuid("n2", 0) != GPU_0
+    assert ids.gpu_uuid("n2", 0) != GPU_0
 
 
-def test_a_fault_turns_every_id_of_its_device_and_no_other() -> None:
+def test_a_fault_turns_its_gpu_and_no_other() -> None:
     devices = made()
-    assert devices.apply(fault("/dev/kvm")) == (
-        turned("kvm-0", Health.UNHEALTHY, "broken"),
-        turned("kvm-1", Health.UNHEALTHY, "broken"),
-    )
-    assert devices.count("a.com/fuse") == {Health.HEALTHY: 2, Health.UNHEALTHY: 2}
-    assert devices.apply(fault("/dev/kvm")) == ()
+    assert devices.apply(fault(GPU_1)) == [turned(GPU_1, Health.UNHEALTHY, "broken", "c")]
+    assert devices.count("nvidia.com/gpu") == {Health.HEALTHY: 1, Health.UNHEALTHY: 1}
+    assert devices.apply(fault(GPU_1)) == []
 
 
-def test_a_device_is_healthy_again_when_nothing_holds_against_it_any_more() -> None:
+def test_a_gpu_is_healthy_again_when_nothing_holds_against_it_any_more() -> None:
     devices = made()
-    devices.apply(fault("/dev/kvm", "other", "worn"))
-    assert devices.apply(fault("/dev/kvm")) == ()
-    assert devices.apply(inventory.Mended(physical="/dev/kvm", code="other", at=AT)) == ()
-    mended = inventory.Mended(physical="/dev/kvm", code="c", at=AT)
-    assert devices.apply(mended) == (
-        turned("kvm-0", Health.HEALTHY, "c no longer holds"),
-        turned("kvm-1", Health.HEALTHY, "c no longer holds"),
-    )
-    assert devices.apply(mended) == ()
+    devices.apply(fault(GPU_1, "other", "worn"))
+    assert devices.apply(fault(GPU_1)) == []
+    assert devices.apply(inventory.Mended(physical=GPU_1, code="other", at=AT)) == []
+    mended = inventory.Mended(physical=GPU_1, code="c", at=AT)
+    assert devices.apply(mended) == [turned(GPU_1, Health.HEALTHY, "c no longer holds", "c")]
+    assert devices.apply(mended) == []
 
 
 def test_a_fault_of_a_stranger_changes_nothing() -> None:
-    assert made().apply(fault("/dev/stranger")) == ()
+    assert made().apply(fault("GPU-stranger")) == []
 
 
 def test_a_snapshot_holds_every_device_with_its_reason() -> None:
     devices = made()
-    devices.apply(fault("/dev/kvm"))
+    devices.apply(fault(GPU_1))
+    look(devices, FUSE)
     snapshot = devices.snapshot(AT)
     told = {device.id: (device.health, device.reason) for device in snapshot.devices}
     assert told == {
         "fuse-0": (Health.HEALTHY, ""),
         "fuse-1": (Health.HEALTHY, ""),
-        "kvm-0": (Health.UNHEALTHY, "broken"),
-        "kvm-1": (Health.UNHEALTHY, "broken"),
+        "kvm-0": (Health.UNHEALTHY, "/dev/kvm is gone"),
+        "kvm-1": (Health.UNHEALTHY, "/dev/kvm is gone"),
         GPU_0: (Health.HEALTHY, ""),
-        GPU_1: (Health.HEALTHY, ""),
+        GPU_1: (Health.UNHEALTHY, "broken"),
     }
     assert snapshot.resources == ("a.com/fuse", "nvidia.com/gpu")
     assert devices.snapshot(AT) == snapshot
@@ -99,8 +194,8 @@ def test_a_snapshot_holds_every_device_with_its_reason() -> None:
 
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=0x2FFF), min_size=1, max_size=300))
 def test_an_id_is_stable_short_and_plain(name: str) -> None:
-    found = inventory.device_id(f"/dev/{name}", 999)
-    assert found == inventory.device_id(f"/dev/{name}", 999)
+    found = ids.device_id(f"/dev/{name}", 999)
+    assert found == ids.device_id(f"/dev/{name}", 999)
     assert 0 < len(found) <= 63
     assert found.isascii()
     assert found.isprintable()
@@ -108,7 +203,7 @@ def test_an_id_is_stable_short_and_plain(name: str) -> None:
 
 def test_ids_of_paths_that_only_look_alike_differ() -> None:
     paths = ["/dev/a/b", "/dev/a-b", "/dev/a b", "/x/a-b", "/dev/" + "x" * 80, "/dev/" + "x" * 81]
-    assert len({inventory.device_id(path, 0) for path in paths}) == len(paths)
+    assert len({ids.device_id(path, 0) for path in paths}) == len(paths)
 
 
 # Verdicts
@@ -157,20 +252,69 @@ def test_no_bytes_break_a_fault_script(text: bytes) -> None:
 # Allocation
 
 
-def test_allocate_answers_each_container_in_order() -> None:
+def spec(path: str) -> units.DeviceSpec:
+    return units.DeviceSpec(host_path=path, container_path=path, permissions="rw")
+
+
+def test_allocate_answers_each_container_in_order_and_names_its_devices() -> None:
     fuse = allocation.Allocator(made(), "a.com/fuse")
-    answers = fuse.allocate([["fuse-0", "fuse-1", "kvm-0"], ["kvm-1"], []])
+    answers = fuse.allocate([["fuse-0", "fuse-1", "kvm-0", "fuse-0"], ["kvm-1"], []])
     assert answers == (
         allocation.Answer(
-            device_nodes=(
-                allocation.DeviceNode(path="/dev/fuse", permissions="rw"),
-                allocation.DeviceNode(path="/dev/kvm", permissions="rw"),
-            )
+            devices=(spec("/dev/fuse"), spec("/dev/kvm")),
+            environment={"MUSTER_DEVICES": "/dev/fuse,/dev/kvm"},
         ),
-        allocation.Answer(device_nodes=(allocation.DeviceNode(path="/dev/kvm", permissions="rw"),)),
+        allocation.Answer(devices=(spec("/dev/kvm"),), environment={"MUSTER_DEVICES": "/dev/kvm"}),
         allocation.Answer(),
     )
     assert fuse.allocated == 4
+    assert fuse.host_paths([["fuse-0", "kvm-0"], ["fuse-1"]]) == ("/dev/fuse", "/dev/kvm")
+
+
+def test_a_unit_brings_its_nodes_and_mounts_and_no_variable_where_none_is_wanted() -> None:
+    pair = rules.Group(
+        devices=(
+            rules.Nodes(path="/dev/kvm", mount_path="/dev/virt/"),
+            rules.Nodes(path="/opt/lib", type=rules.NodeType.MOUNT, read_only=True),
+        )
+    )
+    rule = rules.Resource(name="a.com/virt", groups=(pair,), env="")
+    library = found.Node(path="/opt/lib", kind=found.Kind.DIRECTORY)
+    devices = inventory.Inventory(node="n1", plugin="p")
+    look(devices, KVM, library, configured=(rule,))
+    assert allocation.Allocator(devices, "a.com/virt").allocate([["kvm-0"]]) == (
+        allocation.Answer(
+            devices=(
+                units.DeviceSpec(
+                    host_path="/dev/kvm", container_path="/dev/virt/kvm", permissions="rw"
+                ),
+            ),
+            mounts=(units.Mount(host_path="/opt/lib", container_path="/opt/lib", read_only=True),),
+        ),
+    )
+
+
+def test_with_cdi_a_container_gets_names_that_the_spec_explains() -> None:
+    rule = msgspec.structs.replace(RULE, cdi=True)
+    devices = inventory.Inventory(node="n1", plugin="p")
+    look(devices, KVM, configured=(rule,))
+    assert allocation.Allocator(devices, "a.com/fuse").allocate([["kvm-1"]]) == (
+        allocation.Answer(
+            environment={"MUSTER_DEVICES": "/dev/kvm"}, cdi_devices=("a.com/fuse=kvm-1",)
+        ),
+    )
+    edits = {
+        "deviceNodes": [{"path": "/dev/kvm", "hostPath": "/dev/kvm", "permissions": "rw"}],
+        "mounts": [],
+    }
+    assert msgspec.json.decode(cdi.spec("a.com/fuse", devices.offered("a.com/fuse"))) == {
+        "cdiVersion": "0.6.0",
+        "kind": "a.com/fuse",
+        "devices": [
+            {"name": "kvm-0", "containerEdits": edits},
+            {"name": "kvm-1", "containerEdits": edits},
+        ],
+    }
 
 
 def test_a_container_is_told_which_gpus_it_sees() -> None:
@@ -225,7 +369,7 @@ def test_a_preference_never_fails_and_never_names_what_was_not_offered(
 
 def test_the_list_says_health_in_the_kubelets_words() -> None:
     devices = made()
-    devices.apply(fault("/dev/kvm"))
+    look(devices, FUSE)
     message = wire.device_list(devices.devices("a.com/fuse"))
     assert [(device.ID, device.health) for device in message.devices] == [
         ("fuse-0", "Healthy"),
@@ -253,22 +397,22 @@ def test_an_allocation_keeps_its_containers_apart_on_the_wire() -> None:
             dp.ContainerAllocateRequest(),
         ]
     )
-    spec = dp.DeviceSpec(container_path="/dev/fuse", host_path="/dev/fuse", permissions="rw")
+    device = dp.DeviceSpec(container_path="/dev/fuse", host_path="/dev/fuse", permissions="rw")
     assert wire.allocated(fuse.allocate(wire.requested(request))) == dp.AllocateResponse(
         container_responses=[
-            dp.ContainerAllocateResponse(devices=[spec]),
+            dp.ContainerAllocateResponse(devices=[device], envs={"MUSTER_DEVICES": "/dev/fuse"}),
             dp.ContainerAllocateResponse(),
         ]
     )
 
 
 def test_options_are_the_same_in_both_places_the_kubelet_looks() -> None:
-    request = wire.register_request("a.com/fuse", "muster-x.sock")
+    request = wire.register_request("a.com/fuse", "muster-x.sock", pre_start=True)
     assert request == dp.RegisterRequest(
         version="v1beta1",
         endpoint="muster-x.sock",
         resource_name="a.com/fuse",
-        options=wire.options(),
+        options=wire.options(pre_start=True),
     )
 
 
@@ -374,8 +518,11 @@ def test_a_beat_tells_ages_and_says_never_where_nothing_happened() -> None:
 
 
 def test_readiness_names_what_is_missing_for_each_resource() -> None:
-    assert beats.readiness([STATE]) is None
-    assert beats.readiness([STATE, NEVER]) == "a.com/kvm: not registered yet, registering"
+    assert beats.readiness([STATE], now=110.0, probe_s=10.0) is None
+    told = beats.readiness([STATE, NEVER], now=139.5, probe_s=10.0)
+    assert told == (
+        "a.com/fuse: the last self-probe was 30.5 s ago; a.com/kvm: not registered yet, registering"
+    )
 
 
 @given(st.text(min_size=1), st.floats(0.1, 60))

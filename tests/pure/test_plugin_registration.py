@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.vocabulary import RegistrationReason as Reason
-from muster_plugin import registration, signals
-from muster_plugin.registration import State
+from muster_plugin import patience, registration, signals
+from muster_plugin.states import State
 
-PATIENCE = registration.Patience()
+PATIENCE = patience.Patience()
 
 
 def registered(
@@ -152,7 +152,7 @@ def test_a_failed_register_is_tried_again_with_doubling_delay_on_the_same_server
     assert lost == [signals.Lost(Reason.REGISTER_FAILED, "UNAVAILABLE: x")]
     assert (
         machine.problem(now)
-        == "kubelet refuses registration: UNAVAILABLE: x 5.0 s ago, registering"
+        == "kubelet refuses registration (UNAVAILABLE: x), for 20.1 s; registering"
     )
 
 
@@ -182,7 +182,7 @@ def test_a_server_that_cannot_start_is_tried_again_with_delay() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
     assert machine.receive(signals.ServeFailed(1, "no such directory"), 0.0) == []
-    assert machine.problem(1.0) == "cannot serve: no such directory 1.0 s ago, serving again"
+    assert machine.problem(1.0) == "cannot serve (no such directory), for 1.0 s; serving again"
     assert machine.next_deadline() == 0.02
     assert machine.tick(0.02) == [signals.Serve(2)]
     machine.receive(signals.ServeFailed(2, "no such directory"), 0.02)
@@ -202,6 +202,27 @@ def test_a_first_loss_is_repaired_at_once_and_repeated_ones_slow_down() -> None:
         registered(machine, now=now)
         now += 0.1
     assert delays == [0.0, 0.02, 0.04, 0.08]
+
+
+def test_where_there_is_another_way_a_refused_generation_ends_for_the_next_to_try_it() -> None:
+    machine = registration.Registration(patience.Patience(refusals_max=2))
+    machine.tick(0.0)
+    machine.receive(signals.Served(1), 0.0)
+    refused = signals.RegisterFailed(1, "UNAVAILABLE: x", permanent=False)
+    assert machine.receive(refused, 0.0) == [signals.Lost(Reason.REGISTER_FAILED, refused.text)]
+    assert machine.tick(0.02) == [signals.Register(1)]
+    assert machine.receive(refused, 0.02) == [signals.End(1)]
+    machine.receive(signals.Ended(1), 0.03)
+    assert machine.tick(0.03) == [signals.Serve(2)]
+
+
+def test_a_resource_that_a_new_configuration_brings_says_so_when_it_is_listed() -> None:
+    machine = registration.Registration(reason=Reason.CONFIGURATION_CHANGED)
+    machine.tick(0.0)
+    machine.receive(signals.Served(1), 0.0)
+    machine.receive(signals.Registered(1, "k1"), 0.0)
+    listed = signals.Listed(1, Reason.CONFIGURATION_CHANGED, 1)
+    assert machine.receive(signals.StreamOpened(1), 0.0) == [listed]
 
 
 def test_what_an_older_generation_says_changes_nothing() -> None:

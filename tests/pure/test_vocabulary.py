@@ -40,6 +40,9 @@ REQUIRED: Final[Mapping[str, object]] = {
     "receiver": "Ops_chat",
     "group": "node-a",
     "error": "503",
+    "short": "expected at least 2 devices, found 1",
+    "config_hash": "0123456789ab",
+    "problems": ["resources: none is given"],
     "plugin": "device-plugin",
 }
 REASONS: Final = {

@@ -5,6 +5,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -16,16 +17,17 @@ from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 from muster.vocabulary import Health
 from muster.vocabulary import RegistrationReason as Reason
-from muster_plugin import config, directory, inventory, kubelet, registration, signals
+from muster_plugin import config, directory, ids, kubelet, patience, rules, signals
 from muster_plugin import node as node_door
 
 FUSE = "smarter-devices/fuse"
 GPU = "nvidia.com/gpu"
 QUICK = kubelet.Periods(
-    patience=registration.Patience(stream_after_register_s=0.3, stream_after_close_s=0.1),
+    patient=patience.Patience(stream_after_register_s=0.3, stream_after_close_s=0.1),
     probe_s=0.1,
 )
-CALM = kubelet.Periods(patience=QUICK.patience)
+CALM = kubelet.Periods(patient=QUICK.patient)
+Event = TypeVar("Event", bound=vocabulary.Event)
 Inbox = asyncio.Queue[runtime.Delivery[signals.Signal]]
 
 
@@ -50,6 +52,14 @@ class Told:
             ]
             if len(found) >= times:
                 return found[times - 1]
+            await self.more()
+
+    async def heard(self, kind: type[Event], times: int) -> list[Event]:
+        """Wait for so many events of a kind."""
+        while True:
+            found = [event for event in self.events if isinstance(event, kind)]
+            if len(found) >= times:
+                return found
             await self.more()
 
     async def turned(self, health: Health) -> vocabulary.DeviceHealthChanged:
@@ -84,7 +94,13 @@ def fuse(root: Path, *paths: str, gpus: int = 0) -> config.Settings:
     """Say to advertise links to /dev/null, which is a device node wherever tests run."""
     for path in paths or ("fuse",):
         (root / path).symlink_to("/dev/null")
-    resource = config.Resource(name=FUSE, paths=tuple(str(root / p) for p in paths or ("fuse",)))
+    resource = rules.Resource(
+        name=FUSE,
+        groups=tuple(
+            rules.Group(devices=(rules.Nodes(path=str(root / path)),))
+            for path in paths or ("fuse",)
+        ),
+    )
     simulated = config.SimulatedGpus(count=gpus, faults=str(root / "faults")) if gpus else None
     return config.Settings(
         kubelet=config.Kubelet(directory=str(root)),
@@ -93,40 +109,37 @@ def fuse(root: Path, *paths: str, gpus: int = 0) -> config.Settings:
     )
 
 
+def line() -> kubelet.Line:
+    inbox: Inbox = asyncio.Queue()
+    return kubelet.Line(
+        tell=lambda signal: inbox.put_nowait(runtime.Delivery(signal)),
+        drive=lambda life: runtime.drive(life, inbox, life.act),
+    )
+
+
 @contextlib.asynccontextmanager
 async def plugin(
     settings: config.Settings, *, periods: kubelet.Periods = CALM, watches: bool = True
 ) -> AsyncIterator[tuple[node_door.Node, Told]]:
     """Run what the process runs, but for the bus and the probes."""
-    inboxes: dict[str, Inbox] = {name: asyncio.Queue() for name in settings.resource_names}
     told = Told()
-
-    def tell(resource: str) -> Callable[[signals.Signal], None]:
-        return lambda signal: inboxes[resource].put_nowait(runtime.Delivery(signal))
-
     sockets = Path(settings.kubelet.directory) / config.SOCKET_DIRECTORY
-    node = node_door.Node(settings, "n1", sockets, tell=tell, periods=periods)
-    node.publish_to(told)
-    lives = node.lives.values()
-    watching = [node.watch(kind, source) for kind, source in node.sources.items()]
+    node = node_door.Node(settings, "n1", line=line, periods=periods)
+    node.teller.publish_to(told)
+    working = [node.live(), node.watch_devices(), node.age()]
     if watches:
-        watching.append(node.watch_sockets())
-    tasks = [
-        asyncio.create_task(task)
-        for task in (
-            *(runtime.drive(life, inboxes[life.resource], life.act) for life in lives),
-            *(life.fail_if_broken() for life in lives),
-            *(life.probe_for_ever() for life in lives),
-            *watching,
-        )
-    ]
+        working.append(node.watch_sockets())
+    if node.has_script:
+        working.append(node.watch_script())
+    tasks = [asyncio.create_task(work) for work in working]
     try:
         yield node, told
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
         await node.close()
+        assert [e for e in ended if not isinstance(e, asyncio.CancelledError)] == []
         assert not list(sockets.glob("muster-*"))
 
 
@@ -162,7 +175,7 @@ def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
             assert (event.reason, event.registrations) == (Reason.START, 1)
             assert event.endpoint == found.endpoint
             assert (found.registered, found.streams_open) == (1, 1)
-            device_id = inventory.device_id(str(root / "fuse"), 0)
+            device_id = ids.device_id(str(root / "fuse"), 0)
             assert found.devices == {device_id: "Healthy"}
             (state,) = node.states()
             assert (state.problem, state.streams, state.registrations) == ("", 1, 1)
@@ -240,7 +253,7 @@ def test_a_refused_registration_is_told_and_tried_until_it_is_taken(root: Path) 
                 while not told.lost():
                     await told.more()
                 (state,) = node.states()
-                refused = "kubelet refuses registration: UNAVAILABLE: registrations are switched"
+                refused = "kubelet refuses registration (UNAVAILABLE: registrations are switched"
                 assert state.problem.startswith(refused)
                 kubelet.accept_registrations(accepts=True)
                 event = await told.registered(1)
@@ -351,16 +364,16 @@ def test_a_device_that_goes_turns_unhealthy_and_returns_under_the_same_id(root: 
             gone = await told.turned(Health.UNHEALTHY)
             await until_allocatable(kubelet, 1)
             assert kubelet.state().resources[FUSE].capacity == 2
-            assert gone.reason == f"{root / 'two'}: no such file or directory"
+            assert (gone.code, gone.reason) == ("device-missing", f"{root / 'two'} is gone")
             (root / "two").symlink_to("/dev/null")
             back = await told.turned(Health.HEALTHY)
             await until_allocatable(kubelet, 2)
-            assert (back.device_id, back.code) == (gone.device_id, "device-missing")
+            assert (back.device_id, back.code) == (gone.device_id, "device-healthy")
 
     run(story)
 
 
-def test_a_device_that_is_missing_at_start_is_listed_unhealthy_until_it_comes(root: Path) -> None:
+def test_a_resource_without_devices_is_listed_empty_until_one_comes(root: Path) -> None:
     async def story() -> None:
         settings = fuse(root, "late")
         (root / "late").unlink()
@@ -369,15 +382,70 @@ def test_a_device_that_is_missing_at_start_is_listed_unhealthy_until_it_comes(ro
             plugin(settings) as (node, told),
         ):
             await told.registered(1)
-            assert (await told.turned(Health.UNHEALTHY)).reason.endswith(
-                "no such file or directory"
-            )
-            found = await kubelet.until(lambda state: state.resources[FUSE].capacity == 1)
-            assert found.resources[FUSE].allocatable == 0
+            await kubelet.until(lambda state: state.resources[FUSE].streams_open == 1)
             (state,) = node.states()
-            assert (state.devices, state.healthy, state.problem) == (1, 0, "")
+            assert (state.devices, state.healthy, state.problem) == (0, 0, "")
             (root / "late").symlink_to("/dev/null")
             await until_allocatable(kubelet, 1)
+            added = await told.heard(vocabulary.DeviceAdded, 1)
+            assert [event.device for event in added] == [
+                vocabulary.Device(id=ids.device_id(str(root / "late"), 0), resource=FUSE)
+            ]
+
+    run(story)
+
+
+def test_each_match_is_a_resource_that_comes_and_goes_with_it(root: Path) -> None:
+    async def story() -> None:
+        rule = rules.Resource(
+            name="smarter-devices/*",
+            per_match=True,
+            groups=(rules.Group(devices=(rules.Nodes(path=str(root / "video?")),), count=2),),
+            grace_s=0.05,
+        )
+        settings = config.Settings(kubelet=config.Kubelet(directory=str(root)), resources=(rule,))
+        (root / "video0").symlink_to("/dev/null")
+        names = [
+            f"smarter-devices/{str(root / video).strip('/').replace('/', '_')}"
+            for video in ("video0", "video1")
+        ]
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(settings) as (node, told),
+        ):
+            await until_allocatable(kubelet, 2, names[0])
+            (root / "video1").symlink_to("/dev/null")
+            await until_allocatable(kubelet, 2, names[1])
+            (root / "video0").unlink()
+            await kubelet.until(lambda state: state.resources[names[0]].streams_open == 0)
+            removed = await told.heard(vocabulary.DeviceRemoved, 2)
+            assert [event.resource for event in removed] == [names[0]] * 2
+            assert [state.name for state in node.states()] == [names[1]]
+            assert kubelet.state().resources[names[1]].registered == 1
+
+    run(story)
+
+
+def test_fewer_devices_than_expected_are_told_and_so_is_their_return(root: Path) -> None:
+    async def story() -> None:
+        (root / "one").symlink_to("/dev/null")
+        rule = rules.Resource(
+            name=FUSE,
+            groups=(rules.Group(devices=(rules.Nodes(path=str(root / "[a-z]*[oe]")),)),),
+            expect=rules.Expect(min=2),
+        )
+        settings = config.Settings(kubelet=config.Kubelet(directory=str(root)), resources=(rule,))
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(settings) as (node, told),
+        ):
+            await told.registered(1)
+            short = "expected at least 2 devices, found 1"
+            assert [state.short for state in node.states()] == [short]
+            (root / "two").symlink_to("/dev/zero")
+            await until_allocatable(kubelet, 2)
+            changed = await told.heard(vocabulary.ExpectationChanged, 2)
+            assert [event.short for event in changed] == [short, ""]
 
     run(story)
 
@@ -398,7 +466,7 @@ def test_a_scripted_xid_takes_one_gpu_away_until_it_is_cleared(root: Path) -> No
                 plugin="device-plugin",
                 at=event.at,
                 resource=GPU,
-                device_id=inventory.gpu_uuid("n1", 2),
+                device_id=ids.gpu_uuid("n1", 2),
                 health=Health.UNHEALTHY,
                 reason="XID 79: GPU has fallen off the bus (NVIDIA XID catalogue 2025-10-29)",
                 code="xid-79",
@@ -422,12 +490,41 @@ def test_a_container_gets_what_it_asked_for_and_the_bus_hears_of_it(root: Path) 
             path = str(root / "fuse")
             spec = dp.DeviceSpec(container_path=path, host_path=path, permissions="rw")
             assert list(device.answer.devices) == [spec]
+            assert dict(device.answer.envs) == {"MUSTER_DEVICES": path}
             assert dict(gpu.answer.envs) == {"NVIDIA_VISIBLE_DEVICES": gpu.ids[0]}
             observed = [e for e in told.events if isinstance(e, vocabulary.AllocationObserved)]
             assert [(e.resource, e.device_ids) for e in observed] == [
                 (FUSE, device.ids),
                 (GPU, gpu.ids),
             ]
+
+    run(story)
+
+
+def test_what_is_gone_is_told_to_the_kubelet_before_the_allocation_fails(root: Path) -> None:
+    async def story() -> None:
+        settings = fuse(root, "one")
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(settings, watches=False) as (node, told),
+        ):
+            await told.registered(1)
+            await until_allocatable(kubelet, 1)
+            path = socket_of(node, kubelet.plugins_directory)
+            (root / "one").unlink()
+            device_id = ids.device_id(str(root / "one"), 0)
+            request = dp.AllocateRequest(
+                container_requests=[dp.ContainerAllocateRequest(devices_ids=[device_id])]
+            )
+            async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await rpc.DevicePluginClient(channel).allocate(request)
+            gone = f"{root / 'one'}: no such file or directory"
+            assert (caught.value.code(), caught.value.details()) == (
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{FUSE}: {gone}; the kubelet has been told",
+            )
+            await until_allocatable(kubelet, 0)
 
     run(story)
 
@@ -446,7 +543,7 @@ def test_an_unknown_id_fails_with_a_text_that_helps(root: Path) -> None:
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await rpc.DevicePluginClient(channel).allocate(request)
-            known = inventory.device_id(str(root / "fuse"), 0)
+            known = ids.device_id(str(root / "fuse"), 0)
             assert (caught.value.code(), caught.value.details()) == (
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"{FUSE} has no device 'nope'; it has {known}",
@@ -487,7 +584,7 @@ def test_only_dead_sockets_of_ours_are_removed_at_start(root: Path) -> None:
         bound[name].bind(str(sockets / name))
     bound["muster-a_b-2-1.sock"].listen()
     bound["muster-a_b-1-1.sock"].close()
-    assert directory.remove_stale(sockets) == ["muster-a_b-1-1.sock"]
+    assert directory.remove_stale([sockets]) == ["muster-a_b-1-1.sock"]
     assert sorted(path.name for path in sockets.iterdir()) == ["muster-a_b-2-1.sock", "other.sock"]
     for made in bound.values():
         made.close()

@@ -55,6 +55,10 @@ def root() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+def resource(name: str, path: str, **more: object) -> dict[str, object]:
+    return {"name": name, "groups": [{"devices": [{"path": path}]}], **more}
+
+
 def settings(root: Path, url: str, **more: object) -> Path:
     file = root / "plugin.yaml"
     told = {
@@ -62,7 +66,7 @@ def settings(root: Path, url: str, **more: object) -> Path:
         "bus": {"url": url},
         "kubelet": {"directory": str(root)},
         "heartbeat": {"interval_s": 0.3},
-        "resources": [{"name": FUSE, "paths": [str(root / "fuse")]}],
+        "resources": [resource(FUSE, str(root / "fuse"))],
     }
     file.write_bytes(msgspec.yaml.encode(told | more))
     return file
@@ -124,7 +128,7 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
                     "",
                 )
                 assert (beat.node, beat.interval_s, beat.phase) == ("n1.example", 0.3, "serving")
-                assert set(beat.checkers) == {"sockets", "device_nodes"}
+                assert set(beat.checkers) == {"sockets", "devices"}
                 assert await answer(address, "/readyz") == (200, "ok\n")
                 assert await answer(address, "/healthz") == (200, "ok\n")
                 _, metrics = await answer(address, "/metrics")
@@ -243,9 +247,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_two(root: Path) -> None:
         (root / "empty").mkdir()
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            bad = await refused(
-                settings(root, url, resources=[{"name": "fuse", "paths": ["/dev/fuse"]}])
-            )
+            bad = await refused(settings(root, url, resources=[resource("fuse", "/dev/fuse")]))
             elsewhere = {"directory": str(root / "empty")}
             missing = await refused(settings(root, url, kubelet=elsewhere))
             busy = await refused(settings(root, url, http={"port": port}))

@@ -7,10 +7,11 @@ the probes, is imported and connected when that is done. The bus may stay away f
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 import muster
-from muster import entry, logs, runtime, vocabulary
-from muster_plugin import beats, config, directory, lean, signals
+from muster import entry, logs, runtime, settings, vocabulary
+from muster_plugin import aside, beats, config, directory, inotify, kubelet, lean, signals
 from muster_plugin import node as node_door
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _GOODBYE_S: Final = 0.5
+_READ_TIMEOUT_S: Final = 5.0
+_READ_PERIOD_S: Final = 60.0
+_WRITTEN_S: Final = 0.05
+_ALONE_AGAIN_S: Final = 0.05
+_PEERS: Final = ("smarter", "generic", "nvidia")
 _MISSED_BEATS_MAX: Final = 3
 _HTTP: Final = ("http.server", "urllib.request", "wsgiref", "wsgiref.simple_server")
 """What prometheus-client serves and pushes with; our probes do the serving."""
@@ -34,46 +40,51 @@ _HTTP: Final = ("http.server", "urllib.request", "wsgiref", "wsgiref.simple_serv
 
 def main() -> int:
     """Run the plugin; return the exit code."""
-    return entry.main("plugin", config.Settings, serve)
+    return entry.run("plugin", config.Settings, serve, formats=_formats())
 
 
-async def serve(settings: config.Settings) -> None:
+async def serve(chosen: config.Settings, source: entry.Source[config.Settings]) -> None:
     """Serve the node's devices until SIGTERM. Raises CannotStart."""
-    sockets = Path(settings.kubelet.directory) / config.SOCKET_DIRECTORY
-    name = _node_name(settings.node)
-    _check(settings, sockets)
-    logs.configure("plugin", level=settings.log.level, node=name)
-    for stale in directory.remove_stale(sockets):
+    root = Path(chosen.kubelet.directory)
+    name = _node_name(chosen.node)
+    _check(chosen, root / config.SOCKET_DIRECTORY)
+    logs.configure("plugin", level=chosen.log.level, node=name)
+    folders = [root / folder for folder in (config.SOCKET_DIRECTORY, config.REGISTRY_DIRECTORY)]
+    for stale in directory.remove_stale(folders):
         logs.logger().info("stale_socket_removed", socket=stale)
-    inboxes: dict[str, asyncio.Queue[runtime.Delivery[signals.Signal]]] = {
-        resource: asyncio.Queue(runtime.INBOX_MAX) for resource in settings.resource_names
-    }
-
-    def tell(resource: str) -> Callable[[signals.Signal], None]:
-        return lambda signal: inboxes[resource].put_nowait(runtime.Delivery(signal))
-
-    node = node_door.Node(settings, name, sockets, tell=tell)
+    try:
+        node = node_door.Node(chosen, name, line=_line)
+    except ValueError as error:
+        raise entry.CannotStart(f"resources: {error}") from None
+    await _be_alone(node, folders, chosen.handover_s)
+    reporter = Reporter(chosen, node)
     try:
         await runtime.run(
-            *(
-                runtime.drive(life, inboxes[life.resource], life.act)
-                for life in node.lives.values()
-            ),
-            *(life.fail_if_broken() for life in node.lives.values()),
+            node.live(),
             node.watch_sockets(),
-            *(node.watch(kind, source) for kind, source in node.sources.items()),
-            *(life.probe_for_ever() for life in node.lives.values()),
-            Reporter(settings, node).report(),
+            node.watch_devices(),
+            node.age(),
+            *([node.watch_script()] if node.has_script else []),
+            reporter.report(),
+            *([reporter.reload(source)] if source.file else []),
         )
     finally:
         await node.close()
 
 
+def _line() -> kubelet.Line:
+    inbox: asyncio.Queue[runtime.Delivery[signals.Signal]] = asyncio.Queue(runtime.INBOX_MAX)
+    return kubelet.Line(
+        tell=lambda signal: inbox.put_nowait(runtime.Delivery(signal)),
+        drive=lambda life: runtime.drive(life, inbox, life.act),
+    )
+
+
 class Reporter:
     """Tells the bus, Kubernetes' probes and Prometheus what the node does."""
 
-    def __init__(self, settings: config.Settings, node: node_door.Node) -> None:
-        self._settings = settings
+    def __init__(self, chosen: config.Settings, node: node_door.Node) -> None:
+        self._settings = chosen
         self._node = node
         self._who = beats.Identity(
             node=node.name,
@@ -81,14 +92,15 @@ class Reporter:
             instance="unconnected",
             boot=_boot(),
             version=muster.__version__,
-            config_hash=settings.hash,
-            interval_s=settings.heartbeat.interval_s,
+            config_hash=chosen.hash,
+            interval_s=chosen.heartbeat.interval_s,
             started_at=time.monotonic(),
         )
         self._beat_at = self._who.started_at
         self._lag_s = 0.0
         self._sequence = 0
         self._is_draining = False
+        self._reading = asyncio.Event()
 
     async def report(self) -> None:
         """Connect to everything slow, and speak until cancelled; then say goodbye."""
@@ -154,11 +166,11 @@ class Reporter:
                     at=datetime.now(UTC),
                     version=muster.__version__,
                     instance=connected.instance,
-                    config_hash=self._settings.hash,
-                    resources=self._settings.resource_names,
+                    config_hash=self._who.config_hash,
+                    resources=self._node.inventory.resources,
                 )
             )
-            self._node.publish_to(connected.enqueue)
+            self._node.teller.publish_to(connected.enqueue)
             connected.enqueue(self._node.inventory.snapshot(datetime.now(UTC)))
 
     async def _snapshots(self, connected: "bus.Bus") -> None:
@@ -180,6 +192,38 @@ class Reporter:
         if connected.link.is_connected and not await connected.flush(_GOODBYE_S):
             logs.logger().warning("goodbye_unheard")
 
+    async def reload(self, source: entry.Source[config.Settings]) -> None:
+        """Read the settings again when their file changes, or at SIGHUP; take what can be used."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._reading.set)
+        try:
+            looks = inotify.looks(
+                lambda: _around(source.file),
+                period_s=_READ_PERIOD_S,
+                mask=inotify.CONTENTS,
+                settle_s=_WRITTEN_S,
+                changed=self._reading,
+            )
+            async with contextlib.aclosing(looks):
+                async for _ in looks:
+                    await self._reread(source)
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+
+    async def _reread(self, source: entry.Source[config.Settings]) -> None:
+        try:
+            found = await aside.run(source.read, timeout_s=_READ_TIMEOUT_S)
+            resources = found.at(self._node.name)
+        except (ValueError, TimeoutError) as error:
+            problems = tuple(str(error).splitlines()) or (f"{source.file}: does not answer",)
+            self._node.teller.refused(problems, in_force=self._who.config_hash)
+            return
+        if found.hash == self._who.config_hash:
+            return
+        restart = found.changed_for_the_process(self._settings)
+        self._who = msgspec.structs.replace(self._who, config_hash=found.hash)
+        await self._node.configure(resources, config_hash=found.hash, restart=restart)
+
     def _heartbeat(self, connected: "bus.Bus") -> vocabulary.Heartbeat:
         vitals = beats.Vitals(
             seq=self._sequence,
@@ -200,7 +244,9 @@ class Reporter:
         return vocabulary.Phase.SERVING if has_served else vocabulary.Phase.STARTING
 
     def _not_ready(self) -> str | None:
-        return beats.readiness(self._node.states())
+        return beats.readiness(
+            self._node.states(), now=time.monotonic(), probe_s=kubelet.PROBE_PERIOD_S
+        )
 
     def _stuck(self) -> str | None:
         age_s = self._beat_age_s()
@@ -210,6 +256,47 @@ class Reporter:
 
     def _beat_age_s(self) -> float:
         return time.monotonic() - self._beat_at
+
+
+def _around(file: Path | None) -> set[Path]:
+    """Return where a change of a file shows: a mounted ConfigMap changes by a link beside it."""
+    return {file.parent, Path(os.path.realpath(file)).parent} if file else set()
+
+
+def _formats() -> Mapping[str, settings.Foreign]:
+    """Give what reads each peer's configuration; it is loaded only when it is wanted."""
+
+    def reads(peer: str) -> settings.Foreign:
+        return lambda text, source: _foreign(text, source, peer)
+
+    return {peer: reads(peer) for peer in _PEERS}
+
+
+def _foreign(text: bytes, source: str, peer: str) -> dict[str, object]:
+    """Return the tree that another plugin's file stands for. Raises BadSettings."""
+    from muster_plugin import configuration  # noqa: PLC0415  # most never need it
+
+    found = configuration.imported(text, source=source, peer=configuration.Format(peer))
+    if found.rules is None:
+        raise settings.BadSettings([f"{source}: says nothing of device nodes"])
+    return {"resources": msgspec.to_builtins(found.rules.resources)}
+
+
+async def _be_alone(node: node_door.Node, folders: Sequence[Path], handover_s: float) -> None:
+    """Wait until no other process serves our resources. Raises CannotStart if that does not come.
+
+    The kubelet would keep the newer registration, and drop it when the older one ends
+    (k/k#121994); so there is no overlap, not even in a rolling update.
+    """
+    prefixes = tuple(map(config.endpoint_prefix, node.inventory.resources))
+    until = time.monotonic() + handover_s
+    while others := directory.served(folders, prefixes):
+        if time.monotonic() >= until:
+            raise entry.CannotStart(
+                f"another plugin on this node serves {others[0]}; end it first, or let this one "
+                f"wait for its end with handover_s (now {handover_s:g})"
+            )
+        await asyncio.sleep(_ALONE_AGAIN_S)
 
 
 def _node_name(told: str) -> str:
@@ -226,15 +313,15 @@ def _node_name(told: str) -> str:
         ) from None
 
 
-def _check(settings: config.Settings, sockets: Path) -> None:
+def _check(chosen: config.Settings, sockets: Path) -> None:
     """Find out now what would end us after the registration. Raises CannotStart."""
     problem = directory.problem(sockets)
     if problem:
         raise entry.CannotStart(f"kubelet.directory: {problem}")
-    script = settings.simulated_gpus and settings.simulated_gpus.faults
+    script = chosen.simulated_gpus and chosen.simulated_gpus.faults
     if script and not Path(script).parent.is_dir():
         raise entry.CannotStart(f"simulated_gpus.faults: {Path(script).parent}: no such directory")
-    http = settings.http
+    http = chosen.http
     family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
     try:
         socket.create_server((http.host, http.port), family=family).close()

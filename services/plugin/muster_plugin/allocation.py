@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from muster_plugin import inventory
+from muster_plugin import cdi, inventory, units
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 _SHOWN_MAX: Final = 5
@@ -20,18 +20,13 @@ class Refusal(Exception):
     """A request that names what we do not have; the text ends up in the pod's event."""
 
 
-class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A device node a container may use; it keeps its path."""
-
-    path: str
-    permissions: str
-
-
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container is given."""
+    """What one container is given; `cdi_devices` name what a CDI spec says in its place."""
 
-    device_nodes: tuple[DeviceNode, ...] = ()
+    devices: tuple[units.DeviceSpec, ...] = ()
+    mounts: tuple[units.Mount, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
 
 
 class Allocator:
@@ -53,9 +48,16 @@ class Allocator:
         Health is not looked at: the kubelet offers only what we called Healthy, and a veto would
         make it fail one pod after the other (kubelet devicemanager/manager.go).
         """
-        wanted = [[self._entry(name) for name in dict.fromkeys(ids)] for ids in containers]
-        self._given.update(entry.device.id for entries in wanted for entry in entries)
-        return tuple(_answer(entries) for entries in wanted)
+        wanted = [self._entries(ids) for ids in containers]
+        self._given.update(entry.id for entries in wanted for entry in entries)
+        return tuple(self._answer(entries) for entries in wanted)
+
+    def host_paths(self, containers: Sequence[Collection[str]]) -> tuple[str, ...]:
+        """Return what has to be there on the host; raises Refusal like `allocate`."""
+        entries = [entry for ids in containers for entry in self._entries(ids)]
+        devices = (device.host_path for entry in entries for device in entry.devices)
+        mounts = (mount.host_path for entry in entries for mount in entry.mounts)
+        return tuple(dict.fromkeys([*devices, *mounts]))
 
     def prefer(
         self, available: Collection[str], must_include: Collection[str], size: int
@@ -79,26 +81,34 @@ class Allocator:
             busy[self._physical(best)] += 1
         return chosen[: max(size, 0)]
 
+    def _entries(self, ids: Collection[str]) -> list[inventory.Entry]:
+        return [self._entry(name) for name in dict.fromkeys(ids)]
+
     def _entry(self, device_id: str) -> inventory.Entry:
         entry = self._inventory.entry(self._resource, device_id)
         if entry is None:
             known = [device.id for device in self._inventory.devices(self._resource)]
             more = f" and {len(known) - _SHOWN_MAX} more" if len(known) > _SHOWN_MAX else ""
-            raise Refusal(
-                f"{self._resource} has no device {device_id!r}; "
-                f"it has {', '.join(known[:_SHOWN_MAX])}{more}"
-            )
+            has = f"it has {', '.join(known[:_SHOWN_MAX])}{more}" if known else "it has none"
+            raise Refusal(f"{self._resource} has no device {device_id!r}; {has}")
         return entry
 
     def _physical(self, device_id: str) -> str:
         entry = self._inventory.entry(self._resource, device_id)
         return entry.physical if entry else ""
 
-
-def _answer(entries: Sequence[inventory.Entry]) -> Answer:
-    nodes = (DeviceNode(path=e.path, permissions=e.permissions) for e in entries if e.path)
-    visible = ",".join(dict.fromkeys(entry.visible for entry in entries if entry.visible))
-    return Answer(
-        device_nodes=tuple(dict.fromkeys(nodes)),
-        environment={VISIBLE_DEVICES: visible} if visible else {},
-    )
+    def _answer(self, entries: Sequence[inventory.Entry]) -> Answer:
+        devices = tuple(dict.fromkeys(device for entry in entries for device in entry.devices))
+        mounts = tuple(dict.fromkeys(mount for entry in entries for mount in entry.mounts))
+        visible = ",".join(dict.fromkeys(entry.visible for entry in entries if entry.visible))
+        environment = {VISIBLE_DEVICES: visible} if visible else {}
+        rule = self._inventory.rule(self._resource)
+        if rule is None:
+            return Answer(devices=devices, mounts=mounts, environment=environment)
+        seen = [spec.container_path for spec in devices] + [m.container_path for m in mounts]
+        if rule.env and seen:
+            environment[rule.env] = ",".join(seen)
+        if rule.cdi:
+            names = tuple(cdi.qualified(self._resource, entry.id) for entry in entries)
+            return Answer(environment=environment, cdi_devices=names)
+        return Answer(devices=devices, mounts=mounts, environment=environment)

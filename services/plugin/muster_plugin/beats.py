@@ -10,6 +10,7 @@ from muster import vocabulary
 
 _DIGITS: Final = 2
 _NEVER: Final = -1.0
+_PROBES_MISSED_MAX: Final = 3
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,8 @@ class ResourceState(msgspec.Struct, frozen=True, kw_only=True):
     healthy: int
     allocated: int
     problem: str
+    short: str = ""
+    apart: str = ""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,8 +91,8 @@ def heartbeat(
     )
 
 
-def readiness(resources: Iterable[ResourceState]) -> str | None:
-    """Say what keeps the plugin from doing its whole job, or None."""
+def readiness(resources: Iterable[ResourceState], *, now: float, probe_s: float) -> str | None:
+    """Say what keeps the plugin from doing its whole job, or None; it probes every `probe_s`."""
     problems = []
     for state in resources:
         if state.problem:
@@ -97,6 +100,10 @@ def readiness(resources: Iterable[ResourceState]) -> str | None:
         elif state.probe is None or not state.probe.ok:
             told = "failed" if state.probe else "has not run yet"
             problems.append(f"{state.name}: the self-probe {told}")
+        elif now - state.probe.at > _PROBES_MISSED_MAX * probe_s:
+            problems.append(
+                f"{state.name}: the last self-probe was {now - state.probe.at:.1f} s ago"
+            )
     return "; ".join(problems) or None
 
 
@@ -121,6 +128,8 @@ def _resource(state: ResourceState, now: float) -> vocabulary.ResourceBeat:
         healthy=state.healthy,
         allocated=state.allocated,
         problem=state.problem,
+        short=state.short,
+        apart=state.apart,
     )
 
 

@@ -1,32 +1,30 @@
 """Pure. What the plugin is told: which devices to advertise, and where kubelet and bus are.
 
-What the kubelet would refuse or never find is refused here, before anything is served. Sources of
-the limits: kubelet pkg/kubelet/cm/devicemanager, IsExtendedResourceName and apimachinery's
-validation; Linux unix(7) for socket paths.
+The devices are those of schema v1 (`rules`), in the same file; the rest concerns the process, and
+a change of it needs a restart.
 """
 
 import hashlib
-import re
-from collections.abc import Iterator
-from typing import Annotated, Final
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from muster import sections, vocabulary
+from muster_plugin import names, refusals, rules
 
 SOCKET_DIRECTORY: Final = "device-plugins"
-SOCKET_PATH_BYTES_MAX: Final = 107
-"""Linux: sun_path holds 108 bytes, with the final zero."""
+REGISTRY_DIRECTORY: Final = "plugins_registry"
 
-_DOMAIN_MAX: Final = 244
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*")
-_PERMISSIONS = re.compile(r"(?!.*(.).*\1)[rwm]{1,3}")
 _SLUG_MAX: Final = 40
+_UNIQUE: Final = 8
 _PID_MAX: Final = 4_194_304
 _SERIAL_MAX: Final = 99_999
+_LIVE: Final = frozenset({"api_version", "resources", "nodes"})
+"""What is applied while the process runs."""
 
 FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+Labels = Annotated[Mapping[str, str], msgspec.Meta(max_length=500)]
 
 
 class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +34,7 @@ class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a path that would depend on where we were started."""
-        _refuse(_path_problems(self.directory, key="directory"))
+        refusals.refuse(refusals.under("directory", refusals.path_problems(self.directory)))
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,26 +43,14 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5.0
 
 
-class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """Device nodes advertised under one resource name, `count` ids for each node."""
+class Cdi(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the container runtime looks for CDI specs."""
 
-    name: vocabulary.Name
-    paths: Annotated[tuple[FilePath, ...], msgspec.Meta(min_length=1, max_length=1000)]
-    count: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
-    permissions: str = "rw"
+    directory: FilePath = "/var/run/cdi"
 
     def __post_init__(self) -> None:
-        """Refuse what the kubelet would refuse, or would count twice."""
-        _refuse(self._problems())
-
-    def _problems(self) -> Iterator[str]:
-        yield from _resource_name_problems(self.name)
-        for path in self.paths:
-            yield from _path_problems(path, key="paths")
-        yield from (f"paths: {path} stands twice" for path in _repeated(self.paths))
-        if not _PERMISSIONS.fullmatch(self.permissions):
-            # runc fails every container that is given anything else
-            yield f"permissions: {self.permissions!r} is not r, w, m or several of them, each once"
+        """Refuse a path that would depend on where we were started."""
+        refusals.refuse(refusals.under("directory", refusals.path_problems(self.directory)))
 
 
 class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,61 +64,107 @@ class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse what the kubelet would refuse."""
-        _refuse(self._problems())
+        refusals.refuse(self._problems())
 
     def _problems(self) -> Iterator[str]:
-        yield from _resource_name_problems(self.resource, key="resource")
+        yield from refusals.under("resource", names.problems(self.resource))
         if self.faults:
-            yield from _path_problems(self.faults, key="faults")
+            yield from refusals.under("faults", refusals.path_problems(self.faults))
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the plugin is told. An empty `node` is NODE_NAME, else the host's name."""
+class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
+    """Everything the plugin is told. An empty `node` is NODE_NAME, else the host's name.
 
+    `labels` are the node's, for `nodes` that match by them. `handover_s` is how long to wait for
+    another plugin on this node to end, before refusing to start beside it.
+    """
+
+    api_version: Literal["muster.dev/v1"] = "muster.dev/v1"
     node: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")] = ""
     name: vocabulary.PluginName = "device-plugin"
+    labels: Labels = {}
     bus: sections.Bus = sections.Bus()
     http: sections.Http = sections.Http()
     log: sections.Log = sections.Log()
     kubelet: Kubelet = msgspec.field(default_factory=Kubelet)
+    cdi: Cdi = msgspec.field(default_factory=Cdi)
     heartbeat: Heartbeat = msgspec.field(default_factory=Heartbeat)
     snapshot_period_s: sections.Period = 300.0
-    resources: tuple[Resource, ...] = ()
+    handover_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    resources: Annotated[tuple[rules.Resource, ...], msgspec.Meta(max_length=1000)] = ()
+    nodes: Annotated[tuple[rules.NodeRules, ...], msgspec.Meta(max_length=100)] = ()
     simulated_gpus: SimulatedGpus | None = None
 
     def __post_init__(self) -> None:
         """Refuse what only shows when the sections are seen together."""
-        _refuse(self._problems())
-
-    @property
-    def resource_names(self) -> tuple[str, ...]:
-        """Every resource the plugin advertises, in the order given."""
-        names = tuple(resource.name for resource in self.resources)
-        return names + ((self.simulated_gpus.resource,) if self.simulated_gpus else ())
+        refusals.refuse(self._problems())
 
     @property
     def hash(self) -> str:
         """Tell one configuration from another; equal settings have equal hashes."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
+
+    def at(self, node: str) -> tuple[rules.Resource, ...]:
+        """Return the resources of one node. Raises ValueError if they cannot stand together."""
+        if not self.resources and not self.nodes:
+            return ()
+        found = rules.Rules(
+            api_version=self.api_version, resources=self.resources, nodes=self.nodes
+        ).at(node, self.labels)
+        refusals.refuse(self._conflicts(found))
+        return found
+
+    def changed_for_the_process(self, other: "Settings") -> tuple[str, ...]:
+        """Name the sections that differ and are read at the start only."""
+        return tuple(
+            field.encode_name
+            for field in msgspec.structs.fields(self)
+            if field.name not in _LIVE and getattr(self, field.name) != getattr(other, field.name)
+        )
 
     def _problems(self) -> Iterator[str]:
-        if not self.resource_names:
+        gpus = (self.simulated_gpus.resource,) if self.simulated_gpus else ()
+        if not self.resources and not self.nodes and not gpus:
             yield "nothing to advertise: give resources, simulated_gpus or both"
-        for name in _repeated(self.resource_names):
-            yield f"resources: two are named {name}; the kubelet would keep only the newer one"
-        for name in self.resource_names:
-            longest = endpoint(name, pid=_PID_MAX, serial=_SERIAL_MAX)
-            path = f"{self.kubelet.directory}/{SOCKET_DIRECTORY}/{longest}"
-            if len(path.encode()) > SOCKET_PATH_BYTES_MAX:
-                yield (
-                    f"kubelet.directory: the socket of {name} could be {len(path.encode())} bytes "
-                    f"({path}); Linux allows {SOCKET_PATH_BYTES_MAX}"
+            return
+        if self.resources or self.nodes:
+            try:
+                rules.Rules(
+                    api_version=self.api_version, resources=self.resources, nodes=self.nodes
                 )
+            except ValueError as error:
+                yield str(error)
+        yield from self._conflicts(self.resources)
+        everything = [*self.resources, *(r for some in self.nodes for r in some.resources)]
+        yield from self._socket_problems({*(resource.name for resource in everything), *gpus})
+
+    def _socket_problems(self, resources: set[str]) -> Iterator[str]:
+        for name in sorted(resources):
+            longest = endpoint(
+                name.replace(names.EACH, "x" * names.SHORT_MAX), pid=_PID_MAX, serial=_SERIAL_MAX
+            )
+            path = f"{self.kubelet.directory}/{REGISTRY_DIRECTORY}/{longest}"
+            yield from refusals.under(
+                "kubelet.directory", names.socket_problems(path, resource=name)
+            )
+
+    def _conflicts(self, found: tuple[rules.Resource, ...]) -> Iterator[str]:
+        gpus = self.simulated_gpus
+        if gpus and any(resource.name == gpus.resource for resource in found):
+            yield (
+                f"resources: two are named {gpus.resource}; "
+                "the kubelet would keep only the newer one"
+            )
 
 
 def endpoint(resource: str, *, pid: int, serial: int) -> str:
     """Return the file name of a socket: one resource, one process, one generation."""
-    return f"muster-{slug(resource)}-{pid}-{serial}.sock"
+    return f"{endpoint_prefix(resource)}{pid}-{serial}.sock"
+
+
+def endpoint_prefix(resource: str) -> str:
+    """Return what the file names of all sockets of a resource begin with."""
+    return f"muster-{slug(resource)}-"
 
 
 def slug(resource: str) -> str:
@@ -140,37 +172,5 @@ def slug(resource: str) -> str:
     plain = resource.replace("/", "_")
     if len(plain) <= _SLUG_MAX:
         return plain
-    return f"{plain[: _SLUG_MAX - 9]}.{hashlib.sha256(resource.encode()).hexdigest()[:8]}"
-
-
-def _refuse(problems: Iterator[str]) -> None:
-    found = "; ".join(problems)
-    if found:
-        raise ValueError(found)
-
-
-def _path_problems(path: str, *, key: str) -> Iterator[str]:
-    if not path.startswith("/") or path.endswith("/") or "\0" in path:
-        yield f"{key}: {path!r} is not an absolute path"
-
-
-def _resource_name_problems(name: str, *, key: str = "name") -> Iterator[str]:
-    domain, slash, short = name.partition("/")
-    if not slash:
-        yield f"{key}: {name!r} has no domain; write it as example.com/{name}"
-        return
-    if "kubernetes.io/" in name:
-        yield f"{key}: {name!r} is in Kubernetes' own domain"
-    if name.startswith("requests."):
-        yield f"{key}: {name!r} starts with 'requests.', which quotas use"
-    if len(domain) > _DOMAIN_MAX or not _DOMAIN.fullmatch(domain):
-        yield f"{key}: {domain!r} is no lower-case DNS name of at most {_DOMAIN_MAX} characters"
-    if not _NAME.fullmatch(short):
-        yield (
-            f"{key}: {short!r} is not 1 to 63 of A-Z a-z 0-9 - _ . "
-            "that begin and end with a letter or digit"
-        )
-
-
-def _repeated(values: tuple[str, ...]) -> Iterator[str]:
-    return (value for value in dict.fromkeys(values) if values.count(value) > 1)
+    unique = hashlib.sha256(resource.encode()).hexdigest()[:_UNIQUE]
+    return f"{plain[: _SLUG_MAX - _UNIQUE - 1]}.{unique}"

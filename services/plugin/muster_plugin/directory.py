@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -44,19 +45,33 @@ def inode(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def remove_stale(directory: Path) -> list[str]:
+def served(directories: Iterable[Path], prefixes: tuple[str, ...]) -> list[str]:
+    """Return the sockets with these prefixes that somebody serves."""
+    return [
+        str(path)
+        for path in _ours(directories)
+        if path.name.startswith(prefixes) and not _is_dead(path)
+    ]
+
+
+def remove_stale(directories: Iterable[Path]) -> list[str]:
     """Remove the sockets of earlier processes of ours that nobody serves; return their names.
 
     A process id in the name proves nothing: pods count processes each for itself. A socket that
     refuses a connection is dead.
     """
     removed = []
-    for path in sorted(directory.iterdir()):
-        if _OURS.fullmatch(path.name) and _is_dead(path):
+    for path in _ours(directories):
+        if _is_dead(path):
             with contextlib.suppress(OSError):
                 path.unlink()
                 removed.append(path.name)
     return removed
+
+
+def _ours(directories: Iterable[Path]) -> list[Path]:
+    paths = (path for folder in directories if folder.is_dir() for path in folder.iterdir())
+    return sorted(path for path in paths if _OURS.fullmatch(path.name))
 
 
 def _is_dead(path: Path) -> bool:

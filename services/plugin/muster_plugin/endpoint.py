@@ -7,15 +7,17 @@ destroyed, whoever owns it by then. So every generation has its own socket name.
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NoReturn, Protocol, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 import msgspec
+from google.protobuf import message
 
 from muster.pb import deviceplugin_pb2 as dp
+from muster.pb import pluginregistration_pb2 as pr
 from muster.pb import rpc
 from muster_plugin import allocation, directory, inventory, signals, wire
 
@@ -25,8 +27,13 @@ OWN_POOL: Final = (("grpc.use_local_subchannel_pool", 1),)
 _ASK: Final = "muster-probe"
 _INSTANCE: Final = "muster-instance"
 _PROBE_TIMEOUT_S: Final = 2.0
+_ALLOCATE_TIMEOUT_S: Final = 2.0
+"""The kubelet sets no deadline, and while Allocate hangs it admits no pod at all (1.36.2)."""
+_STATUSES_MAX: Final = 16
 _STOP_GRACE_S: Final = 0.5
 
+Request = TypeVar("Request", bound=message.Message)
+Answer = TypeVar("Answer", bound=message.Message)
 ListContext: TypeAlias = rpc.Context[dp.Empty, dp.ListAndWatchResponse]
 
 
@@ -44,6 +51,26 @@ class Figures(msgspec.Struct, kw_only=True):
     allocation_seconds: float = 0.0
 
 
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """What one resource serves, whatever the generation."""
+
+    resource: str
+    devices: inventory.Inventory
+    allocator: allocation.Allocator
+    figures: Figures
+    pre_start: bool = False
+
+
+class Observer(Protocol):
+    """Who is asked and told in the kubelet's calls."""
+
+    async def absent(self, paths: Sequence[str]) -> str:
+        """Say which of these paths of the host are gone, after telling the kubelet; else empty."""
+
+    def allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
+        """Hear which devices a container was given."""
+
+
 class _Stream(msgspec.Struct, eq=False):
     """One ListAndWatch with a state of its own: a flag for all would lose updates."""
 
@@ -58,29 +85,27 @@ class Endpoint:
         self,
         path: Path,
         generation: int,
+        service: Service,
         *,
-        devices: inventory.Inventory,
-        resource: str,
-        allocator: allocation.Allocator,
-        figures: Figures,
         tell: Callable[[signals.Signal], None],
-        observed: Callable[[tuple[str, ...]], None],
+        observer: Observer,
     ) -> None:
         self.path = path
         self.generation = generation
         self._instance = os.urandom(8).hex()
-        self._devices = devices
-        self._resource = resource
-        self._allocator = allocator
-        self._figures = figures
+        self._service = service
+        self._figures = service.figures
         self._tell = tell
-        self._observed = observed
+        self._observer = observer
         self._streams: set[_Stream] = set()
+        self._statuses: asyncio.Queue[str] = asyncio.Queue(_STATUSES_MAX)
         self._is_ending = False
         self._bound: tuple[int, int] | None = None
         self._termination: asyncio.Task[bool] | None = None
         self._server = grpc.aio.server()
-        self._server.add_generic_rpc_handlers((rpc.device_plugin_handler(self),))
+        self._server.add_generic_rpc_handlers(
+            (rpc.device_plugin_handler(self), rpc.plugin_watcher_handler(self))
+        )
 
     async def start(self) -> None:
         """Listen. Raises OSError or RuntimeError, which name the path."""
@@ -137,6 +162,10 @@ class Endpoint:
             raise ProbeFailed(f"{self.path.name} answers as another instance")
         return time.perf_counter() - started
 
+    async def noticed(self) -> str:
+        """Wait until the plugin watcher has dealt with us; return its error, empty if none."""
+        return await self._statuses.get()
+
     # The kubelet's calls
 
     async def get_device_plugin_options(
@@ -146,7 +175,7 @@ class Endpoint:
         del request
         if _ASK in dict(context.invocation_metadata() or ()):
             await context.send_initial_metadata(((_INSTANCE, self._instance),))
-        return wire.options()
+        return wire.options(pre_start=self._service.pre_start)
 
     async def list_and_watch(
         self, request: dp.Empty, context: ListContext
@@ -160,7 +189,7 @@ class Endpoint:
         context.add_done_callback(lambda _: self._closed(stream))  # type: ignore[arg-type]
         while not self._is_ending:
             stream.changed.clear()
-            yield wire.device_list(self._devices.devices(self._resource))
+            yield wire.device_list(self._service.devices.devices(self._service.resource))
             self._figures.sends += 1
             self._figures.sent_at = time.monotonic()
             if not stream.changed.is_set():
@@ -174,24 +203,36 @@ class Endpoint:
     ) -> dp.PreferredAllocationResponse:
         """Advise; never fails."""
         del context
-        return wire.preferred(request, self._allocator)
+        return wire.preferred(request, self._service.allocator)
 
     async def allocate(
         self,
         request: dp.AllocateRequest,
         context: rpc.Context[dp.AllocateRequest, dp.AllocateResponse],
     ) -> dp.AllocateResponse:
-        """Allocate from memory, or say what was asked for that we do not have."""
+        """Allocate from memory, or say what was asked for that we do not have.
+
+        Only what is really gone is vetoed, and by then the kubelet knows (`Observer.absent`).
+        """
         started = time.perf_counter()
         containers = wire.requested(request)
         try:
-            answer = wire.allocated(self._allocator.allocate(containers))
+            async with asyncio.timeout(_ALLOCATE_TIMEOUT_S):
+                await self._refuse_absent(containers, context)
+        except TimeoutError:
+            await self._refuse(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"{self._service.resource}: the host's files did not answer in "
+                f"{_ALLOCATE_TIMEOUT_S:g} s",
+                context,
+            )
         except allocation.Refusal as refusal:
-            self._figures.refused_allocations += 1
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+            await self._refuse(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
+        answer = wire.allocated(self._service.allocator.allocate(containers))
         self._figures.allocations += 1
         self._figures.allocation_seconds += time.perf_counter() - started
-        self._observed(tuple(name for ids in containers for name in ids))
+        given = tuple(dict.fromkeys(name for ids in containers for name in ids))
+        self._observer.allocated(self._service.resource, given)
         return answer
 
     async def pre_start_container(
@@ -199,9 +240,51 @@ class Endpoint:
         request: dp.PreStartContainerRequest,
         context: rpc.Context[dp.PreStartContainerRequest, dp.PreStartContainerResponse],
     ) -> dp.PreStartContainerResponse:
-        """Do nothing: we never ask for this call."""
-        del request, context
+        """Let the container start if its devices are there; called only if it is configured."""
+        try:
+            await self._refuse_absent([request.devices_ids], context)
+        except allocation.Refusal as refusal:
+            await self._refuse(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
         return dp.PreStartContainerResponse()
+
+    # The plugin watcher's calls
+
+    async def get_info(
+        self, request: pr.InfoRequest, context: rpc.Context[pr.InfoRequest, pr.PluginInfo]
+    ) -> pr.PluginInfo:
+        """Introduce ourselves to the kubelet that found our socket."""
+        del request, context
+        return wire.plugin_info(self._service.resource)
+
+    async def notify_registration_status(
+        self,
+        request: pr.RegistrationStatus,
+        context: rpc.Context[pr.RegistrationStatus, pr.RegistrationStatusResponse],
+    ) -> pr.RegistrationStatusResponse:
+        """Hear whether the kubelet took us."""
+        del context
+        error = "" if request.plugin_registered else request.error or "refused without a reason"
+        # an older status than these is of no interest
+        if self._statuses.full():
+            self._statuses.get_nowait()
+        self._statuses.put_nowait(error)
+        return pr.RegistrationStatusResponse()
+
+    async def _refuse_absent(
+        self, containers: Sequence[Collection[str]], context: rpc.Context[Request, Answer]
+    ) -> None:
+        """Abort if what is behind these ids is gone. Raises Refusal for an unknown id."""
+        absent = await self._observer.absent(self._service.allocator.host_paths(containers))
+        if absent:
+            text = f"{self._service.resource}: {absent}; the kubelet has been told"
+            await self._refuse(grpc.StatusCode.FAILED_PRECONDITION, text, context)
+
+    async def _refuse(
+        self, code: grpc.StatusCode, text: str, context: rpc.Context[Request, Answer]
+    ) -> NoReturn:
+        self._figures.refused_allocations += 1
+        await context.abort(code, text)
+        raise AssertionError("abort raises")
 
     def _closed(self, stream: _Stream) -> None:
         self._streams.discard(stream)

@@ -36,14 +36,22 @@ _READ_BYTES: Final = 65_536
 
 
 async def looks(
-    directories: Callable[[], Iterable[Path]], *, period_s: float, mask: int = NAMES
+    directories: Callable[[], Iterable[Path]],
+    *,
+    period_s: float,
+    mask: int = NAMES,
+    settle_s: float = 0.0,
+    changed: asyncio.Event | None = None,
 ) -> AsyncGenerator[None, None]:
     """Yield when it is time to look: at once, after every change, and at least every `period_s`.
+
+    Changes rarely come alone; those within `settle_s` of the first are one look. Whoever sets
+    `changed` asks for a look.
 
     `directories` is asked again before every look, so that one that was away is watched as soon as
     somebody looks; while one cannot be watched, the period is a second. Close it with `aclosing`.
     """
-    changed = asyncio.Event()
+    changed = changed or asyncio.Event()
     library = ctypes.CDLL(None, use_errno=True)
     with _watching(library, changed) as descriptor:
         while True:
@@ -54,6 +62,7 @@ async def looks(
                     period_s if all(armed) else min(period_s, _WITHOUT_INOTIFY_S)
                 ):
                     await changed.wait()
+                    await asyncio.sleep(settle_s)
             changed.clear()
 
 

@@ -9,9 +9,9 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Final, Protocol, assert_never
+from typing import Final, NamedTuple, Protocol, assert_never
 
 import grpc
 import grpc.aio
@@ -26,27 +26,29 @@ from muster_plugin import (
     directory,
     endpoint,
     inventory,
+    patience,
     registration,
+    rules,
     signals,
     wire,
 )
 
 # The kubelet dials us back within our Register, for up to 10 s (pluginmanager, dial with block).
 _REGISTER_TIMEOUT_S: Final = 12.0
+_FIND_TIMEOUT_S: Final = 10.0
+_REFUSALS_BEFORE_OTHER_WAY: Final = 6
+"""About a second of refusals, longer than it takes a kubelet to restart."""
 _ADVERTISE_TIMEOUT_S: Final = 0.5
-_PROBE_PERIOD_S: Final = 10.0
+PROBE_PERIOD_S: Final = 10.0
 _PROBE_AGAIN_S: Final = 0.2
 _TEXT_MAX: Final = 300
 
 
-class Listener(Protocol):
+class Listener(endpoint.Observer, Protocol):
     """Who is told what happens in a life."""
 
     def reported(self, resource: str, report: signals.Report, endpoint: str) -> None:
         """Hear that the kubelet lists a resource, or has lost it."""
-
-    def allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        """Hear which devices a container was given."""
 
     def problem_changed(self) -> None:
         """Hear that something began to keep a resource from the kubelet, or no longer does."""
@@ -55,36 +57,59 @@ class Listener(Protocol):
 class Periods(msgspec.Struct, frozen=True, kw_only=True):
     """How patient one life is; other than by default only where time must pass faster."""
 
-    patience: registration.Patience = msgspec.field(default_factory=registration.Patience)
-    probe_s: float = _PROBE_PERIOD_S
+    patient: patience.Patience = patience.Patience()
+    probe_s: float = PROBE_PERIOD_S
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kubelet learns when a resource is registered; a change needs a new registration."""
+
+    registration: rules.Registration = rules.Registration.REGISTER
+    pre_start: bool = False
+
+
+class Line(NamedTuple):
+    """How a life is spoken to, and driven."""
+
+    tell: Callable[[signals.Signal], None]
+    drive: Callable[["Life"], Coroutine[object, object, None]]
 
 
 class Life:
     """One resource's life with the kubelet.
 
-    It is the machine that is driven, and `act` is what it makes of the machine's actions. `tell`
-    puts a signal into its inbox; `hears` is told of what others want to know.
+    It is the machine that `line` drives, and `act` is what it makes of the machine's actions.
+    `hears` is told of what others want to know. `root` is the kubelet's directory.
     """
 
     def __init__(
         self,
         resource: str,
-        sockets: Path,
+        terms: Terms,
         *,
+        root: Path,
         devices: inventory.Inventory,
-        tell: Callable[[signals.Signal], None],
+        line: Line,
         hears: Listener,
         periods: Periods | None = None,
+        reason: vocabulary.RegistrationReason = vocabulary.RegistrationReason.START,
     ) -> None:
         self.resource = resource
-        self.machine = registration.Registration((periods or Periods()).patience)
+        self.terms = terms
+        patient = (periods or Periods()).patient
+        if terms.registration is rules.Registration.AUTO:
+            patient = msgspec.structs.replace(patient, refusals_max=_REFUSALS_BEFORE_OTHER_WAY)
+        self.machine = registration.Registration(patient, reason=reason)
         self.allocator = allocation.Allocator(devices, resource)
         self.figures = endpoint.Figures()
         self.registrations: Counter[vocabulary.RegistrationReason] = Counter()
         self.probe: beats.Probe | None = None
-        self._sockets = sockets
+        self.over = asyncio.Event()
+        """Set when the resource is not to be advertised any more, or not on these terms."""
+        self._root = root
         self._devices = devices
-        self._tell = tell
+        self._line = line
+        self._tell = line.tell
         self._hears = hears
         self._was_listed = False
         self._probe_s = (periods or Periods()).probe_s
@@ -92,6 +117,8 @@ class Life:
         self._serials = itertools.count(1)
         self._endpoint: endpoint.Endpoint | None = None
         self._registering: asyncio.Task[None] | None = None
+        self._is_watched = terms.registration is rules.Registration.WATCHER
+        self._taken = 0
         self._told = ""
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._log = logs.logger().bind(resource=resource)
@@ -142,11 +169,31 @@ class Life:
 
     def look(self) -> None:
         """See whether the sockets of kubelet and plugin are still the ones we know."""
-        self._tell(signals.KubeletSeen(directory.identity(self._kubelet)))
+        if not self._is_watched:
+            # the plugin watcher of a new kubelet finds our socket by itself
+            self._tell(signals.KubeletSeen(directory.identity(self._kubelet)))
         if self._endpoint is not None and self._endpoint.is_lost:
             self._tell(signals.OwnSocketLost(self._endpoint.generation))
 
-    async def probe_for_ever(self) -> None:
+    async def live(self) -> None:
+        """Live until `over` is set; then nothing of it is left."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                working = [
+                    tasks.create_task(work)
+                    for work in (
+                        self._line.drive(self),
+                        self._probe_for_ever(),
+                        self._fail_if_broken(),
+                    )
+                ]
+                await self.over.wait()
+                for task in working:
+                    task.cancel()
+        finally:
+            await self.end()
+
+    async def _probe_for_ever(self) -> None:
         """Dial our own socket by its path: once listed, then on a period, soon after a failure."""
         wait_s = self._probe_s
         while True:
@@ -160,7 +207,7 @@ class Life:
             if self._endpoint is not None and not await self._probe(self._endpoint):
                 wait_s = min(self._probe_s, _PROBE_AGAIN_S)
 
-    async def fail_if_broken(self) -> None:
+    async def _fail_if_broken(self) -> None:
         """Wait for ever; raise what a task of this life could not handle."""
         await self._broken
 
@@ -188,6 +235,7 @@ class Life:
             healthy=health[vocabulary.Health.HEALTHY],
             allocated=self.allocator.allocated,
             problem=self.machine.problem(now),
+            short=self._devices.shortage(self.resource),
         )
 
     def _notice(self) -> None:
@@ -197,23 +245,31 @@ class Life:
 
     @property
     def _kubelet(self) -> Path:
-        return self._sockets / directory.KUBELET_SOCKET
+        return self._root / config.SOCKET_DIRECTORY / directory.KUBELET_SOCKET
 
     @property
     def _name(self) -> str:
         return self._endpoint.path.name if self._endpoint else ""
 
     async def _serve(self, generation: int) -> None:
+        if self.terms.registration is rules.Registration.AUTO and generation > 1:
+            # a way on which nobody took us is left for the other
+            self._is_watched ^= self.machine.registrations == self._taken
+        self._taken = self.machine.registrations
         name = config.endpoint(self.resource, pid=os.getpid(), serial=next(self._serials))
+        folder = config.REGISTRY_DIRECTORY if self._is_watched else config.SOCKET_DIRECTORY
         self._endpoint = endpoint.Endpoint(
-            self._sockets / name,
+            self._root / folder / name,
             generation,
-            devices=self._devices,
-            resource=self.resource,
-            allocator=self.allocator,
-            figures=self.figures,
+            endpoint.Service(
+                resource=self.resource,
+                devices=self._devices,
+                allocator=self.allocator,
+                figures=self.figures,
+                pre_start=self.terms.pre_start,
+            ),
             tell=self._tell,
-            observed=lambda ids: self._hears.allocated(self.resource, ids),
+            observer=self._hears,
         )
         try:
             await self._endpoint.start()
@@ -225,21 +281,38 @@ class Life:
             self._tell(signals.Served(generation))
 
     async def _register(self, generation: int) -> None:
+        if self._is_watched:
+            await self._be_found(generation)
+            return
         kubelet = directory.identity(self._kubelet)
         if not kubelet:
             self._refused(generation, "UNAVAILABLE", f"{directory.KUBELET_SOCKET} is missing")
             return
         # A fresh channel with its own pool: after a refused dial, gRPC's own would wait for 1 s.
         options = endpoint.OWN_POOL
+        request = wire.register_request(self.resource, self._name, pre_start=self.terms.pre_start)
         async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=options) as channel:
             try:
-                await rpc.RegistrationClient(channel).register(
-                    wire.register_request(self.resource, self._name), timeout=_REGISTER_TIMEOUT_S
-                )
+                await rpc.RegistrationClient(channel).register(request, timeout=_REGISTER_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 self._refused(generation, error.code().name, error.details() or "")
             else:
                 self._tell(signals.Registered(generation, kubelet))
+
+    async def _be_found(self, generation: int) -> None:
+        """Wait for the kubelet's plugin watcher, which looks for sockets by itself."""
+        assert self._endpoint is not None, "served before it is registered"
+        try:
+            async with asyncio.timeout(_FIND_TIMEOUT_S):
+                error = await self._endpoint.noticed()
+        except TimeoutError:
+            text = f"no plugin watcher looked into {self._endpoint.path.parent}"
+            self._refused(generation, "UNAVAILABLE", f"{text} for {_FIND_TIMEOUT_S:g} s")
+            return
+        if error:
+            self._refused(generation, "UNKNOWN", error)
+        else:
+            self._tell(signals.Registered(generation, directory.identity(self._kubelet)))
 
     def _refused(self, generation: int, code: str, details: str) -> None:
         text = f"{code}: {details}"[:_TEXT_MAX]

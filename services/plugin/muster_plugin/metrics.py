@@ -4,7 +4,7 @@ Nothing is counted twice: the figures stand where they arise, and prometheus-cli
 20 ms, is imported only when all is registered.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import prometheus_client
 from prometheus_client import core, registry
@@ -16,7 +16,7 @@ from muster_plugin import node as node_door
 
 def register(node: node_door.Node, beat_age_s: Callable[[], float]) -> None:
     """Show the figures of a node on this process's /metrics."""
-    collector = Collector(tuple(node.lives.values()), node.inventory, beat_age_s)
+    collector = Collector(node.lives, node.inventory, beat_age_s)
     prometheus_client.REGISTRY.register(collector)
 
 
@@ -25,7 +25,7 @@ class Collector(registry.Collector):
 
     def __init__(
         self,
-        lives: Sequence[kubelet.Life],
+        lives: Mapping[str, kubelet.Life],
         devices: inventory.Inventory,
         beat_age_s: Callable[[], float],
     ) -> None:
@@ -41,7 +41,7 @@ class Collector(registry.Collector):
         healths = core.GaugeMetricFamily(
             "muster_plugin_devices", "Advertised devices.", labels=["resource", "health"]
         )
-        for life in self._lives:
+        for life in self._lives.values():
             count = self._devices.count(life.resource)
             for health in vocabulary.Health:
                 healths.add_metric([life.resource, health], count[health])
@@ -56,7 +56,7 @@ class Collector(registry.Collector):
             "Times the kubelet listed the resource, by why it was registered.",
             labels=["resource", "reason"],
         )
-        for life in self._lives:
+        for life in self._lives.values():
             for reason, times in life.registrations.items():
                 metric.add_metric([life.resource, reason], times)
         return metric
@@ -68,7 +68,7 @@ class Collector(registry.Collector):
         sends = core.CounterMetricFamily(
             "muster_plugin_sends", "Device lists the kubelet took.", labels=["resource"]
         )
-        for life in self._lives:
+        for life in self._lives.values():
             streams.add_metric([life.resource], life.machine.streams)
             sends.add_metric([life.resource], life.figures.sends)
         yield streams
@@ -81,7 +81,7 @@ class Collector(registry.Collector):
         refused = core.CounterMetricFamily(
             "muster_plugin_allocations_refused", "Allocate calls refused.", labels=["resource"]
         )
-        for life in self._lives:
+        for life in self._lives.values():
             figures = life.figures
             seconds.add_metric([life.resource], figures.allocations, figures.allocation_seconds)
             refused.add_metric([life.resource], figures.refused_allocations)

@@ -8,6 +8,7 @@
     REGISTERING  | registered                          |                             -> UNWATCHED
                  | registered, a stream is open        | Listed                      -> WATCHED
                  | register failed                     | back-off, Lost(register_..) -> REFUSED
+                 | too often, if there is another way  | End                         -> ENDING
     REFUSED      | its time comes; a new kubelet.sock  | Register                    -> REGISTERING
     UNWATCHED    | stream opened                       | Listed                      -> WATCHED
                  | no stream in time                   | Lost(no_stream), End        -> ENDING
@@ -27,56 +28,23 @@ The kubelet opens one stream for a registration and never dials again, so the en
 ours is a loss. It gets a moment, in which a restarting kubelet shows a new kubelet.sock.
 """
 
-import enum
 import math
 from typing import Final, assert_never
 
-import msgspec
-
 from muster import vocabulary
-from muster_plugin import signals
+from muster_plugin import patience, signals, states
 
 Reason = vocabulary.RegistrationReason
 
 _PROBE_FAILURES_MAX: Final = 2
-_DOUBLINGS_MAX: Final = 30
-
-
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """How long is waited for what, in seconds."""
-
-    stream_after_register_s: float = 5.0
-    stream_after_close_s: float = 1.0
-    retry_first_s: float = 0.02
-    retry_max_s: float = 5.0
-    refused_for_good_s: float = 30.0
-    stable_s: float = 2.0
-    """A resource listed this long has no history: its next loss is repaired without delay."""
-
-
-class State(enum.StrEnum):
-    """Where the resource stands; the table above tells the ways between."""
-
-    WAITING = "waiting"
-    STARTING = "starting"
-    REGISTERING = "registering"
-    REFUSED = "refused"
-    UNWATCHED = "unwatched"
-    WATCHED = "watched"
-    DROPPED = "dropped"
-    ENDING = "ending"
-
-
-_SERVING: Final = frozenset(
-    {State.REGISTERING, State.REFUSED, State.UNWATCHED, State.WATCHED, State.DROPPED}
-)
-_REGISTERED: Final = frozenset({State.UNWATCHED, State.WATCHED, State.DROPPED})
 
 
 class Registration:
     """One resource's machine; wants to serve as soon as it is first ticked."""
 
-    def __init__(self, patience: Patience | None = None) -> None:
+    def __init__(
+        self, patient: patience.Patience | None = None, *, reason: Reason = Reason.START
+    ) -> None:
         self.registrations = 0
         """How often the kubelet took us."""
         self.registered_at: float | None = None
@@ -84,13 +52,13 @@ class Registration:
         """The kubelet.sock of the last registration."""
         self.streams = 0
         """Open streams of the present generation."""
-        self._patience = patience or Patience()
-        self._state = State.WAITING
+        self._patience = patient or patience.Patience()
+        self._state = states.State.WAITING
         self._generation = 0
         self._deadline: float | None = -math.inf
-        self._unlisted: Reason | None = Reason.START
-        self._trouble = ""
-        self._trouble_at = -math.inf
+        self._first = reason
+        self._unlisted: Reason | None = reason
+        self._trouble = patience.NO_TROUBLE
         self._seen = ""
         self._seen_while_registering = ""
         self._refusals = 0
@@ -99,7 +67,7 @@ class Registration:
         self._listed_at = math.inf
 
     @property
-    def state(self) -> State:
+    def state(self) -> states.State:
         """Where the resource stands."""
         return self._state
 
@@ -111,16 +79,13 @@ class Registration:
     @property
     def is_listed(self) -> bool:
         """Whether the kubelet lists this resource, as far as we can know."""
-        return self._state is State.WATCHED
+        return self._state is states.State.WATCHED
 
     def problem(self, now: float) -> str:
         """Say in words what keeps the resource from the kubelet; empty when nothing does."""
-        if self._state is State.WATCHED:
+        if self._state is states.State.WATCHED:
             return ""
-        doing = _doing(self._state)
-        if not self._trouble:
-            return f"not registered yet, {doing}"
-        return f"{self._trouble} {max(0.0, now - self._trouble_at):.1f} s ago, {doing}"
+        return self._trouble.told(now, then=states.doing(self._state))
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed."""
@@ -131,17 +96,22 @@ class Registration:
         if self._deadline is None or now < self._deadline:
             return []
         match self._state:
-            case State.WAITING:
+            case states.State.WAITING:
                 return self._serve()
-            case State.REFUSED:
+            case states.State.REFUSED:
                 return self._register()
-            case State.UNWATCHED:
+            case states.State.UNWATCHED:
                 waited = self._patience.stream_after_register_s
                 text = f"no stream from the kubelet {waited:g} s after it took the registration"
                 return self._lose(Reason.NO_STREAM, text, now)
-            case State.DROPPED:
+            case states.State.DROPPED:
                 return self._lose(Reason.STREAM_CLOSED, "stream closed by the kubelet", now)
-            case State.STARTING | State.REGISTERING | State.WATCHED | State.ENDING:
+            case (
+                states.State.STARTING
+                | states.State.REGISTERING
+                | states.State.WATCHED
+                | states.State.ENDING
+            ):
                 raise AssertionError(f"{self._state} has no deadline")
             case _:
                 assert_never(self._state)
@@ -169,15 +139,15 @@ class Registration:
     def _from_server(self, event: signals.FromServer, now: float) -> list[signals.Action]:
         match event:
             case signals.Served():
-                return self._register() if self._state is State.STARTING else []
+                return self._register() if self._state is states.State.STARTING else []
             case signals.ServeFailed(text=text):
-                if self._state is State.STARTING:
-                    self._trouble, self._trouble_at = f"cannot serve: {text}", now
+                if self._state is states.State.STARTING:
+                    self._hold("cannot serve", text, now)
                     self._losses += 1
-                    self._wait(now + self._backoff(self._losses - 1))
+                    self._wait(now + self._patience.backoff_s(self._losses - 1))
             case signals.Ended():
-                if self._state is State.ENDING:
-                    self._wait(now + self._backoff(self._losses - 2))
+                if self._state is states.State.ENDING:
+                    self._wait(now + self._patience.backoff_s(self._losses - 2))
             case signals.OwnSocketLost():
                 return self._lose(Reason.OWN_SOCKET_LOST, "own socket lost", now)
             case signals.ServerEnded():
@@ -189,29 +159,33 @@ class Registration:
     def _from_kubelet(self, event: signals.FromKubelet, now: float) -> list[signals.Action]:
         match event:
             case signals.Registered(kubelet=kubelet):
-                return self._taken(kubelet, now) if self._state is State.REGISTERING else []
+                return self._taken(kubelet, now) if self._state is states.State.REGISTERING else []
             case signals.RegisterFailed():
-                return self._refused(event, now) if self._state is State.REGISTERING else []
+                return self._refused(event, now) if self._state is states.State.REGISTERING else []
             case signals.StreamOpened():
                 return self._stream_opened(now)
             case signals.StreamClosed():
                 self.streams = max(0, self.streams - 1)
-                if self._state is State.WATCHED:
-                    self._state = State.DROPPED
+                if self._state is states.State.WATCHED:
+                    self._state = states.State.DROPPED
                     self._deadline = now + self._patience.stream_after_close_s
-                    self._trouble, self._trouble_at = "stream closed", now
+                    self._trouble = patience.Trouble("stream closed", now)
             case _:
                 assert_never(event)
         return []
 
     def _stream_opened(self, now: float) -> list[signals.Action]:
-        if self._state in {State.WAITING, State.ENDING}:
+        if self._state in {states.State.WAITING, states.State.ENDING}:
             return []
         self.streams += 1
-        if self._state is State.REFUSED:
+        if self._state is states.State.REFUSED:
             # the kubelet took us; it was the answer that got lost
             return self._taken(self._seen, now)
-        return self._listed(now) if self._state in {State.UNWATCHED, State.DROPPED} else []
+        return (
+            self._listed(now)
+            if self._state in {states.State.UNWATCHED, states.State.DROPPED}
+            else []
+        )
 
     def _probed(self, event: signals.FromProbe, now: float) -> list[signals.Action]:
         if isinstance(event, signals.ProbePassed):
@@ -225,14 +199,14 @@ class Registration:
     def _kubelet_seen(self, kubelet: str, now: float) -> list[signals.Action]:
         is_new = kubelet not in {"", self._seen}
         self._seen = kubelet
-        if not is_new or (self._state in _REGISTERED and kubelet == self.kubelet):
+        if not is_new or (self._state in states.REGISTERED and kubelet == self.kubelet):
             return []
         self._losses = self._refusals = 0
-        if self._state in _REGISTERED:
+        if self._state in states.REGISTERED:
             return self._lose(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced", now)
         self._blame(kubelet)
         self._seen_while_registering = kubelet
-        if self._state in {State.WAITING, State.REFUSED}:
+        if self._state in {states.State.WAITING, states.State.REFUSED}:
             self._deadline = now
         return []
 
@@ -245,60 +219,65 @@ class Registration:
             return self._lose(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced", now)
         if self.streams:
             return self._listed(now)
-        self._state = State.UNWATCHED
+        self._state = states.State.UNWATCHED
         self._deadline = now + self._patience.stream_after_register_s
         return []
 
     def _refused(self, event: signals.RegisterFailed, now: float) -> list[signals.Action]:
         if self.streams:
             return self._taken(self._seen, now)
-        wait_s = self._backoff(self._refusals)
+        wait_s = self._patience.backoff_s(self._refusals)
         self._refusals += 1
-        self._state = State.REFUSED
+        self._state = states.State.REFUSED
         self._deadline = now + (self._patience.refused_for_good_s if event.permanent else wait_s)
-        self._trouble, self._trouble_at = f"kubelet refuses registration: {event.text}", now
-        return self._unlist(Reason.REGISTER_FAILED, event.text)
+        self._hold("kubelet refuses registration", event.text, now)
+        lost = self._unlist(Reason.REGISTER_FAILED, event.text)
+        if self._refusals < self._patience.refusals_max:
+            return lost
+        self._losses += 1
+        self._state, self._deadline = states.State.ENDING, None
+        return [*lost, signals.End(self._generation)]
 
     # The ways between the states
 
     def _wait(self, until: float) -> None:
-        self._state, self._deadline = State.WAITING, until
+        self._state, self._deadline = states.State.WAITING, until
 
     def _serve(self) -> list[signals.Action]:
         self._generation += 1
-        self._state, self._deadline = State.STARTING, None
+        self._state, self._deadline = states.State.STARTING, None
         self.streams = self._refusals = self._probe_failures = 0
         return [signals.Serve(self._generation)]
 
     def _register(self) -> list[signals.Action]:
-        self._state, self._deadline = State.REGISTERING, None
+        self._state, self._deadline = states.State.REGISTERING, None
         self._seen_while_registering = ""
         return [signals.Register(self._generation)]
 
     def _listed(self, now: float) -> list[signals.Action]:
-        self._state, self._deadline = State.WATCHED, None
+        self._state, self._deadline = states.State.WATCHED, None
         self._listed_at = now
-        self._trouble = ""
+        self._trouble = patience.NO_TROUBLE
         reason, self._unlisted = self._unlisted, None
         if reason is None:
             return []
         return [signals.Listed(self._generation, reason, self.registrations)]
 
     def _lose(self, reason: Reason, text: str, now: float) -> list[signals.Action]:
-        if self._state not in _SERVING:
+        if self._state not in states.SERVING:
             return []
-        if self._state is not State.DROPPED:
+        if self._state is not states.State.DROPPED:
             # a dropped stream is the trouble already, and older
-            self._trouble, self._trouble_at = text, now
+            self._trouble = patience.Trouble(text, now)
         self._losses = 1 if now - self._listed_at >= self._patience.stable_s else self._losses + 1
         self._listed_at = math.inf
-        self._state, self._deadline = State.ENDING, None
+        self._state, self._deadline = states.State.ENDING, None
         self.streams = 0
         return [*self._unlist(reason, text), signals.End(self._generation)]
 
     def _unlist(self, reason: Reason, text: str) -> list[signals.Action]:
         """Report a loss, once until the resource is listed again."""
-        if self._unlisted not in {None, Reason.START}:
+        if self._unlisted not in {None, self._first}:
             return []
         self._unlisted = reason
         return [signals.Lost(reason, text)]
@@ -306,28 +285,10 @@ class Registration:
     def _blame(self, kubelet: str) -> None:
         """Find the deeper reason of a loss: the kubelet of the last registration is gone."""
         known = self.kubelet not in {"", kubelet}
-        if known and self._unlisted not in {None, Reason.START}:
+        if known and self._unlisted not in {None, self._first}:
             self._unlisted = Reason.KUBELET_SOCKET_REPLACED
 
-    def _backoff(self, failures: int) -> float:
-        """Return how long to wait after so many failures: 20 ms doubling to 5 s; below 0 none."""
-        if failures < 0:
-            return 0.0
-        first, most = self._patience.retry_first_s, self._patience.retry_max_s
-        return min(first * 2.0 ** min(failures, _DOUBLINGS_MAX), most)
-
-
-def _doing(state: State) -> str:
-    match state:
-        case State.WAITING | State.STARTING:
-            return "serving again"
-        case State.REGISTERING | State.REFUSED | State.DROPPED:
-            return "registering"
-        case State.UNWATCHED:
-            return "waiting for the kubelet's stream"
-        case State.ENDING:
-            return "ending the old server"
-        case State.WATCHED:
-            return ""
-        case _:
-            assert_never(state)
+    def _hold(self, text: str, detail: str, now: float) -> None:
+        """Note a trouble that lasts; it counts from when it began, whatever detail it has now."""
+        since = self._trouble.at if self._trouble.text == text else now
+        self._trouble = patience.Trouble(text, since, detail=detail, lasts=True)

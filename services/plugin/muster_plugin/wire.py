@@ -5,24 +5,38 @@ from typing import Final
 
 from muster import vocabulary
 from muster.pb import deviceplugin_pb2 as dp
+from muster.pb import pluginregistration_pb2 as pr
 from muster_plugin import allocation
 
 API_VERSION: Final = "v1beta1"
+PLUGIN_TYPE: Final = "DevicePlugin"
 _PERMANENT: Final = frozenset({"INVALID_ARGUMENT", "UNIMPLEMENTED", "PERMISSION_DENIED"})
 
 
-def options() -> dp.DevicePluginOptions:
-    """Say which optional calls we want: advice on allocation, nothing before a start.
+def options(*, pre_start: bool) -> dp.DevicePluginOptions:
+    """Say which optional calls we want: always advice on allocation.
 
-    With pre_start_required, containers of a plugin that is away could not even restart.
+    With `pre_start`, containers cannot even restart while the plugin is away.
     """
-    return dp.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
+    return dp.DevicePluginOptions(
+        pre_start_required=pre_start, get_preferred_allocation_available=True
+    )
 
 
-def register_request(resource: str, endpoint: str) -> dp.RegisterRequest:
+def register_request(resource: str, endpoint: str, *, pre_start: bool) -> dp.RegisterRequest:
     """Ask to be registered. Kubelet 1.20 takes the options from here, 1.36 asks for them."""
     return dp.RegisterRequest(
-        version=API_VERSION, endpoint=endpoint, resource_name=resource, options=options()
+        version=API_VERSION,
+        endpoint=endpoint,
+        resource_name=resource,
+        options=options(pre_start=pre_start),
+    )
+
+
+def plugin_info(resource: str) -> pr.PluginInfo:
+    """Introduce ourselves to the plugin watcher; the endpoint is the socket it found us at."""
+    return pr.PluginInfo(
+        type=PLUGIN_TYPE, name=resource, endpoint="", supported_versions=[API_VERSION]
     )
 
 
@@ -81,8 +95,19 @@ def _container(answer: allocation.Answer) -> dp.ContainerAllocateResponse:
         envs=answer.environment,
         devices=[
             dp.DeviceSpec(
-                container_path=node.path, host_path=node.path, permissions=node.permissions
+                container_path=device.container_path,
+                host_path=device.host_path,
+                permissions=device.permissions,
             )
-            for node in answer.device_nodes
+            for device in answer.devices
         ],
+        mounts=[
+            dp.Mount(
+                container_path=mount.container_path,
+                host_path=mount.host_path,
+                read_only=mount.read_only,
+            )
+            for mount in answer.mounts
+        ],
+        cdi_devices=[dp.CDIDevice(name=name) for name in answer.cdi_devices],
     )

@@ -1,0 +1,181 @@
+"""Door to everybody but the kubelet: what happens on the node goes into the log and to the bus.
+
+Events wait here until there is a bus; then they go to it in order.
+"""
+
+import collections
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final, assert_never
+
+from muster import logs, vocabulary
+from muster_plugin import signals
+
+_PENDING_MAX: Final = 1_000
+
+
+class Teller:
+    """Tells what one plugin sees on one node; what lasts it tells once."""
+
+    def __init__(self, node: str, plugin: str) -> None:
+        self._node = node
+        self._plugin = plugin
+        self._log = logs.logger()
+        self._pending: collections.deque[vocabulary.Event] = collections.deque(maxlen=_PENDING_MAX)
+        self._publish: Callable[[vocabulary.Event], None] = self._pending.append
+        self._problems: frozenset[str] = frozenset()
+        self._short: dict[str, str] = {}
+        self._refusal: tuple[str, ...] = ()
+
+    def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
+        """Hand over the events that wait, and every later one."""
+        while self._pending:
+            publish(self._pending.popleft())
+        self._publish = publish
+
+    def registration(self, resource: str, report: signals.Report, endpoint: str) -> None:
+        """Tell that the kubelet lists a resource, or has lost it."""
+        at = datetime.now(UTC)
+        match report:
+            case signals.Listed(reason=reason, registrations=registrations):
+                self._publish(
+                    vocabulary.PluginRegistered(
+                        node=self._node,
+                        plugin=self._plugin,
+                        at=at,
+                        resource=resource,
+                        endpoint=endpoint,
+                        reason=reason,
+                        registrations=registrations,
+                    )
+                )
+            case signals.Lost(reason=reason, detail=detail):
+                self._publish(
+                    vocabulary.PluginDeregistered(
+                        node=self._node,
+                        plugin=self._plugin,
+                        at=at,
+                        resource=resource,
+                        reason=reason,
+                        detail=detail,
+                    )
+                )
+            case _:
+                assert_never(report)
+
+    def allocation(self, resource: str, device_ids: tuple[str, ...], *, pod: str = "") -> None:
+        """Tell which devices a container was given."""
+        self._publish(
+            vocabulary.AllocationObserved(
+                node=self._node,
+                plugin=self._plugin,
+                at=datetime.now(UTC),
+                resource=resource,
+                device_ids=device_ids,
+                pod=pod,
+            )
+        )
+
+    def device(self, event: vocabulary.PluginEvent) -> None:
+        """Tell that a device came, went or changed its health."""
+        self.log_device(event)
+        self._publish(event)
+
+    def log_device(self, event: vocabulary.PluginEvent) -> None:
+        """Tell it the log only, where a snapshot tells the bus."""
+        match event:
+            case vocabulary.DeviceAdded(device=device):
+                name, resource, device_id, reason = (
+                    "device_added",
+                    device.resource,
+                    device.id,
+                    device.reason,
+                )
+            case vocabulary.DeviceRemoved():
+                name, reason = "device_removed", event.reason
+                resource, device_id = event.resource, event.device_id
+            case vocabulary.DeviceHealthChanged():
+                healthy = event.health is vocabulary.Health.HEALTHY
+                name, reason = "device_healthy" if healthy else "device_unhealthy", event.reason
+                resource, device_id = event.resource, event.device_id
+            case _:
+                return
+        log = self._log.warning if name == "device_unhealthy" else self._log.info
+        log(name, resource=resource, device=device_id, reason=reason)
+
+    def problems(self, found: tuple[str, ...]) -> None:
+        """Tell the log what is wrong with what was seen, each thing when it begins."""
+        for problem in frozenset(found) - self._problems:
+            self._log.warning("devices_problem", problem=problem)
+        self._problems = frozenset(found)
+
+    def shortage(self, resource: str, short: str) -> bool:
+        """Tell that there are too few devices, or enough again; return whether that is new."""
+        if short == self._short.get(resource, ""):
+            return False
+        self._short[resource] = short
+        if short:
+            self._log.warning("devices_short", resource=resource, problem=short)
+        else:
+            self._log.info("devices_enough", resource=resource)
+        self._publish(
+            vocabulary.ExpectationChanged(
+                node=self._node,
+                plugin=self._plugin,
+                at=datetime.now(UTC),
+                resource=resource,
+                short=short,
+            )
+        )
+        return True
+
+    def applied(
+        self,
+        config_hash: str,
+        *,
+        added: tuple[str, ...],
+        removed: tuple[str, ...],
+        again: tuple[str, ...],
+        restart: tuple[str, ...],
+    ) -> None:
+        """Tell that a changed configuration is in force, and for which resources."""
+        self._refusal = ()
+        event = vocabulary.ConfigurationApplied(
+            node=self._node,
+            plugin=self._plugin,
+            at=datetime.now(UTC),
+            config_hash=config_hash,
+            added=added,
+            removed=removed,
+            registered_again=again,
+            restart=restart,
+        )
+        self._log.info(
+            "configuration_applied",
+            config_hash=config_hash,
+            added=added,
+            removed=removed,
+            registered_again=again,
+            restart=restart,
+        )
+        self._publish(event)
+
+    def refused(self, problems: tuple[str, ...], *, in_force: str) -> None:
+        """Tell that a changed configuration cannot be used."""
+        if problems == self._refusal:
+            return
+        self._refusal = problems
+        self._log.warning("configuration_refused", problems=problems, in_force=in_force)
+        self._publish(
+            vocabulary.ConfigurationRefused(
+                node=self._node,
+                plugin=self._plugin,
+                at=datetime.now(UTC),
+                config_hash=in_force,
+                problems=tuple(problem[:_TEXT_MAX] for problem in problems),
+            )
+        )
+
+
+_TEXT_MAX: Final = 2048
+"""Of a text in an event (vocabulary.Text)."""
