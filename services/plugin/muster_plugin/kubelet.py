@@ -312,7 +312,8 @@ class Life:
         if error:
             self._refused(generation, "UNKNOWN", error)
         else:
-            self._tell(signals.Registered(generation, directory.identity(self._kubelet)))
+            # a new kubelet takes us by itself, so this one's kubelet.sock would prove nothing
+            self._tell(signals.Registered(generation, ""))
 
     def _refused(self, generation: int, code: str, details: str) -> None:
         text = f"{code}: {details}"[:_TEXT_MAX]
