@@ -290,12 +290,16 @@ async def _be_alone(node: node_door.Node, folders: Sequence[Path], handover_s: f
     """
     prefixes = tuple(map(config.endpoint_prefix, node.inventory.resources))
     until = time.monotonic() + handover_s
+    has_waited = False
     while others := directory.served(folders, prefixes):
         if time.monotonic() >= until:
             raise entry.CannotStart(
                 f"another plugin on this node serves {others[0]}; end it first, or let this one "
                 f"wait for its end with handover_s (now {handover_s:g})"
             )
+        if not has_waited:
+            logs.logger().info("waiting_for_another", socket=others[0], at_most_s=handover_s)
+            has_waited = True
         await asyncio.sleep(_ALONE_AGAIN_S)
 
 

@@ -1,0 +1,238 @@
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from muster.local import kubelet as stand_in
+
+ONE, TWO = "a.example/one", "a.example/two"
+
+
+class Process:
+    """The plugin as a process, with its log."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.log: list[dict[str, Any]] = []
+
+    async def said(self, event: str, **facts: object) -> dict[str, Any]:
+        """Read the log until this event with these facts."""
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            self.log.append(orjson.loads(line))
+            if self.log[-1].items() >= {"event": event, **facts}.items():
+                return self.log[-1]
+        raise AssertionError(f"ended without {event}")
+
+    async def ended(self) -> tuple[int | None, str]:
+        _, errors = await self.process.communicate()
+        return self.process.returncode, errors.decode()
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="mu-"))
+    (path / "device-plugins").mkdir()
+    (path / "settings").mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+@contextlib.asynccontextmanager
+async def plugin(root: Path, *arguments: str, **environment: str) -> AsyncIterator[Process]:
+    pipe = asyncio.subprocess.PIPE
+    given = {
+        "MUSTER_PLUGIN__KUBELET__DIRECTORY": str(root),
+        "MUSTER_PLUGIN__BUS__URL": "nats://127.0.0.1:1",
+        "NODE_NAME": "node-a",
+        **environment,
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "muster_plugin", *arguments),
+        stdout=pipe,
+        stderr=pipe,
+        env=os.environ | given,
+    )
+    try:
+        yield Process(process)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.communicate()
+
+
+def written(**counts: int) -> bytes:
+    """Return settings with a resource for each name, of so many ids."""
+    resources = [
+        {
+            "name": f"a.example/{name}",
+            "groups": [{"devices": [{"path": f"/dev/{path}"}], "count": counts[name]}],
+        }
+        for name, path in (("one", "null"), ("two", "zero"), ("three", "full"))
+        if name in counts
+    ]
+    return orjson.dumps({"apiVersion": "muster.dev/v1", "resources": resources})
+
+
+def mounted(root: Path, content: bytes) -> Path:
+    """Write what a pod sees of a ConfigMap: the file is a link, and an update swaps another."""
+    folder = root / "settings"
+    data = Path(tempfile.mkdtemp(dir=folder, prefix="..data-"))
+    (data / "plugin.yaml").write_bytes(content)
+    (folder / "..new").symlink_to(data.name)
+    (folder / "..new").rename(folder / "..data")
+    file = folder / "plugin.yaml"
+    if not file.is_symlink():
+        file.symlink_to("..data/plugin.yaml")
+    return file
+
+
+async def until_allocatable(kubelet: stand_in.Kubelet, **counts: int) -> None:
+    await kubelet.until(
+        lambda state: all(
+            f"a.example/{name}" in state.resources
+            and state.resources[f"a.example/{name}"].allocatable == count
+            for name, count in counts.items()
+        )
+    )
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await story()
+
+    asyncio.run(limited())
+
+
+def test_a_changed_configmap_is_applied_and_what_did_not_change_is_left_alone(root: Path) -> None:
+    async def story() -> None:
+        file = mounted(root, written(one=1, two=1))
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            plugin(root, "--config", str(file)) as process,
+        ):
+            await until_allocatable(kubelet, one=1, two=1)
+            mounted(root, written(one=3, three=2))
+            said = await process.said("configuration_applied")
+            assert [said[key] for key in ("added", "removed", "registered_again", "restart")] == [
+                ["a.example/three"],
+                [TWO],
+                [],
+                [],
+            ]
+            await process.said("registered", resource="a.example/three")
+            assert process.log[-1]["reason"] == "configuration_changed"
+            await until_allocatable(kubelet, one=3, two=0, three=2)
+            assert kubelet.state().resources[ONE].registered == 1
+
+    run(story)
+
+
+def test_what_the_kubelet_learns_by_registration_alone_is_registered_again(root: Path) -> None:
+    async def story() -> None:
+        file = mounted(root, written(one=1, two=1))
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            plugin(root, "--config", str(file)) as process,
+        ):
+            await until_allocatable(kubelet, one=1, two=1)
+            changed = orjson.loads(written(one=1, two=1))
+            changed["resources"][0]["preStart"] = True
+            mounted(root, orjson.dumps(changed))
+            said = await process.said("configuration_applied")
+            assert said["registered_again"] == [ONE]
+            await process.said("registered", resource=ONE, reason="configuration_changed")
+            await until_allocatable(kubelet, one=1, two=1)
+            assert kubelet.state().resources[TWO].registered == 1
+
+    run(story)
+
+
+def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path) -> None:
+    async def story() -> None:
+        file = mounted(root, written(one=1))
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            plugin(root, "--config", str(file)) as process,
+        ):
+            await until_allocatable(kubelet, one=1)
+            mounted(root, b"resources: [{name: one, group: []}]")
+            said = await process.said("configuration_refused")
+            assert said["problems"] == [
+                ("resources[0].group: unknown key (value []); did you mean groups?"),
+                "resources[0].groups: required, and missing",
+            ]
+            mounted(root, written(one=2))
+            assert process.process.returncode is None
+            process.process.send_signal(signal.SIGHUP)
+            await process.said("configuration_applied")
+            await until_allocatable(kubelet, one=2)
+
+    run(story)
+
+
+def test_a_peers_file_is_taken_as_it_is(root: Path) -> None:
+    async def story() -> None:
+        file = root / "conf.yaml"
+        file.write_text("- {devicematch: ^null$, nummaxdevices: 20}\n")
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            plugin(root, "--config", str(file), "--config-format", "smarter") as process,
+        ):
+            await process.said("registered", resource="smarter-devices/null")
+            found = await kubelet.until(
+                lambda state: state.resources["smarter-devices/null"].allocatable == 20
+            )
+            assert [*found.resources] == ["smarter-devices/null"]
+
+    run(story)
+
+
+def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> None:
+    async def story() -> None:
+        file = mounted(root, written(one=1))
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            plugin(root, "--config", str(file)) as first,
+        ):
+            await first.said("registered")
+            (path,) = kubelet.plugins_directory.glob("muster-*")
+            async with plugin(root, "--config", str(file)) as second:
+                assert await second.ended() == (
+                    2,
+                    (
+                        f"muster-plugin: another plugin on this node serves {path}; end it first, "
+                        "or let this one wait for its end with handover_s (now 0)\n"
+                    ),
+                )
+
+    run(story)
+
+
+def test_at_a_hand_over_the_second_plugin_waits_for_the_end_of_the_first(root: Path) -> None:
+    async def story() -> None:
+        file = mounted(root, written(one=1))
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            plugin(root, "--config", str(file)) as first,
+        ):
+            await first.said("registered")
+            waits = plugin(root, "--config", str(file), MUSTER_PLUGIN__HANDOVER_S="20")
+            async with waits as second:
+                await second.said("waiting_for_another")
+                first.process.terminate()
+                await second.said("registered")
+                await until_allocatable(kubelet, one=1)
+                assert kubelet.state().resources[ONE].streams_open == 1
+
+    run(story)
