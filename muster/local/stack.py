@@ -20,18 +20,23 @@ import yaml
 from muster.local import layout, nats, processes
 
 _RESTART_S: Final = (1.0, 30.0)
-_NATS_PORT: Final = 4222
 
 
 class Stack:
     """Everything that `muster up` runs; an async context manager.
 
-    `say` is told what happens, one line each. With `restart`, a program that ends unasked is
+    `say` is told what happens, one line each. NATS listens on `nats_port` if that is free; an
+    `nats_url` that is given is used instead of a server of our own. With `restart`, a program that ends unasked is
     started again with a growing delay, as Kubernetes would.
     """
 
     def __init__(
-        self, *, say: Callable[[str], None], restart: bool, nats_url: str | None = None
+        self,
+        *,
+        say: Callable[[str], None],
+        restart: bool,
+        nats_url: str | None = None,
+        nats_port: int = nats.DEFAULT_PORT,
     ) -> None:
         self.processes: dict[str, processes.Process] = {}
         self.nats: nats.NatsServer | None = None
@@ -40,6 +45,7 @@ class Stack:
         self.fuse_simulated = False
         self._say = say
         self._restart = restart
+        self._nats_port = nats_port
         self._watching: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -103,7 +109,7 @@ class Stack:
     async def _start_nats(self) -> nats.NatsServer:
         """Start NATS where subscribers look for it, or on a free port if somebody is there."""
         directory, die = self.directory / "nats", processes.die_with_parent()
-        server = nats.NatsServer(directory, port=_NATS_PORT, before_exec=die)
+        server = nats.NatsServer(directory, port=self._nats_port, before_exec=die)
         try:
             await server.start()
         except nats.NatsUnavailable:

@@ -63,7 +63,9 @@ async def beats_again(connected: bus.Bus, count: int) -> None:
 
 
 async def outage() -> tuple[list[Health], list[str]]:
-    async with stack.Stack(say=lambda _: None, restart=False) as running:
+    # a port of its own: another test may take the usual one while our server is away
+    made = stack.Stack(say=lambda _: None, restart=False, nats_port=0)
+    async with made as running:
         assert running.nats is not None
         async with bus.Bus(running.nats_url, producer="tests/outage", name="outage") as connected:
             since = datetime.now(UTC)

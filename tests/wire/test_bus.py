@@ -74,7 +74,7 @@ async def settled(link: connection.Connection) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop go on until a condition holds."""
-    while not condition():  # noqa: ASYNC110  # what it waits for is another library's
+    while not condition():  # what it waits for is another library's
         await asyncio.sleep(0.005)
 
 

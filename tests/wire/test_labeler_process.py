@@ -284,7 +284,7 @@ def test_apply_waits_for_a_cluster_that_is_away(tmp_path: pathlib.Path) -> None:
             made.api.write_kubeconfig(made.kubeconfig)
             await made.reports("NVIDIA L4")
             await made.start(mode="apply", retry_s=0.2)
-            while not await made.is_waiting():  # noqa: ASYNC110  # asks another process
+            while not await made.is_waiting():  # asks another process
                 await asyncio.sleep(0.02)
             back.set()
             assert await made.told(1) == [("applied", "l4", L4)]

@@ -104,7 +104,7 @@ class World:
 
     async def ready(self) -> None:
         """Return once the notifier says that it is ready."""
-        while (await self.get("/readyz"))[0] != 200:  # noqa: ASYNC110  # asks another process
+        while (await self.get("/readyz"))[0] != 200:  # asks another process
             await asyncio.sleep(0.02)
 
     def log(self, event: str) -> list[dict[str, object]]:
