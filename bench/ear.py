@@ -1,0 +1,96 @@
+"""Door to a plugin under measurement: a kubelet that only listens, and notes when it heard what.
+
+It does what a kubelet does to a plugin (takes Register, opens one ListAndWatch, removes sockets at
+its restart) and nothing besides, so that what is measured is the plugin.
+"""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import grpc
+import grpc.aio
+
+from muster.pb import deviceplugin_pb2 as dp
+from muster.pb import rpc
+
+
+class Heard(NamedTuple):
+    """One Register, one list or the end of a stream; counts are those of the list."""
+
+    at: float
+    resource: str
+    devices: int = 0
+    healthy: int = 0
+
+
+class Ear:
+    """A kubelet.sock in a directory, and the streams it has open; an async context manager."""
+
+    def __init__(self, sockets: Path) -> None:
+        self.sockets = sockets
+        self.registered: asyncio.Queue[Heard] = asyncio.Queue()
+        self.lists: asyncio.Queue[Heard] = asyncio.Queue()
+        self.ends: asyncio.Queue[Heard] = asyncio.Queue()
+        self.endpoints: dict[str, Path] = {}
+        self._server = grpc.aio.server()
+        self._streams: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        await self._serve()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for resource in [*self._streams]:
+            await self.drop(resource)
+        await self._server.stop(None)
+
+    async def register(
+        self, request: dp.RegisterRequest, context: rpc.Context[dp.RegisterRequest, dp.Empty]
+    ) -> dp.Empty:
+        """Note the moment, and listen from now on."""
+        del context
+        name = request.resource_name
+        self.registered.put_nowait(Heard(time.perf_counter(), name))
+        self.endpoints[name] = self.sockets / request.endpoint
+        self._streams[name] = asyncio.create_task(self._follow(name))
+        return dp.Empty()
+
+    async def drop(self, resource: str) -> None:
+        """Close the connection, as after an error on its stream."""
+        stream = self._streams.pop(resource, None)
+        if stream is not None:
+            stream.cancel()
+            await asyncio.wait([stream])
+
+    async def restart(self) -> float:
+        """Do what a restart does; return the moment from which kubelet.sock is there again."""
+        await self._server.stop(None)
+        for resource in [*self._streams]:
+            await self.drop(resource)
+        for path in self.sockets.iterdir():
+            if path.is_socket():
+                path.unlink(missing_ok=True)
+        await self._serve()
+        return time.perf_counter()
+
+    async def _serve(self) -> None:
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers((rpc.registration_handler(self),))
+        self._server.add_insecure_port(f"unix:{self.sockets / 'kubelet.sock'}")
+        await self._server.start()
+
+    async def _follow(self, resource: str) -> None:
+        path = self.endpoints[resource]
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
+            try:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    async for told in rpc.DevicePluginClient(channel).list_and_watch(dp.Empty()):
+                        healthy = sum(device.health == "Healthy" for device in told.devices)
+                        heard = Heard(time.perf_counter(), resource, len(told.devices), healthy)
+                        self.lists.put_nowait(heard)
+            finally:
+                self.ends.put_nowait(Heard(time.perf_counter(), resource))
