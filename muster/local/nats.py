@@ -117,6 +117,11 @@ class NatsServer:
             await self.stop()
             raise NatsUnavailable(f"nats-server not ready after {_START_TIMEOUT_S:g} s") from None
 
+    async def wait(self) -> int:
+        """Return the exit code once the server has ended."""
+        assert self._process is not None, "not started"
+        return await self._process.wait()
+
     async def kill(self) -> None:
         """Kill the server as a crash would."""
         await self._end(signal.SIGKILL)

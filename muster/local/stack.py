@@ -25,8 +25,8 @@ _RESTART_S: Final = (1.0, 30.0)
 class Stack:
     """Everything that `muster up` runs; an async context manager.
 
-    `say` is told what happens, one line each. NATS listens on `nats_port` if that is free; an
-    `nats_url` that is given is used instead of a server of our own. With `restart`, a program that ends unasked is
+    `say` is told what happens, one line each. NATS listens on `nats_port` if that is free; a
+    server at `nats_url` is used instead of one of our own. With `restart`, what ends unasked is
     started again with a growing delay, as Kubernetes would.
     """
 
@@ -90,6 +90,7 @@ class Stack:
         if not self.nats_url:
             self.nats = await self._start_nats()
             self.nats_url = self.nats.url
+            self._watch("nats-server", self.nats)
         self._tell("NATS", self.nats_url)
         await self._run(layout.kubernetes(str(self.kubeconfig)), layout.webhook())
         self._tell("Kubernetes API", f"{self.http('kubernetes')}  (stand-in)")
@@ -177,21 +178,22 @@ class Stack:
         for end in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(end, BaseException):
                 raise end
-        if self._restart:
-            self._watching.extend(
-                asyncio.create_task(self._keep_running(self.processes[program.name]))
-                for program in programs
-            )
+        for program in programs:
+            self._watch(program.name, self.processes[program.name])
 
-    async def _keep_running(self, process: processes.Process) -> None:
+    async def _keep_running(self, name: str, process: processes.Process | nats.NatsServer) -> None:
         delay_s, longest_s = _RESTART_S
         while True:
             code = await process.wait()
-            self._say(f"{process.program.name} ended with {code}; again in {delay_s:g} s")
+            self._say(f"{name} ended with {code}; again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             delay_s = min(longest_s, delay_s * 2)
-            with contextlib.suppress(processes.ProgramFailed):
+            with contextlib.suppress(processes.ProgramFailed, nats.NatsUnavailable):
                 await process.start()
+
+    def _watch(self, name: str, process: processes.Process | nats.NatsServer) -> None:
+        if self._restart:
+            self._watching.append(asyncio.create_task(self._keep_running(name, process)))
 
     async def _end(self) -> None:
         """End the plugins first, so that they say goodbye, and NATS last."""
