@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import grpc
 import grpc.aio
+import msgspec
 import pytest
 
 from muster import runtime, vocabulary
@@ -126,7 +127,7 @@ async def plugin(
     sockets = Path(settings.kubelet.directory) / config.SOCKET_DIRECTORY
     node = node_door.Node(settings, "n1", line=line, periods=periods)
     node.teller.publish_to(told)
-    working = [node.live(), node.watch_devices(), node.age()]
+    working = [node.live(), node.watch_devices(), node.age(), node.examine()]
     if watches:
         working.append(node.watch_sockets())
     if node.has_script:
@@ -446,6 +447,65 @@ def test_fewer_devices_than_expected_are_told_and_so_is_their_return(root: Path)
             await until_allocatable(kubelet, 2)
             changed = await told.heard(vocabulary.ExpectationChanged, 2)
             assert [event.short for event in changed] == [short, ""]
+
+    run(story)
+
+
+def examined(root: Path, **checks: object) -> config.Settings:
+    """Say to examine a link to /dev/null often."""
+    (root / "one").symlink_to("/dev/null")
+    rule = rules.Resource(
+        name=FUSE,
+        groups=(rules.Group(devices=(rules.Nodes(path=str(root / "one")),)),),
+        checks=msgspec.convert({"period_s": 0.05, "good": 2, **checks}, rules.Checks),
+    )
+    return config.Settings(kubelet=config.Kubelet(directory=str(root)), resources=(rule,))
+
+
+def test_a_command_takes_a_device_away_and_gives_it_back_after_good_checks(root: Path) -> None:
+    async def story() -> None:
+        told_by = 'test -e "${MUSTER_DEVICES%one}/well" || { echo worn out >&2; exit 3; }'
+        (root / "well").touch()
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(examined(root, command=["/bin/sh", "-c", told_by])) as (_, told),
+        ):
+            await until_allocatable(kubelet, 1)
+            (root / "well").unlink()
+            bad = await told.turned(Health.UNHEALTHY)
+            assert (bad.code, bad.reason) == (
+                "check-failed",
+                f"{root / 'one'}: /bin/sh ended with 3: worn out",
+            )
+            await until_allocatable(kubelet, 0)
+            (root / "well").touch()
+            assert (await told.turned(Health.HEALTHY)).code == "device-healthy"
+            await until_allocatable(kubelet, 1)
+
+    run(story)
+
+
+def test_a_command_that_does_not_end_is_a_failed_check(root: Path) -> None:
+    async def story() -> None:
+        settings = examined(root, command=["/bin/sh", "-c", "sleep 30"], timeout_s=0.05)
+        async with (
+            stand_in.Kubelet(directory=root, node="n1"),
+            plugin(settings) as (_, told),
+        ):
+            bad = await told.turned(Health.UNHEALTHY)
+            assert bad.reason == f"{root / 'one'}: /bin/sh has not ended within 0.05 s"
+
+    run(story)
+
+
+def test_a_device_that_has_to_be_opened_first_is_not_offered_before_it_was(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(examined(root, open=True)) as (_, told),
+        ):
+            assert (await told.turned(Health.HEALTHY)).code == "device-healthy"
+            await until_allocatable(kubelet, 1)
 
     run(story)
 

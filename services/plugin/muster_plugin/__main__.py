@@ -64,6 +64,7 @@ async def serve(chosen: config.Settings, source: entry.Source[config.Settings]) 
             node.watch_sockets(),
             node.watch_devices(),
             node.age(),
+            node.examine(),
             *([node.watch_script()] if node.has_script else []),
             reporter.report(),
             *([reporter.reload(source)] if source.file else []),
@@ -101,6 +102,7 @@ class Reporter:
         self._sequence = 0
         self._is_draining = False
         self._reading = asyncio.Event()
+        self._files = aside.Lane()
 
     async def report(self) -> None:
         """Connect to everything slow, and speak until cancelled; then say goodbye."""
@@ -212,7 +214,7 @@ class Reporter:
 
     async def _reread(self, source: entry.Source[config.Settings]) -> None:
         try:
-            found = await aside.run(source.read, timeout_s=_READ_TIMEOUT_S)
+            found = await self._files.run(source.read, timeout_s=_READ_TIMEOUT_S)
             resources = found.at(self._node.name)
         except (ValueError, TimeoutError) as error:
             problems = tuple(str(error).splitlines()) or (f"{source.file}: does not answer",)
@@ -250,9 +252,9 @@ class Reporter:
 
     def _stuck(self) -> str | None:
         age_s = self._beat_age_s()
-        if age_s <= _MISSED_BEATS_MAX * self._settings.heartbeat.interval_s:
-            return None
-        return f"the event loop is stuck: the last beat was {age_s:.1f} s ago"
+        if age_s > _MISSED_BEATS_MAX * self._settings.heartbeat.interval_s:
+            return f"the event loop is stuck: the last beat was {age_s:.1f} s ago"
+        return self._node.stuck(time.monotonic())
 
     def _beat_age_s(self) -> float:
         return time.monotonic() - self._beat_at

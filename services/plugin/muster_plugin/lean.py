@@ -46,6 +46,8 @@ def load(module: str, *, without: Sequence[str] = (), hollow: Sequence[str] = ()
     try:
         importlib.import_module(module)
     finally:
+        # what was loaded stays for good: nothing is gained by going through it again
+        gc.freeze()
         if collects:
             gc.enable()
         for name in withheld:

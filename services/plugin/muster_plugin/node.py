@@ -20,6 +20,7 @@ from muster_plugin import (
     cdi,
     config,
     devfs,
+    examiner,
     ids,
     inotify,
     inventory,
@@ -42,6 +43,10 @@ _RELOOK_TIMEOUT_S: Final = 0.5
 _FILES_TIMEOUT_S: Final = 1.0
 _DEV: Final = "/dev/"
 _DEVICES: Final = "devices"
+_CHECKS: Final = "checks"
+_SOCKETS: Final = "sockets"
+_STUCK_S: Final = 120.0
+"""Three of the longer period, and the time that a look may take."""
 
 
 class Node:
@@ -75,6 +80,8 @@ class Node:
         self.teller = teller.Teller(name, settings.name)
         self._specs = specs.Specs(Path(settings.cdi.directory))
         self._looking = asyncio.Lock()
+        self._scanning, self._files = aside.Lane(), aside.Lane()
+        self._examiner = examiner.Examiner(self.inventory, self._judge)
         self._lives_turned = asyncio.Event()
         self._aged = asyncio.Event()
         self._script = _script(settings, name)
@@ -109,6 +116,14 @@ class Node:
         """Whether every resource was registered at least once."""
         return all(life.machine.registrations for life in self.lives.values())
 
+    def stuck(self, now: float) -> str | None:
+        """Say which look that should be repeated for ever has not been, or None."""
+        for kind in (_SOCKETS, _DEVICES):
+            age_s = now - self.checked_at.get(kind, now)
+            if age_s > _STUCK_S:
+                return f"the last look at the {kind} was {age_s:.0f} s ago"
+        return None
+
     # What a life asks and tells
 
     async def absent(self, paths: Sequence[str]) -> str:
@@ -116,7 +131,7 @@ class Node:
         gone = [path for path in paths if path.startswith(_DEV) and not os.path.exists(path)]  # noqa: PTH110, ASYNC240  # devtmpfs never hangs; a Path costs more than the answer
         others = [path for path in paths if not path.startswith(_DEV)]
         if others:
-            gone += await aside.run(lambda: _missing(others), timeout_s=_FILES_TIMEOUT_S)
+            gone += await self._files.run(lambda: _missing(others), timeout_s=_FILES_TIMEOUT_S)
         if not gone:
             return ""
         with contextlib.suppress(TimeoutError):
@@ -170,7 +185,7 @@ class Node:
             async for _ in looks:
                 for life in [*self.lives.values()]:
                     life.look()
-                self.checked_at["sockets"] = time.monotonic()
+                self.checked_at[_SOCKETS] = time.monotonic()
 
     async def watch_devices(self) -> None:
         """Look at the devices whenever their directories change."""
@@ -212,13 +227,17 @@ class Node:
             except TimeoutError:
                 await self.take(self.inventory.tick(now=clock(), at=datetime.now(UTC)))
 
+    async def examine(self) -> None:
+        """Examine the devices whose resource says how, each on its period."""
+        await self._examiner.examine()
+
     async def look(self) -> None:
         """Look at the devices; bring what changed to the kubelet, then to the bus.
 
         Raises TimeoutError if the host's files do not answer.
         """
         async with self._looking:
-            plan = await aside.run(self._scan, timeout_s=_LOOK_TIMEOUT_S)
+            plan = await self._scanning.run(self._scan, timeout_s=_LOOK_TIMEOUT_S)
             await self.take(self._looked(plan))
 
     async def configure(
@@ -249,6 +268,7 @@ class Node:
         )
         self._tell(told)
         self._aged.set()
+        self._examiner.turned.set()
 
     async def close(self) -> None:
         """End every life: streams, servers, sockets; and take back what containers are told."""
@@ -256,6 +276,14 @@ class Node:
         self._specs.update({})
 
     # Helpers
+
+    async def _judge(self, resource: str, unit: units.Unit, problem: str) -> None:
+        """Take the result of an examination."""
+        at = datetime.now(UTC)
+        self.checked_at[_CHECKS] = time.monotonic()
+        await self.take(
+            self.inventory.checked(resource, unit, problem, now=time.monotonic(), at=at)
+        )
 
     def _entries(self) -> list[rules.Nodes]:
         return [nodes for resource in self._resources for _, nodes in resource.nodes()]

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,7 +39,7 @@ class Specs:
 def _replace(path: Path, content: bytes) -> None:
     """Replace a file as a whole: runtimes read the directory whenever it changes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".muster-", delete=False) as new:
-        new.write(content)
-        os.fchmod(new.fileno(), 0o644)
-    Path(new.name).replace(path)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_bytes(content)
+    new.chmod(0o644)
+    new.replace(path)

@@ -1,0 +1,138 @@
+"""Door to the devices themselves: opens them, or has a command look at them, where rules say so."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from muster_plugin import aside, inventory, rules, units
+
+_BUSY: Final = frozenset({errno.EBUSY, errno.EAGAIN, errno.ETXTBSY})
+"""Somebody has it open for himself: a sign of health."""
+_PARALLEL_MAX: Final = 8
+_WORDS_MAX: Final = 4096
+_READ: Final = 65_536
+
+Key = tuple[str, str]
+Judge = Callable[[str, units.Unit, str], Awaitable[None]]
+
+
+class Examiner:
+    """Examines each device on the period of its resource; one that is new, at once.
+
+    `judge` is given the resource, the unit and the problem, empty if it is well.
+    """
+
+    def __init__(self, devices: inventory.Inventory, judge: Judge) -> None:
+        self.turned = asyncio.Event()
+        """To be set when devices came or went, or rules changed."""
+        self._devices = devices
+        self._judge = judge
+        self._due: dict[Key, float] = {}
+        self._lanes: dict[Key, aside.Lane] = {}
+        self._running: set[Key] = set()
+        self._places = asyncio.Semaphore(_PARALLEL_MAX)
+
+    async def examine(self) -> None:
+        """Examine for ever."""
+        clock = asyncio.get_running_loop().time
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self.turned.clear()
+                now = clock()
+                wanted = self._wanted()
+                self._due = {key: self._due.get(key, now) for key in wanted}
+                self._lanes = {key: self._lanes.get(key) or aside.Lane() for key in wanted}
+                for key, (unit, checks) in wanted.items():
+                    if self._due[key] <= now and key not in self._running:
+                        self._due[key] = now + checks.period_s
+                        self._running.add(key)
+                        tasks.create_task(self._examine(key, unit, checks, self._lanes[key]))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._next_due()):
+                        await self.turned.wait()
+
+    def _next_due(self) -> float | None:
+        waiting = (at for key, at in self._due.items() if key not in self._running)
+        return min(waiting, default=None)
+
+    def _wanted(self) -> Mapping[Key, tuple[units.Unit, rules.Checks]]:
+        wanted = {}
+        for name in self._devices.resources:
+            rule = self._devices.rule(name)
+            if rule and (rule.checks.open or rule.checks.command):
+                for unit in self._devices.to_check(name):
+                    wanted[name, unit.physical] = unit, rule.checks
+        return wanted
+
+    async def _examine(
+        self, key: Key, unit: units.Unit, checks: rules.Checks, lane: aside.Lane
+    ) -> None:
+        async with self._places:
+            problem = await _opened(unit, checks, lane) if checks.open else ""
+            if not problem and checks.command:
+                problem = await _commanded(unit, checks)
+        self._running.discard(key)
+        await self._judge(key[0], unit, problem)
+        self.turned.set()
+
+
+async def _opened(unit: units.Unit, checks: rules.Checks, lane: aside.Lane) -> str:
+    try:
+        return await lane.run(lambda: _open_all(unit), timeout_s=checks.timeout_s)
+    except TimeoutError:
+        return f"open() has not returned within {checks.timeout_s:g} s"
+
+
+def _open_all(unit: units.Unit) -> str:
+    for device in unit.devices:
+        flags = os.O_RDWR if {"r", "w"} <= {*device.permissions} else os.O_RDONLY
+        if device.permissions == "w":
+            flags = os.O_WRONLY
+        try:
+            os.close(os.open(device.host_path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno not in _BUSY:
+                return f"open {device.host_path}: {(error.strerror or str(error)).lower()}"
+    return ""
+
+
+async def _commanded(unit: units.Unit, checks: rules.Checks) -> str:
+    """Run the command; the device nodes are in MUSTER_DEVICES, separated by commas."""
+    paths = ",".join(device.host_path for device in unit.devices)
+    program = checks.command[0]
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *checks.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | {"MUSTER_DEVICES": paths},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"{program}: {(error.strerror or str(error)).lower()}"
+    try:
+        async with asyncio.timeout(checks.timeout_s):
+            words = await _last_words(process)
+            code = await process.wait()
+    except TimeoutError:
+        return f"{program} has not ended within {checks.timeout_s:g} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    return "" if code == 0 else f"{program} ended with {code}{words and f': {words}'}"
+
+
+async def _last_words(process: asyncio.subprocess.Process) -> str:
+    """Read all that it says on stderr, and keep its last line."""
+    assert process.stderr is not None, "stderr is a pipe"
+    said = b""
+    while more := await process.stderr.read(_READ):
+        said = (said + more)[-_WORDS_MAX:]
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
