@@ -127,7 +127,13 @@ async def plugin(
     sockets = Path(settings.kubelet.directory) / config.SOCKET_DIRECTORY
     node = node_door.Node(settings, "n1", line=line, periods=periods)
     node.teller.publish_to(told)
-    working = [node.live(), node.watch_devices(), node.age(), node.examine()]
+    working = [
+        node.live(),
+        node.watch_devices(),
+        node.age(),
+        node.examine(),
+        node.follow_pods(),
+    ]
     if watches:
         working.append(node.watch_sockets())
     if node.has_script:
@@ -180,7 +186,7 @@ def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
             assert found.devices == {device_id: "Healthy"}
             (state,) = node.states()
             assert (state.problem, state.streams, state.registrations) == ("", 1, 1)
-            assert node.kubelet == directory.identity(kubelet.socket)
+            assert node.kubelet_socket == directory.identity(kubelet.socket)
 
     run(story)
 
@@ -557,6 +563,25 @@ def test_a_container_gets_what_it_asked_for_and_the_bus_hears_of_it(root: Path) 
                 (FUSE, device.ids),
                 (GPU, gpu.ids),
             ]
+
+    run(story)
+
+
+def test_the_kubelet_says_which_pod_holds_a_device(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(fuse(root)) as (node, told),
+        ):
+            await until_allocatable(kubelet, 1)
+            (given,) = await kubelet.allocate(name="pod", resources={FUSE: 1})
+            events = await told.heard(vocabulary.AllocationObserved, 2)
+            assert [(event.pod, event.device_ids) for event in events] == [
+                ("", given.ids),
+                ("default/pod", given.ids),
+            ]
+            (state,) = node.states()
+            assert (state.allocated, state.apart) == (1, "")
 
     run(story)
 

@@ -128,7 +128,7 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
                     "",
                 )
                 assert (beat.node, beat.interval_s, beat.phase) == ("n1.example", 0.3, "serving")
-                assert set(beat.checkers) == {"sockets", "devices"}
+                assert set(beat.checkers) == {"sockets", "devices", "pods"}
                 assert await answer(address, "/readyz") == (200, "ok\n")
                 assert await answer(address, "/healthz") == (200, "ok\n")
                 _, metrics = await answer(address, "/metrics")

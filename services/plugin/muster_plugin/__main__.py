@@ -65,6 +65,7 @@ async def serve(chosen: config.Settings, source: entry.Source[config.Settings]) 
             node.watch_devices(),
             node.age(),
             node.examine(),
+            node.follow_pods(),
             *([node.watch_script()] if node.has_script else []),
             reporter.report(),
             *([reporter.reload(source)] if source.file else []),
@@ -230,7 +231,7 @@ class Reporter:
         vitals = beats.Vitals(
             seq=self._sequence,
             phase=self._phase,
-            kubelet=self._node.kubelet,
+            kubelet=self._node.kubelet_socket,
             checked_at=self._node.checked_at,
             lag_s=self._lag_s,
             reconnects=max(0, connected.link.epoch - 1),

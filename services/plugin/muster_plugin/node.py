@@ -13,8 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from muster import logs, vocabulary
 from muster_plugin import (
+    agreement,
     aside,
     beats,
     cdi,
@@ -25,6 +28,7 @@ from muster_plugin import (
     inotify,
     inventory,
     kubelet,
+    podresources,
     rules,
     signals,
     simulated,
@@ -44,6 +48,7 @@ _FILES_TIMEOUT_S: Final = 1.0
 _DEV: Final = "/dev/"
 _DEVICES: Final = "devices"
 _CHECKS: Final = "checks"
+_PODS: Final = "pods"
 _SOCKETS: Final = "sockets"
 _STUCK_S: Final = 120.0
 """Three of the longer period, and the time that a look may take."""
@@ -81,6 +86,8 @@ class Node:
         self._specs = specs.Specs(Path(settings.cdi.directory))
         self._looking = asyncio.Lock()
         self._scanning, self._files = aside.Lane(), aside.Lane()
+        self._agreement = agreement.Agreement()
+        self._pods = podresources.PodResources(self._root / podresources.SOCKET, self._heard)
         self._examiner = examiner.Examiner(self.inventory, self._judge)
         self._lives_turned = asyncio.Event()
         self._aged = asyncio.Event()
@@ -102,10 +109,10 @@ class Node:
     def states(self) -> list[beats.ResourceState]:
         """Return what is known about every resource now."""
         now = time.monotonic()
-        return [life.state(now) for life in self.lives.values()]
+        return [self._state(life, now) for life in self.lives.values()]
 
     @property
-    def kubelet(self) -> str:
+    def kubelet_socket(self) -> str:
         """The kubelet.sock of the newest registration."""
         lives = self.lives.values()
         newest = max(lives, key=lambda life: life.machine.registered_at or 0.0, default=None)
@@ -146,8 +153,9 @@ class Node:
         self.teller.registration(resource, report, endpoint)
 
     def allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        """Tell which devices a container was given."""
+        """Tell which devices a container was given; whose it is, the kubelet knows later."""
         self.teller.allocation(resource, device_ids)
+        self._pods.soon.set()
 
     def problem_changed(self) -> None:
         """Let the next beat come at once."""
@@ -231,6 +239,10 @@ class Node:
         """Examine the devices whose resource says how, each on its period."""
         await self._examiner.examine()
 
+    async def follow_pods(self) -> None:
+        """Follow what the kubelet says of pods and devices, where its socket is mounted."""
+        await self._pods.follow()
+
     async def look(self) -> None:
         """Look at the devices; bring what changed to the kubelet, then to the bus.
 
@@ -276,6 +288,25 @@ class Node:
         self._specs.update({})
 
     # Helpers
+
+    def _state(self, life: kubelet.Life, now: float) -> beats.ResourceState:
+        state = life.state(now)
+        held = self._agreement.held(life.resource)
+        return msgspec.structs.replace(
+            state,
+            allocated=state.allocated if held is None else held,
+            apart=self._agreement.apart(life.resource, now),
+        )
+
+    async def _heard(self, listing: agreement.Listing | None) -> None:
+        """Take what the kubelet says of pods and devices."""
+        now, at = time.monotonic(), datetime.now(UTC)
+        ours = {name: self.inventory.devices(name) for name in self.inventory.resources}
+        for found in self._agreement.compare(listing, ours, now):
+            self.teller.allocation(found.resource, found.device_ids, pod=found.pod)
+        held = listing.held() if listing else None
+        await self.take(self.inventory.held(held, now=now, at=at))
+        self.checked_at[_PODS] = now
 
     async def _judge(self, resource: str, unit: units.Unit, problem: str) -> None:
         """Take the result of an examination."""
