@@ -115,7 +115,7 @@ class Bench:
 
     async def _allocations(self, heard: ear.Ear, resource: str) -> None:
         calls = 500 if self._quick else 5000
-        path, taken = heard.endpoints[resource], []
+        path, taken, empty = heard.endpoints[resource], [], []
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             client = rpc.DevicePluginClient(channel)
             listed = await client.list_and_watch(dp.Empty()).read()
@@ -125,7 +125,12 @@ class Bench:
                 started = time.perf_counter()
                 await client.allocate(dp.AllocateRequest(container_requests=[wanted]))
                 taken.append(time.perf_counter() - started)
+                started = time.perf_counter()
+                await client.get_device_plugin_options(dp.Empty())
+                empty.append(time.perf_counter() - started)
         how = f"{calls} calls, one caller (Python)"
+        floor = "the same, a call that does nothing; what gRPC costs on this machine"
+        self.row("GetDevicePluginOptions, p50", _ms(empty, 50), "ms", how=floor)
         self.row("Allocate, p50", _ms(taken, 50), "ms", most=0.5, how=how)
         self.row("Allocate, p99", _ms(taken, 99), "ms", how=how)
 
