@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import random
 import shutil
 import socket
 import tempfile
@@ -633,6 +634,51 @@ def test_an_unknown_id_fails_with_a_text_that_helps(root: Path) -> None:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"{FUSE} has no device 'nope'; it has {known}",
             )
+
+    run(story)
+
+
+def arbitrary_ids(chance: random.Random, known: str) -> list[str]:
+    kinds = (known, "", "x" * 5000, "nope", "\u2028\u0000", known + "0")
+    return [chance.choice(kinds) for _ in range(chance.randrange(6))]
+
+
+def says(answer: object) -> int | str:
+    """Return for how many containers it answers, or the code of the refusal."""
+    if isinstance(answer, grpc.aio.AioRpcError):
+        return answer.code().name
+    assert isinstance(answer, dp.AllocateResponse)
+    return len(answer.container_responses)
+
+
+def test_no_request_breaks_the_plugin_or_stops_its_stream(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(fuse(root)) as (node, told),
+        ):
+            await told.registered(1)
+            known = ids.device_id(str(root / "fuse"), 0)
+            path, chance = socket_of(node, kubelet.plugins_directory), random.Random(1)  # noqa: S311  # the same requests every time
+            async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+                client = rpc.DevicePluginClient(channel)
+                for _ in range(200):
+                    wanted = [arbitrary_ids(chance, known) for _ in range(chance.randrange(4))]
+                    asked = [dp.ContainerAllocateRequest(devices_ids=names) for names in wanted]
+                    is_known = all(name == known for names in wanted for name in names)
+                    request = dp.AllocateRequest(container_requests=asked)
+                    answer = await asyncio.gather(client.allocate(request), return_exceptions=True)
+                    assert says(answer[0]) == (len(wanted) if is_known else "INVALID_ARGUMENT")
+                    preferred = dp.ContainerPreferredAllocationRequest(
+                        available_deviceIDs=arbitrary_ids(chance, known),
+                        must_include_deviceIDs=arbitrary_ids(chance, known),
+                        allocation_size=chance.choice([-(2**31), -1, 0, 1, 5, 2**31 - 1]),
+                    )
+                    await client.get_preferred_allocation(
+                        dp.PreferredAllocationRequest(container_requests=[preferred])
+                    )
+            assert kubelet.state().resources[FUSE].streams_open == 1
+            assert told.lost() == []
 
     run(story)
 
