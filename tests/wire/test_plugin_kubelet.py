@@ -615,6 +615,37 @@ def test_what_is_gone_is_told_to_the_kubelet_before_the_allocation_fails(root: P
     run(story)
 
 
+def test_a_cdi_spec_explains_what_a_container_is_given_and_goes_with_the_plugin(
+    root: Path,
+) -> None:
+    async def story() -> None:
+        (root / "one").symlink_to("/dev/null")
+        rule = rules.Resource(
+            name=FUSE,
+            groups=(rules.Group(devices=(rules.Nodes(path=str(root / "one")),)),),
+            cdi=True,
+        )
+        settings = config.Settings(
+            kubelet=config.Kubelet(directory=str(root)),
+            cdi=config.Cdi(directory=str(root / "cdi")),
+            resources=(rule,),
+        )
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(settings),
+        ):
+            await until_allocatable(kubelet, 1)
+            (given,) = await kubelet.allocate(name="pod", resources={FUSE: 1})
+            names = [device.name for device in given.answer.cdi_devices]
+            (file,) = (root / "cdi").iterdir()
+            spec = msgspec.json.decode(file.read_bytes())
+            assert names == [f"{spec['kind']}={spec['devices'][0]['name']}"]
+            assert not given.answer.devices
+        assert not [*(root / "cdi").iterdir()]
+
+    run(story)
+
+
 def test_an_unknown_id_fails_with_a_text_that_helps(root: Path) -> None:
     async def story() -> None:
         async with (
