@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from muster.local.kubernetes import ownership, patches, refusals, selectors, trees
@@ -288,6 +288,7 @@ def test_conditions_are_owned_one_by_one() -> None:
 
 
 @few
+@example(first={}, second={"conditions": [{"type": None}]})
 @given(first=OBJECTS, second=OBJECTS)
 def test_an_applier_alone_gets_what_it_names_and_applying_twice_changes_nothing(
     first: trees.Tree, second: trees.Tree

@@ -128,7 +128,7 @@ def _merged_items(merge_key: str, old: list[trees.Json], new: list[trees.Json]) 
 def _item(item: trees.Json, merge_key: str) -> trees.Tree:
     if not isinstance(item, dict):
         raise refusals.bad_request(f"expected an object with {merge_key}, got {trees.kind(item)}")
-    if merge_key not in item and item != {"$patch": "replace"}:
+    if item.get(merge_key) is None and item != {"$patch": "replace"}:
         raise refusals.bad_request(f"map does not contain declared merge key: {merge_key}")
     return item
 
