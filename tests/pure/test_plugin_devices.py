@@ -262,9 +262,11 @@ def test_allocate_answers_each_container_in_order_and_names_its_devices() -> Non
     assert answers == (
         allocation.Answer(
             devices=(spec("/dev/fuse"), spec("/dev/kvm")),
-            environment={"MUSTER_DEVICES": "/dev/fuse,/dev/kvm"},
+            environment={"MUSTER_DEVICES_A_COM_FUSE": "/dev/fuse,/dev/kvm"},
         ),
-        allocation.Answer(devices=(spec("/dev/kvm"),), environment={"MUSTER_DEVICES": "/dev/kvm"}),
+        allocation.Answer(
+            devices=(spec("/dev/kvm"),), environment={"MUSTER_DEVICES_A_COM_FUSE": "/dev/kvm"}
+        ),
         allocation.Answer(),
     )
     assert fuse.allocated == 4
@@ -300,7 +302,7 @@ def test_with_cdi_a_container_gets_names_that_the_spec_explains() -> None:
     look(devices, KVM, configured=(rule,))
     assert allocation.Allocator(devices, "a.com/fuse").allocate([["kvm-1"]]) == (
         allocation.Answer(
-            environment={"MUSTER_DEVICES": "/dev/kvm"}, cdi_devices=("a.com/fuse=kvm-1",)
+            environment={"MUSTER_DEVICES_A_COM_FUSE": "/dev/kvm"}, cdi_devices=("a.com/fuse=kvm-1",)
         ),
     )
     edits = {
@@ -400,7 +402,9 @@ def test_an_allocation_keeps_its_containers_apart_on_the_wire() -> None:
     device = dp.DeviceSpec(container_path="/dev/fuse", host_path="/dev/fuse", permissions="rw")
     assert wire.allocated(fuse.allocate(wire.requested(request))) == dp.AllocateResponse(
         container_responses=[
-            dp.ContainerAllocateResponse(devices=[device], envs={"MUSTER_DEVICES": "/dev/fuse"}),
+            dp.ContainerAllocateResponse(
+                devices=[device], envs={"MUSTER_DEVICES_A_COM_FUSE": "/dev/fuse"}
+            ),
             dp.ContainerAllocateResponse(),
         ]
     )

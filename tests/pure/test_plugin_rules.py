@@ -42,7 +42,7 @@ def test_a_resource_needs_a_name_and_one_way_to_find_its_nodes() -> None:
             name="a.example/b",
             groups=(rules.Group(devices=(rules.Nodes(path="/dev/fuse"),), count=1),),
             per_match=False,
-            env="MUSTER_DEVICES",
+            env=None,
             expect=None,
             checks=rules.Checks(open=False, command=(), timeout_s=5.0, period_s=30.0, good=3),
             cdi=False,

@@ -19,7 +19,7 @@ from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 from muster.vocabulary import Health
 from muster.vocabulary import RegistrationReason as Reason
-from muster_plugin import config, directory, ids, kubelet, patience, rules, signals
+from muster_plugin import config, directory, ids, kubelet, names, patience, rules, signals
 from muster_plugin import node as node_door
 
 FUSE = "smarter-devices/fuse"
@@ -557,7 +557,7 @@ def test_a_container_gets_what_it_asked_for_and_the_bus_hears_of_it(root: Path) 
             path = str(root / "fuse")
             spec = dp.DeviceSpec(container_path=path, host_path=path, permissions="rw")
             assert list(device.answer.devices) == [spec]
-            assert dict(device.answer.envs) == {"MUSTER_DEVICES": path}
+            assert dict(device.answer.envs) == {names.variable(FUSE): path}
             assert dict(gpu.answer.envs) == {"NVIDIA_VISIBLE_DEVICES": gpu.ids[0]}
             observed = [e for e in told.events if isinstance(e, vocabulary.AllocationObserved)]
             assert [(e.resource, e.device_ids) for e in observed] == [

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from muster_plugin import cdi, inventory, units
+from muster_plugin import cdi, inventory, names, units
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 _SHOWN_MAX: Final = 5
@@ -106,9 +106,10 @@ class Allocator:
         if rule is None:
             return Answer(devices=devices, mounts=mounts, environment=environment)
         seen = [spec.container_path for spec in devices] + [m.container_path for m in mounts]
-        if rule.env and seen:
-            environment[rule.env] = ",".join(seen)
+        variable = names.variable(self._resource) if rule.env is None else rule.env
+        if variable and seen:
+            environment[variable] = ",".join(seen)
         if rule.cdi:
-            names = tuple(cdi.qualified(self._resource, entry.id) for entry in entries)
-            return Answer(environment=environment, cdi_devices=names)
+            qualified = tuple(cdi.qualified(self._resource, entry.id) for entry in entries)
+            return Answer(environment=environment, cdi_devices=qualified)
         return Answer(devices=devices, mounts=mounts, environment=environment)

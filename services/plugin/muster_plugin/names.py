@@ -60,6 +60,11 @@ def derived(rule: str, path_below_dev: str) -> str:
     return f"{domain}{trimmed}-{unique}" if trimmed else domain + unique
 
 
+def variable(resource: str) -> str:
+    """Return the variable that names a container's devices: `MUSTER_DEVICES_A_EXAMPLE_B`."""
+    return "MUSTER_DEVICES_" + re.sub(r"[^A-Z0-9]", "_", resource.upper())
+
+
 def socket_problems(path: str, *, resource: str) -> Iterator[str]:
     """Say whether the path of a resource's socket is longer than Linux can bind."""
     length = len(path.encode(errors="surrogateescape"))

@@ -195,14 +195,15 @@ class Resource(
 ):
     """One extended resource; with `per_match` (smarter's way) each match is one of its own.
 
-    `env` names the variable that tells the container its devices, empty for none. A device that
+    `env` names the variable that tells the container its devices: by default one of the resource's
+    own, so that two resources in one container do not collide; empty for none. A device that
     vanishes is Unhealthy for `grace_s` before it leaves the list.
     """
 
     name: vocabulary.Name
     groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1, max_length=256)]
     per_match: bool = False
-    env: str = "MUSTER_DEVICES"
+    env: str | None = None
     expect: Expect | None = None
     checks: Checks = Checks()
     cdi: bool = False

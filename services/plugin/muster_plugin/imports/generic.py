@@ -29,7 +29,7 @@ _GENERAL: Final = (
     "devices are found when they come and go; generic looks every 5 s while the kubelet listens",
     "a device that goes is Unhealthy for 60 s before it leaves the list; generic drops it at once",
     "device ids tell the device (ttyUSB0-0); generic's are hashes; each is stable",
-    "containers also get MUSTER_DEVICES, which names their devices; env: '' leaves it out",
+    "containers also get MUSTER_DEVICES_<RESOURCE>, which names their devices; env: '' omits it",
 )
 
 

@@ -18,7 +18,7 @@ _GENERAL: Final = (
     "a device that goes is Unhealthy; smarter goes on handing out its path",
     "device ids are stable and tell the device (video0-3); smarter's are 0 to N-1",
     "a name that the kubelet would refuse is shortened and made unique; smarter tries it in vain",
-    "containers also get MUSTER_DEVICES, which names their devices; env: '' leaves it out",
+    "containers also get MUSTER_DEVICES_<RESOURCE>, which names their devices; env: '' omits it",
 )
 
 
