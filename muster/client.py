@@ -8,10 +8,14 @@ from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from muster import bus, codec, streams, vocabulary
+import msgspec
+
+from muster import bus, codec, sections, streams, vocabulary
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 _QUEUE_MAX: Final = 1_000
+_HISTORY_MAX: Final = 10_000
+_QUIET_S: Final = 0.5
 
 
 async def events(
@@ -20,21 +24,27 @@ async def events(
     node: str = "*",
     since: datetime | timedelta | None = None,
     url: str | None = None,
+    follow: bool = True,
 ) -> AsyncGenerator[codec.CloudEvent, None]:
     """Give every event whose type and node match two shell patterns, for ever.
 
-    `since` starts in the past (a time, or that long ago), else at now. `url` is where NATS is, by
-    default `NATS_URL` or this machine. A lost connection heals by itself, without gaps; order holds
-    within what plugins report and within what muster concludes, not between the two.
+    `since` starts in the past (a time, or that long ago), else at now. The past comes in the order
+    of its times, 10,000 events at most in order; with `follow` False nothing comes after it. `url`
+    is where NATS is, by default `NATS_URL` or this machine. A lost connection heals by itself,
+    without gaps.
 
-    Raises ValueError when no event type matches, or no node can.
+    Raises ValueError when no event type matches, no node can, or `url` is no address of NATS.
     """
     filters = vocabulary.subject_filters(types, node)
     start = datetime.now(UTC) - since if isinstance(since, timedelta) else since
     found: asyncio.Queue[codec.CloudEvent] = asyncio.Queue(_QUEUE_MAX)
     target = url or os.environ.get("NATS_URL") or DEFAULT_URL
+    try:
+        msgspec.convert({"url": target}, sections.Bus)
+    except msgspec.ValidationError:
+        raise ValueError(f"{target!r} is no address of NATS, such as {DEFAULT_URL}") from None
 
-    async def follow(stream: streams.Stream, subjects: list[str]) -> None:
+    async def keep(stream: streams.Stream, subjects: list[str]) -> None:
         async for event in connected.follow(stream, filters=subjects, since=start):
             await found.put(event)
 
@@ -44,9 +54,13 @@ async def events(
             stream = streams.stream_of(subject)
             assert stream is not None, f"no stream keeps {subject}"
             by_stream.setdefault(stream, []).append(subject)
-        following = [asyncio.create_task(follow(s, f)) for s, f in by_stream.items()]
+        following = [asyncio.create_task(keep(s, f)) for s, f in by_stream.items()]
         try:
-            while True:
+            await connected.link.client()
+            for event in await _history(found, following) if start else []:
+                if fnmatch.fnmatchcase(event.node, node):
+                    yield event
+            while follow:
                 event = await _next(found, following)
                 if fnmatch.fnmatchcase(event.node, node):
                     yield event
@@ -55,6 +69,18 @@ async def events(
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*following, return_exceptions=True)
+
+
+async def _history(
+    found: asyncio.Queue[codec.CloudEvent], following: list[asyncio.Task[None]]
+) -> list[codec.CloudEvent]:
+    """Return what comes until nothing more has come for a moment, in the order of its times."""
+    past: list[codec.CloudEvent] = []
+    with contextlib.suppress(TimeoutError):
+        while len(past) < _HISTORY_MAX:
+            async with asyncio.timeout(_QUIET_S):
+                past.append(await _next(found, following))
+    return sorted(past, key=lambda event: event.time)
 
 
 async def _next(

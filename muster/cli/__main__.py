@@ -9,6 +9,7 @@ import cyclopts
 from cyclopts import Parameter
 
 import muster
+from muster import commands
 
 app = cyclopts.App(
     name="muster",
@@ -17,7 +18,7 @@ app = cyclopts.App(
 )
 app.register_install_completion_command()
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 @app.command
@@ -32,7 +33,7 @@ def up(*, plain: Annotated[bool, Parameter(negative="")] = False) -> int:
     """
     from muster.cli import up as command  # noqa: PLC0415  # a command pays for its own imports
 
-    return command.run(plain=plain)
+    return _stack_missing("up") or command.run(plain=plain)
 
 
 @app.command
@@ -47,7 +48,7 @@ def demo(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
     """
     from muster.cli import demo as command  # noqa: PLC0415  # a command pays for its own imports
 
-    return command.run(as_json=json)
+    return _stack_missing("demo") or command.run(as_json=json)
 
 
 @app.command
@@ -56,6 +57,7 @@ def events(
     *,
     node: str = "*",
     since: str | None = None,
+    follow: bool = True,
     json: Annotated[bool, Parameter(negative="")] = False,
     url: Annotated[str | None, Parameter(env_var="NATS_URL")] = None,
 ) -> int:
@@ -69,6 +71,8 @@ def events(
         Which nodes, as a shell pattern.
     since
         Start in the past: `90s`, `15m`, `2h`, `7d`, or a time such as `2026-11-21T10:00:00Z`.
+    follow
+        Go on with what happens from now on; `--no-follow` ends when the past is told.
     json
         Print each event as a JSON object.
     url
@@ -82,7 +86,7 @@ def events(
     except ValueError as error:
         print(f"muster events: --since: {error}", file=sys.stderr)
         return 2
-    return command.run(type, node=node, since=start, as_json=json, url=url)
+    return command.run(type, node=node, since=start, follow=follow, as_json=json, url=url)
 
 
 @app.command(name="config", help_flags=[], version_flags=[])
@@ -97,11 +101,19 @@ def configure(
     return subprocess.run(program, check=False).returncode  # noqa: S603  # our own program
 
 
+def _stack_missing(command: str) -> int:
+    problem = commands.missing("plugin", "labeler", "local")
+    if problem is None:
+        return 0
+    print(f"muster {command}: {problem}", file=sys.stderr)
+    return 1
+
+
 def _since(text: str | None) -> datetime | timedelta | None:
     """Read how long ago, or when; a time without a zone is UTC."""
     if text is None:
         return None
-    age = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    age = re.fullmatch(r"(\d{1,9})([smhdw])", text)
     if age:
         return timedelta(seconds=int(age[1]) * _UNITS[age[2]])
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 
 from muster import client, codec, runtime
@@ -9,11 +10,18 @@ from muster.cli import show
 
 
 def run(
-    types: str, *, node: str, since: datetime | timedelta | None, as_json: bool, url: str | None
+    types: str,
+    *,
+    node: str,
+    since: datetime | timedelta | None,
+    follow: bool,
+    as_json: bool,
+    url: str | None,
 ) -> int:
-    """Print events until Ctrl-C; return the exit code."""
+    """Print events until Ctrl-C, or until the past is told; return the exit code."""
+    asked = client.events(types, node=node, since=since, url=url, follow=follow)
     try:
-        asyncio.run(runtime.run(_print(types, node, since, as_json=as_json, url=url)))
+        asyncio.run(runtime.run(_print(asked, as_json=as_json)))
     except ValueError as error:
         print(f"muster events: {error}", file=sys.stderr)
         return 2
@@ -22,9 +30,7 @@ def run(
     return 0
 
 
-async def _print(
-    types: str, node: str, since: datetime | timedelta | None, *, as_json: bool, url: str | None
-) -> None:
-    async for event in client.events(types, node=node, since=since, url=url):
+async def _print(asked: AsyncIterator[codec.CloudEvent], *, as_json: bool) -> None:
+    async for event in asked:
         text = codec.dump(event).decode() if as_json else show.event_line(event)
         print(text, flush=True)

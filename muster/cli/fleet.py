@@ -74,5 +74,10 @@ class Fleet:
             devices=resource.devices,
             allocated=resource.allocated,
             verdict=verdict.verdict if verdict else "",
-            problem=resource.problem,
+            problem=resource.problem or _unhealthy(resource),
         )
+
+
+def _unhealthy(resource: vocabulary.ResourceBeat) -> str:
+    count = resource.devices - resource.healthy
+    return f"{count} Unhealthy" if count else ""

@@ -11,11 +11,15 @@ from muster import codec, vocabulary
 from muster.cli import fleet
 
 _GOOD = {"", vocabulary.Verdict.HEALTHY, vocabulary.Verdict.MAINTENANCE}
-_EVENT_WIDTH = 160
+_EVENTS_MIN = 3
+_FRAME_LINES = 11
 
 
-def view(found: fleet.Fleet) -> Group:
-    """Return the fleet as tables."""
+def view(found: fleet.Fleet, *, is_connected: bool, height: int) -> Group:
+    """Return the fleet as tables and the newest events, to fill `height` lines.
+
+    Without a connection to NATS nothing can be known, and the view says so.
+    """
     nodes = rich.table.Table("node", "resource", "devices", "in use", "verdict", "problem")
     for row in found.rows():
         colour = "green" if row.verdict in _GOOD and row.healthy == row.devices else "red"
@@ -29,11 +33,16 @@ def view(found: fleet.Fleet) -> Group:
         )
     alerts = rich.table.Table("firing since", "severity", "what", title_justify="left")
     for alert in found.firing():
-        alerts.add_row(f"{alert.starts_at:%H:%M:%S}", alert.severity, escape(alert.summary))
+        alerts.add_row(
+            f"{alert.starts_at.astimezone():%H:%M:%S}", alert.severity, escape(alert.summary)
+        )
     if not found.alerts:
         alerts.add_row("-", "-", "nothing")
-    recent = Text("\n".join(event_line(e)[:_EVENT_WIDTH] for e in found.recent), style="dim")
-    return Group(nodes, alerts, recent)
+    banner = Text("" if is_connected else "NATS is away: this is what was last known", style="red")
+    left = max(_EVENTS_MIN, height - nodes.row_count - alerts.row_count - _FRAME_LINES)
+    newest = "\n".join(event_line(event) for event in list(found.recent)[-left:])
+    recent = Text(newest, style="dim", no_wrap=True, overflow="ellipsis")
+    return Group(banner, nodes, alerts, recent)
 
 
 def event_line(event: codec.CloudEvent) -> str:

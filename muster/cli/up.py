@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from datetime import UTC, datetime
 
@@ -18,6 +19,8 @@ _REDRAW_S = 0.25
 
 def run(*, plain: bool) -> int:
     """Run until Ctrl-C or SIGTERM; return the exit code."""
+    # a closed terminal is a Ctrl-C too
+    signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
         asyncio.run(runtime.run(_up(plain=plain)))
     except (nats.NatsUnavailable, processes.ProgramFailed) as error:
@@ -61,10 +64,12 @@ async def _draw(
         else:
             found.beat(told)
 
-    async with watch.everything(url, hear, since=since):
+    async with watch.everything(url, hear, since=since) as connected:
         with rich.live.Live(console=console, auto_refresh=False, transient=True) as live:
             while True:
-                live.update(show.view(found), refresh=True)
+                is_connected, height = connected.link.is_connected, console.height
+                shown = show.view(found, is_connected=is_connected, height=height)
+                live.update(shown, refresh=True)
                 await asyncio.sleep(_REDRAW_S)
 
 

@@ -6,7 +6,7 @@ defaults are slower.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 FUSE: Final = "smarter-devices/fuse"
@@ -47,6 +47,15 @@ class Program:
     name: str
     module: str
     arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, http: str) -> "Program":
+        """Return the same, but serving HTTP where it did before, `http://host:port`."""
+        address = http.removeprefix("http://")
+        if self.module.startswith("muster.local."):
+            return replace(self, arguments=(*self.arguments, "--http", address))
+        variable = f"{self.module.upper()}__HTTP__PORT"
+        return replace(self, environment={variable: address.rpartition(":")[2]})
 
 
 def kubernetes(kubeconfig: str) -> Program:

@@ -75,16 +75,19 @@ class Process:
 
     async def start(self) -> None:
         """Start, and return when the program is up. Raises ProgramFailed."""
+        # others know where it was
+        http = self.addresses.get("http")
+        program = self.program.at(http) if http else self.program
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         self._up.clear()
         self._words.clear()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", self.program.module, *self.program.arguments),
+            *("-m", program.module, *program.arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=environment,
+            env={**environment, **program.environment},
             limit=_LINE_BYTES_MAX,
             # a Ctrl-C is for us; we then end everything in order
             start_new_session=True,

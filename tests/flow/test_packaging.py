@@ -100,21 +100,39 @@ def test_the_wheel_holds_five_packages_and_nothing_else(wheel: Path) -> None:
     assert {f"muster/pb/{n}_pb2.pyi" for n in ("deviceplugin", "podresources")} <= names
 
 
-def test_every_command_of_the_wheel_names_a_module_in_it(wheel: Path) -> None:
+def test_every_command_of_the_wheel_names_a_function_of_ours(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (file,) = (n for n in names if n.endswith("/entry_points.txt"))
-        commands = dict(
-            re.findall(r"^(\S+) = (\S+):main$", archive.read(file).decode(), re.MULTILINE)
-        )
-    assert set(commands) == {
-        "muster",
-        "muster-health",
-        "muster-labeler",
-        "muster-notifier",
-        "muster-plugin",
+        text = archive.read(file).decode()
+    assert "muster/commands.py" in names
+    assert dict(re.findall(r"^(\S+) = muster\.commands:(\w+)$", text, re.MULTILINE)) == {
+        "muster": "muster",
+        "muster-health": "health",
+        "muster-labeler": "labeler",
+        "muster-notifier": "notifier",
+        "muster-plugin": "plugin",
     }
-    assert {module.replace(".", "/") + ".py" for module in commands.values()} <= names
+
+
+def test_a_command_without_its_extra_says_in_one_line_what_to_install() -> None:
+    hide = """
+import sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"cyclopts", "grpc"}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hide())
+from muster import commands
+print(commands.muster(), commands.plugin())
+"""
+    command = [sys.executable, "-P", "-c", hide]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "1 1\n"
+    assert done.stderr.splitlines() == [
+        "muster: not installed: pip install 'muster-k8s[cli]'",
+        "muster-plugin: not installed: pip install 'muster-k8s[plugin]'",
+    ]
 
 
 def test_the_plugins_own_extra_brings_in_no_heavy_client(wheel: Path) -> None:

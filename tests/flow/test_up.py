@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -56,7 +57,9 @@ async def story(number: signal.Signals, tmp_path: Path) -> tuple[int, bool]:
         await process.stdout.read()
         code = await process.wait()
         await gone(pids)
-    return code, directory.exists()
+    is_left = directory.exists()
+    shutil.rmtree(directory, ignore_errors=True)
+    return code, is_left
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -67,5 +70,4 @@ def test_a_signal_ends_everything_and_leaves_nothing(
 
 
 def test_no_process_outlives_a_crash_of_the_command(tmp_path: Path) -> None:
-    code, _ = asyncio.run(story(signal.SIGKILL, tmp_path))
-    assert code == -signal.SIGKILL
+    assert asyncio.run(story(signal.SIGKILL, tmp_path)) == (-signal.SIGKILL, True)

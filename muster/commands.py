@@ -1,0 +1,65 @@
+"""Door to the installed commands: says which extra is missing before it imports anything of it."""
+
+import importlib
+import importlib.util
+import sys
+from typing import Final
+
+_NEEDS: Final = {
+    "cli": ("cyclopts", "rich"),
+    "labeler": ("kubernetes",),
+    "local": ("aiohttp", "google.protobuf", "grpc"),
+    "plugin": ("google.protobuf", "grpc"),
+}
+"""Modules by extra; `pyproject.toml` says which distributions bring them."""
+
+
+def muster() -> int:
+    """Run the command `muster`."""
+    return _run("muster", "cli", "muster.cli.__main__")
+
+
+def plugin() -> int:
+    """Run the plugin."""
+    return _run("muster-plugin", "plugin", "muster_plugin.__main__")
+
+
+def labeler() -> int:
+    """Run the labeler."""
+    return _run("muster-labeler", "labeler", "muster_labeler.__main__")
+
+
+def health() -> int:
+    """Run the health service."""
+    return _run("muster-health", "health", "muster_health.__main__")
+
+
+def notifier() -> int:
+    """Run the notifier."""
+    return _run("muster-notifier", "notifier", "muster_notifier.__main__")
+
+
+def missing(*extras: str) -> str | None:
+    """Return what to say when extras are not installed, or None."""
+    absent = [e for e in extras if not all(_is_there(m) for m in _NEEDS.get(e, ()))]
+    if not absent:
+        return None
+    return f"not installed: pip install 'muster-k8s[{','.join(absent)}]'"
+
+
+def _run(command: str, extra: str, module: str) -> int:
+    problem = missing(extra)
+    if problem:
+        sys.stderr.write(f"{command}: {problem}\n")
+        return 1
+    try:
+        return int(importlib.import_module(module).main())
+    except KeyboardInterrupt:
+        return 130
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the parent of a dotted name is absent
+        return False
