@@ -43,6 +43,7 @@ types: $(STAMP)
 
 contracts: $(STAMP)
 	@echo "==> import contracts, generated files"
+	@mkdir -p build
 	@$(BIN)/lint-imports --no-cache > build/contracts.log 2>&1 || { cat build/contracts.log; exit 1; }
 	@$(BIN)/python scripts/generate.py --check
 
@@ -51,7 +52,6 @@ unit: $(STAMP)
 	@$(BIN)/pytest -q -n 4 --dist worksteal
 
 test: $(STAMP) ## lint, types, contracts and every test
-	@mkdir -p build
 	@$(MAKE) --no-print-directory lint types contracts unit
 
 generate: $(STAMP) ## renew the checked-in generated files: protobuf, JSON Schemas, AsyncAPI

@@ -27,6 +27,7 @@ QUEUE_MAX: Final = 1_000
 """Events kept during an outage; then the oldest go, counted. A snapshot follows every reconnect."""
 
 _PUBLISH_TIMEOUT_S: Final = 2.0
+_FAILURES_TOLD: Final = 5
 _UNACKNOWLEDGED_MAX: Final = 1_000
 _ACK_WAIT_S: Final = 30.0
 _ABANDONED_S: Final = 30.0
@@ -62,6 +63,7 @@ class Bus:
         self.link = connection.Connection(
             url, name=name, prepare=jetstream.create_streams if owner else None
         )
+        self._owner = owner
         self._producer = producer
         self._boot = boot
         self._log = logs.logger()
@@ -342,8 +344,12 @@ class Bus:
         await self._store(subject, payload, headers)
 
     async def _store(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
-        """Publish to JetStream until it is acknowledged; a definite refusal is logged, counted."""
+        """Publish to JetStream until it is acknowledged; a definite refusal is logged, counted.
+
+        What goes on failing while the server is there is logged when it begins and when it ends.
+        """
         backoff = connection.Backoff()
+        failures = 0
         while True:
             client = await self.link.client()
             try:
@@ -354,12 +360,21 @@ class Bus:
                 _PUBLISHED.labels("refused").inc()
                 self._log.error("event_refused", subject=subject, error=str(error))
                 return
-            except connection.LOST:
+            except connection.LOST as error:
                 _PUBLISHED.labels("retried").inc()
+                failures += 1
+                if failures == _FAILURES_TOLD:
+                    kind = type(error).__name__
+                    self._log.error("event_waits", subject=subject, error=str(error) or kind)
+                if self._owner and isinstance(error, nats.js.errors.NoStreamResponseError):
+                    with contextlib.suppress(*connection.LOST):
+                        await jetstream.create_streams(client)
                 await backoff.wait()
             else:
                 connection.end_if_cancelled()
                 _PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
+                if failures >= _FAILURES_TOLD:
+                    self._log.info("event_stored_late", subject=subject, attempts=failures + 1)
                 return
 
     def _decoded(self, message: connection.Message) -> codec.CloudEvent | codec.MalformedEvent:

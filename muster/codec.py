@@ -176,6 +176,8 @@ def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
         sequence = int(envelope.sequence)
     except (*_UNREADABLE, ValueError) as error:
         raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
+    if envelope.time != data.at:
+        raise MalformedEvent(MalformedReason.INVALID_DATA, "time is not that of the data")
     if subject != expected:
         raise MalformedEvent(MalformedReason.WRONG_SUBJECT, f"came on {subject}, claims {expected}")
     return CloudEvent(

@@ -16,13 +16,12 @@ from typing import Generic, TypeVar
 import msgspec
 
 import muster
-from muster import settings
+from muster import runtime, settings
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 
-class CannotStart(Exception):
-    """The world does not let this service start; the text says what was tried, and what to do."""
+CannotStart = runtime.CannotStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def main(
 ) -> int:
     """Read the settings of `service` and serve until SIGTERM; return the exit code.
 
-    `serve` may raise CannotStart, or OSError from binding its port.
+    `serve` may raise CannotStart.
     """
     return run(service, shape, lambda found, _: serve(found), argv=argv)
 
@@ -74,7 +73,7 @@ def run(
         for problem in error.problems:
             sys.stderr.write(f"muster-{service}: {problem}\n")
         return 2
-    except (CannotStart, OSError) as error:
+    except CannotStart as error:
         sys.stderr.write(f"muster-{service}: {error}\n")
         return 2
     return 0

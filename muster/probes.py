@@ -8,7 +8,7 @@ from typing import Final
 import prometheus_client
 from prometheus_client import core, registry
 
-from muster import logs
+from muster import logs, runtime
 
 Answer = tuple[int, str, bytes]
 Route = Callable[[], Answer]
@@ -62,7 +62,7 @@ async def serve(
     """Serve until the block ends; give the address, `http://host:port`. Port 0 is a free port.
 
     `ready` and `healthy` say what is wrong, or None. `more` adds routes, such as `/state`. Raises
-    OSError when the port cannot be had.
+    CannotStart when the port cannot be had.
     """
     routes: dict[str, Route] = {
         "/healthz": check(healthy),
@@ -95,7 +95,12 @@ async def serve(
             clients.pop(task, None)
             writer.transport.abort()
 
-    server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
+    try:
+        server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
+    except OSError as error:
+        # asyncio says the address once more
+        reason = (error.strerror or str(error)).rpartition(": ")[2]
+        raise runtime.CannotStart(f"http: {host}:{port}: {reason}") from None
     try:
         bound = server.sockets[0].getsockname()[1]
         yield f"http://{host}:{bound}"

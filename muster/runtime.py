@@ -14,6 +14,10 @@ Out = TypeVar("Out")
 INBOX_MAX: Final = 10_000
 
 
+class CannotStart(Exception):
+    """The world does not let this service start; the text says what was tried, and what to do."""
+
+
 async def _nothing() -> None:
     """Acknowledge what needs no acknowledgement."""
 
@@ -53,13 +57,14 @@ async def drive(
         await delivery.ack()
 
 
-async def run(*tasks: Coroutine[object, object, None]) -> None:
+async def run(*tasks: Coroutine[object, object, None], told: asyncio.Event | None = None) -> None:
     """Run tasks until one ends, fails, or SIGTERM or SIGINT arrives; then end them all.
 
+    `told` is set by the signal, so that a task can tell a planned end from a failure beside it.
     After every task has ended a failure is raised: one that ended the others goes before one that
     came of ending them. Tasks clean up on cancellation.
     """
-    stop = asyncio.Event()
+    stop = told or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

@@ -31,7 +31,7 @@ class Bucket:
 
     name: str
     bytes_max: int
-    value_bytes_max: int = 256 * 1024
+    value_bytes_max: int = 1_000_000
     age_max_s: float = 0.0
 
 
@@ -39,27 +39,27 @@ EVENTS: Final = Stream(
     name="MUSTER_EVENTS",
     subjects=("muster.event.>",),
     age_max_s=7 * _DAY_S,
-    bytes_max=1024 * _MIB,
+    bytes_max=512 * _MIB,
     per_subject_max=1_000,
 )
 ALERTS: Final = Stream(
     name="MUSTER_ALERTS",
     subjects=("muster.verdict.>", "muster.alert.>", "muster.label.>", "muster.notification.>"),
     age_max_s=90 * _DAY_S,
-    bytes_max=1024 * _MIB,
+    bytes_max=256 * _MIB,
     per_subject_max=1_000,
 )
 DEAD_LETTERS: Final = Stream(
     name="MUSTER_DLQ",
     subjects=("muster.dlq.>",),
     age_max_s=30 * _DAY_S,
-    bytes_max=128 * _MIB,
+    bytes_max=64 * _MIB,
     per_subject_max=1_000,
 )
 STREAMS: Final = (EVENTS, ALERTS, DEAD_LETTERS)
 
-STATE: Final = Bucket(name="muster_state", bytes_max=512 * _MIB)
-LEDGER: Final = Bucket(name="muster_ledger", bytes_max=512 * _MIB, age_max_s=90 * _DAY_S)
+STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)
+LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 * _DAY_S)
 BUCKETS: Final = (STATE, LEDGER)
 
 

@@ -29,6 +29,7 @@ NodeName = Annotated[str, msgspec.Meta(pattern=r"^(_fleet|[a-z0-9]([-a-z0-9.]{0,
 PluginName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
 DeviceId = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
 
+_YEARS: Final = (1970, 9000)
 _NODE = re.compile(r"(_fleet|[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)")
 _TOKEN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,127}")
 
@@ -177,7 +178,7 @@ class Event(_Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse a node or an `at` that could not cross the bus."""
         node_token(self.node)
-        _refuse_naive("at", self.at)
+        _refuse_time("at", self.at)
 
     @property
     def subject(self) -> str:
@@ -229,7 +230,7 @@ class PluginStopping(PluginEvent, frozen=True, kw_only=True):
     TYPE = "plugin.stopping"
     SUBJECT = "muster.event.{node}.{plugin}.plugin.stopping"
     reason: StopReason
-    expected_return_s: Seconds = 0.0
+    expected_return_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
 
 
 class InventoryReported(PluginEvent, frozen=True, kw_only=True):
@@ -378,9 +379,9 @@ class AlertChanged(Event, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse the times of no time zone as well."""
         super().__post_init__()
-        _refuse_naive("starts_at", self.starts_at)
+        _refuse_time("starts_at", self.starts_at)
         if self.ends_at is not None:
-            _refuse_naive("ends_at", self.ends_at)
+            _refuse_time("ends_at", self.ends_at)
 
 
 class NotificationEvent(Event, frozen=True, kw_only=True):
@@ -525,9 +526,12 @@ def subject_filters(type_pattern: str, node_pattern: str = "*") -> tuple[str, ..
     return tuple(re.sub(r"\{\w+\}", "*", e.SUBJECT.replace("{node}", node)) for e in types)
 
 
-def _refuse_naive(name: str, time: datetime) -> None:
+def _refuse_time(name: str, time: datetime) -> None:
     if time.tzinfo is None:
         raise ValueError(f"{name}: a time without a time zone; use UTC")
+    if not _YEARS[0] <= time.year < _YEARS[1]:
+        # the first and last days of the calendar overflow in another time zone
+        raise ValueError(f"{name}: the year {time.year} is none of ours")
 
 
 def _fill(template: str, source: Event | Heartbeat) -> str:

@@ -18,6 +18,7 @@ app = cyclopts.App(
 )
 app.register_install_completion_command()
 
+_AGE_MAX_S = 366 * 86_400
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -115,7 +116,10 @@ def _since(text: str | None) -> datetime | timedelta | None:
         return None
     age = re.fullmatch(r"(\d{1,9})([smhdw])", text)
     if age:
-        return timedelta(seconds=int(age[1]) * _UNITS[age[2]])
+        seconds = int(age[1]) * _UNITS[age[2]]
+        if seconds > _AGE_MAX_S:
+            raise ValueError(f"{text!r} is more than a year ago")
+        return timedelta(seconds=seconds)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

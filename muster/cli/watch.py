@@ -7,11 +7,13 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from muster import bus, codec, streams, vocabulary
+from muster.local import nats
 
 Told = codec.CloudEvent | vocabulary.Heartbeat
 Event = TypeVar("Event", bound=vocabulary.Event)
 
 _KEPT_MAX: Final = 100_000
+_START_S: Final = 20.0
 
 
 class Watch:
@@ -62,7 +64,13 @@ async def everything(
 
     async with bus.Bus(url, producer="clients/muster", name="muster", owner=True) as connected:
         await connected.heartbeats(told)
-        await connected.link.client()
+        try:
+            async with asyncio.timeout(_START_S):
+                await connected.link.client()
+        except TimeoutError:
+            raise nats.NatsUnavailable(
+                f"{url}: not ready after {_START_S:g} s; JetStream needs about 1.4 GiB of free disk"
+            ) from None
         tasks = [asyncio.create_task(follow(s)) for s in (streams.EVENTS, streams.ALERTS)]
         try:
             yield connected

@@ -57,7 +57,9 @@ def scalars(
 OTHERS: Final[Mapping[type[inspect.Type], Callable[[Any], st.SearchStrategy[object]]]] = {
     inspect.BoolType: lambda _: st.booleans(),
     inspect.NoneType: lambda _: st.none(),
-    inspect.DateTimeType: lambda _: st.datetimes(timezones=st.just(UTC)),
+    inspect.DateTimeType: lambda _: st.floats(0, 2e11).map(
+        lambda seconds: datetime.fromtimestamp(seconds, UTC)
+    ),
     inspect.EnumType: lambda kind: st.sampled_from(list(kind.cls)),
 }
 

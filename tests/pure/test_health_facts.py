@@ -158,7 +158,7 @@ def test_the_way_through_memory_changes_nothing() -> None:
         interval_s=1.0,
         verdict=Verdict.DEREGISTERED,
         since=AT,
-        order=("one", 7),
+        order=(("zero", 3), ("one", 7)),
         firing=(alerts.Alert(kind=AlertKind.STUCK, summary="s", evidence=(), starts_at=AT),),
     )
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import prometheus_client
 import pytest
 
-from muster import probes
+from muster import probes, runtime
 
 Story = Callable[["Served"], Awaitable[None]]
 
@@ -193,9 +193,9 @@ def test_the_server_ends_at_once_with_clients_of_any_kind_still_there() -> None:
     asyncio.run(story())
 
 
-def test_a_port_in_use_is_an_oserror() -> None:
+def test_a_port_in_use_is_told_with_its_address() -> None:
     async def story(served: Served) -> None:
-        with pytest.raises(OSError, match="address already in use"):
+        with pytest.raises(runtime.CannotStart, match=f"{served.port}: address already in use"):
             async with probes.serve("127.0.0.1", served.port, ready=probes.always):
                 pass
 

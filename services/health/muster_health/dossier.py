@@ -24,7 +24,7 @@ from muster_health import (
 )
 from muster_health.snapshot import State
 
-_EARLIER_MAX: Final = 4
+_INSTANCES_MAX: Final = 4
 
 
 class Unhealthy(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +69,7 @@ class Dossier:
         self._since: datetime | None = None
         self._rule = ""
         self._evidence: tuple[vocabulary.Evidence, ...] = ()
-        self._order = ("", -1)
-        self._earlier: tuple[str, ...] = ()
+        self._order: tuple[tuple[str, int], ...] = ()
         self._verdict_untold: vocabulary.VerdictChanged | None = None
         self._alerts_untold: list[alerts.Alert] = []
 
@@ -83,7 +82,7 @@ class Dossier:
             if alert.kind is AlertKind.DEVICE_UNHEALTHY:
                 self._devices.restore(alert.resource, alert.device, alert.evidence[0].observed)
         self._since, self._rule, self._evidence = known.since, known.rule, known.evidence
-        self._order, self._earlier = known.order, known.earlier
+        self._order = known.order
         self._verdict_untold = known.untold_verdict
         self._alerts_untold = list(known.untold_alerts)
         return self.commit()[1:]
@@ -94,12 +93,11 @@ class Dossier:
         After a restart of ours, the server delivers again what we had not acknowledged, and later
         than what followed it.
         """
-        newest, last = self._order
-        if instance in self._earlier or (instance == newest and sequence <= last):
+        known = dict(self._order)
+        if sequence <= known.pop(instance, -1):
             return False
-        if newest and instance != newest:
-            self._earlier = (*self._earlier, newest)[-_EARLIER_MAX:]
-        self._order = (instance, sequence)
+        # a former instance may be the one that stays: an update rolled back, a second one stopped
+        self._order = (*known.items(), (instance, sequence))[-_INSTANCES_MAX:]
         return True
 
     def report(self, event: vocabulary.Event, at: datetime) -> None:
@@ -233,7 +231,6 @@ class Dossier:
             leaving=state.leaving,
             return_s=state.return_s,
             order=self._order,
-            earlier=self._earlier,
             firing=tuple(self.alerts.values()),
             untold_verdict=self._verdict_untold,
             untold_alerts=tuple(self._alerts_untold),

@@ -45,10 +45,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seq: int = -1
     leaving: str = ""
     return_s: float = 0.0
-    order: tuple[str, int] = ("", -1)
-    """The newest event taken: its sender's instance, and its number there."""
-    earlier: tuple[str, ...] = ()
-    """Instances that have been replaced, newest last."""
+    order: tuple[tuple[str, int], ...] = ()
+    """The last event of each instance, by its sequence; the newest last."""
     firing: tuple[alerts.Alert, ...] = ()
     untold_verdict: vocabulary.VerdictChanged | None = None
     untold_alerts: tuple[alerts.Alert, ...] = ()

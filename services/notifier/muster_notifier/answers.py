@@ -3,13 +3,14 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from email import utils
 from typing import Final
 
 _TEMPORARY: Final = frozenset({408, 425, 429})
 _BACKOFF_MIN_S: Final = 0.5
 _BACKOFF_MAX_S: Final = 30.0
+_ASKED_MAX_S: Final = 86_400.0
 
 
 class Kind(enum.StrEnum):
@@ -50,9 +51,9 @@ def delay_s(attempts: int, answer: Answer, *, chance: float) -> float:
 
     Full jitter under a doubling bound; what the receiver asked for wins.
     """
-    if answer.retry_after_s is not None:
-        return answer.retry_after_s
     bound = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2.0 ** min(attempts - 1, 16))
+    if answer.retry_after_s is not None:
+        return max(answer.retry_after_s, bound * chance)
     return bound * chance
 
 
@@ -64,11 +65,13 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     until, sent = _date(text), _date(headers.get("date", ""))
     if until is None or sent is None:
         return None
-    return max(0.0, (until - sent).total_seconds())
+    return min(_ASKED_MAX_S, max(0.0, (until - sent).total_seconds()))
 
 
 def _date(text: str) -> datetime | None:
     try:
-        return utils.parsedate_to_datetime(text)
-    except ValueError:
+        # without a zone it is GMT, and so is -0000
+        found = utils.parsedate_to_datetime(text)
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+    except (ValueError, TypeError, OverflowError):
         return None

@@ -58,6 +58,7 @@ async def serve(chosen: config.Settings, source: entry.Source[config.Settings]) 
         raise entry.CannotStart(f"resources: {error}") from None
     await _be_alone(node, folders, chosen.handover_s)
     reporter = Reporter(chosen, node)
+    told = asyncio.Event()
     try:
         await runtime.run(
             node.live(),
@@ -67,8 +68,9 @@ async def serve(chosen: config.Settings, source: entry.Source[config.Settings]) 
             node.examine(),
             node.follow_pods(),
             *([node.watch_script()] if node.has_script else []),
-            reporter.report(),
+            reporter.report(told),
             *([reporter.reload(source)] if source.file else []),
+            told=told,
         )
     finally:
         await node.close()
@@ -105,8 +107,11 @@ class Reporter:
         self._reading = asyncio.Event()
         self._files = aside.Lane()
 
-    async def report(self) -> None:
-        """Connect to everything slow, and speak until cancelled; then say goodbye."""
+    async def report(self, told: asyncio.Event) -> None:
+        """Connect to everything slow, and speak until cancelled.
+
+        A goodbye is said only if somebody `told` us to end: a crash must look like one.
+        """
         await self._node.settle()
         lean.load("nats.aio.client", without=["aiohttp", "importlib.metadata"])
         lean.load("prometheus_client", hollow=_HTTP)
@@ -138,7 +143,8 @@ class Reporter:
                     tasks.create_task(self._resync(connected))
                     tasks.create_task(self._snapshots(connected))
             finally:
-                await self._goodbye(connected)
+                if told.is_set():
+                    await self._goodbye(connected)
 
     async def _beat(self, connected: "bus.Bus") -> None:
         """Beat on the interval, and at once when a problem appears or goes."""
