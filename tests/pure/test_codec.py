@@ -386,3 +386,18 @@ def _async_validators() -> Mapping[str, jsonschema.Draft202012Validator]:
 
 VALIDATORS: Final = _validators()
 ASYNC_VALIDATORS: Final = _async_validators()
+
+
+@pytest.mark.parametrize("at", ["0001-01-01T00:00:00+23:00", "9999-12-31T23:59:59-23:00"])
+def test_a_time_that_no_other_zone_can_show_is_set_aside(at: str) -> None:
+    known = vocabulary.PluginStopping(
+        node="a.b", plugin="p", at=datetime.now(UTC), reason=vocabulary.StopReason.SIGNAL
+    )
+    sent = codec.encode(
+        known, event_id="1", producer="plugins/p", instance="i", sequence=1, boot="b"
+    )
+    shown = json.loads(sent)
+    shown["time"] = shown["data"]["at"] = at
+    with pytest.raises(codec.MalformedEvent) as caught:
+        codec.decode(known.subject, json.dumps(shown).encode())
+    assert caught.value.reason is codec.MalformedReason.INVALID_DATA

@@ -5,7 +5,7 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Health, Verdict
-from muster_health import alerts, beats, config, deadlines, devices, evidence, snapshot
+from muster_health import alerts, beats, config, deadlines, devices, dossier, evidence, snapshot
 from muster_health.devices import Turned
 from muster_health.snapshot import State
 
@@ -237,3 +237,9 @@ def test_an_interval_too_short_to_be_meant_is_not_taken() -> None:
     order.take(beat(1, interval_s=1e-9), 1.0)
 
     assert order.interval_s == beats.INTERVAL_MIN_S
+
+
+def test_the_instance_that_stays_is_heard_whichever_came_first() -> None:
+    one = dossier.Dossier("a.b", "p", config.Detection(), now=0.0, runbook_url="")
+    told = [("old", 1), ("new", 1), ("old", 2), ("new", 1), ("old", 2), ("new", 2), ("old", 3)]
+    assert [one.is_news(*said) for said in told] == [True, True, True, False, False, True, True]

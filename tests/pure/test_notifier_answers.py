@@ -67,3 +67,25 @@ def test_waits_are_fully_jittered_under_a_bound_that_doubles_to_half_a_minute(
 def test_what_the_receiver_asked_for_wins() -> None:
     answer = Answer(kind=Kind.TEMPORARY, detail="", retry_after_s=120.0)
     assert answers.delay_s(1, answer, chance=0.1) == 120.0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "Wed, 21 Oct 2026 07:28:00 -0000",
+        "Wed, 21 Oct 2026 07:28:00",
+        "Wed, 21 Oct 99999 07:28:00 GMT",
+        "Wed, 21 Oct 9999 07:28:00 -2359",
+        "Wed, 21 Oct 0001 07:28:00 +2359",
+    ],
+)
+def test_no_date_that_a_receiver_can_write_ends_us(asked: str) -> None:
+    headers = {"retry-after": asked, "date": "Wed, 21 Oct 2026 07:27:00 GMT"}
+    answer = answers.of_status(503, headers)
+    assert answer.kind is Kind.TEMPORARY
+    assert answer.retry_after_s is None or 0 <= answer.retry_after_s <= 86_400
+
+
+def test_a_receiver_that_asks_for_no_wait_is_not_stormed() -> None:
+    answer = answers.of_status(503, {"retry-after": "0"})
+    assert [answers.delay_s(n, answer, chance=1.0) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]

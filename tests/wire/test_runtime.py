@@ -1,6 +1,7 @@
 """The event loop's door: driving a machine, and tasks that live and die together."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
@@ -218,3 +219,31 @@ def test_a_cancelled_run_ends_all_its_tasks() -> None:
         return ended
 
     assert asyncio.run(story()) == ["a"]
+
+
+def test_a_task_can_tell_a_planned_end_from_a_failure_beside_it() -> None:
+    async def said(other: Callable[[], Awaitable[None]]) -> list[bool]:
+        told, heard = asyncio.Event(), list[bool]()
+
+        async def listens() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                heard.append(told.is_set())
+
+        async def speaks() -> None:
+            await other()
+
+        with contextlib.suppress(LookupError):
+            await runtime.run(listens(), speaks(), told=told)
+        return heard
+
+    async def fails() -> None:
+        raise LookupError
+
+    async def is_told() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    assert asyncio.run(said(fails)) == [False]
+    assert asyncio.run(said(is_told)) == [True]
