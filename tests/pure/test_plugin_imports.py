@@ -258,7 +258,7 @@ def nodes(path: str) -> rules.Nodes:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("{path: /dev/simple}", rules.Nodes(path="/dev/simple", permissions="mrw")),
+        ("{path: /dev/plain}", rules.Nodes(path="/dev/plain", permissions="mrw")),
         (
             "{path: /dev/ttyUSB*, mountPath: /dev/ttyUSB0}",
             rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/ttyUSB0", permissions="mrw"),

@@ -65,7 +65,7 @@ OPTIONAL = [
 # generic-device-plugin deviceplugin/path_test.go, TestDiscoverPaths: name, entries, nodes, and
 # (host path, container path) of each unit
 GENERIC = [
-    ("simple", [rules.Nodes(path="/dev/simple")], ("/dev/simple",), [[("/dev/simple",) * 2]]),
+    ("plain", [rules.Nodes(path="/dev/plain")], ("/dev/plain",), [[("/dev/plain",) * 2]]),
     (
         "multiple",
         [rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/ttyUSB0")],

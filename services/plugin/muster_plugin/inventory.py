@@ -212,8 +212,6 @@ class Inventory:
             resources=self.resources,
         )
 
-    # Helpers
-
     def _drop_empty(self, offered: Iterable[str] = ()) -> None:
         for name in [*self._lives]:
             if (

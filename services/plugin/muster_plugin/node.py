@@ -287,8 +287,6 @@ class Node:
         await asyncio.gather(*(life.end() for life in self.lives.values()))
         self._specs.update({})
 
-    # Helpers
-
     def _state(self, life: kubelet.Life, now: float) -> beats.ResourceState:
         state = life.state(now)
         held = self._agreement.held(life.resource)
