@@ -93,11 +93,6 @@ def stop_on_signals() -> asyncio.Event:
     return stopped
 
 
-async def told_to_stop() -> None:
-    """Wait for SIGTERM or SIGINT; for programs that nobody stops before they wait."""
-    await stop_on_signals().wait()
-
-
 def say_listening(service: str, url: str) -> None:
     """Print the one line that tells where we listen."""
     line = {"event": "listening", "service": service, "http": url}
