@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
-from muster_plugin import found, ids, matching, names, rules
+from muster_plugin import found, gpu, ids, matching, names, rules
 
 DEVICES_MAX: Final = 10_000
 """Ids of one resource: a list of them has to fit into one message to the kubelet."""
@@ -55,6 +55,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     """The host's paths behind the device specs, once links are followed."""
     numa: int | None = None
+    gpu: gpu.Device | None = None
+    """The GPU or MIG device that this is a replica of; None for device nodes."""
 
     def is_same(self, other: "Unit") -> bool:
         """Say whether both are the same devices; one of them may have an optional part more."""
