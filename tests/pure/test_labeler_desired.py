@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from muster import codec, settings, vocabulary
 from muster_labeler import config, desired, fleet
@@ -102,19 +103,20 @@ def test_an_alias_makes_a_guess_certain() -> None:
     )
 
 
-def device(index: int, *, uuid: str, product: str | None) -> vocabulary.Device:
-    gpu = vocabulary.Gpu(uuid=uuid, product=product, memory_mib=23034) if product else None
-    return vocabulary.Device(id=f"d{index}", resource="nvidia.com/gpu", gpu=gpu)
+def gpus(*products: str, simulated: bool = False) -> vocabulary.GpuNode:
+    found = tuple(
+        vocabulary.Gpu(uuid=f"GPU-{index}", product=product, memory_mib=23034)
+        for index, product in enumerate(products)
+    )
+    return vocabulary.GpuNode(gpus=found, simulated=simulated)
 
 
 def report(
-    *products: str | None, sequence: int, plugin: str = "device-plugin", instance: str = "i"
+    *products: str, sequence: int, plugin: str = "device-plugin", instance: str = "i"
 ) -> codec.CloudEvent:
-    devices = tuple(
-        device(index, uuid=f"GPU-{index}", product=product)
-        for index, product in enumerate(products)
+    data = vocabulary.InventoryReported(
+        node="a", plugin=plugin, at=T0, devices=(), gpus=gpus(*products) if products else None
     )
-    data = vocabulary.InventoryReported(node="a", plugin=plugin, at=T0, devices=devices)
     return codec.CloudEvent(
         id=f"{instance}:{sequence}",
         source="/nodes/a/plugins/x",
@@ -128,20 +130,45 @@ def report(
     )
 
 
-def test_replicas_of_one_gpu_are_one_gpu_and_other_devices_are_none() -> None:
-    devices = [
-        device(0, uuid="GPU-0", product="NVIDIA L4"),
-        device(1, uuid="GPU-0", product="NVIDIA L4"),
-        device(2, uuid="GPU-1", product="NVIDIA L4"),
-        device(3, uuid="", product=None),
-    ]
-    assert desired.products_of(devices) == {L4: 2}
+L4_GPU = vocabulary.Gpu(uuid="GPU-0", product="NVIDIA L4", memory_mib=23034)
+MIG = vocabulary.MigDevice(uuid="MIG-0", profile="1g.5gb", gi=3, ci=0)
+
+
+@pytest.mark.parametrize(
+    ("node", "products"),
+    [
+        (None, {}),
+        (gpus(), {}),
+        (gpus("NVIDIA L4", "NVIDIA L4"), {L4: 2}),
+        (gpus("NVIDIA L4", simulated=True), {L4_SIMULATED: 1}),
+    ],
+)
+def test_a_nodes_gpus_are_counted_by_kind(
+    node: vocabulary.GpuNode | None, products: Mapping[Product, int]
+) -> None:
+    assert desired.products_of(node) == products
+
+
+@pytest.mark.parametrize(
+    ("gpu", "product"),
+    [
+        (L4_GPU, L4),
+        (replace(L4_GPU, mig_enabled=False), L4),
+        (replace(L4_GPU, mig_enabled=True), L4_SLICED),
+        (replace(L4_GPU, mig_enabled=True, mig=(MIG,)), L4_SLICED),
+    ],
+)
+def test_a_gpu_in_mig_mode_is_partitioned_even_before_it_has_devices(
+    gpu: vocabulary.Gpu, product: Product
+) -> None:
+    node = vocabulary.GpuNode(gpus=(gpu,), mig_strategy="mixed")
+    assert desired.products_of(node) == {product: 1}
 
 
 def test_a_node_has_the_gpus_of_all_its_plugins_as_each_reported_last() -> None:
     found = fleet.Fleet()
     assert found.take(report("NVIDIA L4", "NVIDIA L4", sequence=1))
-    assert found.take(report(None, sequence=2, plugin="serial"))
+    assert found.take(report(sequence=2, plugin="serial"))
     assert found.products("a") == {L4: 2}
     assert found.take(report("NVIDIA L4", sequence=3))
     assert not found.take(report("NVIDIA L4", "NVIDIA L4", sequence=1))

@@ -55,18 +55,17 @@ class World:
     async def reports(self, *products: str, simulated: bool = False) -> None:
         """Publish an inventory as a plugin does."""
         assert self.bus is not None
-        devices = tuple(
-            vocabulary.Device(
-                id=f"gpu-{index}",
-                resource="nvidia.com/gpu",
-                simulated=simulated,
-                gpu=vocabulary.Gpu(uuid=f"GPU-{index}", product=product, memory_mib=23034),
-            )
+        gpus = tuple(
+            vocabulary.Gpu(uuid=f"GPU-{index}", product=product, memory_mib=23034)
             for index, product in enumerate(products)
         )
         await self.bus.publish(
             vocabulary.InventoryReported(
-                node="node-a", plugin="device-plugin", at=T0, devices=devices
+                node="node-a",
+                plugin="device-plugin",
+                at=T0,
+                devices=(),
+                gpus=vocabulary.GpuNode(gpus=gpus, simulated=simulated),
             )
         )
 

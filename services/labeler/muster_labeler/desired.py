@@ -12,8 +12,9 @@
 | apply | the name is certain | APPLY |
 """
 
+import collections
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -72,22 +73,24 @@ class Decision:
     reason: str
 
 
-def products_of(devices: Iterable[vocabulary.Device]) -> dict[Product, int]:
-    """Return the kinds of GPU among devices and how many physical ones there are of each.
+def products_of(node: vocabulary.GpuNode | None) -> dict[Product, int]:
+    """Return the kinds of GPU of a node and how many physical ones there are of each.
 
-    Replicas of a shared GPU are one GPU: they have its uuid.
+    A GPU in MIG mode is partitioned, whether or not it has MIG devices yet.
     """
-    seen: dict[Product, set[str]] = {}
-    for device in devices:
-        if device.gpu is not None:
-            product = Product(
-                name=device.gpu.product,
-                memory_mib=device.gpu.memory_mib,
-                is_mig=device.gpu.mig_profile is not None,
-                is_simulated=device.simulated,
+    if node is None:
+        return {}
+    return dict(
+        collections.Counter(
+            Product(
+                name=gpu.product,
+                memory_mib=gpu.memory_mib,
+                is_mig=bool(gpu.mig_enabled or gpu.mig),
+                is_simulated=node.simulated,
             )
-            seen.setdefault(product, set()).add(device.gpu.uuid)
-    return {product: len(uuids) for product, uuids in seen.items()}
+            for gpu in node.gpus
+        )
+    )
 
 
 def decide(

@@ -37,9 +37,9 @@ class Fleet:
             return False
         # the devices of ten thousand nodes need not be kept for their order
         reports[inventory.plugin] = msgspec.structs.replace(
-            event, data=msgspec.structs.replace(inventory, devices=())
+            event, data=msgspec.structs.replace(inventory, devices=(), gpus=None)
         )
-        self._products[inventory.node, inventory.plugin] = desired.products_of(inventory.devices)
+        self._products[inventory.node, inventory.plugin] = desired.products_of(inventory.gpus)
         return True
 
     def products(self, node: str) -> dict[desired.Product, int]:
