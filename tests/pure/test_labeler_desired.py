@@ -14,6 +14,7 @@ T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 L4 = Product("NVIDIA L4", 23034, is_mig=False, is_simulated=False)
 L4_SIMULATED = Product("NVIDIA L4", 23034, is_mig=False, is_simulated=True)
 L4_SLICED = Product("NVIDIA L4", 23034, is_mig=True, is_simulated=False)
+L4_VIRTUAL = Product("NVIDIA L4", 23034, is_mig=False, is_simulated=False, is_vgpu=True)
 T400 = Product("NVIDIA T400 4GB", 4096, is_mig=False, is_simulated=False)
 BARE = Node("u", {})
 WELL = Node("u", {desired.KEY: "l4", "other": "x"})
@@ -48,6 +49,12 @@ FALLBACK = "fallback: 1 x NVIDIA T400 4GB (4096 MiB)"
             {L4_SLICED: 1},
             BARE,
             Decision(Action.NOTHING, {}, "mig: 1 x NVIDIA L4 (23034 MiB) partitioned"),
+        ),
+        (
+            Mode.APPLY,
+            {L4_VIRTUAL: 1},
+            BARE,
+            Decision(Action.REFUSE, {}, "vgpu: 1 x NVIDIA L4 (23034 MiB) virtual"),
         ),
         (Mode.APPLY, {L4: 2}, BARE, Decision(Action.APPLY, LABEL, EXACT)),
         (Mode.APPLY, {L4: 2}, WRONG, Decision(Action.APPLY, LABEL, EXACT)),
@@ -154,11 +161,13 @@ def test_a_nodes_gpus_are_counted_by_kind(
     [
         (L4_GPU, L4),
         (replace(L4_GPU, mig_enabled=False), L4),
+        (replace(L4_GPU, vgpu=False), L4),
+        (replace(L4_GPU, vgpu=True), L4_VIRTUAL),
         (replace(L4_GPU, mig_enabled=True), L4_SLICED),
         (replace(L4_GPU, mig_enabled=True, mig=(MIG,)), L4_SLICED),
     ],
 )
-def test_a_gpu_in_mig_mode_is_partitioned_even_before_it_has_devices(
+def test_a_gpu_in_mig_mode_is_partitioned_before_it_has_devices_and_a_virtual_one_is_told(
     gpu: vocabulary.Gpu, product: Product
 ) -> None:
     node = vocabulary.GpuNode(gpus=(gpu,), mig_strategy="mixed")

@@ -46,6 +46,7 @@ class Product:
     memory_mib: int | None
     is_mig: bool
     is_simulated: bool
+    is_vgpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def products_of(node: vocabulary.GpuNode | None) -> dict[Product, int]:
                 memory_mib=gpu.memory_mib,
                 is_mig=bool(gpu.mig_enabled or gpu.mig),
                 is_simulated=node.simulated,
+                is_vgpu=gpu.vgpu is True,
             )
             for gpu in node.gpus
         )
@@ -105,7 +107,14 @@ def decide(
     if not products or mode is config.Mode.OFF:
         return Decision(Action.NOTHING, {}, "no GPU" if not products else "off")
     name = accelerators.of_node(
-        accelerators.name(p.name, p.memory_mib, is_mig=p.is_mig, aliases=aliases) for p in products
+        accelerators.name(
+            product.name,
+            product.memory_mib,
+            is_mig=product.is_mig,
+            is_vgpu=product.is_vgpu,
+            aliases=aliases,
+        )
+        for product in products
     )
     reason = f"{name.reason}: {_shown(products)}"
     if name.value is None:
@@ -151,6 +160,7 @@ def _shown(products: Mapping[Product, int]) -> str:
         f"{count} x {product.name[:100].strip() or 'nameless'}"
         + (f" ({product.memory_mib} MiB)" if product.memory_mib is not None else "")
         + (" partitioned" if product.is_mig else "")
+        + (" virtual" if product.is_vgpu else "")
         for product, count in products.items()
     )
     more = len(told) - _PRODUCTS_SHOWN_MAX
