@@ -1,0 +1,270 @@
+"""Pure. The labels that NVIDIA's GPU feature discovery would give a node with these GPUs.
+
+Keys and values are those of NVIDIA/k8s-device-plugin 1b826ac, internal/lm, so that what selects
+nodes by them goes on doing so. On purpose otherwise: what is unknown is left out, and costs no
+other label; and a node of several models is told as one of them, always the same, where NVIDIA's
+choice is random: whole GPUs before partitioned ones, the more numerous first, then by name.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from muster import vocabulary
+
+DOMAIN: Final = "nvidia.com"
+
+_VALUE_MAX: Final = 63
+_ENDS: Final = "-_."
+"""What may stand in a label value, but not at its ends (apimachinery IsValidLabelValue)."""
+_NOT_KEPT = re.compile(r"[^A-Za-z0-9\-_. ]")
+_KEY_PART = re.compile(r"[-A-Za-z0-9_.]{1,42}")
+"""What `mig-<profile>.sharing-strategy`, the longest of these keys, can hold within 63."""
+_DRIVER = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?")
+_PAIR = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
+_CLIQUE = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]")
+
+_MODES: Final[Mapping[str, str]] = {"0x0300": "graphics", "0x0302": "compute"}
+"""By PCI base class and subclass: VGA controllers, and the 3D controllers of data centres."""
+
+_FAMILIES: Final = (
+    ((1, 0), "tesla"),
+    ((2, 0), "fermi"),
+    ((3, 0), "kepler"),
+    ((5, 0), "maxwell"),
+    ((6, 0), "pascal"),
+    ((7, 0), "volta"),
+    ((7, 5), "turing"),
+    ((8, 0), "ampere"),
+    ((8, 9), "ada-lovelace"),
+    ((9, 0), "hopper"),
+    ((10, 0), "blackwell"),
+    ((12, 0), "blackwell"),
+    ((13, 0), "rubin"),
+)
+"""From which CUDA compute capability on, within its major number (internal/lm/resource.go)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """How often each device of a resource is handed out, and whether that shows in its name."""
+
+    replicas: int
+    is_renamed: bool = False
+
+
+_IN_PARTS: Final = _Share(0)
+"""A whole GPU in MIG mode is not handed out, only its parts."""
+
+
+def labels(node: vocabulary.GpuNode, *, timestamp: int | None = None) -> dict[str, str]:
+    """Return the labels of a node, by key in sorted order; none where there is no GPU.
+
+    The Kubernetes API takes all of them. `timestamp` is Unix seconds; NVIDIA's is of its start.
+    """
+    if not node.gpus:
+        return {}
+    gpus = sorted(node.gpus, key=lambda gpu: gpu.uuid)
+    found = _of_node(node.machine, gpus) | _of_versions(node)
+    found |= _of_gpus(gpus, node.resources, is_single=node.mig_strategy == "single")
+    if node.mig_strategy in {"single", "mixed"}:
+        found["mig.strategy"] = node.mig_strategy
+    if node.mig_strategy == "mixed":
+        found |= _of_profiles(gpus, node.resources)
+    if timestamp is not None:
+        found["gfd.timestamp"] = str(timestamp)
+    return {f"{DOMAIN}/{key}": value for key, value in sorted(found.items())}
+
+
+def sanitised(text: str) -> str:
+    """Return what NVIDIA makes of a name: odd characters dropped, blanks joined by `-`."""
+    return "-".join(_NOT_KEPT.sub("", text).split())
+
+
+def _of_node(machine: str | None, gpus: Sequence[vocabulary.Gpu]) -> dict[str, str]:
+    modes = {_MODES.get((gpu.pci_class or "")[:6].lower(), "unknown") for gpu in gpus}
+    found = {
+        "gpu.machine": _value(sanitised((machine or "").strip())) or "unknown",
+        "gpu.mode": modes.pop() if len(modes) == 1 else "unknown",
+        "mig.capable": _said(any(gpu.mig_enabled is not None or gpu.mig for gpu in gpus)),
+        "mps.capable": "false",
+    }
+    virtual = {gpu.vgpu for gpu in gpus}
+    if True in virtual or virtual == {False}:
+        found["vgpu.present"] = _said(True in virtual)
+    cliques = {gpu.clique for gpu in gpus if gpu.clique}
+    if len(cliques) == 1 and _CLIQUE.fullmatch(clique := cliques.pop()):
+        # a name shortened to fit would be another clique's
+        found["gpu.clique"] = clique
+    return found
+
+
+def _of_versions(node: vocabulary.GpuNode) -> dict[str, str]:
+    """Return the versions under NVIDIA's keys of today, and under the older ones that it keeps."""
+    found = {}
+    driver = _DRIVER.fullmatch(node.driver_version or "")
+    if driver is not None:
+        major, minor, revision = driver.group(1), driver.group(2), driver.group(3) or ""
+        found["cuda.driver-version.full"] = driver.group()
+        found["cuda.driver-version.major"] = found["cuda.driver.major"] = major
+        found["cuda.driver-version.minor"] = found["cuda.driver.minor"] = minor
+        found["cuda.driver-version.revision"] = found["cuda.driver.rev"] = revision
+    cuda = _PAIR.fullmatch(node.cuda_version or "")
+    if cuda is not None:
+        found["cuda.runtime-version.full"] = cuda.group()
+        found["cuda.runtime-version.major"] = found["cuda.runtime.major"] = cuda.group(1)
+        found["cuda.runtime-version.minor"] = found["cuda.runtime.minor"] = cuda.group(2)
+    return found
+
+
+def _of_gpus(
+    gpus: Sequence[vocabulary.Gpu],
+    resources: Iterable[vocabulary.GpuResource],
+    *,
+    is_single: bool,
+) -> dict[str, str]:
+    """Return the labels below `gpu`: of whole GPUs, or of the MIG devices in their place."""
+    whole = {gpu.product for gpu in gpus if not _is_mig(gpu)}
+    model = _model((gpu.product for gpu in gpus), first=whole)
+    alike = [gpu for gpu in gpus if gpu.product == model]
+    found = _of_architecture(alike)
+    if is_single and any(_is_mig(gpu) for gpu in gpus):
+        return found | _of_single(gpus, resources)
+    share = _share(resources, "") if model in whole else _IN_PARTS
+    found |= _of_resource("gpu", (model,), count=len(alike), share=share)
+    memory_mib = next((gpu.memory_mib for gpu in alike if gpu.memory_mib), None)
+    if memory_mib is not None:
+        found["gpu.memory"] = str(memory_mib)
+    return found
+
+
+def _of_single(
+    gpus: Sequence[vocabulary.Gpu], resources: Iterable[vocabulary.GpuResource]
+) -> dict[str, str]:
+    """Return the labels of MIG devices that are handed out as `gpu`, if they are all alike."""
+    profiles = _profiles(gpus)
+    if len(profiles) == 1 and all(gpu.mig for gpu in gpus):
+        ((profile, devices),) = profiles.items()
+        return _of_profile("gpu", profile, devices, _share(resources, profile))
+    model = _model(gpu.product for gpu in gpus if _is_mig(gpu))
+    invalid = _of_resource("gpu", (model, "MIG", "INVALID"), count=0, share=_Share(0))
+    return invalid | {"gpu.memory": "0", "gpu.sharing-strategy": ""}
+
+
+def _of_profiles(
+    gpus: Iterable[vocabulary.Gpu], resources: Sequence[vocabulary.GpuResource]
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for profile, devices in _profiles(gpus).items():
+        if _KEY_PART.fullmatch(profile):
+            found |= _of_profile(f"mig-{profile}", profile, devices, _share(resources, profile))
+    return found
+
+
+def _of_profile(
+    key: str, profile: str, devices: Sequence[tuple[str, vocabulary.MigDevice]], share: _Share
+) -> dict[str, str]:
+    """Return the labels of MIG devices of one profile, given with their GPU's products."""
+    model = _model(product for product, _ in devices)
+    mig = next(mig for product, mig in devices if product == model)
+    known = {
+        "memory": mig.memory_mib,
+        "multiprocessors": mig.multiprocessors,
+        "slices.gi": mig.gi_slices,
+        "slices.ci": mig.ci_slices,
+        "engines.copy": mig.copy_engines,
+        "engines.decoder": mig.decoders,
+        "engines.encoder": mig.encoders,
+        "engines.jpeg": mig.jpeg_engines,
+        "engines.ofa": mig.ofa_engines,
+    }
+    found = _of_resource(key, (model, "MIG", profile), count=len(devices), share=share)
+    return found | {f"{key}.{name}": str(n) for name, n in known.items() if n is not None}
+
+
+def _of_resource(
+    key: str, product: tuple[str, ...], *, count: int, share: _Share
+) -> dict[str, str]:
+    is_shared = share.replicas > 1
+    marked = (*product, "SHARED") if is_shared and not share.is_renamed else product
+    found = {
+        f"{key}.count": str(count),
+        f"{key}.replicas": str(share.replicas),
+        f"{key}.sharing-strategy": "time-slicing" if is_shared else "none",
+    }
+    value = _product(*marked)
+    return found | {f"{key}.product": value} if value else found
+
+
+def _of_architecture(gpus: Iterable[vocabulary.Gpu]) -> dict[str, str]:
+    told = (_PAIR.fullmatch(gpu.compute_capability or "") for gpu in gpus)
+    known = next((match for match in told if match is not None), None)
+    if known is None or int(known.group(1)) == 0:
+        return {}
+    major, minor = int(known.group(1)), int(known.group(2))
+    since = (row for row in _FAMILIES if (major, 0) <= row[0] <= (major, minor))
+    family = max(since, default=((major, 0), "undefined"))
+    return {
+        "gpu.family": family[1],
+        "gpu.compute.major": str(major),
+        "gpu.compute.minor": str(minor),
+    }
+
+
+def _product(model: str, *more: str) -> str:
+    """Return the value of a product label, empty for a GPU without a name.
+
+    What follows the model says that this is no whole GPU: of a long value, the model gives way.
+    """
+    name = sanitised(model).strip(_ENDS)
+    if not name:
+        return ""
+    end = "".join(f"-{sanitised(part)}" for part in more)
+    return _value(name[: max(_VALUE_MAX - len(end), 1)].rstrip(_ENDS) + end)
+
+
+def _value(text: str) -> str:
+    return text.strip(_ENDS)[:_VALUE_MAX].rstrip(_ENDS)
+
+
+def _model(products: Iterable[str], *, first: Iterable[str] = ()) -> str:
+    """Return the product that speaks for all: one of the `first`, the most frequent, by name."""
+    counts = Counter(products)
+    preferred = set(first)
+    return min(counts, key=lambda product: (product not in preferred, -counts[product], product))
+
+
+def _profiles(
+    gpus: Iterable[vocabulary.Gpu],
+) -> dict[str, list[tuple[str, vocabulary.MigDevice]]]:
+    """Return the MIG devices by profile, each with the product of its GPU."""
+    found: dict[str, list[tuple[str, vocabulary.MigDevice]]] = {}
+    for gpu in gpus:
+        for mig in sorted(gpu.mig, key=lambda mig: mig.uuid):
+            found.setdefault(_dotted(mig.profile), []).append((gpu.product, mig))
+    return found
+
+
+def _share(resources: Iterable[vocabulary.GpuResource], profile: str) -> _Share:
+    """Return how the devices of a profile are shared; where only some are, those count."""
+    shares = [
+        _Share(max(resource.replicas, 1), is_renamed=resource.name != resource.was)
+        for resource in resources
+        if _dotted(resource.profile) == profile
+    ]
+    return max(shares, key=lambda share: (share.replicas, share.is_renamed), default=_Share(1))
+
+
+def _dotted(profile: str) -> str:
+    """Return a profile as it stands in a resource name: `1g.5gb+me` is `1g.5gb.me`."""
+    return profile.replace("+", ".")
+
+
+def _is_mig(gpu: vocabulary.Gpu) -> bool:
+    return bool(gpu.mig_enabled or gpu.mig)
+
+
+def _said(flag: bool) -> str:  # noqa: FBT001 -- it is the value itself
+    return "true" if flag else "false"
