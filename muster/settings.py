@@ -117,6 +117,9 @@ def _parse(text: str) -> Any:
 
 def _bytes(file: Path) -> bytes:
     """Return what a file holds, and a byte more than is allowed if it does. Raises BadSettings."""
+    if file.is_fifo() or file.is_socket():
+        # reading either could wait for ever
+        raise BadSettings([f"{file}: no regular file"])
     try:
         with file.open("rb") as opened:
             return opened.read(_FILE_BYTES_MAX + 1)

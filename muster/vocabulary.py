@@ -41,6 +41,13 @@ class Health(enum.StrEnum):
     UNHEALTHY = "Unhealthy"
 
 
+class Condition(enum.StrEnum):
+    """What may be true of a Healthy device: it works, but worse; or nobody can watch it."""
+
+    DEGRADED = "degraded"
+    UNMONITORED = "unmonitored"
+
+
 class RegistrationReason(enum.StrEnum):
     """Why a resource was registered with the kubelet; all but the first repair a loss."""
 
@@ -141,21 +148,86 @@ class Evidence(_Struct, frozen=True, kw_only=True):
     observed: Text
 
 
+class MigDevice(_Struct, frozen=True, kw_only=True):
+    """One MIG device of a GPU: a compute instance `ci` within a GPU instance `gi`.
+
+    The slices and engines are those of NVML's device attributes.
+    """
+
+    uuid: Name
+    profile: Name
+    gi: Count
+    ci: Count
+    memory_mib: Count | None = None
+    multiprocessors: Count | None = None
+    gi_slices: Count | None = None
+    ci_slices: Count | None = None
+    copy_engines: Count | None = None
+    decoders: Count | None = None
+    encoders: Count | None = None
+    jpeg_engines: Count | None = None
+    ofa_engines: Count | None = None
+
+
 class Gpu(_Struct, frozen=True, kw_only=True):
-    """What is known about a GPU; `None` is unknown, never zero."""
+    """What is known about a GPU; `None` is unknown, never zero.
+
+    `index` is NVML's and may change between boots; `minor` is the number of /dev/nvidia<minor>.
+    `pci_class` is as sysfs writes it (0x030200). `mig_enabled` is None where MIG cannot be.
+    `clique` is `<cluster uuid>.<clique id>` of its NVLink fabric, empty if it is in none. `vgpu`
+    says whether this is a virtual GPU in a guest (NVML's virtualization mode VGPU).
+    """
 
     uuid: Name
     product: Text
     memory_mib: Count | None = None
-    driver_version: str | None = None
-    cuda_version: str | None = None
+    index: Count | None = None
+    minor: Count | None = None
+    serial: str | None = None
     compute_capability: str | None = None
     pci_bus_id: str | None = None
-    mig_profile: str | None = None
+    pci_class: str | None = None
+    numa_node: int | None = None
+    mig_enabled: bool | None = None
+    mig: tuple[MigDevice, ...] = ()
+    clique: str = ""
+    vgpu: bool | None = None
+
+
+class GpuResource(_Struct, frozen=True, kw_only=True):
+    """How the GPUs of one resource are handed out: `replicas` of each, 1 if not shared.
+
+    `was` is the name it would have without sharing. `profile` is empty for whole GPUs.
+    """
+
+    name: Name
+    was: Name
+    replicas: Count = 1
+    profile: str = ""
+
+
+class GpuNode(_Struct, frozen=True, kw_only=True):
+    """Everything about a node's GPUs that is no device of the kubelet's.
+
+    `problem` says why there are none, or which could not be read; empty if all is well.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    resources: tuple[GpuResource, ...] = ()
+    mig_strategy: str = "none"
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    machine: str | None = None
+    problem: Text = ""
+    simulated: bool = False
 
 
 class Device(_Struct, frozen=True, kw_only=True):
-    """One schedulable unit as the kubelet sees it. `reason` says why it is not Healthy."""
+    """One schedulable unit as the kubelet sees it. `reason` says why it is not Healthy.
+
+    `physical` is the uuid of the GPU or MIG device behind it, the same for all its replicas; empty
+    for anything else.
+    """
 
     id: DeviceId
     resource: Name
@@ -163,7 +235,7 @@ class Device(_Struct, frozen=True, kw_only=True):
     reason: Text = ""
     simulated: bool = False
     numa_node: int | None = None
-    gpu: Gpu | None = None
+    physical: str = ""
 
 
 class Event(_Struct, frozen=True, kw_only=True):
@@ -240,6 +312,7 @@ class InventoryReported(PluginEvent, frozen=True, kw_only=True):
     SUBJECT = "muster.event.{node}.{plugin}.inventory.reported"
     devices: tuple[Device, ...]
     resources: tuple[Name, ...] = ()
+    gpus: GpuNode | None = None
 
 
 class DeviceAdded(PluginEvent, frozen=True, kw_only=True):
@@ -251,17 +324,22 @@ class DeviceAdded(PluginEvent, frozen=True, kw_only=True):
 
 
 class DeviceRemoved(PluginEvent, frozen=True, kw_only=True):
-    """A device left the list for good."""
+    """A device left the list for good; `physical` as in `Device`."""
 
     TYPE = "device.removed"
     SUBJECT = "muster.event.{node}.{plugin}.device.removed"
     resource: Name
     device_id: DeviceId
     reason: Text = ""
+    physical: str = ""
 
 
 class DeviceHealthChanged(PluginEvent, frozen=True, kw_only=True):
-    """A device turned Healthy or Unhealthy. `code` names the rule, such as `xid-79`."""
+    """A device turned Healthy or Unhealthy. `code` names the rule, such as `xid-79`.
+
+    For a GPU or MIG device `device_id` is its uuid, and the event holds for all its replicas in
+    the resource. `policy` says which rule of which policy decided, and where that comes from.
+    """
 
     TYPE = "device.health_changed"
     SUBJECT = "muster.event.{node}.{plugin}.device.health_changed"
@@ -270,6 +348,26 @@ class DeviceHealthChanged(PluginEvent, frozen=True, kw_only=True):
     health: Health
     reason: Text
     code: str = ""
+    policy: Text = ""
+    evidence: tuple[Evidence, ...] = ()
+    pods: tuple[Text, ...] = ()
+    """`namespace/name` of those that hold the device, where podresources told it."""
+
+
+class DeviceConditionChanged(PluginEvent, frozen=True, kw_only=True):
+    """Something is to be known of a device that stays Healthy; `condition` began or ended."""
+
+    TYPE = "device.condition_changed"
+    SUBJECT = "muster.event.{node}.{plugin}.device.condition_changed"
+    resource: Name
+    device_id: DeviceId
+    condition: Condition
+    holds: bool
+    reason: Text
+    code: str = ""
+    policy: Text = ""
+    evidence: tuple[Evidence, ...] = ()
+    pods: tuple[Text, ...] = ()
 
 
 class AllocationObserved(PluginEvent, frozen=True, kw_only=True):
@@ -419,6 +517,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     DeviceAdded,
     DeviceRemoved,
     DeviceHealthChanged,
+    DeviceConditionChanged,
     AllocationObserved,
     ExpectationChanged,
     ConfigurationApplied,
@@ -454,6 +553,9 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """That there are fewer devices than configured as expected, in words; else empty."""
     apart: Text = msgspec.field(name="odd", default="")
     """What the kubelet has listed otherwise than we told it, and for how long; else empty."""
+    degraded: Count = msgspec.field(name="deg", default=0)
+    unmonitored: Count = msgspec.field(name="unm", default=0)
+    """How many of the devices are Healthy, but degraded; and how many nobody can watch."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -21,6 +21,7 @@ import msgspec
 from google.protobuf import descriptor_pb2
 
 from muster import __version__, codec, vocabulary
+from muster_plugin import configure
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 GENERATOR: Final = "grpcio-tools==1.71.2"
@@ -39,6 +40,7 @@ def documents() -> dict[Path, bytes]:
         }
         found[Path("schemas", f"{kind.TYPE}.json")] = _pretty(schema)
     found[Path("schemas", "asyncapi.json")] = _pretty(_asyncapi())
+    found[Path("schemas", "config.v1.json")] = _pretty(configure.schema())
     return found
 
 

@@ -1,6 +1,7 @@
 """Settings: a file and the environment become one object, or every problem with them is named."""
 
 import enum
+import os
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -160,9 +161,12 @@ def test_each_unusable_file_is_refused_with_one_short_line(
 
 
 def test_a_file_that_is_not_there_or_never_ends_is_refused(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
     for file, problem in [
         (tmp_path / "absent", f"{tmp_path}/absent: No such file or directory"),
         (tmp_path, f"{tmp_path}: Is a directory"),
+        (fifo, f"{fifo}: no regular file"),
         (Path("/dev/zero"), "/dev/zero: larger than 1048576 bytes"),
     ]:
         with pytest.raises(ours.BadSettings) as refused:

@@ -43,6 +43,8 @@ REQUIRED: Final[Mapping[str, object]] = {
     "short": "expected at least 2 devices, found 1",
     "config_hash": "0123456789ab",
     "problems": ["resources: none is given"],
+    "condition": "degraded",
+    "holds": True,
     "plugin": "device-plugin",
 }
 REASONS: Final = {

@@ -44,10 +44,11 @@ class Devices:
                     event.resource, event.device_id, event.health, f"{event.reason}{code}"
                 )
             case vocabulary.DeviceAdded(device=device):
-                return self._set(device.resource, device.id, device.health, device.reason)
+                return self._set(device.resource, _key(device), device.health, device.reason)
             case vocabulary.DeviceRemoved():
                 why = f"removed: {event.reason}" if event.reason else "removed"
-                return self._set(event.resource, event.device_id, Health.HEALTHY, why)
+                gone = event.physical or event.device_id
+                return self._set(event.resource, gone, Health.HEALTHY, why)
             case vocabulary.InventoryReported():
                 return self._replace(event.devices)
             case _:
@@ -68,16 +69,25 @@ class Devices:
         return [Turned(resource=resource, device=device, unhealthy=True, why=said)]
 
     def _replace(self, devices: tuple[vocabulary.Device, ...]) -> list[Turned]:
-        present = {(device.resource, device.id): device for device in devices}
         totals: dict[str, int] = {}
-        turned: list[Turned] = []
-        for device in present.values():
+        present: dict[_Id, vocabulary.Device] = {}
+        for device in devices:
             totals[device.resource] = totals.get(device.resource, 0) + 1
+            known = present.setdefault((device.resource, _key(device)), device)
+            if known.health is Health.HEALTHY:
+                present[device.resource, _key(device)] = device
+        turned: list[Turned] = []
+        for (resource, key), device in present.items():
             healthy = device.health is Health.HEALTHY
             why = "the plugin's inventory shows it Healthy" if healthy else device.reason
-            turned += self._set(device.resource, device.id, device.health, why)
+            turned += self._set(resource, key, device.health, why)
         for resource, device_id in sorted(self._unhealthy.keys() - present.keys()):
             why = "the plugin's inventory no longer lists it"
             turned += self._set(resource, device_id, Health.HEALTHY, why)
         self.totals = totals
         return turned
+
+
+def _key(device: vocabulary.Device) -> str:
+    """Return what is unhealthy as one: the replicas of a GPU share its faults."""
+    return device.physical or device.id
