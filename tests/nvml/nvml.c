@@ -1993,6 +1993,7 @@ static int enter_fabric(int fn, void *device, const void *out, struct place *at,
         code = out ? read_value(at->gpu, V_fabric, &n) : INVALID_ARGUMENT;
     if (code)
         return code;
+    memset(seen, 0, sizeof *seen);
     memcpy(seen->cluster, at->gpu->cluster, 16);
     seen->state = (unsigned char)n;
     seen->status = (int)at->gpu->value[V_fabric_status].n;
@@ -2008,6 +2009,7 @@ int nvmlDeviceGetGpuFabricInfo(void *device, struct fabric *out) {
     int fn = FN_nvmlDeviceGetGpuFabricInfo;
     int code = enter_fabric(fn, device, out, &at, &seen);
     if (!code) {
+        memset(out, 0, sizeof *out);
         memcpy(out->cluster, seen.cluster, 16);
         out->status = seen.status;
         out->clique = seen.clique;
