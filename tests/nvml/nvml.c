@@ -52,6 +52,7 @@ enum {
     CI_PROFILES = 9,
     SETS_MAX = 256,
     HANDLES_MAX = 16384,
+    WATCHES_MAX = 16,
     EVENT_XID = 8,
     REMOTE_GPU = 0,
     REMOTE_SWITCH = 2
@@ -334,6 +335,7 @@ struct counts {
 static pthread_mutex_t door = PTHREAD_MUTEX_INITIALIZER;
 static struct state *state;
 static char state_path[4096];
+static uint state_paths;
 static struct stat state_stat;
 static struct counts *counts;
 static char counts_path[4096];
@@ -884,11 +886,15 @@ static void open_counts(const char *path) {
     memcpy(counts->magic, "MUNVML1", 8);
 }
 
+static void forget_watches(void);
+
 static void look_around(void) {
     const char *path = getenv("MUSTER_FAKE_NVML");
     const char *count = getenv("MUSTER_FAKE_NVML_COUNTS");
     if (strcmp(path ? path : "", state_path)) {
         copy(state_path, sizeof state_path, path ? path : "");
+        state_paths++;
+        forget_watches();
         memset(&state_stat, 0xFF, sizeof state_stat);
     }
     open_counts(count ? count : "");
@@ -917,31 +923,58 @@ static int leave(int fn, int code) {
     return code;
 }
 
-/* Waiting for another state: the directory is watched, so that nobody polls. */
-static int watch_open(void) {
+/* Waiting for another state: the directory is watched, so that nobody polls. Closing a watch takes
+ * milliseconds (the kernel waits for its readers), so they are kept for the next who waits. */
+struct watch {
+    int file;
+    uint path;
+};
+
+static int idle_watches[WATCHES_MAX];
+static int idle_count;
+
+static void watch_close(struct watch watch) {
+    if (watch.file < 0)
+        return;
+    if (idle_count == WATCHES_MAX || watch.path != state_paths)
+        close(watch.file);
+    else
+        idle_watches[idle_count++] = watch.file;
+}
+
+static void forget_watches(void) {
+    while (idle_count)
+        close(idle_watches[--idle_count]);
+}
+
+static struct watch watch_open(void) {
     char directory[sizeof state_path];
+    uint mask = IN_MOVED_TO | IN_CLOSE_WRITE | IN_DELETE;
+    if (idle_count)
+        return (struct watch){idle_watches[--idle_count], state_paths};
     copy(directory, sizeof directory, state_path);
     char *slash = strrchr(directory, '/');
-    int watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    struct watch watch = {inotify_init1(IN_NONBLOCK | IN_CLOEXEC), state_paths};
     if (slash)
         slash[slash == directory] = 0;
-    uint mask = IN_MOVED_TO | IN_CLOSE_WRITE | IN_DELETE;
-    if (watch >= 0 && inotify_add_watch(watch, slash ? directory : ".", mask) < 0) {
-        close(watch);
-        watch = -1;
+    if (watch.file >= 0 &&
+        inotify_add_watch(watch.file, slash ? directory : ".", mask) < 0) {
+        close(watch.file);
+        watch.file = -1;
     }
     return watch;
 }
 
-static void watch_wait(int watch, long ms) {
+/* A slice of at most a second, for the state may have become another file's. */
+static void watch_wait(struct watch watch, long ms) {
     char drained[4096];
     pthread_mutex_unlock(&door);
-    if (watch < 0) {
+    if (watch.file < 0) {
         poll(NULL, 0, ms < 2 ? (int)ms : 2);
     } else {
-        struct pollfd on = {.fd = watch, .events = POLLIN};
-        poll(&on, 1, ms > 60000 ? 60000 : (int)ms);
-        while (read(watch, drained, sizeof drained) > 0)
+        struct pollfd on = {.fd = watch.file, .events = POLLIN};
+        poll(&on, 1, ms > 1000 ? 1000 : (int)ms);
+        while (read(watch.file, drained, sizeof drained) > 0)
             ;
     }
     pthread_mutex_lock(&door);
@@ -974,15 +1007,14 @@ static void hang(int fn, int gpu) {
     copy(text, sizeof text, rule->text);
     rule->used++;
     long until = rule->ms < 0 ? -1 : now_ms() + rule->ms;
-    int watch = watch_open();
+    struct watch watch = watch_open();
     for (refresh(); stands(text); ) {
         long left = until < 0 ? 60000 : until - now_ms();
         if (left <= 0)
             break;
         watch_wait(watch, left);
     }
-    if (watch >= 0)
-        close(watch);
+    watch_close(watch);
 }
 
 static int struck(int fn, int gpu) {
@@ -2323,7 +2355,7 @@ static int listen(struct set *set, struct event_data *out, uint timeout_ms) {
     long end = now_ms() + timeout_ms;
     if (set->waiters++)
         count(MISUSE_two_waiters);
-    int watch = watch_open();
+    struct watch watch = watch_open();
     int code;
     refresh();
     for (;;) {
@@ -2335,8 +2367,7 @@ static int listen(struct set *set, struct event_data *out, uint timeout_ms) {
             break;
         watch_wait(watch, left);
     }
-    if (watch >= 0)
-        close(watch);
+    watch_close(watch);
     if (born == generation)
         set->waiters--;
     return code;
