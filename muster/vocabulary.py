@@ -151,13 +151,15 @@ class Evidence(_Struct, frozen=True, kw_only=True):
 class MigDevice(_Struct, frozen=True, kw_only=True):
     """One MIG device of a GPU: a compute instance `ci` within a GPU instance `gi`.
 
-    The slices and engines are those of NVML's device attributes.
+    `index` is NVML's within the GPU, where numbers may be missing. The slices and engines are those
+    of NVML's device attributes.
     """
 
     uuid: Name
     profile: Name
     gi: Count
     ci: Count
+    index: Count | None = None
     memory_mib: Count | None = None
     multiprocessors: Count | None = None
     gi_slices: Count | None = None
