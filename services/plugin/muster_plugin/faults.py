@@ -1,69 +1,51 @@
-"""Pure. What a reported fault means for a GPU: the verdict on an XID, and scripted faults.
+"""Pure. What a reported fault means for a GPU: the verdict on an XID, and scripted faults."""
 
-The policy is that of NVIDIA's device plugin (k8s-device-plugin internal/rm/health.go): a few XIDs
-are the fault of an application and say nothing about the GPU, every other one takes it out of use.
-Titles are those of NVIDIA's XID catalogue, state of 2025-10-29.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
 
-CATALOGUE: Final = "NVIDIA XID catalogue 2025-10-29"
-POLICY: Final = "k8s-device-plugin internal/rm/health.go"
+from muster_plugin import gpu, policy
 
-_APPLICATION: Final[Mapping[int, str]] = {
-    13: "Graphics Engine Exception",
-    31: "GPU memory page fault",
-    43: "GPU stopped processing",
-    45: "Preemptive cleanup after an earlier error",
-    68: "NVDEC0 Exception",
-    109: "Context Switch Timeout Error",
-}
-_DEVICE: Final[Mapping[int, str]] = {
-    46: "GPU stopped processing",
-    48: "Double Bit ECC Error",
-    62: "Internal micro-controller halt",
-    63: "GPU memory remapping event",
-    64: "GPU memory remapping failure",
-    74: "NVLink Error",
-    79: "GPU has fallen off the bus",
-    92: "High single-bit ECC error rate",
-    94: "Contained memory error",
-    95: "Uncontained memory error",
-    110: "Security Fault Error",
-    119: "GSP RPC Timeout",
-    120: "GSP Error",
-    121: "C2C Error",
-    136: "Link Training Failed",
-    140: "ECC Unrecovered Error",
-    143: "GPU Initialization Error",
-    154: "GPU Recovery Action Changed",
-    155: "NVLINK: SW Defined Error",
-    156: "Resource Retirement Event",
-}
+LOST: Final = 79
+"""After it NVML answers GPU_IS_LOST."""
+APPLICATION: Final = frozenset({13, 31, 43, 45, 68, 109})
+"""After these a simulated GPU is as well as before: those that NVIDIA's plugin ignores."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the GPU stays in use, and in words why."""
+    """What an XID does to the GPU, why in words, and which rule of whose policy says so."""
 
-    unhealthy: bool
+    action: policy.Action
     code: str
     reason: str
+    policy: str
+
+    @property
+    def effect(self) -> gpu.Effect | None:
+        """What holds against the GPU from now on, if anything."""
+        if self.action is policy.Action.IGNORE:
+            return None
+        return gpu.Effect.UNHEALTHY if self.action.takes else gpu.Effect.DEGRADED
 
 
-def verdict(xid: int) -> Verdict:
-    """Say what an XID means; an unknown one is taken seriously."""
-    if xid in _APPLICATION:
-        reason = f"XID {xid}: {_APPLICATION[xid]}; an application's fault ({POLICY})"
-        return Verdict(unhealthy=False, code=f"xid-{xid}", reason=reason)
-    title = _DEVICE.get(xid)
-    told = f"{title} ({CATALOGUE})" if title else f"not one of an application's ({POLICY})"
-    return Verdict(unhealthy=True, code=f"xid-{xid}", reason=f"XID {xid}: {told}")
+def verdict(xid: int, judge: policy.Policy) -> Verdict:
+    """Say what an XID means."""
+    rule = judge.rule(xid)
+    reason = f"XID {xid}: {rule.title}"
+    return Verdict(action=rule.action, code=f"xid-{xid}", reason=reason, policy=str(rule))
 
 
-Xid = Annotated[int, msgspec.Meta(ge=1, le=999)]
+def poll(uuid: str, xids: Iterable[int], at: datetime) -> gpu.Poll:
+    """Return what a simulated GPU answers while these XIDs hold."""
+    holding = frozenset(xids)
+    if LOST in holding:
+        return gpu.Poll(gpu=uuid, at=at, error="GPU_IS_LOST")
+    action = 0 if holding <= APPLICATION else 1
+    return gpu.Poll(gpu=uuid, at=at, recovery_action=action, ecc_uncorrected=0)
+
+
 Index = Annotated[int, msgspec.Meta(ge=0, le=63)]
 
 
@@ -71,8 +53,8 @@ class ScriptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of a fault script: an XID occurs on a GPU, or is cleared."""
 
     device: Index
-    xid: Xid | None = None
-    clear: Xid | None = None
+    xid: policy.Xid | None = None
+    clear: policy.Xid | None = None
 
     def __post_init__(self) -> None:
         """Refuse a line that says both or nothing."""

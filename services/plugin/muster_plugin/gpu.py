@@ -135,7 +135,16 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-Observation: TypeAlias = Poll | Xid | Watch
+class Reset(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody says that a GPU was repaired or reset: of one XID, or of all that befell it."""
+
+    gpu: str
+    at: datetime
+    by: str
+    xid: int | None = None
+
+
+Observation: TypeAlias = Poll | Xid | Watch | Reset
 
 
 class Effect(enum.StrEnum):
@@ -194,3 +203,14 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     links: Mapping[tuple[str, str], Link] = _NO_LINKS
     caps: Mapping[str, int] = _NO_CAPS
     simulated: bool = False
+
+
+def newest(before: Look | None, now: Look) -> Look:
+    """Return what is to be believed after another look.
+
+    A driver that only fails to answer for now says nothing new: its GPUs stay, and it is said that
+    nobody watches them. One that has gone has taken them along.
+    """
+    if before is None or now.driver not in {Driver.SILENT, Driver.FAILED}:
+        return now
+    return before

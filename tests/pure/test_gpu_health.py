@@ -1,0 +1,740 @@
+"""The tables of `gpu_health` and `gpu_recovery`, and what holds after any sequence of sights."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster import vocabulary
+from muster_plugin import gpu, gpu_health, gpu_recovery, gpu_rules, gpu_signs, policy
+
+HERE = Path(policy.__file__).parent
+KNOWN = policy.catalogue((HERE / policy.CATALOGUE).read_bytes())
+COMPATIBLE, CATALOGUE = (
+    policy.preset((HERE / policy.file(preset)).read_bytes()) for preset in gpu_rules.Preset
+)
+JUDGE = policy.Policy(KNOWN, COMPATIBLE)
+DEGRADES_94 = policy.Policy(
+    KNOWN,
+    COMPATIBLE,
+    overrides=policy.Overrides(
+        rules=(policy.Override(xids=(94,), action=policy.Action.DEGRADE),),
+    ),
+)
+TOLD = gpu_rules.Health(poll_s=10, good=3, cooldown_s=60)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+A, B = gpu.Part(gpu="GPU-a"), gpu.Part(gpu="GPU-b")
+MIG3, MIG5 = gpu.Part(gpu="GPU-a", gi=3, ci=0), gpu.Part(gpu="GPU-a", gi=5, ci=0)
+BAD, WORSE, BLIND = gpu.Effect.UNHEALTHY, gpu.Effect.DEGRADED, gpu.Effect.UNMONITORED
+FINE = gpu.Poll(gpu="GPU-a", at=START, recovery_action=0, ecc_uncorrected=0)
+MUTE = gpu.Poll(gpu="GPU-a", at=START)
+"""What a driver answers that supports nothing of it."""
+LOST = gpu.Poll(gpu="GPU-a", at=START, error="GPU_IS_LOST")
+UNKNOWN = gpu.Poll(gpu="GPU-a", at=START, error="UNKNOWN")
+
+
+def poll(**said: object) -> gpu.Poll:
+    return msgspec.structs.replace(FINE, **said)
+
+
+class Story:
+    """A machine, its clock, and what holds by what it said."""
+
+    def __init__(
+        self, judge: policy.Policy = JUDGE, told: gpu_rules.Health = TOLD, now: float = 1000.0
+    ) -> None:
+        self.machine = gpu_health.GpuHealth(judge, told)
+        self.now = now
+        self.said: list[gpu.Finding] = []
+        self.holding: dict[tuple[gpu.Part, str], gpu.Began] = {}
+
+    def see(self, event: gpu.Look | gpu.Observation, *, after: float = 0.0) -> list[str]:
+        """See something; return what came of it, in short."""
+        self.now += after
+        return self.take(self.machine.receive(stamped(event, self.now), self.now))
+
+    def xid(self, number: int, part: gpu.Part = A, *, after: float = 0.0) -> list[str]:
+        return self.see(gpu.Xid(part=part, xid=number, at=START), after=after)
+
+    def polls(self, seen: gpu.Poll, count: int, *, every: float = 10.0) -> list[str]:
+        """Poll again and again; return what came of it, with the number of the poll."""
+        found = []
+        for at in range(1, count + 1):
+            found += [f"{at}: {one}" for one in self.see(seen, after=every)]
+        return found
+
+    def tick(self) -> list[str]:
+        due = self.machine.next_deadline()
+        assert due is not None
+        self.now = due
+        return self.take(self.machine.tick(due))
+
+    def take(self, found: Sequence[gpu.Finding]) -> list[str]:
+        for one in found:
+            self.said.append(one)
+            if isinstance(one, gpu.Began):
+                assert (one.part, one.code) not in self.holding, "it holds already"
+                self.holding[one.part, one.code] = one
+            else:
+                began = self.holding.pop((one.part, one.code))
+                assert began.effect is one.effect
+        return [short(one) for one in found]
+
+    def effects(self, part: gpu.Part = A) -> set[gpu.Effect]:
+        return {one.effect for (of, _), one in self.holding.items() if of.covers(part)}
+
+
+def short(found: gpu.Finding) -> str:
+    sign = "+" if isinstance(found, gpu.Began) else "-"
+    inner = "" if found.part.gi is None else f" on gi {found.part.gi}"
+    return f"{sign}{found.effect} {found.code}{inner}"
+
+
+# What begins: the table of gpu_health, row by row
+
+SEEN: list[tuple[gpu.Observation, list[str]]] = [
+    (gpu.Xid(part=A, xid=13, at=START), []),
+    (gpu.Xid(part=A, xid=94, at=START), ["+unhealthy xid-94"]),
+    (gpu.Xid(part=A, xid=95, at=START), ["+unhealthy xid-95"]),
+    (gpu.Xid(part=A, xid=79, at=START), ["+unhealthy xid-79"]),
+    (gpu.Xid(part=MIG3, xid=94, at=START), ["+unhealthy xid-94 on gi 3"]),
+    (LOST, ["+unhealthy gpu-lost"]),
+    (poll(error="RESET_REQUIRED"), ["+unhealthy reset-required"]),
+    (UNKNOWN, []),
+    (poll(error="NOT_SUPPORTED"), []),
+    (FINE, []),
+    (MUTE, []),
+    (poll(recovery_action=1), ["+unhealthy recovery-reset"]),
+    (poll(recovery_action=2), ["+unhealthy recovery-reboot"]),
+    (poll(recovery_action=3), ["+degraded recovery-drain-p2p"]),
+    (poll(recovery_action=4), ["+unhealthy recovery-drain-and-reset"]),
+    (poll(recovery_action=5), ["+degraded recovery-imex"]),
+    (poll(recovery_action=6), ["+unhealthy recovery-bus-reset"]),
+    (poll(recovery_action=7), ["+unhealthy recovery-system-reboot"]),
+    (poll(recovery_action=8), ["+degraded recovery-other"]),
+    (poll(remap_pending=True), ["+degraded remap-pending"]),
+    (poll(remap_failed=True), ["+unhealthy remap-failed"]),
+    (poll(retired_pending=True), ["+degraded retired-pending"]),
+    (poll(ecc_uncorrected=7), []),  # since the driver was loaded: nobody knows when
+    (poll(slowdowns=("HW_THERMAL",)), []),
+    (poll(nvlinks_down=(2, 5)), ["+degraded nvlink-down"]),
+    (poll(fabric="not_supported"), []),
+    (poll(fabric="completed"), []),
+    (poll(fabric="not_started"), ["+unhealthy fabric-not-ready"]),
+    (poll(fabric="in_progress"), ["+unhealthy fabric-not-ready"]),
+    (poll(fabric="failed"), ["+unhealthy fabric-not-ready"]),
+    (poll(fabric="of_a_new_kind"), []),
+    (gpu.Watch(gpu="GPU-a", at=START, problem="no events"), ["+unmonitored unwatched"]),
+    (gpu.Watch(gpu="GPU-a", at=START), []),
+    (gpu.Reset(gpu="GPU-a", at=START, by="somebody"), []),
+]
+
+
+@pytest.mark.parametrize(("event", "expected"), SEEN)
+def test_what_is_seen_first_begins_what_the_table_says(
+    event: gpu.Observation, expected: list[str]
+) -> None:
+    story = Story()
+    assert story.see(event) == expected
+    assert story.see(event) == [], "it holds once"
+
+
+def test_a_fault_tells_code_reason_policy_and_evidence() -> None:
+    story = Story()
+    story.see(FINE)
+    story.xid(94, MIG3)
+    assert story.said == [
+        gpu.Began(
+            part=MIG3,
+            effect=BAD,
+            code="xid-94",
+            reason="XID 94: Contained memory error",
+            at=START + timedelta(seconds=1000),
+            policy="nvidia-compatible/any-other v1: unhealthy"
+            " (NVIDIA/k8s-device-plugin 1b826ac: unhealthy)",
+            evidence=(
+                vocabulary.Evidence(
+                    source="nvml-events", observed="XID 94 on GPU instance 3, compute instance 0"
+                ),
+                vocabulary.Evidence(
+                    source="nvml-poll",
+                    observed="before: it answers, recovery action 0, uncorrected ecc errors 0",
+                ),
+            ),
+        )
+    ]
+
+
+def test_a_polled_fault_tells_where_nvml_says_so() -> None:
+    story = Story()
+    story.see(poll(slowdowns=("HW_THERMAL",), temperature_c=91, slowdown_c=89, fabric="failed"))
+    began = story.holding[A, gpu_signs.FABRIC]
+    assert began.reason == "not ready: CUDA cannot start, the GPU's fabric is failed"
+    assert began.policy == "polled/fabric-not-ready: unhealthy (NVML GPU fabric state)"
+
+
+def test_a_slowdown_is_told_once_it_has_lasted_and_its_heat_with_it() -> None:
+    story = Story()
+    slow = poll(slowdowns=("HW_SLOWDOWN", "HW_THERMAL"), temperature_c=91, slowdown_c=89)
+    assert story.polls(slow, 2) + story.polls(FINE, 1) + story.polls(slow, 2) == []
+    assert story.polls(slow, 1) == ["1: +degraded slowdown"]
+    assert story.holding[A, gpu_signs.SLOWDOWN].reason == (
+        "slowed down: HW_SLOWDOWN, HW_THERMAL (91 C, slows down at 89 C)"
+    )
+    assert story.polls(FINE, 3) == ["3: -degraded slowdown"]
+
+
+def test_ecc_errors_that_rise_degrade_until_they_are_quiet() -> None:
+    story = Story()
+    story.see(poll(ecc_uncorrected=2))
+    assert story.see(poll(ecc_uncorrected=3), after=10) == ["+degraded ecc-uncorrected"]
+    assert story.polls(poll(ecc_uncorrected=3), 4) == []
+    assert story.see(poll(ecc_uncorrected=4), after=10) == []
+    assert story.polls(poll(ecc_uncorrected=4), 6) == ["6: -degraded ecc-uncorrected"]
+
+
+def test_one_error_of_nobody_knows_what_means_nothing_and_three_that_nobody_can_see() -> None:
+    story = Story()
+    assert story.polls(UNKNOWN, 3) == ["3: +unmonitored unanswered"]
+    assert story.polls(UNKNOWN, 20) == []
+    assert story.effects() == {BLIND}
+    assert story.polls(FINE, 1) == ["1: -unmonitored unanswered"]
+
+
+def test_a_watch_is_told_when_it_ends_and_when_it_begins_again() -> None:
+    story = Story()
+    story.see(FINE)
+    silent = gpu.Watch(gpu="GPU-a", at=START, problem="NVML has not answered for 5 s")
+    assert story.see(silent) == ["+unmonitored unwatched"]
+    assert story.machine.next_deadline() is None, "that nobody polls it is no news"
+    assert story.see(gpu.Watch(gpu="GPU-a", at=START), after=30) == ["-unmonitored unwatched"]
+
+
+def test_a_gpu_that_nobody_polls_is_unmonitored() -> None:
+    story = Story()
+    story.see(FINE)
+    assert story.tick() == ["+unmonitored unpolled"]
+    assert story.now == 1030
+    assert story.said[-1].reason == "nobody has looked at it for 30 s"
+    assert story.said[-1].at == START + timedelta(seconds=1030)
+    assert story.machine.next_deadline() is None
+    assert story.see(FINE, after=100) == ["-unmonitored unpolled"]
+
+
+# What ends: the table of gpu_recovery, row by row
+
+ENDS: list[tuple[str, gpu.Poll | int, gpu.Poll, str]] = [
+    ("a state", poll(nvlinks_down=(1,)), FINE, "3: -degraded nvlink-down"),
+    ("a state", poll(remap_pending=True), poll(remap_pending=False), "3: -degraded remap-pending"),
+    ("a state", poll(recovery_action=3), FINE, "3: -degraded recovery-drain-p2p"),
+    ("a state", poll(fabric="failed"), poll(fabric="completed"), "3: -unhealthy fabric-not-ready"),
+    ("a state nobody denies", poll(fabric="failed"), MUTE, ""),
+    ("a state nobody denies", poll(remap_pending=True), MUTE, ""),
+    ("lost", LOST, FINE, "6: -unhealthy gpu-lost"),
+    ("lost, driver cannot say", LOST, MUTE, "18: -unhealthy gpu-lost"),
+    ("asked", poll(recovery_action=1), FINE, "6: -unhealthy recovery-reset"),
+    ("asked, driver cannot say now", poll(recovery_action=1), MUTE, ""),
+    ("asked, then drain", poll(recovery_action=1), poll(recovery_action=3), ""),
+    ("unhealthy", 94, FINE, "6: -unhealthy xid-94"),
+    ("unhealthy, driver cannot say", 94, MUTE, "18: -unhealthy xid-94"),
+    ("reset", 95, FINE, "6: -unhealthy xid-95"),
+    ("reset, driver cannot say", 95, MUTE, ""),
+    ("reboot", 79, FINE, "6: -unhealthy xid-79"),
+    ("reboot, driver cannot say", 79, MUTE, ""),
+    ("not good", 94, poll(recovery_action=5), ""),
+    ("never", poll(remap_failed=True), poll(remap_failed=False), ""),
+]
+
+
+@pytest.mark.parametrize(("row", "fault", "then", "expected"), ENDS)
+def test_it_ends_when_the_table_says(
+    row: str, fault: gpu.Poll | int, then: gpu.Poll, expected: str
+) -> None:
+    story = Story()
+    _ = story.xid(fault) if isinstance(fault, int) else story.see(fault)
+    ends = [one for one in story.polls(then, 100) if "-" in one.split()[1][:1]]
+    assert ends == ([expected] if expected else []), row
+
+
+def test_every_end_says_why_it_is_believed() -> None:
+    story = Story()
+    story.xid(94)
+    story.polls(FINE, 6)
+    assert story.said[-1].reason == (
+        "xid-94 is over: 6 good polls in a row, no fault for 60 s, the driver asks for nothing"
+    )
+    assert story.said[-1].policy == story.said[0].policy
+    story.xid(94, MIG3)
+    story.polls(MUTE, 18)
+    assert story.said[-1].reason == (
+        "xid-94 is over: 18 good polls in a row, no fault for 180 s, the driver cannot say more"
+    )
+
+
+def test_where_the_driver_cannot_say_a_reset_is_believed_from_what_it_does() -> None:
+    away, anew = Story(), Story()
+    away.xid(95)
+    away.polls(LOST, 1)
+    assert away.polls(MUTE, 6) == ["6: -unhealthy xid-95"]
+    assert away.said[-1].reason.endswith("the driver cannot say more, it was away and came back")
+    anew.see(poll(recovery_action=None, ecc_uncorrected=2))
+    anew.xid(95)
+    assert anew.polls(poll(recovery_action=None), 6) == ["6: -unhealthy xid-95"]
+    assert anew.said[-1].reason.endswith("its error counter started anew")
+
+
+def test_a_gpu_that_was_lost_before_its_xid_was_told_came_back_all_the_same() -> None:
+    story = Story()
+    story.polls(LOST, 1)
+    story.xid(95)
+    assert "6: -unhealthy xid-95" in story.polls(MUTE, 20)
+    story.xid(119)
+    assert story.polls(MUTE, 200) == [], "since then it was not away"
+
+
+def test_a_reboot_is_not_believed_from_a_gpu_that_came_back() -> None:
+    story = Story()
+    story.xid(79)
+    story.polls(LOST, 2)
+    assert story.polls(MUTE, 200) == ["18: -unhealthy gpu-lost"]
+    assert story.effects() == {BAD}
+
+
+def test_a_second_fault_begins_quiet_anew() -> None:
+    story = Story()
+    story.xid(94)
+    assert story.polls(FINE, 5) == []
+    assert story.xid(94) == []
+    assert story.polls(FINE, 6) == ["6: -unhealthy xid-94"]
+
+
+def test_another_fault_of_the_same_part_begins_quiet_anew() -> None:
+    story = Story()
+    story.xid(94, MIG3)
+    story.polls(FINE, 5)
+    assert story.xid(95) == ["+unhealthy xid-95"]
+    assert story.polls(FINE, 6) == ["6: -unhealthy xid-94 on gi 3", "6: -unhealthy xid-95"]
+
+
+def test_a_fault_of_an_application_does_not_begin_quiet_anew() -> None:
+    story = Story()
+    story.xid(94)
+    story.polls(FINE, 5)
+    story.xid(13)
+    assert story.polls(FINE, 1) == ["1: -unhealthy xid-94"]
+
+
+def test_a_fault_of_one_mig_instance_leaves_the_other_and_its_quiet_alone() -> None:
+    story = Story()
+    story.xid(94, MIG3)
+    assert (story.effects(MIG3), story.effects(MIG5), story.effects()) == ({BAD}, set(), {BAD})
+    story.polls(FINE, 5)
+    story.xid(94, MIG5)
+    assert story.polls(FINE, 1) == ["1: -unhealthy xid-94 on gi 3"]
+    assert story.polls(FINE, 5) == ["5: -unhealthy xid-94 on gi 5"]
+
+
+def test_an_unanswered_poll_begins_the_good_ones_anew_but_is_no_fault() -> None:
+    story = Story()
+    story.xid(94)
+    story.polls(FINE, 5)
+    story.polls(UNKNOWN, 1)
+    assert story.polls(FINE, 3) == ["3: -unhealthy xid-94"]
+
+
+def test_nothing_ends_without_a_poll() -> None:
+    story = Story()
+    story.see(FINE)
+    story.xid(94)
+    story.polls(FINE, 5)
+    story.tick()
+    story.now += 10_000
+    assert story.take(story.machine.tick(story.now)) == []
+    assert story.effects() == {BAD, BLIND}
+
+
+def test_whose_policy_degrades_sees_the_same_road_back() -> None:
+    story = Story(DEGRADES_94)
+    assert story.xid(94) == ["+degraded xid-94"]
+    assert story.polls(FINE, 6) == ["6: -degraded xid-94"]
+
+
+# Somebody's word
+
+
+def test_what_somebody_calls_repaired_ends_with_one_good_poll() -> None:
+    story = Story()
+    story.xid(79)
+    story.polls(LOST, 1)
+    assert story.see(gpu.Reset(gpu="GPU-a", at=START, by="a person")) == []
+    assert story.polls(FINE, 1) == ["1: -unhealthy xid-79", "1: -unhealthy gpu-lost"]
+    assert story.said[-1].reason == "gpu-lost is over: a person says it is repaired, and it answers"
+
+
+def test_what_is_good_already_ends_at_once_by_somebody_s_word() -> None:
+    story = Story()
+    story.xid(79)
+    story.polls(MUTE, 1)
+    assert story.see(gpu.Reset(gpu="GPU-a", at=START, by="a person")) == ["-unhealthy xid-79"]
+
+
+def test_somebody_s_word_is_void_while_nvml_says_otherwise() -> None:
+    story = Story()
+    story.polls(LOST, 1)
+    story.see(gpu.Reset(gpu="GPU-a", at=START, by="a person"))
+    story.polls(LOST, 1)
+    assert story.polls(FINE, 6) == ["6: -unhealthy gpu-lost"]
+
+
+def test_somebody_s_word_about_one_xid_leaves_the_others() -> None:
+    story = Story()
+    story.xid(94)
+    story.xid(95)
+    story.polls(FINE, 1)
+    assert story.see(gpu.Reset(gpu="GPU-a", at=START, by="script", xid=95)) == ["-unhealthy xid-95"]
+
+
+def test_a_failed_remap_is_repaired_by_no_word() -> None:
+    story = Story()
+    story.see(poll(remap_failed=True))
+    story.see(gpu.Reset(gpu="GPU-a", at=START, by="a person"))
+    assert story.polls(FINE, 100) == []
+
+
+# Flapping
+
+
+def test_what_goes_bad_again_soon_needs_twice_the_quiet_each_time() -> None:
+    story = Story()
+    ends = []
+    for _ in range(8):
+        story.xid(94, after=5)
+        fell = story.now
+        while story.holding:
+            story.polls(FINE, 1)
+        ends.append(story.now - fell)
+    assert ends == [60, 120, 240, 480, 960, 1920, 1920, 1920]
+
+
+def test_a_flap_is_named_in_the_evidence() -> None:
+    story = Story()
+    story.xid(94)
+    story.polls(FINE, 6)
+    story.xid(95, after=25)
+    assert story.said[-1].evidence[-1] == vocabulary.Evidence(
+        source="muster", observed="bad again 25 s after it was well"
+    )
+
+
+def test_what_was_well_for_long_has_no_history() -> None:
+    story = Story()
+    for _ in range(3):
+        story.xid(94)
+        assert story.polls(FINE, 6) == ["6: -unhealthy xid-94"]
+        story.polls(FINE, int(gpu_recovery.FLAP_WINDOW_S) // 10)
+
+
+@pytest.mark.parametrize(
+    ("cooldown_s", "doublings", "is_proven", "needed"),
+    [
+        (60, 0, True, 60),
+        (60, 0, False, 180),
+        (60, 5, True, 1920),
+        (60, 5, False, 3600),
+        (0, 5, False, 0),
+        (7200, 0, True, 7200),
+        (7200, 0, False, 21_600),
+        (7200, 5, True, 21_600),
+    ],
+)
+def test_quiet_is_bounded(
+    cooldown_s: float,
+    doublings: int,
+    is_proven: bool,  # noqa: FBT001  # a column
+    needed: float,
+) -> None:
+    found = gpu_recovery.needed_s(cooldown_s, doublings=doublings, is_proven=is_proven)
+    assert found == needed
+
+
+# Looks
+
+
+def look(*polls: gpu.Poll, **said: object) -> gpu.Look:
+    found = gpu.Look(
+        gpus=tuple(vocabulary.Gpu(uuid=one.gpu, product="X") for one in polls), polls=polls
+    )
+    return msgspec.structs.replace(found, **said)
+
+
+def test_what_nvml_calls_bad_is_bad_at_the_first_look() -> None:
+    story = Story()
+    other = msgspec.structs.replace(LOST, gpu="GPU-b")
+    assert story.see(look(FINE, other)) == ["+unhealthy gpu-lost"]
+    assert (story.effects(A), story.effects(B)) == (set(), {BAD})
+
+
+def test_a_restart_forgets_what_nvml_does_not_say() -> None:
+    story = Story()
+    story.xid(94)
+    assert Story().see(look(FINE)) == []
+
+
+def test_a_known_gpu_that_cannot_be_read_is_judged_by_the_error() -> None:
+    story = Story()
+    story.see(look(FINE))
+    lost = gpu.Unreadable(index=0, error="GPU_IS_LOST", uuid="GPU-a")
+    assert story.see(gpu.Look(unreadable=(lost,)), after=10) == ["+unhealthy gpu-lost"]
+    strange = gpu.Unreadable(index=0, error="UNKNOWN", uuid="GPU-a")
+    for _ in range(2):
+        assert story.see(gpu.Look(unreadable=(strange,)), after=10) == []
+    found = story.see(gpu.Look(unreadable=(strange,)), after=10)
+    assert found == ["+unmonitored unanswered"]
+
+
+@pytest.mark.parametrize(
+    ("without", "is_gone"),
+    [
+        (gpu.Look(), True),
+        (gpu.Look(driver=gpu.Driver.NOT_LOADED, problem="unloaded"), True),
+        (gpu.Look(driver=gpu.Driver.SILENT, problem="no answer"), False),
+        (gpu.Look(driver=gpu.Driver.FAILED, problem="999"), False),
+        (gpu.Look(driver=gpu.Driver.NO_LIBRARY, problem="no library"), False),
+        (gpu.Look(unreadable=(gpu.Unreadable(index=0, error="UNKNOWN"),)), False),
+    ],
+)
+def test_a_gpu_that_was_gone_and_is_back_was_reset(without: gpu.Look, is_gone: bool) -> None:  # noqa: FBT001  # a column
+    story = Story()
+    story.see(look(MUTE))
+    story.xid(95)
+    story.see(without)
+    assert (story.machine.next_deadline() is None) is is_gone
+    story.see(look(MUTE), after=10)
+    assert story.polls(MUTE, 20) == (["5: -unhealthy xid-95"] if is_gone else [])
+
+
+def test_of_a_gpu_that_is_gone_nobody_says_that_it_is_not_polled() -> None:
+    story = Story()
+    story.see(look(FINE))
+    story.tick()
+    assert story.see(gpu.Look(), after=1) == ["-unmonitored unpolled"]
+    assert story.machine.next_deadline() is None
+
+
+# Disabled checks
+
+
+def test_with_all_checks_disabled_nothing_is_taken_and_everything_still_told() -> None:
+    story = Story(policy.Policy(KNOWN, COMPATIBLE, disable="all"))
+    assert story.xid(95) == []
+    assert story.see(LOST) == ["+degraded gpu-lost"]
+    assert story.said[-1].policy == (
+        "DP_DISABLE_HEALTHCHECKS=all spares polled/gpu-lost: unhealthy (NVML error GPU_IS_LOST)"
+    )
+    assert story.polls(FINE, 6) == ["6: -degraded gpu-lost"]
+
+
+# Which devices an XID befalls. Origin: k8s-device-plugin internal/rm/health_test.go,
+# TestMatchesMigEvent: device (gi, ci), event (gi, ci), expected
+
+MATCHES = [
+    ((3, 0), (3, 0), True),
+    ((3, 0), (3, None), True),
+    ((5, 0), (3, None), False),
+    ((3, 0), (None, 0), True),
+    ((3, 1), (None, 0), True),  # NVIDIA: False. An event without a GPU instance is of the whole GPU
+    ((3, 0), (None, None), True),
+    # further ones
+    ((3, 1), (3, 0), False),
+    ((None, None), (3, 0), True),
+]
+
+
+@pytest.mark.parametrize(("device", "event", "expected"), MATCHES)
+def test_an_xid_befalls_the_devices_that_nvidia_s_plugin_marks(
+    device: tuple[int | None, int | None],
+    event: tuple[int | None, int | None],
+    expected: bool,  # noqa: FBT001  # a column
+) -> None:
+    story = Story()
+    story.xid(95, gpu.Part(gpu="GPU-a", gi=event[0], ci=event[1]))
+    assert bool(story.effects(gpu.Part(gpu="GPU-a", gi=device[0], ci=device[1]))) is expected
+
+
+# What holds after anything
+
+PARTS = st.sampled_from([A, MIG3, MIG5, gpu.Part(gpu="GPU-a", gi=3)])
+MAYBE = st.sampled_from([None, True, False])
+POLLS = st.builds(
+    gpu.Poll,
+    gpu=st.just("GPU-a"),
+    at=st.just(START),
+    error=st.sampled_from(["", "", "", "", "GPU_IS_LOST", "RESET_REQUIRED", "UNKNOWN"]),
+    recovery_action=st.sampled_from([None, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]),
+    ecc_uncorrected=st.sampled_from([None, 0, 1, 5]),
+    remap_pending=MAYBE,
+    remap_failed=st.sampled_from([None, False, False, False, True]),
+    retired_pending=MAYBE,
+    slowdowns=st.sampled_from([(), ("HW_THERMAL",)]),
+    nvlinks_down=st.sampled_from([(), (1,)]),
+    fabric=st.sampled_from([None, "not_supported", "completed", "failed", "in_progress"]),
+)
+GOOD_POLLS = st.sampled_from([FINE, FINE, FINE, MUTE])
+XIDS = st.builds(gpu.Xid, part=PARTS, xid=st.sampled_from([13, 79, 94, 95]), at=st.just(START))
+WATCHES = st.builds(
+    gpu.Watch, gpu=st.just("GPU-a"), at=st.just(START), problem=st.sampled_from(["", "deaf"])
+)
+RESETS = st.builds(gpu.Reset, gpu=st.just("GPU-a"), at=st.just(START), by=st.just("somebody"))
+LOOKS = st.sampled_from(
+    [
+        gpu.Look(),
+        gpu.Look(driver=gpu.Driver.NOT_LOADED),
+        gpu.Look(driver=gpu.Driver.SILENT),
+        look(FINE),
+        gpu.Look(unreadable=(gpu.Unreadable(index=0, error="UNKNOWN", uuid="GPU-a"),)),
+    ]
+)
+WAITS = st.sampled_from([0.0, 1.0, 10.0, 10.0, 30.0, 61.0, 700.0])
+ANYTHING = st.lists(
+    st.tuples(WAITS, st.one_of(GOOD_POLLS, GOOD_POLLS, POLLS, XIDS, WATCHES, RESETS, LOOKS)),
+    max_size=60,
+)
+Steps = list[tuple[float, gpu.Look | gpu.Observation]]
+
+
+def stamped(event: gpu.Look | gpu.Observation, now: float) -> gpu.Look | gpu.Observation:
+    at = START + timedelta(seconds=now)
+    if isinstance(event, gpu.Look):
+        polls = tuple(msgspec.structs.replace(one, at=at) for one in event.polls)
+        return msgspec.structs.replace(event, polls=polls)
+    return msgspec.structs.replace(event, at=at)
+
+
+@given(ANYTHING)
+@settings(max_examples=100, deadline=None)
+def test_every_finding_begins_once_ends_once_and_says_why(steps: Steps) -> None:
+    story = Story()
+    for wait, event in steps:
+        story.see(event, after=wait)
+        due = story.machine.next_deadline()
+        assert due is None or due > story.now
+    assert all(one.reason and one.policy for one in story.said)
+
+
+@given(ANYTHING)
+@settings(max_examples=100, deadline=None)
+def test_never_healthy_while_a_fault_holds_or_is_fresh(steps: Steps) -> None:
+    """Restate the rules of recovery as one slow look back over everything that was seen."""
+    story = Story()
+    past: Steps = []
+    for wait, event in steps:
+        before = len(story.said)
+        story.see(event, after=wait)
+        past.append((story.now, event))
+        if isinstance(event, gpu.Poll) and is_bad(event):
+            assert BAD in story.effects(), "NVML calls it bad"
+        if isinstance(event, gpu.Xid) and event.xid != 13:
+            assert BAD in story.effects(event.part), "an XID took it"
+        for one in story.said[before:]:
+            if isinstance(one, gpu.Ended) and one.effect is BAD:
+                assert_believable(one, past)
+
+
+def is_bad(one: gpu.Poll) -> bool:
+    return bool(
+        one.error in {"GPU_IS_LOST", "RESET_REQUIRED"}
+        or (not one.error and one.recovery_action in {1, 2, 4, 6, 7})
+        or (not one.error and (one.remap_failed or one.fabric in {"failed", "in_progress"}))
+    )
+
+
+def is_good(one: gpu.Poll) -> bool:
+    return not one.error and one.recovery_action in {0, None} and not one.remap_failed
+
+
+def assert_believable(ended: gpu.Ended, past: Steps) -> None:
+    polls = [p for _, e in past for p in (e.polls if isinstance(e, gpu.Look) else (e,))]
+    answered = [one for one in polls if isinstance(one, gpu.Poll)]
+    assert is_good(answered[-1]), "the last that was seen is good"
+    assert ended.code != gpu_signs.REMAP_FAILED
+    if any(isinstance(event, gpu.Reset) for _, event in past):
+        return
+    assert all(map(is_good, answered[-TOLD.good :])), "good polls in a row"
+    if ended.code == gpu_signs.FABRIC:
+        return
+    now = past[-1][0]
+    faults = [at for at, event in past if is_fault(event, ended.part)]
+    assert now - max(faults, default=0.0) >= TOLD.cooldown_s, "no fault for the cool-down"
+    if ended.code == "xid-79":
+        assert all(one.recovery_action == 0 for one in answered[-TOLD.good :])
+
+
+def is_fault(event: gpu.Look | gpu.Observation, part: gpu.Part) -> bool:
+    if isinstance(event, gpu.Poll):
+        told = {"GPU_IS_LOST", "RESET_REQUIRED"}
+        return event.error in told or (not event.error and not is_good(event))
+    return isinstance(event, gpu.Xid) and event.xid != 13 and event.part.covers(part)
+
+
+@given(ANYTHING, ANYTHING)
+@settings(max_examples=100, deadline=None)
+def test_what_befalls_one_gpu_is_nothing_to_another(one: Steps, other: Steps) -> None:
+    steps = [(wait, event) for wait, event in one if not isinstance(event, gpu.Look)]
+    apart = Story()
+    together = Story()
+    for at, (wait, event) in enumerate(steps):
+        apart.now = together.now = apart.now + wait
+        for machine in (apart, together):
+            machine.take(machine.machine.tick(machine.now))
+        if at < len(other) and not isinstance(other[at][1], gpu.Look):
+            seen = stamped(of_b(other[at][1]), together.now)
+            together.take(together.machine.receive(seen, together.now))
+        for machine in (apart, together):
+            machine.take(machine.machine.receive(stamped(event, machine.now), machine.now))
+    assert [found for found in together.said if found.part.gpu == "GPU-a"] == apart.said
+
+
+def of_b(event: gpu.Look | gpu.Observation) -> gpu.Look | gpu.Observation:
+    if isinstance(event, gpu.Look):
+        return event
+    if isinstance(event, gpu.Xid):
+        part = msgspec.structs.replace(event.part, gpu="GPU-b")
+        return msgspec.structs.replace(event, part=part)
+    return msgspec.structs.replace(event, gpu="GPU-b")
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from([MUTE, UNKNOWN, FINE, poll(error="NOT_SUPPORTED")]),
+            WATCHES,
+            st.sampled_from([gpu.Look(), gpu.Look(driver=gpu.Driver.SILENT), look(MUTE)]),
+        ),
+        max_size=40,
+    )
+)
+@settings(deadline=None)
+def test_what_is_not_known_never_makes_unhealthy(
+    events: list[gpu.Look | gpu.Observation],
+) -> None:
+    story = Story()
+    for event in events:
+        story.see(event, after=25)
+        assert story.effects() <= {BLIND}
+
+
+@given(ANYTHING)
+@settings(max_examples=100, deadline=None)
+def test_a_gpu_that_is_well_again_is_found_to_be_so(steps: Steps) -> None:
+    story = Story()
+    for wait, event in steps:
+        story.see(event, after=wait)
+    story.see(gpu.Watch(gpu="GPU-a", at=START))
+    well = poll(remap_pending=False, remap_failed=False, retired_pending=False, fabric="completed")
+    story.polls(well, 10, every=1000)
+    left = {code for _, code in story.holding}
+    assert left <= {gpu_signs.REMAP_FAILED}
