@@ -1,0 +1,99 @@
+"""Door to the clock: how long advice takes on which of 16 GPUs to allocate, at worst.
+
+Every size that can be asked for is timed on machines that differ in how their GPUs are joined: by
+a tree of PCIe switches, all alike, by NVLinks across the tree, and at random, which is the worst.
+"""
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from bench import table
+from muster_plugin import gpu, gpu_rules, placement, units
+
+_GPUS: Final = 16
+_TARGET_MS: Final = 50.0
+_LEVELS: Final = {2: gpu.Level.ONE_SWITCH, 4: gpu.Level.SWITCHES, 8: gpu.Level.NODE}
+Joins = Callable[[int, int], gpu.Link]
+
+
+def rows(*, quick: bool) -> list[table.Row]:
+    """Measure; the target is for the worst of all sizes and machines, each time the median."""
+    times = 3 if quick else 9
+    found = []
+    worst = 0.0
+    for name, links in _machines():
+        medians = [
+            (statistics.median(_timed(links, size) for _ in range(times)), size)
+            for size in range(1, _GPUS + 1)
+        ]
+        slowest, size = max(medians)
+        worst = max(worst, slowest)
+        found.append(_row(f"advice, 16 GPUs, {name}", slowest, how=f"slowest size: {size}"))
+    return [_row("advice, 16 GPUs aligned, worst", worst, target=_TARGET_MS), *found]
+
+
+def _row(name: str, value: float, *, target: float | None = None, how: str = "") -> table.Row:
+    told = how or f"median of each of {_GPUS} sizes; the slowest of all machines"
+    return table.Row(name=name, value=round(value, 2), unit="ms", target=target, how=told)
+
+
+def _timed(links: placement.Links, size: int) -> float:
+    started = time.perf_counter()
+    chosen = placement.prefer(
+        [*_UNITS], [], size, known=_UNITS, policy=gpu_rules.Placement.ALIGNED, links=links
+    )
+    took = time.perf_counter() - started
+    assert len(chosen) == size
+    return took * 1000
+
+
+def _unit(number: int) -> units.Unit:
+    name = f"GPU-{number:02}"
+    device = gpu.Device(part=gpu.Part(gpu=name), uuid=name, index=str(number), minor=number)
+    return units.Unit(id=name, physical=name, identity={0: name}, gpu=device)
+
+
+_UNITS: Final = {unit.id: unit for unit in map(_unit, range(_GPUS))}
+
+
+def _machines() -> Iterator[tuple[str, placement.Links]]:
+    chance = random.Random(16)  # noqa: S311  # the same machines in every run, not a secret
+    yield "PCIe tree", _links(_tree)
+    yield "all alike", _links(lambda _one, _other: gpu.Link())
+    yield "NVLinks across the tree", _links(_across)
+    for number in range(3):
+        yield (
+            f"random {number + 1}",
+            _links(
+                lambda _one, _other: gpu.Link(
+                    level=chance.choice([*gpu.Level]), nvlinks=chance.choice([0, 0, 1, 2])
+                )
+            ),
+        )
+
+
+def _links(joins: Joins) -> placement.Links:
+    names = [*_UNITS]
+    return {
+        (names[one], names[other]): joins(one, other)
+        for one in range(_GPUS)
+        for other in range(one + 1, _GPUS)
+    }
+
+
+def _tree(one: int, other: int) -> gpu.Link:
+    below = (level for size, level in _LEVELS.items() if one // size == other // size)
+    return gpu.Link(level=next(below, gpu.Level.SYSTEM))
+
+
+def _across(one: int, other: int) -> gpu.Link:
+    is_bridged = one // 4 == other // 4 and other - one == 2  # noqa: PLR2004  # every other one
+    return gpu.Link(level=_tree(one, other).level, nvlinks=4 if is_bridged else 0)
+
+
+if __name__ == "__main__":
+    print(table.table("placement", rows(quick="--quick" in sys.argv)))
