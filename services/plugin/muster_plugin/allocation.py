@@ -4,37 +4,41 @@ Answers come from memory: while Allocate hangs, the kubelet admits no pod at all
 The kubelet never says which devices are free again; it shows when it offers them the next time.
 """
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-import msgspec
+from muster_plugin import (
+    answers,
+    cdi,
+    gpu_answer,
+    gpu_rules,
+    inventory,
+    names,
+    placement,
+    units,
+)
 
-from muster_plugin import cdi, inventory, names, units
+Answer = answers.Answer
+Refusal = answers.Refusal
 
-VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 _SHOWN_MAX: Final = 5
 
 
-class Refusal(Exception):
-    """A request that names what we do not have; the text ends up in the pod's event."""
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container is given; `cdi_devices` name what a CDI spec says in its place."""
-
-    devices: tuple[units.DeviceSpec, ...] = ()
-    mounts: tuple[units.Mount, ...] = ()
-    environment: dict[str, str] = msgspec.field(default_factory=dict)
-    cdi_devices: tuple[str, ...] = ()
-
-
 class Allocator:
-    """Allocates the devices of one resource; remembers what it gave away."""
+    """Allocates the devices of one resource; remembers what it gave away.
 
-    def __init__(self, devices: inventory.Inventory, resource: str) -> None:
+    `gpus` tells by what terms GPUs are given now.
+    """
+
+    def __init__(
+        self,
+        devices: inventory.Inventory,
+        resource: str,
+        gpus: Callable[[], gpu_answer.Terms] = gpu_answer.Terms,
+    ) -> None:
         self._inventory = devices
         self._resource = resource
+        self._gpus = gpus
         self._given: set[str] = set()
 
     @property
@@ -42,74 +46,113 @@ class Allocator:
         """How many ids were given away and not offered again since: at least those in use."""
         return len(self._given)
 
-    def allocate(self, containers: Sequence[Collection[str]]) -> tuple[Answer, ...]:
-        """Answer each container's request, in order; raises Refusal for an id that is not ours.
+    def allocate(
+        self,
+        containers: Sequence[Collection[str]],
+        *,
+        present: Collection[str] = (),
+        annotation: str = "",
+    ) -> tuple[answers.Answer, ...]:
+        """Answer each container's request, in order; raises Refusal for what may not be.
+
+        `present` are those of `optional_paths` that are there now, and `annotation` is a name that
+        no other answer has.
 
         Health is not looked at: the kubelet offers only what we called Healthy, and a veto would
         make it fail one pod after the other (kubelet devicemanager/manager.go).
         """
-        wanted = [self._entries(ids) for ids in containers]
-        self._given.update(entry.id for entries in wanted for entry in entries)
-        return tuple(self._answer(entries) for entries in wanted)
+        wanted = [self._units(ids) for ids in containers]
+        given = [self._answer(asked, present, annotation) for asked in wanted]
+        self._given.update(unit.id for asked in wanted for unit in asked)
+        return tuple(given)
 
     def host_paths(self, containers: Sequence[Collection[str]]) -> tuple[str, ...]:
         """Return what has to be there on the host; raises Refusal like `allocate`."""
-        entries = [entry for ids in containers for entry in self._entries(ids)]
-        devices = (device.host_path for entry in entries for device in entry.devices)
-        mounts = (mount.host_path for entry in entries for mount in entry.mounts)
-        return tuple(dict.fromkeys([*devices, *mounts]))
+        asked = [unit for ids in containers for unit in self._units(ids)]
+        gpus = [unit.gpu for unit in asked if unit.gpu]
+        terms = self._gpus()
+        needed = gpu_answer.needed_nodes(gpus, terms.rules.given, caps=terms.look.caps)
+        devices = (device.host_path for unit in asked for device in unit.devices)
+        mounts = (mount.host_path for unit in asked for mount in unit.mounts)
+        return tuple(dict.fromkeys([*(node.host_path for node in needed), *devices, *mounts]))
+
+    def optional_paths(self, containers: Sequence[Collection[str]]) -> tuple[str, ...]:
+        """Return what a container is given only if it is there on the host; raises Refusal."""
+        asked = (unit for ids in containers for unit in self._units(ids))
+        if any(unit.gpu for unit in asked):
+            return gpu_answer.optional_paths(self._gpus().rules.given)
+        return ()
 
     def prefer(
         self, available: Collection[str], must_include: Collection[str], size: int
     ) -> list[str]:
         """Return `size` of the `available` ids, best first; fewer if there are fewer.
 
-        Must-include ids come first, then those whose physical device serves the fewest containers.
-        Ties are broken by id, so the same request always gets the same answer.
-
-        Never raises: an error would fail the pod's admission, while a short answer lets the kubelet
-        choose the rest (kubelet devicemanager/manager.go, devicesToAllocate).
+        Must-include ids come first, the others as `placement` says; of device nodes those whose
+        physical device serves the fewest containers. Never raises.
         """
-        chosen = list(dict.fromkeys(must_include))
-        free = set(available) - set(chosen)
-        self._given -= free
-        busy = Counter(self._physical(name) for name in self._given.union(chosen))
-        while free and len(chosen) < size:
-            best = min(free, key=lambda name: (busy[self._physical(name)], name))
-            free.remove(best)
-            chosen.append(best)
-            busy[self._physical(best)] += 1
-        return chosen[: max(size, 0)]
+        self._given -= set(available).difference(must_include)
+        known = {unit.id: unit for unit in self._inventory.offered(self._resource)}
+        terms = self._gpus()
+        is_gpu = any(unit.gpu for unit in known.values())
+        return placement.prefer(
+            available,
+            must_include,
+            size,
+            known=known,
+            policy=terms.rules.placement if is_gpu else gpu_rules.Placement.DISTRIBUTED,
+            links=terms.look.links,
+        )
 
-    def _entries(self, ids: Collection[str]) -> list[inventory.Entry]:
-        return [self._entry(name) for name in dict.fromkeys(ids)]
+    def _units(self, ids: Collection[str]) -> list[units.Unit]:
+        """Return what one container asks for; raises Refusal if it may not have that."""
+        asked = [self._unit(name) for name in dict.fromkeys(ids)]
+        if any(unit.gpu for unit in asked):
+            problem = gpu_answer.problem(self._resource, asked, self._gpus())
+            if problem:
+                raise answers.Refusal(problem)
+        return asked
 
-    def _entry(self, device_id: str) -> inventory.Entry:
-        entry = self._inventory.entry(self._resource, device_id)
-        if entry is None:
+    def _unit(self, device_id: str) -> units.Unit:
+        unit = self._inventory.unit(self._resource, device_id)
+        if unit is None:
             known = [device.id for device in self._inventory.devices(self._resource)]
             more = f" and {len(known) - _SHOWN_MAX} more" if len(known) > _SHOWN_MAX else ""
             has = f"it has {', '.join(known[:_SHOWN_MAX])}{more}" if known else "it has none"
-            raise Refusal(f"{self._resource} has no device {device_id!r}; {has}")
-        return entry
+            raise answers.Refusal(f"{self._resource} has no device {device_id!r}; {has}")
+        return unit
 
-    def _physical(self, device_id: str) -> str:
-        entry = self._inventory.entry(self._resource, device_id)
-        return entry.physical if entry else ""
+    def _answer(
+        self, asked: Sequence[units.Unit], present: Collection[str], annotation: str
+    ) -> answers.Answer:
+        gpus = [unit.gpu for unit in asked if unit.gpu]
+        if not gpus:
+            return self._nodes(asked)
+        terms = self._gpus()
+        missing = gpu_answer.missing_channel(terms.rules.given, present)
+        if missing:
+            raise answers.Refusal(f"{self._resource}: {missing}")
+        return gpu_answer.answer(
+            gpus,
+            terms.rules.given,
+            caps=terms.look.caps,
+            present=present,
+            annotation=annotation,
+        )
 
-    def _answer(self, entries: Sequence[inventory.Entry]) -> Answer:
-        devices = tuple(dict.fromkeys(device for entry in entries for device in entry.devices))
-        mounts = tuple(dict.fromkeys(mount for entry in entries for mount in entry.mounts))
-        visible = ",".join(dict.fromkeys(entry.visible for entry in entries if entry.visible))
-        environment = {VISIBLE_DEVICES: visible} if visible else {}
+    def _nodes(self, asked: Sequence[units.Unit]) -> answers.Answer:
+        """Answer for device nodes and mounts."""
+        devices = tuple(dict.fromkeys(device for unit in asked for device in unit.devices))
+        mounts = tuple(dict.fromkeys(mount for unit in asked for mount in unit.mounts))
         rule = self._inventory.rule(self._resource)
         if rule is None:
-            return Answer(devices=devices, mounts=mounts, environment=environment)
+            return answers.Answer(devices=devices, mounts=mounts)
+        environment = {}
         seen = [spec.container_path for spec in devices] + [m.container_path for m in mounts]
         variable = names.variable(self._resource) if rule.env is None else rule.env
         if variable and seen:
             environment[variable] = ",".join(seen)
         if rule.cdi:
-            qualified = tuple(cdi.qualified(self._resource, entry.id) for entry in entries)
-            return Answer(environment=environment, cdi_devices=qualified)
-        return Answer(devices=devices, mounts=mounts, environment=environment)
+            qualified = tuple(cdi.qualified(self._resource, unit.id) for unit in asked)
+            return answers.Answer(environment=environment, cdi_devices=qualified)
+        return answers.Answer(devices=devices, mounts=mounts, environment=environment)

@@ -6,7 +6,7 @@ from typing import Final
 from muster import vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
-from muster_plugin import allocation
+from muster_plugin import allocation, answers
 
 API_VERSION: Final = "v1beta1"
 PLUGIN_TYPE: Final = "DevicePlugin"
@@ -50,9 +50,9 @@ def requested(request: dp.AllocateRequest) -> list[list[str]]:
     return [list(container.devices_ids) for container in request.container_requests]
 
 
-def allocated(answers: Iterable[allocation.Answer]) -> dp.AllocateResponse:
+def allocated(given: Iterable[answers.Answer]) -> dp.AllocateResponse:
     """Answer an allocation, container by container in the order asked."""
-    return dp.AllocateResponse(container_responses=[_container(answer) for answer in answers])
+    return dp.AllocateResponse(container_responses=[_container(answer) for answer in given])
 
 
 def preferred(
@@ -90,7 +90,7 @@ def _device(device: vocabulary.Device) -> dp.Device:
     return dp.Device(ID=device.id, health=device.health, topology=topology)
 
 
-def _container(answer: allocation.Answer) -> dp.ContainerAllocateResponse:
+def _container(answer: answers.Answer) -> dp.ContainerAllocateResponse:
     return dp.ContainerAllocateResponse(
         envs=answer.environment,
         devices=[
@@ -109,5 +109,6 @@ def _container(answer: allocation.Answer) -> dp.ContainerAllocateResponse:
             )
             for mount in answer.mounts
         ],
+        annotations=answer.annotations,
         cdi_devices=[dp.CDIDevice(name=name) for name in answer.cdi_devices],
     )

@@ -1,0 +1,338 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster_plugin import answers, gpu, gpu_answer, gpu_rules, units
+
+ENVVAR, MOUNTS, ANNOTATIONS, CRI = gpu_rules.DeviceList
+CONTROL = frozenset(gpu_answer.CONTROL_NODES)
+CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+KEY = "cdi.k8s.io/nvidia-device-plugin_id"
+CDI = "k8s.device-plugin.nvidia.com"
+CAPS = {"gpu3/gi5/access": 30, "gpu3/gi5/ci0/access": 31}
+
+
+def device(number: int) -> gpu.Device:
+    """Return a GPU whose device node has another number than its index."""
+    name = f"GPU-{number}"
+    return gpu.Device(part=gpu.Part(gpu=name), uuid=name, index=str(number), minor=number + 2)
+
+
+MIG = gpu.Device(part=gpu.Part(gpu="GPU-1", gi=5, ci=0), uuid="MIG-1", index="1:4", minor=3)
+
+
+def answer(
+    *devices: gpu.Device, to: gpu_rules.Given, present: frozenset[str] = frozenset()
+) -> answers.Answer:
+    return gpu_answer.answer(devices, to, caps=CAPS, present=present, annotation="id")
+
+
+def given_by(*strategies: gpu_rules.DeviceList) -> gpu_rules.Given:
+    return gpu_rules.Given(device_list=strategies)
+
+
+def mount(name: str) -> units.Mount:
+    below = f"/var/run/nvidia-container-devices/{name}"
+    return units.Mount(host_path="/dev/null", container_path=below, read_only=False)
+
+
+def node(path: str, root: str = "") -> units.DeviceSpec:
+    return units.DeviceSpec(host_path=root + path, container_path=path, permissions="rw")
+
+
+# What NVIDIA's plugin answers by each strategy (k8s-device-plugin 1b826ac, server.go)
+
+
+@pytest.mark.parametrize(
+    ("strategies", "result"),
+    [
+        ((ENVVAR,), answers.Answer(environment={VISIBLE: "GPU-1,GPU-0"})),
+        (
+            (MOUNTS,),
+            answers.Answer(
+                environment={VISIBLE: "/var/run/nvidia-container-devices"},
+                mounts=(mount("GPU-1"), mount("GPU-0")),
+            ),
+        ),
+        ((ANNOTATIONS,), answers.Answer(annotations={KEY: f"{CDI}/gpu=GPU-1,{CDI}/gpu=GPU-0"})),
+        ((CRI,), answers.Answer(cdi_devices=(f"{CDI}/gpu=GPU-1", f"{CDI}/gpu=GPU-0"))),
+        (
+            (ENVVAR, CRI),
+            answers.Answer(
+                environment={VISIBLE: "GPU-1,GPU-0"},
+                cdi_devices=(f"{CDI}/gpu=GPU-1", f"{CDI}/gpu=GPU-0"),
+            ),
+        ),
+        (
+            (CRI, ANNOTATIONS, MOUNTS, ENVVAR),
+            answers.Answer(
+                environment={VISIBLE: "/var/run/nvidia-container-devices"},
+                mounts=(mount("GPU-1"), mount("GPU-0")),
+                annotations={KEY: f"{CDI}/gpu=GPU-1,{CDI}/gpu=GPU-0"},
+                cdi_devices=(f"{CDI}/gpu=GPU-1", f"{CDI}/gpu=GPU-0"),
+            ),
+        ),
+    ],
+)
+def test_each_strategy_tells_the_runtime_in_its_own_way(
+    strategies: tuple[gpu_rules.DeviceList, ...], result: answers.Answer
+) -> None:
+    assert answer(device(1), device(0), to=given_by(*strategies)) == result
+
+
+def test_devices_can_be_told_by_index() -> None:
+    by_index = gpu_rules.Given(device_list=(MOUNTS, CRI), device_ids=gpu_rules.DeviceIds.INDEX)
+    assert answer(MIG, device(0), to=by_index) == answers.Answer(
+        environment={VISIBLE: "/var/run/nvidia-container-devices"},
+        mounts=(mount("1:4"), mount("0")),
+        cdi_devices=(f"{CDI}/gpu=1:4", f"{CDI}/gpu=0"),
+    )
+
+
+# server_test.go, de-duplication; iktos 9394ddf replica_test.go stripReplicas, which sorts as well
+
+
+@pytest.mark.parametrize(
+    ("asked", "result"),
+    [
+        ([1, 0, 0], "GPU-1,GPU-0"),
+        ([1, 0, 0, 2], "GPU-1,GPU-0,GPU-2"),
+        ([0, 1, 0, 1], "GPU-0,GPU-1"),
+    ],
+)
+def test_replicas_of_a_gpu_give_it_once_in_the_order_asked_for(
+    asked: list[int], result: str
+) -> None:
+    devices = [device(number) for number in asked]
+    assert answer(*devices, to=given_by(ENVVAR)).environment == {VISIBLE: result}
+    by_index = gpu_rules.Given(device_ids=gpu_rules.DeviceIds.INDEX)
+    assert answer(*devices, to=by_index).environment == {VISIBLE: result.replace("GPU-", "")}
+
+
+# server_test.go TestCDIAllocateResponse
+
+
+@pytest.mark.parametrize(
+    ("asked", "to", "present", "key", "names"),
+    [
+        ([0], gpu_rules.Given(), (), KEY, "gpu=GPU-0"),
+        (
+            [0],
+            gpu_rules.Given(cdi_annotation_prefix="custom.cdi.k8s.io/"),
+            (),
+            "custom.cdi.k8s.io/nvidia-device-plugin_id",
+            "gpu=GPU-0",
+        ),
+        ([0, 1], gpu_rules.Given(), (), KEY, "gpu=GPU-0 gpu=GPU-1"),
+        (
+            [0, 1],
+            gpu_rules.Given(cdi_annotation_prefix="custom.cdi.k8s.io/"),
+            (),
+            "custom.cdi.k8s.io/nvidia-device-plugin_id",
+            "gpu=GPU-0 gpu=GPU-1",
+        ),
+        ([], gpu_rules.Given(mofed=True), (), KEY, "mofed=all"),
+        ([], gpu_rules.Given(gds=True), (), KEY, "gds=all"),
+        ([0], gpu_rules.Given(gds=True, mofed=True), (), KEY, "gpu=GPU-0 gds=all mofed=all"),
+        (
+            [],
+            gpu_rules.Given(imex=gpu_rules.Imex(channels=(0,))),
+            (CHANNEL,),
+            KEY,
+            "imex-channel=0",
+        ),
+        (
+            [0],
+            gpu_rules.Given(gdrcopy=True, gds=True, imex=gpu_rules.Imex(channels=(0,))),
+            (CHANNEL,),
+            KEY,
+            "gpu=GPU-0 imex-channel=0 gdrcopy=all gds=all",
+        ),
+    ],
+)
+def test_cdi_names_what_a_container_is_given(
+    asked: list[int], to: gpu_rules.Given, present: tuple[str, ...], key: str, names: str
+) -> None:
+    told = gpu_rules.Given(
+        device_list=(ANNOTATIONS,),
+        cdi_annotation_prefix=to.cdi_annotation_prefix,
+        gdrcopy=to.gdrcopy,
+        gds=to.gds,
+        mofed=to.mofed,
+        imex=to.imex,
+    )
+    value = ",".join(f"{CDI}/{name}" for name in names.split())
+    devices = [device(number) for number in asked]
+    result = answer(*devices, to=told, present=frozenset(present))
+    assert result == answers.Answer(annotations={key: value})
+
+
+def test_no_device_is_no_annotation() -> None:
+    assert answer(to=given_by(ANNOTATIONS, CRI)) == answers.Answer()
+
+
+def test_features_are_variables_where_not_everything_comes_by_cdi() -> None:
+    features = {
+        "NVIDIA_GDRCOPY": "enabled",
+        "NVIDIA_GDS": "enabled",
+        "NVIDIA_MOFED": "enabled",
+    }
+    told = gpu_rules.Given(gdrcopy=True, gds=True, mofed=True)
+    assert answer(device(0), to=told).environment == {VISIBLE: "GPU-0", **features}
+
+
+# Device nodes
+
+
+def test_nodes_are_given_by_minor_number_below_the_dev_root_and_control_nodes_if_present() -> None:
+    told = gpu_rules.Given(device_specs=True, driver_root="/run/nvidia/driver")
+    present = frozenset({"/run/nvidia/driver/dev/nvidiactl", "/run/nvidia/driver/dev/nvidia-uvm"})
+    expected = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3", "/dev/nvidia2")
+    assert answer(device(1), device(0), device(1), to=told, present=present) == answers.Answer(
+        environment={VISIBLE: "GPU-1,GPU-0"},
+        devices=tuple(node(path, "/run/nvidia/driver") for path in expected),
+    )
+
+
+def test_the_dev_root_may_be_another_than_the_driver_root() -> None:
+    told = gpu_rules.Given(device_specs=True, driver_root="/run/nvidia/driver", dev_root="/")
+    assert answer(device(0), to=told, present=CONTROL).devices == (
+        *(node(path) for path in gpu_answer.CONTROL_NODES),
+        node("/dev/nvidia2"),
+    )
+
+
+def test_a_mig_device_comes_with_its_capability_nodes() -> None:
+    told = gpu_rules.Given(device_specs=True)
+    assert answer(MIG, to=told).devices == (
+        node("/dev/nvidia3"),
+        node("/dev/nvidia-caps/nvidia-cap30"),
+        node("/dev/nvidia-caps/nvidia-cap31"),
+    )
+
+
+def test_nodes_are_not_given_beside_cdi_alone() -> None:
+    told = gpu_rules.Given(device_specs=True, device_list=(ANNOTATIONS, CRI))
+    assert answer(device(0), to=told, present=CONTROL).devices == ()
+    assert gpu_answer.optional_paths(told) == ()
+
+
+def test_what_is_looked_for_is_what_may_be_left_out() -> None:
+    told = gpu_rules.Given(device_specs=True, dev_root="/host", imex=gpu_rules.Imex(channels=(0,)))
+    assert gpu_answer.optional_paths(told) == (
+        "/host/dev/nvidiactl",
+        "/host/dev/nvidia-uvm",
+        "/host/dev/nvidia-uvm-tools",
+        "/host/dev/nvidia-modeset",
+        f"/host{CHANNEL}",
+    )
+    assert gpu_answer.optional_paths(gpu_rules.Given()) == ()
+
+
+# IMEX
+
+
+def test_an_imex_channel_that_is_there_is_given_in_every_way() -> None:
+    told = gpu_rules.Given(device_specs=True, imex=gpu_rules.Imex(channels=(0,)))
+    there = frozenset({CHANNEL})
+    assert answer(device(0), to=told, present=there) == answers.Answer(
+        environment={VISIBLE: "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"},
+        devices=(node("/dev/nvidia2"), node(CHANNEL)),
+    )
+    mounted = gpu_rules.Given(device_list=(MOUNTS,), imex=gpu_rules.Imex(channels=(0,)))
+    assert answer(device(0), to=mounted, present=there).mounts == (mount("GPU-0"), mount("imex/0"))
+
+
+def test_an_imex_channel_that_is_not_there_is_left_out_or_missed() -> None:
+    wanted = gpu_rules.Given(imex=gpu_rules.Imex(channels=(0,)))
+    needed = gpu_rules.Given(imex=gpu_rules.Imex(channels=(0,), required=True))
+    assert answer(device(0), to=wanted).environment == {VISIBLE: "GPU-0"}
+    assert gpu_answer.missing_channel(wanted, ()) == ""
+    assert gpu_answer.missing_channel(needed, {CHANNEL}) == ""
+    told = f"IMEX channel 0 is required; {CHANNEL} is absent"
+    assert gpu_answer.missing_channel(needed, ()) == told
+
+
+# What may not be given
+
+
+def unit(name: str, minor: int | None = 0) -> units.Unit:
+    physical = name.split("::", maxsplit=1)[0]
+    one = gpu.Device(part=gpu.Part(gpu=physical), uuid=physical, index="0", minor=minor)
+    return units.Unit(id=name, physical=physical, identity={0: physical}, gpu=one)
+
+
+def problem(names: str, rules: gpu_rules.Gpus) -> str:
+    terms = gpu_answer.Terms(rules=rules)
+    return gpu_answer.problem("nvidia.com/gpu", [unit(name) for name in names.split()], terms)
+
+
+ONE = gpu_rules.Gpus(sharing=gpu_rules.Sharing(one_per_request=True))
+TOO_MANY = (
+    'invalid allocation request for "nvidia.com/gpu": invalid request: '
+    "maximum request size for shared resources is 1; found 2"
+)
+
+
+# internal/rm/rm_test.go TestValidateRequest, but for unknown ids and MPS
+
+
+@pytest.mark.parametrize(
+    ("names", "rules", "result"),
+    [
+        ("device1", gpu_rules.Gpus(), ""),
+        ("device0::1", gpu_rules.Gpus(), ""),
+        ("device0::1 device1::0", gpu_rules.Gpus(), ""),
+        ("device0::1", ONE, ""),
+        ("device0::1 device1::0", ONE, TOO_MANY),
+        ("device0 device1", ONE, ""),
+    ],
+)
+def test_more_than_one_replica_is_refused_where_one_is_the_most(
+    names: str, rules: gpu_rules.Gpus, result: str
+) -> None:
+    assert problem(names, rules) == result
+
+
+def test_two_replicas_of_one_gpu_are_refused_where_placement_is_exclusive() -> None:
+    rules = gpu_rules.Gpus(placement=gpu_rules.Placement.EXCLUSIVE)
+    assert problem("a::0 b::0", rules) == ""
+    assert problem("a::0 b::0 a::1", rules) == (
+        'invalid allocation request for "nvidia.com/gpu": invalid request: '
+        "placement is exclusive, one replica of each GPU; found 2 of a"
+    )
+
+
+def test_a_device_without_a_known_node_is_refused_only_where_nodes_are_given() -> None:
+    with_nodes = gpu_answer.Terms(rules=gpu_rules.Gpus(given=gpu_rules.Given(device_specs=True)))
+    nameless = unit("a", minor=None)
+    mig = units.Unit(id="MIG-1", physical="MIG-1", identity={0: "MIG-1"}, gpu=MIG)
+    assert gpu_answer.problem("r", [nameless], gpu_answer.Terms()) == ""
+    told = "r: a: the number of its device node is not known"
+    assert gpu_answer.problem("r", [nameless], with_nodes) == told
+    told = "r: MIG-1: mig-minors has no gpu3/gi5/access"
+    assert gpu_answer.problem("r", [mig], with_nodes) == told
+
+
+@given(
+    st.lists(st.sampled_from([device(0), device(1), MIG])),
+    st.builds(
+        gpu_rules.Given,
+        device_list=st.permutations([*gpu_rules.DeviceList]).map(lambda all_: tuple(all_[:2])),
+        device_ids=st.sampled_from(gpu_rules.DeviceIds),
+        device_specs=st.booleans(),
+        gds=st.booleans(),
+        imex=st.sampled_from([gpu_rules.Imex(), gpu_rules.Imex(channels=(0,))]),
+    ),
+    st.frozensets(st.sampled_from([*CONTROL, CHANNEL])),
+)
+def test_nothing_that_is_absent_and_nothing_twice_is_given(
+    devices: list[gpu.Device], told: gpu_rules.Given, present: frozenset[str]
+) -> None:
+    result = answer(*devices, to=told, present=present)
+    paths = [one.host_path for one in result.devices]
+    needed = [one.host_path for one in gpu_answer.needed_nodes(devices, told, caps=CAPS)]
+    assert len(set(paths)) == len(paths)
+    assert set(paths) <= {*present, *needed}
+    assert len(set(result.cdi_devices)) == len(result.cdi_devices)

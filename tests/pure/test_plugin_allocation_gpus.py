@@ -1,0 +1,114 @@
+from datetime import UTC, datetime
+
+import pytest
+
+from muster.pb import deviceplugin_pb2 as dp
+from muster_plugin import allocation, gpu, gpu_answer, gpu_rules, inventory, rules, units, wire
+
+RULE = rules.Resource(name="nvidia.com/gpu", groups=(), env="", grace_s=60.0)
+CONTROL = gpu_answer.CONTROL_NODES
+
+
+def replica(number: int, at: int) -> units.Unit:
+    name = f"GPU-{number}"
+    device = gpu.Device(part=gpu.Part(gpu=name), uuid=name, index=str(number), minor=number)
+    return units.Unit(
+        id=f"{name}::{at}", physical=name, identity={0: name}, gpu=device, numa=number
+    )
+
+
+def allocator(sharing: gpu_rules.Gpus | None = None) -> allocation.Allocator:
+    """Allocate two GPUs, each three times."""
+    offer = units.Offer(
+        name=RULE.name, rule=RULE, units=tuple(replica(n, at) for n in (0, 1) for at in range(3))
+    )
+    devices = inventory.Inventory(node="n1", plugin="p")
+    at = datetime(2026, 11, 1, tzinfo=UTC)
+    devices.look(units.Plan(offers=(offer,)), (RULE,), now=0.0, at=at)
+    terms = gpu_answer.Terms(rules=sharing or gpu_rules.Gpus())
+    return allocation.Allocator(devices, RULE.name, lambda: terms)
+
+
+def test_a_container_is_told_each_gpu_once_whatever_its_replicas() -> None:
+    gpus = allocator()
+    assert gpus.allocate([["GPU-1::2", "GPU-0::0", "GPU-1::0"], ["GPU-0::1"], []]) == (
+        allocation.Answer(environment={"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-0"}),
+        allocation.Answer(environment={"NVIDIA_VISIBLE_DEVICES": "GPU-0"}),
+        allocation.Answer(),
+    )
+    assert gpus.allocated == 4
+    assert gpus.host_paths([["GPU-1::2"]]) == ()
+    assert gpus.optional_paths([["GPU-1::2"]]) == ()
+
+
+def test_what_has_to_be_there_and_what_may_be_is_told_beforehand() -> None:
+    told = gpu_rules.Given(device_specs=True, dev_root="/host")
+    gpus = allocator(gpu_rules.Gpus(given=told))
+    asked = [["GPU-1::2", "GPU-1::0", "GPU-0::0"]]
+    assert gpus.host_paths(asked) == ("/host/dev/nvidia1", "/host/dev/nvidia0")
+    optional = gpus.optional_paths(asked)
+    assert optional == tuple(f"/host{path}" for path in CONTROL)
+    (answer,) = gpus.allocate(asked, present=frozenset(optional[:2]))
+    paths = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1", "/dev/nvidia0"]
+    assert [one.container_path for one in answer.devices] == paths
+
+
+def test_an_annotation_reaches_the_kubelet() -> None:
+    told = gpu_rules.Given(device_list=(gpu_rules.DeviceList.CDI_ANNOTATIONS,))
+    gpus = allocator(gpu_rules.Gpus(given=told))
+    name = "k8s.device-plugin.nvidia.com/gpu=GPU-0"
+    answers = gpus.allocate([["GPU-0::1"]], annotation="5f0c")
+    assert wire.allocated(answers) == dp.AllocateResponse(
+        container_responses=[
+            dp.ContainerAllocateResponse(annotations={"cdi.k8s.io/nvidia-device-plugin_5f0c": name})
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules_", "asked", "told"),
+    [
+        (
+            gpu_rules.Gpus(sharing=gpu_rules.Sharing(one_per_request=True)),
+            ["GPU-0::0", "GPU-1::0"],
+            "maximum request size for shared resources is 1; found 2",
+        ),
+        (
+            gpu_rules.Gpus(placement=gpu_rules.Placement.EXCLUSIVE),
+            ["GPU-0::0", "GPU-0::1"],
+            "placement is exclusive, one replica of each GPU; found 2 of GPU-0",
+        ),
+        (
+            gpu_rules.Gpus(
+                given=gpu_rules.Given(imex=gpu_rules.Imex(channels=(0,), required=True))
+            ),
+            ["GPU-0::0"],
+            "IMEX channel 0 is required",
+        ),
+        (gpu_rules.Gpus(), ["GPU-0::9"], "nvidia.com/gpu has no device 'GPU-0::9'; it has GPU-0"),
+    ],
+)
+def test_what_may_not_be_given_is_refused_in_words_and_nothing_is_given_away(
+    rules_: gpu_rules.Gpus, asked: list[str], told: str
+) -> None:
+    gpus = allocator(rules_)
+    with pytest.raises(allocation.Refusal) as caught:
+        gpus.allocate([["GPU-1::2"], asked])
+    assert told in str(caught.value)
+    assert gpus.allocated == 0
+
+
+def test_advice_follows_the_policy_and_what_the_kubelet_no_longer_offers() -> None:
+    left = ["GPU-0::1", "GPU-0::2", "GPU-1::0", "GPU-1::1", "GPU-1::2"]
+    advised = {
+        policy: allocator(gpu_rules.Gpus(placement=policy)).prefer(left, [], 2)
+        for policy in gpu_rules.Placement
+    }
+    assert advised == {
+        gpu_rules.Placement.ALIGNED: ["GPU-1::0", "GPU-0::1"],
+        gpu_rules.Placement.DISTRIBUTED: ["GPU-1::0", "GPU-0::1"],
+        gpu_rules.Placement.PACKED: ["GPU-0::1", "GPU-0::2"],
+        gpu_rules.Placement.EXCLUSIVE: ["GPU-1::0", "GPU-0::1"],
+    }
+    exclusive = allocator(gpu_rules.Gpus(placement=gpu_rules.Placement.EXCLUSIVE))
+    assert exclusive.prefer(left, ["GPU-0::1"], 3) == ["GPU-0::1", "GPU-1::0"]
