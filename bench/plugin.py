@@ -297,8 +297,8 @@ def _hot(root: Path) -> dict[str, object]:
             _resource("muster.example/null", "/dev/null"),
             _resource("muster.example/hot", str(root / "ho?"), grace_s=3600),
         ],
+        "gpus": {"resources": [{"name": "muster.example/gpu", "product": "*"}]},
         "simulated_gpus": {
-            "resource": "muster.example/gpu",
             "count": 1,
             "faults": str(root / "faults"),
         },

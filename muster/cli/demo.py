@@ -23,6 +23,7 @@ from muster.vocabulary import AlertKind, AlertState, Verdict
 _STEP_TIMEOUT_S: Final = 20.0
 _XID: Final = 79
 _POD: Final = "training"
+_GPUS: Final = sum(node.gpus for node in layout.NODES)
 
 Play = Callable[[], Awaitable[str]]
 
@@ -69,7 +70,7 @@ class Demo:
 
     async def play(self) -> None:
         """Start the stack, play, end it; stop at the first step that fails."""
-        self._print("simulated: 3 nodes, their kubelets and 8 GPUs; the rest is real\n")
+        self._print(f"simulated: 3 nodes, their kubelets and {_GPUS} GPUs; the rest is real\n")
         running = stack.Stack(
             say=lambda _: None, restart=False, nats_url=os.environ.get("NATS_URL")
         )
@@ -154,8 +155,7 @@ class Demo:
         url = f"{self._stack.http('kubernetes')}/api/v1/nodes"
         wanted = {node.name: node.capacity for node in layout.NODES}
         await cluster.until(url, lambda nodes: _offers(nodes) == wanted)
-        gpus = sum(node.gpus for node in layout.NODES)
-        return f"/dev/fuse ({fuse}) and {gpus} GPUs on {len(wanted)} nodes are allocatable"
+        return f"/dev/fuse ({fuse}) and {_GPUS} GPUs on {len(wanted)} nodes are allocatable"
 
     async def _allocated(self, node: str) -> str:
         since = asyncio.get_running_loop().time()

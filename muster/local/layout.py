@@ -34,7 +34,7 @@ class Node:
 
 
 NODES: Final = (
-    Node("node-a", 2, "NVIDIA H100 80GB HBM3", 81_559, fuse=True),
+    Node("node-a", 8, "NVIDIA H100 80GB HBM3", 81_559, fuse=True),
     Node("node-b", 4, "NVIDIA A100-SXM4-80GB", 81_920),
     Node("node-c", 2, "NVIDIA L4", 23_034),
 )
@@ -98,8 +98,8 @@ def plugin_settings(
         "kubelet": {"directory": directory},
         "heartbeat": {"interval_s": HEARTBEAT_S},
         "resources": [fuse] if node.fuse else [],
+        "gpus": {"health": {"poll_s": 0.5, "good": 1, "cooldown_s": 0}},
         "simulated_gpus": {
-            "resource": GPU,
             "count": node.gpus,
             "product": node.product,
             "memory_mib": node.memory_mib,

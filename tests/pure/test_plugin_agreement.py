@@ -61,4 +61,7 @@ def test_pods_that_hold_devices_newly_are_told_once() -> None:
     new = [agreement.Allocation(FUSE, "default/new", ("fuse-1",))]
     assert found.compare(second, OURS, 10.0) == new
     assert found.compare(second, OURS, 20.0) == []
-    assert (found.held(FUSE), second.held()) == (2, {FUSE: frozenset({"fuse-0", "fuse-1"})})
+    assert (found.held(FUSE), second.held()) == (
+        2,
+        {FUSE: {"fuse-0": "default/old", "fuse-1": "default/new"}},
+    )

@@ -12,9 +12,9 @@ from muster_plugin import (
     allocation,
     beats,
     cdi,
-    config,
     faults,
     found,
+    gpu,
     ids,
     inventory,
     rules,
@@ -23,7 +23,6 @@ from muster_plugin import (
 )
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
-GPUS = config.SimulatedGpus(count=2, product="Sim", memory_mib=1024)
 FUSE, KVM, TUN = (
     found.Node(path=f"/dev/{name}", kind=found.Kind.CHAR, major=10, minor=minor)
     for minor, name in enumerate(("fuse", "kvm", "net/tun"))
@@ -42,7 +41,26 @@ EACH = rules.Resource(
     grace_s=60.0,
 )
 GPU_0, GPU_1 = (ids.gpu_uuid("n1", index) for index in range(2))
+GPU_RULE = rules.Resource(name="nvidia.com/gpu", groups=(), env="")
 Events = list[vocabulary.PluginEvent]
+
+
+def replica(uuid: str, number: int, *, gi: int | None = None) -> units.Unit:
+    """Return one of several ids of a GPU, or of a MIG device of the first."""
+    part = gpu.Part(gpu=GPU_0 if gi is not None else uuid, gi=gi, ci=0 if gi is not None else None)
+    return units.Unit(
+        id=f"{uuid}::{number}",
+        physical=uuid,
+        identity={0: uuid},
+        gpu=gpu.Device(part=part, uuid=uuid, index="0"),
+    )
+
+
+SHARED = units.Offer(
+    name="nvidia.com/gpu",
+    rule=GPU_RULE,
+    units=tuple(replica(uuid, number) for uuid in (GPU_0, GPU_1) for number in range(2)),
+)
 
 
 def look(
@@ -50,22 +68,44 @@ def look(
     *nodes: found.Node,
     now: float = 0.0,
     configured: tuple[rules.Resource, ...] = (RULE,),
+    offers: tuple[units.Offer, ...] = (),
 ) -> Events:
     plan = units.plan(configured, found.Seen(nodes=nodes))
-    return devices.look(plan, configured, now=now, at=AT)
+    both = units.together(plan, units.Plan(offers=offers))
+    return devices.look(both, [*configured, *(o.rule for o in offers)], now=now, at=AT)
 
 
 def made() -> inventory.Inventory:
-    devices = inventory.Inventory(node="n1", plugin="p", gpus=GPUS)
-    look(devices, FUSE, KVM)
+    devices = inventory.Inventory(node="n1", plugin="p")
+    look(devices, FUSE, KVM, offers=(SHARED,))
     return devices
 
 
-def fault(physical: str, code: str = "c", reason: str = "broken") -> inventory.Fault:
-    return inventory.Fault(physical=physical, code=code, reason=reason, at=AT)
+def fault(
+    uuid: str,
+    code: str = "c",
+    reason: str = "broken",
+    *,
+    effect: gpu.Effect = gpu.Effect.UNHEALTHY,
+    gi: int | None = None,
+) -> gpu.Began:
+    part = gpu.Part(gpu=uuid, gi=gi, ci=None if gi is None else 0)
+    return gpu.Began(part=part, effect=effect, code=code, reason=reason, at=AT)
 
 
-def turned(device_id: str, health: Health, reason: str, code: str) -> vocabulary.PluginEvent:
+def mended(uuid: str, code: str = "c") -> gpu.Ended:
+    return gpu.Ended(
+        part=gpu.Part(gpu=uuid),
+        effect=gpu.Effect.UNHEALTHY,
+        code=code,
+        reason="it answers again",
+        at=AT,
+    )
+
+
+def turned(
+    device_id: str, health: Health, reason: str, code: str, *, pods: tuple[str, ...] = ()
+) -> vocabulary.PluginEvent:
     return vocabulary.DeviceHealthChanged(
         node="n1",
         at=AT,
@@ -75,6 +115,7 @@ def turned(device_id: str, health: Health, reason: str, code: str) -> vocabulary
         health=health,
         reason=reason,
         code=code,
+        pods=pods,
     )
 
 
@@ -101,7 +142,7 @@ def test_a_device_that_appears_is_added_to_its_resource() -> None:
 def test_a_device_that_goes_is_unhealthy_and_leaves_after_the_grace_period() -> None:
     devices = made()
     gone = "/dev/kvm is gone"
-    assert look(devices, FUSE, now=10.0) == [
+    assert look(devices, FUSE, now=10.0, offers=(SHARED,)) == [
         turned("kvm-0", Health.UNHEALTHY, gone, "device-missing"),
         turned("kvm-1", Health.UNHEALTHY, gone, "device-missing"),
     ]
@@ -112,13 +153,22 @@ def test_a_device_that_goes_is_unhealthy_and_leaves_after_the_grace_period() -> 
         removed("a.com/fuse", "kvm-0", gone),
         removed("a.com/fuse", "kvm-1", gone),
     ]
-    assert devices.entry("a.com/fuse", "kvm-0") is None
+    assert devices.unit("a.com/fuse", "kvm-0") is None
 
 
 def test_a_device_that_a_pod_holds_stays_in_the_list() -> None:
     devices = made()
-    devices.held({"a.com/fuse": frozenset({"kvm-1"})}, now=0.0, at=AT)
-    look(devices, FUSE, now=10.0)
+    devices.held({"a.com/fuse": {"kvm-1": "team/train"}}, now=0.0, at=AT)
+    assert look(devices, FUSE, now=10.0, offers=(SHARED,)) == [
+        turned("kvm-0", Health.UNHEALTHY, "/dev/kvm is gone", "device-missing"),
+        turned(
+            "kvm-1",
+            Health.UNHEALTHY,
+            "/dev/kvm is gone",
+            "device-missing",
+            pods=("team/train",),
+        ),
+    ]
     assert devices.tick(now=70.0, at=AT) == [removed("a.com/fuse", "kvm-0", "/dev/kvm is gone")]
     assert devices.held({}, now=80.0, at=AT) == [removed("a.com/fuse", "kvm-1", "/dev/kvm is gone")]
 
@@ -135,39 +185,115 @@ def test_a_resource_stays_while_it_is_configured_and_one_named_by_a_match_goes_w
 
 def test_what_is_no_longer_configured_leaves_at_once() -> None:
     devices = made()
-    gone = look(devices, FUSE, KVM, TUN, configured=(EACH,))
+    gone = look(devices, FUSE, KVM, TUN, configured=(EACH,), offers=(SHARED,))
     left = "no longer configured"
     assert gone[:4] == [
         removed("a.com/fuse", name, left) for name in ("fuse-0", "fuse-1", "kvm-0", "kvm-1")
     ]
-    assert devices.resources == ("b.com/net_tun", "nvidia.com/gpu")
+    assert devices.resources == ("nvidia.com/gpu", "b.com/net_tun")
 
 
-def test_a_simulated_gpu_says_what_it_is() -> None:
-    assert made().devices("nvidia.com/gpu")[0] == vocabulary.Device(
-        id=GPU_0,
-        resource="nvidia.com/gpu",
-        simulated=True,
-        gpu=vocabulary.Gpu(uuid=GPU_0, product="Sim", memory_mib=1024),
-    )
-    assert ids.gpu_uuid("n2", 0) != GPU_0
-
-
-def test_a_fault_turns_its_gpu_and_no_other() -> None:
+def test_a_fault_turns_every_replica_of_its_gpu_and_is_told_once() -> None:
     devices = made()
     assert devices.apply(fault(GPU_1)) == [turned(GPU_1, Health.UNHEALTHY, "broken", "c")]
-    assert devices.count("nvidia.com/gpu") == {Health.HEALTHY: 1, Health.UNHEALTHY: 1}
+    assert {device.id: device.reason for device in devices.devices("nvidia.com/gpu")} == {
+        f"{GPU_0}::0": "",
+        f"{GPU_0}::1": "",
+        f"{GPU_1}::0": "broken",
+        f"{GPU_1}::1": "broken",
+    }
     assert devices.apply(fault(GPU_1)) == []
+
+
+def test_a_fault_of_a_gpu_reaches_all_its_mig_devices_and_one_of_an_instance_that_one() -> None:
+    devices = inventory.Inventory(node="n1", plugin="p")
+    parts = (("MIG-a", 1), ("MIG-b", 2))
+    offers = tuple(
+        units.Offer(
+            name=f"nvidia.com/{uuid.lower()}",
+            rule=msgspec.structs.replace(GPU_RULE, name=f"nvidia.com/{uuid.lower()}"),
+            units=(replica(uuid, 0, gi=gi),),
+        )
+        for uuid, gi in parts
+    )
+    look(devices, configured=(), offers=offers)
+
+    def unhealthy() -> list[str]:
+        return [d.physical for d in devices.snapshot(AT).devices if d.health is Health.UNHEALTHY]
+
+    devices.apply(fault(GPU_0, gi=2))
+    assert unhealthy() == ["MIG-b"]
+    assert len(devices.apply(fault(GPU_0, "whole"))) == 2
+    assert unhealthy() == ["MIG-a", "MIG-b"]
+    assert [e for e in devices.apply(mended(GPU_0, "whole")) if e.health is Health.HEALTHY] == [  # type: ignore[attr-defined]
+        vocabulary.DeviceHealthChanged(
+            node="n1",
+            at=AT,
+            plugin="p",
+            resource="nvidia.com/mig-a",
+            device_id="MIG-a",
+            health=Health.HEALTHY,
+            reason="it answers again",
+            code="whole",
+        )
+    ]
+    assert unhealthy() == ["MIG-b"]
 
 
 def test_a_gpu_is_healthy_again_when_nothing_holds_against_it_any_more() -> None:
     devices = made()
     devices.apply(fault(GPU_1, "other", "worn"))
-    assert devices.apply(fault(GPU_1)) == []
-    assert devices.apply(inventory.Mended(physical=GPU_1, code="other", at=AT)) == []
-    mended = inventory.Mended(physical=GPU_1, code="c", at=AT)
-    assert devices.apply(mended) == [turned(GPU_1, Health.HEALTHY, "c no longer holds", "c")]
-    assert devices.apply(mended) == []
+    assert devices.apply(fault(GPU_1)) == [turned(GPU_1, Health.UNHEALTHY, "broken", "c")]
+    assert devices.apply(mended(GPU_1, "other")) == [
+        turned(GPU_1, Health.UNHEALTHY, "it answers again; but broken", "other")
+    ]
+    assert devices.apply(mended(GPU_1)) == [turned(GPU_1, Health.HEALTHY, "it answers again", "c")]
+    assert devices.apply(mended(GPU_1)) == []
+
+
+def test_what_is_only_worth_knowing_of_a_gpu_leaves_it_healthy() -> None:
+    devices = made()
+    devices.held({"nvidia.com/gpu": {f"{GPU_1}::1": "team/train"}}, now=0.0, at=AT)
+    warm = fault(GPU_1, "thermal", "it is hot", effect=gpu.Effect.DEGRADED)
+    assert devices.apply(warm) == [
+        vocabulary.DeviceConditionChanged(
+            node="n1",
+            at=AT,
+            plugin="p",
+            resource="nvidia.com/gpu",
+            device_id=GPU_1,
+            condition=vocabulary.Condition.DEGRADED,
+            holds=True,
+            reason="it is hot",
+            code="thermal",
+            pods=("team/train",),
+        )
+    ]
+    assert devices.count("nvidia.com/gpu") == {Health.HEALTHY: 4}
+    assert devices.conditions("nvidia.com/gpu") == {vocabulary.Condition.DEGRADED: 2}
+
+
+def test_a_gpu_that_is_broken_when_it_is_first_seen_is_never_called_healthy() -> None:
+    devices = inventory.Inventory(node="n1", plugin="p")
+    assert devices.apply(fault(GPU_0)) == []
+    events = look(devices, configured=(), offers=(SHARED,))
+    assert [
+        event.device.health for event in events if isinstance(event, vocabulary.DeviceAdded)
+    ] == [
+        Health.HEALTHY if device.startswith(GPU_1) else Health.UNHEALTHY
+        for device in sorted(unit.id for unit in SHARED.units)
+    ]
+
+
+def test_a_gpu_that_comes_back_broken_is_not_told_to_be_healthy() -> None:
+    devices = made()
+    gone = msgspec.structs.replace(SHARED, units=SHARED.units[2:])
+    assert look(devices, FUSE, KVM, offers=(gone,)) == [
+        turned(GPU_0, Health.UNHEALTHY, f"{GPU_0} is gone", "device-missing")
+    ]
+    devices.apply(fault(GPU_0))
+    assert look(devices, FUSE, KVM, offers=(SHARED,)) == []
+    assert devices.count("nvidia.com/gpu") == {Health.HEALTHY: 2, Health.UNHEALTHY: 2}
 
 
 def test_a_fault_of_a_stranger_changes_nothing() -> None:
@@ -177,7 +303,7 @@ def test_a_fault_of_a_stranger_changes_nothing() -> None:
 def test_a_snapshot_holds_every_device_with_its_reason() -> None:
     devices = made()
     devices.apply(fault(GPU_1))
-    look(devices, FUSE)
+    look(devices, FUSE, offers=(SHARED,))
     snapshot = devices.snapshot(AT)
     told = {device.id: (device.health, device.reason) for device in snapshot.devices}
     assert told == {
@@ -185,11 +311,17 @@ def test_a_snapshot_holds_every_device_with_its_reason() -> None:
         "fuse-1": (Health.HEALTHY, ""),
         "kvm-0": (Health.UNHEALTHY, "/dev/kvm is gone"),
         "kvm-1": (Health.UNHEALTHY, "/dev/kvm is gone"),
-        GPU_0: (Health.HEALTHY, ""),
-        GPU_1: (Health.UNHEALTHY, "broken"),
+        f"{GPU_0}::0": (Health.HEALTHY, ""),
+        f"{GPU_0}::1": (Health.HEALTHY, ""),
+        f"{GPU_1}::0": (Health.UNHEALTHY, "broken"),
+        f"{GPU_1}::1": (Health.UNHEALTHY, "broken"),
     }
     assert snapshot.resources == ("a.com/fuse", "nvidia.com/gpu")
     assert devices.snapshot(AT) == snapshot
+
+
+def test_simulated_gpus_of_two_nodes_have_different_uuids() -> None:
+    assert ids.gpu_uuid("n2", 0) != GPU_0
 
 
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=0x2FFF), min_size=1, max_size=300))
@@ -206,25 +338,7 @@ def test_ids_of_paths_that_only_look_alike_differ() -> None:
     assert len({ids.device_id(path, 0) for path in paths}) == len(paths)
 
 
-# Verdicts
-
-
-@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109])
-def test_an_application_fault_says_nothing_about_the_gpu(xid: int) -> None:
-    assert not faults.verdict(xid).unhealthy
-
-
-@pytest.mark.parametrize("xid", [46, 48, 62, 63, 64, 74, 79, 94, 95, 119, 120, 140, 143, 500])
-def test_every_other_xid_takes_the_gpu_out_of_use(xid: int) -> None:
-    assert faults.verdict(xid).unhealthy
-
-
-def test_a_verdict_names_code_title_and_source() -> None:
-    assert faults.verdict(79) == faults.Verdict(
-        unhealthy=True,
-        code="xid-79",
-        reason="XID 79: GPU has fallen off the bus (NVIDIA XID catalogue 2025-10-29)",
-    )
+# Fault scripts
 
 
 def test_a_fault_script_comes_to_what_holds_at_its_end() -> None:
@@ -321,7 +435,7 @@ def test_with_cdi_a_container_gets_names_that_the_spec_explains() -> None:
 
 def test_a_container_is_told_which_gpus_it_sees() -> None:
     gpus = allocation.Allocator(made(), "nvidia.com/gpu")
-    assert gpus.allocate([[GPU_1, GPU_0, GPU_1]]) == (
+    assert gpus.allocate([[f"{GPU_1}::0", f"{GPU_0}::1", f"{GPU_1}::1"]]) == (
         allocation.Answer(environment={"NVIDIA_VISIBLE_DEVICES": f"{GPU_1},{GPU_0}"}),
     )
 

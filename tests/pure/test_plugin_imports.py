@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import settings
-from muster_plugin import config, configuration, rules
+from muster_plugin import config, configuration, rulebook, rules
 from muster_plugin.imports import generic, smarter, tree
 
 Format = configuration.Format
@@ -537,10 +537,10 @@ def test_any_tree_gives_rules_or_says_why_not(tree: object, peer: Format) -> Non
 
 
 def test_importers_are_given_trees_by_other_programs_too() -> None:
-    assert smarter.read([{"devicematch": "^a$", "nummaxdevices": 2.0}]).rules == rules.Rules(
+    assert smarter.read([{"devicematch": "^a$", "nummaxdevices": 2.0}]).rules == rulebook.Rules(
         api_version="muster.dev/v1", resources=(each("^a$", 2),)
     )
-    assert generic.read_flags(["aa,/dev/a,/dev/b"], domain="d.e").rules == rules.Rules(
+    assert generic.read_flags(["aa,/dev/a,/dev/b"], domain="d.e").rules == rulebook.Rules(
         api_version="muster.dev/v1",
         resources=(rules.Resource(name="d.e/aa", groups=(group("/dev/a"), group("/dev/b"))),),
     )

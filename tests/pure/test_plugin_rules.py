@@ -13,12 +13,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from muster import settings
-from muster_plugin import configure, names, rules
+from muster_plugin import configure, names, rulebook, rules
 
 
-def read(text: str) -> rules.Rules:
+def read(text: str) -> rulebook.Rules:
     (tree,) = settings.parse(text.encode(), source="FILE")
-    return settings.validate(rules.Rules, tree)
+    return settings.validate(rulebook.Rules, tree)
 
 
 def problems(text: str) -> list[str]:
@@ -117,7 +117,7 @@ def test_the_schema_for_editors_takes_what_the_loader_takes_and_knows_every_key(
 def test_a_node_gets_the_rules_that_match_its_name_or_its_labels() -> None:
     found = read(EVERYTHING)
     of = {
-        node: [(r.name, len(r.groups)) for r in found.at(node, labels)]
+        node: [(r.name, len(r.groups)) for r in found.at(node, labels).resources]
         for node, labels in {
             "a": {},
             "edge-1": {"zone": "south", "gpu": "true"},
@@ -142,7 +142,7 @@ def test_rules_that_only_clash_on_one_node_are_refused_there() -> None:
             resources: [{name: a.example/c, groups: [{devices: [{path: '/dev/f*'}]}]}]
         """
     )
-    assert [r.name for r in found.at("m", {})] == ["a.example/b"]
+    assert [r.name for r in found.at("m", {}).resources] == ["a.example/b"]
     with pytest.raises(ValueError, match=r"^resources\[0\]\.groups\[0\]\.devices\[0\]: a\.example"):
         found.at("n", {})
 
@@ -373,7 +373,8 @@ def test_derived_names_are_names_that_the_kubelet_takes(path: str) -> None:
     assert [*names.problems(names.derived("e.com/*", path))] == []
 
 
-SHAPES: Final = msgspec.json.schema(rules.Rules)["$defs"].values()
+PAGES: Final = ("configuration.md", "gpus.md")
+SHAPES: Final = msgspec.json.schema(rulebook.Rules)["$defs"].values()
 KEYS: Final = st.sampled_from(sorted({key for s in SHAPES for key in s.get("properties", {})}))
 VALUES: Final = st.sampled_from(
     ["muster.dev/v1", "a.example/b", "a.example/*", "/dev/a*", "^a[0-9]+$", "1a86", "Mount", "rw"]
@@ -391,7 +392,7 @@ def usable(text: bytes) -> bool:
     """Tell whether rules come out; anything raised but BadSettings fails the test."""
     try:
         for tree in settings.parse(text, source="FILE"):
-            settings.validate(rules.Rules, tree)
+            settings.validate(rulebook.Rules, tree)
     except settings.BadSettings:
         return False
     return True
@@ -452,10 +453,11 @@ def test_rules_that_are_taken_are_printed_and_read_again_as_the_same(
 
 
 def test_the_documentation_names_every_key_and_its_examples_can_be_used() -> None:
-    text = Path(__file__).parents[2].joinpath("docs", "configuration.md").read_text("utf-8")
+    docs = Path(__file__).parents[2] / "docs"
+    text = "".join(docs.joinpath(page).read_text("utf-8") for page in PAGES)
     keys = {key for shape in SHAPES for key in shape.get("properties", {})}
     assert {key for key in keys if f"`{key}`" not in text} == set()
     examples = [block.split("```")[0] for block in text.split("```yaml\n")[1:]]
     assert len(examples) > 8
     for example in examples:
-        assert isinstance(read(example), rules.Rules)
+        assert isinstance(read(example), rulebook.Rules)

@@ -19,7 +19,21 @@ from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 from muster.vocabulary import Health
 from muster.vocabulary import RegistrationReason as Reason
-from muster_plugin import config, directory, ids, kubelet, names, patience, rules, signals
+from muster_plugin import (
+    config,
+    directory,
+    gpu_health,
+    gpu_rules,
+    gpus,
+    ids,
+    kubelet,
+    lines,
+    names,
+    patience,
+    presets,
+    rules,
+    simulated,
+)
 from muster_plugin import node as node_door
 
 FUSE = "smarter-devices/fuse"
@@ -30,7 +44,9 @@ QUICK = kubelet.Periods(
 )
 CALM = kubelet.Periods(patient=QUICK.patient)
 Event = TypeVar("Event", bound=vocabulary.Event)
-Inbox = asyncio.Queue[runtime.Delivery[signals.Signal]]
+HEALTH = gpu_rules.Health(good=1, cooldown_s=0.0)
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 
 class Told:
@@ -111,11 +127,11 @@ def fuse(root: Path, *paths: str, gpus: int = 0) -> config.Settings:
     )
 
 
-def line() -> kubelet.Line:
-    inbox: Inbox = asyncio.Queue()
-    return kubelet.Line(
-        tell=lambda signal: inbox.put_nowait(runtime.Delivery(signal)),
-        drive=lambda life: runtime.drive(life, inbox, life.act),
+def line() -> lines.Line[In, Out]:
+    inbox: asyncio.Queue[runtime.Delivery[In]] = asyncio.Queue()
+    return lines.Line(
+        tell=lambda event: inbox.put_nowait(runtime.Delivery(event)),
+        drive=lambda driven, act: runtime.drive(driven, inbox, act),
     )
 
 
@@ -126,19 +142,15 @@ async def plugin(
     """Run what the process runs, but for the bus and the probes."""
     told = Told()
     sockets = Path(settings.kubelet.directory) / config.SOCKET_DIRECTORY
-    node = node_door.Node(settings, "n1", line=line, periods=periods)
+    seen: gpus.Gpus | None = None
+    if settings.simulated_gpus:
+        source = simulated.Simulated(settings.simulated_gpus, "n1", poll_s=0.05)
+        seen = gpus.Gpus(source, gpu_health.GpuHealth(presets.read(HEALTH), HEALTH), line())
+    node = node_door.Node(settings, "n1", line=line, seen=seen, periods=periods)
     node.teller.publish_to(told)
-    working = [
-        node.live(),
-        node.watch_devices(),
-        node.age(),
-        node.examine(),
-        node.follow_pods(),
-    ]
-    if watches:
-        working.append(node.watch_sockets())
-    if node.has_script:
-        working.append(node.watch_script())
+    working = [*node.works()]
+    if not watches:
+        working.pop(1).close()
     tasks = [asyncio.create_task(work) for work in working]
     try:
         yield node, told
@@ -187,7 +199,7 @@ def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
             assert found.devices == {device_id: "Healthy"}
             (state,) = node.states()
             assert (state.problem, state.streams, state.registrations) == ("", 1, 1)
-            assert node.kubelet_socket == directory.identity(kubelet.socket)
+            assert node.lives.kubelet_socket == directory.identity(kubelet.socket)
 
     run(story)
 
@@ -528,16 +540,10 @@ def test_a_scripted_xid_takes_one_gpu_away_until_it_is_cleared(root: Path) -> No
             script.write_text('{"device": 2, "xid": 79}\n{"device": 0, "xid": 13}\n')
             event = await told.turned(Health.UNHEALTHY)
             await until_allocatable(kubelet, 3, GPU)
-            assert event == vocabulary.DeviceHealthChanged(
-                node="n1",
-                plugin="device-plugin",
-                at=event.at,
-                resource=GPU,
-                device_id=ids.gpu_uuid("n1", 2),
-                health=Health.UNHEALTHY,
-                reason="XID 79: GPU has fallen off the bus (NVIDIA XID catalogue 2025-10-29)",
-                code="xid-79",
-            )
+            assert (event.resource, event.device_id) == (GPU, ids.gpu_uuid("n1", 2))
+            assert (event.code, event.reason) == ("xid-79", "XID 79: GPU has fallen off the bus")
+            assert event.policy.startswith("nvidia-compatible/")
+            assert [seen.source for seen in event.evidence] == ["nvml-events", "nvml-poll"]
             with script.open("a") as appended:
                 appended.write('{"device": 2, "clear": 79}\n')
             await until_allocatable(kubelet, 4, GPU)

@@ -8,30 +8,46 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 import muster
 from muster import entry, logs, runtime, settings, vocabulary
-from muster_plugin import aside, beats, config, directory, inotify, kubelet, lean, signals
+from muster_plugin import (
+    aside,
+    beats,
+    config,
+    directory,
+    gpu_health,
+    gpus,
+    inotify,
+    kubelet,
+    lean,
+    lines,
+    nvml,
+    presets,
+    rulebook,
+    simulated,
+    start,
+)
 from muster_plugin import node as node_door
 
 if TYPE_CHECKING:
     from muster import bus
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _GOODBYE_S: Final = 0.5
+In = TypeVar("In")
+Out = TypeVar("Out")
+
 _READ_TIMEOUT_S: Final = 5.0
 _READ_PERIOD_S: Final = 60.0
 _WRITTEN_S: Final = 0.05
-_ALONE_AGAIN_S: Final = 0.05
 _PEERS: Final = ("smarter", "generic", "nvidia")
 _MISSED_BEATS_MAX: Final = 3
 _HTTP: Final = ("http.server", "urllib.request", "wsgiref", "wsgiref.simple_server")
@@ -45,43 +61,59 @@ def main() -> int:
 
 async def serve(chosen: config.Settings, source: entry.Source[config.Settings]) -> None:
     """Serve the node's devices until SIGTERM. Raises CannotStart."""
-    root = Path(chosen.kubelet.directory)
-    name = _node_name(chosen.node)
-    _check(chosen, root / config.SOCKET_DIRECTORY)
-    logs.configure("plugin", level=chosen.log.level, node=name)
-    folders = [root / folder for folder in (config.SOCKET_DIRECTORY, config.REGISTRY_DIRECTORY)]
-    for stale in directory.remove_stale(folders):
-        logs.logger().info("stale_socket_removed", socket=stale)
     try:
-        node = node_door.Node(chosen, name, line=_line)
+        node = await _node(chosen)
+    except start.CannotServe as error:
+        raise entry.CannotStart(str(error)) from None
     except ValueError as error:
         raise entry.CannotStart(f"resources: {error}") from None
-    await _be_alone(node, folders, chosen.handover_s)
     reporter = Reporter(chosen, node)
-    told = asyncio.Event()
     try:
         await runtime.run(
-            node.live(),
-            node.watch_sockets(),
-            node.watch_devices(),
-            node.age(),
-            node.examine(),
-            node.follow_pods(),
-            *([node.watch_script()] if node.has_script else []),
-            reporter.report(told),
+            *node.works(),
+            reporter.report(),
             *([reporter.reload(source)] if source.file else []),
-            told=told,
+            told=node.over,
         )
     finally:
         await node.close()
 
 
-def _line() -> kubelet.Line:
-    inbox: asyncio.Queue[runtime.Delivery[signals.Signal]] = asyncio.Queue(runtime.INBOX_MAX)
-    return kubelet.Line(
-        tell=lambda signal: inbox.put_nowait(runtime.Delivery(signal)),
-        drive=lambda life: runtime.drive(life, inbox, life.act),
+async def _node(chosen: config.Settings) -> node_door.Node:
+    """Return the node as it is now, when nobody else serves its devices."""
+    root = Path(chosen.kubelet.directory)
+    name = start.node_name(chosen.node)
+    start.check(chosen)
+    logs.configure("plugin", level=chosen.log.level, node=name)
+    folders = [root / folder for folder in (config.SOCKET_DIRECTORY, config.REGISTRY_DIRECTORY)]
+    for stale in directory.remove_stale(folders):
+        logs.logger().info("stale_socket_removed", socket=stale)
+    here = chosen.at(name)
+    node = node_door.Node(chosen, name, line=_line, seen=_gpus(chosen, here, name))
+    names = {*node.inventory.resources, *(here.gpus.names() if here.gpus else ())}
+    await start.be_alone(sorted(names), folders, handover_s=chosen.handover_s)
+    return node
+
+
+def _line() -> lines.Line[In, Out]:
+    inbox: asyncio.Queue[runtime.Delivery[In]] = asyncio.Queue(runtime.INBOX_MAX)
+    return lines.Line(
+        tell=lambda event: inbox.put_nowait(runtime.Delivery(event)),
+        drive=lambda driven, act: runtime.drive(driven, inbox, act),
     )
+
+
+def _gpus(chosen: config.Settings, here: rulebook.Here, node: str) -> gpus.Gpus | None:
+    """Return whoever sees the node's GPUs, and what judges them; None if there are to be none."""
+    if here.gpus is None:
+        return None
+    health = here.gpus.health
+    seen: gpus.Source
+    if chosen.simulated_gpus:
+        seen = simulated.Simulated(chosen.simulated_gpus, node, poll_s=health.poll_s)
+    else:
+        seen = nvml.Nvml(here.gpus)
+    return gpus.Gpus(seen, gpu_health.GpuHealth(presets.read(health), health), _line())
 
 
 class Reporter:
@@ -94,7 +126,7 @@ class Reporter:
             node=node.name,
             plugin=node.plugin,
             instance="unconnected",
-            boot=_boot(),
+            boot=start.boot(),
             version=muster.__version__,
             config_hash=chosen.hash,
             interval_s=chosen.heartbeat.interval_s,
@@ -107,12 +139,12 @@ class Reporter:
         self._reading = asyncio.Event()
         self._files = aside.Lane()
 
-    async def report(self, told: asyncio.Event) -> None:
+    async def report(self) -> None:
         """Connect to everything slow, and speak until cancelled.
 
-        A goodbye is said only if somebody `told` us to end: a crash must look like one.
+        A goodbye is said only if it is over on purpose: a crash must look like one.
         """
-        await self._node.settle()
+        await self._node.lives.settle()
         lean.load("nats.aio.client", without=["aiohttp", "importlib.metadata"])
         lean.load("prometheus_client", hollow=_HTTP)
         from muster import bus, codec, probes  # noqa: PLC0415  # 60 ms, after the registration
@@ -143,7 +175,7 @@ class Reporter:
                     tasks.create_task(self._resync(connected))
                     tasks.create_task(self._snapshots(connected))
             finally:
-                if told.is_set():
+                if self._node.over.is_set():
                     await self._goodbye(connected)
 
     async def _beat(self, connected: "bus.Bus") -> None:
@@ -195,7 +227,7 @@ class Reporter:
                 node=self._node.name,
                 plugin=self._node.plugin,
                 at=datetime.now(UTC),
-                reason=vocabulary.StopReason.SIGNAL,
+                reason=self._node.stop_reason,
             )
         )
         if connected.link.is_connected and not await connected.flush(_GOODBYE_S):
@@ -222,7 +254,7 @@ class Reporter:
     async def _reread(self, source: entry.Source[config.Settings]) -> None:
         try:
             found = await self._files.run(source.read, timeout_s=_READ_TIMEOUT_S)
-            resources = found.at(self._node.name)
+            here = found.at(self._node.name)
         except (ValueError, TimeoutError) as error:
             problems = tuple(str(error).splitlines()) or (f"{source.file}: does not answer",)
             self._node.teller.refused(problems, in_force=self._who.config_hash)
@@ -231,13 +263,13 @@ class Reporter:
             return
         restart = found.changed_for_the_process(self._settings)
         self._who = msgspec.structs.replace(self._who, config_hash=found.hash)
-        await self._node.configure(resources, config_hash=found.hash, restart=restart)
+        await self._node.configure(here, config_hash=found.hash, restart=restart)
 
     def _heartbeat(self, connected: "bus.Bus") -> vocabulary.Heartbeat:
         vitals = beats.Vitals(
             seq=self._sequence,
             phase=self._phase,
-            kubelet=self._node.kubelet_socket,
+            kubelet=self._node.lives.kubelet_socket,
             checked_at=self._node.checked_at,
             lag_s=self._lag_s,
             reconnects=max(0, connected.link.epoch - 1),
@@ -249,7 +281,7 @@ class Reporter:
     def _phase(self) -> vocabulary.Phase:
         if self._is_draining:
             return vocabulary.Phase.DRAINING
-        has_served = self._node.has_served
+        has_served = self._node.lives.have_served
         return vocabulary.Phase.SERVING if has_served else vocabulary.Phase.STARTING
 
     def _not_ready(self) -> str | None:
@@ -289,64 +321,6 @@ def _foreign(text: bytes, source: str, peer: str) -> dict[str, object]:
     if found.rules is None:
         raise settings.BadSettings([f"{source}: says nothing of device nodes"])
     return {"resources": msgspec.to_builtins(found.rules.resources)}
-
-
-async def _be_alone(node: node_door.Node, folders: Sequence[Path], handover_s: float) -> None:
-    """Wait until no other process serves our resources. Raises CannotStart if that does not come.
-
-    The kubelet would keep the newer registration, and drop it when the older one ends
-    (k/k#121994); so there is no overlap, not even in a rolling update.
-    """
-    prefixes = tuple(map(config.endpoint_prefix, node.inventory.resources))
-    until = time.monotonic() + handover_s
-    has_waited = False
-    while others := directory.served(folders, prefixes):
-        if time.monotonic() >= until:
-            raise entry.CannotStart(
-                f"another plugin on this node serves {others[0]}; end it first, or let this one "
-                f"wait for its end with handover_s (now {handover_s:g})"
-            )
-        if not has_waited:
-            logs.logger().info("waiting_for_another", socket=others[0], at_most_s=handover_s)
-            has_waited = True
-        await asyncio.sleep(_ALONE_AGAIN_S)
-
-
-def _node_name(told: str) -> str:
-    source = "settings" if told else "NODE_NAME"
-    name = told or os.environ.get("NODE_NAME", "")
-    if not name:
-        source, name = "the host's name", socket.gethostname().lower()
-    try:
-        return msgspec.convert(name, vocabulary.NodeName)
-    except msgspec.ValidationError:
-        raise entry.CannotStart(
-            f"node: {name!r} (from {source}) is not a Kubernetes node name; "
-            "give `node` in the settings or NODE_NAME in the environment"
-        ) from None
-
-
-def _check(chosen: config.Settings, sockets: Path) -> None:
-    """Find out now what would end us after the registration. Raises CannotStart."""
-    problem = directory.problem(sockets)
-    if problem:
-        raise entry.CannotStart(f"kubelet.directory: {problem}")
-    script = chosen.simulated_gpus and chosen.simulated_gpus.faults
-    if script and not Path(script).parent.is_dir():
-        raise entry.CannotStart(f"simulated_gpus.faults: {Path(script).parent}: no such directory")
-    http = chosen.http
-    family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
-    try:
-        socket.create_server((http.host, http.port), family=family).close()
-    except OSError as error:
-        told = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise entry.CannotStart(f"http: {http.host}:{http.port}: {told}") from None
-
-
-def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return _BOOT_ID.read_text("ascii").strip()
-    return ""
 
 
 if __name__ == "__main__":

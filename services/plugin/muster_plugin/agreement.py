@@ -24,12 +24,12 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     holders: Mapping[tuple[str, str], str]
     allocatable: Mapping[str, frozenset[str]] | None
 
-    def held(self) -> dict[str, frozenset[str]]:
-        """Return the ids that pods hold, by resource."""
-        found: dict[str, set[str]] = {}
-        for resource, device_id in self.holders:
-            found.setdefault(resource, set()).add(device_id)
-        return {resource: frozenset(ids) for resource, ids in found.items()}
+    def held(self) -> dict[str, dict[str, str]]:
+        """Return which pod holds what, by resource and id."""
+        found: dict[str, dict[str, str]] = {}
+        for (resource, device_id), pod in self.holders.items():
+            found.setdefault(resource, {})[device_id] = pod
+        return found
 
 
 class Allocation(msgspec.Struct, frozen=True):

@@ -36,6 +36,7 @@ class ResourceState(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     short: str = ""
     apart: str = ""
+    conditions: Mapping[vocabulary.Condition, int] = {}
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +131,8 @@ def _resource(state: ResourceState, now: float) -> vocabulary.ResourceBeat:
         problem=state.problem,
         short=state.short,
         apart=state.apart,
+        degraded=state.conditions.get(vocabulary.Condition.DEGRADED, 0),
+        unmonitored=state.conditions.get(vocabulary.Condition.UNMONITORED, 0),
     )
 
 

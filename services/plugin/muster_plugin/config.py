@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from muster import sections, vocabulary
-from muster_plugin import names, refusals, rules
+from muster_plugin import gpu_rules, names, refusals, rulebook, rules
 
 SOCKET_DIRECTORY: Final = "device-plugins"
 REGISTRY_DIRECTORY: Final = "plugins_registry"
@@ -20,7 +20,7 @@ _SLUG_MAX: Final = 40
 _UNIQUE: Final = 8
 _PID_MAX: Final = 4_194_304
 _SERIAL_MAX: Final = 99_999
-_LIVE: Final = frozenset({"api_version", "resources", "nodes"})
+_LIVE: Final = frozenset({"api_version", "resources", "gpus", "nodes"})
 """What is applied while the process runs."""
 
 FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
@@ -56,20 +56,15 @@ class Cdi(msgspec.Struct, frozen=True, kw_only=True):
 class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs that exist only here; `faults` is a file of scripted XIDs, one JSON object a line."""
 
-    resource: vocabulary.Name = "nvidia.com/gpu"
     count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
     product: vocabulary.Name = "NVIDIA H100 80GB HBM3"
     memory_mib: Annotated[int, msgspec.Meta(ge=1)] = 81_559
     faults: FilePath | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what the kubelet would refuse."""
-        refusals.refuse(self._problems())
-
-    def _problems(self) -> Iterator[str]:
-        yield from refusals.under("resource", names.problems(self.resource))
+        """Refuse a path that would depend on where we were started."""
         if self.faults:
-            yield from refusals.under("faults", refusals.path_problems(self.faults))
+            refusals.refuse(refusals.under("faults", refusals.path_problems(self.faults)))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
@@ -92,7 +87,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
     snapshot_period_s: sections.Period = 300.0
     handover_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     resources: Annotated[tuple[rules.Resource, ...], msgspec.Meta(max_length=1000)] = ()
-    nodes: Annotated[tuple[rules.NodeRules, ...], msgspec.Meta(max_length=100)] = ()
+    gpus: gpu_rules.Gpus | None = None
+    nodes: Annotated[tuple[rulebook.NodeRules, ...], msgspec.Meta(max_length=100)] = ()
     simulated_gpus: SimulatedGpus | None = None
 
     def __post_init__(self) -> None:
@@ -104,15 +100,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
         """Tell one configuration from another; equal settings have equal hashes."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
 
-    def at(self, node: str) -> tuple[rules.Resource, ...]:
-        """Return the resources of one node. Raises ValueError if they cannot stand together."""
-        if not self.resources and not self.nodes:
-            return ()
-        found = rules.Rules(
-            api_version=self.api_version, resources=self.resources, nodes=self.nodes
-        ).at(node, self.labels)
-        refusals.refuse(self._conflicts(found))
-        return found
+    @property
+    def book(self) -> rulebook.Rules:
+        """Return what is said about devices. Raises ValueError if it cannot stand together."""
+        return rulebook.Rules(
+            api_version=self.api_version,
+            resources=self.resources,
+            gpus=self.gpus or (gpu_rules.Gpus() if self.simulated_gpus else None),
+            nodes=self.nodes,
+        )
+
+    def at(self, node: str) -> rulebook.Here:
+        """Return what holds on one node. Raises ValueError if that cannot stand together."""
+        return self.book.at(node, self.labels)
 
     def changed_for_the_process(self, other: "Settings") -> tuple[str, ...]:
         """Name the sections that differ and are read at the start only."""
@@ -123,20 +123,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
         )
 
     def _problems(self) -> Iterator[str]:
-        gpus = (self.simulated_gpus.resource,) if self.simulated_gpus else ()
-        if not self.resources and not self.nodes and not gpus:
-            yield "nothing to advertise: give resources, simulated_gpus or both"
+        if not (self.resources or self.nodes or self.gpus or self.simulated_gpus):
+            yield "nothing to advertise: give resources, gpus, simulated_gpus or several of them"
             return
-        if self.resources or self.nodes:
-            try:
-                rules.Rules(
-                    api_version=self.api_version, resources=self.resources, nodes=self.nodes
-                )
-            except ValueError as error:
-                yield str(error)
-        yield from self._conflicts(self.resources)
-        everything = [*self.resources, *(r for some in self.nodes for r in some.resources)]
-        yield from self._socket_problems({*(resource.name for resource in everything), *gpus})
+        try:
+            found = self.book
+        except ValueError as error:
+            yield str(error)
+            return
+        everything = [*found.resources, *(r for some in found.nodes for r in some.resources)]
+        gpus = [found.gpus, *(some.gpus for some in found.nodes)]
+        yield from self._socket_problems(
+            {resource.name for resource in everything}.union(*(g.names() for g in gpus if g))
+        )
 
     def _socket_problems(self, resources: set[str]) -> Iterator[str]:
         for name in sorted(resources):
@@ -146,14 +145,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
             path = f"{self.kubelet.directory}/{REGISTRY_DIRECTORY}/{longest}"
             yield from refusals.under(
                 "kubelet.directory", names.socket_problems(path, resource=name)
-            )
-
-    def _conflicts(self, found: tuple[rules.Resource, ...]) -> Iterator[str]:
-        gpus = self.simulated_gpus
-        if gpus and any(resource.name == gpus.resource for resource in found):
-            yield (
-                f"resources: two are named {gpus.resource}; "
-                "the kubelet would keep only the newer one"
             )
 
 

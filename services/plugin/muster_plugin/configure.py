@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from muster import settings
-from muster_plugin import config, configuration, rules
+from muster_plugin import config, configuration, rulebook
 
 _BYTES_MAX: Final = 1024 * 1024 + 1
 _PEERS: Final = [form.value for form in configuration.Format if form != "muster"]
@@ -30,11 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _import(chosen)
             case "show":
                 found = _at(chosen)
-                shown = rules.Rules(api_version=rules.API_VERSION, resources=found)
-                _print(msgspec.yaml.encode(shown) if found else b"# nothing on this node")
+                is_empty = found == rulebook.Here()
+                shown = rulebook.Rules(
+                    api_version=rulebook.API_VERSION, resources=found.resources, gpus=found.gpus
+                )
+                _print(b"# nothing on this node" if is_empty else msgspec.yaml.encode(shown))
             case _:
                 where = f" on {chosen.node}" if chosen.node else ""
-                _print(f"{chosen.file}: can be used; {len(_at(chosen))} resources{where}".encode())
+                _print(f"{chosen.file}: can be used; {_counted(_at(chosen))}{where}".encode())
     except settings.BadSettings as error:
         for problem in error.problems:
             _tell(problem)
@@ -51,7 +54,7 @@ def schema() -> dict[str, Any]:
             shape["additionalProperties"] = False
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"https://{rules.API_VERSION}/config.json",
+        "$id": f"https://{rulebook.API_VERSION}/config.json",
         **found,
     }
 
@@ -115,13 +118,18 @@ def _import(chosen: argparse.Namespace) -> None:
     for difference in found.differences:
         _tell(f"difference: {difference}")
     if found.rules is None:
-        problem = f"{rules.API_VERSION} cannot say anything of this file yet"
+        problem = f"{rulebook.API_VERSION} cannot say anything of this file yet"
         raise settings.BadSettings([f"{chosen.file}: {problem}"])
     _print(msgspec.yaml.encode(found.rules))
 
 
-def _at(chosen: argparse.Namespace) -> tuple[rules.Resource, ...]:
-    """Return the resources of the node that was named."""
+def _counted(found: rulebook.Here) -> str:
+    gpus = " and GPUs" if found.gpus else ""
+    return f"{len(found.resources)} resources{gpus}"
+
+
+def _at(chosen: argparse.Namespace) -> rulebook.Here:
+    """Return what holds on the node that was named."""
     labels = dict(_label(text) for text in chosen.label)
     try:
         found = configuration.read(

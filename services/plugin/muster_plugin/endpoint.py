@@ -67,6 +67,9 @@ class Observer(Protocol):
     async def absent(self, paths: Sequence[str]) -> str:
         """Say which of these paths of the host are gone, after telling the kubelet; else empty."""
 
+    async def present(self, paths: Sequence[str]) -> frozenset[str]:
+        """Return those of these paths of the host that are there."""
+
     def allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """Hear which devices a container was given."""
 
@@ -216,9 +219,12 @@ class Endpoint:
         """
         started = time.perf_counter()
         containers = wire.requested(request)
+        allocator = self._service.allocator
         try:
             async with asyncio.timeout(_ALLOCATE_TIMEOUT_S):
                 await self._refuse_absent(containers, context)
+                present = await self._observer.present(allocator.optional_paths(containers))
+            given = allocator.allocate(containers, present=present, annotation=os.urandom(16).hex())
         except TimeoutError:
             await self._refuse(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -228,11 +234,11 @@ class Endpoint:
             )
         except allocation.Refusal as refusal:
             await self._refuse(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
-        answer = wire.allocated(self._service.allocator.allocate(containers))
+        answer = wire.allocated(given)
         self._figures.allocations += 1
         self._figures.allocation_seconds += time.perf_counter() - started
-        given = tuple(dict.fromkeys(name for ids in containers for name in ids))
-        self._observer.allocated(self._service.resource, given)
+        names = tuple(dict.fromkeys(name for ids in containers for name in ids))
+        self._observer.allocated(self._service.resource, names)
         return answer
 
     async def pre_start_container(

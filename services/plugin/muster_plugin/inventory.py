@@ -1,66 +1,42 @@
 """Pure. Every device of the node as it is advertised, and what a container is given with each.
 
-Device nodes come from rules and from what was seen (`units`), and each has a `lifecycle`. GPUs are
-there from the start; faults hold against them, told apart by their code, and one is Healthy while
-nothing holds. Whatever is asked, the same question gets the same answer.
+Device nodes come from rules and from what was seen (`units`), GPUs from rules and from what NVML
+said (`gpu_units`); each has a `lifecycle`. What is found to be wrong with a GPU (`findings`) holds
+against every device made of it, in every resource. Whatever is asked, the same question gets the
+same answer.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
 from muster import vocabulary
-from muster_plugin import config, ids, lifecycle, rules, units
+from muster_plugin import findings, gpu, gpu_answer, lifecycle, rules, units
 
-CONFIGURATION = "no longer configured"
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One id: what stands behind it, and what a container gets that is given it."""
-
-    id: vocabulary.DeviceId
-    physical: str
-    devices: tuple[units.DeviceSpec, ...] = ()
-    mounts: tuple[units.Mount, ...] = ()
-    visible: str = ""
-    """The GPU's name for NVIDIA_VISIBLE_DEVICES."""
-
-
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Something holds against a GPU from now on."""
-
-    physical: str
-    code: str
-    reason: str
-    at: datetime
-
-
-class Mended(msgspec.Struct, frozen=True, kw_only=True):
-    """Something no longer holds against a GPU."""
-
-    physical: str
-    code: str
-    at: datetime
-
-
-Change = Fault | Mended
+CONFIGURATION: Final = "no longer configured"
+_CONDITIONS: Final = {
+    gpu.Effect.DEGRADED: vocabulary.Condition.DEGRADED,
+    gpu.Effect.UNMONITORED: vocabulary.Condition.UNMONITORED,
+}
 
 
 class Inventory:
     """The devices of one node as one plugin advertises them."""
 
-    def __init__(self, *, node: str, plugin: str, gpus: config.SimulatedGpus | None = None) -> None:
+    def __init__(self, *, node: str, plugin: str) -> None:
         self._node = node
         self._plugin = plugin
-        self._gpus = {device.id: device for device in _simulated(gpus, node)} if gpus else {}
-        self._holding: dict[str, dict[str, str]] = {name: {} for name in self._gpus}
+        self._findings = findings.Findings()
         self._rules: dict[str, rules.Resource] = {}
         self._lives: dict[str, lifecycle.Lifecycle] = {}
-        self.problems: tuple[str, ...] = ()
-        """What the last look found wrong, for people."""
+        self._pods: Mapping[str, Mapping[str, str]] = {}
+        self.gpus: vocabulary.GpuNode | None = None
+        """What a snapshot tells about the GPUs themselves."""
+        self.terms = gpu_answer.Terms()
+        """By what terms GPUs are given now."""
 
     # What changes it; each returns what it led to, for the kubelet first and then for the bus
 
@@ -72,7 +48,6 @@ class Inventory:
         A resource stays, with an empty list if need be, while it is configured by name. One that a
         match gave its name goes when its last device has left.
         """
-        self.problems = plan.problems
         offers = {offer.name: offer for offer in plan.offers}
         events: list[vocabulary.PluginEvent] = []
         for name in [*self._lives]:
@@ -99,12 +74,13 @@ class Inventory:
         return [*self._events(life, life.receive(lifecycle.Checked(unit, problem), now), at)]
 
     def held(
-        self, holders: Mapping[str, frozenset[str]] | None, *, now: float, at: datetime
+        self, pods: Mapping[str, Mapping[str, str]] | None, *, now: float, at: datetime
     ) -> list[vocabulary.PluginEvent]:
-        """Take what pods hold, by resource; None if nobody knows."""
+        """Take which pod holds what, by resource and device id; None if nobody knows."""
+        self._pods = pods or {}
         events: list[vocabulary.PluginEvent] = []
         for name, life in self._lives.items():
-            held = None if holders is None else holders.get(name, frozenset())
+            held = None if pods is None else frozenset(pods.get(name, ()))
             events += self._events(life, life.receive(lifecycle.Held(held), now), at)
         self._drop_empty()
         return events
@@ -122,65 +98,42 @@ class Inventory:
         deadlines = (life.next_deadline() for life in self._lives.values())
         return min((at for at in deadlines if at is not None), default=None)
 
-    def apply(self, change: Change) -> list[vocabulary.PluginEvent]:
-        """Take one fault of a GPU, or its end; nothing comes of what was known."""
-        holding = self._holding.get(change.physical)
-        if holding is None:
+    def apply(self, finding: gpu.Finding) -> list[vocabulary.PluginEvent]:
+        """Take what began or ended to hold against a part of a GPU; nothing comes of old news.
+
+        There is one event for each resource and device that the part covers, whatever the number of
+        its replicas.
+        """
+        if not self._findings.apply(finding):
             return []
-        was_healthy = not holding
-        match change:
-            case Fault():
-                holding[change.code] = change.reason
-            case Mended():
-                holding.pop(change.code, None)
-        if was_healthy == (not holding):
-            return []
-        return [
-            vocabulary.DeviceHealthChanged(
-                node=self._node,
-                at=change.at,
-                plugin=self._plugin,
-                resource=self._gpus[change.physical].resource,
-                device_id=change.physical,
-                health=_health(holding),
-                reason=_reason(holding) if holding else f"{change.code} no longer holds",
-                code=change.code,
-            )
-        ]
+        met = {
+            (name, unit.physical): unit.gpu.part
+            for name in self._lives
+            for unit in self.offered(name)
+            if unit.gpu is not None and finding.part.covers(unit.gpu.part)
+        }
+        return [self._found(name, key, part, finding) for (name, key), part in sorted(met.items())]
 
     # What others ask
 
     @property
     def resources(self) -> tuple[str, ...]:
         """Every resource that is advertised now."""
-        gpus = (device.resource for device in self._gpus.values())
-        return tuple(dict.fromkeys(itertools.chain(self._lives, gpus)))
+        return tuple(self._lives)
 
     def rule(self, resource: str) -> rules.Resource | None:
-        """Return the rule that a resource follows; simulated GPUs follow none."""
+        """Return the rule that a resource follows."""
         return self._rules.get(resource)
 
     def devices(self, resource: str) -> tuple[vocabulary.Device, ...]:
         """Return the devices of a resource as they are now, in an order that is always the same."""
         life = self._lives.get(resource)
-        if life is not None:
-            return life.devices()
-        return tuple(
-            self._now(device) for device in self._gpus.values() if device.resource == resource
-        )
+        return tuple(self._now(life, device) for device in life.devices()) if life else ()
 
-    def entry(self, resource: str, device_id: str) -> Entry | None:
+    def unit(self, resource: str, device_id: str) -> units.Unit | None:
         """Return what stands behind an id, or None if it is none of ours."""
         life = self._lives.get(resource)
-        unit = life.unit(device_id) if life else None
-        if unit is not None:
-            return Entry(
-                id=unit.id, physical=unit.physical, devices=unit.devices, mounts=unit.mounts
-            )
-        gpu = self._gpus.get(device_id)
-        if gpu is None or gpu.resource != resource:
-            return None
-        return Entry(id=gpu.id, physical=gpu.id, visible=gpu.id)
+        return life.unit(device_id) if life else None
 
     def offered(self, resource: str) -> tuple[units.Unit, ...]:
         """Return everything of a resource that a container could be given."""
@@ -197,6 +150,19 @@ class Inventory:
         """Count the devices of a resource by health."""
         return Counter(device.health for device in self.devices(resource))
 
+    def conditions(self, resource: str) -> Counter[vocabulary.Condition]:
+        """Count the Healthy devices of a resource of which there is something to be known."""
+        counted: Counter[vocabulary.Condition] = Counter()
+        for device in self.devices(resource):
+            unit = self.unit(resource, device.id)
+            if device.health is vocabulary.Health.HEALTHY and unit and unit.gpu:
+                counted.update(
+                    condition
+                    for effect, condition in _CONDITIONS.items()
+                    if self._findings.reason(unit.gpu.part, effect)
+                )
+        return counted
+
     def shortage(self, resource: str) -> str:
         """Say that there are fewer devices than expected; empty if there are enough."""
         life = self._lives.get(resource)
@@ -210,6 +176,7 @@ class Inventory:
             plugin=self._plugin,
             devices=tuple(device for name in self.resources for device in self.devices(name)),
             resources=self.resources,
+            gpus=self.gpus,
         )
 
     def _drop_empty(self, offered: Iterable[str] = ()) -> None:
@@ -223,50 +190,121 @@ class Inventory:
 
     def _forget(self, name: str, at: datetime) -> Iterator[vocabulary.PluginEvent]:
         gone = [
-            lifecycle.Removed(device.id, CONFIGURATION) for device in self._lives[name].devices()
+            lifecycle.Removed(unit.id, CONFIGURATION, unit.physical if unit.gpu else "")
+            for unit in self.offered(name)
         ]
         life = self._lives.pop(name)
         del self._rules[name]
         return self._events(life, gone, at)
 
+    def _now(self, life: lifecycle.Lifecycle, device: vocabulary.Device) -> vocabulary.Device:
+        """Return a device with what is found against its GPU."""
+        unit = life.unit(device.id)
+        if unit is None or unit.gpu is None:
+            return device
+        told = msgspec.structs.replace(
+            device, physical=unit.physical, simulated=bool(self.gpus and self.gpus.simulated)
+        )
+        wrong = self._findings.reason(unit.gpu.part, gpu.Effect.UNHEALTHY)
+        if not wrong:
+            return told
+        reason = f"{told.reason}; {wrong}" if told.reason else wrong
+        return msgspec.structs.replace(told, health=vocabulary.Health.UNHEALTHY, reason=reason)
+
     def _events(
         self, life: lifecycle.Lifecycle, facts: Iterable[lifecycle.Fact], at: datetime
     ) -> Iterator[vocabulary.PluginEvent]:
+        """Tell of what became of units; of a GPU once, not for each of its replicas."""
+        told: set[tuple[str, vocabulary.Health]] = set()
         for fact in facts:
-            yield self._event(life.resource, fact, at)
+            match fact:
+                case lifecycle.Added(device=device):
+                    yield self._added(self._now(life, device), at)
+                case lifecycle.Removed(device_id=device_id, reason=reason, physical=physical):
+                    yield vocabulary.DeviceRemoved(
+                        node=self._node,
+                        plugin=self._plugin,
+                        at=at,
+                        resource=life.resource,
+                        device_id=device_id,
+                        reason=reason,
+                        physical=physical,
+                    )
+                case lifecycle.Turned(device_id=device_id, health=health):
+                    unit = life.unit(device_id)
+                    part = unit.gpu.part if unit and unit.gpu else None
+                    name = unit.physical if unit and part else device_id
+                    is_bad = part and self._findings.reason(part, gpu.Effect.UNHEALTHY)
+                    if (name, health) not in told and not (
+                        is_bad and health is vocabulary.Health.HEALTHY
+                    ):
+                        told.add((name, health))
+                        yield self._turned(life.resource, name, fact, at)
 
-    def _event(self, resource: str, fact: lifecycle.Fact, at: datetime) -> vocabulary.PluginEvent:
-        match fact:
-            case lifecycle.Added(device=device):
-                return vocabulary.DeviceAdded(
-                    node=self._node, plugin=self._plugin, at=at, device=device
-                )
-            case lifecycle.Removed(device_id=device_id, reason=reason):
-                return vocabulary.DeviceRemoved(
-                    node=self._node,
-                    plugin=self._plugin,
-                    at=at,
-                    resource=resource,
-                    device_id=device_id,
-                    reason=reason,
-                )
-            case lifecycle.Turned(device_id=device_id, health=health, reason=reason, code=code):
-                return vocabulary.DeviceHealthChanged(
-                    node=self._node,
-                    plugin=self._plugin,
-                    at=at,
-                    resource=resource,
-                    device_id=device_id,
-                    health=health,
-                    reason=reason,
-                    code=code,
-                )
+    def _added(self, device: vocabulary.Device, at: datetime) -> vocabulary.PluginEvent:
+        return vocabulary.DeviceAdded(node=self._node, plugin=self._plugin, at=at, device=device)
 
-    def _now(self, gpu: vocabulary.Device) -> vocabulary.Device:
-        holding = self._holding[gpu.id]
-        if not holding:
-            return gpu
-        return msgspec.structs.replace(gpu, health=_health(holding), reason=_reason(holding))
+    def _turned(
+        self, resource: str, name: str, fact: lifecycle.Turned, at: datetime
+    ) -> vocabulary.PluginEvent:
+        return vocabulary.DeviceHealthChanged(
+            node=self._node,
+            plugin=self._plugin,
+            at=at,
+            resource=resource,
+            device_id=name,
+            health=fact.health,
+            reason=fact.reason,
+            code=fact.code,
+            pods=self._holders(resource, name),
+        )
+
+    def _found(
+        self, resource: str, name: str, part: gpu.Part, finding: gpu.Finding
+    ) -> vocabulary.PluginEvent:
+        """Tell of a finding about one device of a resource."""
+        condition = _CONDITIONS.get(finding.effect)
+        if condition is not None:
+            return vocabulary.DeviceConditionChanged(
+                node=self._node,
+                plugin=self._plugin,
+                at=finding.at,
+                resource=resource,
+                device_id=name,
+                condition=condition,
+                holds=isinstance(finding, gpu.Began),
+                reason=finding.reason,
+                code=finding.code,
+                policy=finding.policy,
+                evidence=finding.evidence,
+                pods=self._holders(resource, name),
+            )
+        left = self._findings.reason(part, gpu.Effect.UNHEALTHY)
+        still = f"{finding.reason}; but {left}" if left else finding.reason
+        is_over = isinstance(finding, gpu.Ended)
+        return vocabulary.DeviceHealthChanged(
+            node=self._node,
+            plugin=self._plugin,
+            at=finding.at,
+            resource=resource,
+            device_id=name,
+            health=vocabulary.Health.HEALTHY if not left else vocabulary.Health.UNHEALTHY,
+            reason=still if is_over else finding.reason,
+            code=finding.code,
+            policy=finding.policy,
+            evidence=finding.evidence,
+            pods=self._holders(resource, name),
+        )
+
+    def _holders(self, resource: str, name: str) -> tuple[str, ...]:
+        """Return the pods that hold a device, or a replica of it."""
+        pods = self._pods.get(resource, {})
+        found = {pod for held, pod in pods.items() if self._is_of(resource, held, name)}
+        return tuple(sorted(found))
+
+    def _is_of(self, resource: str, device_id: str, name: str) -> bool:
+        unit = self.unit(resource, device_id)
+        return device_id == name or (unit is not None and unit.physical == name)
 
 
 def resource_of(event: vocabulary.PluginEvent) -> str:
@@ -278,22 +316,3 @@ def resource_of(event: vocabulary.PluginEvent) -> str:
             return event.resource
         case _:
             return ""
-
-
-def _simulated(gpus: config.SimulatedGpus, node: str) -> Iterator[vocabulary.Device]:
-    for index in range(gpus.count):
-        name = ids.gpu_uuid(node, index)
-        yield vocabulary.Device(
-            id=name,
-            resource=gpus.resource,
-            simulated=True,
-            gpu=vocabulary.Gpu(uuid=name, product=gpus.product, memory_mib=gpus.memory_mib),
-        )
-
-
-def _health(holding: Mapping[str, str]) -> vocabulary.Health:
-    return vocabulary.Health.UNHEALTHY if holding else vocabulary.Health.HEALTHY
-
-
-def _reason(holding: Mapping[str, str]) -> str:
-    return "; ".join(holding.values())

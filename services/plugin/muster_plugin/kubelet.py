@@ -9,9 +9,8 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 import grpc
 import grpc.aio
@@ -26,6 +25,7 @@ from muster_plugin import (
     directory,
     endpoint,
     inventory,
+    lines,
     patience,
     registration,
     rules,
@@ -68,13 +68,6 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     pre_start: bool = False
 
 
-class Line(NamedTuple):
-    """How a life is spoken to, and driven."""
-
-    tell: Callable[[signals.Signal], None]
-    drive: Callable[["Life"], Coroutine[object, object, None]]
-
-
 class Life:
     """One resource's life with the kubelet.
 
@@ -89,7 +82,7 @@ class Life:
         *,
         root: Path,
         devices: inventory.Inventory,
-        line: Line,
+        line: lines.Line[signals.Signal, signals.Action],
         hears: Listener,
         periods: Periods | None = None,
         reason: vocabulary.RegistrationReason = vocabulary.RegistrationReason.START,
@@ -100,7 +93,7 @@ class Life:
         if terms.registration is rules.Registration.AUTO:
             patient = msgspec.structs.replace(patient, refusals_max=_REFUSALS_BEFORE_OTHER_WAY)
         self.machine = registration.Registration(patient, reason=reason)
-        self.allocator = allocation.Allocator(devices, resource)
+        self.allocator = allocation.Allocator(devices, resource, lambda: devices.terms)
         self.figures = endpoint.Figures()
         self.registrations: Counter[vocabulary.RegistrationReason] = Counter()
         self.probe: beats.Probe | None = None
@@ -182,7 +175,7 @@ class Life:
                 working = [
                     tasks.create_task(work)
                     for work in (
-                        self._line.drive(self),
+                        self._line.drive(self, self.act),
                         self._probe_for_ever(),
                         self._fail_if_broken(),
                     )
@@ -236,6 +229,7 @@ class Life:
             allocated=self.allocator.allocated,
             problem=self.machine.problem(now),
             short=self._devices.shortage(self.resource),
+            conditions=self._devices.conditions(self.resource),
         )
 
     def _notice(self) -> None:

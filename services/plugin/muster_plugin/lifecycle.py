@@ -80,6 +80,8 @@ class Removed(msgspec.Struct, frozen=True):
 
     device_id: vocabulary.DeviceId
     reason: vocabulary.Text
+    physical: str = ""
+    """The GPU or MIG device that it was of."""
 
 
 class Turned(msgspec.Struct, frozen=True):
@@ -194,7 +196,7 @@ class Lifecycle:
 
     def _leave(self, life: "_Life") -> Iterator[Fact]:
         del self._lives[life.unit.id]
-        yield Removed(life.unit.id, life.state()[2])
+        yield Removed(life.unit.id, life.state()[2], life.unit.physical if life.unit.gpu else "")
         if life.successor is not None:
             yield self._begin(life.successor)
 

@@ -1,4 +1,4 @@
-"""Pure. The configuration, schema v1: which device nodes are which resource, and how given.
+"""Pure. One resource of schema v1: which device nodes it is, and how they are given.
 
 A resource is one or several groups; what a group describes is handed out together, as one unit.
 What a person can write down wrong is refused here, before anything is looked for; the texts name
@@ -6,21 +6,17 @@ the key. Globs and regular expressions mean what `patterns` says.
 """
 
 import enum
-import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Final, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final
 
 import msgspec
 
 from muster import sections, vocabulary
-from muster_plugin import names, overlaps, patterns, refusals
-
-API_VERSION: Final = "muster.dev/v1"
+from muster_plugin import names, patterns, refusals
 
 _PERMISSIONS: Final = re.compile(r"(?!.*(.).*\1)[rwm]{1,3}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_NODES_MAX: Final = 500
 
 Glob = Annotated[str, msgspec.Meta(max_length=patterns.LENGTH_MAX)]
 UsbId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Fa-f]{4}\Z")]
@@ -233,96 +229,6 @@ class Resource(
                 yield f"groups[{at}].devices: perMatch names each match; a unit is one match here"
             if self.per_match and any(n.type is NodeType.MOUNT for n in group.devices):
                 yield f"groups[{at}].devices: perMatch is for devices, this is a Mount"
-
-
-class NodeRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What else holds on some nodes; a resource replaces the one of the same name.
-
-    `match` is a shell pattern for the node's name, or labels with a shell pattern for each value.
-    """
-
-    match: Annotated[str, msgspec.Meta(min_length=1, max_length=253)] | Mapping[str, Glob]
-    resources: Annotated[tuple[Resource, ...], msgspec.Meta(min_length=1, max_length=1000)]
-
-    def __post_init__(self) -> None:
-        """Refuse what would silently match every node."""
-        if not self.match:
-            raise ValueError("match: no label is given; for every node write resources at the top")
-
-    def holds(self, node: str, labels: Mapping[str, str]) -> bool:
-        """Tell whether this is one of the nodes."""
-        if isinstance(self.match, str):
-            return fnmatch.fnmatchcase(node, self.match)
-        return all(
-            key in labels and fnmatch.fnmatchcase(labels[key], value)
-            for key, value in self.match.items()
-        )
-
-
-class Rules(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    omit_defaults=True,
-    rename={"api_version": "apiVersion"},
-):
-    """The whole configuration of the devices."""
-
-    api_version: Literal["muster.dev/v1"]
-    resources: Annotated[tuple[Resource, ...], msgspec.Meta(max_length=1000)] = ()
-    nodes: Annotated[tuple[NodeRules, ...], msgspec.Meta(max_length=100)] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse what only shows when the resources are seen together."""
-        refusals.refuse(self._problems())
-
-    def at(self, node: str, labels: Mapping[str, str]) -> tuple[Resource, ...]:
-        """Return what holds on one node. Raises ValueError if that cannot hold together."""
-        found = self.resources
-        for rules in self.nodes:
-            if rules.holds(node, labels):
-                found = _replaced(found, rules.resources)
-        refusals.refuse(conflicts(found))
-        return found
-
-    def _problems(self) -> Iterator[str]:
-        if not self.resources and not self.nodes:
-            yield "resources: none is given"
-        everything = [*self.resources, *(r for rules in self.nodes for r in rules.resources)]
-        count = sum(len(group.devices) for resource in everything for group in resource.groups)
-        if count > _NODES_MAX:
-            yield f"resources: {count} entries in all their groups; at most {_NODES_MAX}"
-            return
-        yield from conflicts(self.resources)
-        for at, rules in enumerate(self.nodes):
-            yield from refusals.under(f"nodes[{at}]", conflicts(rules.resources))
-
-
-def conflicts(resources: Iterable[Resource]) -> Iterator[str]:
-    """Say which resources cannot stand together, as far as the rules alone tell."""
-    given = tuple(resources)
-    for name in refusals.repeated([resource.name for resource in given if not resource.per_match]):
-        yield f"resources: two are named {name}; the kubelet would keep only the newer one"
-    for one, other in overlaps.overlaps(claims(given)):
-        yield (
-            f"{one.key}: {one.resource} would count nodes that {other.key} gives to "
-            f"{other.resource}; exclude them there, or write shared: true on one of the two"
-        )
-
-
-def claims(resources: Iterable[Resource]) -> tuple[overlaps.Claim, ...]:
-    """Return every entry whose device nodes its resource counts for itself alone."""
-    return tuple(
-        overlaps.Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", nodes=nodes)
-        for at, resource in enumerate(resources)
-        for key, nodes in resource.nodes()
-        if nodes.type is NodeType.DEVICE and not nodes.shared
-    )
-
-
-def _replaced(base: tuple[Resource, ...], newer: tuple[Resource, ...]) -> tuple[Resource, ...]:
-    given = {resource.name for resource in newer}
-    return tuple(resource for resource in base if resource.name not in given) + newer
 
 
 def _glob_problems(glob: str) -> Iterator[str]:

@@ -1,64 +1,116 @@
-"""Door to a fault script: XIDs that a file says occur on simulated GPUs.
+"""Door to GPUs that exist only here, and to a script that says what befalls them.
 
-Each line of the file is a JSON object: `{"device": 0, "xid": 79}` or `{"device": 0, "clear": 79}`.
+Each line of the script is a JSON object: `{"device": 0, "xid": 79}`, or `clear` in place of `xid`.
 The whole file is read at every look, so it may be appended to, rewritten or removed.
 """
 
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from muster import logs
-from muster_plugin import faults, inventory
+from muster import logs, vocabulary
+from muster_plugin import config, faults, gpu, gpus, ids, inotify
 
 KIND: Final = "fault_script"
 
 _BYTES_MAX: Final = 1024 * 1024
+_LOOK_PERIOD_S: Final = 30.0
 
 
-class FaultScript:
-    """A fault script for the GPUs with these uuids; each look tells what changed."""
+class Simulated:
+    """A `gpus.Source` of GPUs that answer every `poll_s` what the script says."""
 
-    def __init__(self, file: Path, uuids: tuple[str, ...]) -> None:
-        self._file = file
-        self._uuids = uuids
+    def __init__(self, told: config.SimulatedGpus, node: str, *, poll_s: float) -> None:
+        self._file = Path(told.faults) if told.faults else None
+        self._poll_s = poll_s
+        self._gpus = tuple(
+            vocabulary.Gpu(
+                uuid=ids.gpu_uuid(node, index),
+                product=told.product,
+                memory_mib=told.memory_mib,
+                index=index,
+                minor=index,
+            )
+            for index in range(told.count)
+        )
         self._script = faults.Script()
-        self._log = logs.logger().bind(file=str(file))
+        self._looked_at: float | None = None
+        self._log = logs.logger().bind(file=told.faults)
 
-    def directories(self) -> set[Path]:
-        """Return where the file appears, changes and vanishes."""
-        return {self._file.parent}
+    @property
+    def checked_at(self) -> Mapping[str, float]:
+        """When the script was last read."""
+        return {} if self._looked_at is None else {KIND: self._looked_at}
 
-    def look(self) -> list[inventory.Change]:
-        """Return the faults that began and ended since the last look."""
-        before, self._script = self._script, faults.script(self._read())
+    async def first(self, timeout_s: float) -> gpu.Look:
+        """Look at all GPUs at once; those that the script calls broken are broken already."""
+        del timeout_s
+        self._read()
+        at = datetime.now(UTC)
+        polls = tuple(self._polls(at))
+        return gpu.Look(machine="simulated", gpus=self._gpus, polls=polls, simulated=True)
+
+    async def follow(self, seen: Callable[[gpus.Seen], None]) -> None:
+        """Tell what the script says whenever it changes, and what the GPUs answer on a period."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._poll(seen))
+            if self._file is not None:
+                tasks.create_task(self._follow_script(self._file, seen))
+
+    async def close(self) -> None:
+        """Let go of nothing."""
+
+    async def _poll(self, seen: Callable[[gpus.Seen], None]) -> None:
+        while True:
+            await asyncio.sleep(self._poll_s)
+            for poll in self._polls(datetime.now(UTC)):
+                seen(poll)
+
+    async def _follow_script(self, file: Path, seen: Callable[[gpus.Seen], None]) -> None:
+        for xid in sorted(self._script.holding):
+            self._report(xid, seen)
+        looks = inotify.looks(lambda: {file.parent}, period_s=_LOOK_PERIOD_S, mask=inotify.CONTENTS)
+        async with contextlib.aclosing(looks):
+            async for _ in looks:
+                before = self._script
+                self._read()
+                for xid in sorted(self._script.holding - before.holding):
+                    self._report(xid, seen)
+                if self._script.holding != before.holding:
+                    for poll in self._polls(datetime.now(UTC)):
+                        seen(poll)
+
+    def _report(self, xid: tuple[int, int], seen: Callable[[gpus.Seen], None]) -> None:
+        index, number = xid
+        if index >= len(self._gpus):
+            self._log.warning("fault_script_unknown_gpu", device=index, xid=number)
+            return
+        part = gpu.Part(gpu=self._gpus[index].uuid)
+        seen(gpu.Xid(part=part, xid=number, at=datetime.now(UTC)))
+
+    def _polls(self, at: datetime) -> Iterator[gpu.Poll]:
+        for index, one in enumerate(self._gpus):
+            xids = frozenset(xid for device, xid in self._script.holding if device == index)
+            yield faults.poll(one.uuid, xids, at)
+
+    def _read(self) -> None:
+        self._looked_at = time.monotonic()
+        if self._file is None:
+            return
+        before, self._script = self._script, faults.script(self._text(self._file))
         if self._script.bad_lines not in {(), before.bad_lines}:
             self._log.warning("fault_script_unreadable", lines=self._script.bad_lines[:5])
-        at = datetime.now(UTC)
-        changes: list[inventory.Change] = []
-        for index, xid in sorted(self._script.holding ^ before.holding):
-            verdict = faults.verdict(xid)
-            if index >= len(self._uuids):
-                self._log.warning("fault_script_unknown_gpu", device=index, xid=xid)
-            elif (index, xid) not in self._script.holding:
-                physical = self._uuids[index]
-                changes.append(inventory.Mended(physical=physical, code=verdict.code, at=at))
-            elif verdict.unhealthy:
-                changes.append(
-                    inventory.Fault(
-                        physical=self._uuids[index],
-                        code=verdict.code,
-                        reason=verdict.reason,
-                        at=at,
-                    )
-                )
-            else:
-                self._log.info("xid_ignored", device=index, reason=verdict.reason)
-        return changes
 
-    def _read(self) -> bytes:
+    def _text(self, file: Path) -> bytes:
         try:
-            with self._file.open("rb") as opened:
+            if file.exists() and not file.is_file():
+                self._log.warning("fault_script_unreadable", error="it is no regular file")
+                return b""
+            with file.open("rb") as opened:
                 return opened.read(_BYTES_MAX)
         except FileNotFoundError:
             return b""

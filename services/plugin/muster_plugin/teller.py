@@ -12,6 +12,7 @@ from muster import logs, vocabulary
 from muster_plugin import signals
 
 _PENDING_MAX: Final = 1_000
+_BAD: Final = frozenset({"device_unhealthy", "device_degraded", "device_unmonitored"})
 
 
 class Teller:
@@ -98,9 +99,14 @@ class Teller:
                 healthy = event.health is vocabulary.Health.HEALTHY
                 name, reason = "device_healthy" if healthy else "device_unhealthy", event.reason
                 resource, device_id = event.resource, event.device_id
+            case vocabulary.DeviceConditionChanged():
+                name = (
+                    f"device_{event.condition}" if event.holds else f"device_not_{event.condition}"
+                )
+                resource, device_id, reason = event.resource, event.device_id, event.reason
             case _:
                 return
-        log = self._log.warning if name == "device_unhealthy" else self._log.info
+        log = self._log.warning if name in _BAD else self._log.info
         log(name, resource=resource, device=device_id, reason=reason)
 
     def problems(self, found: tuple[str, ...]) -> None:

@@ -55,7 +55,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     """The host's paths behind the device specs, once links are followed."""
     numa: int | None = None
-    gpu: gpu.Device | None = None
+    gpu: "gpu.Device | None" = None
     """The GPU or MIG device that this is a replica of; None for device nodes."""
 
     def is_same(self, other: "Unit") -> bool:
@@ -96,6 +96,20 @@ def plan(resources: Sequence[rules.Resource], seen: found.Seen) -> Plan:
     shared = _shared(resources, index)
     problems.extend(_overlaps(offers.values(), shared=shared))
     return Plan(offers=tuple(offers.values()), problems=tuple(dict.fromkeys(problems)))
+
+
+def together(one: Plan, other: Plan) -> Plan:
+    """Return what both say; of two offers under one name the first counts, and that is told."""
+    named = {offer.name for offer in one.offers}
+    twice = [offer.name for offer in other.offers if offer.name in named]
+    return Plan(
+        offers=(*one.offers, *(offer for offer in other.offers if offer.name not in named)),
+        problems=(
+            *one.problems,
+            *other.problems,
+            *(f"{name}: given by two rules; the first counts" for name in twice),
+        ),
+    )
 
 
 def _by_name(

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from muster_plugin import overlaps, refusals, rules
+from muster_plugin import overlaps, refusals, rulebook, rules
 from muster_plugin.imports import tree
 
 DOMAIN: Final = "squat.ai"
@@ -193,7 +193,7 @@ def _usb_id(reader: tree.Reader, value: object, path: str, *, flags: bool) -> st
 def _shared(reader: tree.Reader, resources: list[rules.Resource]) -> list[rules.Resource]:
     """Let resources have nodes in common, as generic does without a word."""
     common: dict[str, rules.Nodes] = {}
-    for one, other in overlaps.overlaps(rules.claims(resources)):
+    for one, other in overlaps.overlaps(rulebook.claims(resources)):
         if one.key not in common:
             common[one.key] = one.nodes
             reader.differ(one.key, f"{other.resource} counts the same nodes; marked as shared")

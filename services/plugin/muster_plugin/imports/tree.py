@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from muster_plugin import refusals, rules
+from muster_plugin import refusals, rulebook, rules
 
 _NEAR: Final = 0.6
 _NAME_MAX: Final = 60
@@ -27,7 +27,7 @@ class Unreadable(ValueError):
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
     """What another plugin's configuration means here; no rules if schema v1 cannot say it."""
 
-    rules: rules.Rules | None
+    rules: rulebook.Rules | None
     differences: tuple[str, ...]
 
 
@@ -115,7 +115,7 @@ class Reader:
         if self.problems:
             raise Unreadable(self.problems)
         try:
-            found = rules.Rules(api_version=rules.API_VERSION, resources=tuple(resources))
+            found = rulebook.Rules(api_version=rulebook.API_VERSION, resources=tuple(resources))
         except ValueError as error:
             raise Unreadable([str(error)]) from None
         return Imported(rules=found, differences=tuple(self.differences))

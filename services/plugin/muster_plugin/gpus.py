@@ -1,0 +1,65 @@
+"""Door to the node's GPUs: whoever sees them is heard, and what is seen of them is judged."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Protocol, TypeAlias
+
+from muster_plugin import gpu, gpu_health, lines
+
+FIRST_LOOK_S: Final = 10.0
+"""How long a resource waits for the first look before it is registered without devices."""
+
+Seen: TypeAlias = gpu.Look | gpu.Observation
+Judged: TypeAlias = gpu.Finding | gpu.Look
+
+
+class Source(Protocol):
+    """Whoever sees GPUs: NVML, or a simulation."""
+
+    @property
+    def checked_at(self) -> Mapping[str, float]:
+        """When each kind of looking last succeeded, in monotonic seconds."""
+
+    async def first(self, timeout_s: float) -> gpu.Look:
+        """Look for the first time; what cannot be seen in time is said in the look."""
+
+    async def follow(self, seen: Callable[[Seen], None]) -> None:
+        """Go on looking for ever."""
+
+    async def close(self) -> None:
+        """Let go of the GPUs."""
+
+
+class Gpus:
+    """The GPUs of a node, judged; a `machine.Machine` around `gpu_health`."""
+
+    def __init__(
+        self, source: Source, health: gpu_health.GpuHealth, line: lines.Line[Seen, Judged]
+    ) -> None:
+        self.source = source
+        self._health = health
+        self._line = line
+
+    async def watch(self, act: Callable[[Judged], Awaitable[None]]) -> None:
+        """Have everything that is seen judged, for ever.
+
+        What holds against a GPU comes before the look that shows it, so that what begins badly is
+        never called Healthy.
+        """
+        self._line.tell(await self.source.first(FIRST_LOOK_S))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._line.drive(self, act))
+            tasks.create_task(self.source.follow(self._line.tell))
+
+    def receive(self, event: Seen, now: float) -> Sequence[Judged]:
+        """Judge what is seen."""
+        found = self._health.receive(event, now)
+        return [*found, event] if isinstance(event, gpu.Look) else found
+
+    def tick(self, now: float) -> Sequence[Judged]:
+        """Judge what time alone has changed."""
+        return self._health.tick(now)
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` is next needed."""
+        return self._health.next_deadline()

@@ -1,0 +1,36 @@
+"""Door to the files that say what an XID does: the presets that come with us, the user's own."""
+
+from pathlib import Path
+from typing import Final
+
+from muster import settings
+from muster_plugin import gpu_rules, policy
+
+_HERE: Final = Path(__file__).parent
+_BYTES_MAX: Final = 1024 * 1024
+
+
+def read(told: gpu_rules.Health) -> policy.Policy:
+    """Return the policy that is chosen. Raises settings.BadSettings with every problem."""
+    return policy.Policy(
+        policy.catalogue((_HERE / policy.CATALOGUE).read_bytes()),
+        policy.preset((_HERE / policy.file(told.preset)).read_bytes()),
+        overrides=_overrides(Path(told.policy)) if told.policy else None,
+        disable=told.disable,
+        enable=told.enable,
+    )
+
+
+def _overrides(file: Path) -> policy.Overrides:
+    if file.is_fifo():
+        raise settings.BadSettings([f"{file}: no regular file"])
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_BYTES_MAX + 1)
+    except OSError as error:
+        raise settings.BadSettings([f"{file}: {error.strerror}"]) from None
+    documents = settings.parse(text, source=str(file))
+    try:
+        return settings.validate(policy.Overrides, documents[0] if documents else {})
+    except settings.BadSettings as error:
+        raise settings.BadSettings([f"{file}: {problem}" for problem in error.problems]) from None

@@ -1,0 +1,123 @@
+"""Pure. The whole configuration of the devices, schema v1: for every node, and for some nodes."""
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from muster_plugin import gpu_rules, overlaps, refusals, rules
+
+API_VERSION: Final = "muster.dev/v1"
+
+_NODES_MAX: Final = 500
+
+
+class Here(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What holds on one node."""
+
+    resources: tuple[rules.Resource, ...] = ()
+    gpus: gpu_rules.Gpus | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot stand together."""
+        refusals.refuse(conflicts(self.resources, self.gpus))
+
+
+class NodeRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What else holds on some nodes; a resource replaces the one of the same name.
+
+    `match` is a shell pattern for the node's name, or labels with a shell pattern for each value.
+    `gpus` replaces the whole section.
+    """
+
+    match: Annotated[str, msgspec.Meta(min_length=1, max_length=253)] | Mapping[str, rules.Glob]
+    resources: Annotated[tuple[rules.Resource, ...], msgspec.Meta(max_length=1000)] = ()
+    gpus: gpu_rules.Gpus | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would silently match every node, or say nothing."""
+        if not self.match:
+            raise ValueError("match: no label is given; for every node write resources at the top")
+        if not self.resources and self.gpus is None:
+            raise ValueError("resources: give them, gpus or both")
+
+    def holds(self, node: str, labels: Mapping[str, str]) -> bool:
+        """Tell whether this is one of the nodes."""
+        if isinstance(self.match, str):
+            return fnmatch.fnmatchcase(node, self.match)
+        return all(
+            key in labels and fnmatch.fnmatchcase(labels[key], value)
+            for key, value in self.match.items()
+        )
+
+
+class Rules(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"api_version": "apiVersion"},
+):
+    """The whole configuration of the devices."""
+
+    api_version: Literal["muster.dev/v1"]
+    resources: Annotated[tuple[rules.Resource, ...], msgspec.Meta(max_length=1000)] = ()
+    gpus: gpu_rules.Gpus | None = None
+    nodes: Annotated[tuple[NodeRules, ...], msgspec.Meta(max_length=100)] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what only shows when the resources are seen together."""
+        refusals.refuse(self._problems())
+
+    def at(self, node: str, labels: Mapping[str, str]) -> Here:
+        """Return what holds on one node. Raises ValueError if that cannot hold together."""
+        found, gpus = self.resources, self.gpus
+        for some in self.nodes:
+            if some.holds(node, labels):
+                found, gpus = _replaced(found, some.resources), some.gpus or gpus
+        return Here(resources=found, gpus=gpus)
+
+    def _problems(self) -> Iterator[str]:
+        if not self.resources and not self.nodes and self.gpus is None:
+            yield "resources: none is given; give resources, gpus or both"
+        everything = [*self.resources, *(r for some in self.nodes for r in some.resources)]
+        count = sum(len(group.devices) for resource in everything for group in resource.groups)
+        if count > _NODES_MAX:
+            yield f"resources: {count} entries in all their groups; at most {_NODES_MAX}"
+            return
+        yield from conflicts(self.resources, self.gpus)
+        for at, some in enumerate(self.nodes):
+            yield from refusals.under(f"nodes[{at}]", conflicts(some.resources, some.gpus))
+
+
+def conflicts(
+    resources: Iterable[rules.Resource], gpus: gpu_rules.Gpus | None = None
+) -> Iterator[str]:
+    """Say which resources cannot stand together, as far as the rules alone tell."""
+    given = tuple(resources)
+    named = [resource.name for resource in given if not resource.per_match]
+    for name in refusals.repeated([*named, *(gpus.names() if gpus else ())]):
+        yield f"resources: two are named {name}; the kubelet would keep only the newer one"
+    for one, other in overlaps.overlaps(claims(given)):
+        yield (
+            f"{one.key}: {one.resource} would count nodes that {other.key} gives to "
+            f"{other.resource}; exclude them there, or write shared: true on one of the two"
+        )
+
+
+def claims(resources: Iterable[rules.Resource]) -> tuple[overlaps.Claim, ...]:
+    """Return every entry whose device nodes its resource counts for itself alone."""
+    return tuple(
+        overlaps.Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", nodes=nodes)
+        for at, resource in enumerate(resources)
+        for key, nodes in resource.nodes()
+        if nodes.type is rules.NodeType.DEVICE and not nodes.shared
+    )
+
+
+def _replaced(
+    base: tuple[rules.Resource, ...], newer: tuple[rules.Resource, ...]
+) -> tuple[rules.Resource, ...]:
+    given = {resource.name for resource in newer}
+    return tuple(resource for resource in base if resource.name not in given) + newer

@@ -1,0 +1,82 @@
+"""Door to what must be true before the process serves: its name, its place, being alone."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster import logs, vocabulary
+from muster_plugin import config, directory
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_ALONE_AGAIN_S: Final = 0.05
+
+
+class CannotServe(Exception):
+    """The world does not let the plugin start; the text says what was tried, and what to do."""
+
+
+def node_name(told: str) -> str:
+    """Return the node's name: as told, from NODE_NAME, or the host's. Raises CannotServe."""
+    source = "settings" if told else "NODE_NAME"
+    name = told or os.environ.get("NODE_NAME", "")
+    if not name:
+        source, name = "the host's name", socket.gethostname().lower()
+    try:
+        return msgspec.convert(name, vocabulary.NodeName)
+    except msgspec.ValidationError:
+        raise CannotServe(
+            f"node: {name!r} (from {source}) is not a Kubernetes node name; "
+            "give `node` in the settings or NODE_NAME in the environment"
+        ) from None
+
+
+def boot() -> str:
+    """Return the id of this boot of the machine; empty if it is not told."""
+    with contextlib.suppress(OSError):
+        return _BOOT_ID.read_text("ascii").strip()
+    return ""
+
+
+def check(chosen: config.Settings) -> None:
+    """Find out now what would end us after the registration. Raises CannotServe."""
+    problem = directory.problem(Path(chosen.kubelet.directory) / config.SOCKET_DIRECTORY)
+    if problem:
+        raise CannotServe(f"kubelet.directory: {problem}")
+    script = chosen.simulated_gpus and chosen.simulated_gpus.faults
+    if script and not Path(script).parent.is_dir():
+        raise CannotServe(f"simulated_gpus.faults: {Path(script).parent}: no such directory")
+    http = chosen.http
+    family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
+    try:
+        socket.create_server((http.host, http.port), family=family).close()
+    except OSError as error:
+        told = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise CannotServe(f"http: {http.host}:{http.port}: {told}") from None
+
+
+async def be_alone(resources: Sequence[str], folders: Sequence[Path], *, handover_s: float) -> None:
+    """Wait until no other process serves these resources. Raises CannotServe if that never comes.
+
+    The kubelet would keep the newer registration, and drop it when the older one ends
+    (k/k#121994); so there is no overlap, not even in a rolling update.
+    """
+    prefixes = tuple(map(config.endpoint_prefix, resources))
+    until = time.monotonic() + handover_s
+    has_waited = False
+    while others := directory.served(folders, prefixes):
+        if time.monotonic() >= until:
+            raise CannotServe(
+                f"another plugin on this node serves {others[0]}; end it first, or let this one "
+                f"wait for its end with handover_s (now {handover_s:g})"
+            )
+        if not has_waited:
+            logs.logger().info("waiting_for_another", socket=others[0], at_most_s=handover_s)
+            has_waited = True
+        await asyncio.sleep(_ALONE_AGAIN_S)
