@@ -1,0 +1,173 @@
+"""Door to NVML for the event loop: what is seen of the GPUs, in order, even while NVML hangs.
+
+No call of NVML is made on the loop. No call can be cut short either: each is waited for as long as
+it takes, and told of when it is late, for then nobody watches that GPU. NVML is given up and begun
+anew when GPUs came or went, when the driver went away or handles are stale, and only with nothing
+under way; between two beginnings there is a pause, longer each time.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+
+from muster import logs
+from muster_plugin import (
+    aside,
+    gpu,
+    gpu_rules,
+    nvml_flights,
+    nvml_library,
+    nvml_look,
+    nvml_session,
+    nvml_watch,
+)
+
+Periods = nvml_watch.Periods
+Seen = nvml_watch.Seen
+
+
+class _Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a beginning; no session if NVML cannot be asked."""
+
+    look: gpu.Look
+    inbox: nvml_flights.Inbox
+    session: nvml_session.Session | None = None
+
+
+class Nvml:
+    """The GPUs of this node, as NVML tells of them."""
+
+    def __init__(
+        self,
+        rules: gpu_rules.Gpus,
+        *,
+        sysfs: Path = Path("/sys"),
+        proc: Path = Path("/proc"),
+        periods: Periods | None = None,
+    ) -> None:
+        self.checked_at: dict[str, float] = {}
+        """When looks, waits for events and polls last succeeded, in monotonic seconds."""
+        self._rules = rules
+        self._files = nvml_look.Files(sysfs=sysfs, proc=proc)
+        self._periods = periods or Periods()
+        self._lane = aside.Lane()
+        self._flights = nvml_flights.Flights()
+        self._beginning: asyncio.Task[_Begun] | None = None
+        self._session: nvml_session.Session | None = None
+        self._known = nvml_session.Known()
+        self._told: gpu.Look | None = None
+        self._log = logs.logger()
+
+    async def first(self, timeout_s: float) -> gpu.Look:
+        """Look for the first time. That there is no answer in time is one; `follow` goes on."""
+        beginning = self._begin()
+        await asyncio.wait([beginning], timeout=timeout_s)
+        self._told = beginning.result().look if beginning.done() else _silent(timeout_s)
+        return self._told
+
+    async def follow(self, seen: Seen) -> None:
+        """Tell for ever what is observed, and every look but the one that `first` gave."""
+        watchers = nvml_watch.Watchers(seen)
+        pause_s = self._periods.begin_first_s
+        while True:
+            begun = await self._begun(seen)
+            self._tell(begun.look, seen)
+            began_at = time.monotonic()
+            if begun.session is not None:
+                self._log.info("nvml_begun", gpus=len(begun.look.gpus))
+                why = await self._watch(begun.session, begun.inbox, watchers, seen)
+                self._log.warning("nvml_given_up", reason=why)
+                await self._end(begun.session, watchers)
+            if time.monotonic() - began_at > self._periods.begin_max_s:
+                pause_s = self._periods.begin_first_s
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._periods.begin_max_s)
+
+    async def close(self) -> None:
+        """Give NVML up, if it can be; a call that hangs ends with the process."""
+        if self._session is not None:
+            self._session.events.stop()
+        if not await self._flights.all_back(self._periods.close_s):
+            self._log.warning("nvml_hangs_at_the_end", waited_s=self._periods.close_s)
+            return
+        session = self._session or (self._beginning and self._beginning.result().session)
+        if session:
+            self._flights.begin(self._lane, session.end)
+            await self._flights.all_back(self._periods.close_s)
+
+    def _begin(self) -> asyncio.Task[_Begun]:
+        if self._beginning is None:
+            inbox = nvml_flights.Inbox()
+            self._beginning = self._flights.begin(self._lane, lambda: self._make(inbox))
+        return self._beginning
+
+    def _make(self, inbox: nvml_flights.Inbox) -> _Begun:
+        """Begin NVML; runs in a thread."""
+        try:
+            session = nvml_session.Session(
+                self._rules,
+                self._files,
+                inbox.put,
+                before=self._known,
+                slice_s=self._periods.slice_s,
+            )
+        except nvml_library.Unusable as no:
+            look = gpu.Look(driver=no.driver, problem=no.problem, machine=self._files.machine())
+            return _Begun(look=look, inbox=inbox)
+        return _Begun(look=session.look, inbox=inbox, session=session)
+
+    async def _begun(self, seen: Seen) -> _Begun:
+        beginning, late_s = self._begin(), self._periods.answer_s
+        await asyncio.wait([beginning], timeout=late_s)
+        if not beginning.done():
+            self._tell(_silent(late_s), seen)
+            await asyncio.wait([beginning])
+        begun = beginning.result()
+        self._session, self._beginning = begun.session, None
+        return begun
+
+    async def _watch(
+        self,
+        session: nvml_session.Session,
+        inbox: nvml_flights.Inbox,
+        watchers: nvml_watch.Watchers,
+        seen: Seen,
+    ) -> str:
+        watch = nvml_watch.Watch(
+            session,
+            inbox,
+            self._flights,
+            watchers,
+            seen=seen,
+            poll_s=self._rules.health.poll_s,
+            periods=self._periods,
+            checked_at=self.checked_at,
+        )
+        return await watch.watch()
+
+    async def _end(self, session: nvml_session.Session, watchers: nvml_watch.Watchers) -> None:
+        """End NVML once all that is under way has come back, and remember what it told."""
+        session.events.stop()
+        late_s = self._periods.answer_s
+        if not await self._flights.all_back(late_s):
+            uuids = [one.uuid for one in session.look.gpus]
+            watchers.turn(uuids, "end", f"NVML has not answered for {late_s:g} s")
+            while not await self._flights.all_back(late_s):
+                continue
+        self._known, self._session = session.known, None
+        await asyncio.wait([self._flights.begin(self._lane, session.end)])
+
+    def _tell(self, look: gpu.Look, seen: Seen) -> None:
+        """Tell a look; one that says again why there is nothing to see is no news."""
+        is_known = look is self._told or (
+            look.driver is not gpu.Driver.READY and look == self._told
+        )
+        self._told = look
+        if not is_known:
+            seen(look)
+
+
+def _silent(seconds: float) -> gpu.Look:
+    return gpu.Look(driver=gpu.Driver.SILENT, problem=f"NVML has not answered for {seconds:g} s")

@@ -1,0 +1,105 @@
+"""Door to NVML as it is followed in this process, against the stand-in of its library."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from muster_plugin import gpu, gpu_rules, nvml
+from tests.nvml import fake, scenes
+
+Told = gpu.Look | gpu.Observation
+Kind = TypeVar("Kind", gpu.Look, gpu.Poll, gpu.Xid, gpu.Watch)
+
+UUIDS: Final = tuple(one.uuid for one in scenes.h100x8().gpus)
+PERIODS: Final = nvml.Periods(
+    answer_s=0.3,
+    slice_s=0.05,
+    guard_s=0.05,
+    look_again_s=0.1,
+    begin_first_s=0.05,
+    begin_max_s=0.2,
+    close_s=1.5,
+)
+POLL_S: Final = 0.1
+
+
+class Story:
+    """NVML as it is followed, and everything it told since `forget`."""
+
+    def __init__(self, node: fake.Fake, directory: Path, periods: nvml.Periods) -> None:
+        self.node = node
+        rules = gpu_rules.Gpus(library=str(fake.library()), health=gpu_rules.Health(poll_s=POLL_S))
+        self.nvml = nvml.Nvml(
+            rules, sysfs=directory / "sys", proc=directory / "proc", periods=periods
+        )
+        self.told: list[Told] = []
+        self._came = asyncio.Event()
+
+    def seen(self, told: Told) -> None:
+        self.told.append(told)
+        self._came.set()
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return [told for told in self.told if isinstance(told, kind)]
+
+    async def until(self, kind: type[Kind], *, is_it: Callable[[Kind], bool] | None = None) -> Kind:
+        """Wait until something is told that was not told when this was called."""
+        return await self._first(kind, is_it, after=len(self.told))
+
+    async def had(self, kind: type[Kind], *, is_it: Callable[[Kind], bool] | None = None) -> Kind:
+        """Wait until something is told, unless it was told already."""
+        return await self._first(kind, is_it, after=0)
+
+    async def of_each(self, kind: type[gpu.Poll] | type[gpu.Watch]) -> None:
+        """Wait until such a thing was told of each GPU."""
+        while {told.gpu for told in self.told if isinstance(told, kind)} != {*UUIDS}:
+            self._came.clear()
+            await self._came.wait()
+
+    async def _first(
+        self, kind: type[Kind], is_it: Callable[[Kind], bool] | None, *, after: int
+    ) -> Kind:
+        while True:
+            for told in self.told[after:]:
+                if isinstance(told, kind) and (is_it is None or is_it(told)):
+                    return told
+            after = len(self.told)
+            self._came.clear()
+            await self._came.wait()
+
+    async def polled(self, number: int, times: int = 2) -> gpu.Poll:
+        """Wait until a GPU was polled so often that the last poll began after this call."""
+        for _ in range(times):
+            poll = await self.until(gpu.Poll, is_it=lambda poll: poll.gpu == UUIDS[number])
+        return poll
+
+    async def xid(self, number: int, code: int, *, gi: int = -1, ci: int = -1) -> gpu.Xid:
+        """Let a GPU report an XID, and wait until it is told."""
+        self.node.xid(number, code, gi=gi, ci=ci)
+        return await self.until(gpu.Xid, is_it=lambda told: told.xid == code)
+
+
+@contextlib.asynccontextmanager
+async def followed(
+    node: fake.Fake, *, periods: nvml.Periods = PERIODS, first_s: float = 5.0
+) -> AsyncIterator[tuple[Story, gpu.Look]]:
+    """Take the first look, follow what comes, and close; NVML was never misused."""
+    story = Story(node, node.state_file.parent, periods)
+    async with asyncio.timeout(20):
+        look = await story.nvml.first(first_s)
+        following = asyncio.ensure_future(story.nvml.follow(story.seen))
+        try:
+            yield story, look
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
+            await story.nvml.close()
+    assert node.misuses() == {}
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

@@ -1,0 +1,207 @@
+"""What the doors to NVML find, and why not, against the stand-in of its library."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from muster_plugin import gpu
+from tests.nvml import fake, followed, scenes
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
+    try:
+        fake.library()
+    except fake.NoCompiler as no:
+        pytest.skip(str(no))
+    made = fake.Fake(tmp_path / "state")
+    for name, value in made.environment().items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+# What there is
+
+
+def test_the_first_look_tells_each_gpu_with_what_kernel_and_driver_know_of_it(
+    node: fake.Fake, tmp_path: Path
+) -> None:
+    node.write(scenes.h100x8())
+    pci = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
+    followed.write(pci / "numa_node", "1\n")
+    followed.write(pci / "class", "0x030200\n")
+    followed.write(tmp_path / "sys/bus/pci/devices/0000:1c:00.0/numa_node", "-1\n")
+    followed.write(tmp_path / "sys/class/dmi/id/product_name", "DGX H100\n")
+    followed.write(
+        tmp_path / "proc/driver/nvidia-caps/mig-minors", "config 1\ngpu3/gi2/access 30\n"
+    )
+
+    async def story() -> None:
+        async with followed.followed(node) as (_, look):
+            first = look.gpus[0]
+            assert (look.driver, look.problem) == (gpu.Driver.READY, "")
+            assert (look.driver_version, look.cuda_version) == ("580.95.05", "13.0")
+            assert (look.machine, look.caps) == ("DGX H100", {"config": 1, "gpu3/gi2/access": 30})
+            assert [one.uuid for one in look.gpus] == [*followed.UUIDS]
+            assert look.unreadable == ()
+            assert (first.product, first.memory_mib) == ("NVIDIA H100 80GB HBM3", 81559)
+            assert (first.index, first.minor, first.compute_capability) == (0, 3, "9.0")
+            assert (first.numa_node, first.pci_class) == (1, "0x030200")
+            assert (first.pci_bus_id, first.mig_enabled, first.mig) == (
+                "00000000:1B:00.0",
+                False,
+                (),
+            )
+            assert look.gpus[1].numa_node is None
+            assert [poll.error for poll in look.polls] == [""] * 8
+            assert look.polls[0].recovery_action == 0
+            assert look.links[followed.UUIDS[0], followed.UUIDS[1]] == gpu.Link(
+                level=gpu.Level.SWITCHES
+            )
+            assert look.links[followed.UUIDS[0], followed.UUIDS[7]] == gpu.Link(
+                level=gpu.Level.SYSTEM
+            )
+
+    asyncio.run(story())
+
+
+def test_mig_devices_have_nvidias_profile_names_and_holes_are_skipped(node: fake.Fake) -> None:
+    node.write(scenes.a100_mig())
+
+    async def story() -> None:
+        async with followed.followed(node) as (_, look):
+            mixed, sevenths, whole = look.gpus
+            assert [one.profile for one in mixed.mig] == [
+                "1g.5gb",
+                "2g.10gb",
+                "1c.3g.20gb",
+                "2c.3g.20gb",
+            ]
+            assert {one.profile for one in sevenths.mig} == {"1g.5gb"}
+            assert len(sevenths.mig) == 7
+            assert (mixed.mig_enabled, whole.mig_enabled, whole.mig) == (True, False, ())
+            assert (mixed.mig[1].gi, mixed.mig[1].ci, mixed.mig[1].gi_slices) == (3, 0, 2)
+
+    asyncio.run(story())
+
+
+def test_direct_nvlinks_are_counted_between_the_gpus_they_join(node: fake.Fake) -> None:
+    scene = scenes.dgx1()
+    node.write(scene)
+    uuids = [one.uuid for one in scene.gpus]
+
+    async def story() -> None:
+        async with followed.followed(node) as (_, look):
+            told = {
+                (link.a, link.b): look.links[uuids[link.a], uuids[link.b]].nvlinks
+                for link in scene.links
+            }
+            assert told == {(link.a, link.b): link.nvlinks for link in scene.links}
+            assert sum(told.values()) == 8 * 6 / 2  # six links a GPU, each seen from both ends
+
+    asyncio.run(story())
+
+
+def test_what_a_product_lacks_is_unknown_and_nothing_is_wrong_with_it(node: fake.Fake) -> None:
+    node.write(scenes.h100x8().also("error call=nvmlDeviceGetFieldValues code=3"))
+    for call in (
+        "nvmlDeviceGetRemappedRows",
+        "nvmlDeviceGetRetiredPagesPendingStatus",
+        "nvmlDeviceGetTotalEccErrors",
+        "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetTemperatureThreshold",
+        "nvmlDeviceGetGpuFabricInfoV",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetSerial",
+    ):
+        node.add(f"error call={call} code=3")
+
+    async def story() -> None:
+        async with followed.followed(node) as (_, look):
+            first = look.gpus[0]
+            assert (first.memory_mib, first.mig_enabled, first.serial) == (None, None, None)
+            poll = look.polls[0]
+            assert poll == gpu.Poll(gpu=followed.UUIDS[0], at=poll.at)
+            assert (look.problem, look.unreadable) == ("", ())
+
+    asyncio.run(story())
+
+
+# No driver
+
+
+@pytest.mark.parametrize(
+    ("code", "driver", "told"),
+    [
+        (9, gpu.Driver.NOT_LOADED, "DRIVER_NOT_LOADED: the kernel module is not loaded"),
+        (4, gpu.Driver.NO_PERMISSION, "NO_PERMISSION: not permitted; let this container open"),
+        (17, gpu.Driver.NO_PERMISSION, "OPERATING_SYSTEM: the operating system refuses"),
+        (13, gpu.Driver.TOO_OLD, "FUNCTION_NOT_FOUND: the driver lacks a function"),
+        (18, gpu.Driver.REPLACED, "LIB_RM_VERSION_MISMATCH: the loaded driver is another"),
+        (999, gpu.Driver.FAILED, "UNKNOWN: often the container's device cgroup"),
+        (4242, gpu.Driver.FAILED, "4242: it is tried again"),
+    ],
+)
+def test_why_nvml_cannot_begin_is_told_and_it_begins_by_itself_once_it_can(
+    node: fake.Fake, code: int, driver: gpu.Driver, told: str
+) -> None:
+    node.write(scenes.h100x8().also(f"init {code}"))
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, look):
+            assert (look.driver, look.gpus) == (driver, ())
+            assert look.problem.startswith(f"nvmlInit: {told}")
+            node.drop()
+            ready = await story.until(gpu.Look)
+            assert (ready.driver, len(ready.gpus)) == (gpu.Driver.READY, 8)
+
+    asyncio.run(story())
+
+
+def test_a_driver_that_stays_away_is_asked_for_with_pauses_and_told_of_once(
+    node: fake.Fake,
+) -> None:
+    async def story() -> None:
+        async with followed.followed(node) as (story, look):
+            assert look.driver is gpu.Driver.NOT_LOADED
+            await asyncio.sleep(1)
+            assert story.told == []
+            # pauses of 0.05, 0.1, 0.2, 0.2, ... s
+            assert 3 <= node.counts()["nvmlInitWithFlags"] <= 8
+
+    asyncio.run(story())
+
+
+def test_a_beginning_that_hangs_is_silence_until_it_comes_back(node: fake.Fake) -> None:
+    node.write(scenes.h100x8().also("hang call=nvmlDeviceGetName gpu=3"))
+
+    async def story() -> None:
+        async with followed.followed(node, first_s=0.2) as (story, look):
+            assert look == gpu.Look(
+                driver=gpu.Driver.SILENT, problem="NVML has not answered for 0.2 s"
+            )
+            node.drop()
+            ready = await story.until(gpu.Look, is_it=lambda told: told.driver is gpu.Driver.READY)
+            assert len(ready.gpus) == 8
+
+    asyncio.run(story())
+
+
+def test_a_driver_loaded_anew_is_begun_anew(node: fake.Fake) -> None:
+    node.write(scenes.h100x8())
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            node.add("epoch 1")
+            look = await story.until(gpu.Look)
+            assert (look.driver, len(look.gpus)) == (gpu.Driver.READY, 8)
+            await story.xid(5, 48)
+            node.unload()
+            look = await story.until(gpu.Look)
+            assert (look.driver, look.gpus) == (gpu.Driver.NOT_LOADED, ())
+
+    asyncio.run(story())

@@ -1,0 +1,421 @@
+"""What the doors to NVML tell while GPUs fail, hang and change, against the stand-in."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from muster_plugin import gpu
+from tests.nvml import fake, followed, scenes
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
+    try:
+        fake.library()
+    except fake.NoCompiler as no:
+        pytest.skip(str(no))
+    made = fake.Fake(tmp_path / "state")
+    for name, value in made.environment().items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+# GPUs that are lost
+
+
+def test_one_of_eight_that_is_lost_from_the_start_disturbs_no_other(node: fake.Fake) -> None:
+    node.write(scenes.h100x8().also("lost 2"))
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, look):
+            assert look.driver is gpu.Driver.READY
+            assert [one.index for one in look.gpus] == [0, 1, 3, 4, 5, 6, 7]
+            assert look.unreadable == (gpu.Unreadable(index=2, error="GPU_IS_LOST"),)
+            assert {poll.error for poll in look.polls} == {""}
+            assert (await story.xid(7, 31)).part == gpu.Part(gpu=followed.UUIDS[7])
+            node.drop("lost")
+            found = await story.until(gpu.Look)
+            assert (len(found.gpus), found.unreadable) == (8, ())
+            await story.xid(2, 32)
+
+    asyncio.run(story())
+
+
+def test_one_lost_at_the_start_that_is_known_by_name_is_told_as_lost(node: fake.Fake) -> None:
+    node.write(scenes.h100x8().also("error call=nvmlDeviceGetMemoryInfo gpu=2 code=15"))
+
+    async def story() -> None:
+        async with followed.followed(node) as (_, look):
+            lost = gpu.Unreadable(index=2, error="GPU_IS_LOST", uuid=followed.UUIDS[2])
+            assert look.unreadable == (lost,)
+            assert len(look.gpus) == 7
+
+    asyncio.run(story())
+
+
+def test_one_lost_while_it_runs_is_told_and_left_out_and_nothing_spins(node: fake.Fake) -> None:
+    node.write(scenes.h100x8())
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            await story.polled(0)
+            before = dict(node.counts())
+            node.add("lost 3")
+            lost = await story.until(gpu.Poll, is_it=lambda poll: bool(poll.error))
+            assert (lost.gpu, lost.error) == (followed.UUIDS[3], "GPU_IS_LOST")
+            unwatched = await story.had(gpu.Watch)
+            assert (unwatched.gpu, unwatched.problem) == (
+                followed.UUIDS[3],
+                "it is lost: GPU_IS_LOST",
+            )
+            await asyncio.sleep(0.5)
+            assert (await story.xid(4, 31)).part == gpu.Part(gpu=followed.UUIDS[4])
+            errors = {poll.gpu for poll in story.of(gpu.Poll) if poll.error}
+            assert errors == {followed.UUIDS[3]}
+            counts = node.counts()
+            # 20 slices a second, and a new set for the loss
+            assert counts["nvmlEventSetWait_v2"] - before["nvmlEventSetWait_v2"] < 30
+            assert counts["nvmlEventSetCreate"] - before["nvmlEventSetCreate"] <= 3
+            assert story.of(gpu.Look) == []
+
+    asyncio.run(story())
+
+
+def test_one_that_is_back_is_watched_again(node: fake.Fake) -> None:
+    node.write(scenes.h100x8())
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            node.add("lost 3")
+            await story.until(gpu.Watch, is_it=lambda watch: watch.problem != "")
+            node.drop()
+            watched = await story.until(gpu.Watch)
+            assert (watched.gpu, watched.problem) == (followed.UUIDS[3], "")
+            assert (await story.polled(3)).error == ""
+            await story.xid(3, 31)
+
+    asyncio.run(story())
+
+
+def test_all_lost_at_once_are_told_each(node: fake.Fake) -> None:
+    node.write(scenes.h100x8())
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            node.add(*(f"lost {n}" for n in range(8)))
+            while {poll.gpu for poll in story.of(gpu.Poll) if poll.error} != {*followed.UUIDS}:
+                await story.until(gpu.Poll, is_it=lambda poll: bool(poll.error))
+            before = node.counts()["nvmlEventSetWait_v2"]
+            await asyncio.sleep(0.5)
+            assert node.counts()["nvmlEventSetWait_v2"] - before < 20
+
+    asyncio.run(story())
+
+
+# NVML hangs
+
+
+def test_a_gpu_that_hangs_is_unwatched_and_the_loop_and_the_others_go_on(node: fake.Fake) -> None:
+    node.write(scenes.h100x8())
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            node.add("hang call=nvmlDeviceGetTemperature gpu=6")
+            unwatched = await story.until(gpu.Watch)
+            assert (unwatched.gpu, unwatched.problem) == (
+                followed.UUIDS[6],
+                "NVML has not answered for 0.3 s",
+            )
+            story.told.clear()
+            late_s = 0.0
+            for _ in range(50):
+                began = time.monotonic()
+                await asyncio.sleep(0.01)
+                late_s = max(late_s, time.monotonic() - began - 0.01)
+            assert late_s < 0.25
+            assert {poll.gpu for poll in story.of(gpu.Poll)} == {*followed.UUIDS} - {
+                followed.UUIDS[6]
+            }
+            stale = time.monotonic() - story.nvml.checked_at["gpu_poll"]
+            await story.xid(1, 31)
+            node.drop()
+            watched = await story.until(gpu.Watch)
+            assert (watched.gpu, watched.problem) == (followed.UUIDS[6], "")
+            await story.polled(6)
+            assert time.monotonic() - story.nvml.checked_at["gpu_poll"] < stale
+            assert node.peak() >= 2
+
+    asyncio.run(story())
+
+
+def test_a_wait_for_events_that_hangs_leaves_all_unwatched(node: fake.Fake) -> None:
+    node.write(scenes.h100x8())
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            node.add("hang call=nvmlEventSetWait_v2")
+            await story.of_each(gpu.Watch)
+            assert {watch.problem for watch in story.of(gpu.Watch)} == {
+                "no wait for events has come back for 0.35 s"
+            }
+            story.told.clear()
+            node.drop()
+            await story.of_each(gpu.Watch)
+            assert {watch.problem for watch in story.of(gpu.Watch)} == {""}
+            await story.xid(0, 31)
+
+    asyncio.run(story())
+
+
+def test_nvml_that_hangs_as_a_whole_ends_in_time_without_a_shutdown(node: fake.Fake) -> None:
+    node.write(scenes.h100x8())
+
+    async def story() -> None:
+        periods = msgspec.structs.replace(followed.PERIODS, close_s=0.3)
+        async with followed.followed(node, periods=periods) as (story, _):
+            node.add("hang")
+            await story.of_each(gpu.Watch)
+            began = time.monotonic()
+            await story.nvml.close()
+            assert time.monotonic() - began < 1
+            assert "nvmlShutdown" not in node.counts()
+            node.drop()
+
+    asyncio.run(story())
+
+
+# Events
+
+
+def test_an_xid_is_told_in_milliseconds_with_the_instance_it_befell(node: fake.Fake) -> None:
+    scene = scenes.a100_mig()
+    node.write(scene)
+    uuids = [one.uuid for one in scene.gpus]
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            assert (await story.xid(0, 13, gi=3, ci=0)).part == gpu.Part(gpu=uuids[0], gi=3, ci=0)
+            assert (await story.xid(0, 14, gi=3)).part == gpu.Part(gpu=uuids[0], gi=3)
+            assert (await story.xid(0, 79)).part == gpu.Part(gpu=uuids[0])
+            # one that is not divided has no instances, whatever the driver fills in
+            assert (await story.xid(2, 31, gi=0, ci=0)).part == gpu.Part(gpu=uuids[2])
+            took_s = []
+            for code in range(200, 230):
+                began = time.monotonic()
+                await story.xid(1, code)
+                took_s.append(time.monotonic() - began)
+            assert sorted(took_s)[len(took_s) // 2] < 0.02
+
+    asyncio.run(story())
+
+
+def test_after_an_xid_its_gpu_is_polled_at_once(node: fake.Fake) -> None:
+    node.write(scenes.h100x8())
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            node.write(node.scene.but(4, recovery=1))
+            await story.xid(4, 154)
+            poll = await story.until(gpu.Poll, is_it=lambda poll: poll.gpu == followed.UUIDS[4])
+            assert poll.recovery_action == 1
+
+    asyncio.run(story())
+
+
+def test_an_event_of_an_unknown_device_lets_all_be_polled(node: fake.Fake) -> None:
+    node.write(scenes.h100x8())
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            await story.polled(7)
+            story.told.clear()
+            node.xid(0, 31, more="nowhere=1")
+            await story.of_each(gpu.Poll)
+            assert story.of(gpu.Xid) == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (
+            "error call=nvmlDeviceRegisterEvents gpu=1 code=3",
+            "its events cannot be registered: NOT_SUPPORTED",
+        ),
+        (
+            "error call=nvmlDeviceRegisterEvents gpu=1 code=999",
+            "its events cannot be registered: UNKNOWN",
+        ),
+        (
+            "error call=nvmlDeviceGetSupportedEventTypes gpu=1 code=3",
+            "its events cannot be registered: NOT_SUPPORTED",
+        ),
+    ],
+)
+def test_a_gpu_whose_events_are_refused_is_unwatched_alone(
+    node: fake.Fake, line: str, problem: str
+) -> None:
+    node.write(scenes.h100x8().also(line))
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, look):
+            assert len(look.gpus) == 8
+            unwatched = await story.until(gpu.Watch)
+            assert (unwatched.gpu, unwatched.problem) == (followed.UUIDS[1], problem)
+            await story.xid(0, 31)
+            await story.xid(2, 32)
+            assert {watch.gpu for watch in story.of(gpu.Watch)} == {followed.UUIDS[1]}
+            assert (await story.polled(1)).error == ""
+
+    asyncio.run(story())
+
+
+def test_a_gpu_that_reports_no_xids_is_unwatched(node: fake.Fake) -> None:
+    node.write(scenes.h100x8().but(1, events=2))
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            unwatched = await story.until(gpu.Watch)
+            assert (unwatched.gpu, unwatched.problem) == (
+                followed.UUIDS[1],
+                "the driver reports no XIDs of it",
+            )
+
+    asyncio.run(story())
+
+
+def test_a_refusal_that_passes_is_tried_again(node: fake.Fake) -> None:
+    node.write(scenes.h100x8().also("error call=nvmlDeviceRegisterEvents gpu=1 code=999 times=1"))
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            watched = await story.until(gpu.Watch, is_it=lambda watch: watch.problem == "")
+            assert watched.gpu == followed.UUIDS[1]
+            await story.xid(1, 31)
+
+    asyncio.run(story())
+
+
+def test_waits_that_fail_or_are_cut_short_do_not_spin(node: fake.Fake) -> None:
+    node.write(scenes.h100x8().also("error call=nvmlEventSetWait_v2 code=999"))
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            await story.of_each(gpu.Watch)
+            assert {watch.problem for watch in story.of(gpu.Watch)} == {
+                "NVML does not tell events: UNKNOWN"
+            }
+            await asyncio.sleep(0.5)
+            assert node.counts()["nvmlEventSetWait_v2"] < 10
+            node.drop()
+            node.add("wait_cut 1")
+            watched = await story.until(gpu.Watch)
+            assert watched.problem == ""
+            before = node.counts()["nvmlEventSetWait_v2"]
+            await asyncio.sleep(0.5)
+            assert node.counts()["nvmlEventSetWait_v2"] - before < 60
+            await story.xid(0, 31)
+
+    asyncio.run(story())
+
+
+# GPUs that change
+
+
+def test_a_gpu_cut_anew_into_mig_devices_is_looked_at_again(node: fake.Fake) -> None:
+    scene = scenes.a100_mig()
+    node.write(scene)
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, look):
+            node.write(scene.whole(1))
+            again = await story.until(gpu.Look)
+            assert again.gpus[1] == msgspec.structs.replace(look.gpus[1], mig=(), mig_enabled=False)
+            assert (again.gpus[0], again.gpus[2]) == (look.gpus[0], look.gpus[2])
+            node.write(scene.carved(2, *scene.gpus[0].mig))
+            again = await story.until(gpu.Look)
+            assert [one.profile for one in again.gpus[2].mig] == [
+                one.profile for one in look.gpus[0].mig
+            ]
+            # nothing was begun anew for it
+            assert node.counts()["nvmlInitWithFlags"] == 1
+
+    asyncio.run(story())
+
+
+def test_gpus_that_come_and_go_are_seen_without_a_restart_of_the_process(
+    node: fake.Fake,
+) -> None:
+    scene = scenes.h100x8().also("hotplug 1")
+    node.write(scene.without(7))
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, look):
+            assert len(look.gpus) == 7
+            node.write(scene)
+            more = await story.until(gpu.Look)
+            assert [one.uuid for one in more.gpus] == [*followed.UUIDS]
+            await story.xid(7, 31)
+            node.write(scene.without(0))
+            less = await story.until(gpu.Look, is_it=lambda told: len(told.gpus) == 7)
+            assert [one.uuid for one in less.gpus] == [*followed.UUIDS[1:]]
+
+    asyncio.run(story())
+
+
+def test_a_gpu_that_the_kernel_lets_go_is_noticed_though_nvml_counts_it(
+    node: fake.Fake, tmp_path: Path
+) -> None:
+    scene = scenes.h100x8()
+    node.write(scene)
+    kernel = tmp_path / "proc/driver/nvidia/gpus"
+    followed.write(kernel / "0000:1b:00.0/information", "")
+    followed.write(kernel / "0000:1c:00.0/information", "")
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            (kernel / "0000:1b:00.0").rename(tmp_path / "gone")
+            await story.until(gpu.Look)
+            assert node.counts()["nvmlInitWithFlags"] == 2
+
+    asyncio.run(story())
+
+
+def test_a_stale_handle_is_replaced_by_beginning_anew(node: fake.Fake) -> None:
+    node.write(scenes.h100x8())
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, _):
+            node.add("error gpu=5 code=2")
+            look = await story.until(gpu.Look)
+            assert [one.uuid for one in look.gpus] == [*followed.UUIDS]
+            assert look.polls[5].error == "INVALID_ARGUMENT"
+            begun = node.counts()["nvmlInitWithFlags"]
+            await story.polled(5, times=4)
+            # still so: it is one bad GPU, and the others are left in peace
+            assert node.counts()["nvmlInitWithFlags"] <= begun + 1
+            node.drop()
+            await story.until(
+                gpu.Poll, is_it=lambda poll: poll.gpu == followed.UUIDS[5] and not poll.error
+            )
+
+    asyncio.run(story())
+
+
+def test_a_link_that_goes_down_or_was_never_up_as_on_the_others_is_told(node: fake.Fake) -> None:
+    node.write(scenes.h100x8().also("nvlink 6 5 state=0"))
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, look):
+            assert [poll.nvlinks_down for poll in look.polls] == [()] * 6 + [(5,), ()]
+            node.add("nvlink 2 17 state=0")
+            poll = await story.until(gpu.Poll, is_it=lambda poll: poll.gpu == followed.UUIDS[2])
+            while not poll.nvlinks_down:
+                poll = await story.polled(2, times=1)
+            assert poll.nvlinks_down == (17,)
+
+    asyncio.run(story())
