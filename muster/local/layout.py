@@ -98,7 +98,7 @@ def plugin_settings(
         "kubelet": {"directory": directory},
         "heartbeat": {"interval_s": HEARTBEAT_S},
         "resources": [fuse] if node.fuse else [],
-        "gpus": {"health": {"poll_s": 0.5, "good": 1, "cooldown_s": 0}},
+        "gpus": {"health": {"poll_s": 1.0}},
         "simulated_gpus": {
             "count": node.gpus,
             "product": node.product,

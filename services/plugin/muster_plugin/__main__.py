@@ -113,7 +113,10 @@ def _gpus(chosen: config.Settings, here: rulebook.Here, node: str) -> gpus.Gpus 
         seen = simulated.Simulated(chosen.simulated_gpus, node, poll_s=health.poll_s)
     else:
         seen = nvml.Nvml(here.gpus)
-    return gpus.Gpus(seen, gpu_health.GpuHealth(presets.read(health), health), _line())
+    judge = presets.read(health)
+    for problem in judge.problems:
+        logs.logger().warning("policy_problem", problem=problem)
+    return gpus.Gpus(seen, gpu_health.GpuHealth(judge, health), _line())
 
 
 class Reporter:

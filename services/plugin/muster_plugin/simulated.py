@@ -80,6 +80,8 @@ class Simulated:
                 self._read()
                 for xid in sorted(self._script.holding - before.holding):
                     self._report(xid, seen)
+                for cleared in sorted(before.holding - self._script.holding):
+                    self._mended(cleared, seen)
                 if self._script.holding != before.holding:
                     for poll in self._polls(datetime.now(UTC)):
                         seen(poll)
@@ -91,6 +93,12 @@ class Simulated:
             return
         part = gpu.Part(gpu=self._gpus[index].uuid)
         seen(gpu.Xid(part=part, xid=number, at=datetime.now(UTC)))
+
+    def _mended(self, cleared: tuple[int, int], seen: Callable[[gpus.Seen], None]) -> None:
+        index, xid = cleared
+        if index < len(self._gpus):
+            uuid, at = self._gpus[index].uuid, datetime.now(UTC)
+            seen(gpu.Reset(gpu=uuid, at=at, by="the fault script", xid=xid))
 
     def _polls(self, at: datetime) -> Iterator[gpu.Poll]:
         for index, one in enumerate(self._gpus):
