@@ -169,7 +169,7 @@ class Bus:
             raise NobodyAnswered(subject, subscribed=False) from None
         except connection.LOST:
             raise NobodyAnswered(subject, subscribed=True) from None
-        connection.end_if_cancelled()
+        runtime.end_if_cancelled()
         return answer.data
 
     async def is_reachable(self, *, timeout_s: float) -> bool:
@@ -371,7 +371,7 @@ class Bus:
                         await jetstream.create_streams(client)
                 await backoff.wait()
             else:
-                connection.end_if_cancelled()
+                runtime.end_if_cancelled()
                 _PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
                 if failures >= _FAILURES_TOLD:
                     self._log.info("event_stored_late", subject=subject, attempts=failures + 1)

@@ -18,7 +18,7 @@ import nats.aio.msg
 import nats.errors
 import prometheus_client
 
-from muster import logs
+from muster import logs, runtime
 
 Message = nats.aio.msg.Msg
 Handler = Callable[[Message], Awaitable[None]]
@@ -39,17 +39,6 @@ _ERRORS = prometheus_client.Counter(
     "muster_bus_errors_total", "Errors nats-py reported, by kind.", ["kind"]
 )
 _CONNECTED = prometheus_client.Gauge("muster_bus_connected", "1 while connected to NATS.")
-
-
-def end_if_cancelled() -> None:
-    """Raise CancelledError if this task was told to end, and the message got lost.
-
-    nats-py waits under asyncio.wait_for, which until Python 3.12 drops a cancellation that comes
-    together with the answer: the task would go on for ever. Call this after each such wait.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 class Backoff:
@@ -108,7 +97,7 @@ class Connection:
         """Close the connection."""
         assert self._task is not None, "left without being entered"
         self._outage_logged = True
-        # see end_if_cancelled
+        # see runtime.end_if_cancelled
         while not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=_CANCEL_AGAIN_S)

@@ -9,7 +9,7 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.js import api
 
-from muster import connection, streams
+from muster import connection, runtime, streams
 
 _PULL_S: Final = 1.0
 _PULL_BATCH: Final = 200
@@ -30,7 +30,7 @@ async def pull(
     Raises ConsumerLost when the server forgot the consumer, and what nats-py raises.
     """
     info = await client.jetstream().add_consumer(stream, config)
-    connection.end_if_cancelled()
+    runtime.end_if_cancelled()
     left = info.num_pending or 0
     inbox = client.new_inbox()
     request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{info.name}"
@@ -41,7 +41,7 @@ async def pull(
             await client.publish(request, expires, reply=inbox)
             for _ in range(_PULL_BATCH):
                 message = await subscription.next_msg(timeout=2 * _PULL_S)
-                connection.end_if_cancelled()
+                runtime.end_if_cancelled()
                 if _ends_pull(message):
                     break
                 left -= 1

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -30,6 +30,18 @@ class Delivery(Generic[In]):
     ack: Callable[[], Awaitable[None]] = _nothing
 
 
+def end_if_cancelled() -> None:
+    """Raise CancelledError if this task was told to end, and the message got lost.
+
+    asyncio.wait_for, under which nats-py and grpc.aio wait, drops until Python 3.12 a cancellation
+    that comes together with what it waited for: the task would go on for ever. Call this after each
+    such wait.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def drive(
     driven: machine.Machine[In, Out],
     inbox: asyncio.Queue[Delivery[In]],
@@ -38,22 +50,28 @@ async def drive(
     """Feed a machine from its inbox, wake it at its own deadlines, act on what it returns.
 
     An overdue deadline goes before the inbox, so that a busy inbox cannot starve a timer. An input
-    is acknowledged after the actions it led to, so that a crash in between repeats it.
+    is acknowledged after the actions it led to, so that a crash in between repeats it. Whatever an
+    action waits for, cancelling this ends it.
     """
+
+    async def act_on(outs: Sequence[Out]) -> None:
+        for out in outs:
+            await act(out)
+            end_if_cancelled()
+
     clock = asyncio.get_running_loop().time
     while True:
         deadline = driven.next_deadline()
         if deadline is not None and deadline <= clock():
-            for out in driven.tick(clock()):
-                await act(out)
+            await act_on(driven.tick(clock()))
             continue
         try:
             async with asyncio.timeout_at(deadline):
                 delivery = await inbox.get()
         except TimeoutError:
             continue
-        for out in driven.receive(delivery.event, clock()):
-            await act(out)
+        end_if_cancelled()
+        await act_on(driven.receive(delivery.event, clock()))
         await delivery.ack()
 
 

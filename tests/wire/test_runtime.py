@@ -58,6 +58,34 @@ async def driven_until(
     return done[:length]
 
 
+@pytest.mark.parametrize(("deadlines", "first"), [((), "a.0"), ((0.0,), "tick")])
+def test_a_cancellation_that_an_action_lost_ends_the_driving_all_the_same(
+    deadlines: tuple[float, ...], first: str
+) -> None:
+    async def story() -> tuple[list[str], bool]:
+        done: list[str] = []
+        acting = asyncio.Event()
+
+        async def act(out: str) -> None:
+            done.append(out)
+            acting.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+        inbox: asyncio.Queue[runtime.Delivery[str]] = asyncio.Queue()
+        inbox.put_nowait(delivery("a", done))
+        inbox.put_nowait(delivery("b", done))
+        async with asyncio.timeout(10):
+            machine = Notebook(deadlines=[*deadlines], answers=2)
+            driving = asyncio.create_task(runtime.drive(machine, inbox, act))
+            await acting.wait()
+            driving.cancel()
+            await asyncio.wait([driving])
+        return done, driving.cancelled()
+
+    assert asyncio.run(story()) == ([first], True)
+
+
 def test_an_overdue_deadline_goes_before_a_full_inbox() -> None:
     async def story() -> list[str]:
         done: list[str] = []
