@@ -1,7 +1,11 @@
 """What the doors to NVML find, and why not, against the stand-in of its library."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -205,3 +209,56 @@ def test_a_driver_loaded_anew_is_begun_anew(node: fake.Fake) -> None:
             assert (look.driver, look.gpus) == (gpu.Driver.NOT_LOADED, ())
 
     asyncio.run(story())
+
+
+# No library
+
+BEGIN: Final = """
+import sys
+from muster_plugin import gpu_rules, nvml_library
+rules = gpu_rules.Gpus(library=sys.argv[1], given=gpu_rules.Given(driver_root=sys.argv[2]))
+try:
+    nvml_library.end(nvml_library.begin(rules))
+    print("begun")
+except nvml_library.Unusable as no:
+    print(no.driver, no.problem, "pynvml" in sys.modules)
+"""
+
+
+def begun(library: str, driver_root: str, **environment: str) -> str:
+    """Return what a new process says of its beginning; one process loads one library."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN, library, driver_root],
+        env=os.environ | {"LD_LIBRARY_PATH": ""} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_a_library_is_loaded_from_where_it_is_named_or_below_the_driver_root_or_by_the_loader(
+    node: fake.Fake, tmp_path: Path
+) -> None:
+    node.write(scenes.t4())
+    root = tmp_path / "run/nvidia/driver"
+    below = root / "usr/lib/x86_64-linux-gnu"
+    below.mkdir(parents=True)
+    (below / fake.SONAME).symlink_to(fake.library())
+    named = tmp_path / "some-name.so"
+    named.symlink_to(fake.library())
+    assert begun(str(named), "/") == "begun"
+    assert begun("", str(root)) == "begun"
+    assert begun("", "/", LD_LIBRARY_PATH=str(fake.library().parent)) == "begun"
+
+
+def test_without_a_library_it_is_told_what_was_tried_and_the_binding_is_not_loaded(
+    tmp_path: Path,
+) -> None:
+    text = tmp_path / "text.so"
+    text.write_text("no library")
+    told = begun(str(text), "/")
+    assert told.startswith(f"no_library {text}: ")
+    assert told.endswith("gpus.library names it, so nothing else was tried False")
+    missing = str(tmp_path / "missing.so")
+    assert "cannot open shared object file" in begun(missing, "/")

@@ -419,3 +419,36 @@ def test_a_link_that_goes_down_or_was_never_up_as_on_the_others_is_told(node: fa
             assert poll.nvlinks_down == (17,)
 
     asyncio.run(story())
+
+
+def test_a_close_during_a_beginning_that_hangs_ends_in_time(node: fake.Fake) -> None:
+    node.write(scenes.h100x8().also("hang call=nvmlInitWithFlags"))
+
+    async def story() -> None:
+        periods = msgspec.structs.replace(followed.PERIODS, close_s=0.2)
+        async with followed.followed(node, periods=periods, first_s=0.1) as (story, look):
+            assert look.driver is gpu.Driver.SILENT
+            began = time.monotonic()
+            await story.nvml.close()
+            assert time.monotonic() - began < 1
+            node.drop()
+            # what was begun in vain is ended by the next close
+            await story.until(gpu.Look)
+
+    asyncio.run(story())
+
+
+def test_one_gpu_that_talks_nonsense_is_reported_and_the_others_go_on(node: fake.Fake) -> None:
+    scene = scenes.h100x8()
+    node.write(scene)
+    raw = scene.text().encode().replace(b"gpu 3 uuid=GPU", b"gpu 3 uuid=\xff\xfe")
+    node.state_file.write_bytes(raw)
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, look):
+            assert look.driver is gpu.Driver.READY, look.problem
+            assert look.unreadable == (gpu.Unreadable(index=3, error="no UTF-8"),)
+            assert len(look.gpus) == 7
+            await story.until(gpu.Poll)
+
+    asyncio.run(story())

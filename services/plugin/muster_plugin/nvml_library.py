@@ -62,10 +62,12 @@ def end(nvml: Binding) -> None:
 def known(nvml: Binding, call: Callable[..., Answer], *arguments: object) -> Answer | None:
     """Return what a function answers; None where the product, the driver or our rights lack it.
 
-    Raises NVMLError for any other failure.
+    A text that is no UTF-8 is no answer either. Raises NVMLError for any other failure.
     """
     try:
         return call(*arguments)
+    except UnicodeDecodeError:
+        return None
     except nvml.NVMLError as error:
         if error.value in nvml_words.LACKING:
             return None

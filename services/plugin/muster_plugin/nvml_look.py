@@ -15,6 +15,7 @@ from muster_plugin import gpu, nvml_library, nvml_mig, nvml_words
 
 Answer = TypeVar("Answer")
 
+_GPUS_MAX: Final = 256
 _MIB: Final = 1 << 20
 _MACHINE: Final = "class/dmi/id/product_name"
 _CAPABILITIES: Final = "driver/nvidia-caps/mig-minors"
@@ -59,6 +60,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     silent: Mapping[str, str] = {}
     unreadable: tuple[gpu.Unreadable, ...] = ()
     problems: tuple[str, ...] = ()
+    count: int = 0
+    """How many NVML said there are."""
 
 
 def devices(nvml: nvml_library.Binding, files: Files, *, before: Sequence[vocabulary.Gpu]) -> Seen:
@@ -71,17 +74,16 @@ def devices(nvml: nvml_library.Binding, files: Files, *, before: Sequence[vocabu
     handles: dict[str, nvml_library.Handle] = {}
     failed: list[gpu.Unreadable] = []
     problems: list[str] = []
-    for index in range(nvml.nvmlDeviceGetCount()):
+    count = nvml.nvmlDeviceGetCount()
+    for index in range(min(count, _GPUS_MAX)):
         uuid = ""
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             uuid = nvml.nvmlDeviceGetUUID(handle)
             gpus[uuid] = _gpu(nvml, handle, files, uuid=uuid, index=index, problems=problems)
-        except nvml.NVMLError as error:
-            if error.value in nvml_words.OVER:
-                raise
+        except (nvml.NVMLError, UnicodeDecodeError) as error:
+            name = _name(error)
             if uuid not in known:
-                name = nvml_words.error_name(error.value)
                 failed.append(gpu.Unreadable(index=index, error=name, uuid=uuid))
                 continue
             gpus[uuid] = msgspec.structs.replace(known[uuid], index=index)
@@ -98,7 +100,16 @@ def devices(nvml: nvml_library.Binding, files: Files, *, before: Sequence[vocabu
         silent=silent,
         unreadable=unreadable,
         problems=tuple(problems),
+        count=count,
     )
+
+
+def _name(error: Exception) -> str:
+    """Return what went wrong with one GPU. Raises it if it is about all of them."""
+    code = getattr(error, "value", None)
+    if code in nvml_words.OVER:
+        raise error
+    return "no UTF-8" if code is None else nvml_words.error_name(code)
 
 
 def links(

@@ -12,6 +12,7 @@ from muster_plugin import nvml_library, nvml_words
 
 Answer = TypeVar("Answer")
 
+_DEVICES_MAX: Final = 64
 _UNKNOWN: Final = "unknown"
 _FACTS: Final = (
     ("multiprocessors", "multiprocessorCount"),
@@ -138,7 +139,8 @@ def _profile_info(
 def _handles(
     nvml: nvml_library.Binding, handle: nvml_library.Handle
 ) -> Iterator[tuple[int, nvml_library.Handle]]:
-    for index in range(nvml_library.known(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+    count = nvml_library.known(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+    for index in range(min(count, _DEVICES_MAX)):
         try:
             device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except nvml.NVMLError as error:

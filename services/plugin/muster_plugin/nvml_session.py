@@ -102,8 +102,8 @@ class Session:
             count = self._nvml.nvmlDeviceGetCount()
         except self._nvml.NVMLError as error:
             raise Over(f"nvmlDeviceGetCount: {nvml_words.error_name(error.value)}") from None
-        if count != len(self._seen.gpus) + len(self._seen.unreadable):
-            raise Over(f"NVML counts {count} GPUs")
+        if count != self._seen.count:
+            raise Over(f"NVML counts {count} GPUs instead of {self._seen.count}")
 
     def look_again(self) -> gpu.Look:
         """Look at every GPU again. Raises Over if there are others than before."""
@@ -145,7 +145,9 @@ class Session:
         handle = seen.handles.get(uuid)
         if handle is None:
             return gpu.Poll(gpu=uuid, at=datetime.now(UTC), error=seen.silent[uuid])
-        poll = nvml_poll.poll(self._nvml, handle, uuid, links=self._links.get(uuid, ()))
+        # a GPU that is divided uses no NVLinks
+        links = () if _gpu(seen, uuid).mig_enabled else self._links.get(uuid, ())
+        poll = nvml_poll.poll(self._nvml, handle, uuid, links=links)
         if not poll.error:
             self._answered.add(uuid)
         return poll
@@ -157,5 +159,9 @@ class Session:
             if error.value in nvml_words.OVER:
                 raise
             return False
-        before = next(one for one in self._seen.gpus if one.uuid == uuid)
+        before = _gpu(self._seen, uuid)
         return now != (tuple(one.uuid for one in before.mig) if before.mig_enabled else None)
+
+
+def _gpu(seen: nvml_look.Seen, uuid: str) -> vocabulary.Gpu:
+    return next(one for one in seen.gpus if one.uuid == uuid)

@@ -28,7 +28,7 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
 
     answer_s: float = 5.0
     """Whatever NVML is asked has to be answered in this time."""
-    slice_s: float = 0.2
+    slice_s: float = 0.5
     """A wait for events is made of slices; the end waits for one."""
     guard_s: float = 1.0
     look_again_s: float = 30.0
@@ -117,7 +117,9 @@ class Watch:
 
     async def _listen(self) -> None:
         """Keep the thread that waits for events."""
-        await asyncio.wait([self._flights.begin(aside.Lane(), self._session.events.listen)])
+        listening = self._flights.begin(aside.Lane(), self._session.events.listen)
+        await asyncio.wait([listening])
+        listening.result()
 
     async def _hear(self) -> None:
         """Take what that thread heard."""
