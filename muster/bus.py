@@ -41,6 +41,10 @@ _RECEIVED = prometheus_client.Counter(
 _QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting for NATS.")
 
 
+def _always() -> bool:
+    return True
+
+
 class NobodyAnswered(Exception):
     """A request found no answer; `subscribed` tells whether anybody was there to hear it."""
 
@@ -113,14 +117,23 @@ class Bus:
                 await self._idle.wait()
         return self._idle.is_set()
 
-    async def publish(self, event: vocabulary.Event, *, event_id: str | None = None) -> None:
+    async def publish(
+        self,
+        event: vocabulary.Event,
+        *,
+        event_id: str | None = None,
+        still: Callable[[], bool] = _always,
+    ) -> bool:
         """Publish an event and return when its stream has it, however long that takes.
 
         Give `event_id` where the fact has an identity of its own, so that a restarted producer
-        repeats it under the same one.
+        repeats it under the same one. `still` is asked before every try; once it says no, nothing
+        more is tried and the answer is False.
         """
         sequence = next(self._sequence)
-        await self._publish(event, event_id or f"{self.instance}:{sequence}", sequence)
+        return await self._publish(
+            event, event_id or f"{self.instance}:{sequence}", sequence, still
+        )
 
     async def beat(self, beat: vocabulary.Heartbeat) -> bool:
         """Send a sign of life; False when it was skipped because the server is away."""
@@ -155,6 +168,14 @@ class Bus:
         async def receive(message: connection.Message) -> None:
             if message.reply:
                 await message.respond(reply())
+
+        await self.link.subscribe(subject, receive)
+
+    async def listen(self, subject: str, handler: Callable[[str, bytes], Awaitable[None]]) -> None:
+        """Call `handler` with subject and payload of what others than muster say, from now on."""
+
+        async def receive(message: connection.Message) -> None:
+            await handler(message.subject, message.data)
 
         await self.link.subscribe(subject, receive)
 
@@ -277,11 +298,59 @@ class Bus:
         events = [self._decoded(m) for m in await self._newest_messages(stream.name, subject)]
         return [event for event in events if isinstance(event, codec.CloudEvent)]
 
-    async def remember(self, bucket: streams.Bucket, key: str, value: bytes) -> None:
-        """Write a value, however long that takes; empty is forgetting it."""
-        await self._store(
-            f"$KV.{bucket.name}.{key}", value, {} if value else {"KV-Operation": "DEL"}
-        )
+    async def remember(
+        self,
+        bucket: streams.Bucket,
+        key: str,
+        value: bytes,
+        *,
+        still: Callable[[], bool] = _always,
+    ) -> bool:
+        """Write a value, however long that takes; empty is forgetting it.
+
+        `still` is that of `publish`.
+        """
+        headers = {} if value else {"KV-Operation": "DEL"}
+        return await self._store(f"$KV.{bucket.name}.{key}", value, headers, still)
+
+    async def claim(
+        self,
+        bucket: streams.Bucket,
+        key: str,
+        value: bytes,
+        *,
+        ttl_s: int,
+        revision: int,
+        timeout_s: float,
+    ) -> streams.Claimed:
+        """Write a value that lasts `ttl_s` if nobody wrote since `revision`; return what is there.
+
+        Raises TimeoutError when no answer came in time: the value may be there or not.
+        """
+        subject, stream = f"$KV.{bucket.name}.{key}", f"KV_{bucket.name}"
+        async with asyncio.timeout(timeout_s):
+            client = await self.link.client()
+            try:
+                found = await jetstream.claim(
+                    client, subject, stream, value, ttl_s=ttl_s, revision=revision
+                )
+            except connection.LOST as error:
+                runtime.end_if_cancelled()
+                raise TimeoutError(str(error) or type(error).__name__) from error
+        runtime.end_if_cancelled()
+        return found
+
+    async def release(
+        self, bucket: streams.Bucket, key: str, *, revision: int, timeout_s: float
+    ) -> None:
+        """Remove what was written at `revision` if it is still there, and NATS too."""
+        client = self.link.live_client()
+        with contextlib.suppress(*connection.LOST):
+            async with asyncio.timeout(timeout_s):
+                if client is not None:
+                    await jetstream.release(
+                        client, f"$KV.{bucket.name}.{key}", f"KV_{bucket.name}", revision=revision
+                    )
 
     async def recall(self, bucket: streams.Bucket) -> dict[str, bytes]:
         """Return every remembered value of a bucket by its key, however long that takes."""
@@ -320,7 +389,13 @@ class Bus:
             self._queued.clear()
             self._idle.set()
 
-    async def _publish(self, event: vocabulary.Event, event_id: str, sequence: int) -> None:
+    async def _publish(
+        self,
+        event: vocabulary.Event,
+        event_id: str,
+        sequence: int,
+        still: Callable[[], bool] = _always,
+    ) -> bool:
         try:
             subject = event.subject
             payload = codec.encode(
@@ -335,15 +410,21 @@ class Bus:
             # a name that no subject can hold, half a surrogate pair, 65 bits
             _PUBLISHED.labels("unsendable").inc()
             self._log.error("event_unsendable", type=event.TYPE, error=str(error))
-            return
+            return True
         if len(payload) > codec.EVENT_BYTES_MAX:
             _PUBLISHED.labels("oversized").inc()
             self._log.error("event_oversized", type=event.TYPE, bytes=len(payload))
-            return
+            return True
         headers = {"Nats-Msg-Id": event_id, "Content-Type": codec.CONTENT_TYPE}
-        await self._store(subject, payload, headers)
+        return await self._store(subject, payload, headers, still)
 
-    async def _store(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+    async def _store(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str],
+        still: Callable[[], bool] = _always,
+    ) -> bool:
         """Publish to JetStream until it is acknowledged; a definite refusal is logged, counted.
 
         What goes on failing while the server is there is logged when it begins and when it ends.
@@ -352,6 +433,9 @@ class Bus:
         failures = 0
         while True:
             client = await self.link.client()
+            if not still():
+                _PUBLISHED.labels("no_longer_ours").inc()
+                return False
             try:
                 ack = await client.jetstream().publish(
                     subject, payload, timeout=_PUBLISH_TIMEOUT_S, headers=dict(headers)
@@ -359,7 +443,7 @@ class Bus:
             except (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError) as error:
                 _PUBLISHED.labels("refused").inc()
                 self._log.error("event_refused", subject=subject, error=str(error))
-                return
+                return True
             except connection.LOST as error:
                 _PUBLISHED.labels("retried").inc()
                 failures += 1
@@ -375,7 +459,7 @@ class Bus:
                 _PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
                 if failures >= _FAILURES_TOLD:
                     self._log.info("event_stored_late", subject=subject, attempts=failures + 1)
-                return
+                return True
 
     def _decoded(self, message: connection.Message) -> codec.CloudEvent | codec.MalformedEvent:
         try:

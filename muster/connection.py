@@ -138,6 +138,25 @@ class Connection:
         if self._client.is_connected:
             await self._subscribe_missing()
 
+    async def knock(self, name: str, *, timeout_s: float) -> bool:
+        """Open a second connection under this name and close it; tell whether it opened."""
+        client = nats.aio.client.Client()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await client.connect(
+                    self._url.split(","),
+                    name=name,
+                    allow_reconnect=False,
+                    error_cb=_overhear,
+                    connect_timeout=_CLIENT_TIMEOUT_S,
+                )
+            runtime.end_if_cancelled()
+        except LOST:
+            return False
+        finally:
+            await _close(client)
+        return True
+
     async def _stay_connected(self) -> None:
         backoff = Backoff()
         while True:
@@ -236,6 +255,10 @@ class Connection:
             self._log.error("bus_error", kind=kind, error=text)
         elif not self.is_connected:
             self._log_outage(text)
+
+
+async def _overhear(_: Exception) -> None:
+    """Leave it at that: whether it opened is all that is asked."""
 
 
 async def _close(client: nats.aio.client.Client) -> None:

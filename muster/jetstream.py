@@ -15,6 +15,10 @@ _PULL_S: Final = 1.0
 _PULL_BATCH: Final = 200
 _OTHER_CONFIGURATION: Final = 10058
 """nats-server's JSStreamNameExistErr: the stream is there with another configuration."""
+_WRITTEN_SINCE: Final = frozenset({10071, 10164})
+"""nats-server's JSStreamWrongLastSequenceErr, and the same without the sequence."""
+_NO_MESSAGE: Final = 10037
+"""nats-server's JSNoMessageFoundErr."""
 
 
 class ConsumerLost(Exception):
@@ -93,6 +97,39 @@ async def create_streams(client: Client) -> None:
                 ttl=bucket.age_max_s,
                 history=1,
             )
+
+
+async def claim(
+    client: Client, subject: str, stream: str, value: bytes, *, ttl_s: int, revision: int
+) -> streams.Claimed:
+    """Write a value that lasts `ttl_s` if nobody wrote since `revision`; return what is there now.
+
+    Raises what nats-py raises; then the value may be there or not.
+    """
+    jetstream = client.jetstream()
+    headers = {
+        api.Header.MSG_TTL.value: f"{ttl_s}s",
+        api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision),
+    }
+    try:
+        ack = await jetstream.publish(subject, value, stream=stream, headers=headers)
+    except nats.js.errors.BadRequestError as error:
+        if error.err_code not in _WRITTEN_SINCE:
+            raise
+    else:
+        return streams.Claimed(ack.seq, value, written=True)
+    try:
+        found = await jetstream.get_last_msg(stream, subject)
+    except nats.js.errors.NotFoundError as error:
+        if error.err_code != _NO_MESSAGE:
+            raise
+        return streams.Claimed(0, b"", written=False)
+    return streams.Claimed(found.seq or 0, found.data or b"", written=False)
+
+
+async def release(client: Client, subject: str, stream: str, *, revision: int) -> None:
+    """Remove what was written at `revision`, and nothing newer. Raises what nats-py raises."""
+    await client.jetstream().purge_stream(stream, seq=revision + 1, subject=subject)
 
 
 def _ends_pull(message: connection.Message) -> bool:

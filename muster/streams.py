@@ -44,7 +44,14 @@ EVENTS: Final = Stream(
 )
 ALERTS: Final = Stream(
     name="MUSTER_ALERTS",
-    subjects=("muster.verdict.>", "muster.alert.>", "muster.label.>", "muster.notification.>"),
+    subjects=(
+        "muster.verdict.>",
+        "muster.alert.>",
+        "muster.label.>",
+        "muster.notification.>",
+        # the watchdog goes where alerts go, so that its coming proves that they come
+        "muster.sys.>",
+    ),
     age_max_s=90 * _DAY_S,
     bytes_max=256 * _MIB,
     per_subject_max=1_000,
@@ -60,7 +67,18 @@ STREAMS: Final = (EVENTS, ALERTS, DEAD_LETTERS)
 
 STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)
 LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 * _DAY_S)
-BUCKETS: Final = (STATE, LEDGER)
+LEADER: Final = Bucket(name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000)
+"""Who leads, for as long as the claim says. No limit markers: those would have to expire too."""
+BUCKETS: Final = (STATE, LEDGER, LEADER)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a key holds after it was claimed, and whether this claim wrote it; revision 0 is none."""
+
+    revision: int
+    value: bytes
+    written: bool
 
 
 def stream_of(subject: str) -> Stream | None:
