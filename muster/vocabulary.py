@@ -2,7 +2,8 @@
 
 Subjects read `muster.<kind>.<node>.<rest>`: the node always stands third, so that a permission for
 one node is `muster.<kind>.<node>.>`. Plugins speak on `heartbeat`, `event` and `rpc`; what muster
-concludes from it goes out on `verdict`, `alert`, `label` and `notification`.
+concludes from it goes out on `verdict`, `alert`, `label` and `notification`; `sys` is about muster
+itself.
 
 Node names are DNS subdomains and contain dots; on the bus a dot is written `_`, which no node name
 may contain, so the way back is exact.
@@ -484,6 +485,19 @@ class AlertChanged(Event, frozen=True, kw_only=True):
             _refuse_time("ends_at", self.ends_at)
 
 
+class WatchdogTicked(Event, frozen=True, kw_only=True):
+    """The leading health service watches. When this stops coming, nobody does: tell people so.
+
+    `leader` is its fencing revision, `holder` its name; the next is due in `interval_s`.
+    """
+
+    TYPE = "watchdog.ticked"
+    SUBJECT = "muster.sys.{node}.watchdog.ticked"
+    leader: Count
+    holder: Name
+    interval_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+
+
 class NotificationEvent(Event, frozen=True, kw_only=True):
     """What became of one message about one group; the ledger speaking."""
 
@@ -529,6 +543,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     LabelsRefused,
     VerdictChanged,
     AlertChanged,
+    WatchdogTicked,
     NotificationDelivered,
     NotificationFailed,
 )

@@ -16,6 +16,7 @@ SPEAKER = {
     "alert": "health",
     "label": "labeler",
     "notification": "notifier",
+    "sys": "health",
 }
 """Who may publish a kind of subject."""
 

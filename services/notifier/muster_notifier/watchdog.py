@@ -1,0 +1,123 @@
+"""Pure. The watchdog over health: when its ticks stop, nobody watches, and nobody else can tell.
+
+| state    | input                              | next     | output |
+|----------|------------------------------------|----------|--------|
+| waiting  | tick                               | heard    |        |
+| waiting  | `patience_s` after the bus came    | silent   | Silent |
+| heard    | tick                               | heard    |        |
+| heard    | 2.5 intervals without a tick       | silent   | Silent |
+| silent   | tick                               | heard    | Heard  |
+| any      | bus lost                           | the same, and no wait runs |
+| any      | bus back                           | the same, and the wait begins anew |
+| any      | we were late ourselves             | the same, and the wait begins anew |
+
+A tick of an older leader than the newest is none. Once the newest has been silent for a whole wait
+an older revision counts again: a lock bucket that was lost counts from 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from muster import vocabulary
+
+_INTERVALS: Final = 2.5
+_LATE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BusLost:
+    """Our own link is gone: that we hear nothing says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusBack:
+    """Our own link is there (again)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silent:
+    """Health has not been heard for `seconds`; `holder` led last, empty if nobody was heard."""
+
+    seconds: float
+    holder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """Health is heard again, after `seconds` of silence."""
+
+    seconds: float
+    holder: str
+
+
+Input = vocabulary.WatchdogTicked | BusLost | BusBack
+Output = Silent | Heard
+
+
+class Watchdog:
+    """See the module. `patience_s` is how long a health service may take to be there at first."""
+
+    def __init__(self, *, patience_s: float) -> None:
+        self.leader = 0
+        """The revision of the newest leader heard."""
+        self.is_silent = False
+        self._wait_s = patience_s
+        self._holder = ""
+        self._heard_at: float | None = None
+        self._began_at: float | None = None
+        self._deadline: float | None = None
+
+    def receive(self, event: Input, now: float) -> Sequence[Output]:
+        """Take a tick, or that our link came or went."""
+        match event:
+            case BusLost():
+                self._deadline = None
+                return ()
+            case BusBack():
+                if self._began_at is None:
+                    self._began_at = now
+                self._wait(now)
+                return ()
+            case vocabulary.WatchdogTicked():
+                return self._tick(event, now)
+
+    def tick(self, now: float) -> Sequence[Output]:
+        """Say so when the wait is over; when we are late to see it, wait once more."""
+        if self._deadline is None or now < self._deadline:
+            return ()
+        if now > self._deadline + _LATE_S:
+            self._wait(now)
+            return ()
+        self._deadline = None
+        if self.is_silent:
+            return ()
+        self.is_silent = True
+        return (Silent(seconds=self._silence_s(now), holder=self._holder),)
+
+    def next_deadline(self) -> float | None:
+        """Return when silence is long enough."""
+        return self._deadline
+
+    def is_stale(self, leader: int) -> bool:
+        """Tell whether what a leader of this revision says is that of a former one."""
+        return leader < self.leader and not self.is_silent
+
+    def _tick(self, event: vocabulary.WatchdogTicked, now: float) -> Sequence[Output]:
+        if self.is_stale(event.leader):
+            return ()
+        silence_s = self._silence_s(now)
+        self.leader, self._holder, self._heard_at = event.leader, event.holder, now
+        self._wait_s = _INTERVALS * event.interval_s
+        self._wait(now)
+        if not self.is_silent:
+            return ()
+        self.is_silent = False
+        return (Heard(seconds=silence_s, holder=self._holder),)
+
+    def _wait(self, now: float) -> None:
+        self._deadline = now + self._wait_s
+
+    def _silence_s(self, now: float) -> float:
+        since = self._heard_at if self._heard_at is not None else self._began_at
+        return 0.0 if since is None else now - since

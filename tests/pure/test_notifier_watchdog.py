@@ -1,0 +1,112 @@
+"""The watchdog over health: the table in its docstring, row by row."""
+
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import vocabulary
+from muster_notifier import watchdog
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+BACK = watchdog.BusBack()
+LOST = watchdog.BusLost()
+
+
+def ticked(leader: int, holder: str = "a") -> vocabulary.WatchdogTicked:
+    return vocabulary.WatchdogTicked(
+        node=vocabulary.FLEET, at=AT, leader=leader, holder=holder, interval_s=10
+    )
+
+
+def connected(now: float = 0.0) -> watchdog.Watchdog:
+    machine = watchdog.Watchdog(patience_s=60)
+    assert machine.receive(BACK, now) == ()
+    return machine
+
+
+def test_ticks_in_time_are_no_news() -> None:
+    machine = connected()
+    for now in range(0, 600, 10):
+        assert machine.receive(ticked(5), float(now)) == ()
+        assert machine.tick(now + 9.9) == ()
+    assert machine.next_deadline() == 590 + 25
+
+
+def test_silence_is_told_once_and_its_end_once() -> None:
+    machine = connected()
+    machine.receive(ticked(5, "a"), 100.0)
+    assert machine.tick(124.9) == ()
+    assert machine.tick(125.0) == (watchdog.Silent(seconds=25.0, holder="a"),)
+    assert machine.tick(126.0) == ()
+    assert machine.next_deadline() is None
+    assert machine.receive(ticked(9, "b"), 200.0) == (watchdog.Heard(seconds=100.0, holder="b"),)
+    assert machine.receive(ticked(9, "b"), 201.0) == ()
+
+
+def test_a_health_service_that_never_came_is_silent_after_our_patience() -> None:
+    machine = connected(10.0)
+    assert machine.tick(70.0) == (watchdog.Silent(seconds=60.0, holder=""),)
+
+
+def test_no_wait_runs_while_our_own_link_is_gone() -> None:
+    machine = connected()
+    machine.receive(ticked(5), 0.0)
+    assert machine.receive(LOST, 1.0) == ()
+    assert machine.next_deadline() is None
+    assert machine.tick(1000.0) == ()
+    machine.receive(BACK, 1000.0)
+    assert machine.next_deadline() == 1025.0
+
+
+def test_who_was_late_itself_waits_once_more() -> None:
+    machine = connected()
+    machine.receive(ticked(5), 0.0)
+    assert machine.tick(30.0) == ()
+    assert machine.tick(55.0) == (watchdog.Silent(seconds=55.0, holder="a"),)
+
+
+def test_a_tick_of_a_former_leader_is_none() -> None:
+    machine = connected()
+    machine.receive(ticked(9, "b"), 0.0)
+    assert machine.receive(ticked(5, "a"), 20.0) == ()
+    assert machine.is_stale(5)
+    assert not machine.is_stale(9)
+    assert machine.tick(25.0) == (watchdog.Silent(seconds=25.0, holder="b"),)
+
+
+def test_revisions_that_begin_again_are_believed_after_a_silence() -> None:
+    machine = connected()
+    machine.receive(ticked(900, "b"), 0.0)
+    machine.tick(25.0)
+    assert machine.receive(ticked(1, "c"), 30.0) == (watchdog.Heard(seconds=30.0, holder="c"),)
+    assert machine.leader == 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(min_value=0, max_value=40),
+            st.one_of(
+                st.none(), st.sampled_from([LOST, BACK]), st.builds(ticked, st.integers(1, 9))
+            ),
+        )
+    )
+)
+def test_silence_and_its_end_take_turns(
+    steps: list[tuple[float, watchdog.Input | None]],
+) -> None:
+    machine = watchdog.Watchdog(patience_s=60)
+    now = 0.0
+    told: list[watchdog.Output] = []
+    for wait_s, event in steps:
+        now += wait_s
+        told += machine.tick(now)
+        deadline = machine.next_deadline()
+        assert deadline is None or deadline > now
+        if event is not None:
+            told += machine.receive(event, now)
+    kinds = [type(one) for one in told]
+    assert kinds == [watchdog.Silent, watchdog.Heard] * (len(kinds) // 2) + [watchdog.Silent] * (
+        len(kinds) % 2
+    )
