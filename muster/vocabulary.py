@@ -89,7 +89,7 @@ class Verdict(enum.StrEnum):
 
 
 class AlertKind(enum.StrEnum):
-    """What an alert is about: a verdict that needs a person, or a device."""
+    """What an alert is about: a verdict that needs a person, devices, or all the fleet."""
 
     DEGRADED = "degraded"
     PLUGIN_DOWN = "plugin_down"
@@ -103,6 +103,12 @@ class AlertKind(enum.StrEnum):
     FLAPPING = "flapping"
     SPLIT_BRAIN = "split_brain"
     DEVICE_UNHEALTHY = "device_unhealthy"
+    DEVICE_DEGRADED = "device_degraded"
+    DEVICE_UNMONITORED = "device_unmonitored"
+    DEVICES_SHORT = "devices_short"
+    CLOCK_SKEW = "clock_skew"
+    STORM = "storm"
+    MORE_ALERTS = "more_alerts"
 
 
 class Severity(enum.StrEnum):
@@ -111,6 +117,15 @@ class Severity(enum.StrEnum):
     CRITICAL = "critical"
     WARNING = "warning"
     INFO = "info"
+
+
+class Remedy(enum.StrEnum):
+    """What became of a plan to restart a plugin."""
+
+    ACTED = "acted"
+    DRY_RUN = "dry_run"
+    REFUSED = "refused"
+    FAILED = "failed"
 
 
 class AlertState(enum.StrEnum):
@@ -446,7 +461,11 @@ class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
 
 
 class VerdictChanged(Event, frozen=True, kw_only=True):
-    """Health concluded something new about a plugin. `rule` names what decided."""
+    """Health concluded something new about a plugin. `rule` names what decided.
+
+    `leader` is the fencing revision of the health service that says so: a lower one than before is
+    of a former leader.
+    """
 
     TYPE = "verdict.changed"
     SUBJECT = "muster.verdict.{node}.{plugin}.verdict.changed"
@@ -456,10 +475,29 @@ class VerdictChanged(Event, frozen=True, kw_only=True):
     rule: str
     evidence: tuple[Evidence, ...] = ()
     resources: tuple[Name, ...] = ()
+    leader: Count = 0
+
+
+class RemediationDecided(Event, frozen=True, kw_only=True):
+    """Health restarted a plugin's pod, or says why it did not. `leader` as in VerdictChanged."""
+
+    TYPE = "remediation.decided"
+    SUBJECT = "muster.verdict.{node}.{plugin}.remediation.decided"
+    plugin: PluginName
+    verdict: Verdict
+    outcome: Remedy
+    reason: Text
+    pod: str = ""
+    leader: Count = 0
 
 
 class AlertChanged(Event, frozen=True, kw_only=True):
-    """An alert fires or is resolved. One fingerprint names it from first to last."""
+    """An alert fires, fires otherwise, or is resolved. One fingerprint names it, first to last.
+
+    A firing alert may change what it is about (a plugin that is down is then on a node that is):
+    the newest by fingerprint holds. `change` counts from 0 while it fires. `devices` and `pods`
+    name the first ones, of `devices_total`. `advice` says in one line what to do.
+    """
 
     TYPE = "alert.changed"
     SUBJECT = "muster.alert.{node}.{severity}.{kind}.{fingerprint}"
@@ -473,9 +511,13 @@ class AlertChanged(Event, frozen=True, kw_only=True):
     ends_at: datetime | None = None
     resource: str = ""
     devices: tuple[DeviceId, ...] = ()
+    devices_total: Count = 0
     pods: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    advice: Text = ""
     runbook: str = ""
+    change: Count = 0
+    leader: Count = 0
 
     def __post_init__(self) -> None:
         """Refuse the times of no time zone as well."""
@@ -542,6 +584,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     LabelsApplied,
     LabelsRefused,
     VerdictChanged,
+    RemediationDecided,
     AlertChanged,
     WatchdogTicked,
     NotificationDelivered,

@@ -45,6 +45,7 @@ REQUIRED: Final[Mapping[str, object]] = {
     "problems": ["resources: none is given"],
     "leader": 7,
     "holder": "health-0",
+    "outcome": "refused",
     "interval_s": 10,
     "condition": "degraded",
     "holds": True,

@@ -150,6 +150,8 @@ async def serve(settings: config.Settings) -> None:
             match out:
                 case signals.Probe():
                     prober.ask(out)
+                case signals.AskCluster() | signals.Alarm() | signals.Remediate():
+                    logs.logger().warning("not_wired", output=type(out).__name__)
                 case signals.Publish():
                     await connected.publish(out.event, event_id=out.event_id)
                     _log(out.event)
@@ -180,7 +182,9 @@ def _state(watched: detector.Detector, clock: Callable[[], float]) -> probes.Ans
     return 200, "application/json", msgspec.json.encode({"plugins": shown})
 
 
-def _log(event: vocabulary.VerdictChanged | vocabulary.AlertChanged) -> None:
+def _log(
+    event: vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided,
+) -> None:
     match event:
         case vocabulary.VerdictChanged():
             logs.logger().info(
@@ -199,6 +203,14 @@ def _log(event: vocabulary.VerdictChanged | vocabulary.AlertChanged) -> None:
                 fingerprint=event.fingerprint,
                 state=event.state,
                 summary=event.summary,
+            )
+        case vocabulary.RemediationDecided():
+            logs.logger().info(
+                "remediation_decided",
+                node=event.node,
+                plugin=event.plugin,
+                outcome=event.outcome,
+                reason=event.reason,
             )
         case _:
             assert_never(event)

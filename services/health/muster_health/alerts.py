@@ -67,6 +67,7 @@ def severity_of(kind: AlertKind) -> Severity:
             | AlertKind.MISMATCH
             | AlertKind.MISSING
             | AlertKind.DEVICE_UNHEALTHY
+            | AlertKind.STORM
         ):
             return Severity.CRITICAL
         case (
@@ -74,9 +75,12 @@ def severity_of(kind: AlertKind) -> Severity:
             | AlertKind.MAINTENANCE_OVERDUE
             | AlertKind.FLAPPING
             | AlertKind.SPLIT_BRAIN
+            | AlertKind.DEVICE_UNMONITORED
+            | AlertKind.DEVICES_SHORT
+            | AlertKind.MORE_ALERTS
         ):
             return Severity.WARNING
-        case AlertKind.DEGRADED:
+        case AlertKind.DEGRADED | AlertKind.DEVICE_DEGRADED | AlertKind.CLOCK_SKEW:
             return Severity.INFO
         case _:
             assert_never(kind)

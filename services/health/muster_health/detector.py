@@ -45,8 +45,15 @@ class Detector:
             case signals.BusBack(at=at):
                 self._see_again(at, now)
                 return []
-            case _:
+            case (
+                signals.Beat()
+                | signals.ProbeAnswered()
+                | signals.ProbeFailed()
+                | signals.ProbeInconclusive()
+            ):
                 return self._hear(event, now)
+            case _:
+                return []
 
     def tick(self, now: float) -> list[signals.Output]:
         """Do what is due."""

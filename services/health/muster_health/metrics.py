@@ -27,6 +27,12 @@ SUSPICIONS: Final = prometheus_client.Counter(
 STALLS: Final = prometheus_client.Counter(
     "muster_health_stalls_total", "Times that our own clockwork was late, so that waits began anew."
 )
+BLIND_S: Final = prometheus_client.Counter(
+    "muster_health_blind_seconds_total", "For how long our own link was gone, or not there yet."
+)
+NOTES: Final = prometheus_client.Counter(
+    "muster_health_notes_total", "What kept the detector from judging or telling.", ["note"]
+)
 DELAY: Final = prometheus_client.Histogram(
     "muster_health_detection_delay_seconds",
     "From the last sign of life, or the first of trouble, to the verdict.",
@@ -47,6 +53,10 @@ def count(noted: signals.Noted) -> None:
             EVENTS_STALE.inc()
         case signals.Note.STALLED:
             STALLS.inc()
+        case signals.Note.BLIND:
+            BLIND_S.inc(noted.seconds)
+        case signals.Note.REBASED | signals.Note.REFUSED | signals.Note.HELD | signals.Note.FROZEN:
+            NOTES.labels(noted.note.value).inc()
         case _:
             assert_never(noted.note)
 

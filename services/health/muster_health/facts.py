@@ -1,0 +1,78 @@
+"""Pure. What the Kubernetes API knows that bears on a suspicion; None is always unknown.
+
+Ages are seconds at the moment of the answer, measured by a door that must not trust the node's
+clock: against the API server's `Date`, or since the door itself saw a value change.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class Planned(enum.StrEnum):
+    """What shows that a node is meant to lose its plugins for a while, or for good."""
+
+    UNSCHEDULABLE = "unschedulable"
+    TO_BE_DELETED = "to_be_deleted"
+    """The taint ToBeDeletedByClusterAutoscaler, karpenter.sh/disrupted or the like."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod that runs the plugin; `name` is `namespace/name`, `waiting` why a container does not.
+
+    `revision` is its `controller-revision-hash`; `current` is its DaemonSet's newest one.
+    """
+
+    name: str
+    uid: str
+    phase: str
+    ready: bool
+    restarts: int = 0
+    deleting: bool = False
+    waiting: str = ""
+    revision: str = ""
+    current: str = ""
+
+    @property
+    def is_outdated(self) -> bool:
+        """Tell whether a rollout is going to replace it."""
+        return bool(self.revision and self.current) and self.revision != self.current
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """How many of a resource the node says it has, and how many of those may be used."""
+
+    capacity: int
+    allocatable: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a few GETs say about one node and the plugin's pods on it.
+
+    `exists` is False when the API server answered that there is no such node. `pods` is () when it
+    answered that there is none. `problem` says in words what could not be read, and why.
+    """
+
+    exists: bool | None = None
+    lease_age_s: float | None = None
+    ready: bool | None = None
+    planned: tuple[Planned, ...] = ()
+    pods: tuple[Pod, ...] | None = None
+    offers: Mapping[str, Offer] | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """A node that should have the plugin, for `age_s` already.
+
+    `causes` are what it may fail in common with others, such as `zone=eu-1a`, `rack=7`; the
+    DaemonSet's `revision` on it is one of these as well.
+    """
+
+    age_s: float
+    causes: tuple[str, ...] = ()
+    revision: str = ""
