@@ -367,6 +367,22 @@ def test_gpus_that_come_and_go_are_seen_without_a_restart_of_the_process(
     asyncio.run(story())
 
 
+def test_a_driver_without_gpus_is_looked_at_until_there_is_one(node: fake.Fake) -> None:
+    node.write(scenes.Scene().also("hotplug 1"))
+
+    async def story() -> None:
+        async with followed.followed(node) as (story, look):
+            assert (look.driver, look.gpus) == (gpu.Driver.READY, ())
+            await asyncio.sleep(0.3)
+            now = time.monotonic()
+            assert all(now - at < 0.25 for at in story.nvml.checked_at.values())
+            node.write(scenes.t4().also("hotplug 1"))
+            found = await story.until(gpu.Look)
+            assert [one.product for one in found.gpus] == ["Tesla T4"]
+
+    asyncio.run(story())
+
+
 def test_a_gpu_that_the_kernel_lets_go_is_noticed_though_nvml_counts_it(
     node: fake.Fake, tmp_path: Path
 ) -> None:

@@ -207,6 +207,8 @@ class Watch:
             else:
                 await self._asked(lane, self._session.count, self._gpus, LOOK)
             self._checked_at[LOOK] = time.monotonic()
+            if not self._gpus:
+                self._checked_at[POLL] = self._checked_at[LOOK]
 
     async def _asked(
         self, lane: aside.Lane, work: Callable[[], Result], gpus: Collection[str], kind: str
