@@ -3,7 +3,7 @@
 The examples are the published ones, restated: names, patterns and counts are facts. Origins:
 smarter-project/smarter-device-manager conf.yaml and smarter-device-manager-configmap-xavier.yaml;
 squat/generic-device-plugin manifests/generic-device-plugin.yaml, its --help and the cases of its
-deviceplugin/path_test.go and usb_test.go; NVIDIA/k8s-device-plugin api/config/v1/replicas_test.go.
+deviceplugin/path_test.go and usb_test.go. NVIDIA's have a file of their own.
 """
 
 from typing import Any, Final
@@ -29,7 +29,6 @@ def imported(text: str | bytes, peer: Format, domain: str | None = None) -> tree
 def resources(text: str, peer: Format, domain: str | None = None) -> tuple[rules.Resource, ...]:
     """Return what comes out, and hold that direct use and the printed form give the same."""
     found = imported(text, peer, domain).rules
-    assert found is not None
     printed = msgspec.yaml.encode(found)
     direct = configuration.read(text.encode(), source="F", written_for=peer, domain=domain)
     again = configuration.read(printed, source="F", written_for=Format.MUSTER)
@@ -389,54 +388,6 @@ def test_every_problem_of_a_file_of_generic_is_told_at_once() -> None:
     ]
 
 
-NVIDIA: Final = """
-version: v1
-flags: {migStrategy: none, plugin: {deviceListStrategy: envvar, passDevicSpecs: true}}
-flagz: 1
-sharing:
-  timeSlicing: {resources: [{name: gpu, replicas: 4, rename: x, devices: all}]}
-"""
-
-
-SAID_SHARING: Final = "{'resources': [{'name': 'gpu', 'replicas': 4, 'rename': '..."
-
-
-def test_every_setting_of_nvidia_that_schema_v1_cannot_say_is_named() -> None:
-    found = imported(NVIDIA, Format.NVIDIA)
-    left = "concerns GPUs, which muster.dev/v1 does not describe; left out"
-    assert found.rules is None
-    assert list(found.differences) == [
-        "flagz: NVIDIA ignores this key; did you mean flags?",
-        "flags.plugin.passDevicSpecs: NVIDIA ignores this key; did you mean passDeviceSpecs?",
-        f"flags.migStrategy: 'none' {left}",
-        f"flags.plugin.deviceListStrategy: 'envvar' {left}",
-        "sharing.timeSlicing.resources[0].rename: NVIDIA drops it with a warning",
-        "sharing.timeSlicing.resources[0].devices: NVIDIA drops it with a warning",
-        f"sharing.timeSlicing: {SAID_SHARING} {left}",
-    ]
-    with pytest.raises(settings.BadSettings, match="FILE: says nothing of device nodes"):
-        configuration.read(NVIDIA.encode(), source="FILE", written_for=Format.NVIDIA)
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("version: v2", "version: unknown version: 'v2'; it is v1"),
-        ("sharing: {mps: {}}", "sharing.mps.resources: no resources specified"),
-        (
-            "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}",
-            "sharing.timeSlicing.resources[0].replicas: number of replicas must be >= 2",
-        ),
-        (
-            "sharing: {timeSlicing: {resources: [{replicas: 2}]}}",
-            "sharing.timeSlicing.resources[0].name: required, and missing",
-        ),
-    ],
-)
-def test_what_nvidia_refuses_is_refused(text: str, problem: str) -> None:
-    assert problems(text, Format.NVIDIA) == [f"FILE: {problem}"]
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -510,12 +461,11 @@ def usable(text: bytes, peer: Format) -> None:
     """Import and use directly; anything raised but BadSettings fails the test."""
     try:
         found = imported(text, peer)
-        if found.rules is not None:
-            direct = configuration.read(text, source="F", written_for=peer)
-            assert direct == config.Settings(resources=found.rules.resources)
-            printed = msgspec.yaml.encode(found.rules)
-            again = configuration.read(printed, source="F", written_for=Format.MUSTER)
-            assert again == direct
+        direct = configuration.read(text, source="F", written_for=peer)
+        assert direct == config.Settings(resources=found.rules.resources, gpus=found.rules.gpus)
+        printed = msgspec.yaml.encode(found.rules)
+        again = configuration.read(printed, source="F", written_for=Format.MUSTER)
+        assert again == direct
     except settings.BadSettings:
         return
 

@@ -28,9 +28,7 @@ def read(
     """Return what a file says, ours or another plugin's. Raises settings.BadSettings."""
     if written_for is not Format.MUSTER:
         found = imported(text, source=source, peer=written_for, domain=domain).rules
-        if found is None:
-            raise settings.BadSettings([f"{source}: says nothing of device nodes"])
-        return config.Settings(resources=found.resources)
+        return config.Settings(resources=found.resources, gpus=found.gpus)
     documents = settings.parse(text, source=source)
     manifest = manifests.find(documents)
     document = _inside(manifest, written_for, source) if manifest else _only(documents, source)
@@ -53,6 +51,11 @@ def imported(text: bytes, *, source: str, peer: Format, domain: str | None = Non
                 for text in manifest.devices
             ]
             return generic.read_flags(flags, domain=domain or manifest.domain)
+        if peer is Format.NVIDIA and nvidia.is_told(manifest.arguments, manifest.environment):
+            document = _inside(manifest, peer, source) if _files(manifest, peer, source) else None
+            return nvidia.read(
+                document, arguments=manifest.arguments, environment=manifest.environment
+            )
         return _meaning(_inside(manifest, peer, source), peer, domain)
     except tree.Unreadable as error:
         raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
@@ -74,10 +77,7 @@ def _meaning(document: Any, peer: Format, domain: str | None) -> tree.Imported:
 
 def _inside(manifest: manifests.Found, written_for: Format, source: str) -> Any:
     """Return the one configuration that the manifests hold."""
-    found: list[tuple[str, Any]] = []
-    for name, text in manifest.files:
-        documents = settings.parse(text.encode(), source=f"{source}: {name}")
-        found.extend((name, one) for one in documents if _is_like(one, written_for))
+    found = _files(manifest, written_for, source)
     if not found:
         problem = f"these manifests hold no configuration of {written_for}'s"
         raise settings.BadSettings([f"{source}: {problem}"])
@@ -85,6 +85,15 @@ def _inside(manifest: manifests.Found, written_for: Format, source: str) -> Any:
         files = ", ".join(name for name, _ in found)
         raise settings.BadSettings([f"{source}: several configurations: {files}; give one file"])
     return found[0][1]
+
+
+def _files(manifest: manifests.Found, written_for: Format, source: str) -> list[tuple[str, Any]]:
+    """Return the configurations that the manifests hold, each with its file's name."""
+    found: list[tuple[str, Any]] = []
+    for name, text in manifest.files:
+        documents = settings.parse(text.encode(), source=f"{source}: {name}")
+        found.extend((name, one) for one in documents if _is_like(one, written_for))
+    return found
 
 
 def _is_like(document: Any, written_for: Format) -> bool:

@@ -117,9 +117,6 @@ def _import(chosen: argparse.Namespace) -> None:
     )
     for difference in found.differences:
         _tell(f"difference: {difference}")
-    if found.rules is None:
-        problem = f"{rulebook.API_VERSION} cannot say anything of this file yet"
-        raise settings.BadSettings([f"{chosen.file}: {problem}"])
     _print(msgspec.yaml.encode(found.rules))
 
 

@@ -10,14 +10,20 @@ from typing import Final
 import msgspec
 
 _ITEMS_MAX: Final = 1_000
+_NONE: Final = (None, None)
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts that hold configuration: files of ConfigMaps, and values of `--device` flags."""
+    """Texts that hold configuration: files of ConfigMaps, and values of `--device` flags.
+
+    `arguments` and `environment` are those of all containers, in the order of the manifests.
+    """
 
     files: tuple[tuple[str, str], ...]
     devices: tuple[str, ...]
     domain: str | None
+    arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 def find(documents: Sequence[object]) -> Found | None:
@@ -31,6 +37,8 @@ def find(documents: Sequence[object]) -> Found | None:
         files=tuple(file for manifest in manifests for file in _files(manifest)),
         devices=tuple(_values(arguments, "--device")),
         domain=domains[-1] if domains else None,
+        arguments=tuple(arguments),
+        environment=tuple(pair for manifest in manifests for pair in _variables(manifest)),
     )
 
 
@@ -54,17 +62,34 @@ def _files(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
 
 
 def _arguments(manifest: Mapping[object, object]) -> Iterator[str]:
-    """Give the arguments of every container, wherever the pod stands in the manifest."""
+    """Give the arguments of every container."""
+    for container in _containers(manifest):
+        for key in ("command", "args"):
+            given = container.get(key)
+            for text in given if isinstance(given, list) else []:
+                yield text if isinstance(text, str) else ""
+
+
+def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
+    """Give the variables of every container, as far as the manifest itself holds their values."""
+    for container in _containers(manifest):
+        given = container.get("env")
+        for one in given if isinstance(given, list) else []:
+            name, value = (one.get("name"), one.get("value")) if isinstance(one, Mapping) else _NONE
+            if isinstance(name, str) and isinstance(value, str) and value:
+                yield name, value
+
+
+def _containers(manifest: Mapping[object, object]) -> Iterator[Mapping[object, object]]:
+    """Give every container, wherever the pod stands in the manifest."""
     spec = manifest.get("spec")
     template = spec.get("template") if isinstance(spec, Mapping) else None
     inner = template.get("spec") if isinstance(template, Mapping) else None
     for pod in (spec, inner):
         containers = pod.get("containers") if isinstance(pod, Mapping) else None
         for container in containers if isinstance(containers, list) else []:
-            for key in ("command", "args"):
-                given = container.get(key) if isinstance(container, Mapping) else None
-                for text in given if isinstance(given, list) else []:
-                    yield text if isinstance(text, str) else ""
+            if isinstance(container, Mapping):
+                yield container
 
 
 def _values(arguments: Sequence[str], flag: str) -> Iterator[str]:

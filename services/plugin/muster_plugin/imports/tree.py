@@ -25,9 +25,9 @@ class Unreadable(ValueError):
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """What another plugin's configuration means here; no rules if schema v1 cannot say it."""
+    """What another plugin's configuration means here."""
 
-    rules: rulebook.Rules | None
+    rules: rulebook.Rules
     differences: tuple[str, ...]
 
 
@@ -119,3 +119,18 @@ class Reader:
         except ValueError as error:
             raise Unreadable([str(error)]) from None
         return Imported(rules=found, differences=tuple(self.differences))
+
+
+def below(ours: dict[str, object], key: str) -> dict[str, object]:
+    """Return a section of a tree of ours; it is made if it is not there."""
+    inner = ours.setdefault(key, {})
+    assert isinstance(inner, dict), f"{key} is a section"
+    return inner
+
+
+def put(ours: dict[str, object], path: str, value: object) -> None:
+    """Set a value in a tree of ours, in the sections that its path names."""
+    *above, last = path.split(".")
+    for key in above:
+        ours = below(ours, key)
+    ours[last] = value

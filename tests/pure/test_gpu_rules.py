@@ -1,0 +1,316 @@
+"""What can be written down about GPUs: every problem at once, each with the key as written."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import settings
+from muster_plugin import config, gpu_rules
+
+GPU = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
+
+
+def read(**gpus: Any) -> gpu_rules.Gpus:
+    found = settings.validate(config.Settings, {"gpus": gpus}).gpus
+    assert found is not None
+    return found
+
+
+def problems(**gpus: Any) -> list[str]:
+    with pytest.raises(settings.BadSettings) as refused:
+        read(**gpus)
+    return refused.value.problems
+
+
+EVERYTHING = {
+    "migStrategy": "mixed",
+    "exclude": [3, "0:1", GPU, "*T4*"],
+    "resources": [
+        {"name": "a.example/big", "product": "*H100*"},
+        {"name": "a.example/small", "mig": "1g.*"},
+    ],
+    "sharing": {
+        "renameByDefault": True,
+        "onePerRequest": True,
+        "resources": [
+            {"name": "a.example/big", "perGb": True, "rename": "a.example/gb", "devices": [0, "1"]},
+            {"name": "a.example/big", "replicas": 2, "devices": 4},
+            {"name": "a.example/big", "replicas": 3},
+        ],
+    },
+    "given": {
+        "deviceList": ["volume-mounts", "cdi-cri"],
+        "deviceIds": "index",
+        "deviceSpecs": True,
+        "driverRoot": "/run/nvidia/driver",
+        "devRoot": "/",
+        "cdiAnnotationPrefix": "x.example/",
+        "cdiHook": "/usr/bin/hook",
+        "gdrcopy": True,
+        "gds": True,
+        "mofed": True,
+        "imex": {"channels": [0], "required": True},
+    },
+    "placement": "exclusive",
+    "health": {
+        "preset": "catalogue",
+        "policy": "/etc/policy.json",
+        "disable": "79",
+        "enable": "all",
+        "poll_s": 5.0,
+        "good": 2,
+        "cooldown_s": 120.0,
+    },
+    "expect": {"min": 8},
+    "grace_s": 30.0,
+    "registration": "auto",
+    "library": "/usr/lib64/libnvidia-ml.so.1",
+}
+
+
+def test_every_key_is_written_as_the_rest_of_the_schema_and_comes_back() -> None:
+    assert msgspec.json.decode(msgspec.json.encode(read(**EVERYTHING))) == EVERYTHING
+
+
+def test_what_is_not_said_is_not_printed() -> None:
+    assert msgspec.to_builtins(read()) == {}
+
+
+PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        {"migStrategie": "none", "sharing": {"rename_by_default": True}},
+        [
+            "gpus.migStrategie: unknown key (value 'none'); did you mean migStrategy?",
+            (
+                "gpus.sharing.rename_by_default: unknown key (value True); did you mean "
+                "renameByDefault?"
+            ),
+        ],
+    ),
+    (
+        {"resources": [{"name": "gpu"}, {"name": "a.example/_", "mig": "mig-1g.5gb"}]},
+        [
+            (
+                "gpus.resources[0]: name: 'gpu' has no domain; write it as nvidia.com/gpu; give "
+                "product"
+                " (of GPUs) or mig (a profile), one of the two"
+            ),
+            (
+                "gpus.resources[1]: name: '_' is not 1 to 63 of A-Z a-z 0-9 - _ . that begin and "
+                "end "
+                "with a letter or digit; mig: 'mig-1g.5gb' is no profile; write it as 1g.10gb or "
+                "1g.10gb+me, with * for anything"
+            ),
+        ],
+    ),
+    (
+        {
+            "migStrategy": "mixed",
+            "resources": [
+                {"name": "a.example/x", "product": "*A100*"},
+                {"name": "a.example/y", "product": "NVIDIA A100-SXM4-40GB"},
+                {"name": "a.example/z", "mig": "1g.5gb"},
+                {"name": "a.example/z", "mig": "1g.5gb"},
+            ],
+        },
+        [
+            (
+                "gpus: resources[1]: resources[0] takes all that 'NVIDIA A100-SXM4-40GB' "
+                "matches; write"
+                " the narrower one first; resources[3]: resources[2] takes all that '1g.5gb' "
+                "matches; "
+                "write the narrower one first"
+            ),
+        ],
+    ),
+    (
+        {"resources": [{"name": "a.example/z", "mig": "1g.5gb"}], "exclude": [0, "0", "0.5"]},
+        [
+            (
+                "gpus: exclude[1]: '0' is named by [0] already; exclude[2]: '0.5' names no device; "
+                'write 0, "0:1", GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>, or the name '
+                "of a "
+                "product with * for anything; resources[0].mig: with migStrategy none only whole "
+                "GPUs "
+                "are handed out"
+            ),
+        ],
+    ),
+    (
+        {"sharing": {"resources": [{"name": "nvidia.com/gpu"}, {"name": "x", "replicas": 1}]}},
+        [
+            "gpus.sharing.resources[0]: give replicas, or perGb: true, one of the two",
+            "gpus.sharing.resources[1].replicas: expected `int` >= 2 (value 1)",
+        ],
+    ),
+    (
+        {
+            "sharing": {
+                "resources": [
+                    {"name": "nvidia.com/gpu", "replicas": 2, "devices": [0, "1:0", GPU]},
+                    {"name": "nvidia.com/gpu", "replicas": 3, "devices": ["0:2", 2, GPU.lower()]},
+                    {"name": "nvidia.com/gpu", "replicas": 4},
+                    {"name": "nvidia.com/gpu", "perGb": True, "devices": 1},
+                    {"name": "nvidia.com/gpu", "replicas": 4, "devices": []},
+                ]
+            }
+        },
+        [
+            "gpus.sharing.resources[4]: devices: none is given; leave the key out to share all",
+        ],
+    ),
+    (
+        {
+            "sharing": {
+                "resources": [
+                    {"name": "nvidia.com/gpu", "replicas": 2, "devices": [0, "1:0", GPU]},
+                    {"name": "nvidia.com/gpu", "replicas": 3, "devices": ["0:2", 2, GPU.upper()]},
+                    {"name": "nvidia.com/gpu", "replicas": 4},
+                    {"name": "nvidia.com/gpu", "perGb": True, "devices": 1},
+                ]
+            }
+        },
+        [
+            (
+                "gpus.sharing: resources[3]: resources[2] shares all nvidia.com/gpu already; "
+                "resources[1].devices: '0:2' is shared by resources[0] already; "
+                "resources[1].devices: "
+                f"'{GPU.upper()}' is shared by resources[0] already"
+            ),
+        ],
+    ),
+    (
+        {
+            "sharing": {
+                "renameByDefault": True,
+                "resources": [{"name": "nvidia.com/" + "x" * 60, "replicas": 2}],
+            }
+        },
+        [
+            (
+                f"gpus.sharing: resources[0].name: '{'x' * 60}.shared' is not 1 to 63 of A-Z a-z "
+                "0-9 - "
+                "_ . that begin and end with a letter or digit"
+            ),
+        ],
+    ),
+    (
+        {
+            "given": {
+                "deviceList": ["envvar", "envvar"],
+                "driverRoot": "run",
+                "imex": {"channels": [1]},
+            },
+            "health": {"policy": "a/b"},
+            "library": "../lib",
+        },
+        [
+            "gpus.given.imex: channels: [1] is neither [] nor [0]",
+            "gpus.health: policy: 'a/b' is not an absolute path",
+        ],
+    ),
+    (
+        {"given": {"deviceList": ["envvar", "envvar"], "devRoot": "/a/../b"}},
+        [
+            (
+                "gpus.given: deviceList: envvar stands there twice; devRoot: '/a/../b' is not the "
+                "shortest way to write this path"
+            ),
+        ],
+    ),
+    ({"given": {"deviceList": []}}, ["gpus.given.deviceList: expected `array` of length >= 1"]),
+    ({"library": "x.so"}, ["gpus: library: 'x.so' is not an absolute path"]),
+]
+
+
+@pytest.mark.parametrize(("gpus", "told"), PROBLEMS)
+def test_every_problem_is_told_with_its_key(gpus: dict[str, Any], told: list[str]) -> None:
+    found = problems(**gpus)
+    assert [line[: len(want)] for line, want in zip(found, told, strict=True)] == told
+
+
+SHARED = gpu_rules.Shared(name="nvidia.com/gpu", replicas=2)
+NAMES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
+    ({}, ("nvidia.com/gpu",), ()),
+    ({"resources": [{"name": "a.b/c", "product": "*"}]}, ("a.b/c",), ()),
+    ({"resources": [{"name": "a.b/c", "product": "*T4"}]}, ("a.b/c",), ("nvidia.com/gpu",)),
+    (
+        {"migStrategy": "mixed", "resources": [{"name": "a.b/c", "mig": "*"}]},
+        ("nvidia.com/gpu", "a.b/c"),
+        (),
+    ),
+    (
+        {"migStrategy": "single", "resources": [{"name": "a.b/c", "product": "*"}]},
+        ("a.b/c",),
+        ("nvidia.com/gpu",),
+    ),
+    (
+        {
+            "sharing": {
+                "renameByDefault": True,
+                "resources": [{"name": "nvidia.com/gpu", "replicas": 2}],
+            }
+        },
+        ("nvidia.com/gpu.shared",),
+        (),
+    ),
+    (
+        {
+            "sharing": {
+                "resources": [
+                    {"name": "nvidia.com/gpu", "perGb": True, "rename": "a.b/gb", "devices": 1},
+                    {"name": "nvidia.com/mig-1g.5gb", "replicas": 2, "rename": "a.b/small"},
+                ]
+            }
+        },
+        ("nvidia.com/gpu", "a.b/gb"),
+        ("a.b/small",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("gpus", "lasting", "more"), NAMES)
+def test_the_names_that_last_are_told_from_those_that_may_come(
+    gpus: dict[str, Any], lasting: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    found = read(**gpus)
+    assert (found.lasting(), found.names()) == (lasting, lasting + more)
+
+
+TREES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3000)
+    | st.floats()
+    | st.sampled_from(["0", "0:1", GPU, "*", "nvidia.com/gpu", "a.b/c", "none", "1g.5gb", "/", ""])
+    | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    *("migStrategy", "exclude", "resources", "sharing", "given", "health", "name"),
+                    *("product", "mig", "replicas", "perGb", "rename", "devices", "imex", "expect"),
+                    *("renameByDefault", "deviceList", "channels", "poll_s", "library", "min"),
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=15,
+)
+
+
+@given(tree=TREES)
+def test_any_tree_is_a_configuration_or_is_refused(tree: object) -> None:
+    try:
+        found = settings.validate(config.Settings, {"gpus": tree})
+    except settings.BadSettings as error:
+        assert all("\n" not in problem for problem in error.problems)  # noqa: PT017  # or it is one
+        return
+    again = msgspec.to_builtins(found.gpus)
+    assert found.gpus is None or msgspec.convert(again, gpu_rules.Gpus, strict=True) == found.gpus

@@ -1,0 +1,673 @@
+"""NVIDIA's configuration, and its iktos fork's: what comes out, what is refused, what differs.
+
+Cases restated as data. Origins: NVIDIA/k8s-device-plugin v0.20 api/config/v1/replicas_test.go
+(TestUnmarshalReplicaDevices, TestUnmarshalReplicaResource, TestUnmarshalTimeSlicing, but for its
+older field `strategy`), flags_test.go, imex_test.go, config_test.go; its README's flags;
+iktos/k8s-gpu-sharing-plugin 9394ddf0 cmd/nvidia-device-plugin/main.go and README.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import settings
+from muster_plugin import config, configuration, gpu_rules
+from muster_plugin.imports import nvidia, nvidia_settings, tree
+
+Format = configuration.Format
+GPU: Final = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
+MIG: Final = "MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
+
+
+def imported(text: str) -> tree.Imported:
+    return configuration.imported(text.encode(), source="FILE", peer=Format.NVIDIA)
+
+
+def gpus(found: tree.Imported) -> Any:
+    """Return the section as people write it; hold that what is printed gives the same."""
+    printed = msgspec.yaml.encode(found.rules)
+    again = configuration.read(printed, source="F", written_for=Format.MUSTER)
+    assert again == config.Settings(gpus=found.rules.gpus)
+    assert found.rules.gpus is not None
+    return msgspec.json.decode(msgspec.json.encode(found.rules.gpus))
+
+
+def differences(found: tree.Imported) -> list[str]:
+    """Return the differences that this configuration in particular makes."""
+    general = nvidia.read({}).differences
+    return [told for told in found.differences if told not in general]
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(settings.BadSettings) as refused:
+        imported(text)
+    return [line.removeprefix("FILE: ") for line in refused.value.problems]
+
+
+DEVICES: list[tuple[str, Any]] = [
+    ('"not-all"', None),
+    ("-2", None),
+    ("2.0", None),
+    ("[-1]", None),
+    ('["-1"]', None),
+    ('["invalid-UUID"]', None),
+    ('["GPU-UUID"]', None),
+    ('["MIG-UUID"]', None),
+    (f'["MIG-{GPU}"]', None),
+    ('"all"', {}),
+    ("2", {"devices": 2}),
+    ("[0]", {"devices": [0]}),
+    ('["0"]', {"devices": ["0"]}),
+    ('["0:0"]', {"devices": ["0:0"]}),
+    (f'["{GPU}"]', {"devices": [GPU]}),
+    (f'["{MIG}"]', {"devices": [MIG]}),
+    (f'["MIG-{GPU}/0/0"]', {"devices": [f"MIG-{GPU}/0/0"]}),
+    # differs on purpose: 0 names the GPU with its MIG devices, so 0:0 is named twice
+    (f'[0, "0:0", "{GPU}"]', None),
+    (f'["0", "0:0", "{GPU}"]', None),
+    (f'[1, "0:0", "{GPU}"]', {"devices": [1, "0:0", GPU]}),
+    # not NVIDIA's
+    ("0", None),
+    ("true", None),
+    ("[]", None),
+    ("[true]", None),
+    ("[[0]]", None),
+]
+
+
+@pytest.mark.parametrize(("devices", "expected"), DEVICES)
+def test_shared_devices_are_read_as_nvidia_reads_them(devices: str, expected: Any) -> None:
+    text = (
+        f"sharing: {{timeSlicing: {{resources: [{{name: a, replicas: 2, devices: {devices}}}]}}}}"
+    )
+    path = "sharing.timeSlicing.resources[0].devices"
+    if expected is None:
+        (problem,) = problems(text)
+        assert problem.startswith(path) or "is named by [0] already" in problem
+        return
+    found = imported(text)
+    shared = {"name": "nvidia.com/a", "replicas": 2, **expected}
+    assert gpus(found) == {"sharing": {"resources": [shared]}}
+    drops = f"{path}: NVIDIA drops it with a warning; here it works"
+    assert differences(found) == ([drops] if expected else [])
+
+
+RESOURCES: list[tuple[str, Any]] = [
+    ("{}", None),
+    ("{name: valid}", None),
+    ("{name: valid, devices: all}", None),
+    ("{name: valid, devices: all, rename: valid-shared}", None),
+    ("{name: valid, devices: all, replicas: 2}", {"replicas": 2}),
+    (
+        "{name: valid, devices: all, replicas: 2, rename: valid}",
+        {"replicas": 2, "rename": "nvidia.com/valid"},
+    ),
+    ("{name: valid, replicas: -1}", None),
+    ("{name: valid, replicas: 0}", None),
+    ("{name: valid, replicas: 2}", {"replicas": 2}),
+    (
+        "{name: valid, replicas: 2, rename: valid-shared}",
+        {"replicas": 2, "rename": "nvidia.com/valid-shared"},
+    ),
+    ("{name: $invalid$, replicas: 2, rename: valid-shared}", None),
+    ("{name: valid, replicas: 2, rename: $invalid$}", None),
+    # the rules of NewResourceName, api/config/v1/resources.go
+    ("{name: nvidia.com/valid, replicas: 2}", {"replicas": 2}),
+    (f"{{name: {'x' * 53}, replicas: 2}}", None),
+    ("{name: Upper, replicas: 2}", None),
+    ("{name: under_score, replicas: 2}", None),
+    # ours
+    ("{name: valid, replicas: 1001}", None),
+    ("7", None),
+]
+
+
+@pytest.mark.parametrize(("resource", "expected"), RESOURCES)
+def test_a_shared_resource_is_read_as_nvidia_reads_it(resource: str, expected: Any) -> None:
+    text = f"sharing: {{timeSlicing: {{resources: [{resource}]}}}}"
+    if expected is None:
+        assert all(p.startswith("sharing.timeSlicing.resources[0]") for p in problems(text))
+        return
+    shared = {"name": "nvidia.com/valid", **expected}
+    assert gpus(imported(text)) == {"sharing": {"resources": [shared]}}
+
+
+SHARING: list[tuple[str, Any]] = [
+    ("{timeSlicing: {}}", None),
+    ("{timeSlicing: {resources: []}}", None),
+    (
+        "{timeSlicing: {resources: [{name: valid, replicas: 2}]}}",
+        {"resources": [{"name": "nvidia.com/valid", "replicas": 2}]},
+    ),
+    (
+        "{timeSlicing: {resources: [{name: valid1, replicas: 2}, {name: valid2, replicas: 2}]}}",
+        {
+            "resources": [
+                {"name": "nvidia.com/valid1", "replicas": 2},
+                {"name": "nvidia.com/valid2", "replicas": 2},
+            ]
+        },
+    ),
+    ("{timeSlicing: {resources: [{name: $invalid$, replicas: 2}]}}", None),
+    # config_test.go: an entry's own rename and devices are kept
+    (
+        (
+            "{timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true, resources: ["
+            "{name: gpu, rename: gpu-light, devices: ['0'], replicas: 2}, "
+            "{name: gpu, rename: gpu-heavy, devices: ['1'], replicas: 4}]}}"
+        ),
+        {
+            "renameByDefault": True,
+            "onePerRequest": True,
+            "resources": [
+                {
+                    "name": "nvidia.com/gpu",
+                    "rename": "nvidia.com/gpu-light",
+                    "devices": ["0"],
+                    "replicas": 2,
+                },
+                {
+                    "name": "nvidia.com/gpu",
+                    "rename": "nvidia.com/gpu-heavy",
+                    "devices": ["1"],
+                    "replicas": 4,
+                },
+            ],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("sharing", "expected"), SHARING)
+def test_time_slicing_is_read_as_nvidia_reads_it(sharing: str, expected: Any) -> None:
+    if expected is None:
+        assert all(p.startswith("sharing.timeSlicing.") for p in problems(f"sharing: {sharing}"))
+        return
+    assert gpus(imported(f"sharing: {sharing}")) == {"sharing": expected}
+
+
+@pytest.mark.parametrize(
+    "mps",
+    [
+        "{}",
+        "{resources: [{name: nvidia.com/gpu, replicas: 2}]}",
+        "{failRequestsGreaterThanOne: false, resources: [{name: nvidia.com/gpu, replicas: 2}]}",
+    ],
+)
+def test_mps_is_refused_with_what_to_do(mps: str) -> None:
+    assert problems(f"sharing: {{mps: {mps}}}") == [
+        (
+            "sharing.mps: MPS is not supported: muster shares GPUs by time-slicing only. Write it "
+            "as timeSlicing, or keep NVIDIA's plugin on the nodes that need MPS"
+        )
+    ]
+    assert gpus(imported("sharing: {mps: null}")) == {}
+
+
+LABELER: Final = "labels are the labeler's, which needs no such setting"
+FLAGS: list[tuple[str, Any, list[str]]] = [
+    ("{}", {}, []),
+    ("{gfd: {}}", {}, []),
+    ("{gfd: {sleepInterval: 0}}", {}, [f"flags.gfd.sleepInterval: 0: {LABELER}"]),
+    ("{gfd: {sleepInterval: 0s}}", {}, [f"flags.gfd.sleepInterval: '0s': {LABELER}"]),
+    ("{gfd: {sleepInterval: 5}}", {}, [f"flags.gfd.sleepInterval: 5: {LABELER}"]),
+    ("{gfd: {sleepInterval: 5s}}", {}, [f"flags.gfd.sleepInterval: '5s': {LABELER}"]),
+    ("{plugin: {deviceListStrategy: envvar}}", {}, []),
+    (
+        "{plugin: {deviceListStrategy: [envvar, cdi-annotations]}}",
+        {"given": {"deviceList": ["envvar", "cdi-annotations"]}},
+        [],
+    ),
+    # its README
+    (
+        "{plugin: {deviceListStrategy: 'envvar,cdi-cri'}}",
+        {"given": {"deviceList": ["envvar", "cdi-cri"]}},
+        [],
+    ),
+    ("{plugin: null, gfd: null, migStrategy: null}", {}, []),
+    ("{deviceDiscoveryStrategy: auto, plugin: {containerDriverRoot: /driver-root}}", {}, []),
+    (
+        "{deviceDiscoveryStrategy: tegra}",
+        {},
+        [
+            (
+                "flags.deviceDiscoveryStrategy: 'tegra': muster finds GPUs by NVML alone; "
+                "neither Tegra"
+                " nor VFIO devices are found"
+            )
+        ],
+    ),
+    (
+        "{plugin: {sharedDevicesAllocationPolicy: packed}}",
+        {"placement": "packed"},
+        [
+            (
+                "flags.plugin.sharedDevicesAllocationPolicy: GPUs that are not shared are packed "
+                "too; "
+                "NVIDIA's are aligned all the same"
+            )
+        ],
+    ),
+    ("{plugin: {sharedDevicesAllocationPolicy: distributed}}", {}, []),
+    (
+        "{failOnInitError: true}",
+        {},
+        [
+            (
+                "flags.failOnInitError: True: without a driver muster says so, advertises 0 and "
+                "comes "
+                "up when there is one"
+            )
+        ],
+    ),
+    (
+        "{deviceIDStrategy: index, migStrategi: single}",
+        {"given": {"deviceIds": "index"}},
+        [
+            "flags.migStrategi: NVIDIA ignores this key; did you mean migStrategy?",
+            (
+                "flags.deviceIDStrategy: taken, as the iktos fork does; NVIDIA reads it in "
+                "flags.plugin"
+            ),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "expected", "told"), FLAGS)
+def test_flags_of_a_file_are_read_as_nvidia_reads_them(
+    flags: str, expected: Any, told: list[str]
+) -> None:
+    found = imported(f"{{version: v1, flags: {flags}}}")
+    assert (gpus(found), differences(found)) == (expected, told)
+
+
+IMEX: list[tuple[str, Any]] = [
+    ("{}", {}),
+    ("{channelIDs: null}", {}),
+    ("{channelIDs: []}", {}),
+    ("{channelIDs: [0]}", {"given": {"imex": {"channels": [0]}}}),
+    ("{channelIDs: [0], required: true}", {"given": {"imex": {"channels": [0], "required": True}}}),
+    ("{channelIDs: [2]}", None),
+]
+
+
+@pytest.mark.parametrize(("imex", "expected"), IMEX)
+def test_imex_is_read_as_nvidia_reads_it(imex: str, expected: Any) -> None:
+    if expected is None:
+        told = "gpus: channels: [2] is neither [] nor [0] - at `gpus.given.imex`"
+        assert problems(f"imex: {imex}") == [told]
+        return
+    assert gpus(imported(f"imex: {imex}")) == expected
+
+
+def test_what_nvidia_drops_with_a_warning_works_here() -> None:
+    found = imported(
+        """
+        version: v1
+        flags: {migStrategy: mixed}
+        resources:
+          gpus: [{pattern: "*A100*", name: a100}, {pattern: "*", name: gpu}]
+          mig: [{pattern: 1g.10gb, name: small}]
+        """
+    )
+    assert gpus(found) == {
+        "migStrategy": "mixed",
+        "resources": [
+            {"name": "nvidia.com/a100", "product": "*A100*"},
+            {"name": "nvidia.com/small", "mig": "1g.10gb"},
+        ],
+    }
+    drops = "NVIDIA drops it with a warning; here it works; what no pattern matches keeps its usual"
+    assert differences(found) == [f"resources.{key}: {drops} name" for key in ("gpus", "mig")]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("version: v2", "version: unknown version: 'v2'; it is v1"),
+        ("flagz: 1", "has none of the keys of NVIDIA's file: version, flags, resources, sharing, "),
+        ("[]", "a mapping is expected, found []"),
+        ("7", "a mapping is expected, found 7"),
+        ("flags: 1", "flags: a mapping is expected, found 1"),
+        ("flags: {plugin: 1}", "flags.plugin: a mapping is expected, found 1"),
+        ("flags: {migStrategy: all}", "flags.migStrategy: unknown MIG strategy: 'all'"),
+        ("flags: {gdsEnabled: 1}", "flags.gdsEnabled: true or false is expected, found 1"),
+        (
+            "flags: {plugin: {deviceListStrategy: [envvar, x]}}",
+            "flags.plugin.deviceListStrategy: invalid --device-list-strategy option: 'x'",
+        ),
+        (
+            "flags: {plugin: {deviceIDStrategy: name}}",
+            "flags.plugin.deviceIDStrategy: invalid --device-id-strategy option: 'name'",
+        ),
+        (
+            "flags: {nvidiaDriverRoot: run/nvidia}",
+            "gpus: driverRoot: 'run/nvidia' is not an absolute path - at `gpus.given`",
+        ),
+        ("resources: {gpus: [{name: gpu}]}", "resources.gpus[0].pattern: required, and missing"),
+        (
+            "sharing: {timeSlicing: {resources: [{replicas: 2}]}}",
+            "sharing.timeSlicing.resources[0].name: required, and missing",
+        ),
+    ],
+)
+def test_what_nvidia_refuses_is_refused(text: str, told: str) -> None:
+    assert [line[: len(told)] for line in problems(text)] == [told]
+
+
+MAPPED = [setting for setting in nvidia_settings.TABLE if setting.ours]
+
+
+def samples(setting: nvidia_settings.Setting) -> tuple[str, Any]:
+    """Return a value that says something: as a flag has it, and as the file does."""
+    match setting.kind:
+        case nvidia_settings.Kind.FLAG:
+            return "true", True
+        case nvidia_settings.Kind.NUMBERS:
+            return "0", [0]
+        case nvidia_settings.Kind.LIST:
+            return "cdi-cri", "cdi-cri"
+        case _:
+            value = [*setting.values, "/some/path"][-1] if not setting.values else None
+            last = value or [*setting.values][-1]
+            return last, last
+
+
+@pytest.mark.parametrize("setting", MAPPED, ids=lambda one: one.ours)
+def test_flag_variable_and_key_say_the_same(setting: nvidia_settings.Setting) -> None:
+    text, value = samples(setting)
+    found = [nvidia.read(None, environment=[(variable, text)]) for variable in setting.variables]
+    for flag in setting.flags:
+        found.append(nvidia.read(None, arguments=[f"{flag}={text}"]))
+        is_switch = setting.kind is nvidia_settings.Kind.FLAG
+        found.append(nvidia.read(None, arguments=[flag] if is_switch else [flag, text]))
+    if setting.key:
+        *above, last = setting.key.split(".")
+        inner: dict[str, Any] = {last: value}
+        for key in reversed(above):
+            inner = {key: inner}
+        found.append(nvidia.read(inner))
+    (only,) = {msgspec.json.encode(one.rules) for one in found}
+    told = msgspec.json.decode(only)["gpus"]
+    for key in setting.ours.split("."):
+        told = told[key]
+    assert told == (value if setting.kind is not nvidia_settings.Kind.LIST else [value])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [one for one in nvidia_settings.TABLE if not one.ours],
+    ids=lambda one: one.key or "".join(one.flags or one.variables),
+)
+def test_what_has_no_equivalent_is_told(setting: nvidia_settings.Setting) -> None:
+    text = "true" if setting.kind is nvidia_settings.Kind.FLAG else "x"
+    for name in (*setting.flags, *setting.variables):
+        flag = [f"{name}={text}"] if name in setting.flags else []
+        found = nvidia.read(None, arguments=flag, environment=[] if flag else [(name, text)])
+        assert differences(found) == [f"{name}: {text!r}: {setting.instead}"]
+
+
+def test_a_flag_goes_before_a_variable_and_that_before_the_file() -> None:
+    file = {"flags": {"migStrategy": "none", "gdsEnabled": True}}
+    found = nvidia.read(
+        file,
+        arguments=["plugin", "--mig-strategy", "mixed", "--gds-enabled"],
+        environment=[("MIG_STRATEGY", "single"), ("DP_DISABLE_HEALTHCHECKS", "xids")],
+    )
+    assert gpus(found) == {
+        "migStrategy": "mixed",
+        "given": {"gds": True},
+        "health": {"disable": "xids"},
+    }
+    assert differences(found) == [
+        "MIG_STRATEGY: --mig-strategy goes before it, with 'mixed'",
+        "flags.migStrategy: --mig-strategy goes before it, with 'mixed'",
+    ]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("T", True), ("1", True), ("FALSE", None)])
+def test_a_switch_is_read_as_go_reads_it(text: str, expected: Any) -> None:
+    found = gpus(nvidia.read(None, arguments=[f"--mofed-enabled={text}"]))
+    assert found.get("given", {}).get("mofed") == expected
+    with pytest.raises(tree.Unreadable, match="--mofed-enabled: true or false is expected"):
+        nvidia.read(None, arguments=["--mofed-enabled=yes"])
+
+
+MANIFESTS: Final = """
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: p}
+spec:
+  template:
+    spec:
+      containers:
+        - name: plugin
+          command: [nvidia-device-plugin, --config-file=/config/config.yaml]
+          args: [--device-list-strategy=envvar, --device-list-strategy, cdi-cri]
+          env:
+            - {name: MIG_STRATEGY, value: mixed}
+            - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+        - {name: gfd, env: [{name: MIG_STRATEGY, value: mixed}]}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: c}
+data:
+  config.yaml: |
+    version: v1
+    flags: {migStrategy: mixed}
+    sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}
+"""
+
+
+def test_a_daemonset_is_read_with_its_configmap() -> None:
+    found = imported(MANIFESTS)
+    assert gpus(found) == {
+        "migStrategy": "mixed",
+        "sharing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2}]},
+        "given": {"deviceList": ["envvar", "cdi-cri"]},
+    }
+    assert differences(found) == [
+        (
+            "--config-file: '/config/config.yaml': import that file too; what stands here goes "
+            "before it"
+        )
+    ]
+    daemonset, configmap = MANIFESTS.split("---")
+    assert gpus(imported(daemonset)).keys() == {"migStrategy", "given"}
+    assert gpus(imported(configmap)).keys() == {"migStrategy", "sharing"}
+
+
+GB: Final = {"name": "nvidia.com/gpu", "perGb": True, "rename": "nvidia.com/gpu-mem-gb"}
+SMALL: Final = {"name": "nvidia.com/mig-3g.20gb", "replicas": 2, "rename": "nvidia.com/small"}
+FORK: list[tuple[str, Any]] = [
+    ("gpu:gpu-mem-gb:-1", {"sharing": {"resources": [GB]}}),
+    ("gpu:gpu-mem-gb:-1,mig-3g.20gb:small:2", {"sharing": {"resources": [GB, SMALL]}}),
+    (" ,gpu:gpu-mem-gb:-1 , ,", {"sharing": {"resources": [GB]}}),
+    ("gpu:gpu:4", {"sharing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}),
+    ("gpu:a100:1", {"resources": [{"name": "nvidia.com/a100", "product": "*"}]}),
+    ("gpu:gpu:1", {}),
+    ("gpu:4", "gpu:4' is not original:new:replicas"),
+    ("gpu:a:b:4", "gpu:a:b:4' is not original:new:replicas"),
+    ("gpu:a:x", "gpu:a:x': replica must be an integer"),
+    ("gpu:a:1.5", "gpu:a:1.5': replica must be an integer"),
+    ("gpu:a:0", "nvidia.com/gpu: 0 replicas; it is -1, or 1 to 1000"),
+    ("gpu:a:-2", "nvidia.com/gpu: -2 replicas; it is -1, or 1 to 1000"),
+    ("gpu:a:4294967295", "gpu:a:4294967295': replica must be an integer"),
+    ("gpu:a:2,gpu:b:3", "nvidia.com/gpu is named twice"),
+    ("gpus:a:1", "nvidia.com/gpus: no GPU or MIG device is called so, so none is renamed"),
+    ("gpu:_:2", "name"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), FORK)
+def test_the_iktos_fork_shares_as_its_readme_says(text: str, expected: Any) -> None:
+    if isinstance(expected, str):
+        (problem,) = problems(yaml.safe_dump(text))
+        assert expected in problem
+        return
+    for found in (
+        imported(yaml.safe_dump(text)),
+        nvidia.read({"version": "v1"}, arguments=[f"--resource-config={text}"]),
+        nvidia.read(None, environment=[("NVIDIA_DRIVER_RESOURCE_CONFIG", text)]),
+    ):
+        assert gpus(found) == expected
+        assert [told.partition(": ")[2] for told in differences(found)] == [
+            "a resource that is not listed keeps its name and its devices; the fork gives it none",
+            "a device id is <uuid>::<n>; the fork's is <uuid>-replica-<n>",
+            "a new name holds for MIG devices in migStrategy mixed too; the fork ignores it there",
+        ]
+
+
+def test_the_iktos_fork_renames_mig_devices_too() -> None:
+    text = "mig-1g.10gb.me:me:1,mig-3g.20gb:small:2"
+    found = nvidia.read({"flags": {"migStrategy": "mixed"}}, arguments=["--resource-config", text])
+    assert gpus(found) == {
+        "migStrategy": "mixed",
+        "resources": [{"name": "nvidia.com/me", "mig": "1g.10gb+me"}],
+        "sharing": {"resources": [SMALL]},
+    }
+
+
+def test_two_ways_of_sharing_at_once_are_refused() -> None:
+    file = {"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}}
+    with pytest.raises(tree.Unreadable, match="the iktos fork's resource config says what is"):
+        nvidia.read(file, arguments=["--resource-config=gpu:a:2"])
+
+
+def rows() -> list[list[str]]:
+    """Return the table of the page as it is written, a list of cells for each row."""
+    text = PAGE.read_text("utf-8")
+    _, _, section = text.partition("## NVIDIA's flags, variables and keys\n")
+    lines = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    nvidia_settings.EVERY,
+    ids=lambda one: one.key or "".join(one.flags or one.variables),
+)
+def test_the_page_has_a_row_for_every_setting(setting: nvidia_settings.Setting) -> None:
+    wanted = [
+        ", ".join(f"`{flag}`" for flag in setting.flags) or "-",
+        ", ".join(f"`{variable}`" for variable in setting.variables) or "-",
+        f"`{setting.key}`" if setting.key else "-",
+        f"`{setting.ours}`" if setting.ours else setting.instead,
+    ]
+    assert wanted in [row[:4] for row in rows()]
+
+
+def test_the_page_has_no_row_too_many() -> None:
+    assert len(rows()) - 2 == len(nvidia_settings.EVERY)
+
+
+def fields(shape: type[msgspec.Struct], path: str = "") -> set[str]:
+    """Return the path of every key of ours."""
+    found: set[str] = set()
+    for field in msgspec.structs.fields(shape):
+        inner = field.type
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            found |= fields(inner, f"{path}{field.encode_name}.")
+        else:
+            found.add(path + field.encode_name)
+    return found
+
+
+def test_what_a_setting_is_here_is_a_key_of_ours() -> None:
+    assert {one.ours for one in nvidia_settings.EVERY if one.ours} <= fields(gpu_rules.Gpus)
+
+
+KEYS: Final = st.sampled_from(
+    [
+        *("version", "flags", "resources", "sharing", "imex", "plugin", "gfd", "timeSlicing"),
+        *("gpus", "mig", "pattern", "name", "rename", "devices", "replicas", "renameByDefault"),
+        *(one.key.rpartition(".")[2] for one in nvidia_settings.TABLE if one.key),
+    ]
+)
+LEAVES: Final = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2000)
+    | st.floats()
+    | st.sampled_from(
+        ["v1", "none", "mixed", "gpu", "nvidia.com/gpu", "*", "1g.5gb", "all", "0:1", GPU, "/a"]
+    )
+    | st.text(max_size=5)
+)
+TREES: Final = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=20,
+)
+SHARED: Final = st.lists(
+    st.dictionaries(st.sampled_from(["name", "replicas", "rename", "devices"]), LEAVES | TREES),
+    max_size=3,
+)
+SLICING: Final = {"resources": SHARED}
+FILES: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "flags": TREES | st.dictionaries(KEYS, LEAVES, max_size=4),
+        "sharing": st.fixed_dictionaries(
+            {"timeSlicing": st.fixed_dictionaries({"resources": SHARED})}
+        ),
+        "resources": st.fixed_dictionaries({"gpus": st.lists(TREES, max_size=2)}),
+        "imex": TREES,
+    },
+)
+SHORT: Final = st.text(":,-01gpua/", max_size=8)
+NAMES: Final = [name for one in nvidia_settings.EVERY for name in (*one.flags, *one.variables)]
+
+
+def usable(found: tree.Imported) -> None:
+    """Hold that what was read can be used, and comes back the same."""
+    gpus(found)
+    assert all(told and "\n" not in told for told in found.differences)
+
+
+@given(file=FILES | TREES)
+def test_any_tree_is_read_or_refused(file: object) -> None:
+    text = yaml.safe_dump(file)
+    try:
+        found = imported(text)
+    except settings.BadSettings as error:
+        assert error.problems  # noqa: PT017  # or it is read
+        return
+    usable(found)
+
+
+@given(
+    arguments=st.lists(st.sampled_from(NAMES) | st.text(max_size=6), max_size=6),
+    values=st.lists(
+        st.tuples(st.sampled_from(NAMES), st.text(":,-01gpua/", max_size=8)), max_size=6
+    ),
+)
+def test_any_flags_and_variables_are_read_or_refused(
+    arguments: list[str], values: list[tuple[str, str]]
+) -> None:
+    flags = [f"{name}={value}" for name, value in values if name.startswith("-")]
+    try:
+        found = nvidia.read({}, arguments=[*arguments, *flags], environment=values)
+    except tree.Unreadable as error:
+        assert error.problems  # noqa: PT017  # or it is read
+        return
+    usable(found)
+
+
+@given(text=st.text(":,-+0123456789gpumi.", max_size=24))
+def test_any_text_of_the_fork_is_read_or_refused(text: str) -> None:
+    try:
+        found = nvidia.read({}, arguments=[f"--resource-config={text}"])
+    except tree.Unreadable as error:
+        assert all(re.match(r"--resource-config|gpus", p) for p in error.problems)  # noqa: PT017
+        return
+    usable(found)
