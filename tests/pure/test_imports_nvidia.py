@@ -441,6 +441,12 @@ def test_a_switch_is_read_as_go_reads_it(text: str, expected: Any) -> None:
         nvidia.read(None, arguments=["--mofed-enabled=yes"])
 
 
+def test_a_flag_has_one_dash_or_two_and_an_unknown_one_is_told() -> None:
+    found = nvidia.read(None, arguments=["-mig-strategy=single", "--kubeconfig", "/x", "-v=4"])
+    assert gpus(found) == {"migStrategy": "single"}
+    assert differences(found) == ["'--kubeconfig': no setting of GPUs is called so; left out"]
+
+
 MANIFESTS: Final = """
 apiVersion: apps/v1
 kind: DaemonSet

@@ -5,6 +5,7 @@ goes before a variable, and that before the file. What NVIDIA refuses is refused
 a warning works here, and is told as a difference.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -19,6 +20,8 @@ _TOP: Final = ("version", "flags", "resources", "sharing", "imex")
 _SECTIONS: Final = ("flags", "flags.plugin", "flags.gfd", "imex")
 _FORK: Final = ("passDeviceSpecs", "deviceListStrategy", "deviceIDStrategy")
 """What the iktos fork reads below `flags`, and NVIDIA below `flags.plugin`."""
+_FLAGS: Final = frozenset(flag for one in nvidia_settings.EVERY for flag in one.flags)
+_ONE_DASH: Final = re.compile(r"-[a-z]{2}")
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 """What Go's strconv.ParseBool takes."""
@@ -43,7 +46,7 @@ class _Given(msgspec.Struct, frozen=True):
 
 def is_told(arguments: Sequence[str], environment: Variables) -> bool:
     """Say whether there is a setting among containers' arguments and variables."""
-    told = {argument.partition("=")[0] for argument in arguments}
+    told = {_dashed(argument).partition("=")[0] for argument in arguments}
     told |= {name for name, _ in environment}
     return any(not told.isdisjoint([*one.flags, *one.variables]) for one in nvidia_settings.EVERY)
 
@@ -69,6 +72,7 @@ def read(
             reader.refuse("", f"has none of the keys of NVIDIA's file: {', '.join(_TOP)}")
     _read_version(reader, file)
     found = {path: value for section in _SECTIONS for path, value in _keys(reader, file, section)}
+    arguments = [*map(_dashed, arguments)]
     for setting in nvidia_settings.TABLE:
         given = _given(reader, setting, found, arguments, environment)
         if given is not None:
@@ -76,6 +80,9 @@ def read(
     fork = _given(reader, nvidia_settings.RESOURCE_CONFIG, {}, arguments, environment)
     if fork is not None:
         _read_fork(reader, str(fork.value), fork.path, ours)
+    for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
+        if flag.startswith("--") and flag not in _FLAGS:
+            reader.differ(refusals.said(flag), "no setting of GPUs is called so; left out")
     nvidia_sharing.read_sharing(reader, file.get("sharing"), ours)
     nvidia_sharing.read_resources(reader, file.get("resources"), ours)
     return _imported(reader, ours)
@@ -138,7 +145,8 @@ def _given(
         if setting.kind in {Kind.LIST, Kind.NUMBERS} and told:
             told = {",".join(told): None}
         values += [_Given(value, flag) for value in told]
-    values += [_Given(text, name) for name, text in environment if name in setting.variables]
+    for variable in setting.variables:
+        values += [_Given(text, name) for name, text in environment if name == variable]
     if file.get(setting.key) is not None:
         values.append(_Given(file[setting.key], setting.key, is_text=False))
     for other in values[1:]:
@@ -151,6 +159,11 @@ def _given(
 def _plain(value: _Value) -> str:
     """Return a value as a flag would have it."""
     return ",".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+
+
+def _dashed(argument: str) -> str:
+    """Write a flag with two dashes; Go takes one as well."""
+    return f"-{argument}" if _ONE_DASH.match(argument) else argument
 
 
 def _of_flag(arguments: Sequence[str], flag: str, *, is_switch: bool) -> Iterator[str]:

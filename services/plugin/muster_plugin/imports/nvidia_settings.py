@@ -52,7 +52,7 @@ TABLE: Final = (
     Setting(
         key="flags.migStrategy",
         flags=("--mig-strategy",),
-        variables=("MIG_STRATEGY",),
+        variables=("MIG_STRATEGY", "GFD_MIG_STRATEGY"),
         ours="migStrategy",
         values=_same("none", "single", "mixed"),
         refusal="unknown MIG strategy",
@@ -60,7 +60,7 @@ TABLE: Final = (
     Setting(
         key="flags.failOnInitError",
         flags=("--fail-on-init-error",),
-        variables=("FAIL_ON_INIT_ERROR",),
+        variables=("FAIL_ON_INIT_ERROR", "GFD_FAIL_ON_INIT_ERROR"),
         kind=Kind.FLAG,
         instead="without a driver muster says so, advertises 0 and comes up when there is one",
     ),
@@ -181,7 +181,7 @@ TABLE: Final = (
     Setting(
         key="flags.useNodeFeatureAPI",
         flags=("--use-node-feature-api",),
-        variables=("USE_NODE_FEATURE_API",),
+        variables=("USE_NODE_FEATURE_API", "GFD_USE_NODE_FEATURE_API"),
         kind=Kind.FLAG,
         instead=_LABELER,
     ),
@@ -196,13 +196,6 @@ TABLE: Final = (
         key="flags.gfd.noTimestamp",
         flags=("--no-timestamp",),
         variables=("GFD_NO_TIMESTAMP",),
-        kind=Kind.FLAG,
-        instead=_LABELER,
-    ),
-    Setting(
-        key="flags.gfd.noCleanupOnExit",
-        flags=("--no-cleanup-on-exit",),
-        variables=("GFD_NO_CLEANUP_ON_EXIT",),
         kind=Kind.FLAG,
         instead=_LABELER,
     ),
@@ -232,7 +225,7 @@ TABLE: Final = (
     ),
     Setting(
         flags=("--config-file",),
-        variables=("CONFIG_FILE",),
+        variables=("CONFIG_FILE", "GFD_CONFIG_FILE"),
         instead="import that file too; what stands here goes before it",
     ),
     Setting(flags=("--cdi-feature-flags",), variables=("CDI_FEATURE_FLAGS",), instead=_CDI),
