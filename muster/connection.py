@@ -138,7 +138,7 @@ class Connection:
         if self._client.is_connected:
             await self._subscribe_missing()
 
-    async def knock(self, name: str, *, timeout_s: float) -> bool:
+    async def knock(self, name: str, timeout_s: float) -> bool:
         """Open a second connection under this name and close it; tell whether it opened."""
         client = nats.aio.client.Client()
         try:
