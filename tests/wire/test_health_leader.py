@@ -12,7 +12,7 @@ from typing import Final
 
 from muster import bus, streams
 from muster.local import nats
-from muster_health import leader
+from muster_health import leader, signals
 
 PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "leading.py"
 TERMS: Final = leader.Terms(ttl_s=2, renew_s=0.5, margin_s=0.5)
@@ -117,11 +117,11 @@ def test_a_leader_that_ends_in_order_leaves_the_lock_to_the_next_at_once(tmp_pat
         terms = leader.Terms(ttl_s=60, renew_s=0.5, margin_s=1)
         async with leader.Leader(lock(on), name="b", terms=terms) as b:
             changes = b.follow()
-            assert await anext(changes) == leader.Leadership(None)
+            assert await anext(changes) == signals.Leadership(revision=None)
             first = await anext(changes)
         assert first.revision is not None
         assert b.revision() is None
-        assert await anext(changes) == leader.Leadership(None)
+        assert await anext(changes) == signals.Leadership(revision=None)
         async with asyncio.timeout(2), leader.Leader(lock(on), name="c", terms=terms) as c:
             async for now in c.follow():
                 if now.revision is not None:
@@ -142,7 +142,7 @@ def test_leading_ends_when_the_server_goes_and_begins_anew_when_it_is_back(
             first = (await anext(changes)).revision
             assert first is not None
             await server.kill()
-            assert await anext(changes) == leader.Leadership(None)
+            assert await anext(changes) == signals.Leadership(revision=None)
             await server.start()
             again = (await anext(changes)).revision
             assert again is not None

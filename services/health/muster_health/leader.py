@@ -15,6 +15,7 @@ from typing import Final, Protocol, Self
 import prometheus_client
 
 from muster import logs, streams
+from muster_health import signals
 
 TRY_S: Final = 0.25
 """How soon who wants the lock asks for it again; of a take-over this is what comes on top."""
@@ -64,16 +65,6 @@ class Terms:
     margin_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leadership:
-    """Who leads now: we do, as `revision`, or (None) we do not.
-
-    A later leader's revision is greater; it stays the same for as long as one leads.
-    """
-
-    revision: int | None
-
-
 def boottime() -> float:
     """Return monotonic seconds that count the time a machine was suspended as well."""
     return time.clock_gettime(_ASLEEP_TOO)
@@ -104,7 +95,7 @@ class Leader:
         """What the key's revision must be for our next claim to succeed."""
         self._token: int | None = None
         self._until = clock()
-        self._told = Leadership(None)
+        self._told = signals.Leadership(revision=None)
         self._changed = asyncio.Condition()
         self._away = False
         self._task: asyncio.Task[None] | None = None
@@ -141,9 +132,9 @@ class Leader:
         """Tell whether we may act right now, and have led as this revision without a break."""
         return self.revision() == revision
 
-    async def follow(self) -> AsyncIterator[Leadership]:
-        """Give the present leadership, then every change."""
-        seen: Leadership | None = None
+    async def follow(self) -> AsyncIterator[signals.Leadership]:
+        """Give the present leadership, then every change; a later leader's revision is greater."""
+        seen: signals.Leadership | None = None
         while True:
             async with self._changed:
                 while self._told == seen:
@@ -187,7 +178,7 @@ class Leader:
         return found.written
 
     async def _tell(self) -> None:
-        now = Leadership(self.revision())
+        now = signals.Leadership(revision=self.revision())
         if now == self._told:
             return
         was, self._told = self._told, now
