@@ -40,7 +40,7 @@ def documents() -> dict[Path, bytes]:
         }
         found[Path("schemas", f"{kind.TYPE}.json")] = _pretty(schema)
     found[Path("schemas", "asyncapi.json")] = _pretty(_asyncapi())
-    found[Path("schemas", "config.v1.json")] = _pretty(configure.schema())
+    found[Path("schemas", "config.json")] = _pretty(configure.schema())
     return found
 
 

@@ -22,7 +22,7 @@ def test_what_is_checked_in_is_what_the_types_say() -> None:
 
 def test_there_is_a_schema_for_every_event_and_the_beat() -> None:
     types = {*vocabulary.BY_TYPE, vocabulary.Heartbeat.TYPE}
-    assert {p.stem for p in WANTED} == {*types, "asyncapi"}
+    assert {p.stem for p in WANTED} == {*types, "asyncapi", "config"}
 
 
 @pytest.mark.parametrize("path", sorted(WANTED), ids=str)

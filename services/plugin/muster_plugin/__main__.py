@@ -62,37 +62,45 @@ def main() -> int:
 async def serve(chosen: config.Settings, source: entry.Source[config.Settings]) -> None:
     """Serve the node's devices until SIGTERM. Raises CannotStart."""
     try:
-        node = await _node(chosen)
+        node = _node(chosen)
+        reporter = Reporter(chosen, node)
+        try:
+            # in here already when it waits for another's end: SIGTERM may come meanwhile
+            await runtime.run(
+                *node.works(lambda: _be_alone(chosen, node)),
+                reporter.report(),
+                *([reporter.reload(source)] if source.file else []),
+                told=node.over,
+            )
+        finally:
+            await node.close()
     except start.CannotServe as error:
         raise entry.CannotStart(str(error)) from None
-    except ValueError as error:
-        raise entry.CannotStart(f"resources: {error}") from None
-    reporter = Reporter(chosen, node)
-    try:
-        await runtime.run(
-            *node.works(),
-            reporter.report(),
-            *([reporter.reload(source)] if source.file else []),
-            told=node.over,
-        )
-    finally:
-        await node.close()
 
 
-async def _node(chosen: config.Settings) -> node_door.Node:
-    """Return the node as it is now, when nobody else serves its devices."""
-    root = Path(chosen.kubelet.directory)
+def _node(chosen: config.Settings) -> node_door.Node:
+    """Return the node, of which nothing is known yet. Raises CannotServe."""
     name = start.node_name(chosen.node)
     start.check(chosen)
+    try:
+        here = chosen.at(name)
+    except ValueError as error:
+        raise start.CannotServe(f"resources: {error}") from None
     logs.configure("plugin", level=chosen.log.level, node=name)
-    folders = [root / folder for folder in (config.SOCKET_DIRECTORY, config.REGISTRY_DIRECTORY)]
-    for stale in directory.remove_stale(folders):
+    for stale in directory.remove_stale(_folders(chosen)):
         logs.logger().info("stale_socket_removed", socket=stale)
-    here = chosen.at(name)
-    node = node_door.Node(chosen, name, line=_line, seen=_gpus(chosen, here, name))
-    names = {*node.inventory.resources, *(here.gpus.names() if here.gpus else ())}
-    await start.be_alone(sorted(names), folders, handover_s=chosen.handover_s)
-    return node
+    return node_door.Node(chosen, name, line=_line, seen=_gpus(chosen, here, name))
+
+
+async def _be_alone(chosen: config.Settings, node: node_door.Node) -> None:
+    gpus_here = chosen.at(node.name).gpus
+    names = {*node.inventory.resources, *(gpus_here.names() if gpus_here else ())}
+    await start.be_alone(sorted(names), _folders(chosen), handover_s=chosen.handover_s)
+
+
+def _folders(chosen: config.Settings) -> list[Path]:
+    root = Path(chosen.kubelet.directory)
+    return [root / folder for folder in (config.SOCKET_DIRECTORY, config.REGISTRY_DIRECTORY)]
 
 
 def _line() -> lines.Line[In, Out]:
@@ -321,9 +329,8 @@ def _foreign(text: bytes, source: str, peer: str) -> dict[str, object]:
     from muster_plugin import configuration  # noqa: PLC0415  # most never need it
 
     found = configuration.imported(text, source=source, peer=configuration.Format(peer))
-    if found.rules is None:
-        raise settings.BadSettings([f"{source}: says nothing of device nodes"])
-    return {"resources": msgspec.to_builtins(found.rules.resources)}
+    tree: dict[str, object] = msgspec.to_builtins(found.rules)
+    return tree
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def schema() -> dict[str, Any]:
             shape["additionalProperties"] = False
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"https://{rulebook.API_VERSION}/config.json",
+        "$id": "https://muster.dev/schemas/v1/config.json",
         **found,
     }
 

@@ -56,7 +56,7 @@ class Reading:
         """Give every MIG device that can be read; holes and what vanishes meanwhile are none."""
         for index, device in _handles(self._nvml, self._handle):
             try:
-                yield self._device(device)
+                yield self._device(index, device)
             except self._nvml.NVMLError as error:
                 if error.value in nvml_words.OVER | nvml_words.GONE:
                     raise
@@ -64,7 +64,7 @@ class Reading:
                     name = nvml_words.error_name(error.value)
                     self.problems.append(f"MIG device {index} cannot be read: {name}")
 
-    def _device(self, device: nvml_library.Handle) -> vocabulary.MigDevice:
+    def _device(self, index: int, device: nvml_library.Handle) -> vocabulary.MigDevice:
         nvml = self._nvml
         gi, ci = (
             nvml.nvmlDeviceGetGpuInstanceId(device),
@@ -73,6 +73,7 @@ class Reading:
         facts = nvml_library.known(nvml, nvml.nvmlDeviceGetAttributes, device)
         return vocabulary.MigDevice(
             uuid=nvml.nvmlDeviceGetUUID(device),
+            index=index,
             profile=self._profile(device, gi, ci),
             gi=gi,
             ci=ci,
