@@ -50,20 +50,20 @@ REGEX = [rules.Nodes(regex="x")]
 
 def test_a_glob_finds_what_it_means_and_nothing_else(root: Path) -> None:
     touch(root, "/dev/ttyUSB0", "/dev/ttyUSB1", "/dev/ttyS0", "/dev/a/ttyUSB2", "/opt/lib/x.so")
-    assert names(devfs.scan(glob("/dev/ttyUSB*"), root=root)) == {
+    assert names(devfs.look(glob("/dev/ttyUSB*"), root=root).seen) == {
         "/dev/ttyUSB0": (),
         "/dev/ttyUSB1": (),
     }
-    assert names(devfs.scan(glob("/dev/*/ttyUSB?"), root=root)) == {"/dev/a/ttyUSB2": ()}
-    assert names(devfs.scan(glob("/dev/**/ttyUSB?"), root=root)) == {
+    assert names(devfs.look(glob("/dev/*/ttyUSB?"), root=root).seen) == {"/dev/a/ttyUSB2": ()}
+    assert names(devfs.look(glob("/dev/**/ttyUSB?"), root=root).seen) == {
         "/dev/a/ttyUSB2": (),
         "/dev/ttyUSB0": (),
         "/dev/ttyUSB1": (),
     }
-    assert devfs.scan(glob("/opt/lib"), root=root) == found.Seen(
+    assert devfs.look(glob("/opt/lib"), root=root).seen == found.Seen(
         nodes=(found.Node(path="/opt/lib", kind=found.Kind.DIRECTORY),)
     )
-    assert devfs.scan(glob("/opt/none/x"), root=root) == found.Seen()
+    assert devfs.look(glob("/opt/none/x"), root=root).seen == found.Seen()
 
 
 def test_links_are_followed_and_are_names_of_what_they_lead_to(root: Path) -> None:
@@ -76,19 +76,19 @@ def test_links_are_followed_and_are_names_of_what_they_lead_to(root: Path) -> No
     link(root, "/dev/outside", "../../../../../dev/rtc0")
     link(root, "/dev/fd", "/proc/self/fd")
     link(root, "/dev/alias", "serial")
-    assert names(devfs.scan(REGEX, root=root)) == {
+    assert names(devfs.look(REGEX, root=root).seen) == {
         "/dev/rtc0": ("/dev/absolute", "/dev/outside", "/dev/rtc"),
         "/dev/serial": ("/dev/alias",),
         "/dev/serial/by-id": (),
         "/dev/ttyUSB0": ("/dev/serial/by-id/usb-x",),
     }
-    through = devfs.scan(glob("/dev/al*/by-id/*"), root=root)
+    through = devfs.look(glob("/dev/al*/by-id/*"), root=root).seen
     assert names(through) == {"/dev/ttyUSB0": ("/dev/alias/by-id/usb-x",)}
 
 
 def test_a_walk_is_bounded_and_says_what_it_left_out(root: Path) -> None:
     touch(root, *(f"/dev/{n:03}" for n in range(30)), "/dev/a/b/c/d/x", "/dev/shm/secret")
-    deep = devfs.scan(REGEX, root=root, depth_max=2)
+    deep = devfs.look(REGEX, root=root, depth_max=2).seen
     assert deep.problems == ("/dev/a/b/c: deeper than 2, not looked at",)
     assert [n.path for n in deep.nodes if n.path.startswith("/dev/a")] == [
         "/dev/a",
@@ -96,7 +96,7 @@ def test_a_walk_is_bounded_and_says_what_it_left_out(root: Path) -> None:
         "/dev/a/b/c",
     ]
     assert "/dev/shm/secret" not in names(deep)
-    many = devfs.scan(REGEX, root=root, entries_max=10)
+    many = devfs.look(REGEX, root=root, entries_max=10).seen
     assert "/dev: more than 10 entries, not all looked at" in many.problems
     assert len(many.nodes) == 10
 
@@ -104,7 +104,7 @@ def test_a_walk_is_bounded_and_says_what_it_left_out(root: Path) -> None:
 def test_a_name_that_is_not_utf8_is_left_out_and_said(root: Path) -> None:
     (root / "dev" / os.fsdecode(b"x\xff")).touch()
     touch(root, "/dev/xy")
-    seen = devfs.scan(REGEX, root=root)
+    seen = devfs.look(REGEX, root=root).seen
     assert names(seen) == {"/dev/xy": ()}
     assert seen.problems == ("'/dev/x\\udcff': not UTF-8; the kubelet cannot be told such a name",)
 
@@ -114,13 +114,13 @@ def test_a_directory_that_cannot_be_read_is_said(root: Path) -> None:
     touch(root, "/dev/secret/x")
     (root / "dev/secret").chmod(0)
     try:
-        assert devfs.scan(REGEX, root=root).problems == ("/dev/secret: permission denied",)
+        assert devfs.look(REGEX, root=root).seen.problems == ("/dev/secret: permission denied",)
     finally:
         (root / "dev/secret").chmod(0o755)
 
 
 def watched(root: Path, *wanted: rules.Nodes) -> set[str]:
-    return {f"/{path.relative_to(root)}" for path in devfs.directories(wanted, root=root)}
+    return {f"/{path.relative_to(root)}" for path in devfs.look(wanted, root=root).directories}
 
 
 def test_the_directories_to_watch_are_those_in_which_something_may_come_or_go(root: Path) -> None:
@@ -214,7 +214,7 @@ USB = found.Usb(vendor="1a86", product="7523", serial="S1", bus=1, dev=5, port="
 
 def test_sysfs_tells_a_node_by_itself_and_its_parents(uart: Path) -> None:
     wanted = rules.Nodes(udev=rules.Udev(attrs={"manufacturer": "*", "none": "*", "../x": "*"}))
-    tty = next(n for n in devfs.scan([wanted], root=uart).nodes if n.path == "/dev/ttyUSB0")
+    tty = next(n for n in devfs.look([wanted], root=uart).seen.nodes if n.path == "/dev/ttyUSB0")
     assert tty == found.Node(
         path="/dev/ttyUSB0",
         kind=found.Kind.CHAR,
@@ -232,7 +232,7 @@ def test_sysfs_tells_a_node_by_itself_and_its_parents(uart: Path) -> None:
 
 def test_usb_devices_are_found_by_what_is_plugged_in(uart: Path) -> None:
     wanted = rules.Nodes(usb=rules.Usb(vendor="1a86", product="7523"))
-    assert devfs.scan([wanted], root=uart) == found.Seen(
+    assert devfs.look([wanted], root=uart).seen == found.Seen(
         nodes=(
             found.Node(
                 path="/dev/bus/usb/001/005",
@@ -251,7 +251,7 @@ def test_the_ids_of_a_pci_device_are_those_of_its_controller(host: Path) -> None
     plug(host, "226:128", f"{CONTROLLER}/drm/renderD128")
     write(host / "sys/devices" / CONTROLLER, vendor="0x10DE", device="0x2330", numa_node="-1")
     wanted = rules.Nodes(udev=rules.Udev(vendor="10de"))
-    [gpu] = [n for n in devfs.scan([wanted], root=host).nodes if n.path.endswith("128")]
+    [gpu] = [n for n in devfs.look([wanted], root=host).seen.nodes if n.path.endswith("128")]
     assert (gpu.vendor, gpu.product, gpu.numa) == ("10de", "2330", None)
 
 
@@ -260,7 +260,7 @@ def test_a_stick_that_is_plugged_in_again_is_the_same_unit(uart: Path) -> None:
     given = rules.Resource(name="a.example/x", groups=(rules.Group(devices=(entry,)),))
 
     def look() -> units.Unit:
-        [offer] = units.plan([given], devfs.scan([entry], root=uart)).offers
+        [offer] = units.plan([given], devfs.look([entry], root=uart).seen).offers
         [unit] = offer.units
         return unit
 
@@ -276,7 +276,7 @@ def test_a_stick_that_is_plugged_in_again_is_the_same_unit(uart: Path) -> None:
 
 def test_what_vanishes_during_a_look_is_not_there(uart: Path) -> None:
     shutil.rmtree(uart / "sys")
-    [tty] = devfs.scan([rules.Nodes(path="/dev/ttyUSB0")], root=uart).nodes
+    [tty] = devfs.look([rules.Nodes(path="/dev/ttyUSB0")], root=uart).seen.nodes
     assert (tty.kind, tty.major, tty.numa, tty.subsystem) == (found.Kind.CHAR, 188, None, "")
 
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
 
@@ -20,13 +20,44 @@ class Lane:
     def __init__(self) -> None:
         self._last: asyncio.Future[None] | None = None
 
-    async def run(self, work: Callable[[], Result], *, timeout_s: float) -> Result:
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still being done."""
+        return self._last is not None and not self._last.done()
+
+    async def run(self, work: Callable[[], Result], *, timeout_s: float | None) -> Result:
         """Return what `work` does. Raises what it raises, or TimeoutError."""
         async with asyncio.timeout(timeout_s):
             while self._last is not None and not self._last.done():
                 await asyncio.wait([self._last])
             self._last = ended = asyncio.get_running_loop().create_future()
             return await _begin(work, ended)
+
+
+class Look(Generic[Result]):
+    """One thing that is looked at again and again; while a look hangs, the last answer stands."""
+
+    def __init__(self, nothing: Result) -> None:
+        self.answer = nothing
+        """What was last seen; `nothing` before the first time."""
+        self.hangs = False
+        """Whether the newest look has not ended in time."""
+        self._lane = Lane()
+
+    async def again(self, work: Callable[[], Result], *, timeout_s: float) -> Result:
+        """Return what `work` sees, or what it saw before if it does not end in time.
+
+        A look that is known to hang is not waited for again.
+        """
+        if self.hangs and self._lane.is_busy:
+            return self.answer
+        try:
+            self.answer = await self._lane.run(work, timeout_s=timeout_s)
+        except TimeoutError:
+            self.hangs = True
+        else:
+            self.hangs = False
+        return self.answer
 
 
 def _begin(work: Callable[[], Result], ended: asyncio.Future[None]) -> asyncio.Future[Result]:

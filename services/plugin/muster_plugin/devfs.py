@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from muster_plugin import found, patterns, rules, sysfs
 
 ENTRIES_MAX: Final = 20_000
@@ -26,13 +28,29 @@ _LINKS_MAX: Final = 40
 """Linux, MAXSYMLINKS in include/linux/namei.h."""
 
 
-def scan(
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What is there, and the directories in which a change may change that.
+
+    They include the nearest directory that is there for one that is not yet, and those in which
+    the targets of links lie.
+    """
+
+    seen: found.Seen = found.Seen()
+    directories: frozenset[Path] = frozenset()
+
+
+def scan(wanted: Iterable[rules.Nodes]) -> found.Seen:
+    """Return everything that these rules may mean; what `look` sees."""
+    return look(wanted).seen
+
+
+def look(
     wanted: Iterable[rules.Nodes],
     *,
     root: Path = Path("/"),
     entries_max: int = ENTRIES_MAX,
     depth_max: int = DEPTH_MAX,
-) -> found.Seen:
+) -> Look:
     """Return everything that these rules may mean, sorted by path; whoever asks chooses from it.
 
     Attributes are read only if a rule asks for attributes, what is plugged in only if one asks for
@@ -48,29 +66,12 @@ def scan(
             names.setdefault(real, set()).add(name)
     facts = sysfs.Sysfs(root, entries)
     nodes = (_node(real, names[real], root=root, facts=facts) for real in sorted(names))
-    return found.Seen(
+    seen = found.Seen(
         nodes=tuple(node for node in nodes if node is not None),
         problems=tuple(sorted(set(walk.problems))),
     )
-
-
-def directories(
-    wanted: Iterable[rules.Nodes],
-    *,
-    root: Path = Path("/"),
-    entries_max: int = ENTRIES_MAX,
-    depth_max: int = DEPTH_MAX,
-) -> set[Path]:
-    """Return where a change may change what `scan` returns, as paths that can be watched.
-
-    They include the nearest directory that is there for one that is not yet, and those in which
-    the targets of links lie.
-    """
-    walk = _Walk(root, entries_max=entries_max, depth_max=depth_max)
-    walk.find(tuple(wanted))
-    targets = (walk.resolve(name) for name in walk.names)
-    walk.directories.update(target.rpartition("/")[0] for target in targets if target is not None)
-    return {Path(walk.inside(path) or "/") for path in walk.directories}
+    above = walk.directories | {real.rpartition("/")[0] for real in names}
+    return Look(seen=seen, directories=frozenset(Path(walk.inside(p) or "/") for p in above))
 
 
 class _Walk:

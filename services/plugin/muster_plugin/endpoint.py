@@ -226,12 +226,7 @@ class Endpoint:
                 present = await self._observer.present(allocator.optional_paths(containers))
             given = allocator.allocate(containers, present=present, annotation=os.urandom(16).hex())
         except TimeoutError:
-            await self._refuse(
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-                f"{self._service.resource}: the host's files did not answer in "
-                f"{_ALLOCATE_TIMEOUT_S:g} s",
-                context,
-            )
+            await self._refuse_unanswered(context)
         except allocation.Refusal as refusal:
             await self._refuse(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
         answer = wire.allocated(given)
@@ -248,7 +243,10 @@ class Endpoint:
     ) -> dp.PreStartContainerResponse:
         """Let the container start if its devices are there; called only if it is configured."""
         try:
-            await self._refuse_absent([request.devices_ids], context)
+            async with asyncio.timeout(_ALLOCATE_TIMEOUT_S):
+                await self._refuse_absent([request.devices_ids], context)
+        except TimeoutError:
+            await self._refuse_unanswered(context)
         except allocation.Refusal as refusal:
             await self._refuse(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
         return dp.PreStartContainerResponse()
@@ -284,6 +282,10 @@ class Endpoint:
         if absent:
             text = f"{self._service.resource}: {absent}; the kubelet has been told"
             await self._refuse(grpc.StatusCode.FAILED_PRECONDITION, text, context)
+
+    async def _refuse_unanswered(self, context: rpc.Context[Request, Answer]) -> NoReturn:
+        text = f"{self._service.resource}: the host's files did not answer in time"
+        await self._refuse(grpc.StatusCode.DEADLINE_EXCEEDED, text, context)
 
     async def _refuse(
         self, code: grpc.StatusCode, text: str, context: rpc.Context[Request, Answer]

@@ -63,3 +63,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: tuple[Node, ...] = ()
     problems: tuple[str, ...] = ()
+
+
+def together(one: Seen, other: Seen) -> Seen:
+    """Return what both saw; of a node that both saw, every name that either knows."""
+    nodes = {node.path: node for node in one.nodes}
+    for node in other.nodes:
+        known = nodes.get(node.path, node)
+        links = tuple(sorted({*known.links, *node.links}))
+        nodes[node.path] = msgspec.structs.replace(known, links=links)
+    problems = tuple(dict.fromkeys((*one.problems, *other.problems)))
+    return Seen(nodes=tuple(nodes[path] for path in sorted(nodes)), problems=problems)

@@ -3,18 +3,21 @@
 It says nothing about what happened: whoever asks looks for himself, at what is there now. So a
 lost or doubled notice does no harm, and a look on a period covers what inotify cannot see (another
 mount, an overflow, no instances left: fs.inotify.max_user_instances). That needs two calls of the
-C library, and none of the parsing for which a package would cost 10 ms and a mebibyte.
+C library, and none of the parsing for which a package would cost 10 ms and a mebibyte. They are
+called beside the loop: to watch a directory is to look at it, which may hang.
 """
 
 import asyncio
 import contextlib
 import ctypes
+import functools
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from muster import logs
+from muster_plugin import aside
 
 # Linux, include/uapi/linux/inotify.h
 _MODIFY: Final = 0x2
@@ -32,6 +35,7 @@ NAMES: Final = _CREATE | _DELETE | _MOVED_FROM | _MOVED_TO | _DELETE_SELF | _MOV
 CONTENTS: Final = NAMES | _MODIFY | _CLOSE_WRITE
 
 _WITHOUT_INOTIFY_S: Final = 1.0
+_ARM_TIMEOUT_S: Final = 1.0
 _READ_BYTES: Final = 65_536
 
 
@@ -53,13 +57,19 @@ async def looks(
     """
     changed = changed or asyncio.Event()
     library = ctypes.CDLL(None, use_errno=True)
+    arming = aside.Look(False)  # noqa: FBT003  # nothing is watched yet
     with _watching(library, changed) as descriptor:
         while True:
-            armed = [_arm(library, descriptor, path, mask) for path in directories()]
+            paths = [*directories()]
+            is_watched = await arming.again(
+                functools.partial(_arm, library, descriptor, paths, mask), timeout_s=_ARM_TIMEOUT_S
+            )
             yield
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(
-                    period_s if all(armed) else min(period_s, _WITHOUT_INOTIFY_S)
+                    period_s
+                    if is_watched and not arming.hangs
+                    else min(period_s, _WITHOUT_INOTIFY_S)
                 ):
                     await changed.wait()
                     await asyncio.sleep(settle_s)
@@ -90,7 +100,12 @@ def _watching(library: ctypes.CDLL, changed: asyncio.Event) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _arm(library: ctypes.CDLL, descriptor: int, directory: Path, mask: int) -> bool:
-    """Watch a directory; watching it again changes nothing (inotify(7): one watch an inode)."""
-    watched: int = library.inotify_add_watch(descriptor, os.fsencode(directory), mask)
-    return watched >= 0
+def _arm(library: ctypes.CDLL, descriptor: int, directories: Iterable[Path], mask: int) -> bool:
+    """Watch directories, and say whether all are watched.
+
+    Watching one again changes nothing (inotify(7): one watch an inode).
+    """
+    watched = [
+        library.inotify_add_watch(descriptor, os.fsencode(path), mask) for path in directories
+    ]
+    return min(watched, default=0) >= 0

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, assert_never
@@ -22,7 +22,6 @@ from muster_plugin import (
     beats,
     cdi,
     config,
-    devfs,
     examiner,
     gpu,
     gpu_answer,
@@ -36,6 +35,7 @@ from muster_plugin import (
     podresources,
     rulebook,
     rules,
+    sights,
     signals,
     specs,
     teller,
@@ -45,7 +45,6 @@ from muster_plugin import (
 _Reason = vocabulary.RegistrationReason
 _LOOK_PERIOD_S: Final = 30.0
 _SETTLE_S: Final = 0.002
-_LOOK_TIMEOUT_S: Final = 10.0
 _RELOOK_TIMEOUT_S: Final = 0.5
 _FILES_TIMEOUT_S: Final = 1.0
 _DEV: Final = "/dev/"
@@ -55,6 +54,9 @@ _PODS: Final = "pods"
 _SOCKETS: Final = "sockets"
 _STUCK_S: Final = 120.0
 """Three of the longer period, and the time that a look may take."""
+
+
+Alone = Callable[[], Awaitable[None]]
 
 
 class Node:
@@ -91,19 +93,15 @@ class Node:
         self._checked_at: dict[str, float] = {}
         self._specs = specs.Specs(Path(settings.cdi.directory))
         self._looking = asyncio.Lock()
-        self._scanning, self._files = aside.Lane(), aside.Lane()
+        self._sights = sights.Sights()
+        self._planning, self._files = aside.Lane(), aside.Lane()
         self._agreement = agreement.Agreement()
         self._pods = podresources.PodResources(self._root / podresources.SOCKET, self._heard)
         self._examiner = examiner.Examiner(self.inventory, self._judge)
         self._aged = asyncio.Event()
         self._reason = _Reason.START
-        self._devices = self._scan()
-        for event in self._planned():
-            # the first snapshot tells of them
-            self.teller.log_device(event)
-        self._tell([])
-        if seen is None:
-            self.lives.begin()
+        self._devices = units.Plan()
+        self._has_looked = asyncio.Event()
 
     # What others ask
 
@@ -157,10 +155,13 @@ class Node:
 
     # What goes on for ever
 
-    def works(self) -> tuple[Coroutine[object, object, None], ...]:
-        """Give everything that is to go on as long as the process lives."""
+    def works(self, alone: Alone | None = None) -> tuple[Coroutine[object, object, None], ...]:
+        """Give everything that is to go on as long as the process lives.
+
+        No life begins before `alone` has returned: nobody else serves our resources then.
+        """
         return (
-            self.lives.live(),
+            self._live(alone),
             self.lives.watch(lambda at: self._checked(_SOCKETS, at)),
             self._watch_devices(),
             self._age(),
@@ -170,13 +171,25 @@ class Node:
         )
 
     async def look(self) -> None:
-        """Look at the device nodes; bring what changed to the kubelet, then to the bus.
-
-        Raises TimeoutError if the host's files do not answer.
-        """
+        """Look at the device nodes; bring what changed to the kubelet, then to the bus."""
         async with self._looking:
-            self._devices = await self._scanning.run(self._scan, timeout_s=_LOOK_TIMEOUT_S)
-            await self.take(self._planned())
+            configured = self._rules.resources
+            seen = await self._sights.look(
+                [nodes for resource in configured for _, nodes in resource.nodes()]
+            )
+            self._devices = await self._planning.run(
+                lambda: units.plan(configured, seen), timeout_s=None
+            )
+            events = self._planned()
+            if self._has_looked.is_set():
+                await self.take(events)
+                return
+            for event in events:
+                # the first snapshot tells of them
+                self.teller.log_device(event)
+            self._tell([])
+            self._has_looked.set()
+            self._begin()
 
     async def configure(
         self, found: rulebook.Here, *, config_hash: str, restart: tuple[str, ...]
@@ -213,17 +226,26 @@ class Node:
             await self._seen.source.close()
         self._specs.update({})
 
+    async def _live(self, alone: Alone | None) -> None:
+        """Live with the kubelet as soon as it is known what there is."""
+        await self._has_looked.wait()
+        if alone is not None:
+            await alone()
+        await self.lives.live()
+
     async def _watch_devices(self) -> None:
         """Look at the devices whenever their directories change."""
-        looks = inotify.looks(self._directories, period_s=_LOOK_PERIOD_S, settle_s=_SETTLE_S)
+        looks = inotify.looks(
+            lambda: self._sights.directories,
+            period_s=_LOOK_PERIOD_S,
+            settle_s=_SETTLE_S,
+            changed=self._sights.changed,
+        )
         async with contextlib.aclosing(looks):
             async for _ in looks:
-                try:
-                    await self.look()
-                except TimeoutError:
-                    logs.logger().warning("look_at_devices_hangs", waited_s=_LOOK_TIMEOUT_S)
-                    continue
-                self._checked(_DEVICES, time.monotonic())
+                await self.look()
+                if not self._sights.is_blind:
+                    self._checked(_DEVICES, time.monotonic())
 
     async def _age(self) -> None:
         """Let devices go that have been lost for long enough."""
@@ -246,7 +268,7 @@ class Node:
                     self.over.set()
                 self._look = gpu.newest(self._look, judged)
                 await self.take(self._planned())
-                self.lives.begin()
+                self._begin()
             case gpu.Began() | gpu.Ended():
                 await self.take(self.inventory.apply(judged))
             case _:
@@ -288,15 +310,10 @@ class Node:
             gone += await self._files.run(lambda: _missing(others), timeout_s=_FILES_TIMEOUT_S)
         return gone
 
-    def _entries(self) -> list[rules.Nodes]:
-        return [nodes for resource in self._rules.resources for _, nodes in resource.nodes()]
-
-    def _directories(self) -> set[Path]:
-        return devfs.directories(self._entries())
-
-    def _scan(self) -> units.Plan:
-        """Look at the device nodes; runs in a thread."""
-        return units.plan(self._rules.resources, devfs.scan(self._entries()))
+    def _begin(self) -> None:
+        """Say that all resources of the start are there, when everything was looked at once."""
+        if self._has_looked.is_set() and (self._seen is None or self._look is not None):
+            self.lives.begin()
 
     def _planned(self) -> list[vocabulary.PluginEvent]:
         """Take what was last seen into the inventory, and begin and end lives by it."""

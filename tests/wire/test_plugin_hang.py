@@ -1,0 +1,216 @@
+"""A file system that hangs, as NFS does when its server is away, silences nothing but itself.
+
+It is one in user space that never answers; where that cannot be mounted, these are skipped.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+import orjson
+import pytest
+
+from muster.local import kubelet as stand_in
+from muster.pb import deviceplugin_pb2 as dp
+from muster.pb import rpc
+from muster_plugin import aside
+
+# Linux, include/uapi/linux/fuse.h: FUSE_INIT is answered, and nothing after it
+SERVER: Final = """
+import ctypes, os, struct, sys
+fuse = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"hang", sys.argv[1].encode(), b"fuse", 6, options):
+    sys.exit(os.strerror(ctypes.get_errno()))
+unique = struct.unpack_from("<IIQ", os.read(fuse, 1 << 17))[2]
+body = struct.pack("<IIIIHHIIHH", 7, 31, 65536, 0, 12, 10, 65536, 1, 0, 0).ljust(64, bytes(1))
+os.write(fuse, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
+print("mounted", flush=True)
+sys.stdin.read()
+"""
+DETACH: Final = 2
+"""Linux, MNT_DETACH in include/linux/fs.h."""
+
+
+@contextlib.contextmanager
+def hung(path: Path) -> Iterator[None]:
+    """Cover a directory with a file system that never answers."""
+    pipe = subprocess.PIPE
+    command = (sys.executable, "-c", SERVER, str(path))
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as server:
+        try:
+            assert server.stdout is not None
+            if server.stdout.readline() != b"mounted\n":
+                pytest.skip("a file system in user space cannot be mounted here")
+            yield
+        finally:
+            server.kill()
+            ctypes.CDLL(None).umount2(os.fsencode(path), DETACH)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="mu-"))
+    (path / "device-plugins").mkdir()
+    (path / "mnt").mkdir()
+    (path / "mnt/lib").write_text("")
+    yield path
+    shutil.rmtree(path)
+
+
+class Process:
+    """The plugin as a process, with its log."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def said(self, event: str, **facts: object) -> dict[str, object]:
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            said: dict[str, object] = orjson.loads(line)
+            if said.items() >= {"event": event, **facts}.items():
+                return said
+        assert self.process.stderr is not None
+        raise AssertionError(f"ended without {event}: {await self.process.stderr.read()!r}")
+
+
+def written(root: Path, **more: object) -> Path:
+    groups = {"null": "/dev/null", "zero": "/dev/zero"}
+    resources = [
+        {"name": f"a.example/{name}", "groups": [{"devices": [{"path": path}]}]}
+        for name, path in groups.items()
+    ]
+    mount = {"path": str(root / "mnt/lib"), "type": "Mount"}
+    library = {"name": "a.example/lib", "preStart": True, "groups": [{"devices": [mount]}]}
+    told = {
+        "node": "node-a",
+        "bus": {"url": "nats://127.0.0.1:1"},
+        "kubelet": {"directory": str(root)},
+        "resources": [resources[0], library],
+    }
+    if more:
+        told["resources"] = [*resources, library]
+    file = root / "plugin.json"
+    file.write_bytes(orjson.dumps(told))
+    return file
+
+
+@contextlib.asynccontextmanager
+async def plugin(root: Path) -> AsyncIterator[Process]:
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "muster_plugin", "--config", str(written(root)))
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    try:
+        yield Process(process)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(2):
+            _, errors = await process.communicate()
+        assert (process.returncode, errors) == (0, b"")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await story()
+
+    asyncio.run(limited())
+
+
+async def until_allocatable(kubelet: stand_in.Kubelet, name: str, count: int) -> None:
+    await kubelet.until(
+        lambda state: name in state.resources and state.resources[name].allocatable == count
+    )
+
+
+async def code_of(call: Awaitable[object]) -> grpc.StatusCode:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+def test_a_mount_that_hangs_at_the_start_hides_only_what_lies_in_it(root: Path) -> None:
+    async def story() -> None:
+        with hung(root / "mnt"):
+            async with (
+                stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+                plugin(root) as process,
+            ):
+                said = await process.said("devices_problem")
+                lib = root / "mnt/lib"
+                assert said["problem"] == f"{lib}: the look hangs; what was last seen counts"
+                await until_allocatable(kubelet, "a.example/null", 1)
+                await until_allocatable(kubelet, "a.example/lib", 0)
+
+    run(story)
+
+
+def test_a_mount_that_begins_to_hang_fails_its_own_allocations_in_time(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            plugin(root) as process,
+        ):
+            await until_allocatable(kubelet, "a.example/lib", 1)
+            await until_allocatable(kubelet, "a.example/null", 1)
+            state = kubelet.state().resources["a.example/lib"]
+            (device_id,) = state.devices
+            path = kubelet.plugins_directory / str(state.endpoint)
+            with hung(root / "mnt"):
+                async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+                    client = rpc.DevicePluginClient(channel)
+                    asked = dp.ContainerAllocateRequest(devices_ids=[device_id])
+                    calls = (
+                        client.allocate(dp.AllocateRequest(container_requests=[asked])),
+                        client.pre_start_container(
+                            dp.PreStartContainerRequest(devices_ids=[device_id])
+                        ),
+                    )
+                    late = grpc.StatusCode.DEADLINE_EXCEEDED
+                    assert [await code_of(call) for call in calls] == [late, late]
+                (given,) = await kubelet.allocate(name="pod", resources={"a.example/null": 1})
+                assert [device.host_path for device in given.answer.devices] == ["/dev/null"]
+                written(root, zero=True)
+                await process.said("configuration_applied", added=["a.example/zero"])
+                await until_allocatable(kubelet, "a.example/zero", 1)
+                assert kubelet.state().resources["a.example/lib"].allocatable == 1
+
+    run(story)
+
+
+def test_while_a_look_hangs_the_last_answer_stands_and_is_not_waited_for_again() -> None:
+    async def story() -> None:
+        look, release = aside.Look(0), threading.Event()
+
+        def hang() -> int:
+            assert release.wait(20)
+            return 2
+
+        assert await look.again(lambda: 1, timeout_s=5) == 1
+        assert (await look.again(hang, timeout_s=0.05), look.hangs) == (1, True)
+        async with asyncio.timeout(5):
+            assert (await look.again(lambda: 3, timeout_s=60), look.hangs) == (1, True)
+        release.set()
+        while (await look.again(lambda: 3, timeout_s=5)) != 3:
+            await asyncio.sleep(0)
+        assert not look.hangs
+
+    asyncio.run(story())
