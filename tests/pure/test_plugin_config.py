@@ -84,10 +84,10 @@ def test_a_directory_too_deep_for_a_socket_path_is_refused(tmp_path: Path) -> No
     kubelet: {{directory: {directory}}}
     resources: [{{name: smarter-devices/fuse, groups: [{{devices: [{{path: /dev/fuse}}]}}]}}]
     """
-    path = f"{directory}/plugins_registry/muster-smarter-devices_fuse-4194304-99999.sock"
+    path = f"{directory}/plugins_registry/muster-smarter-devices_fuse-00000000-99999.sock"
     assert problems(tmp_path, text) == [
         (
-            f"settings: kubelet.directory: the socket of smarter-devices/fuse could be 125 bytes "
+            f"settings: kubelet.directory: the socket of smarter-devices/fuse could be 126 bytes "
             f"({path}); Linux allows 107"
         )
     ]
@@ -121,10 +121,10 @@ NAMES = st.builds("{}/{}".format, DOMAINS, SHORTS)
 
 @given(NAMES, NAMES)
 def test_socket_names_fit_the_usual_directory_and_differ_by_resource(one: str, two: str) -> None:
-    name = config.endpoint(one, pid=4_194_304, serial=99_999)
+    name = config.endpoint(one, process="0123cdef", serial=99_999)
     assert len(f"/var/lib/kubelet/device-plugins/{name}") <= 107
     assert "/" not in name
-    assert (name == config.endpoint(two, pid=4_194_304, serial=99_999)) == (one == two)
+    assert (name == config.endpoint(two, process="0123cdef", serial=99_999)) == (one == two)
 
 
 def test_equal_settings_have_equal_hashes() -> None:

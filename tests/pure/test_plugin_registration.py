@@ -343,6 +343,18 @@ class World:
             self.streams[generation] = 0
 
 
+def test_what_another_serves_is_tried_often_and_said_to_be_so_from_the_first_time_on() -> None:
+    machine = registration.Registration()
+    machine.tick(0.0)
+    for at, generation in ((0.0, 1), (0.2, 2), (0.4, 3)):
+        assert machine.receive(signals.ServedElsewhere(generation, "pod-b"), at) == []
+        assert machine.tick(at + 0.2) == [signals.Serve(generation + 1)]
+    assert machine.problem(1.0) == (
+        "another plugin on this node serves it (pod-b), for 1.0 s; serving again"
+    )
+    assert machine.receive(signals.Served(4), 1.0) == [signals.Register(4)]
+
+
 @given(STEPS)
 def test_whatever_happens_one_generation_serves_and_the_resource_is_listed_again(
     steps: list[Step],

@@ -3,6 +3,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -202,16 +203,16 @@ def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> N
     async def story() -> None:
         file = mounted(root, written(one=1))
         async with (
-            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            stand_in.Kubelet(directory=root, node="node-a"),
             plugin(root, "--config", str(file)) as first,
         ):
             await first.said("registered")
-            (path,) = kubelet.plugins_directory.glob("muster-*")
             async with plugin(root, "--config", str(file)) as second:
+                owner = f"{ONE} ({socket.gethostname()}, process {first.process.pid})"
                 assert await second.ended() == (
                     2,
                     (
-                        f"muster-plugin: another plugin on this node serves {path}; end it first, "
+                        f"muster-plugin: another plugin on this node serves {owner}; end it first, "
                         "or let this one wait for its end with handover_s (now 0)\n"
                     ),
                 )

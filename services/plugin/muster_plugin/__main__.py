@@ -89,13 +89,15 @@ def _node(chosen: config.Settings) -> node_door.Node:
     logs.configure("plugin", level=chosen.log.level, node=name)
     for stale in directory.remove_stale(_folders(chosen)):
         logs.logger().info("stale_socket_removed", socket=stale)
-    return node_door.Node(chosen, name, line=_line, seen=_gpus(chosen, here, name))
+    node = node_door.Node(chosen, name, line=_line, seen=_gpus(chosen, here, name))
+    node.lives.claims.remove_stale()
+    return node
 
 
 async def _be_alone(chosen: config.Settings, node: node_door.Node) -> None:
     gpus_here = chosen.at(node.name).gpus
     names = {*node.inventory.resources, *(gpus_here.names() if gpus_here else ())}
-    await start.be_alone(sorted(names), _folders(chosen), handover_s=chosen.handover_s)
+    await start.be_alone(names, _folders(chosen), node.lives.claims, handover_s=chosen.handover_s)
 
 
 def _folders(chosen: config.Settings) -> list[Path]:

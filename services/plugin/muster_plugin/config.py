@@ -5,6 +5,7 @@ a change of it needs a restart.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Final, Literal
 
@@ -18,8 +19,9 @@ REGISTRY_DIRECTORY: Final = "plugins_registry"
 
 _SLUG_MAX: Final = 40
 _UNIQUE: Final = 8
-_PID_MAX: Final = 4_194_304
+PROCESS_BYTES: Final = 4
 _SERIAL_MAX: Final = 99_999
+_ENDPOINT: Final = re.compile(r"muster-(.+)-[0-9a-f]+-[0-9]+\.sock")
 _LIVE: Final = frozenset({"api_version", "resources", "gpus", "nodes"})
 """What is applied while the process runs."""
 
@@ -140,7 +142,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
     def _socket_problems(self, resources: set[str]) -> Iterator[str]:
         for name in sorted(resources):
             longest = endpoint(
-                name.replace(names.EACH, "x" * names.SHORT_MAX), pid=_PID_MAX, serial=_SERIAL_MAX
+                name.replace(names.EACH, "x" * names.SHORT_MAX),
+                process="0" * 2 * PROCESS_BYTES,
+                serial=_SERIAL_MAX,
             )
             path = f"{self.kubelet.directory}/{REGISTRY_DIRECTORY}/{longest}"
             yield from refusals.under(
@@ -148,14 +152,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
             )
 
 
-def endpoint(resource: str, *, pid: int, serial: int) -> str:
-    """Return the file name of a socket: one resource, one process, one generation."""
-    return f"{endpoint_prefix(resource)}{pid}-{serial}.sock"
+def endpoint(resource: str, *, process: str, serial: int) -> str:
+    """Return the file name of a socket: one resource, one process (in hex), one generation."""
+    return f"muster-{slug(resource)}-{process}-{serial}.sock"
 
 
-def endpoint_prefix(resource: str) -> str:
-    """Return what the file names of all sockets of a resource begin with."""
-    return f"muster-{slug(resource)}-"
+def slug_of(endpoint: str) -> str:
+    """Return the slug of the resource whose socket is called so; empty if it is none of ours."""
+    found = _ENDPOINT.fullmatch(endpoint)
+    return found[1] if found else ""
 
 
 def slug(resource: str) -> str:

@@ -2,15 +2,15 @@
 
 import contextlib
 import os
-import re
 import socket
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
+from muster_plugin import config
+
 KUBELET_SOCKET: Final = "kubelet.sock"
-_OURS = re.compile(r"muster-.+-\d+-\d+\.sock")
 
 
 def problem(directory: Path) -> str | None:
@@ -45,12 +45,12 @@ def inode(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def served(directories: Iterable[Path], prefixes: tuple[str, ...]) -> list[str]:
-    """Return the sockets with these prefixes that somebody serves."""
+def served(directories: Iterable[Path], slugs: Collection[str]) -> list[str]:
+    """Return the sockets of the resources with these slugs that somebody serves."""
     return [
         str(path)
         for path in _ours(directories)
-        if path.name.startswith(prefixes) and not _is_dead(path)
+        if config.slug_of(path.name) in slugs and not _is_dead(path)
     ]
 
 
@@ -71,7 +71,7 @@ def remove_stale(directories: Iterable[Path]) -> list[str]:
 
 def _ours(directories: Iterable[Path]) -> list[Path]:
     paths = (path for folder in directories if folder.is_dir() for path in folder.iterdir())
-    return sorted(path for path in paths if _OURS.fullmatch(path.name))
+    return sorted(path for path in paths if config.slug_of(path.name))
 
 
 def _is_dead(path: Path) -> bool:

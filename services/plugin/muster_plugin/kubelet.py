@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Final, Protocol, assert_never
+from typing import Final, NamedTuple, Protocol, assert_never
 
 import grpc
 import grpc.aio
@@ -21,6 +21,7 @@ from muster.pb import rpc
 from muster_plugin import (
     allocation,
     beats,
+    claims,
     config,
     directory,
     endpoint,
@@ -42,6 +43,8 @@ _ADVERTISE_TIMEOUT_S: Final = 0.5
 PROBE_PERIOD_S: Final = 10.0
 _PROBE_AGAIN_S: Final = 0.2
 _TEXT_MAX: Final = 300
+_PROCESS: Final = os.urandom(config.PROCESS_BYTES).hex()
+"""Not the process id: in a container that is 1 at every start."""
 
 
 class Listener(endpoint.Observer, Protocol):
@@ -49,6 +52,9 @@ class Listener(endpoint.Observer, Protocol):
 
     def reported(self, resource: str, report: signals.Report, endpoint: str) -> None:
         """Hear that the kubelet lists a resource, or has lost it."""
+
+    def claimed(self, resource: str) -> None:
+        """Hear that nobody else serves a resource, which is about to be registered."""
 
     def problem_changed(self) -> None:
         """Hear that something began to keep a resource from the kubelet, or no longer does."""
@@ -68,11 +74,18 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     pre_start: bool = False
 
 
+class Place(NamedTuple):
+    """The kubelet's directory, and what may be served there by nobody but us."""
+
+    root: Path
+    claims: claims.Claims
+
+
 class Life:
     """One resource's life with the kubelet.
 
     It is the machine that `line` drives, and `act` is what it makes of the machine's actions.
-    `hears` is told of what others want to know. `root` is the kubelet's directory.
+    `hears` is told of what others want to know.
     """
 
     def __init__(
@@ -80,7 +93,7 @@ class Life:
         resource: str,
         terms: Terms,
         *,
-        root: Path,
+        place: Place,
         devices: inventory.Inventory,
         line: lines.Line[signals.Signal, signals.Action],
         hears: Listener,
@@ -99,7 +112,7 @@ class Life:
         self.probe: beats.Probe | None = None
         self.over = asyncio.Event()
         """Set when the resource is not to be advertised any more, or not on these terms."""
-        self._root = root
+        self._root, self._claims = place.root, place.claims
         self._devices = devices
         self._line = line
         self._tell = line.tell
@@ -250,7 +263,13 @@ class Life:
             # a way on which nobody took us is left for the other
             self._is_watched ^= self.machine.registrations == self._taken
         self._taken = self.machine.registrations
-        name = config.endpoint(self.resource, pid=os.getpid(), serial=next(self._serials))
+        owner = self._claims.claim(self.resource)
+        if owner:
+            self._log_once("served_elsewhere", owner=owner)
+            self._tell(signals.ServedElsewhere(generation, owner))
+            return
+        self._hears.claimed(self.resource)
+        name = config.endpoint(self.resource, process=_PROCESS, serial=next(self._serials))
         folder = config.REGISTRY_DIRECTORY if self._is_watched else config.SOCKET_DIRECTORY
         self._endpoint = endpoint.Endpoint(
             self._root / folder / name,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from muster import vocabulary
-from muster_plugin import config, inotify, inventory, kubelet, lines, rules
+from muster_plugin import claims, config, inotify, inventory, kubelet, lines, rules
 
 _LOOK_PERIOD_S: Final = 5.0
 _SETTLE_MAX_S: Final = 1.0
@@ -29,6 +29,7 @@ class Lives(Mapping[str, kubelet.Life]):
         hears: kubelet.Listener,
         periods: kubelet.Periods | None = None,
     ) -> None:
+        self.claims = claims.Claims(root / config.SOCKET_DIRECTORY)
         self._root = root
         self._devices = devices
         self._line = line
@@ -80,7 +81,7 @@ class Lives(Mapping[str, kubelet.Life]):
             self._lives[name] = kubelet.Life(
                 name,
                 terms,
-                root=self._root,
+                place=kubelet.Place(self._root, self.claims),
                 devices=self._devices,
                 line=self._line(),
                 hears=self._hears,
@@ -117,7 +118,9 @@ class Lives(Mapping[str, kubelet.Life]):
                 for name, life in self._lives.items():
                     known, before = running.get(name, (None, None))
                     if known is not life:
-                        running[name] = life, tasks.create_task(_live(life, before))
+                        running[name] = life, tasks.create_task(self._live(life, before))
+                for name in [name for name, (_, task) in running.items() if task.done()]:
+                    del running[name]
                 await self._turned.wait()
 
     async def watch(self, looked: Callable[[float], None]) -> None:
@@ -140,19 +143,21 @@ class Lives(Mapping[str, kubelet.Life]):
         await asyncio.gather(*(life.advertise() for life in lives))
 
     async def end(self) -> None:
-        """End every life: streams, servers, sockets."""
+        """End every life: streams, servers, sockets; then others may serve."""
         await asyncio.gather(*(life.end() for life in self._lives.values()))
+        self.claims.close()
+
+    async def _live(self, life: kubelet.Life, before: asyncio.Task[None] | None) -> None:
+        """Live a life as soon as the one before it, of the same resource, is over."""
+        if before is not None:
+            await asyncio.wait([before])
+        await life.live()
+        if life.resource not in self._lives:
+            self.claims.give_back(life.resource)
 
     def _settle_if_done(self) -> None:
         if not self._unsettled:
             self._settled.set()
-
-
-async def _live(life: kubelet.Life, before: asyncio.Task[None] | None) -> None:
-    """Live a life as soon as the one before it, of the same resource, is over."""
-    if before is not None:
-        await asyncio.wait([before])
-    await life.live()
 
 
 def _terms(rule: rules.Resource | None) -> kubelet.Terms:

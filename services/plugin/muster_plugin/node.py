@@ -149,6 +149,11 @@ class Node:
         self.teller.allocation(resource, device_ids)
         self._pods.soon.set()
 
+    def claimed(self, resource: str) -> None:
+        """Tell the container runtime of a resource that is about to be registered."""
+        del resource
+        self._specs.update(self._wanted_specs())
+
     def problem_changed(self) -> None:
         """Let the next beat come at once."""
         self.problem_turned.set()
@@ -336,7 +341,7 @@ class Node:
         wanted = {}
         for name in self.inventory.resources:
             rule = self.inventory.rule(name)
-            if rule and rule.cdi:
+            if rule and rule.cdi and self.lives.claims.holds(name):
                 wanted[cdi.file_name(name)] = cdi.spec(name, self.inventory.offered(name))
         return wanted
 

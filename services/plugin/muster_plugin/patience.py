@@ -18,6 +18,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     refused_for_good_s: float = 30.0
     refusals_max: float = math.inf
     """After so many refusals a new generation tries, which may go another way."""
+    served_elsewhere_s: float = 0.2
     stable_s: float = 2.0
     """A resource listed this long has no history: its next loss is repaired without delay."""
 

@@ -5,6 +5,7 @@
     WAITING      | its time comes; a new kubelet.sock  | Serve(next generation)      -> STARTING
     STARTING     | served                              | Register                    -> REGISTERING
                  | serve failed                        | back-off                    -> WAITING
+                 | served elsewhere                    | a little wait               -> WAITING
     REGISTERING  | registered                          |                             -> UNWATCHED
                  | registered, a stream is open        | Listed                      -> WATCHED
                  | register failed                     | back-off, Lost(register_..) -> REFUSED
@@ -145,6 +146,10 @@ class Registration:
                     self._hold("cannot serve", text, now)
                     self._losses += 1
                     self._wait(now + self._patience.backoff_s(self._losses - 1))
+            case signals.ServedElsewhere(owner=owner):
+                if self._state is states.State.STARTING:
+                    self._hold("another plugin on this node serves it", owner, now)
+                    self._wait(now + self._patience.served_elsewhere_s)
             case signals.Ended():
                 if self._state is states.State.ENDING:
                     self._wait(now + self._patience.backoff_s(self._losses - 2))

@@ -1,8 +1,9 @@
 """Pure. What happens to one resource at the kubelet, and what is to be done about it.
 
 A generation is one server on one socket. The door that is told to do something always answers, in
-bounded time: Serve with Served or ServeFailed, Register with Registered or RegisterFailed, End with
-Ended. `kubelet` tells one kubelet.sock from another; it is empty when there is none.
+bounded time: Serve with Served, ServeFailed or ServedElsewhere, Register with Registered or
+RegisterFailed, End with Ended. `kubelet` tells one kubelet.sock from another; it is empty when
+there is none.
 """
 
 from typing import TypeAlias
@@ -23,6 +24,13 @@ class ServeFailed(msgspec.Struct, frozen=True):
 
     generation: int
     text: str
+
+
+class ServedElsewhere(msgspec.Struct, frozen=True):
+    """Another process serves this resource, so there is no server of this generation."""
+
+    generation: int
+    owner: str
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -89,7 +97,7 @@ class Ended(msgspec.Struct, frozen=True):
     generation: int
 
 
-FromServer: TypeAlias = Served | ServeFailed | Ended | ServerEnded | OwnSocketLost
+FromServer: TypeAlias = Served | ServeFailed | ServedElsewhere | Ended | ServerEnded | OwnSocketLost
 FromKubelet: TypeAlias = Registered | RegisterFailed | StreamOpened | StreamClosed
 FromProbe: TypeAlias = ProbePassed | ProbeFailed
 Signal: TypeAlias = FromServer | FromKubelet | FromProbe | KubeletSeen

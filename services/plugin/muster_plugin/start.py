@@ -5,14 +5,14 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from muster import logs, vocabulary
-from muster_plugin import config, directory
+from muster_plugin import claims, config, directory
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _ALONE_AGAIN_S: Final = 0.05
@@ -61,22 +61,41 @@ def check(chosen: config.Settings) -> None:
         raise CannotServe(f"http: {http.host}:{http.port}: {told}") from None
 
 
-async def be_alone(resources: Sequence[str], folders: Sequence[Path], *, handover_s: float) -> None:
-    """Wait until no other process serves these resources. Raises CannotServe if that never comes.
+async def be_alone(
+    resources: Collection[str],
+    folders: Sequence[Path],
+    claimed: claims.Claims,
+    *,
+    handover_s: float,
+) -> None:
+    """Claim these resources as soon as nobody else serves them.
 
-    The kubelet would keep the newer registration, and drop it when the older one ends
-    (k/k#121994); so there is no overlap, not even in a rolling update.
+    Raises CannotServe if that does not come in time. The kubelet would keep the newer registration,
+    and drop it when the older one ends (k/k#121994); so there is no overlap, not even in a rolling
+    update.
     """
-    prefixes = tuple(map(config.endpoint_prefix, resources))
     until = time.monotonic() + handover_s
     has_waited = False
-    while others := directory.served(folders, prefixes):
+    while other := _other(sorted(resources), folders, claimed):
         if time.monotonic() >= until:
             raise CannotServe(
-                f"another plugin on this node serves {others[0]}; end it first, or let this one "
+                f"another plugin on this node serves {other}; end it first, or let this one "
                 f"wait for its end with handover_s (now {handover_s:g})"
             )
         if not has_waited:
-            logs.logger().info("waiting_for_another", socket=others[0], at_most_s=handover_s)
+            logs.logger().info("waiting_for_another", serves=other, at_most_s=handover_s)
             has_waited = True
         await asyncio.sleep(_ALONE_AGAIN_S)
+
+
+def _other(resources: Iterable[str], folders: Sequence[Path], claimed: claims.Claims) -> str:
+    """Return what another plugin serves, and which does; empty if none does.
+
+    Of two that start together each claims in the same order, so that one of them gets everything.
+    """
+    for resource in resources:
+        owner = claimed.claim(resource)
+        if owner:
+            return f"{resource} ({owner})"
+    # one that knows no locks
+    return next(iter(directory.served(folders, {*map(config.slug, resources)})), "")

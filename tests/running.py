@@ -1,0 +1,107 @@
+"""The plugin as a process, for tests of what it does in the world."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from muster.local import kubelet as stand_in
+
+
+class Plugin:
+    """The process, with its log."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.log: list[dict[str, Any]] = []
+
+    async def said(self, event: str, **facts: object) -> dict[str, Any]:
+        """Read the log until this event with these facts."""
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            self.log.append(orjson.loads(line))
+            if self.log[-1].items() >= {"event": event, **facts}.items():
+                return self.log[-1]
+        raise AssertionError(f"ended without {event}: {await self.ended()}")
+
+    async def ended(self) -> tuple[int | None, str]:
+        """Wait for the end; return the exit code and what was said on stderr."""
+        _, errors = await self.process.communicate()
+        return self.process.returncode, errors.decode()
+
+    async def stop(self) -> None:
+        """Send SIGTERM; the end must come within two seconds, and in order."""
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(2):
+            assert await self.ended() == (0, "")
+
+    async def asked(self, path: str) -> tuple[int, str]:
+        """Ask its probes; it must have said where it listens."""
+        address = next(said["http"] for said in self.log if said["event"] == "listening")
+        host, _, port = str(address).removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+        return int(head.split()[1]), body
+
+
+def resource(name: str, *paths: str, **more: object) -> dict[str, object]:
+    """Return a resource of which each path is a unit."""
+    return {"name": name, "groups": [{"devices": [{"path": path}]} for path in paths], **more}
+
+
+def written(file: Path, *resources: dict[str, object], **more: object) -> Path:
+    """Write a configuration file as a whole."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_bytes(orjson.dumps({"resources": resources, **more}))
+    new.rename(file)
+    return file
+
+
+@contextlib.asynccontextmanager
+async def plugin(root: Path, config: Path, **environment: str) -> AsyncIterator[Plugin]:
+    """Run the plugin with the kubelet's directory at `root`, and without a bus."""
+    pipe = asyncio.subprocess.PIPE
+    given = {
+        "MUSTER_PLUGIN__KUBELET__DIRECTORY": str(root),
+        "MUSTER_PLUGIN__BUS__URL": "nats://127.0.0.1:1",
+        "NODE_NAME": "node-a",
+        **environment,
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "muster_plugin", "--config", str(config)),
+        stdout=pipe,
+        stderr=pipe,
+        env=os.environ | given,
+    )
+    try:
+        yield Plugin(process)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.communicate()
+
+
+async def until_allocatable(kubelet: stand_in.Kubelet, name: str, count: int) -> None:
+    """Wait until the node offers so many of a resource."""
+    await kubelet.until(
+        lambda state: name in state.resources and state.resources[name].allocatable == count
+    )
+
+
+def run(story: Callable[[], Awaitable[None]], *, limit_s: float = 30.0) -> None:
+    """Run a story, but not for ever."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(limit_s):
+            await story()
+
+    asyncio.run(limited())

@@ -1,0 +1,143 @@
+"""Of two plugins on one node, one serves a resource; the other says so, and takes over."""
+
+import asyncio
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.local import kubelet as stand_in
+from muster_plugin import claims, directory
+from tests import running
+
+ONE, TWO = "a.example/one", "a.example/two"
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="mu-"))
+    (path / "device-plugins").mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+def test_a_resource_is_claimed_once_until_it_is_given_back(root: Path) -> None:
+    ours, theirs = claims.Claims(root), claims.Claims(root)
+    assert (ours.claim(ONE), ours.claim(ONE), ours.claim(TWO)) == ("", "", "")
+    assert theirs.claim(ONE).startswith(f"{socket.gethostname()}, process ")
+    assert (ours.holds(ONE), theirs.holds(ONE)) == (True, False)
+    ours.give_back(ONE)
+    assert (theirs.claim(ONE), theirs.holds(ONE)) == ("", True)
+    ours.close()
+    theirs.close()
+    assert list((root / claims.DIRECTORY).iterdir()) == []
+
+
+def test_a_lock_whose_file_is_gone_is_claimed_again(root: Path) -> None:
+    ours, theirs = claims.Claims(root), claims.Claims(root)
+    assert ours.claim(ONE) == ""
+    shutil.rmtree(root / claims.DIRECTORY)
+    assert ours.claim(ONE) == ""
+    assert theirs.claim(ONE) != ""
+    shutil.rmtree(root / claims.DIRECTORY)
+    assert theirs.claim(ONE) == ""
+    assert ours.claim(ONE) != ""
+    assert not ours.holds(ONE)
+    theirs.close()
+
+
+def test_lock_files_that_nobody_holds_are_removed_at_start(root: Path) -> None:
+    ours = claims.Claims(root)
+    assert ours.claim(ONE) == ""
+    (root / claims.DIRECTORY / "a.example_old.lock").touch()
+    claims.Claims(root).remove_stale()
+    assert [path.name for path in (root / claims.DIRECTORY).iterdir()] == ["a.example_one.lock"]
+    assert (ours.is_free("a.example_one"), ours.is_free("a.example_old")) == (False, True)
+    ours.close()
+
+
+def test_where_nothing_can_be_locked_everything_is_ours(root: Path) -> None:
+    nowhere = claims.Claims(root / "none")
+    assert (nowhere.claim(ONE), nowhere.holds(ONE)) == ("", False)
+
+
+def test_a_resource_whose_name_begins_like_anothers_is_another(root: Path) -> None:
+    path = root / "muster-a.example_one-shared-0123cdef-1.sock"
+    with socket.socket(socket.AF_UNIX) as served:
+        served.bind(str(path))
+        served.listen()
+        assert directory.served([root], ["a.example_one"]) == []
+        assert directory.served([root], ["a.example_one-shared"]) == [str(path)]
+
+
+def test_of_two_that_start_together_one_serves_and_one_refuses(root: Path) -> None:
+    async def story() -> None:
+        file = running.written(
+            root / "c.json",
+            running.resource(ONE, "/dev/null"),
+            running.resource(TWO, "/dev/zero"),
+        )
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            running.plugin(root, file) as first,
+            running.plugin(root, file) as second,
+        ):
+            ends = {asyncio.create_task(p.process.wait()): p for p in (first, second)}
+            done, left = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            refused, serves = ends[done.pop()], ends[left.pop()]
+            code, said = await refused.ended()
+            assert code == 2
+            assert said.startswith(f"muster-plugin: another plugin on this node serves {ONE} (")
+            for name in (ONE, TWO):
+                await running.until_allocatable(kubelet, name, 1)
+                assert kubelet.state().resources[name].registered == 1
+            await serves.stop()
+
+    running.run(story)
+
+
+def test_a_change_that_takes_a_served_resource_waits_says_so_and_takes_over(root: Path) -> None:
+    async def story() -> None:
+        one, two = running.resource(ONE, "/dev/null"), running.resource(TWO, "/dev/zero")
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            running.plugin(root, running.written(root / "a.json", one)) as first,
+            running.plugin(root, running.written(root / "b.json", two)) as second,
+        ):
+            await first.said("registered", resource=ONE)
+            await second.said("listening")
+            running.written(root / "b.json", one, two)
+            said = await second.said("served_elsewhere", resource=ONE)
+            assert said["owner"] == f"{socket.gethostname()}, process {first.process.pid}"
+            code, body = await second.asked("/readyz")
+            assert code == 503
+            assert body.startswith(
+                f"{ONE}: another plugin on this node serves it ({said['owner']}), for "
+            )
+            found = kubelet.state().resources[ONE]
+            assert (found.registered, found.streams_open, found.allocatable) == (1, 1, 1)
+            await first.stop()
+            await second.said("registered", resource=ONE, reason="configuration_changed")
+            await running.until_allocatable(kubelet, ONE, 1)
+            assert kubelet.state().resources[ONE].streams_open == 1
+
+    running.run(story)
+
+
+def test_it_can_be_ended_while_it_waits_for_anothers_end(root: Path) -> None:
+    async def story() -> None:
+        file = running.written(root / "c.json", running.resource(ONE, "/dev/null"))
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a"),
+            running.plugin(root, file) as first,
+        ):
+            await first.said("registered")
+            async with running.plugin(root, file, MUSTER_PLUGIN__HANDOVER_S="600") as second:
+                await second.said("waiting_for_another")
+                # as process 1 of a container it would not hear a signal that it does not handle
+                await second.stop()
+
+    running.run(story)
