@@ -20,6 +20,7 @@ from muster.pb import rpc
 from muster.vocabulary import Health
 from muster.vocabulary import RegistrationReason as Reason
 from muster_plugin import (
+    claims,
     config,
     directory,
     gpu_health,
@@ -621,33 +622,90 @@ def test_what_is_gone_is_told_to_the_kubelet_before_the_allocation_fails(root: P
     run(story)
 
 
-def test_a_cdi_spec_explains_what_a_container_is_given_and_goes_with_the_plugin(
+def explained(root: Path) -> config.Settings:
+    """Say to advertise a resource with a CDI spec."""
+    resource = msgspec.structs.replace(fuse(root).resources[0], cdi=True)
+    return config.Settings(
+        kubelet=config.Kubelet(directory=str(root)),
+        cdi=config.Cdi(directory=str(root / "cdi")),
+        resources=(resource,),
+    )
+
+
+def test_a_cdi_spec_explains_what_a_container_is_given_and_stays_for_its_next_start(
     root: Path,
 ) -> None:
     async def story() -> None:
-        (root / "one").symlink_to("/dev/null")
-        rule = rules.Resource(
-            name=FUSE,
-            groups=(rules.Group(devices=(rules.Nodes(path=str(root / "one")),)),),
-            cdi=True,
-        )
-        settings = config.Settings(
-            kubelet=config.Kubelet(directory=str(root)),
-            cdi=config.Cdi(directory=str(root / "cdi")),
-            resources=(rule,),
-        )
+        (root / "cdi").mkdir()
+        for name in ("muster-a.example_old.json", "vendor.json"):
+            (root / "cdi" / name).touch()
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(settings),
+            plugin(explained(root)),
         ):
             await until_allocatable(kubelet, 1)
             (given,) = await kubelet.allocate(name="pod", resources={FUSE: 1})
             names = [device.name for device in given.answer.cdi_devices]
-            (file,) = (root / "cdi").iterdir()
+            file, others = sorted((root / "cdi").iterdir())
+            assert (file.name, others.name) == ("muster-smarter-devices_fuse.json", "vendor.json")
             spec = msgspec.json.decode(file.read_bytes())
             assert names == [f"{spec['kind']}={spec['devices'][0]['name']}"]
             assert not given.answer.devices
-        assert not [*(root / "cdi").iterdir()]
+        assert file.exists()
+
+    run(story)
+
+
+def test_a_cdi_spec_that_somebody_removes_is_written_again(root: Path) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(explained(root)) as (node, _),
+        ):
+            await until_allocatable(kubelet, 1)
+            (file,) = (root / "cdi").iterdir()
+            content = file.read_bytes()
+            file.unlink()
+            while not file.exists():
+                await asyncio.sleep(0)
+            assert (file.read_bytes(), node.states()[0].problem) == (content, "")
+
+    run(story)
+
+
+def test_a_cdi_spec_is_written_only_for_what_nobody_else_serves(root: Path) -> None:
+    async def story() -> None:
+        other = claims.Claims(root / config.SOCKET_DIRECTORY)
+        assert other.claim(FUSE) == ""
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(explained(root)) as (node, _),
+        ):
+            while not (node.states() and "serves it" in node.states()[0].problem):
+                await asyncio.sleep(0)
+            assert not (root / "cdi").exists()
+            other.close()
+            await until_allocatable(kubelet, 1)
+            assert len([*(root / "cdi").iterdir()]) == 1
+
+    run(story)
+
+
+def test_a_cdi_spec_that_cannot_be_written_is_a_problem_of_its_resource(root: Path) -> None:
+    async def story() -> None:
+        (root / "cdi").write_text("no directory")
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(explained(root)) as (node, _),
+        ):
+            await until_allocatable(kubelet, 1)
+            (state,) = node.states()
+            path = root / "cdi/muster-smarter-devices_fuse.json"
+            assert state.problem == f"its CDI spec cannot be written: {path}: Not a directory"
+            node.problem_turned.clear()
+            (root / "cdi").unlink()
+            await node.look()
+            assert (node.states()[0].problem, node.problem_turned.is_set()) == ("", True)
 
     run(story)
 

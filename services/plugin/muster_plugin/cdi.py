@@ -4,6 +4,7 @@ The container runtime reads the spec and makes what a name in it stands for. The
 names over; runtimes without CDI fail such a container.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -12,6 +13,7 @@ import msgspec
 from muster_plugin import config, units
 
 _VERSION: Final = "0.6.0"
+_FILE: Final = re.compile(r"muster-(.+)\.json")
 
 
 def qualified(resource: str, device_id: str) -> str:
@@ -22,6 +24,12 @@ def qualified(resource: str, device_id: str) -> str:
 def file_name(resource: str) -> str:
     """Return the name of a resource's spec file."""
     return f"muster-{config.slug(resource)}.json"
+
+
+def slug_of(file_name: str) -> str:
+    """Return the slug of the resource whose spec file is called so; empty if it is none of ours."""
+    found = _FILE.fullmatch(file_name)
+    return found[1] if found else ""
 
 
 def spec(resource: str, given: Iterable[units.Unit]) -> bytes:

@@ -152,7 +152,7 @@ class Node:
     def claimed(self, resource: str) -> None:
         """Tell the container runtime of a resource that is about to be registered."""
         del resource
-        self._specs.update(self._wanted_specs())
+        self._write_specs()
 
     def problem_changed(self) -> None:
         """Let the next beat come at once."""
@@ -225,23 +225,23 @@ class Node:
         self._examiner.turned.set()
 
     async def close(self) -> None:
-        """End every life, let go of the GPUs, and take back what containers are told."""
+        """End every life, and let go of the GPUs."""
         await self.lives.end()
         if self._seen:
             await self._seen.source.close()
-        self._specs.update({})
 
     async def _live(self, alone: Alone | None) -> None:
         """Live with the kubelet as soon as it is known what there is."""
         await self._has_looked.wait()
         if alone is not None:
             await alone()
+        self._specs.remove_stale(self.lives.claims.is_free)
         await self.lives.live()
 
     async def _watch_devices(self) -> None:
         """Look at the devices whenever their directories change."""
         looks = inotify.looks(
-            lambda: self._sights.directories,
+            lambda: self._sights.directories | self._specs.directories(),
             period_s=_LOOK_PERIOD_S,
             settle_s=_SETTLE_S,
             changed=self._sights.changed,
@@ -304,6 +304,7 @@ class Node:
         held = self._agreement.held(life.resource)
         return msgspec.structs.replace(
             state,
+            problem=state.problem or self._specs.problems.get(life.resource, ""),
             allocated=state.allocated if held is None else held,
             apart=self._agreement.apart(life.resource, now),
         )
@@ -333,17 +334,23 @@ class Node:
             self.inventory.terms = gpu_answer.Terms(rules=self._rules.gpus, look=self._look)
         events = self.inventory.look(plan, configured, now=time.monotonic(), at=datetime.now(UTC))
         self.teller.problems(plan.problems)
-        self._specs.update(self._wanted_specs())
+        self._write_specs()
         self.lives.match(self._reason)
         return events
 
-    def _wanted_specs(self) -> dict[str, bytes]:
+    def _write_specs(self) -> None:
+        """Tell the container runtime of what is ours."""
         wanted = {}
         for name in self.inventory.resources:
             rule = self.inventory.rule(name)
             if rule and rule.cdi and self.lives.claims.holds(name):
-                wanted[cdi.file_name(name)] = cdi.spec(name, self.inventory.offered(name))
-        return wanted
+                wanted[name] = cdi.spec(name, self.inventory.offered(name))
+        before = self._specs.problems
+        if self._specs.write(wanted):
+            # its directory may be new, and is to be watched
+            self._sights.changed.set()
+        if self._specs.problems != before:
+            self.problem_turned.set()
 
     def _tell(self, events: Iterable[vocabulary.PluginEvent]) -> None:
         for event in events:

@@ -1,45 +1,76 @@
-"""Door to the container runtime's CDI directory: one spec file for each resource that wants one."""
+"""Door to the container runtime's CDI directory: one spec file for each resource that wants one.
+
+The files stay when the plugin ends. The kubelet keeps its answers, so a container that starts again
+still names devices that only these files explain.
+"""
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from muster import logs
+from muster_plugin import cdi
 
 
 class Specs:
-    """The spec files of this process; what did not change is not written again."""
+    """The spec files of resources that are ours; what they should be they are, or `problems`."""
 
     def __init__(self, directory: Path) -> None:
+        self.problems: dict[str, str] = {}
+        """Why the file of a resource cannot be written."""
         self._directory = directory
-        self._written: dict[str, bytes] = {}
-        self._log = logs.logger().bind(directory=str(directory))
 
-    def update(self, wanted: Mapping[str, bytes]) -> None:
-        """Make the files what they should be, by name; says so in the log where it cannot."""
-        for name in self._written.keys() - wanted.keys():
-            self._remove(name)
-        for name, content in wanted.items():
-            if self._written.get(name) == content:
-                continue
+    def write(self, wanted: Mapping[str, bytes]) -> bool:
+        """Make the file of each resource what it should be; return whether one was written.
+
+        The files are compared, not what was written last: others may have removed them.
+        """
+        found: dict[str, str] = {}
+        has_written = False
+        for resource, content in wanted.items():
+            path = self._directory / cdi.file_name(resource)
             try:
-                _replace(self._directory / name, content)
+                if _content(path) != content:
+                    _replace(path, content)
+                    has_written = True
             except OSError as error:
-                self._log.warning("cdi_spec_not_written", file=name, error=str(error))
-            else:
-                self._written[name] = content
+                found[resource] = f"its CDI spec cannot be written: {path}: {error.strerror}"
+        for resource, text in found.items():
+            if self.problems.get(resource) != text:
+                logs.logger().warning("cdi_spec_not_written", resource=resource, error=text)
+        self.problems = found
+        return has_written
 
-    def _remove(self, name: str) -> None:
-        del self._written[name]
+    def directories(self) -> frozenset[Path]:
+        """Return where a change may be one of our files."""
+        return frozenset({self._directory} if self._directory.is_dir() else ())
+
+    def remove_stale(self, is_free: Callable[[str], bool]) -> None:
+        """Remove the files of resources that nobody serves; `is_free` is asked for each slug."""
         with contextlib.suppress(OSError):
-            (self._directory / name).unlink(missing_ok=True)
+            for path in sorted(self._directory.iterdir()):
+                slug = cdi.slug_of(path.name)
+                if slug and is_free(slug):
+                    path.unlink()
+                    logs.logger().info("stale_cdi_spec_removed", file=str(path))
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def _replace(path: Path, content: bytes) -> None:
     """Replace a file as a whole: runtimes read the directory whenever it changes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_bytes(content)
-    new.chmod(0o644)
-    new.replace(path)
+    try:
+        new.write_bytes(content)
+        new.chmod(0o644)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
