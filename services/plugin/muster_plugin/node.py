@@ -287,7 +287,8 @@ class Node:
             self.teller.allocation(found.resource, found.device_ids, pod=found.pod)
         held = listing.held() if listing else None
         await self.take(self.inventory.held(held, now=now, at=at))
-        self._checked(_PODS, now)
+        if listing is not None:
+            self._checked(_PODS, now)
 
     async def _judge(self, resource: str, unit: units.Unit, problem: str) -> None:
         """Take the result of an examination."""

@@ -1,7 +1,7 @@
 """Door to the kubelet's podresources socket: which pod holds which device, and what could be held.
 
-The kubelet answers all clients together 100 times a second at most, so it is asked rarely; when it
-has no time (RESOURCE_EXHAUSTED), or its socket is not mounted, nothing is concluded.
+The kubelet answers all clients together 100 times a second at most, so it is asked rarely. When it
+has no time (RESOURCE_EXHAUSTED), its last answer holds for a while; else nothing is known.
 """
 
 import asyncio
@@ -23,6 +23,8 @@ PERIOD_S: Final = 10.0
 _SOON_S: Final = 1.0
 """After an allocation: the kubelet lists it when Allocate has returned."""
 _TIMEOUT_S: Final = 5.0
+_PUT_OFF_MAX: Final = 3
+"""So often in a row an answer that is older is better than none."""
 _LATER: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED})
 _UNKNOWN_CALL: Final = frozenset({grpc.StatusCode.UNIMPLEMENTED})
 _MESSAGE_BYTES: Final = (("grpc.max_receive_message_length", 16 * 1024 * 1024),)
@@ -47,12 +49,15 @@ class PodResources:
         self._socket = socket
         self._heard = heard
         self._told = ""
+        self._put_off = 0
 
     async def follow(self, *, period_s: float = PERIOD_S, soon_s: float = _SOON_S) -> None:
         """Ask for ever."""
         while True:
             if self._socket.exists():
                 await self._ask()
+            else:
+                await self._heard(None)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period_s):
                     await self.soon.wait()
@@ -63,14 +68,15 @@ class PodResources:
         try:
             listing = await ask(self._socket)
         except Unanswered as unanswered:
-            if unanswered.later:
+            self._put_off += unanswered.later
+            if unanswered.later and self._put_off < _PUT_OFF_MAX:
                 return
             if str(unanswered) != self._told:
                 logs.logger().warning("podresources_unanswered", error=str(unanswered))
             self._told = str(unanswered)
             await self._heard(None)
             return
-        self._told = ""
+        self._told, self._put_off = "", 0
         await self._heard(listing)
 
 

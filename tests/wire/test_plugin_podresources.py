@@ -1,0 +1,114 @@
+"""What is concluded from what the kubelet says of pods, and from its saying nothing."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+import pytest
+
+from muster.pb import podresources_pb2 as podres
+from muster.pb import rpc
+from muster_plugin import agreement, podresources
+
+HELD = agreement.Listing(holders={("a.com/x", "0"): "default/pod"}, allocatable={})
+
+
+class Kubelet:
+    """Answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.refuses: grpc.StatusCode | None = None
+        self.refusals = 0
+
+    async def list(
+        self,
+        request: podres.ListPodResourcesRequest,
+        context: rpc.Context[podres.ListPodResourcesRequest, podres.ListPodResourcesResponse],
+    ) -> podres.ListPodResourcesResponse:
+        del request
+        if self.refuses is not None:
+            self.refusals += 1
+            await context.abort(self.refuses, "no")
+        devices = podres.ContainerDevices(resource_name="a.com/x", device_ids=["0"])
+        container = podres.ContainerResources(name="main", devices=[devices])
+        pod = podres.PodResources(name="pod", namespace="default", containers=[container])
+        return podres.ListPodResourcesResponse(pod_resources=[pod])
+
+    async def get_allocatable_resources(
+        self,
+        request: podres.AllocatableResourcesRequest,
+        context: rpc.Context[
+            podres.AllocatableResourcesRequest, podres.AllocatableResourcesResponse
+        ],
+    ) -> podres.AllocatableResourcesResponse:
+        del request, context
+        return podres.AllocatableResourcesResponse()
+
+    async def get(
+        self,
+        request: podres.GetPodResourcesRequest,
+        context: rpc.Context[podres.GetPodResourcesRequest, podres.GetPodResourcesResponse],
+    ) -> NoReturn:
+        raise AssertionError(f"nobody asks for one pod: {request} {context}")
+
+
+@pytest.fixture
+def socket() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="mu-"))
+    yield folder / "kubelet.sock"
+    shutil.rmtree(folder)
+
+
+def test_an_answer_holds_while_the_kubelet_has_no_time_but_not_for_ever(socket: Path) -> None:
+    async def story() -> list[agreement.Listing | None]:
+        told: list[agreement.Listing | None] = []
+        turned = asyncio.Event()
+
+        async def heard(listing: agreement.Listing | None) -> None:
+            if not told or told[-1] != listing:
+                told.append(listing)
+                turned.set()
+
+        async def turn() -> None:
+            await turned.wait()
+            turned.clear()
+
+        kubelet, server = Kubelet(), grpc.aio.server()
+        server.add_generic_rpc_handlers((rpc.pod_resources_handler(kubelet),))
+        server.add_insecure_port(f"unix:{socket}")
+        await server.start()
+        async with asyncio.timeout(20):
+            pods = podresources.PodResources(socket, heard)
+            following = asyncio.create_task(pods.follow(period_s=0.02))
+            await turn()
+            kubelet.refuses = grpc.StatusCode.RESOURCE_EXHAUSTED
+            await turn()
+            assert kubelet.refusals >= 3
+            kubelet.refuses = None
+            await turn()
+            kubelet.refuses = grpc.StatusCode.INTERNAL
+            await turn()
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await server.stop(None)
+        return told
+
+    assert asyncio.run(story()) == [HELD, None, HELD, None]
+
+
+def test_a_socket_that_is_gone_leaves_nothing_known(socket: Path) -> None:
+    async def story() -> None:
+        heard: asyncio.Queue[agreement.Listing | None] = asyncio.Queue()
+        pods = podresources.PodResources(socket, heard.put)
+        following = asyncio.create_task(pods.follow(period_s=60))
+        async with asyncio.timeout(5):
+            assert await heard.get() is None
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(story())
