@@ -3,24 +3,27 @@
 Precedence: environment over file over defaults. The variable of a key is the prefix and its path,
 upper case, levels joined by two underscores: `bus.url` of the plugin is `MUSTER_PLUGIN__BUS__URL`.
 A variable's value is read as YAML. Aliases and repeated keys are refused: a few lines of aliases
-can stand for gigabytes, and a repeated key hides the first. Every problem is reported at once, with
-the path of the key, the value and, for an unknown key, the nearest valid one.
+can stand for gigabytes, and a repeated key hides the first. Problems are told as far as they can be
+seen at once (`shapes`), with the file or variable, the path of the key and the value.
 """
 
-import difflib
-import types
-import typing
-from collections.abc import Callable, Hashable, Mapping
+import functools
+import os
+import stat
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import yaml
 
+from muster import shapes
+
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 _FILE_BYTES_MAX = 1024 * 1024
-_SHOWN_MAX = 60
+_OUR_FILES: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+_NONE_HELD: Final = "these manifests hold no configuration of muster's"
 _UNREADABLE = (
     yaml.YAMLError,
     ValueError,
@@ -57,23 +60,24 @@ def load(
     problems: list[str] = []
     tree: dict[Any, Any] = {}
     if file:
-        tree = foreign(_bytes(file), str(file)) if foreign else _read(file)
-    _overlay(tree, f"{prefix}__", environment, problems)
-    found = _validate(shape, tree, "", problems)
-    if problems:
+        tree = foreign(_bytes(file), str(file)) if foreign else _read(file, shape)
+    variables = _overlay(tree, f"{prefix}__", environment, problems)
+    found, wrong = _validated(shape, tree)
+    problems.extend(_told(problem, variables, str(file or "")) for problem in wrong)
+    if found is None or problems:
         raise BadSettings(problems)
-    return found  # type: ignore[no-any-return]  # _validate returns a `shape` or reports
+    return found
 
 
-def validate(shape: type[Settings], tree: object) -> Settings:
+def validate(shape: type[Settings], tree: object, *, source: str = "") -> Settings:
     """Return a tree, read elsewhere, as validated settings. Raises BadSettings like `load`."""
-    problems: list[str] = []
     if not isinstance(tree, Mapping):
-        raise BadSettings([f"a mapping of keys is expected, found {type(tree).__name__}"])
-    found = _validate(shape, tree, "", problems)
-    if problems:
-        raise BadSettings(problems)
-    return found  # type: ignore[no-any-return]  # _validate returns a `shape` or reports
+        problem = shapes.Problem("", f"expected a mapping of keys, found {shapes.said(tree)}")
+        raise BadSettings([_told(problem, {}, source)])
+    found, wrong = _validated(shape, tree)
+    if found is None:
+        raise BadSettings([_told(problem, {}, source) for problem in wrong])
+    return found
 
 
 def parse(text: bytes, *, source: str) -> list[Any]:
@@ -84,6 +88,30 @@ def parse(text: bytes, *, source: str) -> list[Any]:
         return list(yaml.load_all(text.decode(), _Loader))
     except _UNREADABLE as error:
         raise BadSettings([f"{source}: not YAML: {' '.join(str(error).split())}"]) from None
+
+
+def only(documents: list[Any], shape: type[Settings], *, source: str) -> Any:
+    """Return the one document of a file, or of the ConfigMap that stands around it.
+
+    Raises BadSettings where that is not one.
+    """
+    maps = [one for one in documents if isinstance(one, dict) and "kind" in one]
+    if not maps:
+        if len(documents) > 1:
+            raise BadSettings([f"{source}: {len(documents)} YAML documents, expected one"])
+        return documents[0] if documents else None
+    keys = {field.encode_name for field in msgspec.structs.fields(shape)}
+    found = [
+        (name, tree)
+        for name, text in _data(maps)
+        for tree in parse(text.encode(), source=f"{source}: {name}")
+        if isinstance(tree, dict) and not keys.isdisjoint(tree)
+    ]
+    if len(found) != 1:
+        held = ", ".join(name for name, _ in found)
+        problem = f"several configurations: {held}; give one file" if held else _NONE_HELD
+        raise BadSettings([f"{source}: {problem}"])
+    return found[0][1]
 
 
 class _Loader(yaml.SafeLoader):
@@ -104,7 +132,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key in keys:
             if key.value in seen:
-                problem = f"the key {_shown(key.value)} stands here twice"
+                problem = f"the key {shapes.said(key.value)} stands here twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -116,35 +144,64 @@ def _parse(text: str) -> Any:
 
 
 def _bytes(file: Path) -> bytes:
-    """Return what a file holds, and a byte more than is allowed if it does. Raises BadSettings."""
-    if file.is_fifo() or file.is_socket():
-        # reading either could wait for ever
-        raise BadSettings([f"{file}: no regular file"])
+    """Return what a file holds, and a byte more than is allowed if it does. Raises BadSettings.
+
+    Never waits for a writer, except where the file is one that we were started with (`<(...)`).
+    """
+    is_ours = str(file).startswith(_OUR_FILES)
     try:
-        with file.open("rb") as opened:
-            return opened.read(_FILE_BYTES_MAX + 1)
+        return _given(file) if is_ours and file.is_fifo() else _regular(file)
     except OSError as error:
         raise BadSettings([f"{file}: {error.strerror}"]) from None
 
 
-def _read(file: Path) -> dict[Any, Any]:
+@functools.cache
+def _given(file: Path) -> bytes:
+    """Return what comes through a pipe; it comes once only, and settings are read again."""
+    with file.open("rb") as opened:
+        return opened.read(_FILE_BYTES_MAX + 1)
+
+
+def _regular(file: Path) -> bytes:
+    """Return what a file holds, for a Path takes no opener. Raises OSError, BadSettings."""
+    with open(file, "rb", opener=_at_once) as opened:
+        mode = os.fstat(opened.fileno()).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            raise BadSettings([f"{file}: no regular file"])
+        return opened.read(_FILE_BYTES_MAX + 1) or b""
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _read(file: Path, shape: type[msgspec.Struct]) -> dict[Any, Any]:
     """Return the tree in a file. Raises BadSettings."""
-    documents = parse(_bytes(file), source=str(file))
-    tree = documents[0] if documents else None
-    if len(documents) > 1:
-        raise BadSettings([f"{file}: not YAML: {len(documents)} documents, expected one"])
+    tree = only(parse(_bytes(file), source=str(file)), shape, source=str(file))
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        found = type(tree).__name__
-        raise BadSettings([f"{file}: a mapping of keys is expected, found {found}"])
+        raise BadSettings([f"{file}: expected a mapping of keys, found {shapes.said(tree)}"])
     return tree
+
+
+def _data(documents: list[dict[Any, Any]]) -> Iterator[tuple[str, str]]:
+    """Give each file of the ConfigMaps in manifests, with its name."""
+    for document in documents:
+        items, data = document.get("items"), document.get("data")
+        if document["kind"] == "List" and isinstance(items, list):
+            yield from _data([one for one in items if isinstance(one, dict) and "kind" in one])
+        elif document["kind"] == "ConfigMap" and isinstance(data, dict):
+            for name, text in data.items():
+                if isinstance(text, str):
+                    yield str(name), text
 
 
 def _overlay(
     tree: dict[Any, Any], prefix: str, environment: Mapping[str, str], problems: list[str]
-) -> None:
-    """Lay the variables that start with `prefix` over the tree."""
+) -> dict[str, str]:
+    """Lay the variables that start with `prefix` over the tree; return each by its path."""
+    laid: dict[str, str] = {}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(prefix):
             continue
@@ -152,7 +209,7 @@ def _overlay(
         try:
             value = _parse(text)
         except _UNREADABLE:
-            problems.append(f"{variable}: not YAML: {_shown(text)}")
+            problems.append(f"{variable}: not YAML: {shapes.said(text)}")
             continue
         branch: Any = tree
         for key in path[:-1]:
@@ -162,91 +219,20 @@ def _overlay(
                 break
         else:
             branch[path[-1]] = value
+            laid[".".join(path)] = variable
+    return laid
 
 
-def _validate(
-    shape: type[msgspec.Struct], tree: Mapping[Any, Any], path: str, problems: list[str]
-) -> Any:
-    """Return a `shape`, or None after reporting what is wrong; go on to find every problem."""
-    fields = {field.encode_name: field for field in msgspec.structs.fields(shape)}
-    values: dict[str, Any] = {}
-    before = len(problems)
-    for key, value in tree.items():
-        if key not in fields:
-            name = key if isinstance(key, str) and key.isprintable() else _shown(key)
-            near = difflib.get_close_matches(name[:_SHOWN_MAX], fields, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(fields)}"
-            problems.append(
-                f"{path}{name[:_SHOWN_MAX]}: unknown key (value {_shown(value)}); {hint}"
-            )
-            continue
-        values[fields[key].name] = _value(fields[key].type, value, f"{path}{key}", problems)
-    problems.extend(
-        f"{path}{name}: required, and missing"
-        for name, field in fields.items()
-        if field.required and name not in tree
-    )
-    if len(problems) > before:
-        return None
-    try:
-        return shape(**values)
-    except ValueError as error:
-        problems.append(f"{path.rstrip('.') or 'settings'}: {error}")
-    return None
+def _validated(
+    shape: type[Settings], tree: Mapping[Any, Any]
+) -> tuple[Settings | None, list[shapes.Problem]]:
+    problems: list[shapes.Problem] = []
+    return shapes.read(shape, tree, problems), problems
 
 
-def _value(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
-    """Convert one value; sections and lists of sections are walked, the rest msgspec judges."""
-    listed, shape = _section_in(kind)
-    if shape is not None and not listed and isinstance(value, Mapping):
-        return _validate(shape, value, f"{path}.", problems)
-    if shape is not None and listed and isinstance(value, list):
-        _check_length(kind, value, path, problems)
-        found = []
-        for index, item in enumerate(value):
-            if isinstance(item, Mapping):
-                found.append(_validate(shape, item, f"{path}[{index}].", problems))
-            else:
-                problems.append(f"{path}[{index}]: a mapping is expected, found {_shown(item)}")
-        return tuple(found)
-    try:
-        return msgspec.convert(value, kind, strict=True)
-    except msgspec.ValidationError as error:
-        text = str(error).replace(" - at `$", f" at `{path}")
-        problems.append(f"{path}: {text[0].lower()}{text[1:]} (value {_shown(value)})")
-    return None
-
-
-def _check_length(kind: Any, value: list[Any], path: str, problems: list[str]) -> None:
-    """Report a list of sections that is shorter or longer than its annotation allows."""
-    if typing.get_origin(kind) is not typing.Annotated:
-        return
-    try:
-        msgspec.convert([None] * len(value), Annotated[(tuple[None, ...], *kind.__metadata__)])
-    except msgspec.ValidationError as error:
-        text = str(error)
-        problems.append(f"{path}: {text[0].lower()}{text[1:]} (length {len(value)})")
-
-
-def _section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
-    """Return the section that a type holds, if any, and whether it holds a list of them."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        return _section_in(arguments[0])
-    held = [found for found in map(_section_in, arguments) if found[1] is not None]
-    if origin is tuple:
-        return True, held[0][1] if held else None
-    if origin in {typing.Union, types.UnionType}:
-        return held[0] if held else (False, None)
-    assert not held, f"{kind}: a section stands alone or in a tuple, else its keys go unchecked"
-    is_section = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-    return False, kind if is_section else None
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:
-        # int to str has a limit, and `0xfff...` reads past it
-        text = f"{type(value).__name__} too large to show"
-    return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
+def _told(problem: shapes.Problem, variables: Mapping[str, str], source: str) -> str:
+    """Return a problem behind where the value came from: a variable, or the file."""
+    for path, variable in variables.items():
+        if problem.path == path or problem.path.startswith((f"{path}.", f"{path}[")):
+            return f"{variable}: {problem}"
+    return f"{source or ('' if problem.path else 'settings')}: {problem}".removeprefix(": ")

@@ -85,7 +85,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         [
             "gpus.migStrategie: unknown key (value 'none'); did you mean migStrategy?",
             (
-                "gpus.sharing.rename_by_default: unknown key (value True); did you mean "
+                "gpus.sharing.rename_by_default: unknown key (value true); did you mean "
                 "renameByDefault?"
             ),
         ],
@@ -93,15 +93,14 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"resources": [{"name": "gpu"}, {"name": "a.example/_", "mig": "mig-1g.5gb"}]},
         [
+            "gpus.resources[0].name: 'gpu' has no domain; write it as nvidia.com/gpu",
+            "gpus.resources[0]: give product (of GPUs) or mig (a profile), one of the two",
             (
-                "gpus.resources[0]: name: 'gpu' has no domain; write it as nvidia.com/gpu; give "
-                "product"
-                " (of GPUs) or mig (a profile), one of the two"
+                "gpus.resources[1].name: '_' is not 1 to 63 of A-Z a-z 0-9 - _ . that begin and "
+                "end with a letter or digit"
             ),
             (
-                "gpus.resources[1]: name: '_' is not 1 to 63 of A-Z a-z 0-9 - _ . that begin and "
-                "end "
-                "with a letter or digit; mig: 'mig-1g.5gb' is no profile; write it as 1g.10gb or "
+                "gpus.resources[1].mig: 'mig-1g.5gb' is no profile; write it as 1g.10gb or "
                 "1g.10gb+me, with * for anything"
             ),
         ],
@@ -118,32 +117,32 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         },
         [
             (
-                "gpus: resources[1]: resources[0] takes all that 'NVIDIA A100-SXM4-40GB' "
-                "matches; write"
-                " the narrower one first; resources[3]: resources[2] takes all that '1g.5gb' "
-                "matches; "
-                "write the narrower one first"
+                "gpus.resources[1]: resources[0] takes all that 'NVIDIA A100-SXM4-40GB' "
+                "matches; write the narrower one first"
+            ),
+            (
+                "gpus.resources[3]: resources[2] takes all that '1g.5gb' matches; write the "
+                "narrower one first"
             ),
         ],
     ),
     (
         {"resources": [{"name": "a.example/z", "mig": "1g.5gb"}], "exclude": [0, "0", "0.5"]},
         [
+            "gpus.exclude[1]: '0' is named by [0] already",
             (
-                "gpus: exclude[1]: '0' is named by [0] already; exclude[2]: '0.5' names no device; "
+                "gpus.exclude[2]: '0.5' names no device; "
                 'write 0, "0:1", GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>, or the name '
-                "of a "
-                "product with * for anything; resources[0].mig: with migStrategy none only whole "
-                "GPUs "
-                "are handed out"
+                "of a product with * for anything"
             ),
+            "gpus.resources[0].mig: with migStrategy none only whole GPUs are handed out",
         ],
     ),
     (
         {"sharing": {"resources": [{"name": "nvidia.com/gpu"}, {"name": "x", "replicas": 1}]}},
         [
             "gpus.sharing.resources[0]: give replicas, or perGb: true, one of the two",
-            "gpus.sharing.resources[1].replicas: expected `int` >= 2 (value 1)",
+            "gpus.sharing.resources[1].replicas: expected a whole number of at least 2, found 1",
         ],
     ),
     (
@@ -159,7 +158,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
             }
         },
         [
-            "gpus.sharing.resources[4]: devices: none is given; leave the key out to share all",
+            "gpus.sharing.resources[4].devices: none is given; leave the key out to share all",
         ],
     ),
     (
@@ -174,11 +173,11 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
             }
         },
         [
+            "gpus.sharing.resources[3]: resources[2] shares all nvidia.com/gpu already",
+            "gpus.sharing.resources[1].devices: '0:2' is shared by resources[0] already",
             (
-                "gpus.sharing: resources[3]: resources[2] shares all nvidia.com/gpu already; "
-                "resources[1].devices: '0:2' is shared by resources[0] already; "
-                "resources[1].devices: "
-                f"'{GPU.upper()}' is shared by resources[0] already"
+                f"gpus.sharing.resources[1].devices: '{GPU.upper()}' is shared by resources[0] "
+                "already"
             ),
         ],
     ),
@@ -191,7 +190,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         },
         [
             (
-                f"gpus.sharing: resources[0].name: '{'x' * 60}.shared' is not 1 to 63 of A-Z a-z "
+                f"gpus.sharing.resources[0].name: '{'x' * 60}.shared' is not 1 to 63 of A-Z a-z "
                 "0-9 - "
                 "_ . that begin and end with a letter or digit"
             ),
@@ -208,21 +207,22 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
             "library": "../lib",
         },
         [
-            "gpus.given.imex: channels: [1] is neither [] nor [0]",
-            "gpus.health: policy: 'a/b' is not an absolute path",
+            "gpus.given.imex.channels: [1] is neither [] nor [0]",
+            "gpus.health.policy: 'a/b' is not an absolute path",
         ],
     ),
     (
         {"given": {"deviceList": ["envvar", "envvar"], "devRoot": "/a/../b"}},
         [
-            (
-                "gpus.given: deviceList: envvar stands there twice; devRoot: '/a/../b' is not the "
-                "shortest way to write this path"
-            ),
+            "gpus.given.deviceList: envvar stands there twice",
+            "gpus.given.devRoot: '/a/../b' is not the shortest way to write this path",
         ],
     ),
-    ({"given": {"deviceList": []}}, ["gpus.given.deviceList: expected `array` of length >= 1"]),
-    ({"library": "x.so"}, ["gpus: library: 'x.so' is not an absolute path"]),
+    (
+        {"given": {"deviceList": []}},
+        ["gpus.given.deviceList: expected a list of at least 1 item, found 0"],
+    ),
+    ({"library": "x.so"}, ["gpus.library: 'x.so' is not an absolute path"]),
 ]
 
 

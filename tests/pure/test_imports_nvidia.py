@@ -261,7 +261,7 @@ FLAGS: list[tuple[str, Any, list[str]]] = [
         {},
         [
             (
-                "flags.failOnInitError: True: without a driver muster says so, advertises 0 and "
+                "flags.failOnInitError: true: without a driver muster says so, advertises 0 and "
                 "comes "
                 "up when there is one"
             )

@@ -15,7 +15,7 @@ def load(text: str, tmp_path: Path) -> config.Settings:
 def problems(text: str, tmp_path: Path) -> list[str]:
     with pytest.raises(settings.BadSettings) as refused:
         load(text, tmp_path)
-    return refused.value.problems
+    return [told.partition("settings.yaml: ")[2] for told in refused.value.problems]
 
 
 def test_nothing_given_is_alertmanagers_times_and_the_console(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("receivers: []", "settings: receivers: 0 are given, 1 to 64 are expected"),
+        ("receivers: []", "receivers: 0 are given, 1 to 64 are expected"),
         (
             "receivers: [{name: a, console: {}}, {name: a, console: {}}]",
-            "settings: receivers: given twice: a",
+            "receivers: given twice: a",
         ),
         (
             "receivers: [{name: a}]",
@@ -71,14 +71,14 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         ),
         (
             "receivers: [{name: a, webhok: {url: 'http://h'}}]",
-            "receivers[0].webhok: unknown key (value {'url': 'http://h'}); did you mean webhook?",
+            "receivers[0].webhok: unknown key (value {url: 'http://h'}); did you mean webhook?",
         ),
-        ("group_by: [node, node]", "settings: group_by: given twice: node"),
-        ("group_by: [severity]", "group_by: invalid enum value 'severity'"),
-        ("group_interval_s: 0", "group_interval_s: expected `float` >= 0.05"),
+        ("group_by: [node, node]", "group_by: given twice: node"),
+        ("group_by: [severity]", "group_by[0]: expected alert, ),
+        ("group_interval_s: 0", "group_interval_s: expected a number of at least 0.05, found 0"),
         (
             "receivers: [{name: a, webhook: {url: 'ftp://h'}}]",
-            "receivers[0].webhook.url: expected `str` matching regex",
+            "receivers[0].webhook.url: 'ftp://h' is not of the form",
         ),
     ],
 )

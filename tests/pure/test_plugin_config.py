@@ -21,7 +21,7 @@ def load(tmp_path: Path, text: str) -> config.Settings:
 def problems(tmp_path: Path, text: str) -> list[str]:
     with pytest.raises(settings.BadSettings) as caught:
         load(tmp_path, text)
-    return caught.value.problems
+    return [told.removeprefix(f"{tmp_path}/plugin.yaml: ") for told in caught.value.problems]
 
 
 def test_a_resource_needs_only_a_name_and_a_path(tmp_path: Path) -> None:
@@ -40,28 +40,36 @@ def test_all_errors_are_reported_at_once_with_their_keys(tmp_path: Path) -> None
     resources:
       - {name: noslash, groups: [{devices: [{path: dev/kvm, permissions: rx}]}]}
       - {name: a.example/b, groups: [], cuont: 2}
+      - {name: a.example/c, groups: [{devices: [{path: /dev/fuse}]}]}
+      - {name: a.example/d, groups: [{devices: [{path: /dev/fuse}]}]}
     simulated_gpus: {count: 0}
     """
-    permitted = "not r, w, m or several, each once"
     assert problems(tmp_path, text) == [
-        "heartbeat.interval_s: expected `float` > 0.0 (value 0)",
-        "kublet: unknown key (value {'directory': '/x'}); did you mean kubelet?",
+        "heartbeat.interval_s: expected a number of more than 0, found 0",
+        "kublet: unknown key (value {directory: '/x'}); did you mean kubelet?",
+        "resources[0].groups[0].devices[0].path: 'dev/kvm' is not an absolute path",
         (
-            "resources[0].groups[0].devices[0]: path: 'dev/kvm' is not an absolute path; "
-            f"permissions: 'rx' is {permitted}"
+            "resources[0].groups[0].devices[0].permissions: 'rx' is not r, w, m or several, each "
+            "once"
         ),
-        "resources[1].groups: expected `array` of length >= 1 (length 0)",
+        "resources[0].name: 'noslash' has no domain; write it as example.com/noslash",
+        "resources[1].groups: expected a list of at least 1 item, found 0",
         (
             "resources[1].cuont: unknown key (value 2); known keys: name, groups, perMatch, env, "
             "expect, checks, cdi, preStart, grace_s, registration"
         ),
-        "simulated_gpus.count: expected `int` >= 1 (value 0)",
+        "simulated_gpus.count: expected a whole number of at least 1, found 0",
+        (
+            "resources[3].groups[0].devices[0]: a.example/d would count nodes that "
+            "resources[2].groups[0].devices[0] gives to a.example/c; exclude them there, or write "
+            "shared: true on one of the two"
+        ),
     ]
 
 
 def test_nothing_to_advertise_is_refused(tmp_path: Path) -> None:
     assert problems(tmp_path, "node: node-a") == [
-        "settings: nothing to advertise: give resources, gpus, simulated_gpus or several of them"
+        "nothing to advertise: give resources, gpus, simulated_gpus or several of them"
     ]
 
 
@@ -71,10 +79,7 @@ def test_two_resources_of_one_name_are_refused(tmp_path: Path) -> None:
     simulated_gpus: {}
     """
     assert problems(tmp_path, text) == [
-        (
-            "settings: resources: two are named nvidia.com/gpu; "
-            "the kubelet would keep only the newer one"
-        )
+        ("resources: two are named nvidia.com/gpu; the kubelet would keep only the newer one")
     ]
 
 
@@ -87,7 +92,7 @@ def test_a_directory_too_deep_for_a_socket_path_is_refused(tmp_path: Path) -> No
     path = f"{directory}/plugins_registry/muster-smarter-devices_fuse-00000000-99999.sock"
     assert problems(tmp_path, text) == [
         (
-            f"settings: kubelet.directory: the socket of smarter-devices/fuse could be 126 bytes "
+            f"kubelet.directory: the socket of smarter-devices/fuse could be 126 bytes "
             f"({path}); Linux allows 107"
         )
     ]

@@ -172,7 +172,7 @@ def test_everything_wrong_with_the_user_s_file_is_told_at_once() -> None:
         "version",
         "rule",
         "rules[0].xids",
-        "rules[1].xids",
+        "rules[1].xids[0]",
         "rules[2].action",
         "rules[3].xids",
         "rules[3].reason",
@@ -191,7 +191,8 @@ def test_two_rules_for_one_xid_are_refused() -> None:
     with pytest.raises(settings.BadSettings) as caught:
         judge(file=file)
     assert caught.value.problems == [
-        "settings: rules[0].xids: 94 stands there twice; rules[1].xids: 63 stands in rules[0] too"
+        "rules[0].xids: 94 stands there twice",
+        "rules[1].xids: 63 stands in rules[0] too",
     ]
 
 

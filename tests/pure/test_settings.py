@@ -2,6 +2,7 @@
 
 import enum
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,7 +12,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster import sections
+from muster import sections, shapes
 from muster import settings as ours
 
 
@@ -103,35 +104,35 @@ def test_every_problem_is_named_at_once_with_path_value_and_the_nearest_name(
         modes: [fast, quick]
     """
     assert problems(tmp_path, text) == [
-        "mod: unknown key (value 'fast'); did you mean mode?",
-        "period_s: expected `float`, got `str` (value 'soon')",
-        "bus.ulr: unknown key (value 3); did you mean url?",
-        "lane.devices[0].path: expected `str`, got `int` (value 1)",
-        "lane.devices[1].replicas: expected `int` >= 1 (value 0)",
-        "lane.devices[1].zzz: unknown key (value 1); known keys: path, replicas",
-        "lane.devices[2]: a mapping is expected, found 7",
-        "devices[0].path: required, and missing",
-        "modes: invalid enum value 'quick' at `modes[1]` (value ['fast', 'quick'])",
-        "node: required, and missing",
+        "FILE: mod: unknown key (value 'fast'); did you mean mode?",
+        "FILE: period_s: expected a number, found 'soon'",
+        "FILE: bus.ulr: unknown key (value 3); did you mean url?",
+        "FILE: lane.devices[0].path: expected a text, found 1",
+        "FILE: lane.devices[1].replicas: expected a whole number of at least 1, found 0",
+        "FILE: lane.devices[1].zzz: unknown key (value 1); known keys: path, replicas",
+        "FILE: lane.devices[2]: expected a mapping of keys, found 7",
+        "FILE: devices[0].path: required, and missing",
+        "FILE: modes[1]: expected fast or slow, found 'quick'",
+        "FILE: node: required, and missing",
     ]
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("node: a\nperiod_s: .nan", "period_s: expected `float` > 0.0 (value nan)"),
-        ("node: a\nperiod_s: .inf", "period_s: expected `float` <= 86400.0 (value inf)"),
-        ("node: 1234", "node: expected `str`, got `int` (value 1234)"),
-        ("node: a\nbus: 7", "bus: expected `object`, got `int` (value 7)"),
-        ("node: a\nlane: {width_m: 10}", "lane: width_m: 10.0 is wider than the road"),
+        ("node: a\nperiod_s: .nan", "period_s: expected a number of more than 0, found nan"),
+        ("node: a\nperiod_s: .inf", "period_s: expected a number of at most 86400, found inf"),
+        ("node: 1234", "node: expected a text, found 1234"),
+        ("node: a\nbus: 7", "bus: expected a mapping of keys, found 7"),
+        ("node: a\nlane: {width_m: 10}", "lane.width_m: 10.0 is wider than the road"),
         (
             "node: a\ndevices: [" + "{path: /dev/a}, " * 10 + "]",
-            "devices: expected `array` of length <= 9 (length 10)",
+            "devices: expected a list of at most 9 items, found 10",
         ),
         ("node: a\n1: x", "1: unknown key (value 'x'); known keys: "),
-        ("node: a\nmode: {}", "mode: expected `str`, got `object` (value {})"),
+        ("node: a\nmode: {}", "mode: expected fast or slow, found {}"),
         ("node: a\nnode: b", "FILE: not YAML: the key 'node' stands here twice"),
-        ("- node", "FILE: a mapping of keys is expected, found list"),
+        ("- node", "FILE: expected a mapping of keys, found ['node']"),
         ("node: [", "FILE: not YAML: while parsing a flow node"),
         (b"\x00\x01", "FILE: not YAML: unacceptable character #x0000"),
         (b"\xff\xfe\xfa", "FILE: not YAML: 'utf-8' codec can't decode"),
@@ -155,7 +156,8 @@ def test_each_unusable_file_is_refused_with_one_short_line(
     tmp_path: Path, text: str | bytes, problem: str
 ) -> None:
     (found,) = problems(tmp_path, text)
-    assert found.startswith(problem)
+    assert found.removeprefix("FILE: ").startswith(problem.removeprefix("FILE: "))
+    assert found.startswith("FILE: ")
     assert len(found) < 400
     assert "\n" not in found
 
@@ -203,8 +205,11 @@ def test_a_bad_variable_is_named(tmp_path: Path) -> None:
         "MUSTER_X__MODE__DEEPER: mode is not a section",
         "MUSTER_X__NODE: not YAML: '['",
         "MUSTER_X__PERIOD_S: not YAML: '2026-99-99'",
-        ": unknown key (value 1); known keys: node, mode, period_s, bus, lane, devices, modes",
-        "bus.ulr: unknown key (value 'nats://a:1'); did you mean url?",
+        (
+            "MUSTER_X__: unknown key (value 1); known keys: node, mode, period_s, bus, lane, "
+            "devices, modes"
+        ),
+        "MUSTER_X__BUS__ULR: bus.ulr: unknown key (value 'nats://a:1'); did you mean url?",
     ]
 
 
@@ -228,11 +233,11 @@ def test_a_tree_read_elsewhere_is_judged_like_a_file() -> None:
         (
             {"read_only": True, "lanes": [{"width_m": 10}]},
             [
-                "read_only: unknown key (value True); did you mean readOnly?",
-                "lanes[0]: width_m: 10.0 is wider than the road",
+                "read_only: unknown key (value true); did you mean readOnly?",
+                "lanes[0].width_m: 10.0 is wider than the road",
             ],
         ),
-        (["readOnly"], ["a mapping of keys is expected, found list"]),
+        (["readOnly"], ["settings: expected a mapping of keys, found ['readOnly']"]),
     ]:
         with pytest.raises(ours.BadSettings) as refused:
             ours.validate(Renamed, bad)
@@ -251,9 +256,7 @@ def test_a_text_of_several_documents_is_read_as_strictly_as_a_file() -> None:
 
 
 def test_a_file_of_settings_is_one_document(tmp_path: Path) -> None:
-    assert problems(tmp_path, "node: a\n---\nnode: b") == [
-        "FILE: not YAML: 2 documents, expected one"
-    ]
+    assert problems(tmp_path, "node: a\n---\nnode: b") == ["FILE: 2 YAML documents, expected one"]
 
 
 NAMES: Final = st.sampled_from(
@@ -304,3 +307,82 @@ def test_any_variable_gives_settings_or_says_why_not(
     tmp_path: Path, path: list[str], text: str
 ) -> None:
     usable(tmp_path, b"node: a", **{"__".join(["MUSTER_X", *path]).upper(): text})
+
+
+class Whole(msgspec.Struct, frozen=True, kw_only=True):
+    low: int = 0
+    high: int = 9
+    lanes: tuple[Lane, ...] = ()
+    name: str = "a"
+
+    def __post_init__(self) -> None:
+        shapes.refuse(self)
+
+    def demands(self) -> Iterator[shapes.Demand]:
+        yield self._order
+        yield self._widths
+        yield self._name
+
+    def _order(self) -> Iterator[str]:
+        if self.low > self.high:
+            yield f"low: {self.low} is above {self.high}"
+
+    def _widths(self) -> Iterator[str]:
+        for at, lane in shapes.whole(self.lanes):
+            if lane.width_m == 5:
+                yield f"lanes[{at}].width_m: 5 is taken"
+
+    def _name(self) -> Iterator[str]:
+        if self.name == "b":
+            yield "b is no name"
+
+
+@pytest.mark.parametrize(
+    ("tree", "told"),
+    [
+        ({"low": 10}, ["low: 10 is above 9"]),
+        ({"low": 10, "name": "b"}, ["low: 10 is above 9", "X: b is no name"]),
+        ({"low": "x", "name": "b"}, ["low: expected a whole number, found 'x'", "X: b is no name"]),
+        (
+            {"lanes": [{"width_m": "x"}, {"width_m": 5}]},
+            [
+                "lanes[0].width_m: expected a number, found 'x'",
+                "lanes[1].width_m: 5 is taken",
+            ],
+        ),
+        (
+            {"lwo": 10, "name": "b"},
+            ["lwo: unknown key (value 10); did you mean low?", "X: b is no name"],
+        ),
+    ],
+)
+def test_demands_that_need_nothing_wrong_are_heard_beside_what_is_wrong(
+    tree: dict[str, object], told: list[str]
+) -> None:
+    with pytest.raises(ours.BadSettings) as refused:
+        ours.validate(Whole, tree, source="X")
+    assert refused.value.problems == [line if line[0] == "X" else f"X: {line}" for line in told]
+
+
+def test_the_file_may_be_the_configmap_that_holds_it(tmp_path: Path) -> None:
+    service = "---\nkind: Service\napiVersion: v1\n"
+    manifest = "kind: ConfigMap\napiVersion: v1\ndata: {other.yaml: 'x: 1', a.yaml: 'node: a'}\n"
+    assert load(tmp_path, manifest + service) == Settings(node="a")
+    items = yaml.safe_dump({"kind": "List", "items": [yaml.safe_load(manifest)]})
+    assert load(tmp_path, items) == Settings(node="a")
+    assert problems(tmp_path, manifest.replace("x: 1", "node: b")) == [
+        "FILE: several configurations: other.yaml, a.yaml; give one file"
+    ]
+    assert problems(tmp_path, service) == [
+        "FILE: these manifests hold no configuration of muster's"
+    ]
+
+
+def test_a_pipe_that_we_were_started_with_is_read_once_and_remembered() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "w") as written:
+        written.write("node: a")
+        written.close()
+        for _ in range(2):
+            found = ours.load(Settings, prefix="M", file=Path(f"/dev/fd/{reading}"), environment={})
+            assert found == Settings(node="a")

@@ -117,9 +117,10 @@ def test_bad_settings_are_all_told_in_one_line_each_and_end_with_2(tmp_path: Pat
         2,
         "",
         (
-            "muster-tiny: period: unknown key (value 2); did you mean period_s?\n"
-            "muster-tiny: http.port: expected `int` <= 65535 (value 70000)\n"
-            "muster-tiny: story: expected `str`, got `int` (value 7)\n"
+            f"muster-tiny: {file}: period: unknown key (value 2); did you mean period_s?\n"
+            f"muster-tiny: {file}: http.port: expected a whole number of at most 65535, "
+            "found 70000\n"
+            "muster-tiny: MUSTER_TINY__STORY: story: expected a text, found 7\n"
         ),
     )
 

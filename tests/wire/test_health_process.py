@@ -356,9 +356,12 @@ def test_bad_settings_end_with_one_line_each_and_exit_code_2(tmp_path: Path) -> 
 
         assert (process.returncode, stdout) == (2, b"")
         assert stderr.decode().splitlines() == [
-            "muster-health: detection.suspicion_beats: expected `float` > 1.0 (value 1)",
             (
-                "muster-health: detection.probe_timeout: unknown key (value 3); "
+                f"muster-health: {file}: detection.suspicion_beats: expected a number of more "
+                "than 1, found 1"
+            ),
+            (
+                f"muster-health: {file}: detection.probe_timeout: unknown key (value 3); "
                 "did you mean probe_timeout_s?"
             ),
         ]

@@ -170,8 +170,9 @@ def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path
             mounted(root, b"resources: [{name: one, group: []}]")
             said = await process.said("configuration_refused")
             assert said["problems"] == [
-                ("resources[0].group: unknown key (value []); did you mean groups?"),
-                "resources[0].groups: required, and missing",
+                f"{file}: resources[0].group: unknown key (value []); did you mean groups?",
+                f"{file}: resources[0].groups: required, and missing",
+                f"{file}: resources[0].name: 'one' has no domain; write it as example.com/one",
             ]
             mounted(root, written(one=2))
             assert process.process.returncode is None

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from muster import sections, vocabulary
+from muster import sections, shapes, vocabulary
 from muster_plugin import gpu_rules, names, refusals, rulebook, rules
 
 SOCKET_DIRECTORY: Final = "device-plugins"
@@ -95,7 +95,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
 
     def __post_init__(self) -> None:
         """Refuse what only shows when the sections are seen together."""
-        refusals.refuse(self._problems())
+        shapes.refuse(self)
+
+    def demands(self) -> Iterator[shapes.Demand]:
+        """Give each demand apart."""
+        yield self._empty_problems
+        yield lambda: rulebook.name_problems(self.resources, self._gpus, self.nodes)
+        yield lambda: rulebook.overlap_problems(self.resources, self.nodes)
+        yield self._socket_problems
 
     @property
     def hash(self) -> str:
@@ -108,7 +115,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
         return rulebook.Rules(
             api_version=self.api_version,
             resources=self.resources,
-            gpus=self.gpus or (gpu_rules.Gpus() if self.simulated_gpus else None),
+            gpus=self._gpus,
             nodes=self.nodes,
         )
 
@@ -124,23 +131,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
             if field.name not in _LIVE and getattr(self, field.name) != getattr(other, field.name)
         )
 
-    def _problems(self) -> Iterator[str]:
+    @property
+    def _gpus(self) -> gpu_rules.Gpus | None:
+        return self.gpus or (gpu_rules.Gpus() if self.simulated_gpus else None)
+
+    def _empty_problems(self) -> Iterator[str]:
         if not (self.resources or self.nodes or self.gpus or self.simulated_gpus):
             yield "nothing to advertise: give resources, gpus, simulated_gpus or several of them"
-            return
-        try:
-            found = self.book
-        except ValueError as error:
-            yield str(error)
-            return
-        everything = [*found.resources, *(r for some in found.nodes for r in some.resources)]
-        gpus = [found.gpus, *(some.gpus for some in found.nodes)]
-        yield from self._socket_problems(
-            {resource.name for resource in everything}.union(*(g.names() for g in gpus if g))
-        )
 
-    def _socket_problems(self, resources: set[str]) -> Iterator[str]:
-        for name in sorted(resources):
+    def _socket_problems(self) -> Iterator[str]:
+        lists: list[tuple[rules.Resource | None, ...]] = [self.resources]
+        lists += [some.resources for _, some in shapes.whole(self.nodes)]
+        resources = {resource.name for given in lists for _, resource in shapes.whole(given)}
+        gpus = [self._gpus, *(some.gpus for _, some in shapes.whole(self.nodes))]
+        for name in sorted(resources.union(*(one.names() for one in gpus if one))):
             longest = endpoint(
                 name.replace(names.EACH, "x" * names.SHORT_MAX),
                 process="0" * 2 * PROCESS_BYTES,

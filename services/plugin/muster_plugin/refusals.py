@@ -1,16 +1,15 @@
 """Pure. How the configuration's problems are told: one text for all of them, each with its key."""
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
-_SAID_MAX: Final = 60
+from muster import shapes
 
 
 def refuse(problems: Iterable[str]) -> None:
-    """Raise ValueError if there are problems; the text holds every one."""
-    found = "; ".join(problems)
+    """Raise ValueError if there are problems; it holds every one."""
+    found = [*problems]
     if found:
-        raise ValueError(found)
+        raise shapes.Refused(found)
 
 
 def under(key: str, problems: Iterable[str]) -> Iterator[str]:
@@ -29,14 +28,8 @@ def repeated(values: list[str]) -> Iterator[str]:
         seen.add(value)
 
 
-def said(value: object) -> str:
-    """Return what the user wrote, short enough for a line."""
-    try:
-        text = repr(value)
-    except ValueError:
-        # int to str has a limit, and `0xfff...` reads past it
-        text = f"{type(value).__name__} too large to show"
-    return text if len(text) <= _SAID_MAX else text[: _SAID_MAX - 3] + "..."
+said = shapes.said
+"""What the user wrote, short enough for a line."""
 
 
 def path_problems(path: str) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """Pure. The whole configuration of the devices, schema v1: for every node, and for some nodes."""
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
 
+from muster import shapes
 from muster_plugin import gpu_rules, overlaps, refusals, rules
 
 API_VERSION: Final = "muster.dev/v1"
@@ -21,7 +22,12 @@ class Here(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Refuse what cannot stand together."""
-        refusals.refuse(conflicts(self.resources, self.gpus))
+        shapes.refuse(self)
+
+    def demands(self) -> Iterator[shapes.Demand]:
+        """Give each demand apart."""
+        yield lambda: _repeated(self.resources, self.gpus)
+        yield lambda: _overlaps(self.resources)
 
 
 class NodeRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,10 +43,12 @@ class NodeRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Refuse what would silently match every node, or say nothing."""
-        if not self.match:
-            raise ValueError("match: no label is given; for every node write resources at the top")
-        if not self.resources and self.gpus is None:
-            raise ValueError("resources: give them, gpus or both")
+        shapes.refuse(self)
+
+    def demands(self) -> Iterator[shapes.Demand]:
+        """Give each demand apart."""
+        yield self._match_problems
+        yield self._empty_problems
 
     def holds(self, node: str, labels: Mapping[str, str]) -> bool:
         """Tell whether this is one of the nodes."""
@@ -50,6 +58,14 @@ class NodeRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             key in labels and fnmatch.fnmatchcase(labels[key], value)
             for key, value in self.match.items()
         )
+
+    def _match_problems(self) -> Iterator[str]:
+        if not self.match:
+            yield "match: no label is given; for every node write resources at the top"
+
+    def _empty_problems(self) -> Iterator[str]:
+        if not self.resources and self.gpus is None:
+            yield "resources: give them, gpus or both"
 
 
 class Rules(
@@ -68,7 +84,13 @@ class Rules(
 
     def __post_init__(self) -> None:
         """Refuse what only shows when the resources are seen together."""
-        refusals.refuse(self._problems())
+        shapes.refuse(self)
+
+    def demands(self) -> Iterator[shapes.Demand]:
+        """Give each demand apart."""
+        yield self._empty_problems
+        yield lambda: name_problems(self.resources, self.gpus, self.nodes)
+        yield lambda: overlap_problems(self.resources, self.nodes)
 
     def at(self, node: str, labels: Mapping[str, str]) -> Here:
         """Return what holds on one node. Raises ValueError if that cannot hold together."""
@@ -78,39 +100,57 @@ class Rules(
                 found, gpus = _replaced(found, some.resources), some.gpus or gpus
         return Here(resources=found, gpus=gpus)
 
-    def _problems(self) -> Iterator[str]:
+    def _empty_problems(self) -> Iterator[str]:
         if not self.resources and not self.nodes and self.gpus is None:
             yield "resources: none is given; give resources, gpus or both"
-        everything = [*self.resources, *(r for some in self.nodes for r in some.resources)]
-        count = sum(len(group.devices) for resource in everything for group in resource.groups)
-        if count > _NODES_MAX:
-            yield f"resources: {count} entries in all their groups; at most {_NODES_MAX}"
-            return
-        yield from conflicts(self.resources, self.gpus)
-        for at, some in enumerate(self.nodes):
-            yield from refusals.under(f"nodes[{at}]", conflicts(some.resources, some.gpus))
 
 
-def conflicts(
-    resources: Iterable[rules.Resource], gpus: gpu_rules.Gpus | None = None
+Resources = Sequence[rules.Resource | None]
+"""None is one that could not be read."""
+
+
+def name_problems(
+    resources: Resources, gpus: gpu_rules.Gpus | None, nodes: Sequence[NodeRules | None]
 ) -> Iterator[str]:
-    """Say which resources cannot stand together, as far as the rules alone tell."""
-    given = tuple(resources)
-    named = [resource.name for resource in given if not resource.per_match]
+    """Say which resources have one name, on every node or on some."""
+    yield from _repeated(resources, gpus)
+    for at, some in shapes.whole(nodes):
+        yield from refusals.under(f"nodes[{at}]", _repeated(some.resources, some.gpus))
+
+
+def overlap_problems(resources: Resources, nodes: Sequence[NodeRules | None]) -> Iterator[str]:
+    """Say which resources would count the same nodes, as far as the rules alone tell."""
+    some = [*shapes.whole(nodes)]
+    lists: list[Resources] = [resources, *(one.resources for _, one in some)]
+    everything = [resource for given in lists for _, resource in shapes.whole(given)]
+    count = sum(len(group.devices) for resource in everything for group in resource.groups)
+    if count > _NODES_MAX:
+        yield f"resources: {count} entries in all their groups; at most {_NODES_MAX}"
+        return
+    yield from _overlaps(resources)
+    for at, one in some:
+        yield from refusals.under(f"nodes[{at}]", _overlaps(one.resources))
+
+
+def _repeated(resources: Resources, gpus: gpu_rules.Gpus | None) -> Iterator[str]:
+    named = [resource.name for _, resource in shapes.whole(resources) if not resource.per_match]
     for name in refusals.repeated([*named, *(gpus.names() if gpus else ())]):
         yield f"resources: two are named {name}; the kubelet would keep only the newer one"
-    for one, other in overlaps.overlaps(claims(given)):
+
+
+def _overlaps(resources: Resources) -> Iterator[str]:
+    for one, other in overlaps.overlaps(claims(resources)):
         yield (
             f"{one.key}: {one.resource} would count nodes that {other.key} gives to "
             f"{other.resource}; exclude them there, or write shared: true on one of the two"
         )
 
 
-def claims(resources: Iterable[rules.Resource]) -> tuple[overlaps.Claim, ...]:
+def claims(resources: Resources) -> tuple[overlaps.Claim, ...]:
     """Return every entry whose device nodes its resource counts for itself alone."""
     return tuple(
         overlaps.Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", nodes=nodes)
-        for at, resource in enumerate(resources)
+        for at, resource in shapes.whole(resources)
         for key, nodes in resource.nodes()
         if nodes.type is rules.NodeType.DEVICE and not nodes.shared
     )

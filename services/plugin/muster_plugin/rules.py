@@ -12,14 +12,19 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import sections, vocabulary
+from muster import sections, shapes, vocabulary
 from muster_plugin import names, patterns, refusals
 
 _PERMISSIONS: Final = re.compile(r"(?!.*(.).*\1)[rwm]{1,3}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 Glob = Annotated[str, msgspec.Meta(max_length=patterns.LENGTH_MAX)]
-UsbId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Fa-f]{4}\Z")]
+UsbId = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[0-9A-Fa-f]{4}\Z", description="four hexadecimal digits in quotes ('1a86')"
+    ),
+]
 Often = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 GracePeriod = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 Argument = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -99,7 +104,7 @@ class Nodes(
 
     def __post_init__(self) -> None:
         """Refuse what can never be found, or what no container runtime would take."""
-        refusals.refuse(self._problems())
+        shapes.refuse(self)
 
     @property
     def is_literal(self) -> bool:
@@ -111,22 +116,44 @@ class Nodes(
         """Whether it asks for one thing: a path, or a USB device by its serial."""
         return self.is_literal or bool(self.usb and self.usb.serial)
 
-    def _problems(self) -> Iterator[str]:
+    def demands(self) -> Iterator[shapes.Demand]:
+        """Give each demand apart."""
+        yield self._found_by
+        yield self._path_problems
+        yield self._regex_problems
+        yield self._exclude_problems
+        yield self._place_problems
+        yield self._permission_problems
+        yield self._type_problems
+
+    def _found_by(self) -> Iterator[str]:
         if sum(map(bool, (self.path, self.regex, self.udev, self.usb))) != 1:
             yield "give exactly one of path, regex, udev, usb"
+
+    def _path_problems(self) -> Iterator[str]:
         if self.path:
             yield from refusals.under("path", _glob_problems(self.path))
+
+    def _regex_problems(self) -> Iterator[str]:
         if self.regex:
             yield from refusals.under("regex", patterns.regex_problems(self.regex))
+
+    def _exclude_problems(self) -> Iterator[str]:
         for at, glob in enumerate(self.exclude):
             yield from refusals.under(f"exclude[{at}]", _glob_problems(glob))
+
+    def _place_problems(self) -> Iterator[str]:
         if self.mount_path:
             yield from refusals.under(
                 "mountPath", refusals.path_problems(self.mount_path.removesuffix("/"))
             )
+
+    def _permission_problems(self) -> Iterator[str]:
         if not _PERMISSIONS.fullmatch(self.permissions):
             # runc fails every container that is given anything else
             yield f"permissions: {self.permissions!r} is not r, w, m or several, each once"
+
+    def _type_problems(self) -> Iterator[str]:
         match self.type:
             case NodeType.DEVICE if self.read_only:
                 yield "readOnly: only a Mount has it; for a Device write permissions: r"
@@ -146,14 +173,20 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Refuse two things that would lie in the same place in the container."""
+        shapes.refuse(self)
+
+    def demands(self) -> Iterator[shapes.Demand]:
+        """Give each demand apart."""
+        yield self._place_problems
+
+    def _place_problems(self) -> Iterator[str]:
         places = [
             nodes.mount_path or nodes.path
-            for nodes in self.devices
+            for _, nodes in shapes.whole(self.devices)
             if not nodes.mount_path.endswith("/") and (nodes.mount_path or nodes.is_literal)
         ]
-        refusals.refuse(
-            f"devices: two would be {place} in the container" for place in refusals.repeated(places)
-        )
+        for place in refusals.repeated(places):
+            yield f"devices: two would be {place} in the container"
 
 
 class Expect(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,9 +206,13 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Refuse a command that could not be run."""
-        refusals.refuse(self._problems())
+        shapes.refuse(self)
 
-    def _problems(self) -> Iterator[str]:
+    def demands(self) -> Iterator[shapes.Demand]:
+        """Give each demand apart."""
+        yield self._command_problems
+
+    def _command_problems(self) -> Iterator[str]:
         if self.command and not self.command[0].startswith("/"):
             yield f"command: {refusals.said(self.command[0])} is not an absolute path"
         if any("\0" in argument for argument in self.command):
@@ -209,7 +246,7 @@ class Resource(
 
     def __post_init__(self) -> None:
         """Refuse what the kubelet would refuse, or would count twice."""
-        refusals.refuse(self._problems())
+        shapes.refuse(self)
 
     def nodes(self) -> Iterator[tuple[str, Nodes]]:
         """Give every entry with the path of its key."""
@@ -217,17 +254,31 @@ class Resource(
             for within, nodes in enumerate(group.devices):
                 yield f"groups[{at}].devices[{within}]", nodes
 
-    def _problems(self) -> Iterator[str]:
+    def demands(self) -> Iterator[shapes.Demand]:
+        """Give each demand apart."""
+        yield self._name_problems
+        yield self._env_problems
+        yield self._group_problems
+        yield self._match_problems
+
+    def _name_problems(self) -> Iterator[str]:
         yield from names.problems(self.name, per_match=self.per_match)
+
+    def _env_problems(self) -> Iterator[str]:
         if self.env and not _VARIABLE.fullmatch(self.env):
             yield f"env: {refusals.said(self.env)} is no name of a variable"
-        for at, group in enumerate(self.groups):
+
+    def _group_problems(self) -> Iterator[str]:
+        for at, group in shapes.whole(self.groups):
             if group in self.groups[:at]:
                 first = self.groups.index(group)
                 yield f"groups[{at}]: the same as groups[{first}]; write a larger count"
-            if self.per_match and len(group.devices) > 1:
+
+    def _match_problems(self) -> Iterator[str]:
+        for at, group in shapes.whole(self.groups if self.per_match else ()):
+            if len(group.devices) > 1:
                 yield f"groups[{at}].devices: perMatch names each match; a unit is one match here"
-            if self.per_match and any(n.type is NodeType.MOUNT for n in group.devices):
+            if any(n.type is NodeType.MOUNT for n in group.devices):
                 yield f"groups[{at}].devices: perMatch is for devices, this is a Mount"
 
 
