@@ -23,6 +23,7 @@ class Reason(enum.StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "UnsupportedMediaType"
     INVALID = "Invalid"
     TOO_MANY_REQUESTS = "TooManyRequests"
+    UNAVAILABLE = "ServiceUnavailable"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ class RequestError(Exception):
         }
 
 
-def code(reason: Reason) -> int:  # noqa: C901, PLR0911 - one line a reason is the point
+def code(reason: Reason) -> int:  # noqa: C901, PLR0911, PLR0912 - one line a reason is the point
     """Return the HTTP status of a reason."""
     match reason:
         case Reason.BAD_REQUEST:
@@ -107,6 +108,8 @@ def code(reason: Reason) -> int:  # noqa: C901, PLR0911 - one line a reason is t
             return 422
         case Reason.TOO_MANY_REQUESTS:
             return 429
+        case Reason.UNAVAILABLE:
+            return 503
         case _:
             assert_never(reason)
 

@@ -3,7 +3,8 @@
 What it does is in `muster.local.objects`, `writes` and `resources`; this module speaks HTTP for
 them. Answers are JSON whatever the client prefers (kubectl asks for tables and takes what it
 gets), and bodies are JSON or YAML: `kubectl create -f` works, `kubectl create namespace` sends
-protobuf and is refused. No TLS, authentication or authorization; `fieldValidation` is ignored.
+protobuf and is refused. No TLS, authentication or authorization, but what begins with some path can
+be refused, as by missing rights or an overloaded server; `fieldValidation` is ignored.
 """
 
 import argparse
@@ -63,6 +64,7 @@ class KubernetesApi:
         # after a restart every version of the former life is older than the log: 410, and relist
         self._store = objects.Store(at=_now(), version=int(time.time() * 1000), limits=limits)
         self._address = http
+        self._refused: dict[str, refusals.Reason] = {}
         self._closing = asyncio.Event()
         self._watches = watches.Watches(
             self._store, bookmark_period_s=bookmark_period_s, closing=self._closing
@@ -102,6 +104,15 @@ class KubernetesApi:
         half.write_text(json.dumps(config, indent=2) + "\n")
         half.replace(path)
 
+    def refuse(self, path: str, reason: refusals.Reason) -> None:
+        """Refuse every request below a path, from now on, and end the watches that run."""
+        self._refused[path] = reason
+        self._watches.end()
+
+    def allow(self, path: str) -> None:
+        """Refuse no more what `refuse` named."""
+        del self._refused[path]
+
     def compact(self) -> None:
         """Forget all history: every watch from an older version is answered with 410."""
         self._store.compact()
@@ -113,6 +124,9 @@ class KubernetesApi:
             return web.Response(text=_PLAIN[path])
         if path in self._documents:
             return web.Response(body=self._documents[path], content_type="application/json")
+        for refused, reason in self._refused.items():
+            if path.startswith(refused):
+                raise refusals.RequestError(reason, f"{request.method} {path}: not now")
         raw = request.rel_url.raw_path.strip("/").split("/")
         place = resources.place([urllib.parse.unquote(segment) for segment in raw])
         match request.method:

@@ -31,11 +31,17 @@ class Watches:
         self._closing = closing
         self._written = asyncio.Event()
         self._open = 0
+        self._ends = 0
 
     def wake(self) -> None:
         """Let every watch look into the log."""
         self._written.set()
         self._written = asyncio.Event()
+
+    def end(self) -> None:
+        """End every open watch, as a server does that is started again."""
+        self._ends += 1
+        self.wake()
 
     async def serve(self, request: web.Request, selection: objects.Selection) -> web.StreamResponse:
         """Answer a request with a watch, until its timeout, our end, or its client's."""
@@ -69,11 +75,12 @@ class Watches:
         until: float,
     ) -> None:
         bookmark_at = time.monotonic() + self._bookmark_period_s
+        ends = self._ends
         while True:
             if events:
                 await response.write(b"".join(orjson.dumps(event) + b"\n" for event in events))
             now = time.monotonic()
-            if watch.expired or self._closing.is_set() or now >= until:
+            if watch.expired or self._closing.is_set() or now >= until or self._ends != ends:
                 break
             if watch.bookmarks and now >= bookmark_at:
                 await response.write(orjson.dumps(watch.bookmark()) + b"\n")

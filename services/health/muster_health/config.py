@@ -1,12 +1,17 @@
 """Pure. What can be set about the health service, with every default and bound."""
 
+import enum
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 
-from muster import sections
+from muster import sections, vocabulary
 
 Beats = Annotated[int, msgspec.Meta(ge=1, le=100)]
+Many = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Wait = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,20 +20,148 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     suspicion_beats: Annotated[float, msgspec.Meta(gt=1, le=100)] = 2.5
     """A half beat more than whole ones: with jitter, k beats act like k - 1."""
     probe_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 2.0
+    """How long a question may take, to the plugin or to the Kubernetes API."""
     probes_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 256
+    restart_s: Wait = 2.0
+    """How long a plugin may be gone whose connection ended without a goodbye."""
+    lease_fresh_s: sections.Period = 12.0
+    """A live node renews its lease every 10 s."""
+    lease_stale_s: sections.Period = 20.0
+    review_s: sections.Period = 20.0
+    """How long after a verdict of silence it is asked again; twice as long each time."""
+    review_max_s: sections.Period = 120.0
     trouble_beats: Beats = 2
     trouble_s: sections.Period = 3.0
     """A plugin repairs a lost registration by itself; the shorter of the two is its time for it."""
+    mismatch_s: sections.Period = 30.0
+    """How long a node may offer another number than its plugin: kubelets tell every 10 s."""
+    degraded_s: sections.Period = 30.0
+    checker_age_s: sections.Period = 300.0
+    """A health checker that has not succeeded for so long watches nothing."""
+    lag_ms: sections.Period = 1000.0
+    stretch_max: Annotated[float, msgspec.Meta(gt=1, le=100)] = 1.5
+    """How much slower than declared a plugin may make its beats."""
     recover_beats: Beats = 3
     recover_s: sections.Period = 15.0
+    hold_s: sections.Period = 30.0
+    """Who falls again must stay well for so long; twice as long each time."""
+    hold_max_s: sections.Period = 900.0
+    flap_falls: Beats = 3
+    flap_window_s: sections.Period = 600.0
+    patience_s: Wait = 180.0
+    """How long a plugin may be silent that may only pause, before an alert follows the verdict."""
+    missing_s: sections.Period = 120.0
+    """How long an expected plugin may take to be heard first."""
     maintenance_s: sections.Period = 300.0
     """How long a plugin may stay away that said goodbye and not for how long."""
     reconnect_s: sections.Period = 5.0
     """How long clients need to find a restarted NATS server again, at most."""
     stall_s: sections.Period = 1.0
     """A deadline seen this much too late tells of us, not of the plugins."""
+    blind_s: Wait = 10.0
+    """How long our own link may be gone before people are told by another way."""
     interval_s: sections.Period = 5.0
     """Assumed of a plugin whose beats have not told its own."""
+    skew_s: sections.Period = 5.0
+    storm_min: Many = 5
+    storm_share: Share = 0.1
+    storm_window_s: sections.Period = 10.0
+    """More suspects than both within the window, or more than `storm_min` with one cause."""
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node, and the fleet, may have us keep or tell."""
+
+    alerts_per_minute: Many = 20
+    alerts_per_node_minute: Many = 10
+    plugins_per_node: Many = 16
+    devices_per_plugin: Many = 4096
+    alerts_per_plugin: Many = 32
+    update_s: sections.Period = 5.0
+    """An open alert says something new about its devices this often at most."""
+
+
+class Remedies(enum.StrEnum):
+    """How far health may go."""
+
+    OFF = "off"
+    DRY_RUN = "dry-run"
+    RESTART_PLUGIN = "restart-plugin"
+
+
+class Remediation(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether plugins that are confirmed to be stuck or apart are restarted, and how often."""
+
+    mode: Remedies = Remedies.OFF
+    per_hour: Many = 6
+    node_backoff_s: sections.Period = 600.0
+    """Between two restarts on one node; twice as long each time, until it was well for a day."""
+
+
+class Plugin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one plugin should run: where its DaemonSet wants it, or on nodes with these labels.
+
+    `daemonset` is a name in `namespace`; without it nothing is known of the plugin's pods.
+    """
+
+    plugin: vocabulary.PluginName = "device-plugin"
+    namespace: vocabulary.Name = "muster"
+    daemonset: Annotated[str, msgspec.Meta(max_length=253)] = ""
+    nodes: Mapping[str, str] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse what would expect the plugin nowhere."""
+        if not self.daemonset and not self.nodes:
+            raise ValueError(
+                "name the plugin's daemonset, or the labels of the nodes it belongs on"
+            )
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the Kubernetes API is: this kubeconfig, or, without one, the cluster this runs in.
+
+    Never a kubeconfig found by chance: on a laptop that could be somebody's real cluster.
+    """
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    plugins: tuple[Plugin, ...] = ()
+    cause_labels: tuple[vocabulary.Name, ...] = ("topology.kubernetes.io/zone",)
+    """Node labels whose value many nodes may fail in common with."""
+    asks_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 32
+    """Nodes that are asked about at once; each takes three requests."""
+
+    def __post_init__(self) -> None:
+        """Refuse a context without its file, and two settings for one plugin."""
+        if self.context is not None and self.kubeconfig is None:
+            raise ValueError("context: names a context of no kubeconfig")
+        names = [one.plugin for one in self.plugins]
+        if len(names) != len(set(names)):
+            raise ValueError("plugins: each plugin once")
+
+
+class Leading(msgspec.Struct, frozen=True, kw_only=True):
+    """Of several health services one tells; how soon the next takes over when it is gone."""
+
+    ttl_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 5
+    renew_s: sections.Period = 1.5
+    margin_s: sections.Period = 1.0
+    """We end this much before the server would give the lead to another."""
+    watchdog_s: sections.Period = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse a lead that would be lost between two renewals."""
+        if self.renew_s + self.margin_s >= self.ttl_s:
+            raise ValueError("ttl_s: must be more than renew_s and margin_s together")
+
+
+class Blind(msgspec.Struct, frozen=True, kw_only=True):
+    """How people hear that health is blind, without the bus: an Event on our pod, and a webhook."""
+
+    namespace: Annotated[str, msgspec.Meta(max_length=63)] = ""
+    pod: Annotated[str, msgspec.Meta(max_length=253)] = ""
+    """Ours, from the downward API; without it the Event is on the namespace."""
+    webhook_url: Annotated[str, msgspec.Meta(pattern="^(https?://.+)?$", max_length=2048)] = ""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,5 +171,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http: sections.Http = sections.Http()
     log: sections.Log = sections.Log()
     detection: Detection = Detection()
+    bounds: Bounds = Bounds()
+    remediation: Remediation = Remediation()
+    cluster: Cluster = Cluster()
+    leading: Leading = Leading()
+    blind: Blind = Blind()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"
     """What stands before `<alert kind>.md` in an alert's link."""

@@ -1,0 +1,206 @@
+"""Pure. Which nodes should have which plugin, since when, and what every node offers.
+
+Fed by whoever watches the API; told apart from what was told before, so that only changes go on.
+Ages are counted on our clock: when the API server says an object was made, by its own clock, and
+when we first saw that a node is wanted, whichever is later.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from muster_health import config, facts, placement, shapes, signals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What is kept of a node: only the labels that somebody asks about."""
+
+    name: str
+    made_at: float
+    """On our clock."""
+    labels: shapes.Labels
+    taints: tuple[shapes.Taint, ...]
+    offers: Mapping[str, facts.Offer]
+
+
+@dataclass(slots=True)
+class _Pod:
+    node: str
+    revision: str
+    generation: str
+
+
+@dataclass(slots=True)
+class _Plugin:
+    settings: config.Plugin
+    daemonset: shapes.DaemonSet | None = None
+    made_at: float = -math.inf
+    pods: dict[str, _Pod] = field(default_factory=dict)
+    since: dict[str, float] = field(default_factory=dict)
+    told: Mapping[str, facts.Expected] | None = None
+    is_changed: bool = True
+
+
+class Membership:
+    """Of one cluster; see the module."""
+
+    def __init__(self, settings: config.Cluster) -> None:
+        self._cause_labels = settings.cause_labels
+        self._plugins = {one.plugin: _Plugin(one) for one in settings.plugins}
+        self._nodes: dict[str, Node] = {}
+        self._offers: dict[str, Mapping[str, facts.Offer] | None] = {}
+        self._has_nodes = False
+
+    @property
+    def label_keys(self) -> frozenset[str]:
+        """Return the node labels that must be kept."""
+        found = set(self._cause_labels)
+        for plugin in self._plugins.values():
+            found.update(plugin.settings.nodes)
+            if plugin.daemonset is not None:
+                found |= placement.keys(plugin.daemonset.spec.template.spec)
+        return frozenset(found)
+
+    def node(self, shape: shapes.Node, *, now: float, age_s: float | None) -> Node:
+        """Return what is kept of a node."""
+        keys, labels = self.label_keys, shape.metadata.labels or {}
+        return Node(
+            name=shape.metadata.name,
+            made_at=now - (age_s or 0.0),
+            labels={key: value for key, value in labels.items() if key in keys},
+            taints=shape.spec.taints or (),
+            offers=shape.offers,
+        )
+
+    def replace_nodes(self, nodes: Iterable[Node], now: float) -> None:
+        """Take all nodes that there are."""
+        found = {node.name: node for node in nodes}
+        for name in self._nodes.keys() - found.keys():
+            self.drop_node(name)
+        is_first, self._has_nodes = not self._has_nodes, True
+        for node in found.values():
+            self._put(node, now, is_first=is_first)
+
+    def put_node(self, node: Node, now: float) -> None:
+        """Take a node that is new or has changed."""
+        self._put(node, now, is_first=False)
+
+    def drop_node(self, name: str) -> None:
+        """Take that a node is gone."""
+        if self._nodes.pop(name, None) is None:
+            return
+        self._offers[name] = None
+        for plugin in self._plugins.values():
+            plugin.is_changed |= plugin.since.pop(name, None) is not None
+
+    def put_daemonset(
+        self, name: str, shape: shapes.DaemonSet | None, *, now: float, age_s: float | None
+    ) -> None:
+        """Take a plugin's DaemonSet, or that it is gone."""
+        plugin = self._plugins[name]
+        is_first = plugin.daemonset is None
+        plugin.daemonset, plugin.made_at = shape, now - (age_s or 0.0)
+        plugin.is_changed = True
+        for node in self._nodes.values():
+            self._judge(plugin, node, now, is_first=is_first)
+
+    def replace_pods(self, name: str, pods: Iterable[shapes.Pod]) -> None:
+        """Take all pods of a plugin that there are."""
+        plugin = self._plugins[name]
+        plugin.pods.clear()
+        plugin.is_changed = True
+        for pod in pods:
+            self.put_pod(name, pod)
+
+    def put_pod(self, name: str, shape: shapes.Pod) -> None:
+        """Take a pod of a plugin that is new or has changed."""
+        plugin, labels = self._plugins[name], shape.metadata.labels or {}
+        pod = _Pod(
+            shape.spec.node_name,
+            labels.get(shapes.REVISION, ""),
+            labels.get(shapes.TEMPLATE_GENERATION, ""),
+        )
+        plugin.is_changed |= plugin.pods.get(shape.metadata.uid) != pod
+        plugin.pods[shape.metadata.uid] = pod
+
+    def drop_pod(self, name: str, shape: shapes.Pod) -> None:
+        """Take that a pod of a plugin is gone."""
+        plugin = self._plugins[name]
+        plugin.is_changed |= plugin.pods.pop(shape.metadata.uid, None) is not None
+
+    def current_revision(self, name: str) -> str:
+        """Return the newest revision of a plugin's DaemonSet, empty if unknown.
+
+        While no pod has it yet, it has a name that none of theirs can be.
+        """
+        plugin = self._plugins[name]
+        generation = plugin.daemonset.generation if plugin.daemonset is not None else ""
+        if not generation:
+            return ""
+        found = (pod.revision for pod in plugin.pods.values() if pod.generation == generation)
+        return next(found, f"generation {generation}")
+
+    def news(self, now: float) -> list[signals.ExpectedNodes | signals.NodeOffers]:
+        """Return what has changed since it was last asked for."""
+        if not self._has_nodes:
+            return []
+        found: list[signals.ExpectedNodes | signals.NodeOffers] = [
+            signals.NodeOffers(node=node, offers=offers) for node, offers in self._offers.items()
+        ]
+        self._offers.clear()
+        for name, plugin in self._plugins.items():
+            if plugin.is_changed and self._is_known(plugin):
+                plugin.is_changed = False
+                nodes = self._expected(plugin, now)
+                ageless = {node: replace(one, age_s=0) for node, one in nodes.items()}
+                if ageless != plugin.told:
+                    plugin.told = ageless
+                    found.append(signals.ExpectedNodes(plugin=name, nodes=nodes))
+        return found
+
+    def _is_known(self, plugin: _Plugin) -> bool:
+        return bool(plugin.settings.nodes) or plugin.daemonset is not None or bool(plugin.told)
+
+    def _put(self, node: Node, now: float, *, is_first: bool) -> None:
+        was = self._nodes.get(node.name)
+        self._nodes[node.name] = node
+        if was is None or was.offers != node.offers:
+            self._offers[node.name] = node.offers
+        if was is not None and (was.labels, was.taints) == (node.labels, node.taints):
+            return
+        for plugin in self._plugins.values():
+            self._judge(plugin, node, now, is_first=is_first or was is None)
+
+    def _judge(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
+        """Note since when a node is wanted: from its making, if it was wanted when first seen."""
+        plugin.is_changed = True
+        if not _is_wanted(plugin, node):
+            plugin.since.pop(node.name, None)
+        elif node.name not in plugin.since:
+            since = max(node.made_at, plugin.made_at) if is_first else now
+            plugin.since[node.name] = min(since, now)
+
+    def _expected(self, plugin: _Plugin, now: float) -> dict[str, facts.Expected]:
+        revisions = {pod.node: pod.revision for pod in plugin.pods.values()}
+        found = {}
+        for name, since in plugin.since.items():
+            labels, revision = self._nodes[name].labels, revisions.get(name, "")
+            causes = [
+                f"{key.rpartition('/')[2]}={labels[key]}"
+                for key in self._cause_labels
+                if key in labels
+            ]
+            if revision:
+                causes.append(f"revision={revision}")
+            found[name] = facts.Expected(age_s=now - since, causes=tuple(causes), revision=revision)
+        return found
+
+
+def _is_wanted(plugin: _Plugin, node: Node) -> bool:
+    if plugin.settings.nodes:
+        return plugin.settings.nodes.items() <= node.labels.items()
+    if plugin.daemonset is None:
+        return False
+    template = plugin.daemonset.spec.template.spec
+    return placement.wants(template, node.name, node.labels, node.taints)

@@ -1,0 +1,225 @@
+"""Door to the Kubernetes API: what is asked of it about a suspect, and the one act it is asked for.
+
+A question is one GET of a node, of its lease, of the plugin's pods on it, at once and within a
+time; what has been answered by then is told, and what has not is said.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+import prometheus_client
+
+from muster import logs
+from muster_health import facts, kube, shapes, signals
+
+_DELETE_S: Final = 10.0
+_LEASES_MAX: Final = 10_000
+_ANSWER_SHARE: Final = 0.9
+"""Of a question's time: what has been answered by then is better than nothing."""
+
+_ASKED: Final = prometheus_client.Histogram(
+    "muster_health_cluster_question_seconds",
+    "How long the Kubernetes API took to answer about one node.",
+    buckets=(0.005, 0.01, 0.05, 0.1, 0.5, 1, 2),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pods:
+    """Where a plugin's pods are: namespace, label selector, and its DaemonSet's newest revision."""
+
+    namespace: str
+    selector: str
+    current: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A lease as we saw it: `since` and until `last`; `before` is the end of the one before it."""
+
+    version: str
+    since: float
+    last: float
+    before: float | None
+
+
+class Questions:
+    """Asks and acts beside each other, `asks_max` at once; what comes of it goes into `put`.
+
+    `pods_of` tells where a plugin's pods are, or why that is not known.
+    """
+
+    def __init__(
+        self,
+        api: kube.Api,
+        put: Callable[[signals.ClusterAnswered | signals.Remediated], Awaitable[None]],
+        pods_of: Callable[[str], Pods | str],
+        *,
+        asks_max: int,
+    ) -> None:
+        self.refusals: dict[str, str] = {}
+        """What we have not the right to do, by what it is, in the API's words."""
+        self._api = api
+        self._put = put
+        self._pods_of = pods_of
+        self._clock = asyncio.get_running_loop().time
+        self._leases: OrderedDict[str, _Seen] = OrderedDict()
+        self._free = asyncio.Semaphore(asks_max)
+        self._running: set[asyncio.Task[None]] = set()
+
+    def ask(self, asked: signals.AskCluster) -> None:
+        """Ask about a node, without waiting; exactly one `ClusterAnswered` follows."""
+        self._start(self._answer(asked))
+
+    def remediate(self, told: signals.Remediate, *, dry_run: bool) -> None:
+        """Delete a pod that still has this uid, without waiting; one `Remediated` follows."""
+        self._start(self._delete(told, dry_run=dry_run))
+
+    async def close(self) -> None:
+        """Drop everything that runs."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _answer(self, asked: signals.AskCluster) -> None:
+        found: facts.Facts | None = None
+        with contextlib.suppress(TimeoutError), _ASKED.time():
+            async with asyncio.timeout(asked.timeout_s):
+                async with self._free:
+                    found = await self._facts(asked)
+        await self._put(
+            signals.ClusterAnswered(
+                node=asked.node, plugin=asked.plugin, number=asked.number, facts=found
+            )
+        )
+
+    async def _facts(self, asked: signals.AskCluster) -> facts.Facts | None:
+        timeout_s = asked.timeout_s * _ANSWER_SHARE
+        lease_path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{asked.node}"
+        where = self._pods_of(asked.plugin)
+        node, lease, pods = await asyncio.gather(
+            self._get("nodes", f"/api/v1/nodes/{asked.node}", timeout_s=timeout_s),
+            self._get("leases", lease_path, timeout_s=timeout_s),
+            self._get_pods(where, asked.node, timeout_s=timeout_s),
+        )
+        answers = [answer for answer in (node, lease, pods) if answer is not None]
+        if not any(answer.status for answer in answers):
+            return None
+        problems = [answer.problem for answer in answers if not _is_absent(answer)]
+        if isinstance(where, str):
+            problems.append(where)
+        found = facts.Facts(
+            exists=True if node.is_ok else (False if _is_absent(node) else None),
+            lease_age_s=self._lease_age_s(asked.node, lease),
+            problem="; ".join(filter(None, problems)),
+        )
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            if node.is_ok:
+                shape = msgspec.json.decode(node.body, type=shapes.Node)
+                found = replace(
+                    found, ready=shape.ready, planned=shape.planned, offers=shape.offers
+                )
+            if pods is not None and pods.is_ok and isinstance(where, Pods):
+                items = msgspec.json.decode(pods.body, type=_PodList).items or ()
+                told = tuple(pod.in_our_words(where.current) for pod in items)
+                found = replace(found, pods=told)
+        return found
+
+    async def _get_pods(
+        self, where: Pods | str, node: str, *, timeout_s: float
+    ) -> kube.Answer | None:
+        if isinstance(where, str):
+            return None
+        # version 0 is what the API server has in memory, found by its index of pods by node
+        query = {
+            "labelSelector": where.selector,
+            "fieldSelector": f"spec.nodeName={node}",
+            "resourceVersion": "0",
+        }
+        path = f"/api/v1/namespaces/{where.namespace}/pods"
+        return await self._get("pods", path, query=query, timeout_s=timeout_s)
+
+    async def _get(
+        self, what: str, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float
+    ) -> kube.Answer:
+        answer = await self._api.ask("GET", path, query=query, timeout_s=timeout_s)
+        self._note_refusal(f"get {what}", answer)
+        return answer
+
+    def _lease_age_s(self, node: str, answer: kube.Answer) -> float | None:
+        """Return how old a lease is by the API server's clock, within what we saw by our own."""
+        if not answer.is_ok:
+            return None
+        try:
+            lease = msgspec.json.decode(answer.body, type=shapes.Lease)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        now, version = self._clock(), lease.metadata.resource_version
+        was = self._leases.pop(node, None)
+        if was is None:
+            seen = _Seen(version=version, since=now, last=now, before=None)
+        elif was.version == version:
+            seen = replace(was, last=now)
+        else:
+            seen = _Seen(version=version, since=now, last=now, before=was.last)
+        self._leases[node] = seen
+        if len(self._leases) > _LEASES_MAX:
+            self._leases.popitem(last=False)
+        age_s = shapes.age_s(lease.renewed_at, answer.date)
+        if age_s is None:
+            return None
+        oldest_s = age_s if seen.before is None else min(age_s, now - seen.before)
+        return max(oldest_s, now - seen.since)
+
+    async def _delete(self, told: signals.Remediate, *, dry_run: bool) -> None:
+        namespace, _, name = told.pod.partition("/")
+        body = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": {"uid": told.uid},
+            **({"dryRun": ["All"]} if dry_run else {}),
+        }
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        answer = await self._api.ask("DELETE", path, body=body, timeout_s=_DELETE_S)
+        self._note_refusal("delete pods", answer)
+        problem = "" if _is_absent(answer) else answer.problem
+        logs.logger().warning(
+            "plugin_pod_deleted" if not problem else "plugin_pod_kept",
+            node=told.node,
+            plugin=told.plugin,
+            pod=told.pod,
+            reason=told.reason,
+            dry_run=dry_run,
+            problem=problem,
+        )
+        await self._put(
+            signals.Remediated(node=told.node, plugin=told.plugin, pod=told.pod, error=problem)
+        )
+
+    def _note_refusal(self, what: str, answer: kube.Answer) -> None:
+        """Name a right that we have not once, and remember it until we have it."""
+        if answer.status and not answer.is_forbidden:
+            self.refusals.pop(what, None)
+        elif answer.is_forbidden and what not in self.refusals:
+            self.refusals[what] = answer.problem
+            logs.logger().warning("cluster_right_missing", what=what, problem=answer.problem)
+
+
+class _PodList(msgspec.Struct, frozen=True):
+    items: tuple[shapes.Pod, ...] | None = None
+
+
+def _is_absent(answer: kube.Answer) -> bool:
+    return answer.status == HTTPStatus.NOT_FOUND

@@ -1,0 +1,222 @@
+"""Door to the Kubernetes API: all objects of one kind, listed once and watched from there.
+
+A watch that ends is opened again where it stood; only if the API has forgotten that place (410)
+everything is listed anew. An object that cannot be read is counted and left out.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final, Generic, TypeVar
+
+import msgspec
+import prometheus_client
+
+from muster import logs
+from muster_health import kube
+
+Shape = TypeVar("Shape")
+
+_PAGE: Final = 500
+_LIST_S: Final = 30.0
+_WATCH_S: Final = 300.0
+_IDLE_S: Final = 150.0
+"""The API server sends a bookmark about every minute (apiserver cacher, bookmarkFrequency)."""
+_WAIT_S: Final = (0.5, 30.0)
+_FORBIDDEN_S: Final = 60.0
+_JITTER: Final = (0.5, 1.0)
+
+_UNREADABLE: Final = prometheus_client.Counter(
+    "muster_health_api_unreadable_total", "Objects of the Kubernetes API that could not be read."
+)
+_LISTS: Final = prometheus_client.Counter(
+    "muster_health_api_lists_total", "Times that all objects of a kind were read.", ["kind"]
+)
+
+
+class _ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class _List(msgspec.Struct, frozen=True):
+    metadata: _ListMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+class _Told(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw = msgspec.Raw()
+
+
+class _Bare(msgspec.Struct, frozen=True):
+    """What every object has, and an error too."""
+
+    metadata: _ListMetadata = _ListMetadata()
+    code: int = 0
+    message: str = ""
+
+
+class _Expired(Exception):
+    """The API does not know our place any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sink(Generic[Shape]):
+    """Who wants to know: of everything at once, of one that is new or changed, of one gone."""
+
+    replace: Callable[[list[Shape]], None]
+    put: Callable[[Shape], None]
+    drop: Callable[[Shape], None]
+
+
+class Reflector(Generic[Shape]):
+    """Keeps a sink up to date for ever; `run` it."""
+
+    def __init__(
+        self,
+        api: kube.Api,
+        path: str,
+        shape: type[Shape],
+        sink: Sink[Shape],
+        *,
+        query: Mapping[str, str] | None = None,
+    ) -> None:
+        self.problem = ""
+        """Why this is not up to date, in words; empty if it is."""
+        self.listed = asyncio.Event()
+        """That there was a whole list once."""
+        self._api = api
+        self._path = path
+        self._kind = path.rpartition("/")[2]
+        self._query = dict(query or {})
+        self._decoder = msgspec.json.Decoder(shape)
+        self._sink = sink
+        self._version = ""
+        self._wait_s = _WAIT_S[0]
+
+    async def run(self) -> None:
+        """List, watch, and begin again, for ever."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+                await self._pause()
+            except _Expired:
+                self._version = ""
+                await self._pause()
+            except kube.WatchRefused as error:
+                if error.answer.status == HTTPStatus.GONE:
+                    self._version = ""
+                    await self._pause()
+                else:
+                    await self._wait(error.answer)
+            except kube.LOST as error:
+                text = str(error) or type(error).__name__
+                await self._wait(
+                    kube.Answer(what=f"watch {self._path}", status=0, body=text.encode())
+                )
+
+    def list_again(self) -> None:
+        """Read everything again when the present watch ends."""
+        self._version = ""
+
+    async def _list(self) -> None:
+        items: list[Shape] = []
+        token = ""
+        while True:
+            query = {**self._query, "limit": str(_PAGE)} | ({"continue": token} if token else {})
+            answer = await self._api.ask("GET", self._path, query=query, timeout_s=_LIST_S)
+            if answer.status == HTTPStatus.GONE and token:
+                items, token = [], ""
+                continue
+            if not answer.is_ok:
+                raise kube.WatchRefused(answer)
+            try:
+                page = msgspec.json.decode(answer.body, type=_List)
+            except msgspec.MsgspecError as error:
+                text = f"unreadable: {error}".encode()
+                unread = kube.Answer(what=answer.what, status=0, body=text)
+                raise kube.WatchRefused(unread) from None
+            items.extend(filter(None, map(self._read, page.items or ())))
+            token = page.metadata.continue_
+            if not token:
+                break
+        _LISTS.labels(self._kind).inc()
+        self._version = page.metadata.resource_version
+        self._sink.replace(items)
+        self.listed.set()
+        self._say_well()
+
+    async def _watch(self) -> None:
+        query = {
+            **self._query,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            # servers end watches about then anyway, and not all at once
+            "timeoutSeconds": str(int(_WATCH_S * random.uniform(*_JITTER))),  # noqa: S311  # jitter
+        }
+        lines = self._api.watch(self._path, query, idle_s=_IDLE_S)
+        async with contextlib.aclosing(lines):
+            async for line in lines:
+                self._take(line)
+                self._well()
+                if not self._version:
+                    raise _Expired
+
+    def _take(self, line: bytes) -> None:
+        try:
+            told = msgspec.json.decode(line, type=_Told)
+            bare = msgspec.json.decode(told.object, type=_Bare)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            _UNREADABLE.inc()
+            return
+        if told.type == "ERROR":
+            if bare.code == HTTPStatus.GONE:
+                raise _Expired
+            raise ConnectionError(f"{bare.code} {bare.message}")
+        if self._version:
+            self._version = bare.metadata.resource_version or self._version
+        if told.type == "BOOKMARK":
+            return
+        item = self._read(told.object)
+        if item is None:
+            return
+        if told.type == "DELETED":
+            self._sink.drop(item)
+        else:
+            self._sink.put(item)
+
+    def _read(self, raw: msgspec.Raw) -> Shape | None:
+        try:
+            return self._decoder.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            _UNREADABLE.inc()
+            return None
+
+    def _well(self) -> None:
+        self._wait_s = _WAIT_S[0]
+        self._say_well()
+
+    def _say_well(self) -> None:
+        if self.problem:
+            self.problem = ""
+            logs.logger().info("cluster_watched_again", path=self._path)
+
+    async def _wait(self, answer: kube.Answer) -> None:
+        """Name what is wrong once, and wait; longest where we have no right."""
+        if not self.problem:
+            logs.logger().warning("cluster_unwatched", path=self._path, problem=answer.problem)
+        self.problem = answer.problem
+        await self._pause(_FORBIDDEN_S if answer.is_forbidden else answer.wait_s)
+
+    async def _pause(self, least_s: float = 0.0) -> None:
+        """Wait, longer each time until the watch tells something: no server makes us spin."""
+        wait_s = max(self._wait_s, least_s)
+        self._wait_s = min(_WAIT_S[1], self._wait_s * 2)
+        await asyncio.sleep(wait_s * random.uniform(*_JITTER))  # noqa: S311  # jitter

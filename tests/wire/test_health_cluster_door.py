@@ -1,0 +1,326 @@
+"""The cluster's door against the stand-in for the Kubernetes API."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from muster.local import kubernetes, nats
+from muster.local.kubernetes import refusals
+from muster_health import alarm, cluster, config, facts, kube, shapes, signals
+
+GPU = "nvidia.com/gpu"
+SETTINGS = config.Cluster(plugins=(config.Plugin(namespace="kube-system", daemonset="d"),))
+ASKED = signals.AskCluster(node="a", plugin="device-plugin", number=7, timeout_s=2.0)
+PODS = "/api/v1/namespaces/kube-system/pods"
+
+
+class World:
+    """A cluster as its administrator and as the health service see it."""
+
+    def __init__(
+        self,
+        api: kubernetes.KubernetesApi,
+        http: aiohttp.ClientSession,
+        door: kube.Api,
+        seen: cluster.Cluster,
+        told: asyncio.Queue[cluster.Told],
+    ) -> None:
+        self.api = api
+        self.http = http
+        self.door = door
+        self.seen = seen
+        self.told = told
+
+    async def do(self, method: str, path: str, body: object = None, **query: str) -> Any:
+        data = orjson.dumps(body) if body is not None else None
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        headers = {"Content-Type": kind}
+        async with self.http.request(
+            method, path, data=data, headers=headers, params=query
+        ) as response:
+            tree = orjson.loads(await response.read())
+            assert response.status < 300, tree
+            return tree
+
+    async def node(self, name: str, gpus: str = "2", **labels: str) -> None:
+        await self.do("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+        await self.offer(name, gpus)
+
+    async def offer(self, name: str, gpus: str) -> None:
+        status = {
+            "capacity": {"cpu": "4", GPU: gpus},
+            "allocatable": {"cpu": "4", GPU: gpus},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }
+        await self.do("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
+
+    async def daemonset(self, generation: str = "1", **spec: object) -> None:
+        annotations = {"deprecated.daemonset.template.generation": generation}
+        await self.do(
+            "POST",
+            "/apis/apps/v1/namespaces/kube-system/daemonsets",
+            {
+                "metadata": {"name": "d", "annotations": annotations},
+                "spec": {
+                    "selector": {"matchLabels": {"app": "p"}},
+                    "template": {"metadata": {"labels": {"app": "p"}}, "spec": spec},
+                },
+            },
+        )
+
+    async def pod(self, name: str, on: str) -> str:
+        labels = {"app": "p", shapes.REVISION: "r1", shapes.TEMPLATE_GENERATION: "1"}
+        made = await self.do(
+            "POST",
+            PODS,
+            {
+                "metadata": {"name": name, "labels": labels},
+                "spec": {"nodeName": on, "containers": [{"name": "p", "image": "p"}]},
+            },
+        )
+        status = {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [{"name": "p", "restartCount": 3}],
+        }
+        await self.do("PATCH", f"{PODS}/{name}/status", {"status": status})
+        uid: str = made["metadata"]["uid"]
+        return uid
+
+    async def lease(self, name: str, renewed: datetime) -> None:
+        path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+        spec = {"holderIdentity": name, "renewTime": renewed.strftime("%Y-%m-%dT%H:%M:%S.000000Z")}
+        await self.do("POST", path, {"metadata": {"name": name}, "spec": spec})
+
+    async def expected(self) -> dict[str, facts.Expected]:
+        while True:
+            told = await self.told.get()
+            if isinstance(told, signals.ExpectedNodes):
+                return dict(told.nodes)
+
+    async def offered(self, node: str) -> int | None:
+        while True:
+            told = await self.told.get()
+            if isinstance(told, signals.NodeOffers) and told.node == node:
+                return told.offers[GPU].allocatable if told.offers else None
+
+    async def answer(self, asked: signals.AskCluster = ASKED) -> facts.Facts | None:
+        self.seen.questions.ask(asked)
+        while True:
+            told = await self.told.get()
+            if isinstance(told, signals.ClusterAnswered):
+                assert told.number == asked.number
+                return told.facts
+
+
+Story = Callable[[World], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def world(directory: Path, *, running: bool) -> AsyncIterator[World]:
+    async with kubernetes.KubernetesApi(bookmark_period_s=0.2) as api:
+        file = directory / "kubeconfig"
+        api.write_kubeconfig(file)
+        door = await kube.find(kubeconfig=str(file), context=None)
+        async with aiohttp.ClientSession(api.url) as http, door:
+            told: asyncio.Queue[cluster.Told] = asyncio.Queue()
+            seen = cluster.Cluster(door, SETTINGS, told.put)
+            task = asyncio.create_task(seen.run()) if running else None
+            try:
+                yield World(api, http, door, seen, told)
+            finally:
+                if task is not None:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                await seen.questions.close()
+
+
+def play(tmp_path: Path, story: Story, *, running: bool = True) -> None:
+    async def played() -> None:
+        async with asyncio.timeout(40), world(tmp_path, running=running) as found:
+            await story(found)
+
+    asyncio.run(played())
+
+
+def test_nodes_that_a_daemonset_wants_are_told_and_followed(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.daemonset(nodeSelector={"gpu": "yes"})
+        await world.node("a", gpu="yes", **{"topology.kubernetes.io/zone": "z1"})
+        await world.node("b")
+        expected = await world.expected()
+        while "a" not in expected:
+            expected = await world.expected()
+        assert expected.keys() == {"a"}
+        assert expected["a"].causes == ("zone=z1",)
+        assert 0 <= expected["a"].age_s < 30
+        await world.pod("p1", "a")
+        assert (await world.expected())["a"].revision == "r1"
+        await world.do("PATCH", "/api/v1/nodes/b", {"metadata": {"labels": {"gpu": "yes"}}})
+        assert (await world.expected()).keys() == {"a", "b"}
+        await world.do("DELETE", "/api/v1/nodes/a")
+        assert (await world.expected()).keys() == {"b"}
+        assert world.seen.problems == {}
+
+    play(tmp_path, story)
+
+
+def test_what_a_node_offers_is_followed_across_lost_watches_and_lost_history(
+    tmp_path: Path,
+) -> None:
+    async def story(world: World) -> None:
+        await world.daemonset()
+        await world.node("a", gpus="5k")
+        while await world.offered("a") != 5000:
+            pass
+        world.api.compact()
+        await world.offer("a", "3")
+        assert await world.offered("a") == 3
+        world.api.refuse("/api/v1/nodes", refusals.Reason.UNAVAILABLE)
+        while "nodes" not in world.seen.problems:
+            await asyncio.sleep(0.01)
+        world.api.allow("/api/v1/nodes")
+        await world.offer("a", "1")
+        assert await world.offered("a") == 1
+        await world.do("DELETE", "/api/v1/nodes/a")
+        assert await world.offered("a") is None
+        assert world.seen.problems == {}
+
+    play(tmp_path, story)
+
+
+def test_a_question_is_answered_with_node_lease_and_pods(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.daemonset()
+        await world.node("a")
+        uid = await world.pod("p1", "a")
+        await world.pod("p2", "b")
+        # the node's clock is an hour behind: nobody believes it
+        await world.lease("a", datetime.now(UTC) - timedelta(hours=1))
+        await world.expected()
+        while not (found := await world.answer()) or not found.pods:
+            await asyncio.sleep(0.05)
+        assert found.lease_age_s is not None
+        assert found.lease_age_s < 20
+        assert found == facts.Facts(
+            exists=True,
+            ready=True,
+            lease_age_s=found.lease_age_s,
+            pods=(
+                facts.Pod(
+                    name="kube-system/p1",
+                    uid=uid,
+                    phase="Running",
+                    ready=True,
+                    restarts=3,
+                    revision="r1",
+                    current="r1",
+                ),
+            ),
+            offers={GPU: facts.Offer(capacity=2, allocatable=2)},
+        )
+
+    play(tmp_path, story)
+
+
+def test_a_node_that_is_gone_is_told_apart_from_one_that_cannot_be_read(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        found = await world.answer()
+        assert found is not None
+        assert found.exists is False
+        assert found.problem == "pods of device-plugin: daemonset kube-system/d is not known"
+        world.api.refuse("/api/v1/nodes", refusals.Reason.FORBIDDEN)
+        for _ in range(2):
+            found = await world.answer()
+            assert found is not None
+            assert found.exists is None
+            assert found.problem.startswith("get /api/v1/nodes/a: HTTP 403 GET /api/v1/nodes/a")
+        assert list(world.seen.problems) == ["get nodes"]
+        world.api.allow("/api/v1/nodes")
+        await world.answer()
+        assert world.seen.problems == {}
+
+    play(tmp_path, story, running=False)
+
+
+def test_an_api_that_is_away_answers_in_time_that_nothing_is_known(tmp_path: Path) -> None:
+    async def story() -> None:
+        api = kubernetes.KubernetesApi()
+        api.url = f"http://127.0.0.1:{nats.free_port()}"
+        file = tmp_path / "kubeconfig"
+        api.write_kubeconfig(file)
+        told: asyncio.Queue[cluster.Told] = asyncio.Queue()
+        async with asyncio.timeout(10), await kube.find(kubeconfig=str(file), context=None) as door:
+            seen = cluster.Cluster(door, SETTINGS, told.put)
+            asked = signals.AskCluster(node="a", plugin="device-plugin", number=1, timeout_s=0.3)
+            began = asyncio.get_running_loop().time()
+            seen.questions.ask(asked)
+            assert await told.get() == signals.ClusterAnswered(
+                node="a", plugin="device-plugin", number=1, facts=None
+            )
+            assert asyncio.get_running_loop().time() - began < 1
+            await seen.questions.close()
+
+    asyncio.run(story())
+
+
+def test_settings_that_lead_to_no_cluster_say_what_was_tried(tmp_path: Path) -> None:
+    async def story() -> None:
+        with pytest.raises(kube.NoCluster, match="the cluster this runs in"):
+            await kube.find(kubeconfig=None, context=None)
+        with pytest.raises(kube.NoCluster, match="No such file"):
+            await kube.find(kubeconfig=str(tmp_path / "none"), context=None)
+
+    asyncio.run(story())
+
+
+def test_the_pod_that_is_deleted_is_the_one_that_was_meant(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        uid = await world.pod("p1", "a")
+
+        async def remediated(uid: str, *, dry_run: bool = False) -> str:
+            meant = signals.Remediate(
+                node="a", plugin="p", pod="kube-system/p1", uid=uid, reason="stuck"
+            )
+            world.seen.questions.remediate(meant, dry_run=dry_run)
+            told = await world.told.get()
+            assert isinstance(told, signals.Remediated)
+            return told.error
+
+        assert "HTTP 409" in await remediated("another")
+        assert await remediated(uid, dry_run=True) == ""
+        assert (await world.do("GET", f"{PODS}/p1"))["metadata"]["uid"] == uid
+        assert await remediated(uid) == ""
+        assert (await world.do("GET", PODS))["items"] == []
+        assert await remediated(uid) == ""
+
+    play(tmp_path, story, running=False)
+
+
+def test_blindness_becomes_an_event_on_our_pod(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async def post(path: str, body: object) -> str:
+            return await world.door.post(path, body, timeout_s=2)
+
+        settings = config.Blind(namespace="kube-system", pod="health-0")
+        alarms = alarm.Alarms(settings, name="health-0", post=post)
+        running = asyncio.create_task(alarms.run())
+        await alarms.tell(signals.Alarm(firing=True, summary="deaf for 10 s", seconds=10))
+        path = "/api/v1/namespaces/kube-system/events"
+        while not (items := (await world.do("GET", path))["items"]):
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        (event,) = items
+        assert event["involvedObject"]["name"] == "health-0"
+        assert (event["type"], event["reason"]) == ("Warning", "HealthBlind")
+        assert event["message"] == "deaf for 10 s"
+
+    play(tmp_path, story, running=False)
