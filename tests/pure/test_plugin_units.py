@@ -336,3 +336,23 @@ def test_any_name_gives_ids_and_resource_names_that_the_kubelet_takes(names: lis
     for offer in units.plan([each], seen(*paths)).offers:
         assert [*resource_names.problems(offer.name)] == []
         assert all(1 <= len(unit.id) <= 63 for unit in offer.units)
+
+
+def test_more_resources_than_can_be_served_are_left_out_and_those_that_stand_stay() -> None:
+    rule = rules.Resource(
+        name="a.example/*",
+        per_match=True,
+        groups=(rules.Group(devices=(rules.Nodes(path="/dev/x[0-9]"),)),),
+    )
+    seen = found.Seen(
+        nodes=tuple(found.Node(path=f"/dev/x{n}", kind=found.Kind.CHAR) for n in range(9))
+    )
+    whole = units.plan([rule], seen)
+    few = units.bounded(whole, 3, standing={"a.example/x7"})
+    assert [offer.name for offer in few.offers] == ["a.example/x7", "a.example/x0", "a.example/x1"]
+    (problem,) = few.problems
+    assert problem == (
+        "9 resources are more than the 3 that the limit of open files allows; left out: "
+        "a.example/x2, a.example/x3, a.example/x4, a.example/x5, a.example/x6 and 1 more"
+    )
+    assert units.bounded(whole, 9, standing=()) is whole

@@ -262,3 +262,30 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_two(root: Path) -> None:
         assert busy == f"muster-plugin: http: 127.0.0.1:{port}: Address already in use\n"
 
     run(story)
+
+
+def test_where_few_files_may_be_open_the_resources_that_fit_are_served(root: Path) -> None:
+    async def story() -> None:
+        (root / "d").mkdir()
+        for number in range(30):
+            (root / f"d/x{number:02}").symlink_to("/dev/null")
+        entry = {"path": str(root / "d/*"), "shared": True}
+        every = resource("a.example/*", "", perMatch=True, groups=[{"devices": [entry]}])
+        file = settings(root, "nats://127.0.0.1:1", resources=[every])
+        own = [str(root / f"d/x{number:02}") for number in range(9)]
+        names = [f"a.example/{path.removeprefix('/').replace('/', '_')}" for path in own]
+        limits = ("prlimit", "--nofile=64:200", sys.executable, "-m", "muster_plugin")
+        pipe = asyncio.subprocess.PIPE
+        async with stand_in.Kubelet(directory=root, node="n1.example") as kubelet:
+            started = await asyncio.create_subprocess_exec(
+                *limits, "--config", str(file), stdout=pipe, stderr=pipe
+            )
+            process = Process(started)
+            said = await process.said("devices_problem")
+            assert str(said["problem"]).startswith("30 resources are more than the 9 that the ")
+            await process.said("listening")
+            found = await kubelet.until(lambda state: len(state.resources) == len(own))
+            assert sorted(found.resources) == names
+            assert await process.stop() == 0
+
+    run(story)

@@ -89,7 +89,13 @@ def _node(chosen: config.Settings) -> node_door.Node:
     logs.configure("plugin", level=chosen.log.level, node=name)
     for stale in directory.remove_stale(_folders(chosen)):
         logs.logger().info("stale_socket_removed", socket=stale)
-    node = node_door.Node(chosen, name, line=_line, seen=_gpus(chosen, here, name))
+    node = node_door.Node(
+        chosen,
+        name,
+        line=_line,
+        seen=_gpus(chosen, here, name),
+        resources_max=start.resources_max(),
+    )
     node.lives.claims.remove_stale()
     return node
 

@@ -38,6 +38,7 @@ from muster_plugin import (
     sights,
     signals,
     specs,
+    start,
     teller,
     units,
 )
@@ -74,6 +75,7 @@ class Node:
         line: lines.Lines,
         seen: gpus.Gpus | None = None,
         periods: kubelet.Periods | None = None,
+        resources_max: int = start.RESOURCES_MAX,
     ) -> None:
         self.name = name
         self.plugin = settings.name
@@ -84,6 +86,7 @@ class Node:
         """Set when the process is to end: only a new one can speak to a new GPU driver."""
         self.stop_reason = vocabulary.StopReason.SIGNAL
         self.teller = teller.Teller(name, settings.name)
+        self._resources_max = resources_max
         self._root = Path(settings.kubelet.directory)
         self.lives = lives.Lives(self._root, self.inventory, line=line, hears=self, periods=periods)
         self._rules = settings.at(name)
@@ -333,6 +336,7 @@ class Node:
             plan = units.together(plan, of_gpus)
             self.inventory.gpus = gpu_units.node(self._look, self._rules.gpus)
             self.inventory.terms = gpu_answer.Terms(rules=self._rules.gpus, look=self._look)
+        plan = units.bounded(plan, self._resources_max, standing=self.inventory.resources)
         events = self.inventory.look(plan, configured, now=time.monotonic(), at=datetime.now(UTC))
         self.teller.problems(plan.problems)
         self._write_specs()

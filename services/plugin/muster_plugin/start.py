@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -16,6 +17,10 @@ from muster_plugin import claims, config, directory
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _ALONE_AGAIN_S: Final = 0.05
+RESOURCES_MAX: Final = 1000
+_FILES_OF_OURS: Final = 128
+_FILES_A_RESOURCE: Final = 8
+"""Lock, socket and stream, which are 3; and for moments a probe and a registration."""
 
 
 class CannotServe(Exception):
@@ -61,6 +66,15 @@ def check(chosen: config.Settings) -> None:
         raise CannotServe(f"http: {http.host}:{http.port}: {told}") from None
 
 
+def resources_max() -> int:
+    """Have as many files open as this process may; return how many resources that is enough for."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most == resource.RLIM_INFINITY:
+        return RESOURCES_MAX
+    return max(1, min(RESOURCES_MAX, (most - _FILES_OF_OURS) // _FILES_A_RESOURCE))
+
+
 async def be_alone(
     resources: Collection[str],
     folders: Sequence[Path],
@@ -93,9 +107,9 @@ def _other(resources: Iterable[str], folders: Sequence[Path], claimed: claims.Cl
 
     Of two that start together each claims in the same order, so that one of them gets everything.
     """
-    for resource in resources:
-        owner = claimed.claim(resource)
+    for name in resources:
+        owner = claimed.claim(name)
         if owner:
-            return f"{resource} ({owner})"
+            return f"{name} ({owner})"
     # one that knows no locks
     return next(iter(directory.served(folders, {*map(config.slug, resources)})), "")

@@ -11,7 +11,7 @@ list or of its device number: other devices that come or go do not change them.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -110,6 +110,20 @@ def together(one: Plan, other: Plan) -> Plan:
             *(f"{name}: given by two rules; the first counts" for name in twice),
         ),
     )
+
+
+def bounded(whole: Plan, most: int, *, standing: Collection[str]) -> Plan:
+    """Return a plan of so many resources at most, those that stand already first."""
+    if len(whole.offers) <= most:
+        return whole
+    offers = sorted(whole.offers, key=lambda offer: offer.name not in standing)
+    left = [offer.name for offer in offers[most:]]
+    more = f" and {len(left) - _NAMED_MAX} more" if len(left) > _NAMED_MAX else ""
+    problem = (
+        f"{len(offers)} resources are more than the {most} that the limit of open files allows; "
+        f"left out: {', '.join(left[:_NAMED_MAX])}{more}"
+    )
+    return Plan(offers=tuple(offers[:most]), problems=(*whole.problems, problem))
 
 
 def _by_name(
