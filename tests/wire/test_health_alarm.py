@@ -46,7 +46,7 @@ def test_blindness_and_its_end_are_posted_once_each() -> None:
                 "instance": "health-0",
                 "at": said["at"],
             }
-            assert first.path == "/blind?team=a"
+            assert first.path == "/blind"
             assert '"state":"resolved"' in second.body
 
     asyncio.run(story())
