@@ -1,0 +1,334 @@
+"""What befalls a node with GPUs, and what its kubelet and the bus are told of it."""
+
+import asyncio
+import signal
+import time
+from datetime import UTC, datetime
+from typing import Final
+
+from muster import vocabulary
+from tests.nvml import node, scenes
+from tests.nvml.node import GPU, UUIDS
+
+Changed = vocabulary.DeviceHealthChanged
+Turned = vocabulary.DeviceConditionChanged
+HEALTHY: Final = vocabulary.Health.HEALTHY
+UNHEALTHY: Final = vocabulary.Health.UNHEALTHY
+FOREVER: Final = {"cooldown_s": 3600}
+
+
+def test_a_gpu_lost_at_the_start_costs_the_other_seven_nothing() -> None:
+    async def story() -> None:
+        async with (
+            node.node(scenes.h100x8().also("lost 3")) as here,
+            here.plugin(here.configure()) as plugin,
+        ):
+            devices = await here.offers(GPU, healthy=7)
+            assert {*devices} == {*UUIDS} - {UUIDS[3]}
+            told = (await here.event(vocabulary.InventoryReported)).gpus
+            assert told is not None
+            assert [one.uuid for one in told.gpus] == [*devices]
+            assert told.problem == "GPU 3 cannot be read: GPU_IS_LOST"
+            problem = await plugin.said("devices_problem")
+            assert problem["problem"] == told.problem
+
+    node.run(story)
+
+
+def test_a_gpu_lost_while_running_leaves_alone_makes_nobody_spin_and_comes_back() -> None:
+    async def story() -> None:
+        async with node.node(scenes.h100x8()) as here, here.plugin(here.configure()):
+            await here.offers(GPU, healthy=8)
+            here.gpus.add("lost 5")
+            await here.unhealthy(GPU, UUIDS[5])
+            lost = await here.event(Changed, device_id=UUIDS[5])
+            assert (lost.health, lost.code, lost.reason) == (
+                UNHEALTHY,
+                "gpu-lost",
+                "NVML says that it has lost the GPU",
+            )
+            unwatched = await here.event(Turned, device_id=UUIDS[5], holds=True)
+            assert (unwatched.condition, unwatched.reason) == (
+                "unmonitored",
+                "it is lost: GPU_IS_LOST",
+            )
+            waits, began = here.gpus.counts()["nvmlEventSetWait_v2"], time.monotonic()
+            await asyncio.sleep(1)
+            waited = here.gpus.counts()["nvmlEventSetWait_v2"] - waits
+            # two slices a second
+            assert waited <= 2 * (time.monotonic() - began) + 2
+            assert here.bad(GPU) == {UUIDS[5]}
+            here.gpus.drop("lost")
+            await here.unhealthy(GPU)
+            back = await here.event(Changed, device_id=UUIDS[5], health=HEALTHY)
+            assert back.reason == (
+                "gpu-lost is over: 2 good polls in a row, no fault for 0 s, "
+                "the driver asks for nothing"
+            )
+            await here.event(Turned, device_id=UUIDS[5], holds=False)
+            here.gpus.xid(5, 94)
+            await here.event(Changed, device_id=UUIDS[5], code="xid-94")
+
+    node.run(story)
+
+
+def test_an_xid_takes_all_replicas_of_its_gpu_and_gives_all_of_them_back() -> None:
+    async def story() -> None:
+        sharing = {"resources": [{"name": GPU, "replicas": 4}]}
+        async with (
+            node.node(scenes.h100x8()) as here,
+            here.plugin(here.configure({"sharing": sharing})),
+        ):
+            await here.offers(GPU, healthy=32)
+            (got,) = await here.kubelet.allocate(name="train", resources={GPU: 1})
+            await here.event(vocabulary.AllocationObserved, pod="default/train")
+            uuid = got.ids[0].partition("::")[0]
+            number = UUIDS.index(uuid)
+            well = here.gpus.scene
+            here.gpus.write(well.but(number, recovery=1))
+            await here.event(Changed, code="recovery-reset")
+            here.gpus.xid(number, 48)
+            await here.unhealthy(GPU, *(f"{uuid}::{replica}" for replica in range(4)))
+            bad = await here.event(Changed, code="xid-48")
+            assert node.timeless(bad) == Changed(
+                node=node.NAME,
+                plugin="device-plugin",
+                at=node.EPOCH,
+                resource=GPU,
+                device_id=uuid,
+                health=UNHEALTHY,
+                reason="XID 48: Double Bit ECC Error",
+                code="xid-48",
+                policy=(
+                    "nvidia-compatible/any-other v1: unhealthy "
+                    "(NVIDIA/k8s-device-plugin 1b826ac: unhealthy)"
+                ),
+                evidence=bad.evidence,
+                pods=("default/train",),
+            )
+            assert [one.source for one in bad.evidence] == ["nvml-events", "nvml-poll"]
+            assert bad.evidence[0].observed == "XID 48"
+            here.gpus.write(well)
+            await here.unhealthy(GPU)
+            await here.event(Changed, health=HEALTHY)
+            # one event for each turn, and not for each replica
+            assert [(one.code, one.health, one.pods) for one in here.of(Changed)] == [
+                ("recovery-reset", UNHEALTHY, ("default/train",)),
+                ("xid-48", UNHEALTHY, ("default/train",)),
+                ("recovery-reset", UNHEALTHY, ("default/train",)),
+                ("xid-48", HEALTHY, ("default/train",)),
+            ]
+            assert here.of(Changed)[2].reason.endswith("; but XID 48: Double Bit ECC Error")
+
+    node.run(story)
+
+
+def test_an_xid_takes_the_mig_device_it_names_and_one_that_names_none_the_whole_gpu() -> None:
+    async def story() -> None:
+        scene = scenes.a100_mig()
+        one, two = "nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb"
+        async with (
+            node.node(scene) as here,
+            here.plugin(here.configure({"migStrategy": "mixed", "health": FOREVER})),
+        ):
+            await here.offers(one, healthy=8)
+            await here.offers(two, healthy=1)
+            await here.offers(GPU, healthy=1)
+            here.gpus.xid(1, 94, gi=9, ci=0)
+            second = scene.mig_uuid(1, 2)
+            await here.unhealthy(one, second)
+            bad = await here.event(Changed)
+            assert (bad.resource, bad.device_id, bad.evidence[0].observed) == (
+                one,
+                second,
+                "XID 94 on GPU instance 9, compute instance 0",
+            )
+            here.gpus.xid(0, 79)
+            await here.unhealthy(one, second, scene.mig_uuid(0, 0))
+            await here.unhealthy(two, scene.mig_uuid(0, 2))
+            here.gpus.xid(2, 79)
+            await here.unhealthy(GPU, scene.gpus[2].uuid)
+            await here.event(Changed, resource=GPU)
+            assert {(e.resource, e.device_id, e.code) for e in here.of(Changed)} == {
+                (one, second, "xid-94"),
+                (one, scene.mig_uuid(0, 0), "xid-79"),
+                (two, scene.mig_uuid(0, 2), "xid-79"),
+                (GPU, scene.gpus[2].uuid, "xid-79"),
+            }
+
+    node.run(story)
+
+
+def test_without_a_driver_there_are_no_gpus_and_with_one_there_are_without_a_restart() -> None:
+    async def story() -> None:
+        async with node.node() as here, here.plugin(here.configure()) as plugin:
+            await here.offers(GPU)
+            await here.beat(lambda beat: beat.resources[0].probe_ok)
+            told = (await here.event(vocabulary.InventoryReported)).gpus
+            assert told is not None
+            assert told.problem.startswith(
+                "no GPU can be used: not_loaded: nvmlInit: DRIVER_NOT_LOADED: the kernel module"
+            )
+            here.gpus.write(scenes.h100x8())
+            await here.offers(GPU, healthy=8)
+            assert here.kubelet.state().resources[GPU].registered == 1
+            await plugin.log.first(lambda line: line.get("device") == UUIDS[7])
+            added = [line["device"] for line in plugin.log.items if "device" in line]
+            assert added == [*UUIDS]
+
+    node.run(story)
+
+
+def test_gpus_that_are_divided_anew_take_their_old_devices_away_and_bring_new_ones() -> None:
+    async def story() -> None:
+        scene = scenes.a100_mig()
+        one, two, three = scenes.A100_40GB[:3]
+        small, middle, large = (f"nvidia.com/mig-{p.name}" for p in (one, two, three))
+        async with (
+            node.node(scene) as here,
+            here.plugin(here.configure({"migStrategy": "mixed", "grace_s": 0.5})) as plugin,
+        ):
+            await here.offers(small, healthy=8)
+            await here.offers(middle, healthy=1)
+            divided = scene.carved(0, scenes.Mig(profile=one, slot=0, gi=9)).carved(
+                1,
+                scenes.Mig(profile=three, slot=0, gi=1),
+                scenes.Mig(profile=three, slot=1, gi=2),
+            )
+            here.gpus.write(divided)
+            here.gpus.event(1, 0x100)
+            gone = {scene.mig_uuid(1, slot) for slot in range(7)}
+            await here.unhealthy(small, *gone)
+            new = await here.offers(large, healthy=2)
+            assert {*new} == {divided.mig_uuid(1, 0), divided.mig_uuid(1, 1)}
+            assert {*await here.offers(small, healthy=1)} == {scene.mig_uuid(0, 0)}
+            await here.event(vocabulary.DeviceRemoved, resource=middle)
+            await here.offers(middle)
+            removed = {e.device_id for e in here.of(vocabulary.DeviceRemoved)}
+            assert removed == {*gone, scene.mig_uuid(0, 2)}
+            assert here.kubelet.state().resources[small].registered == 1
+            # the other two GPUs were never in doubt
+            left_alone = {scene.mig_uuid(0, 0), scene.gpus[2].uuid}
+            assert {e.device_id for e in here.of(Changed)}.isdisjoint(left_alone)
+            assert plugin.process.returncode is None
+
+    node.run(story)
+
+
+def test_while_nvml_hangs_the_node_goes_on_and_says_that_nobody_watches_its_gpus() -> None:
+    async def story() -> None:
+        async with node.node(scenes.h100x8()) as here, here.plugin(here.configure()):
+            await here.offers(GPU, healthy=8)
+            await here.beat(lambda beat: beat.resources[0].unmonitored == 0)
+            here.gpus.add("hang call=*")
+            began, heard = time.monotonic(), len(here.beats.items)
+            (got,) = await here.kubelet.allocate(name="train", resources={GPU: 8})
+            assert len(got.ids) == 8
+            blind = await here.beat(lambda beat: beat.resources[0].unmonitored == 8)
+            # beats come when they are due, and what is not known is not bad
+            due = (time.monotonic() - began) / node.BEAT_S
+            assert len(here.beats.items) - heard > due / 2
+            assert blind.resources[0].healthy == 8
+            assert min(blind.checkers["gpu_poll"], blind.checkers["gpu_events"]) > 4
+            told = await here.event(Turned, holds=True)
+            assert (told.condition, told.code, told.pods) == (
+                vocabulary.Condition.UNMONITORED,
+                "unwatched",
+                ("default/train",),
+            )
+            assert told.reason.startswith("NVML has not answered for 5 s")
+            here.gpus.drop("hang")
+            await here.beat(lambda beat: beat.resources[0].unmonitored == 0)
+            await here.event(Turned, holds=False)
+            assert here.of(Changed) == []
+            here.gpus.xid(0, 79)
+            await here.event(Changed, code="xid-79")
+
+    node.run(story)
+
+
+def test_it_ends_in_order_and_in_time_while_nvml_hangs() -> None:
+    async def story() -> None:
+        async with node.node(scenes.h100x8()) as here, here.plugin(here.configure()) as plugin:
+            await here.offers(GPU, healthy=8)
+            await plugin.said("bus_connected")
+            asked = here.gpus.counts()["nvmlDeviceGetFieldValues"]
+            here.gpus.add("hang call=nvmlDeviceGetFieldValues")
+            while here.gpus.counts()["nvmlDeviceGetFieldValues"] < asked + 8:
+                await asyncio.sleep(0.01)
+            async with asyncio.timeout(2.5):
+                assert await plugin.end() == 0
+            assert (await here.event(vocabulary.PluginStopping)).reason == "signal"
+
+    node.run(story)
+
+
+def test_a_gpu_is_well_again_after_quiet_and_needs_twice_as_much_the_next_time() -> None:
+    async def story() -> None:
+        quiet_s, late_s = 0.8, 0.1
+        health = {"good": 3, "cooldown_s": quiet_s}
+        async with (
+            node.node(scenes.h100x8()) as here,
+            here.plugin(here.configure({"health": health})),
+        ):
+            await here.offers(GPU, healthy=8)
+            here.gpus.xid(4, 94)
+            first = await here.event(Changed, health=UNHEALTHY)
+            await here.beat(lambda _: True)
+            again = datetime.now(UTC)
+            here.gpus.xid(4, 94)
+            well = await here.event(Changed, health=HEALTHY)
+            # the second fault is nothing new, but quiet begins with it
+            assert [e.health for e in here.of(Changed)] == [UNHEALTHY, HEALTHY]
+            assert (well.at - again).total_seconds() > quiet_s - late_s
+            assert again > first.at
+            here.gpus.xid(4, 94)
+            after = here.events.items.index(well) + 1
+            worse = await here.event(Changed, after=after, health=UNHEALTHY)
+            better = await here.event(Changed, after=after, health=HEALTHY)
+            assert worse.evidence[-1].observed == "bad again 0 s after it was well"
+            assert (better.at - worse.at).total_seconds() > 2 * quiet_s - late_s
+
+    node.run(story)
+
+
+def test_a_gpu_that_is_bad_at_the_start_is_bad_after_every_start_until_it_is_well() -> None:
+    async def story() -> None:
+        async with node.node(scenes.h100x8().but(2, recovery=1)) as here:
+            config = here.configure()
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                async with here.plugin(config) as plugin:
+                    added = await plugin.log.first(lambda line: line.get("device") == UUIDS[2])
+                    # nobody ever heard that it was well
+                    assert (added["event"], added["reason"]) == (
+                        "device_added",
+                        "the driver asks for a reset of the GPU",
+                    )
+                    await here.offers(GPU, healthy=7, unhealthy=1)
+                    assert here.bad(GPU) == {UUIDS[2]}
+                    await plugin.end(number)
+            async with here.plugin(config):
+                await here.offers(GPU, healthy=7, unhealthy=1)
+                here.gpus.write(scenes.h100x8())
+                await here.unhealthy(GPU)
+
+    node.run(story)
+
+
+def test_a_driver_that_was_replaced_ends_the_process_in_order_and_says_why() -> None:
+    async def story() -> None:
+        async with node.node(scenes.h100x8()) as here:
+            config = here.configure()
+            async with here.plugin(config) as plugin:
+                await here.offers(GPU, healthy=8)
+                await plugin.said("bus_connected")
+                here.gpus.add("epoch 1 18", "init 18")
+                assert await plugin.process.wait() == 0
+                assert (await here.event(vocabulary.PluginStopping)).reason == "upgrade"
+                problem = (await plugin.said("driver_replaced"))["problem"]
+                assert problem.startswith("nvmlInit: LIB_RM_VERSION_MISMATCH: the loaded driver")
+            here.gpus.drop("init")
+            async with here.plugin(config):
+                await here.offers(GPU, healthy=8)
+
+    node.run(story)
