@@ -109,8 +109,8 @@ def plugin_settings(
 
 
 def health_settings(*, nats: str) -> Settings:
-    """Return the settings of health."""
-    return {"bus": {"url": nats}}
+    """Return the settings of health: here nobody is silent but because somebody wants it so."""
+    return {"bus": {"url": nats}, "detection": {"patience_s": 0}}
 
 
 def labeler_settings(*, nats: str, kubeconfig: str) -> Settings:

@@ -5,13 +5,29 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Health, Verdict
-from muster_health import alerts, beats, config, deadlines, devices, dossier, evidence, snapshot
-from muster_health.devices import Turned
+from muster_health import (
+    alerts,
+    beats,
+    config,
+    deadlines,
+    device_alerts,
+    devices,
+    dossier,
+    evidence,
+    snapshot,
+)
 from muster_health.snapshot import State
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
 ROOT = Path(__file__).parents[2]
+
+
+def beat_of(**said: object) -> vocabulary.Heartbeat:
+    resource = vocabulary.ResourceBeat(name=GPU, **said)  # type: ignore[arg-type]  # numbers, words
+    return vocabulary.Heartbeat(
+        node="a", plugin="p", instance="one", seq=1, interval_s=1.0, resources=(resource,)
+    )
 
 
 def changed(device: str, health: Health, reason: str = "") -> vocabulary.DeviceHealthChanged:
@@ -39,57 +55,124 @@ def inventory(**healths: Health) -> vocabulary.InventoryReported:
     )
 
 
-def turned(device: str, why: str, *, unhealthy: bool) -> Turned:
-    return Turned(resource=GPU, device=device, unhealthy=unhealthy, why=why)
+def group(kind: AlertKind, known: devices.Devices) -> dict[str, str]:
+    return {device: bad.why for device, bad in known.bad.get((kind, GPU), {}).items()}
 
 
-def test_a_device_turns_unhealthy_once_and_healthy_once() -> None:
-    known = devices.Devices()
+def alert_of(known: devices.Devices) -> alerts.Alert:
+    (found,) = device_alerts.of(known, node="a", at=AT)
+    return found
 
-    assert known.apply(changed("g0", Health.UNHEALTHY, "fell off the bus")) == [
-        turned("g0", "fell off the bus (xid-79)", unhealthy=True)
-    ]
-    assert known.apply(changed("g0", Health.UNHEALTHY, "fell off the bus")) == []
-    assert known.apply(changed("g0", Health.HEALTHY)) == [
-        turned("g0", "the plugin reports it Healthy", unhealthy=False)
-    ]
-    assert known.apply(changed("g0", Health.HEALTHY)) == []
+
+def test_a_device_is_unhealthy_from_its_first_word_to_its_last() -> None:
+    known = devices.Devices(10)
+
+    known.apply(changed("g0", Health.UNHEALTHY, "fell off the bus"))
+    assert group(AlertKind.DEVICE_UNHEALTHY, known) == {"g0": "fell off the bus (xid-79)"}
+    known.apply(changed("g0", Health.HEALTHY))
+    assert (known.bad, known.ended) == (
+        {},
+        {(AlertKind.DEVICE_UNHEALTHY, GPU): "the plugin reports it Healthy"},
+    )
 
 
 def test_a_snapshot_heals_lost_events_both_ways() -> None:
-    known = devices.Devices()
-    known.restore(GPU, "g0", "XID 79")
-    known.restore(GPU, "g9", "XID 79")
+    known = devices.Devices(10)
+    known.restore([devices.Known(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0", "g9"))])
 
-    assert known.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY)) == [
-        turned("g0", "the plugin's inventory shows it Healthy", unhealthy=False),
-        turned("g1", "XID 79", unhealthy=True),
-        turned("g9", "the plugin's inventory no longer lists it", unhealthy=False),
-    ]
-    assert (known.totals, known.unhealthy()) == ({GPU: 2}, {(GPU, "g1"): "XID 79"})
+    known.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
+
+    assert (known.totals, group(AlertKind.DEVICE_UNHEALTHY, known)) == ({GPU: 2}, {"g1": "XID 79"})
+    assert known.known() == (devices.Known(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g1",)),)
 
 
 def test_a_removed_device_is_no_longer_unhealthy() -> None:
-    known = devices.Devices()
-    known.restore(GPU, "g0", "XID 79")
+    known = devices.Devices(10)
+    known.apply(changed("g0", Health.UNHEALTHY))
     removed = vocabulary.DeviceRemoved(
         node="a", at=AT, plugin="p", resource=GPU, device_id="g0", reason="unplugged"
     )
 
-    assert known.apply(removed) == [turned("g0", "removed: unplugged", unhealthy=False)]
+    known.apply(removed)
+    assert (known.bad, known.ended) == (
+        {},
+        {(AlertKind.DEVICE_UNHEALTHY, GPU): "removed: unplugged"},
+    )
 
 
 def test_a_device_can_be_unhealthy_when_it_is_added() -> None:
-    added = vocabulary.DeviceAdded(
-        node="a",
-        at=AT,
-        plugin="p",
-        device=vocabulary.Device(id="g0", resource=GPU, health=Health.UNHEALTHY),
-    )
+    known = devices.Devices(10)
+    device = vocabulary.Device(id="g0", resource=GPU, health=Health.UNHEALTHY)
+    known.apply(vocabulary.DeviceAdded(node="a", at=AT, plugin="p", device=device))
 
-    assert devices.Devices().apply(added) == [
-        turned("g0", "the plugin gives no reason", unhealthy=True)
-    ]
+    assert group(AlertKind.DEVICE_UNHEALTHY, known) == {"g0": "the plugin gives no reason"}
+
+
+def test_a_condition_holds_until_it_is_said_to_end_or_a_beat_counts_none() -> None:
+    known = devices.Devices(10)
+    for device in ("g0", "g1"):
+        known.apply(
+            vocabulary.DeviceConditionChanged(
+                node="a",
+                at=AT,
+                plugin="p",
+                resource=GPU,
+                device_id=device,
+                condition=vocabulary.Condition.DEGRADED,
+                holds=True,
+                reason="row remapping",
+                pods=("default/train",),
+            )
+        )
+    assert known.hear(beat_of(degraded=2)) is True
+    assert known.hear(beat_of(degraded=2)) is False
+    found = alert_of(known)
+    assert (found.kind, found.summary, found.devices, found.pods) == (
+        AlertKind.DEVICE_DEGRADED,
+        f"2 {GPU} on a are degraded: g0, g1",
+        ("g0", "g1"),
+        ("default/train",),
+    )
+    assert known.hear(beat_of()) is True
+    assert list(device_alerts.of(known, node="a", at=AT)) == []
+
+
+def test_a_beat_tells_of_what_no_event_came_for() -> None:
+    known = devices.Devices(10)
+    known.hear(beat_of(unmonitored=3))
+
+    found = alert_of(known)
+    assert (found.kind, found.devices, found.devices_total) == (
+        AlertKind.DEVICE_UNMONITORED,
+        (),
+        3,
+    )
+    assert [seen.observed for seen in found.evidence] == ["counts 3 unmonitored"]
+
+
+def test_fewer_devices_than_expected_are_told_of() -> None:
+    known = devices.Devices(10)
+    known.hear(beat_of(short="3 of 4 expected devices"))
+
+    assert alert_of(known).summary == f"{GPU} on a: 3 of 4 expected devices"
+
+
+def test_hundreds_of_devices_are_one_alert_and_are_bounded() -> None:
+    known = devices.Devices(300)
+    kept = [known.apply(changed(f"g{n:03}", Health.UNHEALTHY, "XID 79")) for n in range(400)]
+
+    found = alert_of(known)
+    assert kept == [True] * 300 + [False] * 100
+    assert (len(found.devices), found.devices_total, len(found.evidence)) == (32, 300, 4)
+    assert found.summary == f"300 {GPU} on a are unhealthy: g000, g001, g002, g003 and 296 more"
+    assert known.known() == (
+        devices.Known(
+            AlertKind.DEVICE_UNHEALTHY,
+            GPU,
+            "XID 79 (xid-79)",
+            tuple(f"g{n:03}" for n in range(300)),
+        ),
+    )
 
 
 def test_an_alert_becomes_a_fact_with_a_name_of_its_own() -> None:
@@ -99,11 +182,13 @@ def test_an_alert_becomes_a_fact_with_a_name_of_its_own() -> None:
         summary="g0 is unhealthy",
         evidence=seen,
         starts_at=AT,
+        told_at=AT,
         resource=GPU,
-        device="g0",
+        devices=("g0",),
+        devices_total=1,
     )
 
-    fact = alerts.changed(alert, node="a.b", plugin="p", runbook_url="https://run/")
+    fact = alerts.changed(alert, node="a.b", plugin="p", runbook_url="https://run/", leader=7)
 
     assert fact == vocabulary.AlertChanged(
         node="a.b",
@@ -112,15 +197,27 @@ def test_an_alert_becomes_a_fact_with_a_name_of_its_own() -> None:
         kind=AlertKind.DEVICE_UNHEALTHY,
         severity=vocabulary.Severity.CRITICAL,
         state=vocabulary.AlertState.FIRING,
-        fingerprint="aba589f5a7080ad4",
+        fingerprint="86a71ae77dc3df60",
         summary="g0 is unhealthy",
         starts_at=AT,
         resource=GPU,
         devices=("g0",),
+        devices_total=1,
         evidence=seen,
+        advice="move the pods that are named; look up the code in the runbook",
         runbook="https://run/device_unhealthy.md",
+        leader=7,
     )
-    assert alerts.event_id(fact) == "aba589f5a7080ad4:firing:2026-11-21T12:00:00+00:00"
+    assert alerts.event_id(fact) == f"{fact.fingerprint}:2026-11-21T12:00:00+00:00:0:firing"
+
+
+def test_what_a_plugin_suffers_is_one_alert_for_each_urgency() -> None:
+    def name(kind: AlertKind) -> str:
+        return alerts.fingerprint("a", "p", kind)
+
+    assert name(AlertKind.PLUGIN_DOWN) == name(AlertKind.NODE_DOWN) == name(AlertKind.STUCK)
+    assert name(AlertKind.UNREACHABLE) != name(AlertKind.PLUGIN_DOWN)
+    assert name(AlertKind.DEVICE_UNHEALTHY) != name(AlertKind.PLUGIN_DOWN)
 
 
 def test_every_verdict_says_what_it_alerts_about() -> None:
@@ -159,7 +256,9 @@ def test_the_way_through_memory_changes_nothing() -> None:
         verdict=Verdict.DEREGISTERED,
         since=AT,
         order=(("zero", 3), ("one", 7)),
-        firing=(alerts.Alert(kind=AlertKind.STUCK, summary="s", evidence=(), starts_at=AT),),
+        firing=(
+            alerts.Alert(kind=AlertKind.STUCK, summary="s", evidence=(), starts_at=AT, told_at=AT),
+        ),
     )
 
     assert snapshot.decode(snapshot.encode(known)) == known
@@ -173,10 +272,10 @@ def test_what_is_not_ours_is_not_remembered(value: bytes) -> None:
 
 def test_another_version_is_not_remembered() -> None:
     value = snapshot.encode(
-        snapshot.Snapshot(v=2, node="a", plugin="p", state=State.ILL, interval_s=1.0)
+        snapshot.Snapshot(v=1, node="a", plugin="p", state=State.ILL, interval_s=1.0)
     )
 
-    with pytest.raises(ValueError, match="v=2, and this is version 1"):
+    with pytest.raises(ValueError, match="v=1, and this is version 2"):
         snapshot.decode(value)
 
 
@@ -240,6 +339,9 @@ def test_an_interval_too_short_to_be_meant_is_not_taken() -> None:
 
 
 def test_the_instance_that_stays_is_heard_whichever_came_first() -> None:
-    one = dossier.Dossier("a.b", "p", config.Detection(), now=0.0, runbook_url="")
+    around = dossier.Around(
+        config.Detection(), config.Bounds(), runbook_url="", has_cluster=False, leader=0
+    )
+    one = dossier.Dossier("a.b", "p", around, now=0.0)
     told = [("old", 1), ("new", 1), ("old", 2), ("new", 1), ("old", 2), ("new", 2), ("old", 3)]
     assert [one.is_news(*said) for said in told] == [True, True, True, False, False, True, True]

@@ -5,9 +5,9 @@ import pytest
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health import config, plugin_state, signals, snapshot, steps
+from muster_health.rules import Rule
 from muster_health.signals import Note
 from muster_health.snapshot import State
-from muster_health.trouble import Rule
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -106,6 +106,10 @@ def convicted(seconds: float) -> signals.Noted:
     return signals.Noted(note=Note.CONVICTED, seconds=seconds)
 
 
+UNDECIDED = (
+    "health",
+    "whether only it or its whole node is gone, only the Kubernetes API could tell; there is none",
+)
 CONFIRMED = signals.Noted(note=Note.CONFIRMED)
 REFUTED = signals.Noted(note=Note.REFUTED)
 
@@ -130,11 +134,12 @@ def test_silence_of_two_and_a_half_intervals_is_suspicious_and_asks() -> None:
         signals.Noted(note=Note.SUSPECTED),
         steps.Question(number=1),
     ]
-    assert (plugin.machine.state, plugin.machine.deadline()) == (State.SUSPECT, None)
+    assert plugin.machine.state is State.SUSPECT
 
 
 def test_a_plugin_heard_of_and_never_heard_is_asked_too() -> None:
     plugin = Plugin()
+    plugin.machine.heard_of = True
 
     number = plugin.suspected(2.5 * SETTINGS.interval_s)
 
@@ -146,6 +151,7 @@ def test_a_plugin_heard_of_and_never_heard_is_asked_too() -> None:
             Rule.NOBODY_LISTENS,
             ("heartbeat", "never heard; waited 12.5 s, 2.5 beats of 5 s"),
             ("probe", "nobody listens on the plugin's subject"),
+            UNDECIDED,
             resources=(),
         ),
         convicted(12.5),
@@ -180,6 +186,7 @@ def test_silence_that_nobody_listens_to_is_a_plugin_down() -> None:
             Rule.NOBODY_LISTENS,
             ("heartbeat", "silent for 2.5 s, 2.5 beats of 1 s"),
             ("probe", "nobody listens on the plugin's subject"),
+            UNDECIDED,
         ),
         convicted(3.51 - 1.0),
     ]
@@ -463,7 +470,7 @@ def test_after_our_own_outage_every_wait_begins_anew() -> None:
     plugin = healthy()
     number = plugin.suspected(3.5)
 
-    plugin.machine.rebase(60.0, window_s=5.0, paused_s=55.0)
+    plugin.machine.deaf(60.0, window_s=5.0, paused_s=55.0)
 
     assert plugin.machine.failed(number, 60.1, subscribed=False) == []
     assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 67.5)
@@ -475,7 +482,7 @@ def test_our_own_outage_prolongs_a_maintenance() -> None:
     plugin = healthy()
     plugin.leaves(2.0, expected_return_s=10.0)
 
-    plugin.machine.rebase(60.0, paused_s=55.0)
+    plugin.machine.deaf(60.0, paused_s=55.0)
 
     assert plugin.machine.deadline() == 67.0
 
@@ -485,7 +492,7 @@ def test_our_own_outage_prolongs_a_maintenance() -> None:
     [
         (State.HEALTHY, 102.5),
         (State.ILL, 102.5),
-        (State.LOST, None),
+        (State.LOST, 120.0),
         (State.MAINTENANCE, 130.0),
     ],
 )
@@ -498,3 +505,12 @@ def test_a_restored_plugin_has_all_its_time_anew(state: State, deadline: float |
     machine.restore(known, 100.0, overdue=False)
 
     assert machine.deadline() == deadline
+
+
+def test_an_answer_that_never_comes_ends_a_suspicion_undecided() -> None:
+    plugin = healthy()
+    plugin.suspected(3.5)
+
+    assert plugin.machine.deadline() == 3.5 + 2.0 + 10.0
+    assert plugin.machine.tick(15.5) == []
+    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 18.0)

@@ -21,7 +21,7 @@ GPU = "nvidia.com/gpu"
 PLUGIN = "device-plugin"
 SETTINGS = """
 bus: {{url: "{url}"}}
-detection: {{probe_timeout_s: 1.0, reconnect_s: 1.0, interval_s: 0.2, recover_s: 5}}
+detection: {{probe_timeout_s: 1.0, reconnect_s: 1.0, interval_s: 0.2, recover_s: 5, patience_s: 0}}
 """
 
 
@@ -250,7 +250,9 @@ def test_a_device_alert_fires_and_is_resolved_by_the_next_snapshot(tmp_path: Pat
             await plugin.report("g0", Health.UNHEALTHY)
             await told.until(lambda: len(told.alerts()) == 1)
             (shown,) = msgspec.json.decode(await service.get("/state"))["plugins"]
-            assert shown["unhealthy"] == [{"resource": GPU, "device": "g0", "why": "XID 79"}]
+            assert shown["unhealthy"] == [
+                {"kind": "device_unhealthy", "resource": GPU, "device": "g0", "why": "XID 79"}
+            ]
             assert [alert["devices"] for alert in shown["alerts"]] == [["g0"]]
             await plugin.report("g0", Health.HEALTHY)
             await told.until(lambda: len(told.alerts()) == 2)

@@ -1,37 +1,74 @@
-"""Pure. Verdicts and unhealthy devices become alerts: how urgent, under which name, in words."""
+"""Pure. Verdicts and devices become alerts: how urgent, under which name, in words.
+
+What a plugin itself suffers is one alert for each urgency, whatever it turns out to be: a plugin
+that is down, and then on a node that is down, changes its alert and opens no second one.
+"""
 
 import hashlib
 from datetime import datetime
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Severity, Verdict
 
-Key = tuple[AlertKind, str, str]
-"""Kind, resource, device: what tells the alerts of one plugin apart."""
+Key = tuple[str, str]
+"""Slot and resource: what tells the open alerts of one plugin apart."""
+
+_OF_DEVICES: Final = frozenset(
+    {
+        AlertKind.DEVICE_UNHEALTHY,
+        AlertKind.DEVICE_DEGRADED,
+        AlertKind.DEVICE_UNMONITORED,
+        AlertKind.DEVICES_SHORT,
+    }
+)
+_OF_FLEET: Final = frozenset({AlertKind.STORM, AlertKind.MORE_ALERTS})
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One alert of one plugin, from its first moment to its last."""
+    """One alert as it is, or was last told; `told_at` is when it last changed."""
 
     kind: AlertKind
     summary: str
     evidence: tuple[vocabulary.Evidence, ...]
     starts_at: datetime
+    told_at: datetime
     resource: str = ""
-    device: str = ""
+    devices: tuple[str, ...] = ()
+    devices_total: int = 0
+    pods: tuple[str, ...] = ()
+    change: int = 0
     ends_at: datetime | None = None
 
     @property
     def key(self) -> Key:
-        """What tells it from the plugin's other alerts."""
-        return self.kind, self.resource, self.device
+        """What tells it from the plugin's other open alerts."""
+        return slot_of(self.kind), self.resource
+
+    def says_the_same(self, other: "Alert") -> bool:
+        """Tell whether a person would read the same; evidence ages all the time."""
+        mine = (self.kind, self.summary, self.devices, self.devices_total, self.pods)
+        return mine == (
+            other.kind,
+            other.summary,
+            other.devices,
+            other.devices_total,
+            other.pods,
+        )
+
+    def becomes(self, other: "Alert", at: datetime) -> "Alert":
+        """Return it saying what another says, from then on."""
+        return msgspec.structs.replace(
+            other, starts_at=self.starts_at, told_at=at, change=self.change + 1
+        )
 
     def resolved(self, at: datetime, evidence: tuple[vocabulary.Evidence, ...]) -> "Alert":
         """Return its last state; the evidence is now what ended it."""
-        return msgspec.structs.replace(self, ends_at=at, evidence=evidence)
+        return msgspec.structs.replace(
+            self, ends_at=at, told_at=at, evidence=evidence, change=self.change + 1
+        )
 
 
 def kind_of(verdict: Verdict) -> AlertKind | None:
@@ -68,6 +105,8 @@ def severity_of(kind: AlertKind) -> Severity:
             | AlertKind.MISSING
             | AlertKind.DEVICE_UNHEALTHY
             | AlertKind.STORM
+            | AlertKind.HEALTH_SILENT
+            | AlertKind.DEAD_LETTERS
         ):
             return Severity.CRITICAL
         case (
@@ -86,53 +125,94 @@ def severity_of(kind: AlertKind) -> Severity:
             assert_never(kind)
 
 
-def fingerprint(
-    node: str, plugin: str, kind: AlertKind, *, resource: str = "", device: str = ""
-) -> str:
+def slot_of(kind: AlertKind) -> str:
+    """Return the place an alert takes: a plugin has one of its own for each urgency."""
+    if kind in _OF_DEVICES or kind in _OF_FLEET or kind is AlertKind.CLOCK_SKEW:
+        return kind.value
+    return severity_of(kind).value
+
+
+def fingerprint(node: str, plugin: str, kind: AlertKind, *, resource: str = "") -> str:
     """Return the name an alert has from first to last, and again when it comes back."""
-    text = f"{node}|{plugin}|{kind}|{resource}|{device}"
+    text = f"{node}|{plugin}|{slot_of(kind)}|{resource}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def changed(alert: Alert, *, node: str, plugin: str, runbook_url: str) -> vocabulary.AlertChanged:
-    """Return the fact that an alert fires, or is resolved; the same alert gives the same fact."""
+def changed(
+    alert: Alert, *, node: str, plugin: str, runbook_url: str, leader: int
+) -> vocabulary.AlertChanged:
+    """Return the fact that an alert fires, changes or is resolved."""
     return vocabulary.AlertChanged(
         node=node,
-        at=alert.ends_at or alert.starts_at,
+        at=alert.told_at,
         plugin=plugin,
         kind=alert.kind,
         severity=severity_of(alert.kind),
         state=(vocabulary.AlertState.RESOLVED if alert.ends_at else vocabulary.AlertState.FIRING),
-        fingerprint=fingerprint(
-            node, plugin, alert.kind, resource=alert.resource, device=alert.device
-        ),
+        fingerprint=fingerprint(node, plugin, alert.kind, resource=alert.resource),
         summary=alert.summary,
         starts_at=alert.starts_at,
         ends_at=alert.ends_at,
         resource=alert.resource,
-        devices=(alert.device,) if alert.device else (),
+        devices=alert.devices,
+        devices_total=alert.devices_total,
+        pods=alert.pods,
         evidence=alert.evidence,
+        advice=advice_of(alert.kind),
         runbook=f"{runbook_url}{alert.kind}.md",
+        change=alert.change,
+        leader=leader,
     )
 
 
 def event_id(alert: vocabulary.AlertChanged) -> str:
     """Return the id of an alert's change: repeated after a crash, it is known as a repeat."""
-    return f"{alert.fingerprint}:{alert.state}:{alert.starts_at.isoformat()}"
+    return f"{alert.fingerprint}:{alert.starts_at.isoformat()}:{alert.change}:{alert.state}"
 
 
 def summary_of(kind: AlertKind, *, node: str, plugin: str, resources: tuple[str, ...]) -> str:
     """Return in one line what is wrong with a plugin."""
-    what = f"{plugin} on {node}"
     those = ", ".join(resources[:4]) + (", ..." if len(resources) > 4 else "")  # noqa: PLR2004  # one line
-    match kind:
-        case AlertKind.PLUGIN_DOWN:
-            return f"{what} is down"
-        case AlertKind.STUCK:
-            return f"{what} is stuck: it runs and does not answer"
-        case AlertKind.DEREGISTERED:
-            return f"{what} is not registered with the kubelet: {those}"
-        case AlertKind.MAINTENANCE_OVERDUE:
-            return f"{what} stopped as planned and is not back"
-        case _:
-            return f"{what}: {kind.replace('_', ' ')}"
+    template = _SUMMARY.get(kind, "{plugin} on {node}: {kind}")
+    said = template.format(plugin=plugin, node=node, kind=kind.replace("_", " "))
+    return f"{said}: {those}" if kind in _NAMES_RESOURCES and those else said
+
+
+def advice_of(kind: AlertKind) -> str:
+    """Return in one line what to do first."""
+    return _ADVICE.get(kind, "")
+
+
+_NAMES_RESOURCES: Final = frozenset({AlertKind.DEREGISTERED, AlertKind.MISMATCH})
+_SUMMARY: Final = {
+    AlertKind.PLUGIN_DOWN: "{plugin} on {node} is down",
+    AlertKind.STUCK: "{plugin} on {node} is stuck: it runs and does not answer",
+    AlertKind.DEREGISTERED: "{plugin} on {node} is not registered with the kubelet",
+    AlertKind.MAINTENANCE_OVERDUE: "{plugin} on {node} stopped as planned and is not back",
+    AlertKind.NODE_DOWN: "node {node} is down, and {plugin} with it",
+    AlertKind.UNREACHABLE: "{plugin} on {node} works, but cannot be reached over NATS",
+    AlertKind.MISMATCH: "the node and {plugin} on {node} count otherwise",
+    AlertKind.MISSING: "{plugin} on {node} is expected and was never heard",
+    AlertKind.FLAPPING: "{plugin} on {node} fails again and again",
+    AlertKind.SPLIT_BRAIN: "{plugin} on {node} runs twice at once",
+}
+_ADVICE: Final = {
+    AlertKind.PLUGIN_DOWN: "look at the plugin's pod: its last log, its exit code, its node",
+    AlertKind.STUCK: "take a stack dump of the plugin, then delete its pod",
+    AlertKind.NODE_DOWN: "look after the node; its plugins come back with it",
+    AlertKind.UNREACHABLE: "check the way from the node to NATS; pods still get devices",
+    AlertKind.DEREGISTERED: "look at the kubelet's log and the plugin's; then delete its pod",
+    AlertKind.MISMATCH: "compare the node's allocatable with the plugin's devices",
+    AlertKind.MISSING: "see why the DaemonSet has no running pod on this node",
+    AlertKind.MAINTENANCE_OVERDUE: "finish the maintenance, or see why the plugin does not start",
+    AlertKind.FLAPPING: "look at the plugin's restarts, and at what comes before each",
+    AlertKind.SPLIT_BRAIN: "end the older one of the two processes",
+    AlertKind.DEGRADED: "look at the node's load, and at the checker that is named",
+    AlertKind.DEVICE_UNHEALTHY: "move the pods that are named; look up the code in the runbook",
+    AlertKind.DEVICE_DEGRADED: "watch it; plan an exchange",
+    AlertKind.DEVICE_UNMONITORED: "nobody would notice a fault: see why it cannot be watched",
+    AlertKind.DEVICES_SHORT: "look for the devices that are missing: lspci, dmesg, cables",
+    AlertKind.CLOCK_SKEW: "check the time service of the node, and ours",
+    AlertKind.STORM: "look for what they have in common first; nodes are judged afterwards",
+    AlertKind.MORE_ALERTS: "see them all with `muster status`",
+}

@@ -1,9 +1,11 @@
-"""Pure. Which heartbeats are signs of life.
+"""Pure. Which heartbeats are signs of life, and what their order and pace tell.
 
 Order is (instance, seq), age is by the receiver's clock. A client that was cut off may send its
 backlog in one burst: those beats are news of the past. They give themselves away by arriving
 together, and the first of them by having been made soon after the one before the silence, as the
 sender's own uptime tells.
+
+Two instances that beat in turns are two processes at once: a former one that nobody ended.
 """
 
 import enum
@@ -17,6 +19,9 @@ INTERVAL_MIN_S: Final = 0.1
 _SPACED_BEATS: Final = 0.5
 _LATE_BEATS: Final = 1.5
 _REPLACED_BEATS: Final = 2.0
+_TURNS_MIN: Final = 3
+_TURN_BEATS: Final = 3.0
+_PACE_WEIGHT: Final = 0.3
 
 
 class Life(enum.StrEnum):
@@ -30,14 +35,33 @@ class Life(enum.StrEnum):
 
 
 class Beats:
-    """The order of one plugin's beats."""
+    """The order of one plugin's beats. `stretch` is their mean distance in declared intervals."""
+
+    __slots__ = (
+        "_retired",
+        "_retired_at",
+        "_retired_seq",
+        "_spoke_since",
+        "_turns",
+        "_uptime_s",
+        "arrived_at",
+        "instance",
+        "interval_s",
+        "seq",
+        "stretch",
+    )
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
         self.instance = ""
         self.seq = -1
         self.arrived_at: float | None = None
+        self.stretch = 1.0
         self._retired = ""
+        self._retired_seq = -1
+        self._retired_at = 0.0
+        self._turns = 0
+        self._spoke_since = False
         self._uptime_s = 0.0
 
     def restore(self, instance: str, seq: int, interval_s: float) -> None:
@@ -47,23 +71,48 @@ class Beats:
     def take(self, beat: vocabulary.Heartbeat, now: float) -> Life:
         """Return what the beat proves; remember it unless it is stale."""
         quiet_s = None if self.arrived_at is None else now - self.arrived_at
-        if self._is_stale(beat, quiet_s):
+        if self._is_stale(beat, quiet_s, now):
             return Life.STALE
         life = Life.FRESH if self._is_fresh(beat, quiet_s) else Life.DOUBTFUL
-        if beat.instance != self.instance:
-            self._retired = self.instance
+        if beat.instance == self.instance:
+            self._pace(beat)
+        else:
+            self._retire()
         self.instance, self.seq = beat.instance, beat.seq
         self.interval_s, self._uptime_s = _interval_s(beat), beat.uptime_s
-        self.arrived_at = now
+        self.arrived_at, self._spoke_since = now, True
         return life
 
-    def _is_stale(self, beat: vocabulary.Heartbeat, quiet_s: float | None) -> bool:
+    def twins(self, now: float) -> str:
+        """Say in words that two instances beat in turns; empty if they do not."""
+        if self._turns < _TURNS_MIN or now - self._retired_at > _TURN_BEATS * self.interval_s:
+            return ""
+        return f"two processes beat in turns: {self.instance} and {self._retired}"
+
+    def _retire(self) -> None:
+        self._retired, self._retired_seq, self._turns = self.instance, self.seq, 0
+        self.stretch = 1.0
+
+    def _pace(self, beat: vocabulary.Heartbeat) -> None:
+        made_s = beat.uptime_s - self._uptime_s
+        if self._uptime_s and made_s > 0:
+            each = made_s / (beat.seq - self.seq) / _interval_s(beat)
+            self.stretch += _PACE_WEIGHT * (min(each, 100.0) - self.stretch)
+
+    def _is_stale(self, beat: vocabulary.Heartbeat, quiet_s: float | None, now: float) -> bool:
         if beat.instance == self.instance:
             return beat.seq <= self.seq
         # a former instance is believed again only when its successor has gone quiet
         if quiet_s is None or beat.instance != self._retired:
             return False
-        return quiet_s < _REPLACED_BEATS * self.interval_s
+        if quiet_s >= _REPLACED_BEATS * self.interval_s:
+            return False
+        if beat.seq > self._retired_seq and self._spoke_since:
+            if now - self._retired_at > _TURN_BEATS * self.interval_s:
+                self._turns = 0
+            self._retired_seq, self._retired_at, self._spoke_since = beat.seq, now, False
+            self._turns += 1
+        return True
 
     def _is_fresh(self, beat: vocabulary.Heartbeat, quiet_s: float | None) -> bool:
         if quiet_s is None or beat.instance != self.instance:

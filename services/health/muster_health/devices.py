@@ -1,91 +1,204 @@
-"""Pure. Which devices of one plugin are unhealthy; a snapshot heals what single events lost."""
+"""Pure. What is wrong with one plugin's devices: levels, made of events, healed by snapshots.
 
-from collections.abc import Mapping
+An event may be lost; the next inventory says which devices are unhealthy, and each beat says how
+many are degraded, unmonitored or missing.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 
 from muster import vocabulary
-from muster.vocabulary import Health
+from muster.vocabulary import AlertKind, Condition, Health
 
-_Id = tuple[str, str]
+Group = tuple[AlertKind, str]
+"""What is wrong, and with which resource: one alert each."""
+
+_WHY_MAX: Final = 300
+_PODS_MAX: Final = 8
+_KIND_OF: Final = {
+    Condition.DEGRADED: AlertKind.DEVICE_DEGRADED,
+    Condition.UNMONITORED: AlertKind.DEVICE_UNMONITORED,
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turned:
-    """A device became unhealthy, or is no longer; `why` in words."""
+class Known(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Devices that suffer from the same, remembered."""
 
+    kind: AlertKind
     resource: str
-    device: str
-    unhealthy: bool
     why: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """Why a device is in its group, and which pods hold it."""
+
+    why: str
+    pods: tuple[str, ...] = ()
 
 
 class Devices:
-    """The unhealthy devices of one plugin, by resource and id, and how many there are in all."""
+    """The devices of one plugin with something wrong, by group and id."""
 
-    def __init__(self) -> None:
+    __slots__ = ("_count", "_max", "bad", "counts", "ended", "short", "totals")
+
+    def __init__(self, devices_max: int) -> None:
         self.totals: Mapping[str, int] = {}
         """By resource; empty until the first snapshot."""
-        self._unhealthy: dict[_Id, str] = {}
+        self.bad: dict[Group, dict[str, Bad]] = {}
+        self.counts: dict[Group, int] = {}
+        """What the beats say; more than `bad` knows by name if an event was lost."""
+        self.short: dict[str, str] = {}
+        self.ended: dict[Group, str] = {}
+        self._max = devices_max
+        self._count = 0
 
-    def restore(self, resource: str, device: str, why: str) -> None:
-        """Take a device as unhealthy, as it was known before a restart."""
-        self._unhealthy[resource, device] = why
+    def restore(self, known: Iterable[Known]) -> None:
+        """Go on where a former process stopped."""
+        for group in known:
+            for device in group.ids:
+                self._put((group.kind, group.resource), device, Bad(group.why))
 
-    def unhealthy(self) -> dict[_Id, str]:
-        """Return why, by resource and id."""
-        return dict(self._unhealthy)
+    def known(self) -> tuple[Known, ...]:
+        """Return what is to be remembered."""
+        alike: dict[tuple[AlertKind, str, str], list[str]] = {}
+        for (kind, resource), devices in self.bad.items():
+            for device, bad in devices.items():
+                alike.setdefault((kind, resource, bad.why), []).append(device)
+        return tuple(Known(*group, tuple(ids)) for group, ids in alike.items())
 
-    def apply(self, event: vocabulary.Event) -> list[Turned]:
-        """Take what a plugin reports about its devices; return what changed, in a fixed order."""
+    def apply(self, event: vocabulary.Event) -> bool:
+        """Take what a plugin reports; return False if a device is beyond what we may keep."""
         match event:
             case vocabulary.DeviceHealthChanged():
-                code = f" ({event.code})" if event.code else ""
-                return self._set(
-                    event.resource, event.device_id, event.health, f"{event.reason}{code}"
-                )
+                group = (AlertKind.DEVICE_UNHEALTHY, event.resource)
+                holds = event.health is not Health.HEALTHY
+                return self._set(group, event.device_id, _bad(event), holds=holds)
+            case vocabulary.DeviceConditionChanged():
+                group = (_KIND_OF[event.condition], event.resource)
+                return self._set(group, event.device_id, _bad(event), holds=event.holds)
             case vocabulary.DeviceAdded(device=device):
-                return self._set(device.resource, _key(device), device.health, device.reason)
-            case vocabulary.DeviceRemoved():
-                why = f"removed: {event.reason}" if event.reason else "removed"
-                gone = event.physical or event.device_id
-                return self._set(event.resource, gone, Health.HEALTHY, why)
+                group = (AlertKind.DEVICE_UNHEALTHY, device.resource)
+                holds = device.health is not Health.HEALTHY
+                return self._set(group, _key(device), Bad(_cut(device.reason)), holds=holds)
             case vocabulary.InventoryReported():
                 return self._replace(event.devices)
+            case vocabulary.DeviceRemoved():
+                self._remove(event)
+            case vocabulary.ExpectationChanged():
+                self._shorten(event.resource, event.short)
             case _:
-                return []
+                pass
+        return True
 
-    def _set(self, resource: str, device: str, health: Health, why: str) -> list[Turned]:
-        known = (resource, device) in self._unhealthy
-        if health is Health.HEALTHY:
-            if not known:
-                return []
-            del self._unhealthy[resource, device]
-            said = why or "the plugin reports it Healthy"
-            return [Turned(resource=resource, device=device, unhealthy=False, why=said)]
-        said = why or "the plugin gives no reason"
-        self._unhealthy[resource, device] = said
-        if known:
-            return []
-        return [Turned(resource=resource, device=device, unhealthy=True, why=said)]
+    def hear(self, beat: vocabulary.Heartbeat) -> bool:
+        """Take the numbers of a beat; return whether they changed anything."""
+        changed = False
+        for resource in beat.resources:
+            if resource.short != self.short.get(resource.name, ""):
+                changed = True
+                self._shorten(resource.name, resource.short)
+            for kind, count in (
+                (AlertKind.DEVICE_DEGRADED, resource.degraded),
+                (AlertKind.DEVICE_UNMONITORED, resource.unmonitored),
+            ):
+                group = (kind, resource.name)
+                if count != self.counts.get(group, 0):
+                    changed = True
+                    self._number(group, count)
+        return changed
 
-    def _replace(self, devices: tuple[vocabulary.Device, ...]) -> list[Turned]:
+    def forget_resources(self, present: Iterable[str]) -> None:
+        """Drop what is known of resources that the plugin no longer has."""
+        here = set(present)
+        for group in [g for g in (*self.bad, *self.counts) if g[1] not in here]:
+            self.ended[group] = "the plugin no longer has the resource"
+            self._count -= len(self.bad.pop(group, ()))
+            self.counts.pop(group, None)
+        for name in [name for name in self.short if name not in here]:
+            self._shorten(name, "")
+
+    def _number(self, group: Group, count: int) -> None:
+        if count:
+            self.counts[group] = count
+            return
+        self.counts.pop(group, None)
+        self.ended[group] = "the plugin's heartbeat counts none"
+        self._count -= len(self.bad.pop(group, ()))
+
+    def _remove(self, event: vocabulary.DeviceRemoved) -> None:
+        why = f"removed: {event.reason}" if event.reason else "removed"
+        gone = event.physical or event.device_id
+        for group in [group for group in self.bad if group[1] == event.resource]:
+            self._set(group, gone, Bad(why), holds=False)
+
+    def _shorten(self, resource: str, short: str) -> None:
+        if short:
+            self.short[resource] = _cut(short)
+        elif self.short.pop(resource, None) is not None:
+            self.ended[AlertKind.DEVICES_SHORT, resource] = "as many devices as expected"
+
+    def _set(self, group: Group, device: str, bad: Bad, *, holds: bool) -> bool:
+        if holds:
+            why = bad.why or "the plugin gives no reason"
+            return self._put(group, device, Bad(why, bad.pods))
+        devices = self.bad.get(group)
+        if devices is not None and devices.pop(device, None) is not None:
+            self._count -= 1
+            self.ended[group] = bad.why or "the plugin reports it Healthy"
+            if not devices:
+                del self.bad[group]
+        return True
+
+    def _put(self, group: Group, device: str, bad: Bad) -> bool:
+        devices = self.bad.setdefault(group, {})
+        if device not in devices:
+            if self._count >= self._max:
+                if not devices:
+                    del self.bad[group]
+                return False
+            self._count += 1
+        devices[device] = bad
+        return True
+
+    def _replace(self, listed: tuple[vocabulary.Device, ...]) -> bool:
         totals: dict[str, int] = {}
-        present: dict[_Id, vocabulary.Device] = {}
-        for device in devices:
+        present: dict[tuple[str, str], vocabulary.Device] = {}
+        for device in listed:
             totals[device.resource] = totals.get(device.resource, 0) + 1
             known = present.setdefault((device.resource, _key(device)), device)
             if known.health is Health.HEALTHY:
                 present[device.resource, _key(device)] = device
-        turned: list[Turned] = []
-        for (resource, key), device in present.items():
-            healthy = device.health is Health.HEALTHY
-            why = "the plugin's inventory shows it Healthy" if healthy else device.reason
-            turned += self._set(resource, key, device.health, why)
-        for resource, device_id in sorted(self._unhealthy.keys() - present.keys()):
-            why = "the plugin's inventory no longer lists it"
-            turned += self._set(resource, device_id, Health.HEALTHY, why)
         self.totals = totals
-        return turned
+        for group, devices in list(self.bad.items()):
+            for gone in [d for d in devices if (group[1], d) not in present]:
+                unlisted = Bad("the plugin's inventory no longer lists it")
+                self._set(group, gone, unlisted, holds=False)
+        kept = True
+        for (resource, key), device in present.items():
+            group = (AlertKind.DEVICE_UNHEALTHY, resource)
+            holds = device.health is not Health.HEALTHY
+            why = device.reason if holds else "the plugin's inventory shows it Healthy"
+            known_bad = self.bad.get(group, {}).get(key)
+            if holds and known_bad is not None:
+                continue
+            kept &= self._set(group, key, Bad(_cut(why)), holds=holds)
+        return kept
+
+
+def _bad(
+    event: vocabulary.DeviceHealthChanged | vocabulary.DeviceConditionChanged,
+) -> Bad:
+    code = f" ({event.code})" if event.code else ""
+    return Bad(_cut(f"{event.reason}{code}"), tuple(event.pods[:_PODS_MAX]))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WHY_MAX else text[: _WHY_MAX - 3] + "..."
 
 
 def _key(device: vocabulary.Device) -> str:

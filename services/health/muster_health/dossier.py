@@ -1,10 +1,6 @@
-"""Pure. All that is known about one plugin: its state, its devices, its open alerts.
+"""Pure. All that is known about one plugin: its state, its devices, what was told of it."""
 
-What changes is told by `commit`: remembered with what is to be told, then told, then remembered
-without. A crash at any point between repeats a telling under the same id, or nothing.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -15,21 +11,27 @@ from muster.vocabulary import AlertKind
 from muster_health import (
     alerts,
     config,
+    device_alerts,
     devices,
     evidence,
+    judgement,
     plugin_state,
     signals,
+    skew,
     snapshot,
     steps,
+    telling,
 )
 from muster_health.snapshot import State
 
 _INSTANCES_MAX: Final = 4
+_OWN: Final = frozenset(severity.value for severity in vocabulary.Severity)
 
 
 class Unhealthy(msgspec.Struct, frozen=True, kw_only=True):
-    """An unhealthy device, shown."""
+    """A device with something wrong, shown."""
 
+    kind: AlertKind
     resource: str
     device: str
     why: str
@@ -48,44 +50,98 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
     interval_s: float
     beat_age_s: float | None
+    clock_skew_s: float
+    expected: bool
+    frozen: bool
     resources: tuple[str, ...]
     devices: dict[str, int]
     unhealthy: tuple[Unhealthy, ...]
     alerts: tuple[vocabulary.AlertChanged, ...]
 
 
+class Around:
+    """What every dossier needs to know of the service it is part of."""
+
+    __slots__ = ("bounds", "has_cluster", "leader", "runbook_url", "settings")
+
+    def __init__(
+        self,
+        settings: config.Detection,
+        bounds: config.Bounds,
+        *,
+        runbook_url: str,
+        has_cluster: bool,
+        leader: int | None,
+    ) -> None:
+        self.settings, self.bounds = settings, bounds
+        self.runbook_url, self.has_cluster = runbook_url, has_cluster
+        self.leader = leader
+        """The revision we lead under; None while another one does."""
+
+
 class Dossier:
     """One plugin on one node."""
 
-    def __init__(
-        self, node: str, plugin: str, settings: config.Detection, *, now: float, runbook_url: str
-    ) -> None:
+    __slots__ = (
+        "_alert_due",
+        "_around",
+        "_devices",
+        "_dirty",
+        "_evidence",
+        "_look_due",
+        "_order",
+        "_overdue",
+        "_rule",
+        "_since",
+        "_verdict_told",
+        "_verdict_untold",
+        "causes",
+        "inhibited",
+        "key",
+        "node",
+        "plugin",
+        "skew",
+        "state",
+        "telling",
+    )
+
+    def __init__(self, node: str, plugin: str, around: Around, *, now: float) -> None:
         self.node, self.plugin = node, plugin
         self.key = key_of(node, plugin)
-        self.state = plugin_state.PluginState(settings, now)
-        self.alerts: dict[alerts.Key, alerts.Alert] = {}
-        self._devices = devices.Devices()
-        self._runbook_url = runbook_url
+        self.state = plugin_state.PluginState(around.settings, now, has_cluster=around.has_cluster)
+        self.telling = telling.Telling(around.settings, around.bounds)
+        self.skew = skew.Skew()
+        self.causes: tuple[str, ...] = ()
+        self.inhibited = False
+        """Another alert says already that the whole node is down."""
+        self._around = around
+        self._devices = devices.Devices(around.bounds.devices_per_plugin)
         self._since: datetime | None = None
         self._rule = ""
         self._evidence: tuple[vocabulary.Evidence, ...] = ()
+        self._overdue: tuple[vocabulary.Evidence, ...] = ()
         self._order: tuple[tuple[str, int], ...] = ()
+        self._verdict_told: vocabulary.Verdict | None = None
         self._verdict_untold: vocabulary.VerdictChanged | None = None
-        self._alerts_untold: list[alerts.Alert] = []
+        self._alert_due = 0.0
+        self._look_due: float | None = None
+        self._dirty = False
 
-    def restore(self, known: snapshot.Snapshot, now: float) -> list[signals.Output]:
-        """Go on where a former process stopped; tell what it may not have told."""
-        self.alerts = {alert.key: alert for alert in known.firing}
-        overdue = any(alert.kind is AlertKind.MAINTENANCE_OVERDUE for alert in known.firing)
-        self.state.restore(known, now, overdue=overdue)
-        for alert in known.firing:
-            if alert.kind is AlertKind.DEVICE_UNHEALTHY:
-                self._devices.restore(alert.resource, alert.device, alert.evidence[0].observed)
+    def restore(self, known: snapshot.Snapshot, now: float) -> None:
+        """Take what was told; and, if we know nothing ourselves, what was known."""
+        self.telling.load(known.firing, known.untold_alerts)
+        self._verdict_told = known.verdict
+        self._verdict_untold = known.untold_verdict
+        self.touch(now)
+        if self.state.verdict is not None:
+            return
+        overdue = [a for a in known.firing if a.kind is AlertKind.MAINTENANCE_OVERDUE]
+        self.state.restore(known, now, overdue=bool(overdue))
+        self._overdue = overdue[0].evidence if overdue else ()
+        self._devices.restore(known.bad)
         self._since, self._rule, self._evidence = known.since, known.rule, known.evidence
         self._order = known.order
-        self._verdict_untold = known.untold_verdict
-        self._alerts_untold = list(known.untold_alerts)
-        return self.commit()[1:]
+        self._alert_due = now + self._around.settings.patience_s
 
     def is_news(self, instance: str, sequence: int) -> bool:
         """Take an event's place in order; False if it came before what we know already.
@@ -100,64 +156,78 @@ class Dossier:
         self._order = (*known.items(), (instance, sequence))[-_INSTANCES_MAX:]
         return True
 
-    def report(self, event: vocabulary.Event, at: datetime) -> None:
-        """Take what the plugin says about its devices."""
-        for turned in self._devices.apply(event):
-            seen = (evidence.seen("plugin", turned.why),)
-            key = (AlertKind.DEVICE_UNHEALTHY, turned.resource, turned.device)
-            if not turned.unhealthy:
-                self._close(key, at, seen)
-                continue
-            where = f"{turned.resource} {turned.device} on {self.node}"
-            self._open(
-                alerts.Alert(
-                    kind=AlertKind.DEVICE_UNHEALTHY,
-                    summary=f"{where} is unhealthy: {seen[0].observed}",
-                    evidence=seen,
-                    starts_at=at,
-                    resource=turned.resource,
-                    device=turned.device,
-                )
-            )
+    def report(self, event: vocabulary.Event) -> bool:
+        """Take what the plugin says about its devices; False if they are too many to keep."""
+        self._dirty = True
+        return self._devices.apply(event)
 
-    def conclude(self, found: steps.Conclusion, at: datetime) -> None:
-        """Take a verdict: its alert opens, the alert of the verdict before it closes."""
+    def hear(self, beat: vocabulary.Heartbeat, wall: float) -> None:
+        """Take what a beat says beside being one; `wall` is our time now."""
+        self._dirty |= self.skew.hear(beat.wall, wall, self._around.settings.skew_s)
+        self._dirty |= self._devices.hear(beat)
+
+    def conclude(self, found: steps.Conclusion, now: float, at: datetime) -> None:
+        """Take a verdict."""
         self._since, self._rule, self._evidence = at, found.rule, found.evidence
-        self._verdict_untold = vocabulary.VerdictChanged(
-            node=self.node,
-            at=at,
-            plugin=self.plugin,
-            verdict=found.verdict,
-            previous=found.previous,
-            rule=found.rule,
-            evidence=found.evidence,
-            resources=found.resources,
-        )
-        kind = alerts.kind_of(found.verdict)
-        for key in [key for key in self.alerts if key[0] is not AlertKind.DEVICE_UNHEALTHY]:
-            if key[0] is not kind:
-                self._close(key, at, found.evidence)
-        if kind is not None:
-            self._open_own(kind, at, found.evidence, found.resources)
+        self._overdue = ()
+        waits = self.state.rule is not None and judgement.may_pause(self.state.rule)
+        self._alert_due = now + (self._around.settings.patience_s if waits else 0.0)
+        self._dirty = True
 
-    def overdue(self, found: steps.Overdue, at: datetime) -> None:
+    def overdue(self, found: steps.Overdue) -> None:
         """Take that a planned end lasts too long."""
-        kind = AlertKind.MAINTENANCE_OVERDUE
-        self._open_own(kind, at, found.evidence, self.state.resources)
+        self._overdue = found.evidence
+        self._dirty = True
 
-    def commit(self) -> list[signals.Output]:
-        """Return what is to be done about what changed since the last call, in order."""
-        tellings = self._tellings()
-        if not tellings:
+    def touch(self, now: float) -> None:
+        """Look again at what is to be told."""
+        self._dirty, self._look_due = True, now
+
+    def deadline(self) -> float | None:
+        """Return when to look at this plugin next."""
+        due, look = self.state.deadline(), self._look_due
+        if look is None or due is None:
+            return due if look is None else look
+        return min(due, look)
+
+    def commit(
+        self, now: float, at: datetime, may_open: Callable[[], bool]
+    ) -> tuple[list[signals.Output], list[alerts.Alert]]:
+        """Return what is to be done about what changed, in order; and what waits for its turn."""
+        is_due = self._look_due is not None and self._look_due <= now
+        leader = self._around.leader
+        if leader is None:
+            # what changed stays untold until we lead
+            self._look_due = None
+            return [], []
+        if not (self._dirty or is_due):
+            return [], []
+        self._dirty, self._look_due = False, None
+        self._tell_verdict(at, leader)
+        held: list[alerts.Alert] = []
+        if not self.inhibited:
+            wanted = self._wanted(now, at)
+            self._look_due, held = self.telling.follow(
+                wanted, now=now, at=at, may_open=may_open, why_ended=self._why_ended
+            )
+            if self._alert_waits(now):
+                self._look_due = min(self._alert_due, self._look_due or self._alert_due)
+        return self._tellings(leader), held
+
+    def close(self, at: datetime, why: str) -> list[signals.Output]:
+        """Resolve all that is open, and forget this plugin."""
+        leader = self._around.leader
+        if leader is None:
             return []
-        before = self._remember()
-        self._verdict_untold = None
-        self._alerts_untold.clear()
-        return [before, *tellings, self._remember()]
+        seen = (evidence.seen("kubernetes", why),)
+        self.telling.end_all(at, seen)
+        outs = self._tellings(leader)[:-1]
+        return [*outs, signals.Remember(key=self.key, value=b"", revision=leader)]
 
     def view(self, now: float) -> View:
         """Return what is known, to be shown."""
         state = self.state
+        heard_at = state.silence.heard_at
         return View(
             node=self.node,
             plugin=self.plugin,
@@ -168,60 +238,109 @@ class Dossier:
             evidence=self._evidence,
             instance=state.beats.instance,
             interval_s=state.beats.interval_s,
-            beat_age_s=None if state.heard_at is None else round(now - state.heard_at, 3),
+            beat_age_s=None if heard_at is None else round(now - heard_at, 3),
+            clock_skew_s=round(self.skew.seconds, 3),
+            expected=state.expected,
+            frozen=state.is_frozen,
             resources=state.resources,
             devices=dict(self._devices.totals),
             unhealthy=tuple(
-                Unhealthy(resource=resource, device=device, why=why)
-                for (resource, device), why in sorted(self._devices.unhealthy().items())
+                Unhealthy(kind=kind, resource=resource, device=device, why=bad.why)
+                for (kind, resource), found in sorted(self._devices.bad.items())
+                for device, bad in sorted(found.items())
             ),
-            alerts=tuple(self._changed(alert) for alert in self.alerts.values()),
+            alerts=tuple(self._changed(a, 0) for a in self.telling.told.values()),
         )
 
-    def _open_own(
-        self,
-        kind: AlertKind,
-        at: datetime,
-        seen: tuple[vocabulary.Evidence, ...],
-        resources: tuple[str, ...],
-    ) -> None:
-        summary = alerts.summary_of(kind, node=self.node, plugin=self.plugin, resources=resources)
-        self._open(alerts.Alert(kind=kind, summary=summary, evidence=seen, starts_at=at))
+    def _wanted(self, now: float, at: datetime) -> list[alerts.Alert]:
+        own = self._own(now, at)
+        found = [] if own is None else [own]
+        if self.skew.is_skewed:
+            told = (evidence.seen("heartbeat", self.skew.words()),)
+            summary = f"the clock of node {self.node} is apart from ours"
+            found.append(_alert(AlertKind.CLOCK_SKEW, summary, told, at))
+        return [*found, *device_alerts.of(self._devices, node=self.node, at=at)]
 
-    def _open(self, alert: alerts.Alert) -> None:
-        if alert.key not in self.alerts:
-            self.alerts[alert.key] = alert
-            self._alerts_untold.append(alert)
+    def _own(self, now: float, at: datetime) -> alerts.Alert | None:
+        verdict = self.state.verdict
+        kind = None if verdict is None else alerts.kind_of(verdict)
+        told = self._evidence
+        if self._overdue:
+            kind, told = AlertKind.MAINTENANCE_OVERDUE, self._overdue
+        if kind is None or (self._alert_waits(now) and not self._is_told(kind)):
+            return None
+        summary = alerts.summary_of(
+            kind, node=self.node, plugin=self.plugin, resources=self.state.resources
+        )
+        return _alert(kind, summary, told, at)
 
-    def _close(self, key: alerts.Key, at: datetime, seen: tuple[vocabulary.Evidence, ...]) -> None:
-        alert = self.alerts.pop(key, None)
-        if alert is not None:
-            self._alerts_untold.append(alert.resolved(at, seen))
+    def _alert_waits(self, now: float) -> bool:
+        """Tell whether an alert is not due: it may only pause, or is on its way back."""
+        rule = self.state.rule
+        if rule is None or not judgement.may_pause(rule):
+            return False
+        return now < self._alert_due
 
-    def _tellings(self) -> Sequence[signals.Publish]:
-        verdict = self._verdict_untold
+    def _is_told(self, kind: AlertKind) -> bool:
+        return (alerts.slot_of(kind), "") in self.telling.told
+
+    def _why_ended(self, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
+        if key[0] in _OWN:
+            return self._evidence
+        if key[0] == AlertKind.CLOCK_SKEW:
+            return (evidence.seen("heartbeat", self.skew.words()),)
+        return device_alerts.ended(self._devices, key)
+
+    def _tell_verdict(self, at: datetime, leader: int) -> None:
+        verdict = self.state.verdict
+        if verdict is None or verdict is self._verdict_told:
+            return
+        self._verdict_untold = vocabulary.VerdictChanged(
+            node=self.node,
+            at=at,
+            plugin=self.plugin,
+            verdict=verdict,
+            previous=self._verdict_told,
+            rule=self._rule,
+            evidence=self._evidence,
+            resources=self.state.resources,
+            leader=leader,
+        )
+        self._verdict_told = verdict
+
+    def _tellings(self, leader: int) -> list[signals.Output]:
         told: list[signals.Publish] = []
+        verdict = self._verdict_untold
         if verdict is not None:
             event_id = f"{self.key}:{verdict.verdict}:{verdict.at.isoformat()}"
             told.append(signals.Publish(event=verdict, event_id=event_id))
-        for alert in self._alerts_untold:
-            event = self._changed(alert)
+        for alert in self.telling.untold:
+            event = self._changed(alert, leader)
             told.append(signals.Publish(event=event, event_id=alerts.event_id(event)))
-        return told
+        if not told:
+            return []
+        before = self._remember(leader)
+        self._verdict_untold = None
+        self.telling.untold = []
+        return [before, *told, self._remember(leader)]
 
-    def _changed(self, alert: alerts.Alert) -> vocabulary.AlertChanged:
+    def _changed(self, alert: alerts.Alert, leader: int) -> vocabulary.AlertChanged:
         return alerts.changed(
-            alert, node=self.node, plugin=self.plugin, runbook_url=self._runbook_url
+            alert,
+            node=self.node,
+            plugin=self.plugin,
+            runbook_url=self._around.runbook_url,
+            leader=leader,
         )
 
-    def _remember(self) -> signals.Remember:
+    def _remember(self, leader: int) -> signals.Remember:
         state = self.state
         known = snapshot.Snapshot(
             node=self.node,
             plugin=self.plugin,
             state=state.settled,
             interval_s=state.beats.interval_s,
-            verdict=state.verdict,
+            verdict=self._verdict_told,
             since=self._since,
             rule=self._rule,
             evidence=self._evidence,
@@ -230,12 +349,21 @@ class Dossier:
             seq=state.beats.seq,
             leaving=state.leaving,
             return_s=state.return_s,
+            falls=state.falls,
             order=self._order,
-            firing=tuple(self.alerts.values()),
+            bad=self._devices.known(),
+            firing=tuple(self.telling.told.values()),
             untold_verdict=self._verdict_untold,
-            untold_alerts=tuple(self._alerts_untold),
+            untold_alerts=tuple(self.telling.untold),
+            leader=leader,
         )
-        return signals.Remember(key=self.key, value=snapshot.encode(known))
+        return signals.Remember(key=self.key, value=snapshot.encode(known), revision=leader)
+
+
+def _alert(
+    kind: AlertKind, summary: str, told: Sequence[vocabulary.Evidence], at: datetime
+) -> alerts.Alert:
+    return alerts.Alert(kind=kind, summary=summary, evidence=tuple(told), starts_at=at, told_at=at)
 
 
 def key_of(node: str, plugin: str) -> str:

@@ -1,10 +1,13 @@
 """Pure. Observations in words a person understands; each names who saw it."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from muster import vocabulary
+from muster_health import facts, links
 
 _TEXT_MAX: Final = 500
+_PODS_SHOWN: Final = 3
 
 
 def seen(source: str, text: str) -> vocabulary.Evidence:
@@ -29,6 +32,54 @@ def no_answer(timeout_s: float) -> vocabulary.Evidence:
     return seen("probe", f"the plugin is connected and did not answer within {timeout_s:g} s")
 
 
+def connection(link: links.Links, now: float) -> list[vocabulary.Evidence]:
+    """Say what the bus told of the plugin's connection, if it did."""
+    if link.closed is not None:
+        closed = link.closed
+        told = f"connection closed {now - closed.at:.1f} s ago ({closed.reason or 'no reason'})"
+        return [seen("bus", told)]
+    return [seen("bus", f"connection open at server {link.server}")] if link.is_open else []
+
+
+def cluster(known: facts.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
+    """Say what Kubernetes knows; what it does not know is said as well."""
+    if known is None:
+        return [seen("kubernetes", "no answer from the Kubernetes API")]
+    told: list[str] = []
+    if known.exists is False:
+        told.append("the node is not in the cluster")
+    if known.lease_age_s is not None:
+        told.append(f"node lease renewed {known.lease_age_s:.0f} s ago")
+    if known.ready is not None:
+        told.append("node Ready" if known.ready else "node not Ready")
+    told += [f"node is {sign.replace('_', ' ')}" for sign in known.planned]
+    found = [seen("kubernetes", "; ".join(told))] if told else []
+    found += [seen("kubernetes", _pod(pod)) for pod in (known.pods or ())[:_PODS_SHOWN]]
+    if known.pods == ():
+        found.append(seen("kubernetes", "the node has no pod of the plugin"))
+    offered = known.offers or {}
+    shown = [
+        f"{name} allocatable {offered[name].allocatable} of {offered[name].capacity}"
+        for name in resources
+        if name in offered
+    ]
+    if shown:
+        found.append(seen("kubernetes", "; ".join(shown)))
+    if known.problem:
+        found.append(seen("kubernetes", f"not known: {known.problem}"))
+    return found
+
+
+def undecided(text: str) -> vocabulary.Evidence:
+    """Say what could not be told apart, and for want of what."""
+    return seen("health", text)
+
+
+def fell(falls: int, window_s: float) -> vocabulary.Evidence:
+    """Say how often something failed."""
+    return seen("health", f"failed {falls} times within {window_s / 60:g} min")
+
+
 def alive() -> vocabulary.Evidence:
     """Say that a first sign of life shows nothing wrong."""
     return seen("heartbeat", "alive, and reports nothing wrong")
@@ -49,3 +100,16 @@ def goodbye(reason: vocabulary.StopReason, return_s: float, *, said: bool) -> vo
 def overdue(return_s: float) -> vocabulary.Evidence:
     """Say that a planned end lasts too long."""
     return seen("clock", f"not back {return_s:g} s after its goodbye")
+
+
+def _pod(pod: facts.Pod) -> str:
+    told = [f"pod {pod.name} {pod.phase}", "Ready" if pod.ready else "not Ready"]
+    if pod.waiting:
+        told.append(pod.waiting)
+    if pod.restarts:
+        told.append(f"{pod.restarts} restarts")
+    if pod.deleting:
+        told.append("being deleted")
+    if pod.is_outdated:
+        told.append("to be replaced by a rollout")
+    return ", ".join(told)

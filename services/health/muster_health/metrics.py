@@ -74,7 +74,7 @@ class Holdings(registry.Collector):
         for dossier in self._source.dossiers():
             if dossier.state.verdict is not None:
                 verdicts[dossier.state.verdict] += 1
-            alerts.update(key[0] for key in dossier.alerts)
+            alerts.update(alert.kind for alert in dossier.telling.told.values())
         by_verdict = metrics_core.GaugeMetricFamily(
             "muster_health_verdicts", "Plugins, by verdict.", labels=["verdict"]
         )

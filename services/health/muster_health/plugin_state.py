@@ -5,235 +5,412 @@ A verdict needs evidence from two sides: silence alone raises a question, never 
 | state       | what comes                                    | then        | verdict              |
 |-------------|-----------------------------------------------|-------------|----------------------|
 | UNKNOWN     | a good beat                                   | HEALTHY     | HEALTHY              |
+| UNKNOWN     | expected, and not heard in its time           | SUSPECT     | ask: absence         |
 | HEALTHY (1) | an event tells of a lost registration         | itself      | ask after the grace  |
 | all but (2) | no beat for 2.5 intervals (3)                 | SUSPECT     | ask: silence         |
+| all but (2) | its connection ends, without a goodbye        | SUSPECT     | ask after 2 s        |
 | all but (2) | a beat with trouble                           | itself      | ask after the grace  |
-| all but (2) | trouble, and again after the grace            | ILL         | DEREGISTERED / STUCK |
+| all but (2) | trouble, and again after the grace            | ILL         | see `trouble`        |
+| HEALTHY     | another instance, without a goodbye, often    | RECOVERING  | FLAPPING             |
 | SUSPECT     | the probe is answered, or a fresh beat        | as before   | as before: refuted   |
-| SUSPECT     | trouble: the answer shows it too              | ILL         | DEREGISTERED / STUCK |
-| SUSPECT     | silence: nobody listens                       | LOST        | PLUGIN_DOWN          |
-| SUSPECT     | silence: somebody listens, nobody answers     | LOST        | STUCK                |
+| SUSPECT     | trouble: the answer shows it too              | ILL         | see `trouble`        |
+| SUSPECT     | silence: all asked have answered              | LOST (4)    | see `judgement`      |
 | SUSPECT     | trouble: no answer; or nothing can be said    | as before   | as before            |
-| LOST        | a fresh beat                                  | RECOVERING  | as before            |
+| SUSPECT     | many are suspect at once                      | SUSPECT     | frozen: nobody asked |
+| LOST        | 20 s, 40 s, ... 2 min later                   | LOST (4)    | asked again: refined |
+| LOST        | a fresh beat, or an answer                    | RECOVERING  | as before            |
 | ILL         | a good beat                                   | RECOVERING  | as before            |
-| RECOVERING  | 3 good beats, or 15 s after the first         | HEALTHY     | HEALTHY              |
+| RECOVERING  | 3 good beats, or 15 s; see `damping`          | HEALTHY     | HEALTHY              |
 | any         | goodbye                                       | MAINTENANCE | MAINTENANCE          |
 | MAINTENANCE | a beat of another instance, or of a new start | RECOVERING  | as before            |
 | MAINTENANCE | not back in time                              | MAINTENANCE | as before: overdue   |
-| any         | our own link or clockwork failed              | as before   | waits begin anew     |
+| any         | our own link failed                           | as before   | waits begin anew     |
+| any         | our own clockwork stood still                 | as before   | waits are longer     |
 
 (1) UNKNOWN and RECOVERING too. (2) SUSPECT waits for its answer, LOST for a beat, MAINTENANCE for
 a return. (3) As the plugin declares them, by our clock, not counting the time we could not hear.
+(4) MAINTENANCE, if what was asked shows that its silence was planned.
 
-The grace for trouble is the time a plugin has to repair a lost registration by itself. A beat out
-of a backlog (`beats.Life.DOUBTFUL`) neither refutes a suspicion of silence nor counts as good.
+A verdict that is reached for the third time in 10 min is called FLAPPING instead, until it has
+stayed what it is for its hold-down. A beat out of a backlog (`beats.Life.DOUBTFUL`) neither
+refutes a suspicion of silence nor counts as good.
 """
 
-import enum
-from typing import assert_never
+from collections.abc import Mapping
+from typing import Final, assert_never
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health import beats, config, evidence, signals, snapshot, steps, trouble
+from muster_health import (
+    beats,
+    case,
+    config,
+    damping,
+    evidence,
+    facts,
+    judgement,
+    links,
+    recovery,
+    rules,
+    signals,
+    silence,
+    snapshot,
+    steps,
+    trouble,
+    worry,
+)
+from muster_health.case import Ask, Doubt
+from muster_health.rules import Rule
 from muster_health.snapshot import State
-from muster_health.trouble import Rule
 
-
-class Doubt(enum.StrEnum):
-    """What a suspicion is about."""
-
-    SILENCE = "silence"
-    TROUBLE = "trouble"
+_IN_FLIGHT_S: Final = 0.5
+"""A beat may be in flight when its sender's connection ends."""
+_NO_FALL: Final = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED})
 
 
 class PluginState:
     """The machine of one plugin. `now` is the receiver's monotonic time in seconds."""
 
-    def __init__(self, settings: config.Detection, now: float) -> None:
+    __slots__ = (
+        "_actual",
+        "_before",
+        "_case",
+        "_damping",
+        "_has_cluster",
+        "_number",
+        "_recovery",
+        "_return_due",
+        "_review_due",
+        "_review_s",
+        "_settings",
+        "_settle_due",
+        "_worry",
+        "beats",
+        "expected",
+        "expected_due",
+        "healthy",
+        "heard_of",
+        "is_frozen",
+        "leaving",
+        "link",
+        "offers",
+        "pods",
+        "resources",
+        "return_s",
+        "rule",
+        "silence",
+        "state",
+        "verdict",
+    )
+
+    def __init__(
+        self, settings: config.Detection, now: float, *, has_cluster: bool = False
+    ) -> None:
         self.state = State.UNKNOWN
         self.verdict: Verdict | None = None
+        self.rule: Rule | None = None
         self.resources: tuple[str, ...] = ()
+        self.healthy: Mapping[str, int] = {}
+        self.pods: tuple[facts.Pod, ...] = ()
         self.beats = beats.Beats(settings.interval_s)
-        self.heard_at: float | None = None
+        self.silence = silence.Silence(now)
+        self.link = links.Links()
+        self.offers: Mapping[str, facts.Offer] | None = None
         self.leaving = ""
         self.return_s = 0.0
+        self.heard_of = False
+        self.expected = False
+        self.expected_due = now
+        self.is_frozen = False
         self._settings = settings
-        self._listening_since = now
-        self._window_s = 0.0
+        self._has_cluster = has_cluster
         self._before = State.UNKNOWN
-        self._doubt = Doubt.SILENCE
+        self._case: case.Case | None = None
         self._number = 0
-        self._trouble: trouble.Trouble | None = None
-        self._trouble_since = now
-        self._trouble_due: float | None = None
-        self._good_beats = 0
-        self._recovered_due: float | None = None
+        self._worry = worry.Worry()
+        self._recovery = recovery.Recovery(settings)
+        self._damping = damping.Damping(settings)
+        self._actual: judgement.Judgement | None = None
+        self._settle_due: float | None = None
         self._return_due: float | None = None
+        self._review_due: float | None = None
+        self._review_s = settings.review_s
 
     @property
     def settled(self) -> State:
         """The state without a doubt that may be pending."""
         return self._before if self.state is State.SUSPECT else self.state
 
+    @property
+    def is_silent(self) -> bool:
+        """Tell whether it is suspected of silence, and nothing is decided."""
+        return self.state is State.SUSPECT and (
+            self._case is None or self._case.doubt is not Doubt.TROUBLE
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether it is being heard."""
+        return self.state in {State.HEALTHY, State.ILL, State.RECOVERING}
+
+    @property
+    def falls(self) -> int:
+        """Return how often it fell lately, to be remembered."""
+        return self._damping.level
+
     def restore(self, known: snapshot.Snapshot, now: float, *, overdue: bool) -> None:
         """Go on where a former process stopped; `overdue` has been told already."""
         self.state, self.verdict = known.state, known.verdict
+        self.rule = rules.known(known.rule)
         self.resources, self.leaving, self.return_s = known.resources, known.leaving, known.return_s
         self.beats.restore(known.instance, known.seq, known.interval_s)
-        self._listening_since = now
+        self.silence.begin_anew(now)
+        self.heard_of = True
+        self._damping.restore(known.falls, now)
         if self.state is State.MAINTENANCE and not overdue:
             # another process may have another clock, so the wait begins anew
             self._return_due = now + self.return_s
+        if self.state is State.LOST:
+            self._review_due = now + self._review_s
+        if self.state is State.RECOVERING:
+            self._recovery.good(now, counts=False, hold_s=self._damping.hold_s)
 
     def hear(self, beat: vocabulary.Heartbeat, now: float) -> list[steps.Step]:
         """Take a heartbeat."""
+        former = self.beats.instance
         life = self.beats.take(beat, now)
         if life is beats.Life.STALE:
             return [signals.Noted(note=signals.Note.BEAT_STALE)]
-        if self._proves_nothing(beat, life):
+        if self._proves_nothing(beat, life, now):
             return []
+        if former and former != beat.instance and self._fell_unseen(former, now):
+            return self._flap(beat, now)
         return self._alive(beat, now, counts=life is beats.Life.FRESH)
 
     def answered(self, beat: vocabulary.Heartbeat, number: int, now: float) -> list[steps.Step]:
         """Take the answer to a probe."""
-        return self._alive(beat, now, counts=False) if self._awaits(number) else []
+        return [] if self._awaited(number) is None else self._alive(beat, now, counts=False)
 
     def failed(self, number: int, now: float, *, subscribed: bool) -> list[steps.Step]:
         """Take that a probe found nobody, or (`subscribed`) no answer."""
-        if not self._awaits(number):
+        asked = self._awaited(number)
+        if asked is None:
             return []
-        if self._doubt is Doubt.TROUBLE:
+        if asked.doubt is Doubt.TROUBLE:
             # it spoke a moment ago: whether it is gone is for its silence to tell
-            self.state = self._before
+            self._dismiss_case()
             return []
-        silent_s = now - self._silent_since
-        interval_s = self.beats.interval_s
-        seen = evidence.silent(silent_s, interval_s, ever_heard=self.heard_at is not None)
-        self.state = State.LOST
-        self._forget_trouble()
-        confirmed = signals.Noted(note=signals.Note.CONFIRMED)
-        if subscribed:
-            told = (seen, evidence.no_answer(self._settings.probe_timeout_s))
-            concluded = self._conclude(Verdict.STUCK, Rule.NO_ANSWER, told, silent_s)
-        else:
-            told = (seen, evidence.nobody_listens())
-            concluded = self._conclude(Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS, told, silent_s)
-        return [confirmed, *concluded]
+        asked.listens = subscribed
+        return self._judge(asked, now)
+
+    def learned(self, known: facts.Facts | None, number: int, now: float) -> list[steps.Step]:
+        """Take what Kubernetes knows; None is no answer."""
+        asked = self._case
+        if known is not None and known.pods is not None:
+            self.pods = known.pods
+        if asked is None or asked.cluster_number != number:
+            return []
+        asked.learned(known)
+        return self._judge(asked, now)
 
     def inconclusive(self, number: int, now: float) -> list[steps.Step]:
         """Take that a probe says nothing about the plugin."""
-        if self._awaits(number):
-            self.rebase(now)
+        if self._awaited(number) is None:
+            return []
+        if self.state is State.LOST:
+            self._case, self._review_due = None, now + self._review_s
+        else:
+            self.deaf(now)
+        return []
+
+    def connected(self, server: str, client: int) -> None:
+        """Take that the bus accepted a connection of it."""
+        self.link.opened(server, client)
+
+    def disconnected(self, server: str, client: int, reason: str, now: float) -> list[steps.Step]:
+        """Take that the bus lost a connection of it."""
+        if not self.link.ended(server, client, reason, now) or not self.silence.ever_heard:
+            return []
+        match self.state:
+            case State.HEALTHY | State.ILL | State.RECOVERING:
+                return self._ask(Doubt.DISCONNECT, now)
+            case State.LOST:
+                if self._case is None:
+                    self._review_due = now
+            case State.UNKNOWN | State.SUSPECT | State.MAINTENANCE:
+                pass
+            case _:
+                assert_never(self.state)
         return []
 
     def hint(self, event: vocabulary.PluginDeregistered, now: float) -> list[steps.Step]:
         """Take that a registration was lost a moment ago: worth a question, if it lasts."""
-        if self.state in {State.UNKNOWN, State.HEALTHY, State.RECOVERING} and not self._trouble:
-            self._worry(trouble.deregistered(event), now)
+        hears = self.state in {State.UNKNOWN, State.HEALTHY, State.RECOVERING}
+        if hears and self._worry.found is None:
+            grace_s = trouble.mending_s(self._settings, self.beats.interval_s)
+            self._worry.about(trouble.deregistered(event, grace_s), now)
         return []
 
     def goodbye(
         self, event: vocabulary.PluginStopping, instance: str, now: float
     ) -> list[steps.Step]:
         """Take that the plugin leaves as planned."""
-        self.state, self.leaving = State.MAINTENANCE, instance
-        self._forget_trouble()
-        self._recovered_due = None
-        self.return_s = event.expected_return_s or self._settings.maintenance_s
-        self._return_due = now + self.return_s
-        said = evidence.goodbye(event.reason, self.return_s, said=event.expected_return_s > 0)
-        return self._conclude(Verdict.MAINTENANCE, Rule.GOODBYE, (said,))
+        self.leaving = instance
+        return_s = event.expected_return_s or self._settings.maintenance_s
+        said = evidence.goodbye(event.reason, return_s, said=event.expected_return_s > 0)
+        return self._leave(Rule.GOODBYE, (said,), return_s, now)
 
     def started(self) -> None:
         """Take that the plugin began anew: even the instance that said goodbye may be back."""
         self.leaving = ""
 
-    def rebase(self, now: float, *, window_s: float = 0.0, paused_s: float = 0.0) -> None:
+    def expect(self, age_s: float, now: float) -> None:
+        """Take that it should be there, for `age_s` already."""
+        if not self.expected:
+            self.expected, self.expected_due = True, now + self._settings.missing_s - age_s
+
+    def freeze(self) -> None:
+        """Ask nobody about its silence until `thaw`: many are silent at once."""
+        self._case, self.is_frozen = None, True
+
+    def thaw(self, now: float) -> list[steps.Step]:
+        """Ask again, if it still is silent."""
+        if not self.is_frozen:
+            return []
+        self.is_frozen = False
+        if self.state is not State.SUSPECT:
+            return []
+        self.state = self._before
+        return self._ask(Doubt.SILENCE, now)[1:]
+
+    def deaf(self, now: float, *, window_s: float = 0.0, paused_s: float = 0.0) -> None:
         """Begin every wait anew: until now we heard nothing, and that proves nothing.
 
         The plugin has `window_s` more than usual to be heard again.
         """
-        self._listening_since, self._window_s = now, window_s
-        self.state = self.settled
-        self._forget_trouble()
-        if self._recovered_due is not None:
-            self._recovered_due += paused_s
-        if self._return_due is not None:
-            self._return_due += paused_s
+        self.silence.begin_anew(now, window_s=window_s)
+        if paused_s:
+            self.link.forget()
+        self._dismiss_case()
+        self._worry.forget()
+        self._shift(paused_s)
+
+    def stood_still(self, seconds: float, now: float) -> None:
+        """Make every wait longer: we stood still for so long."""
+        self.silence.shift(seconds, now)
+        self._dismiss_case()
+        if self._worry.due is not None:
+            self._worry.since += seconds
+            self._worry.due += seconds
+        self._shift(seconds)
 
     def deadline(self) -> float | None:
         """Return when `tick` is next needed."""
         match self.state:
-            case State.SUSPECT | State.LOST:
-                return None
+            case State.SUSPECT:
+                return None if self._case is None else self._case.deadline()
+            case State.LOST:
+                review = self._review_due if self._case is None else self._case.deadline()
+                return _earliest(review, self._settle_due)
             case State.MAINTENANCE:
                 return self._return_due
             case State.UNKNOWN | State.HEALTHY | State.ILL | State.RECOVERING:
-                waits = (self._silence_due, self._trouble_due, self._recovered_due)
-                return min(due for due in waits if due is not None)
+                settle = self._settle_due if self._is_unsettled else None
+                return _earliest(self._silence_due, self._worry.due, self._recovery.due, settle)
             case _:
                 assert_never(self.state)
 
     def tick(self, now: float) -> list[steps.Step]:
         """Do what is due."""
-        due = self.deadline()
-        if due is None or due > now:
+        if not _is_due(self.deadline(), now):
             return []
-        if self.state is State.MAINTENANCE:
-            self._return_due = None
-            return [steps.Overdue(evidence=(evidence.overdue(self.return_s),))]
-        if self._silence_due <= now:
-            return self._ask(Doubt.SILENCE)
-        if self._trouble_due is not None and self._trouble_due <= now:
-            return self._ask(Doubt.TROUBLE)
+        if self._case is not None:
+            return self._pursue(self._case, now)
+        if self._is_unsettled and _is_due(self._settle_due, now):
+            return self._settle()
+        match self.state:
+            case State.MAINTENANCE:
+                self._return_due = None
+                return [steps.Overdue(evidence=(evidence.overdue(self.return_s),))]
+            case State.LOST:
+                self._review_due = None
+                return self._open(Doubt.REVIEW, now)
+            case _:
+                return self._doubt(now)
+
+    def _doubt(self, now: float) -> list[steps.Step]:
+        if _is_due(self._silence_due, now):
+            known = self.silence.ever_heard or self.heard_of
+            return self._ask(Doubt.SILENCE if known else Doubt.ABSENCE, now)
+        if _is_due(self._worry.due, now):
+            return self._ask(Doubt.TROUBLE, now)
         return self._recover()
 
     @property
-    def _silent_since(self) -> float:
-        heard_at = self._listening_since if self.heard_at is None else self.heard_at
-        return max(heard_at, self._listening_since)
+    def _is_unsettled(self) -> bool:
+        return self._settle_due is not None and self.state in {State.LOST, State.ILL}
 
     @property
-    def _silence_due(self) -> float:
+    def _silence_due(self) -> float | None:
         patience_s = self._settings.suspicion_beats * self.beats.interval_s
-        # the window only holds until the plugin has been heard once more
-        heard = self.heard_at is not None and self.heard_at > self._listening_since
-        return self._silent_since + patience_s + (0.0 if heard else self._window_s)
+        due = self.silence.due(patience_s)
+        if self.silence.ever_heard or self.heard_of:
+            return due
+        return max(due, self.expected_due) if self.expected else None
 
-    @property
-    def _grace_s(self) -> float:
-        beats_s = self._settings.trouble_beats * self.beats.interval_s
-        return min(beats_s, self._settings.trouble_s)
+    def _shift(self, seconds: float) -> None:
+        self._recovery.shift(seconds)
+        self.expected_due += seconds
+        if self._return_due is not None:
+            self._return_due += seconds
+        if self._settle_due is not None:
+            self._settle_due += seconds
+        if self._review_due is not None:
+            self._review_due += seconds
 
-    def _awaits(self, number: int) -> bool:
-        return self.state is State.SUSPECT and number == self._number
+    def _awaited(self, number: int) -> case.Case | None:
+        asked = self._case
+        return asked if asked is not None and asked.number == number else None
 
-    def _proves_nothing(self, beat: vocabulary.Heartbeat, life: beats.Life) -> bool:
+    def _dismiss_case(self) -> None:
+        if self._case is not None and self.state is State.LOST:
+            self._review_due = self._case.opened_at + self._review_s
+        self._case, self.is_frozen = None, False
+        self.state = self.settled
+
+    def _proves_nothing(self, beat: vocabulary.Heartbeat, life: beats.Life, now: float) -> bool:
         if self.state is State.MAINTENANCE:
             leaves = beat.phase is vocabulary.Phase.DRAINING
             return leaves or beat.instance == self.leaving
-        silent = self.state is State.SUSPECT and self._doubt is Doubt.SILENCE
-        return life is beats.Life.DOUBTFUL and (silent or self.state is State.LOST)
+        asked = self._case
+        if asked is not None and asked.doubt is Doubt.DISCONNECT and not self.link.is_open:
+            return now - asked.opened_at < _IN_FLIGHT_S
+        return life is beats.Life.DOUBTFUL and (self.is_silent or self.state is State.LOST)
 
     def _alive(self, beat: vocabulary.Heartbeat, now: float, *, counts: bool) -> list[steps.Step]:
-        self.heard_at = now
-        self.resources = tuple(resource.name for resource in beat.resources)
-        found = trouble.reported(beat)
+        self.silence.broken(now)
+        self._take_resources(beat)
+        around = trouble.Around(
+            offers=self.offers, twins=self.beats.twins(now), stretch=self.beats.stretch
+        )
+        found = trouble.reported(beat, around, self._settings)
         before = self._end_doubt(found)
         match self.state:
             case State.UNKNOWN | State.HEALTHY:
                 if found is not None:
-                    return [*before, *self._worry(found, now)]
-                self._forget_trouble()
+                    return [*before, *self._troubled(found, now)]
+                self._worry.forget()
                 self.state = State.HEALTHY
-                told = (evidence.alive(),)
+                if self.verdict is Verdict.HEALTHY:
+                    return before
+                first = (evidence.alive(),)
                 return [
                     *before,
-                    *self._conclude(Verdict.HEALTHY, Rule.FIRST_SIGN_OF_LIFE, told),
+                    *self._conclude(Verdict.HEALTHY, Rule.FIRST_SIGN_OF_LIFE, first),
                 ]
             case State.ILL:
-                if found is not None and found.verdict is self.verdict:
-                    self._forget_trouble()
+                if found is not None and self._is_still(found.verdict):
+                    self._worry.forget()
                     return before
                 return [*before, *self._return(found, now, counts=True)]
             case State.LOST | State.MAINTENANCE | State.RECOVERING:
@@ -243,13 +420,20 @@ class PluginState:
             case _:
                 assert_never(self.state)
 
+    def _take_resources(self, beat: vocabulary.Heartbeat) -> None:
+        healthy = {resource.name: resource.healthy for resource in beat.resources}
+        if healthy != self.healthy:
+            self.healthy = healthy
+            self.resources = tuple(healthy)
+
     def _end_doubt(self, found: trouble.Trouble | None) -> list[steps.Step]:
+        asked, self._case, self.is_frozen = self._case, None, False
         if self.state is not State.SUSPECT:
             return []
         self.state = self._before
-        confirmed = self._doubt is Doubt.TROUBLE and found is not None
-        note = signals.Note.CONFIRMED if confirmed else signals.Note.REFUTED
-        return [signals.Noted(note=note)]
+        about_trouble = asked is not None and asked.doubt is Doubt.TROUBLE
+        confirmed = about_trouble and found is not None
+        return [signals.Noted(note=signals.Note.CONFIRMED if confirmed else signals.Note.REFUTED)]
 
     def _return(
         self, found: trouble.Trouble | None, now: float, *, counts: bool
@@ -257,45 +441,172 @@ class PluginState:
         """Come back from a bad verdict; trouble on the way back is trouble, and no good beat."""
         if self.state is not State.ILL or found is None:
             if self.state is not State.RECOVERING:
-                self._good_beats, self._recovered_due = 0, None
-            self.state = State.RECOVERING
+                self._recovery.begin()
+            self.state, self._settle_due, self._review_due = State.RECOVERING, None, None
         if found is not None:
-            self._good_beats, self._recovered_due = 0, None
-            return self._worry(found, now)
-        self._forget_trouble()
-        self._good_beats += counts
-        if self._recovered_due is None:
-            self._recovered_due = now + self._settings.recover_s
-        return self._recover() if self._good_beats >= self._settings.recover_beats else []
+            self._recovery.begin()
+            return self._troubled(found, now)
+        self._worry.forget()
+        enough = self._recovery.good(now, counts=counts, hold_s=self._damping.hold_s)
+        return self._recover() if enough else []
 
     def _recover(self) -> list[steps.Step]:
-        self.state, self._recovered_due, self.leaving = State.HEALTHY, None, ""
-        told = (evidence.recovered(self._good_beats),)
+        told = (evidence.recovered(self._recovery.good_beats),)
+        self.state, self.leaving, self._actual = State.HEALTHY, "", None
+        self._recovery.begin()
+        self._review_s = self._settings.review_s
         return self._conclude(Verdict.HEALTHY, Rule.RECOVERED, told)
 
-    def _worry(self, found: trouble.Trouble, now: float) -> list[steps.Step]:
-        if self._trouble is None:
-            self._trouble_since = now
-        self._trouble = found
-        due = self._trouble_since + self._grace_s
-        if now < due:
-            self._trouble_due = due
+    def _troubled(self, found: trouble.Trouble, now: float) -> list[steps.Step]:
+        if not self._worry.about(found, now):
             return []
-        self._forget_trouble()
-        self.state, self._recovered_due = State.ILL, None
-        delay_s = now - self._trouble_since
+        delay_s = now - self._worry.since
+        self._worry.forget()
+        fresh = self.state is not State.ILL
+        self.state = State.ILL
+        self._recovery.begin()
+        reached = judgement.Judgement(
+            verdict=found.verdict, rule=found.rule, evidence=found.evidence
+        )
+        return self._convict(reached, now, delay_s, fresh=fresh, resources=found.resources)
+
+    def _ask(self, doubt: Doubt, now: float) -> list[steps.Step]:
+        self._before, self.state = self.state, State.SUSPECT
+        self._worry.due = None
+        return [signals.Noted(note=signals.Note.SUSPECTED), *self._open(doubt, now)]
+
+    def _open(self, doubt: Doubt, now: float) -> list[steps.Step]:
+        self._number += 1
+        self._case = case.Case(
+            doubt, self._number, self._settings, now=now, has_cluster=self._has_cluster
+        )
+        return self._put(self._case, self._case.begin(now))
+
+    def _put(self, asked: case.Case, whom: list[Ask]) -> list[steps.Step]:
+        return [
+            steps.Question(number=asked.number)
+            if ask is Ask.PLUGIN
+            else steps.Inquiry(number=asked.cluster_number)
+            for ask in whom
+        ]
+
+    def _pursue(self, asked: case.Case, now: float) -> list[steps.Step]:
+        if asked.is_hopeless(now):
+            return self.inconclusive(asked.number, now)
+        whom = asked.due(now)
+        if Ask.CLUSTER in whom:
+            self._number += 1
+            asked.cluster_number = self._number
+        return [*self._put(asked, whom), *self._judge(asked, now)]
+
+    def _judge(self, asked: case.Case, now: float) -> list[steps.Step]:
+        if not asked.is_complete(now):
+            return []
+        silent_s = now - self.silence.since
+        scene = judgement.Scene(
+            silent_s=silent_s,
+            interval_s=self.beats.interval_s,
+            ever_heard=self.silence.ever_heard,
+            expected=self.expected,
+            listens=bool(asked.listens),
+            link=self.link,
+            has_cluster=self._has_cluster,
+            known=asked.known,
+            healthy=self.healthy,
+            waited=asked.has_waited,
+            now=now,
+        )
+        reached = judgement.judge(scene, self._settings)
+        if reached is None:
+            asked.ask_again(now)
+            return []
+        self._case = None
+        fresh = self.state is State.SUSPECT
+        noted: list[steps.Step] = [signals.Noted(note=signals.Note.CONFIRMED)] if fresh else []
+        if reached.verdict is Verdict.MAINTENANCE:
+            self.state = self.settled
+            return_s = self._settings.maintenance_s
+            left = self._leave(reached.rule, reached.evidence, return_s, now)
+            if reached.rule is Rule.NODE_GONE:
+                self._return_due = None
+            return [*noted, *left]
+        if fresh:
+            self._review_s = self._settings.review_s
+        else:
+            self._review_s = min(2 * self._review_s, self._settings.review_max_s)
+        self.state, self._review_due = State.LOST, now + self._review_s
+        self._worry.forget()
+        self._recovery.begin()
+        delay_s = silent_s if fresh else None
+        return [*noted, *self._convict(reached, now, delay_s, fresh=fresh)]
+
+    def _leave(
+        self, rule: Rule, told: tuple[vocabulary.Evidence, ...], return_s: float, now: float
+    ) -> list[steps.Step]:
+        self._case, self.is_frozen = None, False
+        self.state, self.return_s = State.MAINTENANCE, return_s
+        self._return_due = now + return_s
+        self._worry.forget()
+        self._recovery.begin()
+        self._settle_due = self._review_due = self._actual = None
+        return self._conclude(Verdict.MAINTENANCE, rule, told)
+
+    def _convict(
+        self,
+        reached: judgement.Judgement,
+        now: float,
+        delay_s: float | None,
+        *,
+        fresh: bool,
+        resources: tuple[str, ...] | None = None,
+    ) -> list[steps.Step]:
+        """Take a bad verdict; `fresh` is a fall, and not what a fall turned out to be."""
+        self._actual = reached
+        if fresh and reached.verdict not in _NO_FALL:
+            self._damping.fell(now)
+            if self._damping.is_flapping(now):
+                self._settle_due = now + self._damping.hold_s
+                told = (self._often(now), *reached.evidence)
+                return self._conclude(Verdict.FLAPPING, Rule.FELL_OFTEN, told, delay_s)
+        if self.verdict is Verdict.FLAPPING and self._settle_due is not None:
+            return []
         return self._conclude(
-            found.verdict, found.rule, found.evidence, delay_s, resources=found.resources
+            reached.verdict, reached.rule, reached.evidence, delay_s, resources=resources
         )
 
-    def _forget_trouble(self) -> None:
-        self._trouble = self._trouble_due = None
+    def _settle(self) -> list[steps.Step]:
+        """Call by its name what has stayed as it fell."""
+        self._settle_due = None
+        actual = self._actual
+        if actual is None:
+            return []
+        return self._conclude(actual.verdict, actual.rule, actual.evidence)
 
-    def _ask(self, doubt: Doubt) -> list[steps.Step]:
-        self._before, self.state, self._doubt = self.state, State.SUSPECT, doubt
-        self._trouble_due = None
-        self._number += 1
-        return [signals.Noted(note=signals.Note.SUSPECTED), steps.Question(number=self._number)]
+    def _fell_unseen(self, former: str, now: float) -> bool:
+        """Take that another instance beats, without a goodbye; tell whether that was too often."""
+        if self.settled is not State.HEALTHY or former == self.leaving:
+            return False
+        self._damping.fell(now)
+        return self._damping.is_flapping(now)
+
+    def _flap(self, beat: vocabulary.Heartbeat, now: float) -> list[steps.Step]:
+        before = self._end_doubt(None)
+        self.silence.broken(now)
+        self._take_resources(beat)
+        self._worry.forget()
+        self._recovery.begin()
+        self.state = State.RECOVERING
+        self._recovery.good(now, counts=False, hold_s=self._damping.hold_s)
+        told = (self._often(now), evidence.seen("heartbeat", "each time another process came"))
+        return [*before, *self._conclude(Verdict.FLAPPING, Rule.FELL_OFTEN, told, 0.0)]
+
+    def _often(self, now: float) -> vocabulary.Evidence:
+        return evidence.fell(self._damping.falls(now), self._settings.flap_window_s)
+
+    def _is_still(self, verdict: Verdict) -> bool:
+        if self._actual is not None:
+            return self._actual.verdict is verdict
+        return self.verdict is verdict
 
     def _conclude(
         self,
@@ -308,7 +619,7 @@ class PluginState:
     ) -> list[steps.Step]:
         if verdict is self.verdict:
             return []
-        previous, self.verdict = self.verdict, verdict
+        previous, self.verdict, self.rule = self.verdict, verdict, rule
         taken: list[steps.Step] = [
             steps.Conclusion(
                 verdict=verdict,
@@ -321,3 +632,11 @@ class PluginState:
         if delay_s is not None:
             taken.append(signals.Noted(note=signals.Note.CONVICTED, seconds=delay_s))
         return taken
+
+
+def _earliest(*dues: float | None) -> float | None:
+    return min((due for due in dues if due is not None), default=None)
+
+
+def _is_due(due: float | None, now: float) -> bool:
+    return due is not None and due <= now

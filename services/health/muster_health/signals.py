@@ -42,11 +42,15 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromPlugin:
-    """A plugin reported a fact; (`instance`, `sequence`) is its place among its sender's facts."""
+    """A plugin reported a fact; (`instance`, `sequence`) is its place among its sender's facts.
+
+    `position` is its place in the stream, 0 where that is not to be remembered.
+    """
 
     event: vocabulary.Event
     instance: str
     sequence: int
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

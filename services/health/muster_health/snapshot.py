@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
-from muster_health import alerts
+from muster_health import alerts, devices
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class State(enum.StrEnum):
@@ -29,7 +29,11 @@ class State(enum.StrEnum):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One plugin, remembered. A doubt is not remembered: it is had again."""
+    """One plugin, remembered. A doubt is not remembered: it is had again.
+
+    `position` is of the fleet (`node` is `vocabulary.FLEET`) alone: the last position in the stream
+    of events whose event has been dealt with. `leader` is the revision of who wrote it.
+    """
 
     v: int = VERSION
     node: vocabulary.NodeName
@@ -45,11 +49,16 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seq: int = -1
     leaving: str = ""
     return_s: float = 0.0
+    falls: int = 0
     order: tuple[tuple[str, int], ...] = ()
     """The last event of each instance, by its sequence; the newest last."""
+    bad: tuple[devices.Known, ...] = ()
+    """Devices with something wrong."""
     firing: tuple[alerts.Alert, ...] = ()
     untold_verdict: vocabulary.VerdictChanged | None = None
     untold_alerts: tuple[alerts.Alert, ...] = ()
+    position: int = 0
+    leader: int = 0
 
 
 _DECODER = msgspec.json.Decoder(Snapshot)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health import signals
-from muster_health.trouble import Rule
+from muster_health.rules import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +16,15 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """Ask the Kubernetes API about the node, under this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """A new verdict, and why."""
+    """A new verdict, and why; `previous` is the one before."""
 
     verdict: Verdict
     previous: Verdict | None
@@ -33,4 +40,4 @@ class Overdue:
     evidence: tuple[vocabulary.Evidence, ...]
 
 
-Step = Question | Conclusion | Overdue | signals.Noted
+Step = Question | Inquiry | Conclusion | Overdue | signals.Noted

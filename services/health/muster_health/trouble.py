@@ -1,84 +1,183 @@
-"""Pure. What a plugin that is alive says is wrong with it."""
+"""Pure. What a plugin that is alive says is wrong with it, the worst first.
 
-import enum
+| verdict      | what shows it                                             | for how long      |
+|--------------|-----------------------------------------------------------|-------------------|
+| DEREGISTERED | a problem with the kubelet, or no open stream             | its time to mend  |
+| STUCK        | its own socket does not answer its self-probe             | its time to mend  |
+| MISMATCH     | it saw the kubelet list other devices                     | its time to mend  |
+| MISMATCH     | the node offers another number than it has Healthy        | `mismatch_s`      |
+| SPLIT_BRAIN  | two instances beat in turns                               | at once           |
+| DEGRADED     | a health checker is silent, its loop or its beats are late | `degraded_s`      |
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from muster import vocabulary
-from muster_health import evidence
+from muster.vocabulary import Verdict
+from muster_health import config, evidence, facts
+from muster_health.rules import Rule
 
 _SHOWN_MAX: Final = 8
 
 
-class Rule(enum.StrEnum):
-    """What decided a verdict; the same word stands in the event, the log and the tests."""
-
-    FIRST_SIGN_OF_LIFE = "first_sign_of_life"
-    NOBODY_LISTENS = "silent_and_nobody_listens"
-    NO_ANSWER = "silent_and_no_answer"
-    NOT_REGISTERED = "reports_not_registered"
-    SELF_PROBE_FAILS = "reports_self_probe_failing"
-    GOODBYE = "said_goodbye"
-    RECOVERED = "recovered"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """The verdict that a self-report asks for, if it lasts."""
+    """The verdict that a self-report asks for, if it lasts for `grace_s`."""
 
-    verdict: vocabulary.Verdict
+    verdict: Verdict
     rule: Rule
     resources: tuple[str, ...]
     evidence: tuple[vocabulary.Evidence, ...]
+    grace_s: float
 
 
-def reported(beat: vocabulary.Heartbeat) -> Trouble | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What else is known when a beat is read: about the node, and about the beats themselves."""
+
+    offers: Mapping[str, facts.Offer] | None = None
+    twins: str = ""
+    stretch: float = 1.0
+
+
+def mending_s(settings: config.Detection, interval_s: float) -> float:
+    """Return how long a plugin may take to mend what it can mend itself."""
+    return min(settings.trouble_beats * interval_s, settings.trouble_s)
+
+
+def reported(
+    beat: vocabulary.Heartbeat, around: Around, settings: config.Detection
+) -> Trouble | None:
     """Return the worst that a beat tells, or None; a plugin that drains may lose its streams."""
     if beat.phase is vocabulary.Phase.DRAINING:
         return None
-    apart = [r for r in beat.resources if r.problem or not r.streams]
-    if apart:
-        return Trouble(
-            verdict=vocabulary.Verdict.DEREGISTERED,
-            rule=Rule.NOT_REGISTERED,
-            resources=tuple(r.name for r in apart),
-            evidence=tuple(
-                evidence.seen(
-                    "plugin",
-                    f"{r.name}: {r.problem or 'the kubelet has no ListAndWatch stream open'}",
-                )
-                for r in apart[:_SHOWN_MAX]
-            ),
-        )
-    # an age below 0 is a self-probe that has not run yet
-    stuck = [r for r in beat.resources if not r.probe_ok and r.probe_age_s >= 0]
-    if stuck:
-        return Trouble(
-            verdict=vocabulary.Verdict.STUCK,
-            rule=Rule.SELF_PROBE_FAILS,
-            resources=tuple(r.name for r in stuck),
-            evidence=tuple(
-                evidence.seen(
-                    "plugin",
-                    f"{r.name}: registered, but its own socket does not answer "
-                    f"(self-probe {r.probe_age_s:.1f} s ago)",
-                )
-                for r in stuck[:_SHOWN_MAX]
-            ),
-        )
-    return None
+    grace_s = mending_s(settings, beat.interval_s)
+    return (
+        _apart(beat, grace_s)
+        or _stuck(beat, grace_s)
+        or _mismatched(beat, around.offers, grace_s, settings.mismatch_s)
+        or _split(beat, around.twins)
+        or _slow(beat, around, settings)
+    )
 
 
-def deregistered(event: vocabulary.PluginDeregistered) -> Trouble:
+def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Trouble:
     """Return what a report of a lost registration asks for, if it lasts."""
     detail = f": {event.detail}" if event.detail else ""
+    said = f"{event.resource}: the kubelet lost it ({event.reason}{detail})"
     return Trouble(
-        verdict=vocabulary.Verdict.DEREGISTERED,
+        verdict=Verdict.DEREGISTERED,
         rule=Rule.NOT_REGISTERED,
         resources=(event.resource,),
-        evidence=(
-            evidence.seen(
-                "plugin", f"{event.resource}: the kubelet lost it ({event.reason}{detail})"
-            ),
-        ),
+        evidence=(evidence.seen("plugin", said),),
+        grace_s=grace_s,
     )
+
+
+def _apart(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
+    told = [
+        (r, r.problem or "the kubelet has no ListAndWatch stream open")
+        for r in beat.resources
+        if r.problem or not r.streams
+    ]
+    return _of(Verdict.DEREGISTERED, Rule.NOT_REGISTERED, told, grace_s)
+
+
+def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
+    deaf = "registered, but its own socket does not answer (self-probe {:.1f} s ago)"
+    # an age below 0 is a self-probe that has not run yet
+    told = [
+        (r, deaf.format(r.probe_age_s))
+        for r in beat.resources
+        if not r.probe_ok and r.probe_age_s >= 0
+    ]
+    return _of(Verdict.STUCK, Rule.SELF_PROBE_FAILS, told, grace_s)
+
+
+def _mismatched(
+    beat: vocabulary.Heartbeat,
+    offers: Mapping[str, facts.Offer] | None,
+    grace_s: float,
+    mismatch_s: float,
+) -> Trouble | None:
+    odd = [(r, r.apart) for r in beat.resources if r.apart]
+    if odd or offers is None:
+        return _of(Verdict.MISMATCH, Rule.KUBELET_LISTS_OTHERS, odd, grace_s)
+    offered = list(_offered_otherwise(beat.resources, offers))
+    return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, offered, mismatch_s)
+
+
+def _split(beat: vocabulary.Heartbeat, twins: str) -> Trouble | None:
+    if not twins:
+        return None
+    told = (evidence.seen("heartbeat", twins),)
+    return _whole(beat, Verdict.SPLIT_BRAIN, Rule.TWO_INSTANCES, told, 0.0)
+
+
+def _offered_otherwise(
+    resources: Iterable[vocabulary.ResourceBeat], offers: Mapping[str, facts.Offer]
+) -> Iterable[tuple[vocabulary.ResourceBeat, str]]:
+    for resource in resources:
+        offer = offers.get(resource.name, facts.Offer(capacity=0, allocatable=0))
+        if offer.allocatable != resource.healthy:
+            node = f"the node offers {offer.allocatable} of {offer.capacity}"
+            yield resource, f"the plugin has {resource.healthy} Healthy, {node}"
+
+
+def _slow(beat: vocabulary.Heartbeat, around: Around, settings: config.Detection) -> Trouble | None:
+    told = [
+        evidence.seen("plugin", f"health checker {name} last succeeded {age_s:.0f} s ago")
+        for name, age_s in beat.checkers.items()
+        if age_s > settings.checker_age_s
+    ]
+    # an age below 0 is a checker that has not succeeded yet
+    told += [
+        evidence.seen("plugin", f"health checker {name} has never succeeded")
+        for name, age_s in beat.checkers.items()
+        if age_s < 0 and beat.uptime_s > settings.checker_age_s
+    ]
+    rule = Rule.CHECKER_SILENT
+    if not told and beat.loop_lag_ms > settings.lag_ms:
+        rule = Rule.LOOP_LATE
+        told = [evidence.seen("plugin", f"its event loop was {beat.loop_lag_ms:.0f} ms late")]
+    if not told and around.stretch > settings.stretch_max:
+        rule = Rule.BEATS_STRETCHED
+        slow = f"it makes a beat every {around.stretch * beat.interval_s:.1f} s"
+        told = [evidence.seen("heartbeat", f"{slow}, and means to every {beat.interval_s:g} s")]
+    if not told:
+        return None
+    shown = tuple(told[:_SHOWN_MAX])
+    return _whole(beat, Verdict.DEGRADED, rule, shown, settings.degraded_s)
+
+
+def _of(
+    verdict: Verdict,
+    rule: Rule,
+    told: list[tuple[vocabulary.ResourceBeat, str]],
+    grace_s: float,
+) -> Trouble | None:
+    if not told:
+        return None
+    return Trouble(
+        verdict=verdict,
+        rule=rule,
+        resources=tuple(resource.name for resource, _ in told),
+        evidence=tuple(
+            evidence.seen("plugin", f"{resource.name}: {text}")
+            for resource, text in told[:_SHOWN_MAX]
+        ),
+        grace_s=grace_s,
+    )
+
+
+def _whole(
+    beat: vocabulary.Heartbeat,
+    verdict: Verdict,
+    rule: Rule,
+    told: tuple[vocabulary.Evidence, ...],
+    grace_s: float,
+) -> Trouble:
+    names = tuple(resource.name for resource in beat.resources)
+    return Trouble(verdict=verdict, rule=rule, resources=names, evidence=told, grace_s=grace_s)

@@ -1,0 +1,150 @@
+"""Pure. The table: what a silence means, once the questions are answered.
+
+The first row that holds decides. "Quiet" is a silence of the whole patience, so that what
+Kubernetes tells of the pod is as new as the silence; "well" is a pod that is Running and Ready on a
+node that still offers what the plugin had.
+
+| nobody listens, or no answer, and                      | verdict     | rule             |
+|--------------------------------------------------------|-------------|------------------|
+| the node is not in the cluster                         | MAINTENANCE | NODE_GONE        |
+| the pod is being deleted                               | MAINTENANCE | POD_DELETED      |
+| nobody listens; the node is unschedulable or to go     | MAINTENANCE | NODE_PLANNED     |
+| the lease is 20 s old                                  | NODE_DOWN   | LEASE_STALE      |
+| the lease is late: renewed or stale within seconds (1) | wait        |                  |
+| nobody listens; a rollout replaces the pod             | MAINTENANCE | POD_REPLACED     |
+| it is expected, and was never heard                    | MISSING     | NEVER_HEARD      |
+| no pod, or none that runs                              | PLUGIN_DOWN | POD_NOT_RUNNING  |
+| it listens, and does not answer                        | STUCK       | NO_ANSWER        |
+| the server closed its connection; the pod is not Ready | STUCK       | POD_NOT_READY    |
+| quiet, or closed by the server; and the pod is well    | UNREACHABLE | ONLY_BUS_SILENT  |
+| the server closed its connection; no pod is known      | STUCK       | CONNECTION_STALE |
+| otherwise                                              | PLUGIN_DOWN | NOBODY_LISTENS   |
+
+(1) Once only few seconds are left to wait, a late lease counts as fresh.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from muster import vocabulary
+from muster.vocabulary import Verdict
+from muster_health import config, evidence, facts, links
+from muster_health.rules import Rule
+
+_APART = (
+    "whether its process hangs or only its network is cut, only the Kubernetes API could tell; "
+    "there is none"
+)
+_WHOSE = "whether only it or its whole node is gone, only the Kubernetes API could tell; there is none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """All that bears on a silence. `listens` is what the probe found: somebody, who is mute.
+
+    `known` is None when Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is
+    what the plugin last said of its devices, by resource.
+    """
+
+    silent_s: float
+    interval_s: float
+    ever_heard: bool
+    expected: bool
+    listens: bool
+    link: links.Links
+    has_cluster: bool
+    known: facts.Facts | None
+    healthy: Mapping[str, int]
+    waited: bool
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a silence means, and why."""
+
+    verdict: Verdict
+    rule: Rule
+    evidence: tuple[vocabulary.Evidence, ...]
+
+
+def may_pause(rule: Rule) -> bool:
+    """Tell whether one that only pauses (a busy node, a slow way back to the bus) looks so too."""
+    return rule in {
+        Rule.NO_ANSWER,
+        Rule.POD_NOT_READY,
+        Rule.ONLY_BUS_SILENT,
+        Rule.CONNECTION_STALE,
+    }
+
+
+def judge(scene: Scene, settings: config.Detection) -> Judgement | None:
+    """Return what the silence means; None where some seconds more will tell."""
+    decided = _decide(scene, settings)
+    if decided is None:
+        return None
+    verdict, rule = decided
+    told = [
+        evidence.silent(scene.silent_s, scene.interval_s, ever_heard=scene.ever_heard),
+        evidence.no_answer(settings.probe_timeout_s)
+        if scene.listens
+        else evidence.nobody_listens(),
+        *evidence.connection(scene.link, scene.now),
+    ]
+    if scene.has_cluster:
+        told += evidence.cluster(scene.known, sorted(scene.healthy))
+    elif rule is Rule.CONNECTION_STALE:
+        told.append(evidence.undecided(_APART))
+    elif verdict is Verdict.PLUGIN_DOWN:
+        told.append(evidence.undecided(_WHOSE))
+    return Judgement(verdict=verdict, rule=rule, evidence=tuple(told))
+
+
+def _decide(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | None:
+    known = scene.known or facts.Facts()
+    pods = known.pods or ()
+    gone = not scene.listens
+    age_s = known.lease_age_s or 0.0
+    late = age_s > settings.lease_fresh_s and not scene.waited
+    replaced = bool(pods) and all(pod.is_outdated or pod.deleting for pod in pods)
+    deleted = bool(pods) and all(pod.deleting for pod in pods)
+    rows = (
+        (known.exists is False, (Verdict.MAINTENANCE, Rule.NODE_GONE)),
+        (deleted, (Verdict.MAINTENANCE, Rule.POD_DELETED)),
+        (gone and bool(known.planned), (Verdict.MAINTENANCE, Rule.NODE_PLANNED)),
+        (age_s > settings.lease_stale_s, (Verdict.NODE_DOWN, Rule.LEASE_STALE)),
+        (late, None),
+        (gone and replaced, (Verdict.MAINTENANCE, Rule.POD_REPLACED)),
+        (scene.expected and not scene.ever_heard, (Verdict.MISSING, Rule.NEVER_HEARD)),
+    )
+    return next((decided for holds, decided in rows if holds), _of_plugin(scene, settings))
+
+
+def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule]:
+    pods = scene.known.pods if scene.known is not None else None
+    stale = scene.link.closed is not None and scene.link.closed.by_server
+    quiet = scene.silent_s >= settings.suspicion_beats * scene.interval_s
+    runs = pods is None or any(pod.phase == "Running" for pod in pods)
+    ready = pods is not None and any(pod.ready for pod in pods)
+    well = ready and _offers_all(scene)
+    rows = (
+        (not runs, (Verdict.PLUGIN_DOWN, Rule.POD_NOT_RUNNING)),
+        (scene.listens, (Verdict.STUCK, Rule.NO_ANSWER)),
+        (stale and pods is not None and not ready, (Verdict.STUCK, Rule.POD_NOT_READY)),
+        (well and (quiet or stale), (Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT)),
+        (stale and pods is None, (Verdict.STUCK, Rule.CONNECTION_STALE)),
+    )
+    otherwise = (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)
+    return next((decided for holds, decided in rows if holds), otherwise)
+
+
+def _offers_all(scene: Scene) -> bool:
+    """Tell whether the node offers what the plugin last had, as far as that is known."""
+    offers = scene.known.offers if scene.known is not None else None
+    if offers is None:
+        return True
+    return all(
+        name in offers and offers[name].allocatable >= healthy
+        for name, healthy in scene.healthy.items()
+        if healthy
+    )

@@ -1,0 +1,40 @@
+"""Pure. What decided a verdict: the same word stands in the event, the log and the tests."""
+
+import enum
+
+
+class Rule(enum.StrEnum):
+    """Named after the evidence, not after the verdict."""
+
+    FIRST_SIGN_OF_LIFE = "first_sign_of_life"
+    RECOVERED = "recovered"
+    GOODBYE = "said_goodbye"
+
+    NOBODY_LISTENS = "silent_and_nobody_listens"
+    NO_ANSWER = "silent_and_no_answer"
+    POD_NOT_RUNNING = "silent_and_pod_not_running"
+    POD_NOT_READY = "connection_stale_and_pod_not_ready"
+    CONNECTION_STALE = "silent_and_connection_stale"
+    ONLY_BUS_SILENT = "silent_and_all_else_well"
+    LEASE_STALE = "silent_and_lease_stale"
+    NODE_GONE = "silent_and_node_gone"
+    NODE_PLANNED = "silent_and_node_leaves"
+    POD_DELETED = "silent_and_pod_deleted"
+    POD_REPLACED = "silent_and_rollout"
+    NEVER_HEARD = "expected_and_never_heard"
+
+    NOT_REGISTERED = "reports_not_registered"
+    SELF_PROBE_FAILS = "reports_self_probe_failing"
+    KUBELET_LISTS_OTHERS = "reports_kubelet_apart"
+    NODE_OFFERS_OTHERS = "node_offers_others"
+    TWO_INSTANCES = "two_instances_beat"
+    CHECKER_SILENT = "reports_checker_silent"
+    LOOP_LATE = "reports_loop_late"
+    BEATS_STRETCHED = "beats_stretched"
+
+    FELL_OFTEN = "fell_often"
+
+
+def known(word: str) -> Rule | None:
+    """Return the rule of that name, if this version has it."""
+    return Rule(word) if word in Rule.__members__.values() else None

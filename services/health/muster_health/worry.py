@@ -1,0 +1,30 @@
+"""Pure. Trouble that a plugin tells of itself, and how long it may last before it is believed."""
+
+from muster_health import trouble
+
+
+class Worry:
+    """The trouble of one plugin. `due` is when to ask about it, if no beat comes before."""
+
+    __slots__ = ("due", "found", "since")
+
+    def __init__(self) -> None:
+        self.found: trouble.Trouble | None = None
+        self.since = 0.0
+        self.due: float | None = None
+
+    def about(self, found: trouble.Trouble, now: float) -> bool:
+        """Take trouble; return whether it has lasted long enough.
+
+        Trouble of another patience begins anew; of the same one it is the same trouble, turned.
+        """
+        if self.found is None or self.found.grace_s != found.grace_s:
+            self.since = now
+        self.found = found
+        due = self.since + found.grace_s
+        self.due = due if now < due else None
+        return self.due is None
+
+    def forget(self) -> None:
+        """Take that there is none."""
+        self.found = self.due = None
