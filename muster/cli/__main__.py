@@ -99,7 +99,9 @@ def configure(
 
     # the plugin knows its configuration; the command imports no service
     program = [sys.executable, "-m", "muster_plugin.configure", *(arguments or ("--help",))]
-    return subprocess.run(program, check=False).returncode  # noqa: S603  # our own program
+    # FILE may be a pipe of the caller's: <(...)
+    done = subprocess.run(program, check=False, close_fds=False)  # noqa: S603  # our own program
+    return done.returncode
 
 
 def _stack_missing(command: str) -> int:

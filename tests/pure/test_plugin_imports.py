@@ -138,9 +138,9 @@ def test_every_problem_of_a_file_of_smarter_is_told_at_once() -> None:
     assert [line[:70] for line in found] == [
         "FILE: [0].devicematch: a text is expected; write 7 in quotes",
         "FILE: [0].nummaxdevices: a whole number of at least 0 is expected, fou",
-        "FILE: [1]: regex: '(' is not a regular expression: missing ): ( - at `",
+        "FILE: [1].devicematch: '(' is not a regular expression: missing ): (",
         "FILE: [2].nummaxdevices: a whole number of at least 0 is expected, fou",
-        "FILE: [3]: Expected `int` <= 10000 - at `$.groups[0].count`",
+        "FILE: [3].nummaxdevices: expected a whole number of at most 10000, fou",
         "FILE: [4]: a mapping is expected, found 'fuse'",
     ]
 
@@ -370,21 +370,27 @@ def test_every_problem_of_a_file_of_generic_is_told_at_once() -> None:
     devices:
       - {name: a, groups: [{paths: [{path: /dev/a}]}]}
       - {name: both, groups: [{paths: [{path: /dev/a}], usb: [{vendor: a, product: b}]}]}
+      - {name: u_s, groups: [{count: 2}, {paths: [{path: a, moutnPath: /b}]}]}
       - {name: perm, groups: [{paths: [{path: /dev/a, permissions: rwx}]}]}
       - {name: rel, groups: [{paths: [{path: dev/a}]}]}
       - {name: type, groups: [{paths: [{path: /dev/a, type: Disk, optional: 1}]}]}
       - {name: hex, groups: [{usb: [{vendor: xyz, product: '12345'}]}]}
       - 7
     """
-    assert [line[:70] for line in problems(text, Format.GENERIC)] == [
+    assert [line[:70] for line in problems(f"{text}\n    domain: A.b", Format.GENERIC)] == [
+        "FILE: domain: 'A.b' is no lower-case DNS name of at most 244 character",
         "FILE: devices[0].name: 'a' is not two or more of a-z 0-9 -",
         "FILE: devices[1].groups[0]: has paths and usb; generic refuses to star",
-        "FILE: devices[2]: permissions: 'rwx' is not r, w, m or several, each o",
-        "FILE: devices[3]: path: 'dev/a' is not an absolute path - at `$.groups",
-        "FILE: devices[4].groups[0].paths[0].optional: true or false is expecte",
-        "FILE: devices[4]: Invalid enum value 'Disk' - at `$.groups[0].devices[",
-        "FILE: devices[5]: Expected `str` matching regex '^[0-9A-Fa-f]{4}\\\\Z' -",
-        "FILE: devices[6]: a mapping is expected, found 7",
+        "FILE: devices[2].name: 'u_s' is not two or more of a-z 0-9 -",
+        "FILE: devices[2].groups[1].paths[0].path: 'a' is not an absolute path",
+        "FILE: devices[3].groups[0].paths[0].permissions: 'rwx' is not r, w, m ",
+        "FILE: devices[4].groups[0].paths[0].path: 'dev/a' is not an absolute p",
+        "FILE: devices[5].groups[0].paths[0].optional: true or false is expecte",
+        "FILE: devices[5].groups[0].paths[0].type: expected Device or Mount, fo",
+        "FILE: devices[6].groups[0].usb[0].vendor: expected four hexadecimal di",
+        "FILE: devices[6].groups[0].usb[0].product: expected four hexadecimal d",
+        "FILE: devices[7]: a mapping is expected, found 7",
+        "FILE: devices[2].groups[1].paths[0].moutnPath: generic ignores this ke",
     ]
 
 

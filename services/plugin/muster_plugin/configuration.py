@@ -5,12 +5,17 @@ used raises settings.BadSettings with every problem; nothing else is raised for 
 """
 
 import enum
-from collections.abc import Sequence
-from typing import Any, assert_never
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, assert_never
 
-from muster import settings
+import msgspec
+
+from muster import logs, settings
 from muster_plugin import config
 from muster_plugin.imports import generic, manifests, nvidia, smarter, tree
+
+_LOGGED_MAX: Final = 1000
 
 
 class Format(enum.StrEnum):
@@ -28,37 +33,57 @@ def read(
     """Return what a file says, ours or another plugin's. Raises settings.BadSettings."""
     if written_for is not Format.MUSTER:
         found = imported(text, source=source, peer=written_for, domain=domain).rules
-        return config.Settings(resources=found.resources, gpus=found.gpus)
-    documents = settings.parse(text, source=source)
-    manifest = manifests.find(documents)
-    document = _inside(manifest, written_for, source) if manifest else _only(documents, source)
-    return settings.validate(config.Settings, document)
+        tree = msgspec.to_builtins(found)
+        return settings.validate(config.Settings, tree, source=source)
+    document = settings.only(settings.parse(text, source=source), config.Settings, source=source)
+    try:
+        return settings.validate(config.Settings, document or {}, source=source)
+    except settings.BadSettings as error:
+        raise settings.BadSettings([*error.problems, *_hints(document, source)]) from None
 
 
 def imported(text: bytes, *, source: str, peer: Format, domain: str | None = None) -> tree.Imported:
     """Return what another plugin's file means here. Raises settings.BadSettings.
 
-    `domain` replaces the one that generic's file or flags give.
+    `domain` replaces the one that generic's file or flags give. What will differ goes to the log,
+    once, if there is one.
     """
-    documents = settings.parse(text, source=source)
     try:
-        manifest = manifests.find(documents)
-        if manifest is None:
-            return _meaning(_only(documents, source), peer, domain)
-        if manifest.devices and peer is Format.GENERIC:
-            flags = [
-                _only(settings.parse(text.encode(), source=f"{source}: --device"), source)
-                for text in manifest.devices
-            ]
-            return generic.read_flags(flags, domain=domain or manifest.domain)
-        if peer is Format.NVIDIA and nvidia.is_told(manifest.arguments, manifest.environment):
-            document = _inside(manifest, peer, source) if _files(manifest, peer, source) else None
-            return nvidia.read(
-                document, arguments=manifest.arguments, environment=manifest.environment
-            )
-        return _meaning(_inside(manifest, peer, source), peer, domain)
+        found = _imported(text, source=source, peer=peer, domain=domain)
     except tree.Unreadable as error:
         raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
+    for difference in found.differences:
+        _log(source, difference)
+    return found
+
+
+@functools.lru_cache(_LOGGED_MAX)
+def _log(source: str, difference: str) -> None:
+    logs.logger().info("imported_differs", file=source, difference=difference)
+
+
+def _imported(text: bytes, *, source: str, peer: Format, domain: str | None) -> tree.Imported:
+    documents = settings.parse(text, source=source)
+    manifest = manifests.find(documents)
+    if manifest is None:
+        return _meaning(_only(documents, source), peer, domain)
+    if manifest.devices and peer is Format.GENERIC:
+        flags = [
+            _only(settings.parse(text.encode(), source=f"{source}: --device"), source)
+            for text in manifest.devices
+        ]
+        return generic.read_flags(flags, domain=domain or manifest.domain)
+    if peer is Format.NVIDIA and nvidia.is_told(manifest.arguments, manifest.environment):
+        document = _inside(manifest, peer, source) if _files(manifest, peer, source) else None
+        return nvidia.read(document, arguments=manifest.arguments, environment=manifest.environment)
+    return _meaning(_inside(manifest, peer, source), peer, domain)
+
+
+def _hints(document: Any, source: str) -> Iterator[str]:
+    """Say whose configuration it looks like."""
+    for form in Format:
+        if form is not Format.MUSTER and _is_like(document, form):
+            yield f"{source}: this looks like {form}'s configuration; try --format {form}"
 
 
 def _meaning(document: Any, peer: Format, domain: str | None) -> tree.Imported:
@@ -101,7 +126,7 @@ def _is_like(document: Any, written_for: Format) -> bool:
         case Format.SMARTER:
             return isinstance(document, list)
         case Format.MUSTER:
-            keys = {"apiVersion"}
+            raise AssertionError("ours is found by settings.only")
         case Format.GENERIC:
             keys = {"devices", "device"}
         case Format.NVIDIA:

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from muster import settings
-from muster_plugin import config, configuration, rulebook
+from muster import settings, shapes, vocabulary
+from muster_plugin import config, configuration, devfs, rulebook, units
 
 _BYTES_MAX: Final = 1024 * 1024 + 1
 _PEERS: Final = [form.value for form in configuration.Format if form != "muster"]
@@ -29,15 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "import":
                 _import(chosen)
             case "show":
-                found = _at(chosen)
-                is_empty = found == rulebook.Here()
-                shown = rulebook.Rules(
-                    api_version=rulebook.API_VERSION, resources=found.resources, gpus=found.gpus
-                )
-                _print(b"# nothing on this node" if is_empty else msgspec.yaml.encode(shown))
+                _show(chosen)
             case _:
-                where = f" on {chosen.node}" if chosen.node else ""
-                _print(f"{chosen.file}: can be used; {_counted(_at(chosen))}{where}".encode())
+                _validate(chosen)
     except settings.BadSettings as error:
         for problem in error.problems:
             _tell(problem)
@@ -73,8 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         _add_file(command)
         command.add_argument(
             "--format",
-            choices=list(configuration.Format),
-            default=configuration.Format.MUSTER,
+            choices=[form.value for form in configuration.Format],
+            default=configuration.Format.MUSTER.value,
             help="whose configuration it is (default: muster)",
         )
         command.add_argument("--node", default="", metavar="NAME", help="the node's name")
@@ -90,6 +84,10 @@ def _parser() -> argparse.ArgumentParser:
             metavar="DIRECTORY",
             help="where the sockets will be, if not where the file says",
         )
+        if name == "show":
+            command.add_argument(
+                "--matches", action="store_true", help="show which devices of this machine it means"
+            )
     text = "print the JSON Schema of the configuration, for editors"
     commands.add_parser("schema", help=text, description=text)
     text = "print another plugin's configuration as muster's; what will differ goes to stderr"
@@ -105,48 +103,120 @@ def _add_file(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "file", metavar="FILE", help="a YAML file, or a manifest that holds it; - is stdin"
     )
-    command.add_argument("--domain", help="the resources' domain, for --device flags of generic's")
+    command.add_argument("--domain", help="the domain of generic's resources")
 
 
 def _import(chosen: argparse.Namespace) -> None:
+    form = configuration.Format(chosen.format)
     found = configuration.imported(
-        _text(chosen.file),
-        source=chosen.file,
-        peer=configuration.Format(chosen.format),
-        domain=chosen.domain,
+        _text(chosen.file), source=chosen.file, peer=form, domain=_domain(chosen)
     )
     for difference in found.differences:
         _tell(f"difference: {difference}")
     _print(msgspec.yaml.encode(found.rules))
 
 
+def _show(chosen: argparse.Namespace) -> None:
+    found = _at(chosen, _read(chosen))
+    if found == rulebook.Here():
+        _print(b"# nothing on this node")
+    elif chosen.matches:
+        _show_matches(found)
+    else:
+        shown = rulebook.Rules(
+            api_version=rulebook.API_VERSION, resources=found.resources, gpus=found.gpus
+        )
+        _print(msgspec.yaml.encode(shown))
+
+
+def _show_matches(found: rulebook.Here) -> None:
+    """Look at this machine as the plugin would, and print each device with what it gives."""
+    entries = [nodes for resource in found.resources for _, nodes in resource.nodes()]
+    plan = units.plan(found.resources, devfs.scan(entries))
+    rows = [("RESOURCE", "DEVICE", "GIVES")]
+    for offer in plan.offers:
+        rows += _rows(offer) or [(offer.name, "-", "nothing is there")]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, device, gives in rows:
+        _print(f"{name:{widths[0]}}  {device:{widths[1]}}  {gives}".encode())
+    for problem in plan.problems:
+        _tell(problem)
+    if found.gpus:
+        _tell("GPUs are not looked at here")
+
+
+def _rows(offer: units.Offer) -> list[tuple[str, str, str]]:
+    """Give a row for each thing; its ids are told by the first."""
+    things: dict[str, list[units.Unit]] = {}
+    for unit in offer.units:
+        things.setdefault(unit.physical, []).append(unit)
+    rows = []
+    for same in things.values():
+        more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+        paths = [device.host_path for device in same[0].devices]
+        paths += [mount.host_path for mount in same[0].mounts]
+        rows.append((offer.name, f"{same[0].id}{more}", ", ".join(paths)))
+    return rows
+
+
+def _validate(chosen: argparse.Namespace) -> None:
+    read = _read(chosen)
+    found = _at(chosen, read)
+    for warning in rulebook.warnings(read.resources, read.nodes):
+        _tell(f"{chosen.file}: warning: {warning}")
+    is_asked = bool(chosen.node or chosen.label)
+    told = [_counted(found)]
+    if read.nodes and not is_asked:
+        told = [f"{told[0]} on every node", "more on some: --node and --label show which"]
+    elif chosen.node:
+        told = [f"{told[0]} on {chosen.node}"]
+    _print(f"{chosen.file}: can be used; {'; '.join(told)}".encode())
+
+
 def _counted(found: rulebook.Here) -> str:
-    gpus = " and GPUs" if found.gpus else ""
-    return f"{len(found.resources)} resources{gpus}"
+    count = len(found.resources)
+    resources = f"{count or 'no'} resource{'' if count == 1 else 's'}"
+    if found.gpus:
+        return f"{resources} and GPUs" if count else "GPUs"
+    return resources if count else "nothing"
 
 
-def _at(chosen: argparse.Namespace) -> rulebook.Here:
-    """Return what holds on the node that was named."""
+def _read(chosen: argparse.Namespace) -> config.Settings:
+    """Return what the file says, for the directory and the labels that were given."""
+    found = configuration.read(
+        _text(chosen.file),
+        source=chosen.file,
+        written_for=configuration.Format(chosen.format),
+        domain=_domain(chosen),
+    )
     labels = dict(_label(text) for text in chosen.label)
     try:
-        found = configuration.read(
-            _text(chosen.file),
-            source=chosen.file,
-            written_for=configuration.Format(chosen.format),
-            domain=chosen.domain,
-        )
-        directory = chosen.kubelet_directory or found.kubelet.directory
-        there = msgspec.structs.replace(
-            found,
-            kubelet=config.Kubelet(directory=directory),
-            labels=labels or found.labels,
-        )
-        return there.at(chosen.node or found.node)
-    except settings.BadSettings:
-        raise
-    except ValueError as error:
-        # what only shows with this node, these labels or this directory
-        raise settings.BadSettings([f"{chosen.file}: {error}"]) from None
+        kubelet = config.Kubelet(directory=chosen.kubelet_directory or found.kubelet.directory)
+        return msgspec.structs.replace(found, kubelet=kubelet, labels=labels or found.labels)
+    except shapes.Refused as error:
+        told = [problem.removeprefix("kubelet.") for problem in error.problems]
+        problems = [f"--kubelet-directory: {text.removeprefix('directory: ')}" for text in told]
+        raise settings.BadSettings(problems) from None
+
+
+def _at(chosen: argparse.Namespace, found: config.Settings) -> rulebook.Here:
+    """Return what holds on the node that was named."""
+    try:
+        node = msgspec.convert(chosen.node or found.node or "any", vocabulary.NodeName)
+        return found.at(node if chosen.node or found.node else "")
+    except msgspec.ValidationError:
+        problem = f"--node: {shapes.said(chosen.node)} is not a Kubernetes node name"
+        raise settings.BadSettings([problem]) from None
+    except shapes.Refused as error:
+        where = f" on {chosen.node}" if chosen.node else ""
+        problems = [f"{chosen.file}{where}: {problem}" for problem in error.problems]
+        raise settings.BadSettings(problems) from None
+
+
+def _domain(chosen: argparse.Namespace) -> str | None:
+    if chosen.domain and chosen.format != configuration.Format.GENERIC:
+        raise settings.BadSettings(["--domain: only generic's resources take it"])
+    return str(chosen.domain) if chosen.domain else None
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -26,6 +26,8 @@ _SAID_MAX: Final = 60
 _CACHED: Final = 4096
 _ANY: Final = "**"
 _SPECIAL = re.compile(r"[*?\[\\]")
+_BRACES = re.compile(r"(?<!\\)\{[^{}/]*,[^{}/]*\}")
+_ROOTED = re.compile(r"\^\\?/(dev\\?/)?")
 
 
 class Glob:
@@ -135,6 +137,25 @@ def regex_problems(pattern: str) -> Iterator[str]:
         _regex(pattern)
     except ValueError as error:
         yield f"{_said(pattern)} is not a regular expression: {error}"
+
+
+def glob_warnings(pattern: str) -> Iterator[str]:
+    """Say what is no wildcard here, though it is one elsewhere."""
+    if _BRACES.search(pattern):
+        yield f"{_said(pattern)}: braces are no alternatives here; write one entry for each"
+    if "[!" in pattern:
+        yield f"{_said(pattern)}: ! in a set is itself; write [^...] for all others"
+
+
+def regex_warnings(pattern: str) -> Iterator[str]:
+    """Say why an expression will find nothing."""
+    begins = _ROOTED.match(pattern)
+    if begins:
+        shorter = pattern.replace(begins[0], "^", 1)
+        yield (
+            f"{_said(pattern)} finds nothing: it is compared with the path below /dev; "
+            f"write {_said(shorter)}"
+        )
 
 
 @functools.lru_cache(_CACHED)

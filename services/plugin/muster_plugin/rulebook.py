@@ -146,6 +146,15 @@ def _overlaps(resources: Resources) -> Iterator[str]:
         )
 
 
+def warnings(resources: Resources, nodes: Sequence[NodeRules | None] = ()) -> Iterator[str]:
+    """Say which entries can be used, and yet will hardly find what was meant."""
+    for at, resource in shapes.whole(resources):
+        for key, entry in resource.nodes():
+            yield from (f"resources[{at}].{key}.{warning}" for warning in entry.warnings())
+    for at, some in shapes.whole(nodes):
+        yield from (f"nodes[{at}].{warning}" for warning in warnings(some.resources))
+
+
 def claims(resources: Resources) -> tuple[overlaps.Claim, ...]:
     """Return every entry whose device nodes its resource counts for itself alone."""
     return tuple(

@@ -116,6 +116,13 @@ class Nodes(
         """Whether it asks for one thing: a path, or a USB device by its serial."""
         return self.is_literal or bool(self.usb and self.usb.serial)
 
+    def warnings(self) -> Iterator[str]:
+        """Say what can be used, and yet will hardly find what was meant."""
+        yield from refusals.under("regex", patterns.regex_warnings(self.regex))
+        yield from refusals.under("path", patterns.glob_warnings(self.path))
+        for at, glob in enumerate(self.exclude):
+            yield from refusals.under(f"exclude[{at}]", patterns.glob_warnings(glob))
+
     def demands(self) -> Iterator[shapes.Demand]:
         """Give each demand apart."""
         yield self._found_by

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from muster_plugin import overlaps, refusals, rulebook, rules
+from muster_plugin import names, overlaps, refusals, rulebook, rules
 from muster_plugin.imports import tree
 
 DOMAIN: Final = "squat.ai"
@@ -21,9 +21,12 @@ _LISTS: Final = ("devices", "device")
 _FLAGS: Final = ("domain", "plugin-directory", "log-level", "listen")
 _PERMISSIONS: Final = "mrw"
 _DIGITS: Final = range(1_000, 10_000)
+_UNNAMED: Final = "unnamed"
 _REFUSED: Final = "0000"
-"""Stands for an id that was refused already, so that nobody complains of it again."""
+"""Each stands for a name or id that was refused already, so that nobody complains of it again."""
 _Group = dict[str, object]
+_Keys = dict[str, str]
+"""The peer's key for each of ours that has another there."""
 
 _GENERAL: Final = (
     "devices are found when they come and go; generic looks every 5 s while the kubelet listens",
@@ -63,13 +66,16 @@ def _imported(
             "domain",
             f"not given; {DOMAIN} is taken, which generic 0.1 takes; from 0.2.0 it takes devic.es",
         )
+    for problem in names.problems(f"{domain or DOMAIN}/any"):
+        reader.refuse("domain", problem.removeprefix("name: "))
     found = []
     for path, item in items:
         described = _device(reader, item, path, flags=flags)
         if described is None:
             continue
-        name, groups = described
-        resource = reader.resource({"name": f"{domain or DOMAIN}/{name}", "groups": groups}, path)
+        name, groups, keys = described
+        named = f"{DOMAIN if reader.problems else domain or DOMAIN}/{name}"
+        resource = reader.resource({"name": named, "groups": groups}, path, keys)
         if resource:
             found.append(resource)
     if not found and not reader.problems:
@@ -80,7 +86,7 @@ def _imported(
 
 def _device(
     reader: tree.Reader, item: object, path: str, *, flags: bool
-) -> tuple[str, list[_Group]] | None:
+) -> tuple[str, list[_Group], _Keys] | None:
     """Return the name and the groups of one device, or None if it never gives any device."""
     if isinstance(item, str) and "," in item:
         # the flag before 0.1: every path is a group of its own
@@ -93,19 +99,32 @@ def _device(
     name = reader.text(given.get("name"), f"{path}.name").strip()
     if not _NAME.fullmatch(name):
         reader.refuse(f"{path}.name", f"{refusals.said(name)} is not two or more of a-z 0-9 -")
-        return None
+        name = _UNNAMED
     groups: list[_Group] = []
+    keys: _Keys = {}
     for at, inner in enumerate(reader.items(given.get("groups"), f"{path}.groups")):
         where = f"{path}.groups[{at}]"
         group = _group(reader, inner, where, flags=flags)
         if group in groups:
             reader.differ(where, "the same as one before it, and so with the same ids; left out")
         elif group:
+            keys.update(_keys(where, f"groups[{len(groups)}]", group))
             groups.append(group)
     if not groups:
         reader.differ(path, "has no group with a device; left out")
         return None
-    return name, groups
+    return name, groups, keys
+
+
+def _keys(theirs: str, ours: str, group: _Group) -> _Keys:
+    """Return where a group and its devices stand in generic's file."""
+    devices = group["devices"]
+    assert isinstance(devices, list), "made so"
+    keys = {ours: theirs}
+    for at, device in enumerate(devices):
+        listed, below = ("usb", ".usb") if "usb" in device else ("paths", "")
+        keys[f"{ours}.devices[{at}]{below}"] = f"{theirs}.{listed}[{at}]"
+    return keys
 
 
 def _group(reader: tree.Reader, value: object, path: str, *, flags: bool) -> _Group | None:

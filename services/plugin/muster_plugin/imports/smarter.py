@@ -68,4 +68,8 @@ def _resource(reader: tree.Reader, path: str, pattern: str, count: int) -> rules
             "groups": [{"devices": [{"regex": pattern}], "count": count}],
         },
         path,
+        {
+            "groups[0].devices[0].regex": f"{path}.devicematch",
+            "groups[0].count": f"{path}.nummaxdevices",
+        },
     )

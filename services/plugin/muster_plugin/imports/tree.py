@@ -4,14 +4,15 @@ A problem is what the other plugin refuses too, or what would mean something els
 difference is everything that works, but not in quite the same way.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from muster import shapes
 from muster_plugin import refusals, rulebook, rules
 
+_MEANT: Final = "; did you mean "
 _NEAR: Final = 0.6
 _NAME_MAX: Final = 60
 
@@ -60,10 +61,9 @@ class Reader:
                 found[key] = inner
                 continue
             name = key if isinstance(key, str) and key.isprintable() else refusals.said(key)
-            near = difflib.get_close_matches(name[:_NAME_MAX], known, n=1, cutoff=_NEAR)
-            hint = f"; did you mean {near[0]}?" if near else ""
             where = f"{path}.{name[:_NAME_MAX]}".removeprefix(".")
-            self.differ(where, f"{self._peer} ignores this key{hint}")
+            hint = shapes.near(name, known, _NEAR)
+            self.differ(where, f"{self._peer} ignores this key{hint and f'; {hint}'}")
         return found
 
     def items(self, value: object, path: str) -> list[object]:
@@ -102,23 +102,37 @@ class Reader:
         self.refuse(path, f"true or false is expected, found {refusals.said(value)}")
         return False
 
-    def resource(self, tree: Mapping[str, object], path: str) -> rules.Resource | None:
-        """Return a resource of ours, or None after saying why there can be none."""
-        try:
-            return msgspec.convert(tree, rules.Resource, strict=True)
-        except ValueError as error:
-            self.refuse(path, str(error))
-            return None
+    def resource(
+        self, tree: Mapping[str, object], path: str, keys: Mapping[str, str]
+    ) -> rules.Resource | None:
+        """Return a resource of ours, or None after saying why there can be none.
+
+        `keys` holds the peer's key for each of ours that has another there; what is below one of
+        ours is below the peer's too.
+        """
+        problems: list[shapes.Problem] = []
+        found: rules.Resource | None = shapes.read(rules.Resource, tree, problems)
+        for problem in problems:
+            ours = max((key for key in keys if _is_below(problem.path, key)), key=len, default="")
+            theirs = f"{keys.get(ours, path)}.{problem.path.removeprefix(ours).lstrip('.')}"
+            self.refuse(theirs.rstrip("."), problem.text)
+        return found
 
     def imported(self, resources: Sequence[rules.Resource]) -> Imported:
         """Return everything that was read. Raises Unreadable if anything was refused."""
         if self.problems:
-            raise Unreadable(self.problems)
+            meant = [told for told in self.differences if _MEANT in told]
+            raise Unreadable([*self.problems, *meant])
         try:
             found = rulebook.Rules(api_version=rulebook.API_VERSION, resources=tuple(resources))
-        except ValueError as error:
-            raise Unreadable([str(error)]) from None
+        except shapes.Refused as error:
+            told = [problem.removeprefix("resources: ") for problem in error.problems]
+            raise Unreadable(told) from None
         return Imported(rules=found, differences=tuple(self.differences))
+
+
+def _is_below(path: str, key: str) -> bool:
+    return path == key or path.startswith((f"{key}.", f"{key}["))
 
 
 def below(ours: dict[str, object], key: str) -> dict[str, object]:
