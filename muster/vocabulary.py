@@ -50,7 +50,7 @@ class Condition(enum.StrEnum):
 
 
 class RegistrationReason(enum.StrEnum):
-    """Why a resource was registered with the kubelet; all but the first repair a loss."""
+    """Why a resource was registered with the kubelet: it is new, or was lost."""
 
     START = "start"
     KUBELET_SOCKET_REPLACED = "kubelet_socket_replaced"
@@ -61,6 +61,7 @@ class RegistrationReason(enum.StrEnum):
     SERVER_ENDED = "server_ended"
     PROBE_FAILED = "probe_failed"
     CONFIGURATION_CHANGED = "configuration_changed"
+    DEVICE_APPEARED = "device_appeared"
 
 
 class StopReason(enum.StrEnum):
@@ -431,6 +432,15 @@ class ConfigurationRefused(PluginEvent, frozen=True, kw_only=True):
     problems: tuple[Text, ...]
 
 
+class ProblemChanged(PluginEvent, frozen=True, kw_only=True):
+    """Something about the devices is not as it was meant, or no longer: no fault of a device."""
+
+    TYPE = "problem.changed"
+    SUBJECT = "muster.event.{node}.{plugin}.problem.changed"
+    problem: Text
+    holds: bool
+
+
 class LabelEvent(Event, frozen=True, kw_only=True):
     """A fact about one node's labels."""
 
@@ -580,6 +590,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     ExpectationChanged,
     ConfigurationApplied,
     ConfigurationRefused,
+    ProblemChanged,
     LabelsSuggested,
     LabelsApplied,
     LabelsRefused,
@@ -647,6 +658,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds since each health checker last succeeded."""
     loop_lag_ms: float = msgspec.field(name="lag", default=0.0)
     reconnects: Count = msgspec.field(name="rc", default=0)
+    problems: tuple[Text, ...] = msgspec.field(name="prb", default=())
+    """What is not as it was meant, and concerns no single resource; the first of it."""
 
     @property
     def subject(self) -> str:

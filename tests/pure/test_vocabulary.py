@@ -49,6 +49,7 @@ REQUIRED: Final[Mapping[str, object]] = {
     "interval_s": 10,
     "condition": "degraded",
     "holds": True,
+    "problem": "two resources hand out one node",
     "plugin": "device-plugin",
 }
 REASONS: Final = {

@@ -181,6 +181,39 @@ def test_a_problem_is_told_at_once_and_not_only_at_the_next_beat(root: Path) -> 
     run(story)
 
 
+def test_what_is_wrong_with_the_devices_is_told_when_it_begins_and_when_it_ends(root: Path) -> None:
+    async def story() -> None:
+        links = resource("a.example/links", str(root / "x*"), grace_s=0)
+        both = f"{FUSE} and a.example/links both hand out /dev/null"
+        async with (
+            nats.NatsServer(root / "nats") as server,
+            bus.Bus(server.url, producer="tests/x", name="x", owner=True) as listener,
+            stand_in.Kubelet(directory=root, node="n1.example"),
+        ):
+            await listener.link.client()
+            beats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
+            await listener.heartbeats(beats.put)
+            mine = resource(FUSE, str(root / "fuse"))
+            file = settings(root, server.url, resources=[mine, links])
+            async with plugin(file) as process:
+                await process.said("listening")
+                beat = await beats.get()
+                assert beat.problems == ()
+                (root / "x1").symlink_to("/dev/null")
+                while not beat.problems:
+                    beat = await beats.get()
+                assert beat.problems == (both,)
+                (root / "x1").unlink()
+                while beat.problems:
+                    beat = await beats.get()
+                assert await process.stop() == 0
+            (last,) = await listener.newest(streams.EVENTS, "muster.event.*.*.problem.changed")
+            assert isinstance(last.data, vocabulary.ProblemChanged)
+            assert (last.data.problem, last.data.holds) == (both, False)
+
+    run(story)
+
+
 def test_devices_are_served_and_it_ends_in_time_without_a_bus(root: Path) -> None:
     async def story() -> None:
         url = f"nats://127.0.0.1:{nats.free_port()}"

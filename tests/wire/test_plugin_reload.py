@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from muster.local import kubelet as stand_in
+from tests import running
 
 ONE, TWO = "a.example/one", "a.example/two"
 
@@ -181,6 +182,34 @@ def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path
             await until_allocatable(kubelet, one=2)
 
     run(story)
+
+
+def test_a_mended_file_ends_the_refusal_and_the_same_mistake_is_told_again(root: Path) -> None:
+    async def story() -> None:
+        file = running.written(root / "c.json", running.resource(ONE, "/dev/null"))
+        good = file.read_bytes()
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a"),
+            running.plugin(root, file) as process,
+        ):
+            await process.said("listening")
+            for times in (1, 2):
+                running.written(file, running.resource("no-domain", "/dev/null"))
+                said = await process.said("configuration_refused")
+                _, metrics = await process.asked("/metrics")
+                assert f"muster_plugin_configurations_refused_total {times}.0" in metrics
+                assert "muster_plugin_problems 1.0" in metrics
+                assert "muster_plugin_configuration_refused_seconds 0.0\n" not in metrics
+                file.write_bytes(good)
+                applied = await process.said("configuration_applied")
+                assert applied["config_hash"] == said["in_force"]
+                assert [applied[key] for key in ("added", "removed", "restart")] == [[], [], []]
+                _, metrics = await process.asked("/metrics")
+                assert "muster_plugin_configuration_refused_seconds 0.0\n" in metrics
+                assert 'muster_plugin_checker_age_seconds{checker="devices"}' in metrics
+            await process.stop()
+
+    running.run(story)
 
 
 def test_a_peers_file_is_taken_as_it_is(root: Path) -> None:

@@ -277,8 +277,10 @@ class Reporter:
         except (ValueError, TimeoutError) as error:
             problems = tuple(str(error).splitlines()) or (f"{source.file}: does not answer",)
             self._node.teller.refused(problems, in_force=self._who.config_hash)
+            self._node.problem_turned.set()
             return
         if found.hash == self._who.config_hash:
+            self._node.teller.mended(found.hash)
             return
         restart = found.changed_for_the_process(self._settings)
         self._who = msgspec.structs.replace(self._who, config_hash=found.hash)
@@ -292,6 +294,7 @@ class Reporter:
             checked_at=self._node.checked_at,
             lag_s=self._lag_s,
             reconnects=max(0, connected.link.epoch - 1),
+            problems=self._node.teller.standing,
         )
         now = time.monotonic()
         return beats.heartbeat(self._who, vitals, self._node.states(), now=now, wall=time.time())

@@ -11,6 +11,8 @@ from muster import vocabulary
 _DIGITS: Final = 2
 _NEVER: Final = -1.0
 _PROBES_MISSED_MAX: Final = 3
+_PROBLEM_MAX: Final = 300
+"""The whole text is in the event; a beat has to stay small."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +63,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
     checked_at: Mapping[str, float]
     lag_s: float
     reconnects: int
+    problems: tuple[str, ...] = ()
 
 
 def heartbeat(
@@ -89,6 +92,7 @@ def heartbeat(
         checkers={name: _age(at, now) for name, at in vitals.checked_at.items()},
         loop_lag_ms=round(vitals.lag_s * 1000, _DIGITS),
         reconnects=vitals.reconnects,
+        problems=tuple(problem[:_PROBLEM_MAX] for problem in vitals.problems),
     )
 
 

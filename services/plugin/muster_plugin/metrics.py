@@ -4,33 +4,28 @@ Nothing is counted twice: the figures stand where they arise, and prometheus-cli
 20 ms, is imported only when all is registered.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator
 
 import prometheus_client
 from prometheus_client import core, registry
 
 from muster import vocabulary
-from muster_plugin import inventory, kubelet
 from muster_plugin import node as node_door
 
 
 def register(node: node_door.Node, beat_age_s: Callable[[], float]) -> None:
     """Show the figures of a node on this process's /metrics."""
-    collector = Collector(node.lives, node.inventory, beat_age_s)
-    prometheus_client.REGISTRY.register(collector)
+    prometheus_client.REGISTRY.register(Collector(node, beat_age_s))
 
 
 class Collector(registry.Collector):
     """Turns the state of every life into metrics."""
 
-    def __init__(
-        self,
-        lives: Mapping[str, kubelet.Life],
-        devices: inventory.Inventory,
-        beat_age_s: Callable[[], float],
-    ) -> None:
-        self._lives = lives
-        self._devices = devices
+    def __init__(self, node: node_door.Node, beat_age_s: Callable[[], float]) -> None:
+        self._node = node
+        self._lives = node.lives
+        self._devices = node.inventory
         self._beat_age_s = beat_age_s
 
     def collect(self) -> Iterator[core.Metric]:
@@ -48,6 +43,32 @@ class Collector(registry.Collector):
         yield healths
         yield core.GaugeMetricFamily(
             "muster_plugin_beat_age_seconds", "Since the last beat.", value=self._beat_age_s()
+        )
+
+        yield from self._troubles(time.monotonic())
+
+    def _troubles(self, now: float) -> Iterator[core.Metric]:
+        ages = core.GaugeMetricFamily(
+            "muster_plugin_checker_age_seconds",
+            "Since each kind of looking was last done.",
+            labels=["checker"],
+        )
+        for checker, at in self._node.checked_at.items():
+            ages.add_metric([checker], now - at)
+        yield ages
+        teller = self._node.teller
+        yield core.GaugeMetricFamily(
+            "muster_plugin_problems", "What is not as it was meant.", value=len(teller.standing)
+        )
+        yield core.CounterMetricFamily(
+            "muster_plugin_configurations_refused",
+            "Changed configurations that could not be used.",
+            value=teller.refusals,
+        )
+        yield core.GaugeMetricFamily(
+            "muster_plugin_configuration_refused_seconds",
+            "Since the configuration file cannot be used; 0 if it can.",
+            value=now - teller.refused_at if teller.refused_at is not None else 0.0,
         )
 
     def _registrations(self) -> core.Metric:

@@ -104,6 +104,7 @@ class Node:
         self._aged = asyncio.Event()
         self._reason = _Reason.START
         self._devices = units.Plan()
+        self._problems: tuple[str, ...] = ()
         self._has_looked = asyncio.Event()
 
     # What others ask
@@ -338,7 +339,7 @@ class Node:
             self.inventory.terms = gpu_answer.Terms(rules=self._rules.gpus, look=self._look)
         plan = units.bounded(plan, self._resources_max, standing=self.inventory.resources)
         events = self.inventory.look(plan, configured, now=time.monotonic(), at=datetime.now(UTC))
-        self.teller.problems(plan.problems)
+        self._problems = plan.problems
         self._write_specs()
         self.lives.match(self._reason)
         return events
@@ -350,11 +351,11 @@ class Node:
             rule = self.inventory.rule(name)
             if rule and rule.cdi and self.lives.claims.holds(name):
                 wanted[name] = cdi.spec(name, self.inventory.offered(name))
-        before = self._specs.problems
         if self._specs.write(wanted):
             # its directory may be new, and is to be watched
             self._sights.changed.set()
-        if self._specs.problems != before:
+        unwritten = (f"{name}: {text}" for name, text in self._specs.problems.items())
+        if self.teller.problems((*self._problems, *unwritten)):
             self.problem_turned.set()
 
     def _tell(self, events: Iterable[vocabulary.PluginEvent]) -> None:

@@ -4,7 +4,8 @@ Events wait here until there is a bus; then they go to it in order.
 """
 
 import collections
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
@@ -12,6 +13,9 @@ from muster import logs, vocabulary
 from muster_plugin import signals
 
 _PENDING_MAX: Final = 1_000
+_PROBLEMS_MAX: Final = 20
+_TEXT_MAX: Final = 2048
+"""Of a text in an event (vocabulary.Text)."""
 _BAD: Final = frozenset({"device_unhealthy", "device_degraded", "device_unmonitored"})
 
 
@@ -24,9 +28,13 @@ class Teller:
         self._log = logs.logger()
         self._pending: collections.deque[vocabulary.Event] = collections.deque(maxlen=_PENDING_MAX)
         self._publish: Callable[[vocabulary.Event], None] = self._pending.append
-        self._problems: frozenset[str] = frozenset()
+        self._problems: tuple[str, ...] = ()
         self._short: dict[str, str] = {}
         self._refusal: tuple[str, ...] = ()
+        self.refusals = 0
+        """How often a changed configuration could not be used."""
+        self.refused_at: float | None = None
+        """Since when, in monotonic seconds, there is one that cannot be used."""
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
         """Hand over the events that wait, and every later one."""
@@ -109,11 +117,39 @@ class Teller:
         log = self._log.warning if name in _BAD else self._log.info
         log(name, resource=resource, device=device_id, reason=reason)
 
-    def problems(self, found: tuple[str, ...]) -> None:
-        """Tell the log what is wrong with what was seen, each thing when it begins."""
-        for problem in frozenset(found) - self._problems:
-            self._log.warning("devices_problem", problem=problem)
-        self._problems = frozenset(found)
+    @property
+    def standing(self) -> tuple[str, ...]:
+        """What is wrong now, in words: with the devices, and with the configuration file."""
+        if not self._refusal:
+            return self._problems
+        first, *others = self._refusal
+        more = f" (and {len(others)} more)" if others else ""
+        return (f"the changed configuration cannot be used: {first}{more}", *self._problems)
+
+    def problems(self, found: Iterable[str]) -> bool:
+        """Tell what is wrong with what was seen, when it begins and when it ends.
+
+        Return whether something did. Of too many problems the first are told, and how many more.
+        """
+        now = _bounded(sorted({problem[:_TEXT_MAX] for problem in found}))
+        changes = [(problem, True) for problem in now if problem not in self._problems]
+        changes += [(problem, False) for problem in self._problems if problem not in now]
+        self._problems = now
+        for problem, holds in changes:
+            if holds:
+                self._log.warning("devices_problem", problem=problem)
+            else:
+                self._log.info("devices_problem_over", problem=problem)
+            self._publish(
+                vocabulary.ProblemChanged(
+                    node=self._node,
+                    plugin=self._plugin,
+                    at=datetime.now(UTC),
+                    problem=problem,
+                    holds=holds,
+                )
+            )
+        return bool(changes)
 
     def shortage(self, resource: str, short: str) -> bool:
         """Tell that there are too few devices, or enough again; return whether that is new."""
@@ -145,7 +181,7 @@ class Teller:
         restart: tuple[str, ...],
     ) -> None:
         """Tell that a changed configuration is in force, and for which resources."""
-        self._refusal = ()
+        self._refusal, self.refused_at = (), None
         event = vocabulary.ConfigurationApplied(
             node=self._node,
             plugin=self._plugin,
@@ -166,11 +202,18 @@ class Teller:
         )
         self._publish(event)
 
+    def mended(self, config_hash: str) -> None:
+        """Tell that the file says again what is in force, if it was refused before."""
+        if self._refusal:
+            self.applied(config_hash, added=(), removed=(), again=(), restart=())
+
     def refused(self, problems: tuple[str, ...], *, in_force: str) -> None:
         """Tell that a changed configuration cannot be used."""
         if problems == self._refusal:
             return
         self._refusal = problems
+        self.refusals += 1
+        self.refused_at = self.refused_at or time.monotonic()
         self._log.warning("configuration_refused", problems=problems, in_force=in_force)
         self._publish(
             vocabulary.ConfigurationRefused(
@@ -183,5 +226,6 @@ class Teller:
         )
 
 
-_TEXT_MAX: Final = 2048
-"""Of a text in an event (vocabulary.Text)."""
+def _bounded(problems: Sequence[str]) -> tuple[str, ...]:
+    left = len(problems) - _PROBLEMS_MAX
+    return (*problems[:_PROBLEMS_MAX], *([f"{left} more problems"] if left > 0 else []))
