@@ -237,12 +237,13 @@ def daemonset(generation: str = "1", **spec: object) -> Any:
     )
 
 
-def pod(uid: str, on: str, revision: str, generation: str) -> Any:
+def pod(uid: str, on: str, revision: str, generation: str) -> membership.Pod:
     labels = {shapes.REVISION: revision, shapes.TEMPLATE_GENERATION: generation}
-    return read(
+    shape = read(
         shapes.Pod,
         {"metadata": {"name": uid, "uid": uid, "labels": labels}, "spec": {"nodeName": on}},
     )
+    return membership.pod(shape)
 
 
 class Fleet:

@@ -27,6 +27,8 @@ _NODES: Final = prometheus_client.Gauge(
     "muster_health_expected_nodes", "Nodes that should have a plugin.", ["plugin"]
 )
 
+_DaemonSets = reflector.Reflector[shapes.DaemonSet, shapes.DaemonSet]
+
 
 class Cluster:
     """One cluster; `run` it, and ask `questions`. What it knows goes into `put`."""
@@ -46,12 +48,12 @@ class Cluster:
             api,
             "/api/v1/nodes",
             shapes.Node,
-            reflector.Sink(self._replace_nodes, self._put_node, self._drop_node),
+            reflector.Sink(self._kept, self._replace_nodes, self._put_node, self._drop_node),
         )
         self._daemonsets = {
             one.plugin: self._daemonset(one) for one in settings.plugins if one.daemonset
         }
-        self._pods: dict[str, reflector.Reflector[shapes.Pod]] = {}
+        self._pods: dict[str, reflector.Reflector[shapes.Pod, membership.Pod]] = {}
 
     @property
     def problems(self) -> dict[str, str]:
@@ -84,7 +86,7 @@ class Cluster:
         self._keys = self._known.label_keys
         await self._nodes.run()
 
-    def _daemonset(self, one: config.Plugin) -> reflector.Reflector[shapes.DaemonSet]:
+    def _daemonset(self, one: config.Plugin) -> _DaemonSets:
         put = functools.partial(self._put_daemonset, one.plugin)
 
         def replace(found: list[shapes.DaemonSet]) -> None:
@@ -97,13 +99,14 @@ class Cluster:
             self._api,
             f"/apis/apps/v1/namespaces/{one.namespace}/daemonsets",
             shapes.DaemonSet,
-            reflector.Sink(replace, put, drop),
+            reflector.Sink(_itself, replace, put, drop),
             query={"fieldSelector": f"metadata.name={one.daemonset}"},
         )
 
     async def _watch_pods(self, one: config.Plugin) -> None:
         """Watch the pods that a plugin's DaemonSet selects; a new DaemonSet may select others."""
         sink = reflector.Sink(
+            membership.pod,
             functools.partial(self._known.replace_pods, one.plugin),
             functools.partial(self._known.put_pod, one.plugin),
             functools.partial(self._known.drop_pod, one.plugin),
@@ -147,7 +150,7 @@ class Cluster:
             self._keys = self._known.label_keys
             self._nodes.list_again()
 
-    def _pods_of(self, plugin: str) -> questions.Pods | str:
+    def _pods_of(self, plugin: str, node: str) -> questions.Pods | str:
         one, selector = self._plugins.get(plugin), self._selectors.get(plugin)
         if one is None or not one.daemonset:
             return f"pods of {plugin}: no daemonset is named"
@@ -157,20 +160,25 @@ class Cluster:
             namespace=one.namespace,
             selector=selector,
             current=self._known.current_revision(plugin),
+            names=self._known.pods_on(plugin, node) if self._sees_pods(plugin) else (),
         )
+
+    def _sees_pods(self, plugin: str) -> bool:
+        watched = self._pods.get(plugin)
+        return watched is not None and watched.listed.is_set() and not watched.problem
 
     def _kept(self, shape: shapes.Node) -> membership.Node:
         age_s = self._age_s(shape.metadata.creation_timestamp)
         return self._known.node(shape, now=self._clock(), age_s=age_s)
 
-    def _replace_nodes(self, found: list[shapes.Node]) -> None:
-        self._known.replace_nodes(map(self._kept, found), self._clock())
+    def _replace_nodes(self, found: list[membership.Node]) -> None:
+        self._known.replace_nodes(found, self._clock())
 
-    def _put_node(self, shape: shapes.Node) -> None:
-        self._known.put_node(self._kept(shape), self._clock())
+    def _put_node(self, node: membership.Node) -> None:
+        self._known.put_node(node, self._clock())
 
-    def _drop_node(self, shape: shapes.Node) -> None:
-        self._known.drop_node(shape.metadata.name)
+    def _drop_node(self, node: membership.Node) -> None:
+        self._known.drop_node(node.name)
 
     def _age_s(self, made: datetime | None) -> float | None:
         return shapes.age_s(made, self._api.now())
@@ -182,3 +190,7 @@ class Cluster:
                 if isinstance(told, signals.ExpectedNodes):
                     _NODES.labels(told.plugin).set(len(told.nodes))
                 await self._put(told)
+
+
+def _itself(shape: shapes.DaemonSet) -> shapes.DaemonSet:
+    return shape

@@ -24,8 +24,12 @@ class Node:
     offers: Mapping[str, facts.Offer]
 
 
-@dataclass(slots=True)
-class _Pod:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """What is kept of a pod."""
+
+    uid: str
+    name: str
     node: str
     revision: str
     generation: str
@@ -36,10 +40,22 @@ class _Plugin:
     settings: config.Plugin
     daemonset: shapes.DaemonSet | None = None
     made_at: float = -math.inf
-    pods: dict[str, _Pod] = field(default_factory=dict)
+    pods: dict[str, Pod] = field(default_factory=dict)
     since: dict[str, float] = field(default_factory=dict)
     told: Mapping[str, facts.Expected] | None = None
     is_changed: bool = True
+
+
+def pod(shape: shapes.Pod) -> Pod:
+    """Return what is kept of a pod."""
+    labels = shape.metadata.labels or {}
+    return Pod(
+        uid=shape.metadata.uid,
+        name=shape.metadata.name,
+        node=shape.spec.node_name,
+        revision=labels.get(shapes.REVISION, ""),
+        generation=labels.get(shapes.TEMPLATE_GENERATION, ""),
+    )
 
 
 class Membership:
@@ -47,7 +63,7 @@ class Membership:
 
     def __init__(self, settings: config.Cluster) -> None:
         self._cause_labels = settings.cause_labels
-        self._plugins = {one.plugin: _Plugin(one) for one in settings.plugins}
+        self._plugins = {one.plugin: _Plugin(settings=one) for one in settings.plugins}
         self._nodes: dict[str, Node] = {}
         self._offers: dict[str, Mapping[str, facts.Offer] | None] = {}
         self._has_nodes = False
@@ -105,29 +121,26 @@ class Membership:
         for node in self._nodes.values():
             self._judge(plugin, node, now, is_first=is_first)
 
-    def replace_pods(self, name: str, pods: Iterable[shapes.Pod]) -> None:
+    def replace_pods(self, name: str, pods: Iterable[Pod]) -> None:
         """Take all pods of a plugin that there are."""
         plugin = self._plugins[name]
-        plugin.pods.clear()
+        plugin.pods = {pod.uid: pod for pod in pods}
         plugin.is_changed = True
-        for pod in pods:
-            self.put_pod(name, pod)
 
-    def put_pod(self, name: str, shape: shapes.Pod) -> None:
+    def put_pod(self, name: str, pod: Pod) -> None:
         """Take a pod of a plugin that is new or has changed."""
-        plugin, labels = self._plugins[name], shape.metadata.labels or {}
-        pod = _Pod(
-            shape.spec.node_name,
-            labels.get(shapes.REVISION, ""),
-            labels.get(shapes.TEMPLATE_GENERATION, ""),
-        )
-        plugin.is_changed |= plugin.pods.get(shape.metadata.uid) != pod
-        plugin.pods[shape.metadata.uid] = pod
+        plugin = self._plugins[name]
+        plugin.is_changed |= plugin.pods.get(pod.uid) != pod
+        plugin.pods[pod.uid] = pod
 
-    def drop_pod(self, name: str, shape: shapes.Pod) -> None:
+    def drop_pod(self, name: str, pod: Pod) -> None:
         """Take that a pod of a plugin is gone."""
         plugin = self._plugins[name]
-        plugin.is_changed |= plugin.pods.pop(shape.metadata.uid, None) is not None
+        plugin.is_changed |= plugin.pods.pop(pod.uid, None) is not None
+
+    def pods_on(self, name: str, node: str) -> tuple[str, ...]:
+        """Return the names of a plugin's pods on a node."""
+        return tuple(pod.name for pod in self._plugins[name].pods.values() if pod.node == node)
 
     def current_revision(self, name: str) -> str:
         """Return the newest revision of a plugin's DaemonSet, empty if unknown.

@@ -7,7 +7,7 @@ time; what has been answered by then is told, and what has not is said.
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Final
@@ -20,6 +20,7 @@ from muster_health import facts, kube, shapes, signals
 
 _DELETE_S: Final = 10.0
 _LEASES_MAX: Final = 10_000
+_PODS_MAX: Final = 4
 _ANSWER_SHARE: Final = 0.9
 """Of a question's time: what has been answered by then is better than nothing."""
 
@@ -32,11 +33,15 @@ _ASKED: Final = prometheus_client.Histogram(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pods:
-    """Where a plugin's pods are: namespace, label selector, and its DaemonSet's newest revision."""
+    """Where a plugin's pods are: namespace, label selector, and its DaemonSet's newest revision.
+
+    `names` are those that are known to be on the node.
+    """
 
     namespace: str
     selector: str
     current: str
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +57,14 @@ class _Seen:
 class Questions:
     """Asks and acts beside each other, `asks_max` at once; what comes of it goes into `put`.
 
-    `pods_of` tells where a plugin's pods are, or why that is not known.
+    `pods_of` tells where a plugin's pods on a node are, or why that is not known.
     """
 
     def __init__(
         self,
         api: kube.Api,
         put: Callable[[signals.ClusterAnswered | signals.Remediated], Awaitable[None]],
-        pods_of: Callable[[str], Pods | str],
+        pods_of: Callable[[str, str], Pods | str],
         *,
         asks_max: int,
     ) -> None:
@@ -108,13 +113,13 @@ class Questions:
     async def _facts(self, asked: signals.AskCluster) -> facts.Facts | None:
         timeout_s = asked.timeout_s * _ANSWER_SHARE
         lease_path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{asked.node}"
-        where = self._pods_of(asked.plugin)
+        where = self._pods_of(asked.plugin, asked.node)
         node, lease, pods = await asyncio.gather(
             self._get("nodes", f"/api/v1/nodes/{asked.node}", timeout_s=timeout_s),
             self._get("leases", lease_path, timeout_s=timeout_s),
             self._get_pods(where, asked.node, timeout_s=timeout_s),
         )
-        answers = [answer for answer in (node, lease, pods) if answer is not None]
+        answers = (node, lease, *pods)
         if not any(answer.status for answer in answers):
             return None
         problems = [answer.problem for answer in answers if not _is_absent(answer)]
@@ -131,25 +136,34 @@ class Questions:
                 found = replace(
                     found, ready=shape.ready, planned=shape.planned, offers=shape.offers
                 )
-            if pods is not None and pods.is_ok and isinstance(where, Pods):
-                items = msgspec.json.decode(pods.body, type=_PodList).items or ()
-                told = tuple(pod.in_our_words(where.current) for pod in items)
+            if isinstance(where, Pods) and all(answer.is_ok for answer in pods):
+                shown = [pod for answer in pods for pod in _decoded(answer)]
+                told = tuple(pod.in_our_words(where.current) for pod in shown)
                 found = replace(found, pods=told)
         return found
 
     async def _get_pods(
         self, where: Pods | str, node: str, *, timeout_s: float
-    ) -> kube.Answer | None:
+    ) -> Sequence[kube.Answer]:
+        """Get the pods that are known by name; all on the node if none is, or one has gone."""
         if isinstance(where, str):
-            return None
+            return ()
+        path = f"/api/v1/namespaces/{where.namespace}/pods"
+        answers = await asyncio.gather(
+            *(
+                self._get("pods", f"{path}/{name}", timeout_s=timeout_s)
+                for name in where.names[:_PODS_MAX]
+            )
+        )
+        if answers and not any(map(_is_absent, answers)):
+            return answers
         # version 0 is what the API server has in memory, found by its index of pods by node
         query = {
             "labelSelector": where.selector,
             "fieldSelector": f"spec.nodeName={node}",
             "resourceVersion": "0",
         }
-        path = f"/api/v1/namespaces/{where.namespace}/pods"
-        return await self._get("pods", path, query=query, timeout_s=timeout_s)
+        return (await self._get("pods", path, query=query, timeout_s=timeout_s),)
 
     async def _get(
         self, what: str, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float
@@ -218,7 +232,14 @@ class Questions:
 
 
 class _PodList(msgspec.Struct, frozen=True):
+    """A list of pods has `items`, one pod has not."""
+
     items: tuple[shapes.Pod, ...] | None = None
+
+
+def _decoded(answer: kube.Answer) -> tuple[shapes.Pod, ...]:
+    items = msgspec.json.decode(answer.body, type=_PodList).items
+    return (msgspec.json.decode(answer.body, type=shapes.Pod),) if items is None else items
 
 
 def _is_absent(answer: kube.Answer) -> bool:

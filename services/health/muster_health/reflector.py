@@ -19,6 +19,7 @@ from muster import logs
 from muster_health import kube
 
 Shape = TypeVar("Shape")
+Kept = TypeVar("Kept")
 
 _PAGE: Final = 500
 _LIST_S: Final = 30.0
@@ -65,15 +66,19 @@ class _Expired(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sink(Generic[Shape]):
-    """Who wants to know: of everything at once, of one that is new or changed, of one gone."""
+class Sink(Generic[Shape, Kept]):
+    """Who wants to know: of everything at once, of one that is new or changed, of one gone.
 
-    replace: Callable[[list[Shape]], None]
-    put: Callable[[Shape], None]
-    drop: Callable[[Shape], None]
+    `keep` makes of an object what is kept of it, one by one, so that never all are there whole.
+    """
+
+    keep: Callable[[Shape], Kept]
+    replace: Callable[[list[Kept]], None]
+    put: Callable[[Kept], None]
+    drop: Callable[[Kept], None]
 
 
-class Reflector(Generic[Shape]):
+class Reflector(Generic[Shape, Kept]):
     """Keeps a sink up to date for ever; `run` it."""
 
     def __init__(
@@ -81,7 +86,7 @@ class Reflector(Generic[Shape]):
         api: kube.Api,
         path: str,
         shape: type[Shape],
-        sink: Sink[Shape],
+        sink: Sink[Shape, Kept],
         *,
         query: Mapping[str, str] | None = None,
     ) -> None:
@@ -126,7 +131,7 @@ class Reflector(Generic[Shape]):
         self._version = ""
 
     async def _list(self) -> None:
-        items: list[Shape] = []
+        items: list[Kept] = []
         token = ""
         while True:
             query = {**self._query, "limit": str(_PAGE)} | ({"continue": token} if token else {})
@@ -192,9 +197,9 @@ class Reflector(Generic[Shape]):
         else:
             self._sink.put(item)
 
-    def _read(self, raw: msgspec.Raw) -> Shape | None:
+    def _read(self, raw: msgspec.Raw) -> Kept | None:
         try:
-            return self._decoder.decode(raw)
+            return self._sink.keep(self._decoder.decode(raw))
         except (msgspec.MsgspecError, UnicodeDecodeError):
             _UNREADABLE.inc()
             return None

@@ -51,7 +51,6 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
     labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
 
 
 class Taint(msgspec.Struct, frozen=True):
@@ -261,10 +260,14 @@ class _DaemonSetSpec(msgspec.Struct, frozen=True):
     template: _Template = _Template()
 
 
+class _DaemonSetMetadata(Metadata, frozen=True, rename="camel"):
+    annotations: dict[str, str] | None = None
+
+
 class DaemonSet(msgspec.Struct, frozen=True):
     """The DaemonSet of a plugin, as it is read."""
 
-    metadata: Metadata = Metadata()
+    metadata: _DaemonSetMetadata = _DaemonSetMetadata()
     spec: _DaemonSetSpec = _DaemonSetSpec()
 
     @property
