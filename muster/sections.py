@@ -24,6 +24,8 @@ class LogLevel(enum.StrEnum):
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Period = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 """Seconds, more than none and at most a day."""
+Pause = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
+"""Seconds between two times of something that costs: at least a tenth, at most a day."""
 
 
 class Bus(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ def test_all_errors_are_reported_at_once_with_their_keys(tmp_path: Path) -> None
     simulated_gpus: {count: 0}
     """
     assert problems(tmp_path, text) == [
-        "heartbeat.interval_s: expected a number of more than 0, found 0",
+        "heartbeat.interval_s: expected a number of at least 0.1, found 0",
         "kublet: unknown key (value {directory: '/x'}); did you mean kubelet?",
         "resources[0].groups[0].devices[0].path: 'dev/kvm' is not an absolute path",
         (

@@ -189,7 +189,7 @@ def test_every_problem_is_reported_at_once_with_key_value_and_nearest_name() -> 
             "resources[1].groups[0].devices[0].permissions: 'rx' is not r, w, m or several, each "
             "once"
         ),
-        "resources[1].checks.period_s: expected a number of more than 0, found 0",
+        "resources[1].checks.period_s: expected a number of at least 0.1, found 0",
     ]
 
 

@@ -42,7 +42,7 @@ class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """How often the plugin says that it is alive."""
 
-    interval_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5.0
+    interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0
 
 
 class Cdi(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
     kubelet: Kubelet = msgspec.field(default_factory=Kubelet)
     cdi: Cdi = msgspec.field(default_factory=Cdi)
     heartbeat: Heartbeat = msgspec.field(default_factory=Heartbeat)
-    snapshot_period_s: sections.Period = 300.0
+    snapshot_period_s: sections.Pause = 300.0
     handover_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     resources: Annotated[tuple[rules.Resource, ...], msgspec.Meta(max_length=1000)] = ()
     gpus: gpu_rules.Gpus | None = None

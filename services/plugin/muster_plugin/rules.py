@@ -208,7 +208,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     open: bool = False
     command: Annotated[tuple[Argument, ...], msgspec.Meta(max_length=64)] = ()
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
-    period_s: sections.Period = 30.0
+    period_s: sections.Pause = 30.0
     good: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
 
     def __post_init__(self) -> None:
