@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, Self
 
 from muster_plugin import aside, inventory, rules, units
 
@@ -14,7 +14,8 @@ _BUSY: Final = frozenset({errno.EBUSY, errno.EAGAIN, errno.ETXTBSY})
 """Somebody has it open for himself: a sign of health."""
 _PARALLEL_MAX: Final = 8
 _WORDS_MAX: Final = 4096
-_READ: Final = 65_536
+_PIPE_BYTES: Final = 65_536
+"""Linux: what a pipe holds, so that one read takes all of it."""
 
 Key = tuple[str, str]
 Judge = Callable[[str, units.Unit, str], Awaitable[None]]
@@ -93,46 +94,80 @@ def _open_all(unit: units.Unit) -> str:
         if device.permissions == "w":
             flags = os.O_WRONLY
         try:
-            os.close(os.open(device.host_path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+            _open(device.host_path, flags)
         except OSError as error:
             if error.errno not in _BUSY:
                 return f"open {device.host_path}: {(error.strerror or str(error)).lower()}"
     return ""
 
 
+def _open(path: str, flags: int) -> None:
+    """Open and close; a directory of device nodes can only be read."""
+    always = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags | always))
+    except IsADirectoryError:
+        os.close(os.open(path, os.O_RDONLY | always))
+
+
 async def _commanded(unit: units.Unit, checks: rules.Checks) -> str:
-    """Run the command; the device nodes are in MUSTER_DEVICES, separated by commas."""
+    """Run the command; the device nodes are in MUSTER_DEVICES, separated by commas.
+
+    It has ended when its own process has, whatever that left running.
+    """
     paths = ",".join(device.host_path for device in unit.devices)
     program = checks.command[0]
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *checks.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env=os.environ | {"MUSTER_DEVICES": paths},
-            start_new_session=True,
-        )
-    except OSError as error:
-        return f"{program}: {(error.strerror or str(error)).lower()}"
-    try:
-        async with asyncio.timeout(checks.timeout_s):
-            words = await _last_words(process)
-            code = await process.wait()
-    except TimeoutError:
-        return f"{program} has not ended within {checks.timeout_s:g} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    return "" if code == 0 else f"{program} ended with {code}{words and f': {words}'}"
+    with _LastWords() as words:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *checks.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=words.writing,
+                env=os.environ | {"MUSTER_DEVICES": paths},
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"{program}: {(error.strerror or str(error)).lower()}"
+        try:
+            async with asyncio.timeout(checks.timeout_s):
+                code = await process.wait()
+        except TimeoutError:
+            return f"{program} has not ended within {checks.timeout_s:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        said = words.last()
+    return "" if code == 0 else f"{program} ended with {code}{said and f': {said}'}"
 
 
-async def _last_words(process: asyncio.subprocess.Process) -> str:
-    """Read all that it says on stderr, and keep its last line."""
-    assert process.stderr is not None, "stderr is a pipe"
-    said = b""
-    while more := await process.stderr.read(_READ):
-        said = (said + more)[-_WORDS_MAX:]
-    lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""
+class _LastWords:
+    """A pipe that is read while it is open, of which the end is kept.
+
+    It is ours, not asyncio's: that one stays open as long as anybody holds its other end.
+    """
+
+    def __init__(self) -> None:
+        self._said = b""
+        self._reading, self.writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reading, False)
+
+    def __enter__(self) -> Self:
+        asyncio.get_running_loop().add_reader(self._reading, self._read)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._reading)
+        os.close(self._reading)
+        os.close(self.writing)
+
+    def last(self) -> str:
+        """Return the last line that was written until now."""
+        self._read()
+        lines = self._said.decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._said = (self._said + os.read(self._reading, _PIPE_BYTES))[-_WORDS_MAX:]
