@@ -13,7 +13,7 @@ from muster_health import config, detector, signals, snapshot
 ZERO = datetime(2026, 11, 21, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
 Told = vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided
-SETTINGS = config.Detection(patience_s=0.0)
+SETTINGS = config.Detection(patience_s=0.0, hold_s=5.0, hold_max_s=40.0, flap_window_s=100.0)
 LINK_S = SETTINGS.reconnect_s
 MANY = 10_000
 
@@ -491,7 +491,7 @@ def test_whatever_happens_the_truth_is_found_and_all_is_resolved_once_healthy(
     world.kill("a")
     world.turn("b", "0", unhealthy=True)
     world.report("b")
-    world.run(60.0)
+    world.run(120.0)
     broken = [
         (node, AlertKind.DEVICE_UNHEALTHY, "".join(sorted(plugin.broken)))
         for node, plugin in world.plugins.items()

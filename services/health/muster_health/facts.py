@@ -35,6 +35,11 @@ class Pod:
     current: str = ""
 
     @property
+    def runs(self) -> bool:
+        """Tell whether its containers run: a crash loop leaves the phase at Running."""
+        return self.phase == "Running" and not self.waiting
+
+    @property
     def is_outdated(self) -> bool:
         """Tell whether a rollout is going to replace it."""
         return bool(self.revision and self.current) and self.revision != self.current

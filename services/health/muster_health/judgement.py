@@ -17,10 +17,12 @@ node that still offers what the plugin had.
 | it listens, and does not answer                        | STUCK       | NO_ANSWER        |
 | the server closed its connection; the pod is not Ready | STUCK       | POD_NOT_READY    |
 | quiet, or closed by the server; and the pod is well    | UNREACHABLE | ONLY_BUS_SILENT  |
+| its connection ended just now; and the pod is well (2) | PLUGIN_DOWN | NOT_BACK         |
 | the server closed its connection; no pod is known      | STUCK       | CONNECTION_STALE |
 | otherwise                                              | PLUGIN_DOWN | NOBODY_LISTENS   |
 
 (1) Once only few seconds are left to wait, a late lease counts as fresh.
+(2) It crashed a moment ago, or only its way to the bus broke: asked again once it is quiet.
 """
 
 from collections.abc import Mapping
@@ -35,7 +37,9 @@ _APART = (
     "whether its process hangs or only its network is cut, only the Kubernetes API could tell; "
     "there is none"
 )
-_WHOSE = "whether only it or its whole node is gone, only the Kubernetes API could tell; there is none"
+_WHOSE = (
+    "whether only it or its whole node is gone, only the Kubernetes API could tell; there is none"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,7 @@ class Judgement:
 def may_pause(rule: Rule) -> bool:
     """Tell whether one that only pauses (a busy node, a slow way back to the bus) looks so too."""
     return rule in {
+        Rule.NOT_BACK,
         Rule.NO_ANSWER,
         Rule.POD_NOT_READY,
         Rule.ONLY_BUS_SILENT,
@@ -124,7 +129,7 @@ def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule]
     pods = scene.known.pods if scene.known is not None else None
     stale = scene.link.closed is not None and scene.link.closed.by_server
     quiet = scene.silent_s >= settings.suspicion_beats * scene.interval_s
-    runs = pods is None or any(pod.phase == "Running" for pod in pods)
+    runs = pods is None or any(pod.runs for pod in pods)
     ready = pods is not None and any(pod.ready for pod in pods)
     well = ready and _offers_all(scene)
     rows = (
@@ -132,6 +137,7 @@ def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule]
         (scene.listens, (Verdict.STUCK, Rule.NO_ANSWER)),
         (stale and pods is not None and not ready, (Verdict.STUCK, Rule.POD_NOT_READY)),
         (well and (quiet or stale), (Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT)),
+        (well, (Verdict.PLUGIN_DOWN, Rule.NOT_BACK)),
         (stale and pods is None, (Verdict.STUCK, Rule.CONNECTION_STALE)),
     )
     otherwise = (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)

@@ -534,7 +534,10 @@ class PluginState:
             self._review_s = self._settings.review_s
         else:
             self._review_s = min(2 * self._review_s, self._settings.review_max_s)
-        self.state, self._review_due = State.LOST, now + self._review_s
+        wait_s = self._review_s
+        if reached.rule is Rule.NOT_BACK:
+            wait_s = max(0.0, self._settings.suspicion_beats * self.beats.interval_s - silent_s)
+        self.state, self._review_due = State.LOST, now + wait_s
         self._worry.forget()
         self._recovery.begin()
         delay_s = silent_s if fresh else None

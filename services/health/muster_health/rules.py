@@ -11,6 +11,7 @@ class Rule(enum.StrEnum):
     GOODBYE = "said_goodbye"
 
     NOBODY_LISTENS = "silent_and_nobody_listens"
+    NOT_BACK = "connection_ended_and_not_back"
     NO_ANSWER = "silent_and_no_answer"
     POD_NOT_RUNNING = "silent_and_pod_not_running"
     POD_NOT_READY = "connection_stale_and_pod_not_ready"

@@ -1,0 +1,187 @@
+"""What a silence means: each row of the table, and what is said with it."""
+
+import dataclasses
+
+import pytest
+
+from muster.vocabulary import Verdict
+from muster_health import config, facts, judgement, links
+from muster_health.facts import Planned
+from muster_health.rules import Rule
+
+SETTINGS = config.Detection()
+GPU = "nvidia.com/gpu"
+POD = facts.Pod(name="muster/plugin-x", uid="1", phase="Running", ready=True)
+WELL = facts.Facts(
+    exists=True,
+    lease_age_s=4.0,
+    ready=True,
+    pods=(POD,),
+    offers={GPU: facts.Offer(capacity=8, allocatable=8)},
+)
+NOTHING: dict[str, object] = {}
+
+
+def link(reason: str = "", *, seconds: float = 2.0) -> links.Links:
+    found = links.Links()
+    if reason:
+        found.ended("nats-0", 7, reason, 100.0 - seconds)
+    return found
+
+
+def scene(**other: object) -> judgement.Scene:
+    whole = judgement.Scene(
+        silent_s=13.0,
+        interval_s=5.0,
+        ever_heard=True,
+        expected=True,
+        listens=False,
+        link=link(),
+        has_cluster=True,
+        known=WELL,
+        healthy={GPU: 8},
+        waited=False,
+        now=100.0,
+    )
+    return dataclasses.replace(whole, **other)  # type: ignore[arg-type]  # by name
+
+
+def known(**other: object) -> facts.Facts:
+    return dataclasses.replace(WELL, **other)  # type: ignore[arg-type]  # by name
+
+
+def pod(**other: object) -> tuple[facts.Pod, ...]:
+    return (dataclasses.replace(POD, **other),)  # type: ignore[arg-type]  # by name
+
+
+JUST_NOW = {"silent_s": 2.0}
+ALONE = {"has_cluster": False, "known": None}
+OUTDATED = {"revision": "a", "current": "b"}
+
+
+@pytest.mark.parametrize(
+    ("what", "verdict", "rule"),
+    [
+        ({"known": known(exists=False)}, Verdict.MAINTENANCE, Rule.NODE_GONE),
+        ({"known": known(pods=pod(deleting=True))}, Verdict.MAINTENANCE, Rule.POD_DELETED),
+        (
+            {"known": known(planned=(Planned.UNSCHEDULABLE,))},
+            Verdict.MAINTENANCE,
+            Rule.NODE_PLANNED,
+        ),
+        (
+            {"known": known(planned=(Planned.UNSCHEDULABLE,)), "listens": True},
+            Verdict.STUCK,
+            Rule.NO_ANSWER,
+        ),
+        (
+            {"known": known(planned=(Planned.TO_BE_DELETED,), lease_age_s=60.0)},
+            Verdict.MAINTENANCE,
+            Rule.NODE_PLANNED,
+        ),
+        ({"known": known(lease_age_s=20.5)}, Verdict.NODE_DOWN, Rule.LEASE_STALE),
+        (
+            {"known": known(lease_age_s=20.5), "listens": True},
+            Verdict.NODE_DOWN,
+            Rule.LEASE_STALE,
+        ),
+        (
+            {"known": known(lease_age_s=15.0), "listens": True, "waited": True},
+            Verdict.STUCK,
+            Rule.NO_ANSWER,
+        ),
+        ({"known": known(pods=pod(**OUTDATED))}, Verdict.MAINTENANCE, Rule.POD_REPLACED),
+        ({"ever_heard": False}, Verdict.MISSING, Rule.NEVER_HEARD),
+        ({"known": known(pods=())}, Verdict.PLUGIN_DOWN, Rule.POD_NOT_RUNNING),
+        (
+            {"known": known(pods=pod(phase="Pending", ready=False))},
+            Verdict.PLUGIN_DOWN,
+            Rule.POD_NOT_RUNNING,
+        ),
+        (
+            {"known": known(pods=pod(ready=False, waiting="CrashLoopBackOff"))},
+            Verdict.PLUGIN_DOWN,
+            Rule.POD_NOT_RUNNING,
+        ),
+        ({"listens": True}, Verdict.STUCK, Rule.NO_ANSWER),
+        (
+            {"link": link("Stale Connection"), "known": known(pods=pod(ready=False))},
+            Verdict.STUCK,
+            Rule.POD_NOT_READY,
+        ),
+        (NOTHING, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
+        (
+            {"link": link("Authentication Failure"), **JUST_NOW},
+            Verdict.UNREACHABLE,
+            Rule.ONLY_BUS_SILENT,
+        ),
+        ({"link": link("Client Closed"), **JUST_NOW}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
+        (
+            {"known": known(offers={GPU: facts.Offer(capacity=8, allocatable=0)})},
+            Verdict.PLUGIN_DOWN,
+            Rule.NOBODY_LISTENS,
+        ),
+        ({"known": known(pods=pod(ready=False))}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"link": link("Stale Connection"), **ALONE}, Verdict.STUCK, Rule.CONNECTION_STALE),
+        (ALONE, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"link": link("Client Closed"), **ALONE}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"known": None}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"known": facts.Facts(problem="403")}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+    ],
+)
+def test_the_first_row_that_holds_decides(
+    what: dict[str, object], verdict: Verdict, rule: Rule
+) -> None:
+    found = judgement.judge(scene(**what), SETTINGS)
+
+    assert found is not None
+    assert (found.verdict, found.rule) == (verdict, rule)
+    assert len(found.evidence) >= 2
+
+
+def test_a_late_lease_is_waited_for() -> None:
+    assert judgement.judge(scene(known=known(lease_age_s=15.0)), SETTINGS) is None
+
+
+def test_the_evidence_says_who_saw_what() -> None:
+    what = known(pods=pod(ready=False, restarts=3, waiting="CrashLoopBackOff"))
+    found = judgement.judge(scene(known=what, link=link("Client Closed")), SETTINGS)
+
+    assert found is not None
+    assert [(seen.source, seen.observed) for seen in found.evidence] == [
+        ("heartbeat", "silent for 13.0 s, 2.6 beats of 5 s"),
+        ("probe", "nobody listens on the plugin's subject"),
+        ("bus", "connection closed 2.0 s ago (Client Closed)"),
+        ("kubernetes", "node lease renewed 4 s ago; node Ready"),
+        (
+            "kubernetes",
+            "pod muster/plugin-x Running, not Ready, CrashLoopBackOff, 3 restarts",
+        ),
+        ("kubernetes", "nvidia.com/gpu allocatable 8 of 8"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (
+            "Stale Connection",
+            (
+                "whether its process hangs or only its network is cut, only the Kubernetes API could "
+                "tell; there is none"
+            ),
+        ),
+        (
+            "",
+            (
+                "whether only it or its whole node is gone, only the Kubernetes API could tell; "
+                "there is none"
+            ),
+        ),
+    ],
+)
+def test_without_a_cluster_it_says_what_cannot_be_decided(reason: str, said: str) -> None:
+    found = judgement.judge(scene(link=link(reason), has_cluster=False, known=None), SETTINGS)
+
+    assert found is not None
+    assert (found.evidence[-1].source, found.evidence[-1].observed) == ("health", said)
