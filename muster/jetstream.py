@@ -76,9 +76,13 @@ async def create_streams(client: Client) -> None:
             max_msg_size=stream.message_bytes_max,
             duplicate_window=stream.duplicate_window_s,
             storage=api.StorageType.FILE,
-            discard=api.DiscardPolicy.OLD,
+            retention=(
+                api.RetentionPolicy.WORK_QUEUE if stream.is_queue else api.RetentionPolicy.LIMITS
+            ),
+            discard=api.DiscardPolicy.NEW if stream.is_queue else api.DiscardPolicy.OLD,
             compression=api.StoreCompression.S2,
             allow_direct=True,
+            allow_rollup_hdrs=True,
         )
         try:
             await jetstream.add_stream(config)

@@ -23,6 +23,8 @@ class Stream:
     message_bytes_max: int = _MIB
     duplicate_window_s: float = 600.0
     """As long as a publisher goes on repeating one message after an outage."""
+    is_queue: bool = False
+    """A message stays until it was worked on, and when there is no room none is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +65,28 @@ DEAD_LETTERS: Final = Stream(
     bytes_max=64 * _MIB,
     per_subject_max=1_000,
 )
-STREAMS: Final = (EVENTS, ALERTS, DEAD_LETTERS)
+OUTBOX: Final = Stream(
+    name="MUSTER_OUTBOX",
+    subjects=("muster.outbox.>",),
+    age_max_s=30 * _DAY_S,
+    bytes_max=512 * _MIB,
+    # what is newer about a group takes the place of what still waits
+    per_subject_max=1,
+    is_queue=True,
+)
+STREAMS: Final = (EVENTS, ALERTS, DEAD_LETTERS, OUTBOX)
 
 STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)
 LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 * _DAY_S)
 LEADER: Final = Bucket(name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000)
 """Who leads, for as long as the claim says. No limit markers: those would have to expire too."""
-BUCKETS: Final = (STATE, LEDGER, LEADER)
+SILENCES: Final = Bucket(name="muster_silences", bytes_max=16 * _MIB, value_bytes_max=16_384)
+BUCKETS: Final = (STATE, LEDGER, LEADER, SILENCES)
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a key holds after it was claimed, and whether this claim wrote it; revision 0 is none."""
+    """What a key holds after it was claimed, and whether this claim wrote it; revision 0: none."""
 
     revision: int
     value: bytes

@@ -90,7 +90,10 @@ class Verdict(enum.StrEnum):
 
 
 class AlertKind(enum.StrEnum):
-    """What an alert is about: a verdict that needs a person, devices, or all the fleet."""
+    """What an alert is about: a verdict that needs a person, devices, all the fleet, or muster.
+
+    The notifier itself raises the last two.
+    """
 
     DEGRADED = "degraded"
     PLUGIN_DOWN = "plugin_down"
@@ -110,6 +113,8 @@ class AlertKind(enum.StrEnum):
     CLOCK_SKEW = "clock_skew"
     STORM = "storm"
     MORE_ALERTS = "more_alerts"
+    HEALTH_SILENT = "health_silent"
+    DEAD_LETTERS = "dead_letters"
 
 
 class Severity(enum.StrEnum):

@@ -126,6 +126,6 @@ def notifier_settings(*, nats: str, webhook_url: str) -> Settings:
         "group_interval_s": 1.0,
         "receivers": [
             {"name": "console", "console": {}},
-            {"name": "webhook", "webhook": {"url": webhook_url}},
+            {"name": "webhook", "webhook": {"url": webhook_url, "reach": "loopback"}},
         ],
     }

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from muster import settings
-from muster_notifier import config
+from muster_notifier import addresses, config
 
 
 def load(text: str, tmp_path: Path) -> config.Settings:
@@ -26,7 +26,7 @@ def test_nothing_given_is_alertmanagers_times_and_the_console(tmp_path: Path) ->
         300,
         14_400,
     )
-    assert found.receivers == (config.Receiver(name="console", console=config.Console()),)
+    assert found.receivers == (addresses.Receiver(name="console", console=addresses.Console()),)
 
 
 def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
@@ -41,14 +41,14 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         tmp_path,
     )
     assert found == config.Settings(
-        group_by=(config.GroupBy.KIND,),
+        group_by=("kind",),
         group_wait_s=0.0,
         receivers=(
-            config.Receiver(
+            addresses.Receiver(
                 name="ops",
-                webhook=config.Webhook(url="https://ops.example/hook?x=1", timeout_s=2.0),
+                webhook=addresses.Webhook(url="https://ops.example/hook?x=1", timeout_s=2.0),
             ),
-            config.Receiver(name="quiet", console=config.Console(), send_resolved=False),
+            addresses.Receiver(name="quiet", console=addresses.Console(), send_resolved=False),
         ),
     )
 
@@ -63,18 +63,30 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         ),
         (
             "receivers: [{name: a}]",
-            "receivers[0]: receiver a: give exactly one of: webhook, console: {}",
+            "receivers[0]: receiver a: give exactly one of webhook, slack,",
         ),
         (
             "receivers: [{name: a, console: {}, webhook: {url: 'http://h'}}]",
-            "receivers[0]: receiver a: give exactly one of: webhook, console: {}",
+            "receivers[0]: receiver a: give exactly one of webhook, slack,",
         ),
         (
             "receivers: [{name: a, webhok: {url: 'http://h'}}]",
             "receivers[0].webhok: unknown key (value {url: 'http://h'}); did you mean webhook?",
         ),
         ("group_by: [node, node]", "group_by: given twice: node"),
-        ("group_by: [severity]", "group_by[0]: expected alert, ),
+        ("group_by: [sevrity]", "group_by: no alert has a label sevrity; there are: al"),
+        ("routes: [{receivers: [b]}]", "no receiver is called b"),
+        ("mute_times: [nights]", "no time interval is called nights"),
+        ("routes: [{matchers: ['node~x']}]", "routes[0]: 'node~x': a matcher such as"),
+        ("routes: [{matchers: ['node=~(']}]", "routes[0]: node=~'(': missing )"),
+        (
+            "receivers: [{name: a, webhook: {url: 'http://h', url_from: {env: X}}}]",
+            "receivers[0].webhook: give exactly one of: url, url_from",
+        ),
+        (
+            "time_intervals: [{name: n, time_intervals: [{weekdays: [funday]}]}]",
+            "time_intervals[0].time_intervals[0].weekdays: 'funday' is none of these",
+        ),
         ("group_interval_s: 0", "group_interval_s: expected a number of at least 0.05, found 0"),
         (
             "receivers: [{name: a, webhook: {url: 'ftp://h'}}]",

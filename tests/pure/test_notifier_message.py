@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertState
-from muster_notifier import ledger, message
-from muster_notifier.notification import Notification, identify
+from muster_notifier import addresses, bodies, ledger, message
+from muster_notifier import notification as notifications
+from muster_notifier.notification import Notification
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, 0, tzinfo=dt.UTC)
 
@@ -44,20 +45,21 @@ def notification(
     firing: tuple[vocabulary.AlertChanged, ...],
     resolved: tuple[vocabulary.AlertChanged, ...] = (),
 ) -> Notification:
-    reason = vocabulary.NotificationReason.FIRST
-    return Notification(
-        id=identify(
-            after="", receiver="ops", group="{}", reason=reason, firing=firing, resolved=resolved
-        ),
+    return notifications.notify(
+        after="",
         receiver="ops",
-        group='{kind="stuck",node="node-a"}',
+        group='{}:{kind="stuck",node="node-a"}',
         labels={"kind": "stuck", "node": "node-a"},
-        reason=reason,
+        reason=vocabulary.NotificationReason.FIRST,
         firing=firing,
         resolved=resolved,
         send_resolved=True,
-        decided_at=0.0,
+        at=T0,
     )
+
+
+def body(told: Notification) -> bytes:
+    return bodies.body(told, message.compose(told), layout=addresses.Format.CLOUDEVENTS)
 
 
 def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() -> None:
@@ -65,10 +67,11 @@ def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() ->
         firing=(alert(pods=("ml/train-0", "ml/train-1")),),
         resolved=(alert("00000000000000bb", state=AlertState.RESOLVED, summary="fell silent"),),
     )
-    assert message.compose(told, at=T0).text.splitlines() == [
+    assert message.compose(told).text.splitlines() == [
         "[FIRING] stuck on node-a: device-plugin is frozen (1 firing, 1 resolved)",
         "- firing critical: device-plugin is frozen",
         "  where: node-a device-plugin nvidia.com/gpu GPU-1, since 2026-01-01 12:00:00 UTC",
+        "  how sure: one source says so, health",
         "  health: silent for 2.6 s",
         "  pods that hold it: ml/train-0, ml/train-1",
         "- resolved critical: fell silent",
@@ -77,15 +80,14 @@ def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() ->
             "from 2026-01-01 12:00:00 UTC to 2026-01-01 12:02:00 UTC"
         ),
         "  what to do: https://runbooks.example/stuck",
-        "  look closer: muster events --node node-a --since 1h",
+        "  look closer: muster why node-a",
     ]
 
 
 def test_the_body_is_a_cloudevent_with_the_alerts_as_they_crossed_the_bus() -> None:
     fires, over = alert(), alert("00000000000000bb", state=AlertState.RESOLVED)
     told = notification(firing=(fires,), resolved=(over,))
-    composed = message.compose(told, at=T0)
-    assert msgspec.json.decode(composed.body) == {
+    assert msgspec.json.decode(body(told)) == {
         "specversion": "1.0",
         "id": told.id,
         "source": "/services/notifier",
@@ -97,40 +99,41 @@ def test_the_body_is_a_cloudevent_with_the_alerts_as_they_crossed_the_bus() -> N
             "status": "firing",
             "reason": "first",
             "receiver": "ops",
-            "groupKey": '{kind="stuck",node="node-a"}',
+            "groupKey": '{}:{kind="stuck",node="node-a"}',
             "groupLabels": {"kind": "stuck", "node": "node-a"},
             "title": "[FIRING] stuck on node-a: device-plugin is frozen (1 firing, 1 resolved)",
-            "text": composed.text,
+            "text": message.compose(told).text,
             "alerts": msgspec.json.decode(msgspec.json.encode([fires, over])),
             "truncatedAlerts": 0,
             "truncatedPods": 0,
+            "test": False,
         },
     }
-    assert composed.key == told.id
 
 
 def test_a_storm_fits_into_a_body_and_what_was_left_out_is_counted() -> None:
     pods = tuple(f"namespace/pod-{index}" for index in range(10_000))
     storm = tuple(alert(f"{index:016x}", pods=pods, observed="x" * 2048) for index in range(300))
-    composed = message.compose(notification(firing=storm), at=T0)
-    data = msgspec.json.decode(composed.body)["data"]
-    assert len(composed.body) <= message.BODY_BYTES_MAX
+    told = notifications.decode(notifications.encode(notification(firing=storm)))
+    data = msgspec.json.decode(body(told))["data"]
+    assert len(body(told)) <= bodies.BODY_BYTES_MAX
+    assert len(notifications.encode(notification(firing=storm))) <= notifications.LETTER_BYTES_MAX
     assert data["truncatedAlerts"] == 300 - len(data["alerts"])
-    assert data["truncatedPods"] == 9_950 * len(data["alerts"])
-    assert "  and 280 more alerts" in composed.text.splitlines()
+    assert data["truncatedPods"] == 3_000_000 - 50 * len(data["alerts"])
+    assert "  and 280 more alerts" in message.compose(told).text.splitlines()
 
 
 @given(summary=st.text(max_size=500), observed=st.text(max_size=500), pod=st.text(max_size=100))
 def test_whatever_alerts_carry_a_line_stays_a_line(summary: str, observed: str, pod: str) -> None:
     told = notification(firing=(alert(summary=summary, observed=observed, pods=(pod,)),))
-    lines = message.compose(told, at=T0).text.split("\n")
-    assert len(lines) == 7
+    lines = message.compose(told).text.split("\n")
+    assert len(lines) == 8
     assert all(line.isprintable() and len(line) <= 400 for line in lines)
 
 
-@given(at=st.datetimes(timezones=st.just(dt.UTC)), attempts=st.integers(0, 1000))
-def test_a_ledger_entry_comes_back_as_it_was(at: dt.datetime, attempts: int) -> None:
-    entry = ledger.entry_of(notification(firing=(alert(),)), at=at, attempts=attempts)
+@given(attempts=st.integers(0, 1000), data=st.dictionaries(st.text(), st.text()))
+def test_a_ledger_entry_comes_back_as_it_was(attempts: int, data: dict[str, str]) -> None:
+    entry = ledger.entry_of(notification(firing=(alert(),)), attempts=attempts, data=data)
     assert ledger.decode(ledger.encode(entry)) == entry
 
 
@@ -141,3 +144,101 @@ def test_what_is_no_ledger_entry_is_told_apart(value: bytes) -> None:
     except ledger.MalformedEntry:
         return
     raise AssertionError(f"{value!r} was read as an entry")
+
+
+def test_a_letter_comes_back_as_it_was() -> None:
+    told = notification(firing=(alert(),), resolved=(alert("00000000000000bb"),))
+    assert notifications.decode(notifications.encode(told)) == told
+
+
+def test_a_letter_about_ten_thousand_alerts_names_them_all_and_shows_the_first() -> None:
+    storm = tuple(alert(f"{index:016x}") for index in range(10_000))
+    letter = notifications.encode(notification(firing=storm))
+    assert len(letter) <= notifications.LETTER_BYTES_MAX
+    told = notifications.decode(letter)
+    assert told.firing_ids == tuple(found.fingerprint for found in storm)
+    assert 0 < len(told.firing) <= notifications.ALERTS_MAX
+
+
+@given(value=st.binary(max_size=200))
+def test_what_is_no_letter_is_told_apart(value: bytes) -> None:
+    try:
+        notifications.decode(value)
+    except notifications.MalformedLetter:
+        return
+    raise AssertionError(f"{value!r} was read as a letter")
+
+
+def test_words_of_ones_own_take_the_place_of_ours() -> None:
+    words = addresses.Templates(
+        title="$state: $kind on $node ($firing)",
+        text="$title\n$alerts\n$look_closer",
+        alert="* $severity $summary since $since; $pods",
+    )
+    told = notification(firing=(alert(pods=("ml/a",)),))
+    composed = message.compose(told, words)
+    assert composed.problem == ""
+    assert composed.text.splitlines() == [
+        "firing: stuck on node-a (1)",
+        "* critical device-plugin is frozen since 2026-01-01 12:00:00 UTC; ml/a",
+        "muster why node-a",
+    ]
+
+
+def test_a_template_that_cannot_be_used_gives_way_to_ours_and_that_is_said() -> None:
+    told = notification(firing=(alert(),))
+    broken = addresses.Templates(title="$nonsense", alert="100 $")
+    composed = message.compose(told, broken)
+    assert composed.title == message.title(told)
+    assert composed.problem == (
+        "title: nothing is called $nonsense; alert: Invalid placeholder in string: line 1, col 5"
+    )
+    assert composed.text.splitlines()[-1] == (
+        f"  (a template could not be used: {composed.problem})"
+    )
+    assert message.problems_of(broken) == composed.problem.split("; ")
+
+
+def test_alertmanagers_body_is_its_version_4() -> None:
+    told = notification(
+        firing=(alert(),), resolved=(alert("00000000000000bb", state=AlertState.RESOLVED),)
+    )
+    words = message.compose(told)
+    made = bodies.body(told, words, layout=addresses.Format.ALERTMANAGER, alerts_max=1)
+    labels = {
+        "alertname": "stuck",
+        "device": "GPU-1",
+        "kind": "stuck",
+        "node": "node-a",
+        "plugin": "device-plugin",
+        "resource": "nvidia.com/gpu",
+        "severity": "critical",
+    }
+    annotations = {
+        "summary": "device-plugin is frozen",
+        "evidence": "health: silent for 2.6 s",
+        "devices": "GPU-1",
+        "runbook_url": "https://runbooks.example/stuck",
+    }
+    assert msgspec.json.decode(made) == {
+        "version": "4",
+        "groupKey": '{}:{kind="stuck",node="node-a"}',
+        "truncatedAlerts": 1,
+        "status": "firing",
+        "receiver": "ops",
+        "groupLabels": {"kind": "stuck", "node": "node-a"},
+        "commonLabels": labels,
+        "commonAnnotations": annotations,
+        "externalURL": "",
+        "alerts": [
+            {
+                "status": "firing",
+                "labels": labels,
+                "annotations": annotations,
+                "startsAt": "2026-01-01T12:00:00Z",
+                "endsAt": "0001-01-01T00:00:00Z",
+                "generatorURL": "",
+                "fingerprint": "00000000000000aa",
+            }
+        ],
+    }

@@ -21,6 +21,7 @@ from muster.vocabulary import AlertState
 from muster_notifier import ledger
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+LOCAL = {"reach": "loopback"}
 
 
 class World:
@@ -36,7 +37,7 @@ class World:
     async def start(self, **settings: object) -> processes.Process:
         """Start a notifier that groups for no time and tells the receiver `hook`."""
         file = self.directory / "notifier.json"
-        receiver = {"name": "hook", "webhook": {"url": f"{self.hook.url}/x", "retry_for_s": 20}}
+        receiver = {"name": "hook", "webhook": {"url": f"{self.hook.url}/x", **LOCAL}}
         times = {"group_wait_s": 0, "group_interval_s": 0.2, "repeat_interval_s": 3600}
         file.write_bytes(
             orjson.dumps(
@@ -140,7 +141,7 @@ def play(story: Callable[[World], Awaitable[None]], directory: pathlib.Path) -> 
 
 def test_what_fires_is_told_once_and_so_is_its_end(tmp_path: pathlib.Path) -> None:
     async def story(made: World) -> None:
-        hook = {"name": "hook", "webhook": {"url": made.hook.url}}
+        hook = {"name": "hook", "webhook": {"url": made.hook.url, **LOCAL}}
         await made.start(receivers=[hook, {"name": "console", "console": {}}])
         await made.says("a", AlertState.FIRING)
         assert await made.heard(1) == [("first", "alert a", 200)]
@@ -210,9 +211,10 @@ def test_a_dead_receiver_delays_no_other(tmp_path: pathlib.Path) -> None:
             port = silent.sockets[0].getsockname()[1]
             dead = {
                 "name": "dead",
-                "webhook": {"url": f"http://127.0.0.1:{port}", "timeout_s": 60},
+                "webhook": {"url": f"http://127.0.0.1:{port}", "timeout_s": 60, **LOCAL},
             }
-            await made.start(receivers=[dead, {"name": "hook", "webhook": {"url": made.hook.url}}])
+            hook = {"name": "hook", "webhook": {"url": made.hook.url, **LOCAL}}
+            await made.start(receivers=[dead, hook])
             for index in range(1, 9):
                 await made.says(str(index), AlertState.FIRING, node=f"node-{index}")
             assert sorted(await made.heard(8)) == [
@@ -260,9 +262,9 @@ def test_a_restart_repeats_nothing_and_loses_nothing(
         entries = await made.bus.recall(streams.LEDGER)
         read = sorted((e.group, e.firing) for e in map(ledger.decode, entries.values()))
         assert [(group, bool(firing)) for group, firing in read] == [
-            ('{kind="stuck",node="node-a"}', False),
-            ('{kind="stuck",node="node-b"}', False),
-            ('{kind="stuck",node="node-c"}', True),
+            ('{}:{kind="stuck",node="node-a"}', False),
+            ('{}:{kind="stuck",node="node-b"}', False),
+            ('{}:{kind="stuck",node="node-c"}', True),
         ]
 
     play(story, tmp_path)
@@ -342,5 +344,5 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: pathlib.Path) -> 
     assert str(port) in said
     assert asyncio.run(ends("receivers: [{name: a, webhook: {url: 'http://h:99999/'}}]")) == (
         2,
-        "muster-notifier: receiver a: webhook.url: Port out of range 0-65535\n",
+        "muster-notifier: receiver a: Port out of range 0-65535\n",
     )

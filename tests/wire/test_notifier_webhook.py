@@ -1,17 +1,43 @@
 """The notifier's HTTP door against servers that answer in every way."""
 
 import asyncio
+import base64
+import datetime as dt
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+import standardwebhooks
 
+from muster import vocabulary
 from muster.local import nats
-from muster_notifier import answers, message, webhook
+from muster_notifier import addresses, answers, bodies, message, posting, signature, webhook
+from muster_notifier import notification as notifications
 from muster_notifier.answers import Answer, Kind
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-SENT = message.Message(key="4711", text="", body=b'{"a":"\xc3\xa9"}')
+T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+SENT = notifications.Notification(
+    id="4711",
+    receiver="ops",
+    group="{}:{}",
+    labels={},
+    reason=vocabulary.NotificationReason.FIRST,
+    firing=(),
+    resolved=(),
+    firing_ids=("é",),
+    resolved_ids=(),
+    episodes=(),
+    send_resolved=True,
+    at=T0,
+)
+BODY = bodies.body(SENT, message.compose(SENT), layout=addresses.Format.CLOUDEVENTS)
+LOOPBACK = addresses.Reach.LOOPBACK
+
+
+def site(url: str, timeout_s: float = 5.0) -> posting.Site:
+    return posting.Site(url, timeout_s=timeout_s, reach=LOOPBACK)
 
 
 async def send(serve: Serve, *, path: str = "/hook", timeout_s: float = 5.0) -> Answer:
@@ -23,8 +49,8 @@ async def send(serve: Serve, *, path: str = "/hook", timeout_s: float = 5.0) -> 
 
     async with asyncio.timeout(10), await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        hook = webhook.Webhook(f"http://u:p%40@127.0.0.1:{port}{path}", timeout_s=timeout_s)
-        got = await hook.send(SENT)
+        hook = webhook.Webhook(site(f"http://u:p%40@127.0.0.1:{port}{path}", timeout_s))
+        got = await hook.send(SENT, {})
         return Answer(
             kind=got.kind,
             detail=got.detail.replace(str(port), "PORT"),
@@ -35,7 +61,7 @@ async def send(serve: Serve, *, path: str = "/hook", timeout_s: float = 5.0) -> 
 def saying(text: bytes) -> Serve:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        await reader.readexactly(len(SENT.body))
+        await reader.readexactly(len(BODY))
         writer.write(text)
         await writer.drain()
 
@@ -47,7 +73,7 @@ def test_the_request_is_one_post_with_the_key_by_which_a_repeat_can_be_dropped()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         got.extend(await reader.readuntil(b"\r\n\r\n"))
-        got.extend(await reader.readexactly(len(SENT.body)))
+        got.extend(await reader.readexactly(len(BODY)))
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
 
     answer = asyncio.run(send(serve, path="/hook/ä?x=1&y=a b#z"))
@@ -61,11 +87,11 @@ def test_the_request_is_one_post_with_the_key_by_which_a_repeat_can_be_dropped()
     assert headers == {
         "Authorization": "Basic dTpwQA==",
         "Content-Type": "application/cloudevents+json; charset=utf-8",
-        "Content-Length": str(len(SENT.body)),
+        "Content-Length": str(len(BODY)),
         "Idempotency-Key": "4711",
         "Connection": "close",
     }
-    assert body == SENT.body
+    assert body == BODY
 
 
 @pytest.mark.parametrize(
@@ -132,8 +158,8 @@ def test_a_body_without_an_end_is_not_read() -> None:
 
 def test_nobody_there_is_a_temporary_failure_that_names_host_and_port_only() -> None:
     port = nats.free_port()
-    hook = webhook.Webhook(f"http://127.0.0.1:{port}/secret-token", timeout_s=2.0)
-    answer = asyncio.run(hook.send(SENT))
+    hook = webhook.Webhook(site(f"http://127.0.0.1:{port}/secret-token"))
+    answer = asyncio.run(hook.send(SENT, {}))
     assert answer.kind is answers.Kind.TEMPORARY
     assert f":{port}" in answer.detail
     assert "secret" not in answer.detail
@@ -149,7 +175,7 @@ def test_plain_http_spoken_to_tls_is_a_temporary_failure() -> None:
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            return await webhook.Webhook(f"https://127.0.0.1:{port}", timeout_s=5).send(SENT)
+            return await webhook.Webhook(site(f"https://127.0.0.1:{port}")).send(SENT, {})
 
     assert asyncio.run(story()).kind is Kind.TEMPORARY
 
@@ -159,4 +185,102 @@ def test_plain_http_spoken_to_tls_is_a_temporary_failure() -> None:
 )
 def test_a_url_that_cannot_be_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        webhook.Webhook(url, timeout_s=1)
+        site(url)
+
+
+def test_a_signed_body_is_believed_by_an_independent_library_under_either_secret() -> None:
+    got = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.extend(await reader.readuntil(b"\r\n\r\n"))
+        got.extend(await reader.readexactly(len(BODY)))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    secrets = ["whsec_" + base64.b64encode(bytes([one]) * 32).decode() for one in (1, 2)]
+
+    async def story() -> Answer:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            keys = [signature.key_of(secret) for secret in secrets]
+            hook = webhook.Webhook(site(f"http://127.0.0.1:{port}"), keys=keys)
+            return await hook.send(SENT, {})
+
+    assert asyncio.run(story()).kind is Kind.TAKEN
+    head, _, body = bytes(got).partition(b"\r\n\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:])
+    signed = {
+        name: line.split(": ", 1)[1]
+        for line in head.decode().split("\r\n")[1:]
+        if (name := line.split(": ", 1)[0]).startswith("webhook-")
+    }
+    assert headers["webhook-id"] == SENT.id
+    for secret in secrets:
+        standardwebhooks.Webhook(secret).verify(body, signed)
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        standardwebhooks.Webhook(secrets[0]).verify(body + b" ", signed)
+
+
+@pytest.mark.parametrize("secret", ["whsec_!", "whsec_" + base64.b64encode(b"short").decode()])
+def test_a_signing_secret_that_is_none_is_refused_without_being_told(secret: str) -> None:
+    with pytest.raises(ValueError, match="signing secret") as refused:
+        signature.key_of(secret)
+    assert secret not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "reach", "why"),
+    [
+        ("http://127.0.0.1:9/", "public", "127.0.0.1 is this machine: set `reach: loopback`"),
+        ("http://[::1]:9/", "private", "::1 is this machine: set `reach: loopback`"),
+        ("http://10.0.0.1/", "public", "10.0.0.1 is private: set `reach: private`"),
+        ("http://[fd00::1]/", "public", "fd00::1 is private: set `reach: private`"),
+        ("http://100.64.0.1/", "public", "100.64.0.1 is private: set `reach: private`"),
+        ("http://169.254.169.254/", "loopback", "169.254.169.254 is link-local"),
+        ("http://[fe80::1]/", "loopback", "fe80::1 is link-local"),
+        ("http://[fd00:ec2::254]/", "private", "fd00:ec2::254 is link-local"),
+        ("http://[::ffff:169.254.169.254]/", "loopback", "::ffff:a9fe:a9fe is link-local"),
+        ("http://[64:ff9b::a9fe:a9fe]/", "loopback", "64:ff9b::a9fe:a9fe is link-local"),
+        ("http://0.0.0.0/", "loopback", "0.0.0.0 is no single machine"),
+        ("http://localhost:9/", "public", " is this machine"),
+    ],
+)
+def test_a_url_does_not_lead_where_it_must_not(url: str, reach: str, why: str) -> None:
+    guarded = posting.Site(url, timeout_s=2, reach=addresses.Reach(reach))
+    answer = asyncio.run(webhook.Webhook(guarded).send(SENT, {}))
+    assert answer.kind is Kind.REFUSED
+    assert why in answer.detail
+
+
+def test_a_name_that_answers_otherwise_between_check_and_connection_gains_nothing() -> None:
+    """The name is looked up once: what was checked is what is connected to."""
+
+    async def story() -> tuple[Answer, int]:
+        asked = 0
+        loop = asyncio.get_running_loop()
+        look_up = loop.getaddrinfo
+
+        async def getaddrinfo(*about: Any, **more: Any) -> Any:
+            nonlocal asked
+            asked += about[0] == "rebinding.example"
+            address = "127.0.0.1" if asked == 1 else "169.254.169.254"
+            return await look_up(address, *about[1:], **more)
+
+        loop.getaddrinfo = getaddrinfo  # type: ignore[method-assign]
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            hook = webhook.Webhook(site(f"http://rebinding.example:{port}"))
+            first = await hook.send(SENT, {})
+            assert (await hook.send(SENT, {})).kind is Kind.REFUSED
+            return first, asked
+
+    first, asked = asyncio.run(story())
+    assert (first.kind, asked) == (Kind.TAKEN, 2)

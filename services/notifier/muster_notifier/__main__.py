@@ -1,22 +1,52 @@
 """Door to the process: alerts come, groups form, people are told, the ledger remembers.
 
-On start the ledger and the present alerts are read, so that a restart neither loses nor repeats.
+On start the ledger, the outbox, the silences and the present alerts are read, so that a restart
+neither loses nor repeats.
 """
 
 import asyncio
 import functools
 import sys
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 import prometheus_client
 
-from muster import bus, entry, logs, probes, runtime, streams, vocabulary
-from muster_notifier import config, console, grouping, ledger, receivers, webhook
+from muster import (
+    bus,
+    codec,
+    entry,
+    logs,
+    probes,
+    runtime,
+    silences,
+    streams,
+    vocabulary,
+    workqueue,
+)
+from muster_notifier import (
+    addresses,
+    config,
+    deadletters,
+    desk,
+    grouping,
+    ledger,
+    muting,
+    receivers,
+    selfwatch,
+    senders,
+    tree,
+    watchdog,
+)
 from muster_notifier import notification as notifications
 
 _ALERTS: Final = "muster.alert.>"
+_VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
+_TICKS: Final = "muster.sys.*.watchdog.ticked"
+_CLOCK_S: Final = 10.0
+_LOOK_S: Final = 10.0
 
 _WAITING = prometheus_client.Gauge(
     "muster_notification_oldest_waiting_seconds",
@@ -24,7 +54,11 @@ _WAITING = prometheus_client.Gauge(
     ["receiver"],
 )
 _UNREADABLE = prometheus_client.Counter(
-    "muster_notifier_ledger_unreadable_total", "Ledger entries that could not be read."
+    "muster_notifier_unreadable_total", "What was remembered and cannot be read.", ["what"]
+)
+_DEAD = prometheus_client.Gauge("muster_dead_letters", "Notifications that reached nobody.")
+_STALE = prometheus_client.Counter(
+    "muster_notifier_stale_alerts_total", "Alerts that a former leader of health told."
 )
 
 
@@ -51,24 +85,27 @@ async def _serve(settings: config.Settings) -> None:
 
 class _Notifier:
     def __init__(self, settings: config.Settings, connected: bus.Bus) -> None:
+        self._settings = settings
         self._bus = connected
         self._is_restored = False
+        self._clock = asyncio.get_running_loop().time
         self._inbox: asyncio.Queue[runtime.Delivery[grouping.Input]] = asyncio.Queue(
             runtime.INBOX_MAX
         )
+        self._muting = tree.muted_by(settings)
         self._machine = grouping.Grouping(
             {receiver.name: receiver.send_resolved for receiver in settings.receivers},
-            group_by=settings.group_by,
-            timing=grouping.Timing(
-                group_wait_s=settings.group_wait_s,
-                group_interval_s=settings.group_interval_s,
-                repeat_interval_s=settings.repeat_interval_s,
-            ),
+            root=tree.root(settings),
+            owners=tree.owners(settings),
+            muted_by=self._muting,
+            at=datetime.now(UTC),
+            now=self._clock(),
         )
-        self._receivers = {
-            receiver.name: _receiver(receiver, connected) for receiver in settings.receivers
-        }
-        self._clock = asyncio.get_running_loop().time
+        self._desks: dict[str, asyncio.Queue[runtime.Delivery[desk.Input]]] = {}
+        self._receivers = {r.name: self._receiver(r) for r in settings.receivers}
+        self._voice = selfwatch.Voice(instance=connected.instance, runbook_url=settings.runbook_url)
+        self._watchdog = watchdog.Watchdog(patience_s=settings.watchdog.patience_s)
+        self._ticks: asyncio.Queue[runtime.Delivery[watchdog.Input]] = asyncio.Queue(100)
         for name in self._receivers:
             _WAITING.labels(name).set_function(functools.partial(self._waiting_s, name))
 
@@ -79,74 +116,215 @@ class _Notifier:
         return None if self._is_restored else "the ledger is being read"
 
     def state(self) -> probes.Answer:
-        """Return every group as it stands."""
-        groups = self._machine.view(self._clock())
-        return 200, "application/json", msgspec.json.encode({"groups": groups})
+        """Return every group as it stands, the silences, and who is away."""
+        found = {
+            "groups": self._machine.view(self._clock()),
+            "silences": self._muting.active(datetime.now(UTC)),
+            "away": [r.name for r in self._receivers.values() if r.desk.is_away()],
+            "health_silent": self._watchdog.is_silent,
+        }
+        return 200, "application/json", msgspec.json.encode(found)
 
     async def run(self) -> None:
         """Restore, then notify for ever."""
-        entries = await self._bus.recall(streams.LEDGER)
-        alerts = await self._bus.newest(streams.ALERTS, _ALERTS)
-        recalled = _recalled(entries)
-        self._machine.restore(recalled, alerts, now=self._clock())
+        follower = workqueue.follow(self._bus.link, streams.SILENCES)
+        async for change in follower:
+            if change is None:
+                break
+            self._silence(*change)
+        await self._restore()
         self._is_restored = True
-        logs.logger().info("restored", entries=len(recalled), alerts=len(alerts))
         async with asyncio.TaskGroup() as tasks:
-            for receiver in self._receivers.values():
-                tasks.create_task(receiver.work(self._report))
+            for name, receiver in self._receivers.items():
+                tasks.create_task(receiver.work())
+                tasks.create_task(runtime.drive(receiver.desk, self._desks[name], receiver.act))
             tasks.create_task(runtime.drive(self._machine, self._inbox, self._act))
             tasks.create_task(self._listen())
+            tasks.create_task(self._follow_silences(follower))
+            tasks.create_task(self._read_clock())
+            tasks.create_task(self._count_dead())
+            if self._settings.watchdog.enabled:
+                tasks.create_task(self._follow_link())
+                tasks.create_task(runtime.drive(self._watchdog, self._ticks, self._on_watchdog))
+
+    async def _restore(self) -> None:
+        entries = _entries(await self._bus.recall(streams.LEDGER))
+        for found in entries:
+            if found.receiver in self._receivers:
+                self._receivers[found.receiver].recall(found)
+        pending = await self._pending()
+        for event in await self._bus.newest(streams.ALERTS, _VERDICTS):
+            assert isinstance(event.data, vocabulary.VerdictChanged), "the filter says so"
+            self._muting.hear_verdict(event.data)
+        alerts = await self._bus.newest(streams.ALERTS, _ALERTS)
+        self._machine.restore(entries, pending, alerts, now=self._clock())
+        logs.logger().info(
+            "restored", entries=len(entries), letters=len(pending), alerts=len(alerts)
+        )
+
+    async def _pending(self) -> list[notifications.Notification]:
+        """Return what is in the outbox; what is for nobody any more becomes a dead letter."""
+        found = []
+        letters = await workqueue.waiting(self._bus.link, streams.OUTBOX, "muster.outbox.>")
+        for subject, body, headers, _ in letters:
+            try:
+                notification = notifications.decode(body)
+            except notifications.MalformedLetter:
+                continue  # whoever takes it says so
+            if notification.receiver not in self._receivers:
+                error = "no receiver of this name is configured any more"
+                dead = deadletters.bury(notification, error=error, attempts=0, at=datetime.now(UTC))
+                await self._put(*dead)
+                await workqueue.remove(self._bus.link, streams.OUTBOX, subject)
+            elif deadletters.REPLAY not in headers and not notification.is_test:
+                found.append(notification)
+        return found
+
+    def _receiver(self, settings: addresses.Receiver) -> receivers.Receiver:
+        try:
+            sender = senders.make(settings, self._settings)
+        except senders.Unusable as error:
+            raise entry.CannotStart(str(error)) from None
+        inbox: asyncio.Queue[runtime.Delivery[desk.Input]] = asyncio.Queue(runtime.INBOX_MAX)
+        self._desks[settings.name] = inbox
+
+        async def hear(event: desk.Input) -> None:
+            await inbox.put(runtime.Delivery(event))
+
+        limits = settings.limits
+        return receivers.Receiver(
+            settings.name,
+            sender.send,
+            at_desk=desk.Desk(
+                rate_per_s=limits.rate_per_s or sender.rate_per_s,
+                burst=limits.burst,
+                retry_for_s=limits.retry_for_s,
+            ),
+            doors=receivers.Doors(
+                put=self._put,
+                take=self._take,
+                hold_s=workqueue.HOLD_S,
+                remember=self._bus.remember,
+                publish=self._publish,
+                instance=self._bus.instance,
+            ),
+            hear=hear,
+            report=self._hear,
+        )
+
+    async def _put(self, subject: str, body: bytes, key: str, headers: Mapping[str, str]) -> None:
+        await workqueue.put(self._bus.link, subject, body, key=key, headers=headers)
+
+    def _take(self, durable: str, subject: str) -> AsyncIterator[workqueue.Job]:
+        return workqueue.take(self._bus.link, streams.OUTBOX, durable=durable, subject=subject)
+
+    async def _publish(self, event: vocabulary.Event, event_id: str) -> None:
+        await self._bus.publish(event, event_id=event_id)
+
+    async def _hear(self, event: grouping.Input) -> None:
+        await self._inbox.put(runtime.Delivery(event))
+
+    async def _act(self, notification: notifications.Notification) -> None:
+        self._receivers[notification.receiver].give(notification)
 
     def _waiting_s(self, receiver: str) -> float:
         return self._machine.oldest_waiting_s(receiver, self._clock())
 
     async def _listen(self) -> None:
-        deliveries = self._bus.consume(streams.ALERTS, durable="notifier", filters=[_ALERTS])
+        filters = [_ALERTS, _VERDICTS, _TICKS]
+        deliveries = self._bus.consume(streams.ALERTS, durable="notifier", filters=filters)
         async for delivery in deliveries:
-            await self._inbox.put(runtime.Delivery(delivery.event, delivery.ack))
+            match delivery.event.data:
+                case vocabulary.WatchdogTicked() as tick:
+                    await self._ticks.put(runtime.Delivery(tick, delivery.ack))
+                case vocabulary.AlertChanged(leader=leader) if self._watchdog.is_stale(leader):
+                    _STALE.inc()
+                    await delivery.ack()
+                case vocabulary.AlertChanged() | vocabulary.VerdictChanged():
+                    await self._inbox.put(runtime.Delivery(delivery.event, delivery.ack))
+                case _:
+                    await delivery.ack()
 
-    async def _act(self, notification: notifications.Notification) -> None:
-        self._receivers[notification.receiver].give(notification)
+    async def _follow_silences(self, follower: AsyncIterator[tuple[str, bytes] | None]) -> None:
+        async for change in follower:
+            if change is not None:
+                self._silence(*change)
 
-    async def _report(self, outcome: grouping.Delivered | grouping.Failed) -> None:
-        await self._inbox.put(runtime.Delivery(outcome))
-
-
-def _receiver(settings: config.Receiver, connected: bus.Bus) -> receivers.Receiver:
-    send: receivers.Send = console.send
-    retry_for_s = 0.0
-    if settings.webhook is not None:
+    def _silence(self, key: str, value: bytes) -> None:
         try:
-            hook = webhook.Webhook(settings.webhook.url, timeout_s=settings.webhook.timeout_s)
-        except ValueError as error:
-            raise entry.CannotStart(f"receiver {settings.name}: webhook.url: {error}") from None
-        send = hook.send
-        retry_for_s = settings.webhook.retry_for_s
+            found = silences.decode(value) if value else None
+        except silences.MalformedSilence as error:
+            _UNREADABLE.labels("silence").inc()
+            logs.logger().error("silence_unreadable", key=key, error=str(error)[:500])
+            return
+        self._muting.hear_silence(muting.SilenceChanged(key, found))
+        logs.logger().info("silence_changed", id=key, gone=found is None)
 
-    async def publish(event: vocabulary.Event, event_id: str) -> None:
-        await connected.publish(event, event_id=event_id)
+    async def _read_clock(self) -> None:
+        while True:
+            await asyncio.sleep(_CLOCK_S)
+            await self._hear(grouping.ClockRead(datetime.now(UTC)))
 
-    return receivers.Receiver(
-        settings.name,
-        send,
-        retry_for_s=retry_for_s,
-        bus=receivers.Bus(remember=connected.remember, publish=publish),
-    )
+    async def _count_dead(self) -> None:
+        """Raise an alert while there are dead letters that are about something else."""
+        while True:
+            found = await workqueue.subjects(
+                self._bus.link, streams.DEAD_LETTERS, deadletters.SUBJECTS
+            )
+            _DEAD.set(len(found))
+            count = sum(1 for subject in found if not deadletters.is_about_dead(subject))
+            await self._hear(self._about_dead(count))
+            await asyncio.sleep(_LOOK_S)
+
+    def _about_dead(self, count: int) -> codec.CloudEvent:
+        kind, at = vocabulary.AlertKind.DEAD_LETTERS, datetime.now(UTC)
+        if count == 0:
+            return self._voice.ends(
+                kind, summary="no notification is undelivered", seen="no dead letters", at=at
+            )
+        return self._voice.fires(
+            kind,
+            summary="notifications could not be delivered: muster dlq list",
+            seen=f"{count} dead letters",
+            at=at,
+        )
+
+    async def _follow_link(self) -> None:
+        async for is_connected in self._bus.link.changes():
+            change = watchdog.BusBack() if is_connected else watchdog.BusLost()
+            await self._ticks.put(runtime.Delivery(change))
+
+    async def _on_watchdog(self, output: watchdog.Output) -> None:
+        kind, at = vocabulary.AlertKind.HEALTH_SILENT, datetime.now(UTC)
+        match output:
+            case watchdog.Silent(seconds=seconds, holder=holder):
+                who = f", last led by {holder}" if holder else ""
+                event = self._voice.fires(
+                    kind,
+                    summary="the health service is silent: nobody watches the plugins",
+                    seen=f"no watchdog tick for {seconds:.0f} s{who}",
+                    at=at,
+                )
+            case watchdog.Heard(seconds=seconds, holder=holder):
+                event = self._voice.ends(
+                    kind,
+                    summary="the health service is heard again",
+                    seen=f"{holder} ticks, after {seconds:.0f} s",
+                    at=at,
+                )
+        await self._hear(event)
 
 
-def _recalled(entries: dict[str, bytes]) -> list[grouping.Recalled]:
+def _entries(found: dict[str, bytes]) -> list[ledger.Entry]:
     """Return the entries that can be read; the others cost one repeat each, and are told."""
-    found = []
-    now = datetime.now(UTC)
-    for key, value in entries.items():
+    entries = []
+    for key, value in found.items():
         try:
-            read = ledger.decode(value)
+            entries.append(ledger.decode(value))
         except ledger.MalformedEntry as error:
-            _UNREADABLE.inc()
+            _UNREADABLE.labels("ledger").inc()
             logs.logger().error("ledger_entry_unreadable", key=key, error=str(error)[:500])
-            continue
-        found.append(grouping.Recalled(entry=read, age_s=(now - read.at).total_seconds()))
-    return found
+    return entries
 
 
 if __name__ == "__main__":

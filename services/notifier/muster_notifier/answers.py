@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email import utils
 from typing import Final
@@ -23,11 +23,15 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a receiver said to one attempt, and how long it asked us to stay away."""
+    """What a receiver said to one attempt, and how long it asked us to stay away.
+
+    `data` is what we must know to say more about the same group, such as the message to edit.
+    """
 
     kind: Kind
     detail: str
     retry_after_s: float | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
 
 
 def of_status(status: int, headers: Mapping[str, str]) -> Answer:

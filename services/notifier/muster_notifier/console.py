@@ -1,10 +1,22 @@
 """Door to stdout: a receiver that is the notifier's own log, one line a notification."""
 
+from collections.abc import Mapping
+
 from muster import logs
-from muster_notifier import answers, message
+from muster_notifier import addresses, answers, message
+from muster_notifier import notification as notifications
 
 
-async def send(sent: message.Message) -> answers.Answer:
-    """Log the message."""
-    logs.logger().info("notification", id=sent.key, text=sent.text)
-    return answers.Answer(kind=answers.Kind.TAKEN, detail="logged")
+class Console:
+    """The log."""
+
+    def __init__(self, templates: addresses.Templates) -> None:
+        self._templates = templates
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> answers.Answer:
+        """Log the message."""
+        words = message.compose(notification, self._templates)
+        logs.logger().info("notification", id=words.key, text=words.text)
+        return answers.Answer(kind=answers.Kind.TAKEN, detail="logged")

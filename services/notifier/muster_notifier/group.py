@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster import vocabulary
-from muster_notifier import decision
+from muster_notifier import decision, muting, routes
 from muster_notifier import notification as notifications
 
 Key = tuple[str, str]
@@ -21,6 +21,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     firing: tuple[str, ...]
     resolved: tuple[str, ...]
     told_firing: tuple[str, ...]
+    muted: dict[str, str]
     on_its_way: vocabulary.NotificationReason | None
     next_flush_s: float
 
@@ -30,16 +31,20 @@ class Group:
     """The alerts of a group and what is under way for it; `told` is what the receiver knows.
 
     A resolved alert stays until the receiver was told, or need not be. `is_overdue` says that a
-    flush came while a notification was on its way.
+    flush came while a notification was on its way, `is_postponed` that this one is tried again and
+    again. `muted` says what was kept back at the last flush, and why.
     """
 
     key: Key
+    route: routes.Route
     labels: Mapping[str, str]
     flush_at: float
     told: decision.Told | None
     alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
     on_its_way: notifications.Notification | None = None
     is_overdue: bool = False
+    is_postponed: bool = False
+    muted: dict[str, muting.Muted] = field(default_factory=dict)
 
     def firing(self) -> list[vocabulary.AlertChanged]:
         """Return the alerts that fire."""
@@ -49,6 +54,18 @@ class Group:
         """Return the alerts that are over."""
         return self._in_state(vocabulary.AlertState.RESOLVED)
 
+    def has_told(self, fingerprint: str) -> bool:
+        """Tell whether the receiver was told that this alert fires, or is being told."""
+        if self.on_its_way is not None and fingerprint in self.on_its_way.firing_ids:
+            return True
+        return self.told is not None and fingerprint in self.told.firing
+
+    def forget_resolved(self, *, told_too: bool) -> None:
+        """Drop what is over; without `told_too` only what the receiver has never heard of."""
+        for alert in self.resolved():
+            if told_too or not self.has_told(alert.fingerprint):
+                del self.alerts[alert.fingerprint]
+
     def view(self, now: float) -> View:
         """Return the group as it stands."""
         return View(
@@ -57,6 +74,7 @@ class Group:
             firing=tuple(sorted(alert.fingerprint for alert in self.firing())),
             resolved=tuple(sorted(alert.fingerprint for alert in self.resolved())),
             told_firing=tuple(sorted(self.told.firing)) if self.told else (),
+            muted={name: f"{by.cause}: {by.by}" for name, by in sorted(self.muted.items())},
             on_its_way=self.on_its_way.reason if self.on_its_way else None,
             next_flush_s=round(self.flush_at - now, 3),
         )

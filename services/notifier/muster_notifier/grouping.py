@@ -1,48 +1,60 @@
 """Pure. The notifier's machine: alerts become groups, and groups become notifications.
 
 Each receiver has its own groups, as if it were alone. A group is flushed `group_wait_s` after its
-first alert and then every `group_interval_s` while it lives; each flush asks `decision` what the
-receiver must hear. A notification is made at the moment it can be sent, so that it says what is
-true then: what came while an older one was on its way, or while the receiver was busy, is told
-together afterwards. At most one notification of a group is on its way, so that a resolve never
-overtakes its trigger, and at most `IN_FLIGHT_MAX` of one receiver.
+first alert and then every `group_interval_s` while it lives; each flush leaves out what is muted
+and asks `decision` what the receiver must hear. A notification is made at the moment it can be
+sent, so that it says what is true then: what came while an older one was on its way, or while the
+receiver was busy, is told together afterwards. At most one notification of a group is on its way,
+so that a resolve never overtakes its trigger, and at most `IN_FLIGHT_MAX` of one receiver; what
+waits for a receiver that is away no longer counts, and is replaced when it is no longer true.
 
-A notification that failed changes nothing: the next flush decides again, as in Alertmanager.
+An alert that changes its labels leaves the groups that it no longer belongs to: there it is over.
+The end of what a receiver was told is told, whatever is silenced by then. A notification that
+failed changes nothing: the next flush decides again, as in Alertmanager. Timers survive a restart,
+because they follow from when alerts came and when each receiver was last told.
 """
 
 import heapq
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
+
 from muster import codec, vocabulary
-from muster_notifier import decision, ledger
+from muster_notifier import decision, labels, ledger, muting, routes
 from muster_notifier import group as groups
 from muster_notifier import notification as notifications
 
-IN_FLIGHT_MAX: Final = 4
-"""Notifications of different groups on their way to one receiver: one that is refused for its
-content must not hold up the others, and a receiver that comes back must not be stormed."""
+IN_FLIGHT_MAX: Final = 8
+"""Notifications of different groups on their way to one receiver: a receiver that comes back must
+not be stormed, and what waits here says what is true when its turn comes."""
 
-_NEWEST_MAX: Final = 100_000
+OUTSTANDING_MAX: Final = 256
+"""Notifications of one receiver in the outbox, those included that are tried again and again."""
 
+OWNER: Final = "owner"
+"""The name of the route to the owners of workloads."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Alertmanager's three times."""
-
-    group_wait_s: float
-    group_interval_s: float
-    repeat_interval_s: float
+_KNOWN_MAX: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recalled:
-    """A ledger entry and how old it is."""
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """An alert whose pods belong to somebody: receivers that their owners named."""
 
-    entry: ledger.Entry
-    age_s: float
+    event: codec.CloudEvent
+    owners: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClockRead:
+    """What the wall clock says."""
+
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +65,27 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """The receiver refused it, or was away for too long."""
+class Postponed:
+    """The receiver is away or busy; it will be tried again."""
 
     notification: notifications.Notification
 
 
-Input = codec.CloudEvent | Delivered | Failed
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The receiver refused it, or was away for too long; it is among the dead letters."""
+
+    notification: notifications.Notification
+
+
+Outcome = Delivered | Postponed | Failed
+Input = codec.CloudEvent | Owned | muting.SilenceChanged | ClockRead | Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    event: codec.CloudEvent
+    places: Mapping[groups.Key, routes.Route]
 
 
 class Grouping:
@@ -69,50 +95,78 @@ class Grouping:
         self,
         receivers: Mapping[str, bool],
         *,
-        group_by: Sequence[str],
-        timing: Timing,
+        root: routes.Route,
+        owners: routes.Route | None = None,
+        muted_by: muting.Muting,
+        at: datetime,
+        now: float,
     ) -> None:
-        """`receivers` maps each name to whether it hears of resolved alerts."""
+        """`receivers` maps each name to whether it hears of resolved alerts; `at` is `now`.
+
+        `owners` says how what goes to owners of workloads is grouped; its receivers are those that
+        they may name.
+        """
         self._receivers = dict(receivers)
-        self._group_by = tuple(group_by)
-        self._timing = timing
+        self._root = root
+        self._owners = owners
+        self._muting = muted_by
+        self._wall = at, now
         self._groups: dict[groups.Key, groups.Group] = {}
         self._timers: list[tuple[float, groups.Key]] = []
-        self._newest: OrderedDict[str, codec.CloudEvent] = OrderedDict()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
         self._recalled: dict[groups.Key, decision.Told] = {}
-        self._busy: Counter[str] = Counter()
+        self._in_flight: Counter[str] = Counter()
+        self._outstanding: Counter[str] = Counter()
         self._waiting: dict[str, dict[groups.Key, float]] = {name: {} for name in receivers}
+        self._by_key = {route.key: route for route in root.walk()}
+        if owners is not None:
+            self._by_key[owners.key] = owners
 
     def restore(
-        self, entries: Iterable[Recalled], alerts: Iterable[codec.CloudEvent], *, now: float
+        self,
+        entries: Iterable[ledger.Entry],
+        pending: Iterable[notifications.Notification],
+        alerts: Iterable[codec.CloudEvent | Owned],
+        *,
+        now: float,
     ) -> None:
-        """Take up where an earlier process stopped: what was told, and the alerts of today.
+        """Take up where an earlier process stopped: the ledger, the outbox, the alerts of today.
 
-        Groups are due at once: their time to collect has passed while nobody was here. An entry
-        with nothing firing is as none at all (`decision`, rows 1 to 3).
+        An entry with nothing firing is as none at all (`decision`, rows 1 to 3).
         """
-        for recalled in entries:
-            entry = recalled.entry
+        for entry in entries:
             if entry.firing and entry.receiver in self._receivers:
                 self._recalled[entry.receiver, entry.group] = decision.Told(
                     firing=frozenset(entry.firing),
                     resolved=frozenset(entry.resolved),
-                    at=now - max(0.0, recalled.age_s),
+                    at=self._monotonic(entry.at, now),
                     id=entry.id,
                 )
-        for event in alerts:
-            self._take(event, flush_at=now)
+        for notification in pending:
+            self._expect(notification, now)
+        for alert in alerts:
+            self._take(alert, now, is_new=False)
 
     def receive(self, event: Input, now: float) -> Sequence[notifications.Notification]:
-        """Take an alert, or what became of a notification."""
+        """Take an alert, what mutes alerts, or what became of a notification."""
         match event:
+            case Owned() | codec.CloudEvent(data=vocabulary.AlertChanged()):
+                self._take(event, now, is_new=True)
+            case codec.CloudEvent(data=vocabulary.VerdictChanged() as verdict):
+                self._muting.hear_verdict(verdict)
             case codec.CloudEvent():
-                self._take(event, flush_at=now + self._timing.group_wait_s)
-                return ()
+                raise AssertionError(f"{event.type} is no alert")
+            case muting.SilenceChanged():
+                self._muting.hear_silence(event)
+            case ClockRead(at):
+                self._wall = at, now
             case Delivered(notification):
                 return self._on_delivered(notification, now)
+            case Postponed(notification):
+                return self._on_postponed(notification, now)
             case Failed(notification):
                 return self._on_ended(notification, now)
+        return ()
 
     def tick(self, now: float) -> Sequence[notifications.Notification]:
         """Flush every group that is due."""
@@ -120,9 +174,8 @@ class Grouping:
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             _, key = heapq.heappop(self._timers)
             group = self._groups[key]
-            group.flush_at = now + self._timing.group_interval_s
-            heapq.heappush(self._timers, (group.flush_at, key))
-            self._wait(group, now)
+            self._flush_at(group, now + group.route.timing.group_interval_s)
+            out += self._wait(group, now)
             out += self._tell_waiting(key[0], now)
         return out
 
@@ -140,7 +193,7 @@ class Grouping:
         """Return for how long the receiver has kept its oldest notification waiting."""
         since = list(self._waiting[receiver].values())
         since += [
-            group.on_its_way.decided_at
+            self._monotonic(group.on_its_way.at, now)
             for (name, _), group in self._groups.items()
             if name == receiver and group.on_its_way is not None
         ]
@@ -150,131 +203,284 @@ class Grouping:
         """Return every group as it stands."""
         return [group.view(now) for group in self._groups.values()]
 
-    def _take(self, event: codec.CloudEvent, *, flush_at: float) -> None:
-        """Let an alert into its groups; a group that is new is flushed at `flush_at`."""
+    def _take(self, heard: codec.CloudEvent | Owned, now: float, *, is_new: bool) -> None:
+        """Let an alert into its groups, and out of those it has left."""
+        event = heard.event if isinstance(heard, Owned) else heard
         alert = event.data
         assert isinstance(alert, vocabulary.AlertChanged), f"{event.type} is no alert"
-        known = self._newest.get(alert.fingerprint)
-        if known is not None and event.precedes(known):
+        known = self._known.pop(alert.fingerprint, None)
+        if known is not None and event.precedes(known.event):
+            self._known[alert.fingerprint] = known
             return
-        self._newest[alert.fingerprint] = event
-        self._newest.move_to_end(alert.fingerprint)
-        if len(self._newest) > _NEWEST_MAX:
-            self._newest.popitem(last=False)
-        labels = {name: str(getattr(alert, name)) for name in self._group_by}
-        name = notifications.name_group(labels)
-        for receiver in self._receivers:
-            self._take_for((receiver, name), labels, alert, flush_at)
+        found = labels.of(alert)
+        self._muting.hear_alert(alert, found)
+        places = self._places(found, heard.owners if isinstance(heard, Owned) else frozenset())
+        before = known.places if known is not None else {}
+        if alert.state is vocabulary.AlertState.RESOLVED:
+            # it ends where it was known, also where it belongs no longer
+            places = {**before, **places}
+        self._known[alert.fingerprint] = _Known(event, places)
+        if len(self._known) > _KNOWN_MAX:
+            self._known.popitem(last=False)
+        came_at = now if is_new else min(now, self._monotonic(event.time, now))
+        for key, route in places.items():
+            self._put(key, route, alert, found, now=now, came_at=came_at, is_new=is_new)
+        ended = msgspec.structs.replace(
+            alert, state=vocabulary.AlertState.RESOLVED, ends_at=event.time
+        )
+        for key, route in before.items():
+            if key not in places:
+                self._put(key, route, ended, found, now=now, came_at=came_at, is_new=is_new)
 
-    def _take_for(
+    def _places(
+        self, found: Mapping[str, str], owners: frozenset[str]
+    ) -> dict[groups.Key, routes.Route]:
+        places: dict[groups.Key, routes.Route] = {}
+        for route in self._root.find(found):
+            name = _name_group(route, found)
+            for receiver in route.receivers:
+                places.setdefault((receiver, name), route)
+        if self._owners is not None:
+            name = _name_group(self._owners, found)
+            for receiver in sorted(owners & set(self._owners.receivers)):
+                places.setdefault((receiver, name), self._owners)
+        return places
+
+    def _put(
         self,
         key: groups.Key,
-        labels: Mapping[str, str],
+        route: routes.Route,
         alert: vocabulary.AlertChanged,
-        flush_at: float,
+        found: Mapping[str, str],
+        *,
+        now: float,
+        came_at: float,
+        is_new: bool,
     ) -> None:
         group = self._groups.get(key)
         told = group.told if group else self._recalled.get(key)
         heard = told is not None and alert.fingerprint in told.firing
+        heard = heard or (group is not None and group.has_told(alert.fingerprint))
         seen = group is not None and alert.fingerprint in group.alerts
-        if alert.state is vocabulary.AlertState.RESOLVED and not heard and not seen:
+        fires = alert.state is vocabulary.AlertState.FIRING
+        if not fires and not heard and not seen:
             return  # the end of what nobody has heard of is no news
+        timing = route.timing
+        if is_new or told is None:
+            due = came_at + timing.group_wait_s
+        else:
+            due = _flush_after(told.at, now if fires and heard else came_at, timing)
         if group is None:
-            self._recalled.pop(key, None)
-            group = groups.Group(key=key, labels=labels, flush_at=flush_at, told=told)
-            self._groups[key] = group
-            heapq.heappush(self._timers, (flush_at, key))
+            group = self._begin(key, route, labels.chosen(found, route.group_by), told)
+            self._flush_at(group, max(now, due))
+        elif not is_new:
+            self._flush_at(group, max(now, min(group.flush_at, due)))
         group.alerts[alert.fingerprint] = alert
+        if timing.resolve_wait_s is not None and group.told is not None and not group.firing():
+            self._flush_at(group, min(group.flush_at, now + timing.resolve_wait_s))
+
+    def _expect(self, notification: notifications.Notification, now: float) -> None:
+        """Know that a notification is in the outbox, and that somebody will say what became."""
+        route = self._route_of(notification.group)
+        key = notification.receiver, notification.group
+        if route is None or key[0] not in self._receivers or key in self._groups:
+            return
+        group = self._begin(key, route, notification.labels, self._recalled.get(key))
+        group.on_its_way = notification
+        group.is_overdue = True
+        self._in_flight[key[0]] += 1
+        self._outstanding[key[0]] += 1
+        decided_at = self._monotonic(notification.at, now)
+        self._flush_at(group, max(now, _flush_after(decided_at, now, route.timing)))
+
+    def _route_of(self, group: str) -> routes.Route | None:
+        found = [key for key in self._by_key if group.startswith(f"{key}:{{")]
+        return self._by_key[max(found, key=len)] if found else None
+
+    def _begin(
+        self,
+        key: groups.Key,
+        route: routes.Route,
+        chosen: Mapping[str, str],
+        told: decision.Told | None,
+    ) -> groups.Group:
+        self._recalled.pop(key, None)
+        group = groups.Group(key=key, route=route, labels=chosen, flush_at=math.inf, told=told)
+        self._groups[key] = group
+        return group
 
     def _on_delivered(
         self, notification: notifications.Notification, now: float
     ) -> Sequence[notifications.Notification]:
-        group = self._groups[notification.receiver, notification.group]
+        group = self._groups.get((notification.receiver, notification.group))
+        if group is None:
+            return ()  # of a route that is no longer configured
         group.told = None
-        if notification.firing:
+        if notification.firing_ids:
             group.told = decision.Told(
-                firing=frozenset(alert.fingerprint for alert in notification.firing),
-                resolved=frozenset(alert.fingerprint for alert in notification.resolved),
-                at=notification.decided_at,
+                firing=frozenset(notification.firing_ids),
+                resolved=frozenset(notification.resolved_ids),
+                at=self._monotonic(notification.at, now),
                 id=notification.id,
             )
-        for alert in notification.resolved:
-            if group.alerts.get(alert.fingerprint) == alert:
-                del group.alerts[alert.fingerprint]
+        for name, began in zip(notification.resolved_ids, notification.episodes, strict=True):
+            alert = group.alerts.get(name)
+            is_over = alert is not None and alert.state is vocabulary.AlertState.RESOLVED
+            if alert is not None and is_over and alert.starts_at == began:
+                del group.alerts[name]
         return self._on_ended(notification, now)
+
+    def _on_postponed(
+        self, notification: notifications.Notification, now: float
+    ) -> Sequence[notifications.Notification]:
+        group = self._groups.get((notification.receiver, notification.group))
+        if group is None or not _is_same(group.on_its_way, notification):
+            return ()
+        if not group.is_postponed:
+            group.is_postponed = True
+            self._in_flight[notification.receiver] -= 1
+        out = self._replace(group, now) if group.is_overdue else []
+        return [*out, *self._tell_waiting(notification.receiver, now)]
 
     def _on_ended(
         self, notification: notifications.Notification, now: float
     ) -> Sequence[notifications.Notification]:
-        group = self._groups[notification.receiver, notification.group]
-        assert group.on_its_way is notification, f"{group.key}: an outcome nobody waits for"
+        group = self._groups.get((notification.receiver, notification.group))
+        if group is None or not _is_same(group.on_its_way, notification):
+            return ()  # another has taken its place
         group.on_its_way = None
-        self._busy[notification.receiver] -= 1
+        if not group.is_postponed:
+            self._in_flight[notification.receiver] -= 1
+        self._outstanding[notification.receiver] -= 1
+        group.is_postponed = False
+        out: list[notifications.Notification] = []
         if group.is_overdue:
             group.is_overdue = False
-            self._wait(group, now)
+            out += self._wait(group, now)
         self._forget_if_empty(group)
-        return self._tell_waiting(notification.receiver, now)
+        return [*out, *self._tell_waiting(notification.receiver, now)]
 
-    def _wait(self, group: groups.Group, now: float) -> None:
+    def _wait(self, group: groups.Group, now: float) -> list[notifications.Notification]:
         """Queue a flushed group; while its last notification is on its way, behind that one."""
-        if group.on_its_way is not None:
-            group.is_overdue = True
-        else:
+        if group.on_its_way is None:
             self._waiting[group.key[0]].setdefault(group.key, now)
+            return []
+        group.is_overdue = True
+        return self._replace(group, now) if group.is_postponed else []
+
+    def _replace(self, group: groups.Group, now: float) -> list[notifications.Notification]:
+        """Return what is true by now instead of what is tried in vain, if that is no longer."""
+        old = group.on_its_way
+        assert old is not None, "only what waits is replaced"
+        new = self._decide(group, now)
+        told = old.firing_ids, old.resolved_ids
+        if new is None or (new.firing_ids, new.resolved_ids) == told:
+            return []
+        group.on_its_way = new
+        return [new]
 
     def _tell_waiting(self, receiver: str, now: float) -> list[notifications.Notification]:
         out: list[notifications.Notification] = []
         waiting = self._waiting[receiver]
-        while waiting and self._busy[receiver] < IN_FLIGHT_MAX:
+        while (
+            waiting
+            and self._in_flight[receiver] < IN_FLIGHT_MAX
+            and self._outstanding[receiver] < OUTSTANDING_MAX
+        ):
             key = next(iter(waiting))
             del waiting[key]
-            notification = self._decide(self._groups[key], now) if key in self._groups else None
-            if notification is not None:
-                self._busy[receiver] += 1
-                out.append(notification)
+            group = self._groups.get(key)
+            notification = self._decide(group, now) if group is not None else None
+            if group is None:
+                continue
+            if notification is None:
+                self._forget_if_empty(group)
+                continue
+            group.on_its_way = notification
+            self._in_flight[receiver] += 1
+            self._outstanding[receiver] += 1
+            out.append(notification)
         return out
 
     def _decide(self, group: groups.Group, now: float) -> notifications.Notification | None:
         receiver, name = group.key
-        firing = group.firing()
-        resolved = group.resolved()
+        at = self._at(now)
+        muted = self._muting.mutes_route(group.route, at)
+        if muted is not None:
+            group.muted = dict.fromkeys(group.alerts, muted)
+            group.forget_resolved(told_too=False)
+            return None
+        firing, resolved = self._audible(group, at)
         reason = decision.reason_to_notify(
             group.told,
             firing={alert.fingerprint for alert in firing},
             resolved={alert.fingerprint for alert in resolved},
             send_resolved=self._receivers[receiver],
-            repeat_interval_s=self._timing.repeat_interval_s,
+            repeat_interval_s=group.route.timing.repeat_interval_s,
             now=now,
         )
-        if reason is None:
-            for alert in resolved:
-                del group.alerts[alert.fingerprint]
-            self._forget_if_empty(group)
+        if reason is None or not (firing or resolved):
+            group.forget_resolved(told_too=group.on_its_way is None)
             return None
-        group.on_its_way = notifications.Notification(
-            id=notifications.identify(
-                after=group.told.id if group.told else "",
-                receiver=receiver,
-                group=name,
-                reason=reason,
-                firing=firing,
-                resolved=resolved,
-            ),
+        return notifications.notify(
+            after=group.told.id if group.told else "",
             receiver=receiver,
             group=name,
             labels=group.labels,
             reason=reason,
-            firing=notifications.most_urgent_first(firing),
-            resolved=notifications.most_urgent_first(resolved),
+            firing=firing,
+            resolved=resolved,
             send_resolved=self._receivers[receiver],
-            decided_at=now,
+            at=at,
         )
-        return group.on_its_way
+
+    def _audible(
+        self, group: groups.Group, at: datetime
+    ) -> tuple[list[vocabulary.AlertChanged], list[vocabulary.AlertChanged]]:
+        """Return what fires and what is over, without what is muted; that is noted."""
+        group.muted = {}
+        firing: list[vocabulary.AlertChanged] = []
+        resolved: list[vocabulary.AlertChanged] = []
+        for alert in list(group.alerts.values()):
+            fires = alert.state is vocabulary.AlertState.FIRING
+            muted = self._muting.mutes(labels.of(alert), at)
+            if muted is None or (not fires and group.has_told(alert.fingerprint)):
+                (firing if fires else resolved).append(alert)
+            elif fires:
+                group.muted[alert.fingerprint] = muted
+            else:
+                del group.alerts[alert.fingerprint]
+        return firing, resolved
 
     def _forget_if_empty(self, group: groups.Group) -> None:
-        if group.alerts or group.on_its_way is not None:
+        if group.alerts or group.on_its_way is not None or group.key not in self._groups:
             return
         del self._groups[group.key]
         if group.told is not None:
             self._recalled[group.key] = group.told
+
+    def _flush_at(self, group: groups.Group, at: float) -> None:
+        if group.flush_at != at:
+            group.flush_at = at
+            heapq.heappush(self._timers, (at, group.key))
+
+    def _at(self, now: float) -> datetime:
+        at, then = self._wall
+        return at + timedelta(seconds=now - then)
+
+    def _monotonic(self, at: datetime, now: float) -> float:
+        return now - (self._at(now) - at).total_seconds()
+
+
+def _name_group(route: routes.Route, found: Mapping[str, str]) -> str:
+    return f"{route.key}:{labels.written(labels.chosen(found, route.group_by))}"
+
+
+def _flush_after(told_at: float, came_at: float, timing: routes.Timing) -> float:
+    """Return the first flush after `came_at` of a group that was flushed at `told_at`."""
+    interval_s = timing.group_interval_s
+    return told_at + interval_s * max(1, math.ceil((came_at - told_at) / interval_s))
+
+
+def _is_same(one: notifications.Notification | None, other: notifications.Notification) -> bool:
+    return one is not None and one.id == other.id

@@ -1,6 +1,6 @@
 """Pure. The ledger: who was last told what about which group; one entry in a bucket for each."""
 
-import hashlib
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated
 
@@ -15,7 +15,11 @@ class MalformedEntry(ValueError):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """What a receiver was last told about a group; `firing` and `resolved` hold fingerprints."""
+    """What a receiver was last told about a group; `firing` and `resolved` hold fingerprints.
+
+    `at` is when it was decided, so that a group's timers go on from there after a restart. `data`
+    is what the receiver needs to say more about the same, such as the message to edit.
+    """
 
     receiver: Annotated[str, msgspec.Meta(min_length=1)]
     group: Annotated[str, msgspec.Meta(min_length=1)]
@@ -25,25 +29,32 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     id: str
     attempts: vocabulary.Count
+    data: dict[str, str] = {}
 
 
-def entry_of(notification: notifications.Notification, *, at: datetime, attempts: int) -> Entry:
-    """Return the entry that says `notification` was delivered at `at`."""
+def entry_of(
+    notification: notifications.Notification,
+    *,
+    attempts: int,
+    data: Mapping[str, str] | None = None,
+) -> Entry:
+    """Return the entry that says `notification` was delivered."""
     return Entry(
         receiver=notification.receiver,
         group=notification.group,
         reason=notification.reason,
-        firing=tuple(sorted(alert.fingerprint for alert in notification.firing)),
-        resolved=tuple(sorted(alert.fingerprint for alert in notification.resolved)),
-        at=at,
+        firing=tuple(sorted(notification.firing_ids)),
+        resolved=tuple(sorted(notification.resolved_ids)),
+        at=notification.at,
         id=notification.id,
         attempts=attempts,
+        data=dict(data or {}),
     )
 
 
 def key_of(receiver: str, group: str) -> str:
     """Return the bucket's key: a group's name has characters that a key may not have."""
-    return f"{receiver}.{hashlib.sha256(group.encode()).hexdigest()[:16]}"
+    return f"{receiver}.{notifications.token(group)}"
 
 
 def encode(entry: Entry) -> bytes:

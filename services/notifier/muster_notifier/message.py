@@ -1,161 +1,251 @@
-"""Pure. A notification in words: lines for people, and a CloudEvents body for programs.
+"""Pure. A notification in words: lines that people can act on.
 
-Every message says what is wrong in one line, where, since when, on what evidence, which pods hold
-it, what to do, and one command to look closer. Whatever alerts carry, a line stays a line and a
-body stays below `BODY_BYTES_MAX`; what was left out is counted.
+Every message says what is wrong in one line, where, since when, how sure that is and why, which
+pods hold it, what to do, and one command to look closer. Whatever alerts carry, a line stays a
+line; what was left out is counted. Words of the operator's own take the place of ours; where those
+cannot be used ours stand, and say so.
 """
 
-from collections.abc import Sequence
+import string
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal
-
-import msgspec
+from typing import Final
 
 from muster import vocabulary
+from muster_notifier import addresses
 from muster_notifier import notification as notifications
 
-BODY_BYTES_MAX: Final = 200 * 1024
-CONTENT_TYPE: Final = "application/cloudevents+json"
+LINE_MAX: Final = 400
+TEXT_MAX: Final = 20_000
+TEST: Final = "TEST, nothing is wrong: "
 
-_ALERTS_MAX: Final = 100
 _LINE_ALERTS_MAX: Final = 20
-_PODS_MAX: Final = 50
 _LINE_PODS_MAX: Final = 10
-_LINE_MAX: Final = 400
+_NOTHING: Final = addresses.Templates()
+
+ALERT_NAMES: Final = (
+    *("state", "severity", "kind", "node", "plugin", "resource", "devices", "summary", "since"),
+    *("until", "evidence", "pods", "runbook", "advice"),
+)
+"""What `$name` can be in a template of one alert."""
+NAMES: Final = (
+    *("state", "reason", "receiver", "group", "node", "kind", "severity", "summary", "firing"),
+    *("resolved", "title", "alerts", "runbooks", "look_closer"),
+)
+"""What `$name` can be in the other templates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What a receiver is sent: `key` names the news, `text` is for people, `body` for programs."""
+    """What people read: `key` names the news; `problem` says which template could not be used."""
 
     key: str
-    text: str
-    body: bytes
-
-
-class _Data(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The body's data; `alerts` are as they crossed the bus, firing ones first."""
-
-    version: Literal["1"] = "1"
-    status: vocabulary.AlertState
-    reason: vocabulary.NotificationReason
-    receiver: str
-    group_key: str
-    group_labels: dict[str, str]
     title: str
     text: str
-    alerts: tuple[vocabulary.AlertChanged, ...]
-    truncated_alerts: int
-    truncated_pods: int
+    problem: str = ""
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    specversion: Literal["1.0"] = "1.0"
-    id: str
-    source: str = "/services/notifier"
-    type: str = "dev.muster.notification"
-    time: datetime
-    datacontenttype: str = "application/json"
-    data: _Data
-
-
-def compose(notification: notifications.Notification, *, at: datetime) -> Message:
-    """Return the message; `at` is when it was made."""
-    text = "\n".join((title(notification), *_lines(notification)))
-    return Message(key=notification.id, text=text, body=_body(notification, text, at))
+def compose(
+    notification: notifications.Notification, templates: addresses.Templates = _NOTHING
+) -> Message:
+    """Return the message."""
+    problems: list[str] = []
+    ours = title(notification)
+    facts = {**_facts(notification), "title": ours, "alerts": ""}
+    head = line(_filled("title", templates.title, facts, problems) or ours)
+    head = head if not notification.is_test else line(TEST + head)
+    facts |= {"title": head, "alerts": "\n".join(_alerts(notification, templates, problems))}
+    body = _filled("text", templates.text, facts, problems)
+    if body is None:
+        body = "\n".join((head, *_lines(notification, facts["alerts"])))
+    if problems:
+        body += f"\n  (a template could not be used: {line('; '.join(problems))})"
+    return Message(
+        key=notification.id, title=head, text=cut(body, TEXT_MAX), problem="; ".join(problems)
+    )
 
 
 def title(notification: notifications.Notification) -> str:
     """Return what is wrong, or no longer wrong, in one line."""
-    firing, resolved = notification.firing, notification.told_resolved
-    counts = [f"{len(firing)} firing"] if firing else []
-    counts += [f"{len(resolved)} resolved"] if resolved else []
-    first = (*firing, *resolved)[0]
-    head = f"[{notification.state.upper()}] {first.kind} on {first.node}: {first.summary}"
-    if len(firing) + len(resolved) > 1:
+    count, over = len(notification.firing_ids), notification.told_total
+    over -= count
+    counts = [f"{count} firing"] if count else []
+    counts += [f"{over} resolved"] if over else []
+    shown = (*notification.firing, *notification.resolved)
+    state = notification.state.upper()
+    if not shown:
+        return line(f"[{state}] {notification.group}: {', '.join(counts) or 'nothing left'}")
+    where = {alert.node for alert in shown}
+    place = shown[0].node if len(where) == 1 else f"{len(where)} nodes"
+    head = f"[{state}] {shown[0].kind} on {place}: {shown[0].summary}"
+    if count + over > 1:
         head += f" ({', '.join(counts)})"
-    return _line(head)
+    return line(head)
 
 
-def _lines(notification: notifications.Notification) -> list[str]:
-    lines = []
-    told = (*notification.firing, *notification.told_resolved)
-    for alert in told[:_LINE_ALERTS_MAX]:
-        lines += _alert_lines(alert)
-    if len(told) > _LINE_ALERTS_MAX:
-        lines.append(f"  and {len(told) - _LINE_ALERTS_MAX} more alerts")
-    runbooks = sorted({alert.runbook for alert in notification.firing if alert.runbook})
-    lines += [f"  what to do: {_line(runbook)}" for runbook in runbooks]
-    nodes = sorted({alert.node for alert in notification.firing})
-    if nodes and nodes[0] != vocabulary.FLEET:
-        lines.append(f"  look closer: muster events --node {nodes[0]} --since 1h")
-    return lines
-
-
-def _alert_lines(alert: vocabulary.AlertChanged) -> list[str]:
-    where = " ".join((alert.node, alert.plugin, alert.resource, ",".join(alert.devices))).split()
-    span = f"since {_moment(alert.starts_at)}"
-    if alert.state is vocabulary.AlertState.RESOLVED and alert.ends_at is not None:
-        span = f"from {_moment(alert.starts_at)} to {_moment(alert.ends_at)}"
-    lines = [
-        _line(f"- {alert.state} {alert.severity}: {alert.summary}"),
-        _line(f"  where: {' '.join(where)}, {span}"),
-    ]
-    if alert.state is vocabulary.AlertState.FIRING:
-        lines += [_line(f"  {seen.source}: {seen.observed}") for seen in alert.evidence]
-    if alert.pods:
-        more = len(alert.pods) - _LINE_PODS_MAX
-        shown = ", ".join(alert.pods[:_LINE_PODS_MAX]) + (f" and {more} more" if more > 0 else "")
-        lines.append(_line(f"  pods that hold it: {shown}"))
-    return lines
-
-
-def _body(notification: notifications.Notification, text: str, at: datetime) -> bytes:
-    """Return the CloudEvent, with as many alerts as fit."""
-    told = (*notification.firing, *notification.told_resolved)
-    count = min(len(told), _ALERTS_MAX)
-    while True:
-        shown = [_with_fewer_pods(alert) for alert in told[:count]]
-        encoded = msgspec.json.encode(
-            _Body(
-                id=notification.id,
-                time=at,
-                data=_Data(
-                    status=notification.state,
-                    reason=notification.reason,
-                    receiver=notification.receiver,
-                    group_key=notification.group,
-                    group_labels=dict(notification.labels),
-                    title=title(notification),
-                    text=text,
-                    alerts=tuple(shown),
-                    truncated_alerts=len(told) - count,
-                    truncated_pods=_pods(told[:count]) - _pods(shown),
-                ),
-            )
-        )
-        if len(encoded) <= BODY_BYTES_MAX or count == 0:
-            return encoded
-        count //= 2
-
-
-def _with_fewer_pods(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
-    return msgspec.structs.replace(alert, pods=alert.pods[:_PODS_MAX])
-
-
-def _pods(alerts: Sequence[vocabulary.AlertChanged]) -> int:
-    return sum(len(alert.pods) for alert in alerts)
-
-
-def _moment(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _line(text: str) -> str:
+def line(text: str, longest: int = LINE_MAX) -> str:
     """Return the text on one line: alerts carry what drivers and kubelets say, whatever that is."""
     indent = text[: len(text) - len(text.lstrip(" "))]
     shown = indent + " ".join(
         "".join(character if character.isprintable() else " " for character in text).split()
     )
-    return shown if len(shown) <= _LINE_MAX else shown[: _LINE_MAX - 1] + "…"
+    return cut(shown, longest)
+
+
+def cut(text: str, longest: int) -> str:
+    """Return the text, its end left out if it is too long."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def moment(at: datetime) -> str:
+    """Return a time as people read it."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def runbooks(notification: notifications.Notification) -> list[str]:
+    """Return where it says what to do."""
+    return sorted({alert.runbook for alert in notification.firing if alert.runbook})
+
+
+def look_closer(notification: notifications.Notification) -> str:
+    """Return the command that shows more, empty if there is none."""
+    nodes = sorted({alert.node for alert in notification.firing} - {vocabulary.FLEET})
+    return f"muster why {nodes[0]}" if nodes else ""
+
+
+def problems_of(templates: addresses.Templates) -> list[str]:
+    """Return what is wrong with templates: names that mean nothing, a lonely dollar."""
+    found = []
+    for name, text, names in (
+        ("title", templates.title, NAMES),
+        ("text", templates.text, NAMES),
+        ("alert", templates.alert, ALERT_NAMES),
+    ):
+        problems: list[str] = []
+        _filled(name, text, dict.fromkeys(names, ""), problems)
+        found += problems
+    return found
+
+
+def _alerts(
+    notification: notifications.Notification,
+    templates: addresses.Templates,
+    problems: list[str],
+) -> list[str]:
+    told = (*notification.firing, *notification.told_resolved)
+    lines: list[str] = []
+    for alert in told[:_LINE_ALERTS_MAX]:
+        own = _filled("alert", templates.alert, _alert_facts(alert), problems)
+        lines += [line(one) for one in own.split("\n")] if own is not None else alert_lines(alert)
+    more = notification.told_total - min(len(told), _LINE_ALERTS_MAX)
+    return [*lines, f"  and {more} more alerts"] if more > 0 else lines
+
+
+def _lines(notification: notifications.Notification, alerts: str) -> list[str]:
+    lines = [alerts] if alerts else []
+    lines += [f"  what to do: {line(runbook)}" for runbook in runbooks(notification)]
+    closer = look_closer(notification)
+    if closer:
+        lines.append(f"  look closer: {closer}")
+    if notification.owner:
+        lines.append(line(f"  why you: {notification.owner}"))
+    return lines
+
+
+def alert_lines(alert: vocabulary.AlertChanged) -> list[str]:
+    """Return one alert in lines."""
+    where = " ".join((alert.node, alert.plugin, alert.resource, devices(alert))).split()
+    fires = alert.state is vocabulary.AlertState.FIRING
+    span = f"since {moment(alert.starts_at)}"
+    if not fires and alert.ends_at is not None:
+        span = f"from {moment(alert.starts_at)} to {moment(alert.ends_at)}"
+    lines = [
+        line(f"- {alert.state} {alert.severity}: {alert.summary}"),
+        line(f"  where: {' '.join(where)}, {span}"),
+    ]
+    if fires and alert.evidence:
+        lines.append(line(f"  how sure: {how_sure(alert.evidence)}"))
+        lines += [line(f"  {seen.source}: {seen.observed}") for seen in alert.evidence]
+    if alert.pods:
+        lines.append(line(f"  pods that hold it: {pods(alert)}"))
+    if fires and alert.advice:
+        lines.append(line(f"  advice: {alert.advice}"))
+    return lines
+
+
+def how_sure(evidence: Sequence[vocabulary.Evidence]) -> str:
+    """Return how many independent sources say so."""
+    sources = sorted({seen.source for seen in evidence})
+    if len(sources) == 1:
+        return f"one source says so, {sources[0]}"
+    return f"{len(sources)} sources say so: {', '.join(sources)}"
+
+
+def devices(alert: vocabulary.AlertChanged) -> str:
+    """Return the devices, the first of them if there are many."""
+    more = alert.devices_total - len(alert.devices)
+    return ",".join(alert.devices) + (f" and {more} more" if more > 0 else "")
+
+
+def pods(alert: vocabulary.AlertChanged) -> str:
+    """Return the pods, the first of them if there are many."""
+    more = len(alert.pods) - _LINE_PODS_MAX
+    shown = ", ".join(alert.pods[:_LINE_PODS_MAX])
+    return shown + (f" and {more} more" if more > 0 else "")
+
+
+def _facts(notification: notifications.Notification) -> dict[str, str]:
+    shown = (*notification.firing, *notification.resolved)
+    first = shown[0] if shown else None
+    return {
+        "state": str(notification.state),
+        "reason": str(notification.reason),
+        "receiver": notification.receiver,
+        "group": notification.group,
+        "node": notification.node,
+        "kind": str(first.kind) if first else "",
+        "severity": str(first.severity) if first else "",
+        "summary": line(first.summary) if first else "",
+        "firing": str(len(notification.firing_ids)),
+        "resolved": str(notification.told_total - len(notification.firing_ids)),
+        "runbooks": " ".join(line(one) for one in runbooks(notification)),
+        "look_closer": look_closer(notification),
+    }
+
+
+def _alert_facts(alert: vocabulary.AlertChanged) -> dict[str, str]:
+    found = {
+        "state": alert.state,
+        "severity": alert.severity,
+        "kind": alert.kind,
+        "node": alert.node,
+        "plugin": alert.plugin,
+        "resource": alert.resource,
+        "devices": devices(alert),
+        "summary": alert.summary,
+        "since": moment(alert.starts_at),
+        "until": moment(alert.ends_at) if alert.ends_at else "",
+        "evidence": "; ".join(f"{seen.source}: {seen.observed}" for seen in alert.evidence),
+        "pods": pods(alert),
+        "runbook": alert.runbook,
+        "advice": alert.advice,
+    }
+    return {name: line(str(value)) for name, value in found.items()}
+
+
+def _filled(
+    name: str, template: str | None, facts: Mapping[str, str], problems: list[str]
+) -> str | None:
+    """Return a template with its names filled in; None if there is none, or it cannot be used."""
+    if template is None:
+        return None
+    try:
+        return string.Template(template).substitute(facts)
+    except KeyError as error:
+        text = f"{name}: nothing is called ${error.args[0]}"
+    except ValueError as error:
+        text = f"{name}: {error}"
+    if text not in problems:
+        problems.append(text)
+    return None

@@ -1,27 +1,30 @@
-"""Door to a receiver, whatever it is: sends one notification until it is taken, refused, or late.
+"""Door to a receiver, whatever it is: takes its letters from the outbox, and sends them.
 
-Then the ledger learns it, then the bus, then the machine, in this order: a crash between sending
-and remembering costs one repeat, under the same `Idempotency-Key`, and never a loss.
+What the receiver took is in the ledger before its letter leaves the outbox: a crash in between
+costs one repeat, under the same `Idempotency-Key`, and never a loss. What it refused, or was away
+for too long for, is among the dead letters first.
 """
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Protocol
 
 import prometheus_client
 
 from muster import logs, streams, vocabulary
-from muster_notifier import answers, grouping, ledger, message
+from muster_notifier import answers, deadletters, desk, grouping, ledger
 from muster_notifier import notification as notifications
 
-Send = Callable[[message.Message], Awaitable[answers.Answer]]
+Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[answers.Answer]]
+"""Sends one message once; the mapping is what the receiver said about this group before."""
 
 GOODBYE_S: Final = 1.0
 """At the end, a message already on its way has this long to be answered and remembered."""
 
+_OUTBOX_MAX: Final = 2 * grouping.OUTSTANDING_MAX
 _TOLD = prometheus_client.Counter(
     "muster_notifications_total",
     "Notifications, by what became of them.",
@@ -38,132 +41,250 @@ _SECONDS = prometheus_client.Histogram(
     ["receiver"],
     buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300),
 )
+_LETTERS = prometheus_client.Gauge(
+    "muster_notification_letters", "Letters that wait for a receiver.", ["receiver"]
+)
+
+
+class Job(Protocol):
+    """A message of the outbox; see `muster.workqueue`."""
+
+    @property
+    def number(self) -> int:
+        """Its place in the stream."""
+
+    @property
+    def body(self) -> bytes:
+        """The letter."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What is said about it."""
+
+    @property
+    def done(self) -> Callable[[], Awaitable[None]]:
+        """Remove it."""
+
+    @property
+    def hold(self) -> Callable[[], Awaitable[None]]:
+        """Keep it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bus:
-    """What a receiver needs of the bus: two of its methods."""
+class Doors:
+    """What a receiver needs of the bus."""
 
-    remember: Callable[[streams.Bucket, str, bytes], Awaitable[None]]
-    publish: Callable[[vocabulary.Event, str], Awaitable[None]]
+    put: Callable[[str, bytes, str, Mapping[str, str]], Awaitable[None]]
+    take: Callable[[str, str], AsyncIterator[Job]]
+    hold_s: float
+    remember: Callable[[streams.Bucket, str, bytes], Awaitable[object]]
+    publish: Callable[[vocabulary.Event, str], Awaitable[object]]
+    instance: str
 
 
 class Receiver:
-    """One addressee with its own queue and its own workers, so that it delays no other."""
+    """One addressee with its own desk, its own consumer and its own pace: it delays no other."""
 
-    def __init__(self, name: str, send: Send, *, retry_for_s: float, bus: Bus) -> None:
+    def __init__(
+        self,
+        name: str,
+        send: Send,
+        *,
+        at_desk: desk.Desk,
+        doors: Doors,
+        hear: Callable[[desk.Input], Awaitable[None]],
+        report: Callable[[grouping.Outcome], Awaitable[None]],
+    ) -> None:
+        """`hear` gives the desk an input; `report` tells the machine what became of a letter."""
         self.name = name
+        self.desk = at_desk
         self._send = send
-        self._retry_for_s = retry_for_s
-        self._bus = bus
+        self._doors = doors
+        self._hear = hear
+        self._report = report
+        self._entries: dict[str, ledger.Entry] = {}
+        self._jobs: dict[int, Job] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+        self._posted = 0
+        self._is_away = False
         # the machine gives no more than this before it hears an outcome
-        self._queue: asyncio.Queue[notifications.Notification] = asyncio.Queue(
-            grouping.IN_FLIGHT_MAX
-        )
+        self._outgoing: asyncio.Queue[notifications.Notification] = asyncio.Queue(_OUTBOX_MAX)
+        _LETTERS.labels(name).set_function(lambda: self.desk.waiting)
+
+    def recall(self, entry: ledger.Entry) -> None:
+        """Know what the receiver was told about a group."""
+        self._entries[entry.group] = entry
 
     def give(self, notification: notifications.Notification) -> None:
         """Take one to send; never waits."""
-        self._queue.put_nowait(notification)
+        self._outgoing.put_nowait(notification)
 
-    async def work(
-        self, report: Callable[[grouping.Delivered | grouping.Failed], Awaitable[None]]
-    ) -> None:
-        """Send what is given, several at once, and report what became of each; for ever."""
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(grouping.IN_FLIGHT_MAX):
-                workers.create_task(self._work(report))
+    async def work(self) -> None:
+        """Put what is given into the outbox, and take letters from there; for ever."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._post())
+                tasks.create_task(self._collect())
+                tasks.create_task(self._hold())
+        finally:
+            if self._sending:
+                await asyncio.wait(self._sending, timeout=GOODBYE_S)
+            for task in self._sending:
+                task.cancel()
+            await asyncio.gather(*self._sending, return_exceptions=True)
 
-    async def _work(
-        self, report: Callable[[grouping.Delivered | grouping.Failed], Awaitable[None]]
-    ) -> None:
+    async def act(self, output: desk.Output) -> None:
+        """Do what the desk says."""
+        match output:
+            case desk.Send():
+                task = asyncio.create_task(self._deliver(output))
+                self._sending.add(task)
+                task.add_done_callback(self._sending.discard)
+            case desk.Done(letter):
+                self._note(None)
+                if not _is_extra(letter):
+                    await self._report(grouping.Delivered(letter.notification))
+            case desk.Postponed(letter, answer):
+                self._note(answer)
+                if not _is_extra(letter):
+                    await self._report(grouping.Postponed(letter.notification))
+            case desk.Superseded(letter):
+                await self._finish(letter)
+            case desk.Dead(letter, attempts, answer):
+                await self._bury(letter, answer, attempts=attempts)
+                if not _is_extra(letter):
+                    await self._report(grouping.Failed(letter.notification))
+
+    async def _post(self) -> None:
         while True:
-            sending = asyncio.ensure_future(self._deliver(await self._queue.get()))
+            notification = await self._outgoing.get()
+            self._posted += 1
+            await self._doors.put(
+                f"muster.outbox.{self.name}.{notifications.token(notification.group)}",
+                notifications.encode(notification),
+                f"{notification.id}:{self._doors.instance}:{self._posted}",
+                {},
+            )
+
+    async def _collect(self) -> None:
+        jobs = self._doors.take(f"receiver-{self.name}", f"muster.outbox.{self.name}.>")
+        async for job in jobs:
+            if job.number in self._jobs:
+                self._jobs[job.number] = job
+                continue
             try:
-                outcome = await asyncio.shield(sending)
-            except asyncio.CancelledError:
-                await asyncio.wait([sending], timeout=GOODBYE_S)
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
-                raise
-            await report(outcome)
+                notification = notifications.decode(job.body)
+            except notifications.MalformedLetter as error:
+                logs.logger().error("letter_unreadable", receiver=self.name, error=str(error)[:500])
+                await self._doors.put(*deadletters.unreadable(self.name, job.body, str(error)))
+                await job.done()
+                continue
+            letter = desk.Letter(
+                number=job.number,
+                notification=notification,
+                is_replay=deadletters.REPLAY in job.headers,
+            )
+            entry = self._entries.get(notification.group)
+            if not _is_extra(letter) and entry is not None and entry.id == notification.id:
+                # it was sent, and somebody ended before it could leave the outbox
+                await job.done()
+                await self._report(grouping.Delivered(notification))
+                continue
+            self._jobs[job.number] = job
+            await self._hear(letter)
 
-    async def _deliver(
-        self, notification: notifications.Notification
-    ) -> grouping.Delivered | grouping.Failed:
-        if notification.is_silent:
-            await self._remember(notification, attempts=0)
-            return grouping.Delivered(notification)
-        clock = asyncio.get_running_loop().time
-        composed = message.compose(notification, at=datetime.now(UTC))
-        began = clock()
-        attempts = 0
+    async def _hold(self) -> None:
         while True:
-            attempts += 1
-            answer = await self._send(composed)
-            _ATTEMPTS.labels(self.name, answer.kind).inc()
-            if answer.kind is answers.Kind.TAKEN:
-                _SECONDS.labels(self.name).observe(clock() - notification.decided_at)
-                await self._tell_delivered(notification, attempts=attempts)
-                return grouping.Delivered(notification)
-            chance = random.random()  # noqa: S311  # jitter, not a secret
-            delay_s = answers.delay_s(attempts, answer, chance=chance)
-            is_late = clock() + delay_s > began + self._retry_for_s
-            if answer.kind is answers.Kind.REFUSED or is_late:
-                await self._tell_failed(notification, answer, attempts=attempts)
-                return grouping.Failed(notification)
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(self._doors.hold_s)
+            for job in list(self._jobs.values()):
+                await job.hold()
 
-    async def _tell_delivered(
-        self, notification: notifications.Notification, *, attempts: int
-    ) -> None:
+    async def _deliver(self, sending: desk.Send) -> None:
+        letter, notification = sending.letter, sending.letter.notification
+        entry = self._entries.get(notification.group)
+        known = entry.data if entry is not None and entry.firing and not _is_extra(letter) else {}
+        if notification.is_silent and not _is_extra(letter):
+            answer = answers.Answer(kind=answers.Kind.TAKEN, detail="nothing to say")
+        else:
+            answer = await self._send(notification, known)
+            _ATTEMPTS.labels(self.name, answer.kind).inc()
+        if answer.kind is answers.Kind.TAKEN:
+            await self._settle(letter, answer, attempts=sending.attempt)
+        chance = random.random()  # noqa: S311  # jitter, not a secret
+        await self._hear(desk.Answered(letter=letter, answer=answer, chance=chance))
+
+    async def _settle(self, letter: desk.Letter, answer: answers.Answer, *, attempts: int) -> None:
+        """Remember that it was told, before anybody forgets that it was to be."""
+        notification = letter.notification
+        if not _is_extra(letter):
+            entry = ledger.entry_of(notification, attempts=attempts, data=answer.data)
+            self._entries[notification.group] = entry
+            key = ledger.key_of(self.name, notification.group)
+            await self._doors.remember(streams.LEDGER, key, ledger.encode(entry))
+        await self._finish(letter)
+        if notification.is_silent:
+            return
+        at = datetime.now(UTC)
+        _SECONDS.labels(self.name).observe(max(0.0, (at - notification.at).total_seconds()))
         _TOLD.labels(self.name, notification.reason, "delivered").inc()
         logs.logger().info("delivered", **_facts(notification), attempts=attempts)
-        at = await self._remember(notification, attempts=attempts)
-        await self._bus.publish(
+        await self._doors.publish(
             vocabulary.NotificationDelivered(
                 node=notification.node,
                 at=at,
-                receiver=notification.receiver,
-                group=notification.group,
+                receiver=self.name,
+                group=notification.group[:2048],
                 reason=notification.reason,
-                firing=_fingerprints(notification.firing),
-                resolved=_fingerprints(notification.told_resolved),
+                firing=notification.firing_ids,
+                resolved=notification.resolved_ids if notification.send_resolved else (),
                 attempts=attempts,
             ),
-            f"{notification.id}:delivered",
+            f"{notification.id}:delivered:{letter.number if _is_extra(letter) else 0}",
         )
 
-    async def _tell_failed(
-        self, notification: notifications.Notification, answer: answers.Answer, *, attempts: int
-    ) -> None:
+    async def _bury(self, letter: desk.Letter, answer: answers.Answer, *, attempts: int) -> None:
+        notification = letter.notification
+        at = datetime.now(UTC)
         _TOLD.labels(self.name, notification.reason, f"failed_{answer.kind}").inc()
         logs.logger().error(
             "not_delivered", **_facts(notification), attempts=attempts, error=answer.detail
         )
-        at = datetime.now(UTC)
-        await self._bus.publish(
+        await self._doors.put(
+            *deadletters.bury(notification, error=answer.detail, attempts=attempts, at=at)
+        )
+        await self._doors.publish(
             vocabulary.NotificationFailed(
                 node=notification.node,
                 at=at,
-                receiver=notification.receiver,
-                group=notification.group,
+                receiver=self.name,
+                group=notification.group[:2048],
                 reason=notification.reason,
-                firing=_fingerprints(notification.firing),
-                resolved=_fingerprints(notification.told_resolved),
+                firing=notification.firing_ids,
+                resolved=notification.resolved_ids if notification.send_resolved else (),
                 attempts=attempts,
                 error=answer.detail[:2048],
             ),
             f"{notification.id}:failed:{at.isoformat()}",
         )
+        await self._finish(letter)
 
-    async def _remember(
-        self, notification: notifications.Notification, *, attempts: int
-    ) -> datetime:
-        at = datetime.now(UTC)
-        entry = ledger.entry_of(notification, at=at, attempts=attempts)
-        key = ledger.key_of(notification.receiver, notification.group)
-        await self._bus.remember(streams.LEDGER, key, ledger.encode(entry))
-        return at
+    async def _finish(self, letter: desk.Letter) -> None:
+        job = self._jobs.pop(letter.number, None)
+        if job is not None:
+            await job.done()
+
+    def _note(self, answer: answers.Answer | None) -> None:
+        """Log once when a receiver goes away, and once when it is back."""
+        if answer is not None and not self._is_away:
+            logs.logger().warning("receiver_away", receiver=self.name, error=answer.detail)
+        elif answer is None and self._is_away:
+            logs.logger().info("receiver_back", receiver=self.name)
+        self._is_away = answer is not None
+
+
+def _is_extra(letter: desk.Letter) -> bool:
+    """Tell whether it is a repeat or a test, of which neither ledger nor groups know."""
+    return letter.is_replay or letter.notification.is_test
 
 
 def _facts(notification: notifications.Notification) -> dict[str, str]:
@@ -173,7 +294,3 @@ def _facts(notification: notifications.Notification) -> dict[str, str]:
         "group": notification.group,
         "reason": notification.reason,
     }
-
-
-def _fingerprints(alerts: tuple[vocabulary.AlertChanged, ...]) -> tuple[str, ...]:
-    return tuple(alert.fingerprint for alert in alerts)

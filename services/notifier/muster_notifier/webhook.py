@@ -1,104 +1,52 @@
-"""Door to HTTP receivers: one POST on one connection, within a time; says what was answered.
+"""Door to webhooks: one POST for each notification, signed if there are secrets."""
 
-The answer's head is read and its body is not: a receiver that talks slowly or for ever costs no
-more than the timeout. The URL may hold a secret, so only its host is ever told.
-"""
+import time
+from collections.abc import Mapping, Sequence
 
-import asyncio
-import base64
-import contextlib
-import ssl
-import urllib.parse
-from typing import Final
-
-import muster
-from muster_notifier import answers, message
-
-_HEAD_BYTES_MAX: Final = 64 * 1024
-_CONTINUE: Final = 100
-_SUCCESS: Final = 200
+from muster_notifier import addresses, answers, bodies, message, posting, signature
+from muster_notifier import notification as notifications
 
 
 class Webhook:
     """One URL that notifications are posted to."""
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
-        """Raise ValueError if the URL names no host that can be, or no port."""
-        split = urllib.parse.urlsplit(url)
-        if not split.hostname:
-            raise ValueError(f"{split.scheme}: a URL without a host")
-        self._host = split.hostname
-        self._tls = ssl.create_default_context() if split.scheme == "https" else None
-        self._port = split.port or (443 if self._tls else 80)
-        user, _, authority = split.netloc.rpartition("@")
-        self._headers = [f"Host: {authority.encode('idna').decode()}"]
-        if user:
-            token = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
-            self._headers.append(f"Authorization: Basic {token}")
-        path = urllib.parse.quote(split.path or "/", safe="/%:@!$&'()*+,;=~")
-        query = urllib.parse.quote(split.query, safe="/?%:@!$&'()*+,;=~")
-        self._target = f"{path}?{query}" if query else path
-        self._timeout_s = timeout_s
+    def __init__(
+        self,
+        site: posting.Site,
+        *,
+        layout: addresses.Format = addresses.Format.CLOUDEVENTS,
+        alerts_max: int = 0,
+        keys: Sequence[bytes] = (),
+        bearer: str = "",
+        templates: addresses.Templates | None = None,
+    ) -> None:
+        self._site = site
+        self._layout = layout
+        self._alerts_max = alerts_max
+        self._keys = tuple(keys)
+        self._bearer = bearer
+        self._templates = templates or addresses.Templates()
 
-    async def send(self, sent: message.Message) -> answers.Answer:
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> answers.Answer:
         """Post one message and return what became of it.
 
         A timeout leaves unknown whether it arrived: it is tried again under the same
-        `Idempotency-Key`, by which a receiver can drop the repeat.
+        `Idempotency-Key` and `webhook-id`, by which a receiver can drop the repeat.
         """
-        where = f"{self._host}:{self._port}"
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                status, headers = await self._exchange(sent)
-        except TimeoutError:
-            detail = f"{where}: no answer within {self._timeout_s:g} s"
-        except asyncio.IncompleteReadError:
-            detail = f"{where}: closed the connection without an answer"
-        except OSError as error:
-            detail = f"{where}: {error.strerror or error}"
-        except (asyncio.LimitOverrunError, ValueError):
-            detail = f"{where}: the answer is not HTTP"
-        else:
-            return answers.of_status(status, headers)
-        return answers.Answer(kind=answers.Kind.TEMPORARY, detail=detail)
-
-    async def _exchange(self, sent: message.Message) -> tuple[int, dict[str, str]]:
-        reader, writer = await asyncio.open_connection(
-            self._host, self._port, ssl=self._tls, limit=_HEAD_BYTES_MAX
-        )
-        try:
-            writer.write(self._head(sent) + sent.body)
-            # a receiver may refuse early and stop reading; its answer is there all the same
-            with contextlib.suppress(ConnectionError):
-                await writer.drain()
-            status = _CONTINUE
-            while status < _SUCCESS:
-                status, headers = _parse(await reader.readuntil(b"\r\n\r\n"))
-            return status, headers
-        finally:
-            writer.transport.abort()
-
-    def _head(self, sent: message.Message) -> bytes:
-        lines = (
-            f"POST {self._target} HTTP/1.1",
-            *self._headers,
-            f"User-Agent: muster-notifier/{muster.__version__}",
-            f"Content-Type: {message.CONTENT_TYPE}; charset=utf-8",
-            f"Content-Length: {len(sent.body)}",
-            f"Idempotency-Key: {sent.key}",
-            "Connection: close",
-        )
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-def _parse(head: bytes) -> tuple[int, dict[str, str]]:
-    """Return status and headers of an answer's head. Raises ValueError."""
-    first, *rest = head.decode("latin-1").split("\r\n")
-    version, _, status = first.partition(" ")
-    if not version.startswith("HTTP/1."):
-        raise ValueError(f"not HTTP: {first[:100]!r}")
-    headers = {}
-    for line in rest:
-        name, _, value = line.partition(":")
-        headers[name.strip().lower()] = value.strip()
-    return int(status[:3]), headers
+        words = message.compose(notification, self._templates)
+        body = bodies.body(notification, words, layout=self._layout, alerts_max=self._alerts_max)
+        headers = {
+            "Content-Type": bodies.CONTENT_TYPES[self._layout],
+            "Idempotency-Key": notification.id,
+        }
+        if self._keys:
+            at_s = int(time.time())
+            headers |= signature.headers(self._keys, key=notification.id, at_s=at_s, body=body)
+        if self._bearer:
+            headers["Authorization"] = f"Bearer {self._bearer}"
+        answer = await self._site.ask("POST", headers=headers, body=body, read=False)
+        if isinstance(answer, posting.Response):
+            return answers.of_status(answer.status, answer.headers)
+        return answer

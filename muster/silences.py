@@ -1,0 +1,62 @@
+"""Pure. Silences: who wants to hear nothing of what, from when to when, and why.
+
+Each is one value in the bucket `muster_silences`, under its id. An expired one is kept for a while,
+so that people can see what was silenced.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from muster import matchers
+
+
+class MalformedSilence(ValueError):
+    """A value that is no silence."""
+
+
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
+    """While it lasts, alerts whose labels meet every matcher are told to nobody."""
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
+    matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)]
+    starts_at: datetime
+    ends_at: datetime
+    author: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    comment: Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
+
+    def __post_init__(self) -> None:
+        """Refuse what can silence nothing, or everything."""
+        for name, at in (("starts_at", self.starts_at), ("ends_at", self.ends_at)):
+            if at.tzinfo is None:
+                raise ValueError(f"{name}: a time without a time zone")
+        if self.ends_at < self.starts_at:
+            raise ValueError("ends_at: before starts_at")
+        empty: Mapping[str, str] = {}
+        if matchers.all_hold(matchers.parse_all(self.matchers), empty):
+            # Alertmanager's rule: at least one matcher must ask for something
+            raise ValueError("matchers: these match everything; ask for at least one label")
+
+    def is_active(self, at: datetime) -> bool:
+        """Tell whether it silences at this time."""
+        return self.starts_at <= at < self.ends_at
+
+    def expired(self, at: datetime) -> "Silence":
+        """Return it ended at this time, if it has not ended before."""
+        ends_at = min(self.ends_at, max(at, self.starts_at))
+        return msgspec.structs.replace(self, ends_at=ends_at)
+
+
+def encode(silence: Silence) -> bytes:
+    """Return the silence as JSON."""
+    return msgspec.json.encode(silence)
+
+
+def decode(value: bytes) -> Silence:
+    """Return the silence. Raises MalformedSilence."""
+    try:
+        return msgspec.json.decode(value, type=Silence)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise MalformedSilence(str(error)) from None

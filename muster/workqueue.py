@@ -1,0 +1,228 @@
+"""Door to NATS: work queues, whose messages stay until somebody has done what they ask for.
+
+A message goes in under a subject of its own, and a newer one on the same subject takes its place.
+A consumer holds each until it says that it is done; whoever dies leaves all it held to the next.
+"""
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import nats.js.errors
+from nats.aio.client import Client
+from nats.js import api
+
+from muster import connection, jetstream, logs, runtime, streams
+
+_PUT_TIMEOUT_S: Final = 2.0
+_FAILURES_TOLD: Final = 5
+_HELD_MAX: Final = 10_000
+_ACK_WAIT_S: Final = 60.0
+_ABANDONED_S: Final = 30.0
+_GONE: Final = frozenset({"DEL", "PURGE"})
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One message; `number` is its place in the stream.
+
+    `done` removes it, and returns when the server has said so or cannot be asked. `hold` says that
+    it is still being worked on: it must be called every `HOLD_S`.
+    """
+
+    number: int
+    subject: str
+    body: bytes
+    headers: Mapping[str, str]
+    done: Callable[[], Awaitable[None]]
+    hold: Callable[[], Awaitable[None]]
+
+
+HOLD_S: Final = _ACK_WAIT_S / 3
+
+
+async def put(
+    link: connection.Connection,
+    subject: str,
+    body: bytes,
+    *,
+    key: str,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Store a message, however long that takes; what repeats it under the same `key` is dropped.
+
+    A queue that is full takes it when there is room.
+    """
+    backoff = connection.Backoff()
+    failures = 0
+    while True:
+        client = await link.client()
+        try:
+            await client.jetstream().publish(
+                subject,
+                body,
+                timeout=_PUT_TIMEOUT_S,
+                headers={"Nats-Msg-Id": key, **(headers or {})},
+            )
+        except (nats.js.errors.Error, *connection.LOST) as error:
+            failures += 1
+            if failures == _FAILURES_TOLD:
+                text = str(error) or type(error).__name__
+                logs.logger().error("message_waits", subject=subject, error=text)
+            if isinstance(error, nats.js.errors.NoStreamResponseError):
+                with contextlib.suppress(*connection.LOST):
+                    await jetstream.create_streams(client)
+            await backoff.wait()
+        else:
+            runtime.end_if_cancelled()
+            if failures >= _FAILURES_TOLD:
+                logs.logger().info("message_stored_late", subject=subject, attempts=failures + 1)
+            return
+
+
+async def take(
+    link: connection.Connection, stream: streams.Stream, *, durable: str, subject: str
+) -> AsyncIterator[Job]:
+    """Give every message of one subject filter, those first that somebody held before us.
+
+    Nobody else may take from this consumer at the same time.
+    """
+    config = api.ConsumerConfig(
+        name=durable,
+        durable_name=durable,
+        filter_subject=subject,
+        ack_policy=api.AckPolicy.EXPLICIT,
+        ack_wait=_ACK_WAIT_S,
+        max_ack_pending=_HELD_MAX,
+    )
+    backoff = connection.Backoff()
+    is_first = True
+    while True:
+        client = await link.client()
+        try:
+            if is_first:
+                await _forget(client, stream.name, durable)
+                is_first = False
+            async with contextlib.aclosing(jetstream.pull(client, stream.name, config)) as messages:
+                async for message in messages:
+                    backoff.reset()
+                    yield Job(
+                        message.metadata.sequence.stream,
+                        message.subject,
+                        message.data,
+                        message.headers or {},
+                        functools.partial(_done, message),
+                        functools.partial(_hold, message),
+                    )
+        except (jetstream.ConsumerLost, nats.js.errors.Error, *connection.LOST):
+            await backoff.wait()
+
+
+async def waiting(
+    link: connection.Connection, stream: streams.Stream, subject: str
+) -> list[tuple[str, bytes, Mapping[str, str], int]]:
+    """Return subject, body, headers and place of everything that waits, however long that takes."""
+    # a work queue gives its messages to nobody but its workers: each is asked for by itself
+    backoff = connection.Backoff()
+    while True:
+        client = await link.client()
+        try:
+            names = await _subjects(client, stream.name, subject)
+            found: list[tuple[str, bytes, Mapping[str, str], int]] = []
+            for name in names:
+                with contextlib.suppress(nats.js.errors.NotFoundError):
+                    got = await client.jetstream().get_last_msg(stream.name, name, direct=True)
+                    runtime.end_if_cancelled()
+                    found.append((name, got.data or b"", got.headers or {}, got.seq or 0))
+        except (nats.js.errors.Error, *connection.LOST):
+            await backoff.wait()
+        else:
+            return found
+
+
+async def subjects(link: connection.Connection, stream: streams.Stream, subject: str) -> list[str]:
+    """Return under which subjects something waits, however long that takes."""
+    backoff = connection.Backoff()
+    while True:
+        client = await link.client()
+        try:
+            return await _subjects(client, stream.name, subject)
+        except (nats.js.errors.Error, *connection.LOST):
+            await backoff.wait()
+
+
+async def remove(link: connection.Connection, stream: streams.Stream, subject: str) -> bool:
+    """Remove everything under a subject; tell whether the server said so."""
+    client = link.live_client()
+    if client is None:
+        return False
+    try:
+        await client.jetstream().purge_stream(stream.name, subject=subject)
+    except (nats.js.errors.Error, *connection.LOST):
+        return False
+    runtime.end_if_cancelled()
+    return True
+
+
+async def follow(
+    link: connection.Connection, bucket: streams.Bucket
+) -> AsyncIterator[tuple[str, bytes] | None]:
+    """Give every key and value of a bucket, empty for one that is gone, then each change, for ever.
+
+    None says that all that was there has been given. After an outage everything is given again.
+    """
+    prefix = f"$KV.{bucket.name}."
+    config = api.ConsumerConfig(
+        filter_subjects=[f"{prefix}>"],
+        ack_policy=api.AckPolicy.NONE,
+        deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
+        inactive_threshold=_ABANDONED_S,
+        mem_storage=True,
+    )
+    backoff = connection.Backoff()
+    while True:
+        client = await link.client()
+        try:
+            seen = await _subjects(client, f"KV_{bucket.name}", f"{prefix}>")
+            left = len(seen)
+            if not left:
+                yield None
+            async with contextlib.aclosing(
+                jetstream.pull(client, f"KV_{bucket.name}", config)
+            ) as messages:
+                async for message in messages:
+                    backoff.reset()
+                    gone = (message.headers or {}).get("KV-Operation") in _GONE
+                    key = message.subject.removeprefix(prefix)
+                    yield key, b"" if gone else message.data
+                    left -= 1
+                    if left == 0:
+                        yield None
+        except (jetstream.ConsumerLost, nats.js.errors.Error, *connection.LOST):
+            await backoff.wait()
+
+
+async def _subjects(client: Client, stream: str, subject: str) -> list[str]:
+    info = await client.jetstream().stream_info(stream, subjects_filter=subject)
+    runtime.end_if_cancelled()
+    return sorted(info.state.subjects or {})
+
+
+async def _forget(client: Client, stream: str, durable: str) -> None:
+    """Remove a consumer, so that what its last user held is given again at once."""
+    with contextlib.suppress(nats.js.errors.NotFoundError):
+        await client.jetstream().delete_consumer(stream, durable)
+    runtime.end_if_cancelled()
+
+
+async def _done(message: connection.Message) -> None:
+    with contextlib.suppress(*connection.LOST):
+        await message.ack_sync(timeout=_PUT_TIMEOUT_S)
+    runtime.end_if_cancelled()
+
+
+async def _hold(message: connection.Message) -> None:
+    with contextlib.suppress(*connection.LOST):
+        await message.in_progress()

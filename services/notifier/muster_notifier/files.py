@@ -1,0 +1,85 @@
+"""Door to files: a receiver that is a file of JSON lines, and the files that hold secrets."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import yaml
+
+from muster_notifier import addresses, answers, bodies, message
+from muster_notifier import notification as notifications
+
+_SECRET_BYTES_MAX: Final = 1024 * 1024
+
+
+class NoSecret(Exception):
+    """A secret cannot be had; the text says where it should be, and never what it is."""
+
+
+class File:
+    """One file."""
+
+    def __init__(self, path: str, templates: addresses.Templates) -> None:
+        self._path = Path(path)
+        self._templates = templates
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> answers.Answer:
+        """Append one line: the CloudEvent that a webhook gets."""
+        words = message.compose(notification, self._templates)
+        body = bodies.body(notification, words, layout=addresses.Format.CLOUDEVENTS)
+        try:
+            await asyncio.to_thread(self._append, body + b"\n")
+        except OSError as error:
+            detail = f"{self._path}: {error.strerror}"
+            return answers.Answer(kind=answers.Kind.TEMPORARY, detail=detail)
+        return answers.Answer(kind=answers.Kind.TAKEN, detail=f"written to {self._path}")
+
+    def _append(self, line: bytes) -> None:
+        # one write of a whole line: lines of several writers do not mix
+        opened = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            os.write(opened, line)
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def secret(where: addresses.Secret) -> str:
+    """Return a secret. Raises NoSecret."""
+    if where.env is not None:
+        found = os.environ.get(where.env, "").strip()
+        if not found:
+            raise NoSecret(f"the variable {where.env} is not set")
+        return found
+    assert where.file is not None, "a secret is in a file or in a variable"
+    try:
+        with Path(where.file).open("rb") as opened:
+            text = opened.read(_SECRET_BYTES_MAX)
+        found = (text.decode() if where.at is None else _inside(text, where.at)).strip()
+    except OSError as error:
+        raise NoSecret(f"{where.file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise NoSecret(f"{where.file}: no text") from None
+    if not found:
+        raise NoSecret(f"{where.file}{': ' + where.at if where.at else ''}: empty")
+    return found
+
+
+def _inside(text: bytes, at: str) -> str:
+    """Return a value within a YAML file."""
+    try:
+        branch: object = yaml.safe_load(text)
+        for key in at.split("."):
+            branch = (
+                msgspec.convert(branch, list[object])[int(key)]
+                if key.isdigit()
+                else msgspec.convert(branch, dict[str, object])[key]
+            )
+        return msgspec.convert(branch, str)
+    except (yaml.YAMLError, ValueError, LookupError):
+        return ""

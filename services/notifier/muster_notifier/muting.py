@@ -1,0 +1,105 @@
+"""Pure. What keeps an alert from being told now: inhibition, silences, maintenance, mute times."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from muster import matchers as matching
+from muster import silences, vocabulary
+from muster_notifier import inhibition, intervals, routes
+
+
+class Cause(enum.StrEnum):
+    """Why an alert, or a whole group, is not told now."""
+
+    INHIBITED = "inhibited"
+    SILENCED = "silenced"
+    MAINTENANCE = "maintenance"
+    MUTE_TIME = "mute_time"
+    NOT_ACTIVE_TIME = "not_active_time"
+
+
+class Muted(msgspec.Struct, frozen=True):
+    """Why, and by what: a fingerprint and a rule, a silence, a plugin, a time interval."""
+
+    cause: Cause
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceChanged:
+    """A silence is new, is another, or is gone."""
+
+    id: str
+    silence: silences.Silence | None
+
+
+class Muting:
+    """Everything that can mute; see the module."""
+
+    def __init__(
+        self,
+        rules: Sequence[inhibition.Rule],
+        times: Mapping[str, Sequence[intervals.Interval]],
+    ) -> None:
+        """Start without silences; `times` are the time intervals that routes name."""
+        self._inhibition = inhibition.Inhibition(rules)
+        self._times = dict(times)
+        self._silences: dict[str, tuple[silences.Silence, tuple[matching.Matcher, ...]]] = {}
+        self._maintained: set[tuple[str, str]] = set()
+
+    def hear_alert(self, alert: vocabulary.AlertChanged, labels: Mapping[str, str]) -> None:
+        """Take an alert: what fires may inhibit others."""
+        if alert.state is vocabulary.AlertState.FIRING:
+            self._inhibition.fires(alert.fingerprint, labels)
+        else:
+            self._inhibition.ends(alert.fingerprint)
+
+    def hear_verdict(self, verdict: vocabulary.VerdictChanged) -> None:
+        """Take a verdict: planned work on a plugin silences it by itself."""
+        who = verdict.node, verdict.plugin
+        if verdict.verdict is vocabulary.Verdict.MAINTENANCE:
+            self._maintained.add(who)
+        else:
+            self._maintained.discard(who)
+
+    def hear_silence(self, change: SilenceChanged) -> None:
+        """Take a silence."""
+        if change.silence is None:
+            self._silences.pop(change.id, None)
+        else:
+            parsed = matching.parse_all(change.silence.matchers)
+            self._silences[change.id] = (change.silence, parsed)
+
+    def mutes(self, labels: Mapping[str, str], at: datetime) -> Muted | None:
+        """Return what keeps an alert quiet at this time."""
+        inhibited = self._inhibition.inhibits(labels)
+        if inhibited is not None:
+            return Muted(Cause.INHIBITED, f"{inhibited.fingerprint} by {inhibited.rule}")
+        for silence, matchers in self._silences.values():
+            if silence.is_active(at) and matching.all_hold(matchers, labels):
+                return Muted(Cause.SILENCED, silence.id)
+        who = labels.get("node", ""), labels.get("plugin", "")
+        overdue = labels.get("kind") == vocabulary.AlertKind.MAINTENANCE_OVERDUE
+        if who in self._maintained and not overdue:
+            return Muted(Cause.MAINTENANCE, f"{who[1]} on {who[0]}")
+        return None
+
+    def mutes_route(self, route: routes.Route, at: datetime) -> Muted | None:
+        """Return what keeps a whole route quiet at this time."""
+        for name in route.mute_times:
+            if self._contains(name, at):
+                return Muted(Cause.MUTE_TIME, name)
+        if route.active_times and not any(self._contains(n, at) for n in route.active_times):
+            return Muted(Cause.NOT_ACTIVE_TIME, ", ".join(route.active_times))
+        return None
+
+    def active(self, at: datetime) -> list[silences.Silence]:
+        """Return the silences of this time."""
+        return [silence for silence, _ in self._silences.values() if silence.is_active(at)]
+
+    def _contains(self, name: str, at: datetime) -> bool:
+        return any(one.contains(at) for one in self._times[name])

@@ -1,0 +1,202 @@
+"""Door to HTTP: one request on one connection, within a time; says what was answered.
+
+Names are looked up once, every address is checked, and the connection goes to a checked one.
+Redirects are not followed. The URL may hold a secret, so only its host is ever told.
+"""
+
+import asyncio
+import base64
+import contextlib
+import ipaddress
+import socket
+import ssl
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import muster
+from muster_notifier import addresses, answers, guard
+
+_HEAD_BYTES_MAX: Final = 64 * 1024
+_BODY_BYTES_MAX: Final = 64 * 1024
+_CONTINUE: Final = 100
+_SUCCESS: Final = 200
+
+
+class Refused(Exception):
+    """The guard does not let us ask; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer; `headers` have lower-case names, `body` is its beginning."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+class Site:
+    """One URL, and how to ask it."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        reach: addresses.Reach,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Raise ValueError if the URL names no host that can be, or no port."""
+        split = urllib.parse.urlsplit(url)
+        if split.scheme not in {"http", "https"} or not split.hostname:
+            raise ValueError("a URL such as https://host/path is expected")
+        self._host = split.hostname
+        self._tls = (tls or ssl.create_default_context()) if split.scheme == "https" else None
+        self._port = split.port or (443 if self._tls else 80)
+        user, _, authority = split.netloc.rpartition("@")
+        self._fixed = {"Host": authority.encode("idna").decode()}
+        if user:
+            token = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
+            self._fixed["Authorization"] = f"Basic {token}"
+        path = urllib.parse.quote(split.path or "/", safe="/%:@!$&'()*+,;=~")
+        query = urllib.parse.quote(split.query, safe="/?%:@!$&'()*+,;=~")
+        self._path, self._query = path, query
+        self._timeout_s = timeout_s
+        self._reach = reach
+        self.where = f"{self._host}:{self._port}"
+
+    async def ask(
+        self,
+        method: str,
+        *,
+        below: str = "",
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        read: bool = True,
+    ) -> Response | answers.Answer:
+        """Send one request; an Answer says why there is no response.
+
+        `below` is added to the URL's path. Without `read` the response's body is left unread: a
+        receiver that talks slowly or for ever costs no more than its head.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._exchange(self._head(method, below, headers, body) + body, read)
+        except Refused as refused:
+            return answers.Answer(kind=answers.Kind.REFUSED, detail=f"{self.where}: {refused}")
+        except TimeoutError:
+            detail = f"no answer within {self._timeout_s:g} s"
+        except asyncio.IncompleteReadError:
+            detail = "closed the connection without an answer"
+        except ssl.SSLCertVerificationError as error:
+            detail = f"its certificate is not believed: {error.verify_message}"
+        except ssl.SSLError as error:
+            detail = f"TLS: {error.reason or error}"
+        except OSError as error:
+            detail = error.strerror or str(error)
+        except (asyncio.LimitOverrunError, ValueError):
+            detail = "the answer is not HTTP"
+        return answers.Answer(kind=answers.Kind.TEMPORARY, detail=f"{self.where}: {detail}")
+
+    async def _exchange(self, request: bytes, read: bool) -> Response:  # noqa: FBT001  # as `ask` has it
+        reader, writer = await self._connect()
+        try:
+            writer.write(request)
+            # a receiver may refuse early and stop reading; its answer is there all the same
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+            status = _CONTINUE
+            while status < _SUCCESS:
+                status, headers = _parse(await reader.readuntil(b"\r\n\r\n"))
+            body = await _body(reader, headers) if read else b""
+            return Response(status, headers, body)
+        finally:
+            writer.transport.abort()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the first checked address that answers."""
+        found = await _look_up(self._host, self._port)
+        problem = guard.refusal(found, self._reach)
+        if problem is not None:
+            raise Refused(problem)
+        failure = OSError(f"{self._host} has no address")
+        for address in found:
+            try:
+                return await asyncio.open_connection(
+                    address,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._host if self._tls else None,
+                    limit=_HEAD_BYTES_MAX,
+                )
+            except OSError as error:
+                failure = error
+        raise failure
+
+    def _head(
+        self, method: str, below: str, headers: Mapping[str, str] | None, body: bytes
+    ) -> bytes:
+        path = self._path if not below else self._path.rstrip("/") + below
+        query = f"?{self._query}" if self._query and "?" not in below else ""
+        told = {
+            **self._fixed,
+            "User-Agent": f"muster-notifier/{muster.__version__}",
+            "Content-Length": str(len(body)),
+            **(headers or {}),
+            "Connection": "close",
+        }
+        lines = [f"{method} {path}{query} HTTP/1.1"]
+        lines += [f"{name}: {_value(value)}" for name, value in told.items()]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+async def _look_up(host: str, port: int) -> list[str]:
+    """Return the addresses of a host, each once."""
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        pass
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+
+async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
+    """Return the beginning of a body: chunked, of a length, or until the end."""
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        found = b""
+        while len(found) < _BODY_BYTES_MAX:
+            size = int((await reader.readuntil(b"\r\n")).split(b";")[0], 16)
+            if size == 0:
+                break
+            found += await reader.readexactly(min(size, _BODY_BYTES_MAX))
+            if size > _BODY_BYTES_MAX:
+                break
+            await reader.readexactly(2)
+        return found[:_BODY_BYTES_MAX]
+    if "content-length" in headers:
+        return await reader.readexactly(min(int(headers["content-length"]), _BODY_BYTES_MAX))
+    found = b""
+    while len(found) < _BODY_BYTES_MAX and (more := await reader.read(_BODY_BYTES_MAX)):
+        found += more
+    return found[:_BODY_BYTES_MAX]
+
+
+def _parse(head: bytes) -> tuple[int, dict[str, str]]:
+    """Return status and headers of an answer's head. Raises ValueError."""
+    first, *rest = head.decode("latin-1").split("\r\n")
+    version, _, status = first.partition(" ")
+    if not version.startswith("HTTP/1."):
+        raise ValueError(f"not HTTP: {first[:100]!r}")
+    headers = {}
+    for text in rest:
+        name, _, value = text.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return int(status[:3]), headers
+
+
+def _value(text: str) -> str:
+    """Return a header's value on one line: a secret from a file may end with a newline."""
+    return " ".join(text.split())

@@ -1,0 +1,242 @@
+"""One receiver's desk: the table in its docstring, and its laws on a virtual clock."""
+
+import datetime as dt
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster import vocabulary
+from muster_notifier import answers, desk
+from muster_notifier import notification as notifications
+from muster_notifier.answers import Answer, Kind
+
+T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+TAKEN = Answer(kind=Kind.TAKEN, detail="HTTP 200")
+REFUSED = Answer(kind=Kind.REFUSED, detail="HTTP 400")
+AWAY = Answer(kind=Kind.TEMPORARY, detail="HTTP 503")
+NUMBERS = itertools.count(1)
+
+
+def letter(group: str, name: str = "", *, is_replay: bool = False) -> desk.Letter:
+    number = next(NUMBERS)
+    return desk.Letter(
+        number=number,
+        is_replay=is_replay,
+        notification=notifications.Notification(
+            id=name or str(number),
+            receiver="r",
+            group=group,
+            labels={},
+            reason=vocabulary.NotificationReason.FIRST,
+            firing=(),
+            resolved=(),
+            firing_ids=("a",),
+            resolved_ids=(),
+            episodes=(),
+            send_resolved=True,
+            at=T0,
+        ),
+    )
+
+
+def make(rate: float = 1000.0, burst: int = 1000, retry_for_s: float = 100.0) -> desk.Desk:
+    return desk.Desk(rate_per_s=rate, burst=burst, retry_for_s=retry_for_s)
+
+
+def answered(one: desk.Letter, answer: Answer) -> desk.Answered:
+    return desk.Answered(letter=one, answer=answer, chance=1.0)
+
+
+def test_what_is_new_is_sent_at_once_and_what_is_taken_is_done() -> None:
+    found, a = make(), letter("a")
+    assert found.receive(a, 0.0) == [desk.Send(a, 1)]
+    assert found.receive(answered(a, TAKEN), 1.0) == [desk.Done(a, 1, TAKEN)]
+    assert found.next_deadline() is None
+    assert found.waiting == 0
+
+
+def test_what_is_refused_is_dead() -> None:
+    found, a = make(), letter("a")
+    found.receive(a, 0.0)
+    assert found.receive(answered(a, REFUSED), 1.0) == [desk.Dead(a, 1, REFUSED)]
+    assert found.waiting == 0
+
+
+def test_a_temporary_failure_is_tried_again_until_it_has_taken_too_long() -> None:
+    found, a = make(retry_for_s=2.0), letter("a")
+    found.receive(a, 0.0)
+    assert found.receive(answered(a, AWAY), 0.0) == [desk.Postponed(a, AWAY)]
+    assert found.next_deadline() == 0.5
+    assert found.tick(0.5) == [desk.Send(a, 2)]
+    assert found.receive(answered(a, AWAY), 0.5) == []
+    assert found.tick(1.5) == [desk.Send(a, 3)]
+    assert found.receive(answered(a, AWAY), 1.5) == [desk.Dead(a, 3, AWAY)]
+
+
+def test_what_is_newer_takes_the_place_of_what_waits() -> None:
+    found, old, new = make(), letter("a"), letter("a")
+    found.receive(old, 0.0)
+    found.receive(answered(old, AWAY), 0.0)
+    assert found.receive(new, 0.1) == [desk.Superseded(old)]
+    assert found.tick(0.5) == [desk.Send(new, 2)]
+
+
+def test_what_is_newer_waits_behind_what_is_being_sent_and_the_newest_replaces_it() -> None:
+    found, first, second, third = make(), letter("a"), letter("a"), letter("a")
+    found.receive(first, 0.0)
+    assert found.receive(second, 0.1) == []
+    assert found.receive(third, 0.2) == [desk.Superseded(second)]
+    assert found.receive(answered(first, TAKEN), 1.0) == [
+        desk.Done(first, 1, TAKEN),
+        desk.Send(third, 1),
+    ]
+
+
+def test_what_failed_gives_way_to_what_waits_behind_it() -> None:
+    found, first, second = make(), letter("a"), letter("a")
+    found.receive(first, 0.0)
+    found.receive(second, 0.1)
+    assert found.receive(answered(first, AWAY), 1.0) == [desk.Superseded(first)]
+    assert found.tick(1.5) == [desk.Send(second, 2)]
+
+
+def test_the_same_news_again_is_nothing_new() -> None:
+    found, a, again = make(), letter("a", "news"), letter("a", "news")
+    found.receive(a, 0.0)
+    assert found.receive(again, 0.1) == [desk.Superseded(again)]
+
+
+def test_a_replay_takes_nobodys_place() -> None:
+    found, a, replay = make(), letter("a"), letter("a", is_replay=True)
+    found.receive(a, 0.0)
+    found.receive(answered(a, AWAY), 0.0)
+    assert found.receive(replay, 0.1) == [desk.Send(replay, 1)]
+
+
+def test_retry_after_closes_the_desk_to_everybody() -> None:
+    limited = Answer(kind=Kind.TEMPORARY, detail="HTTP 429", retry_after_s=30.0)
+    found, a, b = make(), letter("a"), letter("b")
+    found.receive(a, 0.0)
+    found.receive(answered(a, limited), 0.0)
+    assert found.receive(b, 1.0) == []
+    assert found.next_deadline() == 30.0
+    assert found.tick(29.9) == []
+    assert found.tick(30.0) == [desk.Send(b, 1), desk.Send(a, 2)]
+
+
+def test_whoever_is_away_is_tried_one_letter_at_a_time() -> None:
+    found = make()
+    letters = [letter(str(index)) for index in range(20)]
+    sent = [out for one in letters for out in found.receive(one, 0.0)]
+    assert len(sent) == desk.SENDING_MAX
+    now = 0.0
+    tries = []
+    for _ in range(30):
+        sending = [out for out in sent if isinstance(out, desk.Send)]
+        sent = [o for s in sending for o in found.receive(answered(s.letter, AWAY), now)]
+        tries.append(len([out for out in sent if isinstance(out, desk.Send)]))
+        if not any(isinstance(out, desk.Send) for out in sent):
+            deadline = found.next_deadline()
+            assert deadline is not None
+            now = deadline
+            sent = [*sent, *found.tick(now)]
+    assert found.is_away()
+    assert max(tries[2:]) <= 1
+    # every letter had its turn: none keeps the others back
+    assert found.waiting == 20
+
+
+def test_a_receiver_of_one_message_a_second_never_gets_more() -> None:
+    found = make(rate=1.0, burst=1)
+    sent: list[float] = []
+
+    def heard(outs: Sequence[desk.Output], now: float) -> None:
+        for out in outs:
+            if isinstance(out, desk.Send):
+                sent.append(now)
+                heard(found.receive(answered(out.letter, TAKEN), now), now)
+
+    for index in range(50):
+        heard(found.receive(letter(str(index)), index * 0.01), index * 0.01)
+    while (deadline := found.next_deadline()) is not None:
+        heard(found.tick(deadline), deadline)
+    assert len(sent) == 50
+    assert min(later - earlier for earlier, later in itertools.pairwise(sent)) >= 1 - 1e-6
+
+
+Step = tuple[str, int, float]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["new", "taken", "refused", "away", "limited", "time"]),
+            st.integers(0, 3),
+            st.floats(0.01, 20.0),
+        ),
+        max_size=80,
+    )
+)
+def test_every_letter_ends_in_one_way_and_no_group_is_sent_twice_at_once(  # noqa: C901  # one law
+    steps: list[Step],
+) -> None:
+    found = make(rate=2.0, burst=2, retry_for_s=30.0)
+    sending: dict[int, desk.Letter] = {}
+    ended: list[int] = []
+    given_: set[int] = set()
+    now = 0.0
+
+    def take(outs: Sequence[desk.Output]) -> None:
+        for out in outs:
+            match out:
+                case desk.Send(one):
+                    groups = [other.slot for other in sending.values()]
+                    assert one.slot not in groups, "two of one group at once"
+                    sending[one.number] = one
+                case desk.Done(one) | desk.Superseded(one) | desk.Dead(one):
+                    assert one.number not in sending, "ended while it was being sent"
+                    ended.append(one.number)
+                case desk.Postponed():
+                    pass
+
+    def answer(which: int, what: Answer) -> None:
+        one = sending.pop(sorted(sending)[which % len(sending)])
+        take(found.receive(answered(one, what), now))
+
+    for verb, which, seconds in steps:
+        match verb:
+            case "new":
+                one = letter("abcd"[which])
+                given_.add(one.number)
+                take(found.receive(one, now))
+            case "time":
+                now += seconds
+                deadline = found.next_deadline()
+                if deadline is not None and deadline <= now:
+                    take(found.tick(now))
+            case _ if sending:
+                what = {
+                    "taken": TAKEN,
+                    "refused": REFUSED,
+                    "away": AWAY,
+                    "limited": Answer(kind=Kind.TEMPORARY, detail="", retry_after_s=seconds),
+                }[verb]
+                answer(which, what)
+        assert len(sending) <= desk.SENDING_MAX
+    while sending or found.next_deadline() is not None:
+        while sending:
+            answer(0, TAKEN)
+        deadline = found.next_deadline()
+        if deadline is not None:
+            now = max(now, deadline)
+            take(found.tick(now))
+    assert sorted(ended) == sorted(given_)
+    assert found.waiting == 0
+
+
+def test_a_wait_never_passes_a_longer_one_that_was_asked_for() -> None:
+    asked = Answer(kind=Kind.TEMPORARY, detail="", retry_after_s=7.0)
+    assert answers.delay_s(1, asked, chance=0.0) == 7.0

@@ -1,0 +1,483 @@
+"""Routes, inhibition, silences and times that mute: what Alertmanager does, and stories of each."""
+
+import datetime as dt
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import codec, matchers, silences, vocabulary
+from muster.vocabulary import AlertKind, AlertState, Severity
+from muster.vocabulary import NotificationReason as Reason
+from muster_notifier import addresses, config, grouping, inhibition, intervals, muting, routes, tree
+from muster_notifier.notification import Notification
+
+T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)  # a Thursday
+
+
+def route(*texts: str, to: str = "", goes_on: bool = False, **more: object) -> config.Route:
+    return config.Route(
+        matchers=texts,
+        receivers=tuple(to.split()) or None,
+        continue_=goes_on,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def settings(*given_: config.Route, **more: object) -> config.Settings:
+    names = "default ops pager team night"
+    return config.Settings(
+        receivers=tuple(
+            addresses.Receiver(name=name, console=addresses.Console()) for name in names.split()
+        ),
+        default_receivers=("default",),
+        routes=given_,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "holds"),
+    [
+        ('a="1"', ['a="1"'], True),
+        ("a=1", ['a="1"'], True),
+        ("a != 1", ['a!="1"'], False),
+        ('{a="1", b=~"x|y"}', ['a="1"', 'b=~"x|y"'], True),
+        ('b=~"x"', ['b=~"x"'], False),
+        ('b!~"x"', ['b!~"x"'], True),
+        ('c=""', ['c=""'], True),
+        ('c!=""', ['c!=""'], False),
+        ('c=~".*"', ['c=~".*"'], True),
+        (r'a="\"\\\n"', [r'a="\"\\\n"'], False),
+        ("b=x y, a=1", ['b="x y"', 'a="1"'], False),
+    ],
+)
+def test_matchers_are_alertmanagers(text: str, found: list[str], *, holds: bool) -> None:
+    parsed = matchers.parse(text)
+    assert [str(one) for one in parsed] == found
+    assert matchers.all_hold(parsed, {"a": "1", "b": "y"}) is holds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "a", "a=", '{a="1"', 'a="1" b="2"', 'a=~"("', "=x", 'a="1', 'a=="1"']
+)
+def test_what_is_no_matcher_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        matchers.parse(text)
+
+
+@given(value=st.text(max_size=50))
+def test_a_matcher_reads_what_it_writes(value: str) -> None:
+    one = matchers.matcher("a", matchers.Operator.EQUAL, value)
+    assert matchers.parse(str(one)) == (one,)
+
+
+@pytest.mark.parametrize(
+    ("labels", "receivers"),
+    [
+        ({}, ["default"]),
+        ({"severity": "critical"}, ["pager", "ops"]),
+        ({"severity": "critical", "node": "gpu-1"}, ["team", "ops"]),
+        ({"severity": "warning"}, ["ops"]),
+        ({"severity": "info", "kind": "stuck"}, ["default"]),
+        ({"kind": "flapping"}, ["night"]),
+    ],
+)
+def test_an_alert_goes_to_the_deepest_routes_that_match(
+    labels: dict[str, str], receivers: list[str]
+) -> None:
+    root = tree.root(
+        settings(
+            route(
+                'severity="critical"',
+                to="pager",
+                goes_on=True,
+                routes=(route('node=~"gpu-.*"', to="team"),),
+            ),
+            route('severity=~"critical|warning"', to="ops"),
+            route('kind="flapping"', to="night"),
+            route('kind="flapping"', to="ops"),
+        )
+    )
+    assert [name for found in root.find(labels) for name in found.receivers] == receivers
+
+
+def test_what_a_route_does_not_say_its_parent_says_but_for_mute_times() -> None:
+    root = tree.root(
+        settings(
+            route(
+                'severity="critical"',
+                to="pager",
+                group_by=("kind",),
+                group_wait_s=1.0,
+                mute_times=("nights",),
+                routes=(route('node="a"', repeat_interval_s=9.0),),
+            ),
+            time_intervals=(config.TimeInterval(name="nights", time_intervals=(config.Times(),)),),
+        )
+    )
+    (child,) = root.children[0].children
+    assert child == routes.Route(
+        key='{}/{severity="critical"}/{node="a"}',
+        receivers=("pager",),
+        group_by=("kind",),
+        timing=routes.Timing(group_wait_s=1.0, group_interval_s=300, repeat_interval_s=9.0),
+        matchers=matchers.parse('node="a"'),
+    )
+
+
+def rule(source: str, target: str, *equal: str) -> inhibition.Rule:
+    return inhibition.Rule(
+        name="r", source=matchers.parse(source), target=matchers.parse(target), equal=equal
+    )
+
+
+def test_a_source_that_fires_keeps_targets_with_equal_labels_quiet() -> None:
+    found = inhibition.Inhibition([rule('kind="node_down"', 'kind!="node_down"', "node")])
+    found.fires("f1", {"kind": "node_down", "node": "a"})
+    assert found.inhibits({"kind": "stuck", "node": "a"}) == inhibition.Inhibited("f1", "r")
+    assert found.inhibits({"kind": "stuck", "node": "b"}) is None
+    assert found.inhibits({"kind": "node_down", "node": "a"}) is None
+    found.ends("f1")
+    assert found.inhibits({"kind": "stuck", "node": "a"}) is None
+
+
+def test_labels_that_neither_has_are_equal() -> None:
+    found = inhibition.Inhibition([rule('kind="a"', 'kind="b"', "rack")])
+    found.fires("f1", {"kind": "a"})
+    assert found.inhibits({"kind": "b"}) is not None
+    assert found.inhibits({"kind": "b", "rack": "1"}) is None
+
+
+def test_an_alert_on_both_sides_is_inhibited_only_by_one_that_is_on_one_side() -> None:
+    found = inhibition.Inhibition([rule('severity=~"critical|warning"', 'severity="warning"')])
+    found.fires("f1", {"severity": "warning"})
+    assert found.inhibits({"severity": "warning"}) is None
+    found.fires("f2", {"severity": "critical"})
+    assert found.inhibits({"severity": "warning"}) == inhibition.Inhibited("f2", "r")
+
+
+def test_a_source_that_changes_its_labels_is_a_source_no_more() -> None:
+    found = inhibition.Inhibition([rule('kind="node_down"', 'kind="stuck"')])
+    found.fires("f1", {"kind": "node_down"})
+    found.fires("f1", {"kind": "plugin_down"})
+    assert found.inhibits({"kind": "stuck"}) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "inside", "outside"),
+    [
+        ({"times": [("09:00", "17:00")]}, "2026-01-01T09:00", "2026-01-01T17:00"),
+        ({"times": [("22:00", "24:00")]}, "2026-01-01T23:59", "2026-01-02T00:00"),
+        ({"weekdays": ["monday:thursday"]}, "2026-01-01T00:00", "2026-01-02T00:00"),
+        ({"weekdays": ["saturday", "sunday"]}, "2026-01-04T00:00", "2026-01-05T00:00"),
+        ({"days_of_month": ["1:5"]}, "2026-01-05T00:00", "2026-01-06T00:00"),
+        ({"days_of_month": ["-3:-1"]}, "2026-02-26T00:00", "2026-02-25T00:00"),
+        ({"days_of_month": ["29:31"]}, "2026-01-30T00:00", "2026-02-28T00:00"),
+        ({"months": ["january:march", "12"]}, "2026-12-01T00:00", "2026-04-01T00:00"),
+        ({"years": ["2026:2027"]}, "2027-06-01T00:00", "2028-01-01T00:00"),
+        (
+            {"times": [("09:00", "10:00")], "location": "Europe/Berlin"},
+            "2026-07-01T07:30",
+            "2026-01-01T07:30",
+        ),
+        (
+            {"weekdays": ["thursday"], "times": [("00:00", "12:00")]},
+            "2026-01-01T11:59",
+            "2026-01-01T12:00",
+        ),
+    ],
+)
+def test_time_intervals_are_alertmanagers(
+    words: dict[str, list[str]], inside: str, outside: str
+) -> None:
+    found = intervals.interval(**words)  # type: ignore[arg-type]
+    assert found.contains(dt.datetime.fromisoformat(inside).replace(tzinfo=dt.UTC))
+    assert not found.contains(dt.datetime.fromisoformat(outside).replace(tzinfo=dt.UTC))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"times": [("9:00", "17:00")]},
+        {"times": [("17:00", "09:00")]},
+        {"weekdays": ["funday"]},
+        {"weekdays": ["friday:monday"]},
+        {"days_of_month": ["0"]},
+        {"days_of_month": ["-1:5"]},
+        {"days_of_month": ["32"]},
+        {"months": ["13"]},
+        {"years": ["x"]},
+        {"location": "Mars/Olympus"},
+    ],
+)
+def test_what_is_no_time_interval_is_refused(words: dict[str, list[str]]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        intervals.interval(**words)  # type: ignore[arg-type]
+
+
+class Story:
+    """A machine of one receiver on a virtual clock, which takes everything at once."""
+
+    def __init__(self, found: config.Settings) -> None:
+        self.muting = tree.muted_by(found)
+        self.machine = grouping.Grouping(
+            {receiver.name: receiver.send_resolved for receiver in found.receivers},
+            root=tree.root(found),
+            owners=tree.owners(found),
+            muted_by=self.muting,
+            at=T0,
+            now=0.0,
+        )
+        self.sequence = 0
+        self.told: list[tuple[float, str, Reason, str]] = []
+
+    def says(self, now: float, name: str, state: str, **about: object) -> None:
+        self.until(now)
+        self.machine.receive(self.event(now, name, state, **about), now)
+
+    def event(self, now: float, name: str, state: str, **about: object) -> codec.CloudEvent:
+        self.sequence += 1
+        at = T0 + dt.timedelta(seconds=now)
+        alert = vocabulary.AlertChanged(
+            node=str(about.get("node", "node-a")),
+            at=at,
+            plugin="plugin",
+            kind=AlertKind(str(about.get("kind", "stuck"))),
+            severity=Severity(str(about.get("severity", "critical"))),
+            state=AlertState(state),
+            fingerprint=f"{name:0>16}",
+            summary=name,
+            starts_at=T0,
+            ends_at=at if state == "resolved" else None,
+        )
+        return codec.CloudEvent(
+            id=str(self.sequence),
+            source="/health",
+            type=alert.TYPE,
+            time=at,
+            instance="1",
+            sequence=self.sequence,
+            boot="",
+            data=alert,
+            position=self.sequence,
+        )
+
+    def silence(self, now: float, *texts: str, hours: float = 1.0, id_: str = "s1") -> None:
+        self.until(now)
+        starts_at = T0 + dt.timedelta(seconds=now)
+        found = silences.Silence(
+            id=id_,
+            matchers=texts,
+            starts_at=starts_at,
+            ends_at=starts_at + dt.timedelta(hours=hours),
+            author="ann",
+            comment="known",
+        )
+        self.machine.receive(muting.SilenceChanged(id_, found), now)
+
+    def until(self, now: float) -> list[tuple[float, str, Reason, str]]:
+        while (at := self.machine.next_deadline()) is not None and at <= now:
+            sent: Sequence[Notification] = self.machine.tick(at)
+            while sent:
+                self.told += [(at, n.receiver, n.reason, names(n)) for n in sent]
+                sent = [
+                    more for n in sent for more in self.machine.receive(grouping.Delivered(n), at)
+                ]
+        return self.told
+
+
+def names(notification: Notification) -> str:
+    found = (*notification.firing, *notification.told_resolved)
+    return "".join(sorted(alert.fingerprint.lstrip("0") for alert in found))
+
+
+def simple(**more: object) -> config.Settings:
+    return settings(group_by=("node",), **more)
+
+
+def test_what_is_inhibited_is_not_told_until_its_source_ends() -> None:
+    down = config.InhibitRule(
+        source_matchers=('kind="node_down"',),
+        target_matchers=('kind!="node_down"',),
+        equal=("node",),
+    )
+    story = Story(simple(inhibit_rules=(down,)))
+    story.says(0, "a", "firing", kind="node_down")
+    story.says(1, "b", "firing", kind="stuck")
+    story.says(2, "c", "firing", kind="stuck", node="node-b")
+    story.says(100, "a", "resolved", kind="node_down")
+    assert story.until(1000) == [
+        (30.0, "default", Reason.FIRST, "a"),
+        (32.0, "default", Reason.FIRST, "c"),
+        (330.0, "default", Reason.NEW_ALERTS, "ab"),
+    ]
+
+
+def test_what_is_silenced_is_not_told_while_the_silence_lasts() -> None:
+    story = Story(simple())
+    story.silence(0, 'kind="stuck"', 'node=~"node-.*"', hours=0.5)
+    story.says(1, "a", "firing")
+    story.says(1, "b", "firing", kind="missing", node="node-b")
+    assert story.until(1799) == [(31.0, "default", Reason.FIRST, "b")]
+    view = [group.muted for group in story.machine.view(0.0) if group.muted]
+    assert view == [{"0" * 15 + "a": "silenced: s1"}]
+    assert story.until(2200)[1:] == [(1831.0, "default", Reason.FIRST, "a")]
+
+
+def test_a_silence_that_is_expired_by_hand_is_over() -> None:
+    story = Story(simple())
+    story.silence(0, 'kind="stuck"')
+    story.says(1, "a", "firing")
+    story.until(100)
+    story.machine.receive(muting.SilenceChanged("s1", None), 100.0)
+    assert story.until(400) == [(331.0, "default", Reason.FIRST, "a")]
+
+
+def test_the_end_of_what_was_told_is_told_through_a_silence() -> None:
+    story = Story(simple())
+    story.says(0, "a", "firing")
+    story.silence(100, 'kind="stuck"')
+    story.says(200, "a", "resolved")
+    assert story.until(10_000) == [
+        (30.0, "default", Reason.FIRST, "a"),
+        (330.0, "default", Reason.ALL_RESOLVED, "a"),
+    ]
+
+
+def test_what_fires_and_ends_within_a_silence_is_never_told() -> None:
+    story = Story(simple())
+    story.silence(0, 'kind="stuck"')
+    story.says(0, "a", "firing")
+    story.says(400, "a", "resolved")
+    assert story.until(10_000) == []
+    assert story.machine.view(10_000.0) == []
+
+
+def test_reminders_are_silenced_too() -> None:
+    story = Story(simple(repeat_interval_s=600.0))
+    story.says(0, "a", "firing")
+    story.silence(100, 'kind="stuck"', hours=0.5)
+    assert story.until(2000) == [
+        (30.0, "default", Reason.FIRST, "a"),
+    ]
+    assert story.until(2200)[1:] == [(2130.0, "default", Reason.REPEAT, "a")]
+
+
+def test_planned_work_on_a_plugin_silences_it_by_itself() -> None:
+    story = Story(simple())
+
+    def verdict(now: float, what: vocabulary.Verdict) -> None:
+        story.until(now)
+        at = T0 + dt.timedelta(seconds=now)
+        data = vocabulary.VerdictChanged(
+            node="node-a", at=at, plugin="plugin", verdict=what, rule="r"
+        )
+        event = story.event(now, "x", "firing")
+        story.machine.receive(
+            codec.CloudEvent(
+                id="v",
+                source=event.source,
+                type=data.TYPE,
+                time=at,
+                instance="1",
+                sequence=event.sequence,
+                boot="",
+                data=data,
+            ),
+            now,
+        )
+
+    verdict(0, vocabulary.Verdict.MAINTENANCE)
+    story.says(1, "a", "firing")
+    story.says(1, "b", "firing", node="node-b")
+    story.says(400, "c", "firing", kind="maintenance_overdue")
+    assert story.until(700) == [
+        (31.0, "default", Reason.FIRST, "b"),
+        (631.0, "default", Reason.FIRST, "c"),
+    ]
+    verdict(700, vocabulary.Verdict.HEALTHY)
+    assert story.until(1000)[2:] == [(931.0, "default", Reason.NEW_ALERTS, "ac")]
+
+
+NOON = config.TimeInterval(
+    name="noon",
+    time_intervals=(config.Times(times=(config.TimeRange(start_time="12:00", end_time="12:20"),)),),
+)
+
+
+def test_a_muted_route_tells_afterwards_what_still_fires_and_what_has_ended() -> None:
+    story = Story(simple(time_intervals=(NOON,), mute_times=("noon",)))
+    story.says(0, "a", "firing")
+    story.says(0, "b", "firing")
+    story.says(600, "b", "resolved")
+    assert story.until(1229) == []
+    assert story.until(1400) == [(1230.0, "default", Reason.FIRST, "a")]
+
+
+def test_an_active_time_is_the_only_time() -> None:
+    story = Story(simple(time_intervals=(NOON,), active_times=("noon",)))
+    story.says(1300, "a", "firing")
+    assert story.until(20_000) == []
+
+
+def test_an_alert_that_becomes_urgent_reaches_the_pager_and_leaves_where_it_was() -> None:
+    story = Story(settings(route('severity="critical"', to="pager"), group_by=("node",)))
+    story.says(0, "a", "firing", severity="warning")
+    story.says(100, "a", "firing", severity="critical")
+    story.says(1000, "a", "resolved", severity="critical")
+    assert story.until(10_000) == [
+        (30.0, "default", Reason.FIRST, "a"),
+        (130.0, "pager", Reason.FIRST, "a"),
+        (330.0, "default", Reason.ALL_RESOLVED, "a"),
+        (1030.0, "pager", Reason.ALL_RESOLVED, "a"),
+    ]
+
+
+def test_the_owner_of_a_workload_is_told_beside_everybody_else_and_hears_of_its_end() -> None:
+    story = Story(simple(owners=config.Owners(receivers=("team",))))
+    heard = grouping.Owned(story.event(0, "a", "firing"), frozenset({"team", "ops"}))
+    story.machine.receive(heard, 0.0)
+    story.says(100, "a", "resolved")
+    assert story.until(1000) == [
+        (30.0, "default", Reason.FIRST, "a"),
+        (30.0, "team", Reason.FIRST, "a"),
+        (330.0, "default", Reason.ALL_RESOLVED, "a"),
+        (330.0, "team", Reason.ALL_RESOLVED, "a"),
+    ]
+
+
+def test_every_label_can_make_a_group_of_its_own() -> None:
+    story = Story(settings(group_by=("...",)))
+    story.says(0, "a", "firing")
+    story.says(0, "b", "firing", kind="missing")
+    assert [what[3] for what in story.until(30)] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"matchers": ("x",)},
+        {"matchers": ('kind=~".*"',)},
+        {"matchers": ()},
+        {"ends_at": "2025-01-01T00:00:00Z"},
+        {"starts_at": "2026-01-01T00:00:00"},
+        {"author": ""},
+        {"id": "a.b"},
+    ],
+)
+def test_what_is_no_silence_is_told_apart(change: dict[str, object]) -> None:
+    good: dict[str, object] = {
+        "id": "s1",
+        "matchers": ('kind="stuck"',),
+        "starts_at": "2026-01-01T00:00:00Z",
+        "ends_at": "2026-01-02T00:00:00Z",
+        "author": "ann",
+        "comment": "known",
+    }
+    found = silences.decode(msgspec.json.encode(good))
+    assert silences.decode(silences.encode(found)) == found
+    with pytest.raises(silences.MalformedSilence):
+        silences.decode(msgspec.json.encode(good | change))
