@@ -285,7 +285,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_two(root: Path) -> None:
             missing = await refused(settings(root, url, kubelet=elsewhere))
             busy = await refused(settings(root, url, http={"port": port}))
         assert bad == (
-            "muster-plugin: resources[0]: name: 'fuse' has no domain; "
+            f"muster-plugin: {root / 'plugin.yaml'}: resources[0].name: 'fuse' has no domain; "
             "write it as example.com/fuse\n"
         )
         assert missing == (
