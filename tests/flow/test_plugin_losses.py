@@ -286,7 +286,7 @@ def test_where_register_is_refused_the_other_way_is_taken() -> None:
         async with stand_in("--plugin-watcher") as world:
             await world.do("/registration?accept=false")
             async with plugin(world, "auto") as process, asyncio.timeout(BOUND_S):
-                await process.said("deregistered", reason="register_failed")
+                await process.said("register_failed")
                 await process.said("registered", reason="register_failed")
                 assert own_socket(world).parent.name == "plugins_registry"
                 await offered(world, 1)

@@ -193,6 +193,73 @@ def test_what_is_no_longer_configured_leaves_at_once() -> None:
     assert devices.resources == ("nvidia.com/gpu", "b.com/net_tun")
 
 
+def test_what_a_lowered_count_leaves_out_is_no_longer_configured_and_not_gone() -> None:
+    devices = made()
+    fewer = msgspec.structs.replace(
+        RULE, groups=tuple(msgspec.structs.replace(group, count=1) for group in RULE.groups)
+    )
+    left = "no longer configured"
+    told = look(devices, FUSE, KVM, configured=(fewer,), offers=(SHARED,))
+    assert told == [removed("a.com/fuse", name, left) for name in ("fuse-1", "kvm-1")]
+
+
+def test_a_unit_that_is_paired_otherwise_by_new_rules_is_another_from_the_start() -> None:
+    def paired(path: str) -> rules.Resource:
+        entries = (rules.Nodes(path="/dev/fuse"), rules.Nodes(path=path))
+        return rules.Resource(name="a.com/pair", groups=(rules.Group(devices=entries),))
+
+    devices = inventory.Inventory(node="n1", plugin="p")
+    look(devices, FUSE, KVM, TUN, configured=(paired("/dev/kvm"),))
+    told = look(devices, FUSE, KVM, TUN, configured=(paired("/dev/net/tun"),))
+    device = vocabulary.Device(id="fuse-0", resource="a.com/pair", health=Health.HEALTHY)
+    assert told == [
+        removed("a.com/pair", "fuse-0", "no longer configured"),
+        vocabulary.DeviceAdded(node="n1", at=AT, plugin="p", device=device),
+    ]
+    assert look(devices, FUSE, configured=(paired("/dev/net/tun"),)) == [
+        vocabulary.DeviceHealthChanged(
+            node="n1",
+            at=AT,
+            plugin="p",
+            resource="a.com/pair",
+            device_id="fuse-0",
+            health=Health.UNHEALTHY,
+            reason="/dev/fuse is gone",
+            code="device-missing",
+        )
+    ]
+
+
+def test_two_entries_that_change_places_are_the_same_devices() -> None:
+    def paired(*paths: str) -> rules.Resource:
+        entries = tuple(rules.Nodes(path=path, limit=2) for path in paths)
+        first = rules.Nodes(path="/dev/net/tun")
+        return rules.Resource(name="a.com/pair", groups=(rules.Group(devices=(first, *entries)),))
+
+    devices = inventory.Inventory(node="n1", plugin="p")
+    look(devices, FUSE, KVM, TUN, configured=(paired("/dev/kvm", "/dev/fuse"),))
+    assert look(devices, FUSE, KVM, TUN, configured=(paired("/dev/fuse", "/dev/kvm"),)) == []
+
+
+def test_of_two_matches_under_one_name_the_one_that_was_there_first_keeps_it() -> None:
+    devices = inventory.Inventory(node="n1", plugin="p")
+    rule = rules.Resource(
+        name="b.com/*",
+        per_match=True,
+        groups=(rules.Group(devices=(rules.Nodes(path="/dev/**"),)),),
+    )
+    beside = msgspec.structs.replace(TUN, path="/dev/net_tun")
+    for first, second in ((TUN, beside), (beside, TUN)):
+        devices = inventory.Inventory(node="n1", plugin="p")
+        look(devices, first, configured=(rule,))
+        assert devices.standing == {"b.com/net_tun": first.path}
+        plan = units.plan([rule], found.Seen(nodes=(first, second)), standing=devices.standing)
+        assert plan.problems == (
+            f"b.com/net_tun: {first.path} and {second.path} would both be named so",
+        )
+        assert devices.look(plan, [rule], now=1.0, at=AT) == []
+
+
 def test_a_fault_turns_every_replica_of_its_gpu_and_is_told_once() -> None:
     devices = made()
     assert devices.apply(fault(GPU_1)) == [turned(GPU_1, Health.UNHEALTHY, "broken", "c")]

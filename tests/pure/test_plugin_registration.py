@@ -12,6 +12,7 @@ from muster_plugin import patience, registration, signals
 from muster_plugin.states import State
 
 PATIENCE = patience.Patience()
+END = signals.End(1)
 
 
 def registered(
@@ -135,21 +136,36 @@ def test_no_stream_after_register_is_a_loss_after_five_seconds() -> None:
     assert machine.tick(5.0) == [signals.Lost(Reason.NO_STREAM, text), signals.End(1)]
 
 
-def test_a_failed_register_is_tried_again_with_doubling_delay_on_the_same_server() -> None:
+def test_what_the_kubelet_never_took_is_not_lost_when_it_refuses() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    actions = machine.receive(signals.Served(1), 0.0)
-    now, delays, lost = 0.0, [], []
+    machine.receive(signals.Served(1), 0.0)
+    refused = signals.RegisterFailed(1, "UNAVAILABLE: kubelet.sock is missing", permanent=False)
+    assert machine.receive(refused, 0.0) == []
+    machine.tick(0.02)
+    machine.receive(signals.Registered(1, "k1"), 1.0)
+    listed = signals.Listed(1, Reason.REGISTER_FAILED, 1)
+    assert machine.receive(signals.StreamOpened(1), 1.0) == [listed]
+
+
+def test_a_failed_register_is_tried_again_with_doubling_delay_on_the_same_server() -> None:
+    machine = listed()
+    machine.receive(signals.StreamClosed(1), 10.0)
+    actions = [*machine.tick(11.0), *machine.receive(signals.Ended(1), 11.0)]
+    assert actions == [signals.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet"), END]
+    machine.tick(11.0)
+    actions = machine.receive(signals.Served(2), 11.0)
+    now, delays, lost = 11.0, [], []
     for _ in range(11):
-        assert actions == [signals.Register(1)]
-        lost += machine.receive(signals.RegisterFailed(1, "UNAVAILABLE: x", permanent=False), now)
+        assert actions == [signals.Register(2)]
+        lost += machine.receive(signals.RegisterFailed(2, "UNAVAILABLE: x", permanent=False), now)
         deadline = machine.next_deadline()
         assert deadline is not None
         delays.append(round(deadline - now, 6))
         now = deadline
         actions = machine.tick(now)
     assert delays == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.0, 5.0, 5.0]
-    assert lost == [signals.Lost(Reason.REGISTER_FAILED, "UNAVAILABLE: x")]
+    assert lost == []
     assert (
         machine.problem(now)
         == "kubelet refuses registration (UNAVAILABLE: x), for 20.1 s; registering"
@@ -209,7 +225,7 @@ def test_where_there_is_another_way_a_refused_generation_ends_for_the_next_to_tr
     machine.tick(0.0)
     machine.receive(signals.Served(1), 0.0)
     refused = signals.RegisterFailed(1, "UNAVAILABLE: x", permanent=False)
-    assert machine.receive(refused, 0.0) == [signals.Lost(Reason.REGISTER_FAILED, refused.text)]
+    assert machine.receive(refused, 0.0) == []
     assert machine.tick(0.02) == [signals.Register(1)]
     assert machine.receive(refused, 0.02) == [signals.End(1)]
     machine.receive(signals.Ended(1), 0.03)

@@ -437,6 +437,8 @@ def test_each_match_is_a_resource_that_comes_and_goes_with_it(root: Path) -> Non
             await until_allocatable(kubelet, 2, names[0])
             (root / "video1").symlink_to("/dev/null")
             await until_allocatable(kubelet, 2, names[1])
+            reasons = [(await told.registered(1, name)).reason for name in names]
+            assert reasons == [Reason.START, Reason.DEVICE_APPEARED]
             (root / "video0").unlink()
             await kubelet.until(lambda state: state.resources[names[0]].streams_open == 0)
             removed = await told.heard(vocabulary.DeviceRemoved, 2)

@@ -16,7 +16,6 @@ import msgspec
 from muster import vocabulary
 from muster_plugin import findings, gpu, gpu_answer, lifecycle, rules, units
 
-CONFIGURATION: Final = "no longer configured"
 _CONDITIONS: Final = {
     gpu.Effect.DEGRADED: vocabulary.Condition.DEGRADED,
     gpu.Effect.UNMONITORED: vocabulary.Condition.UNMONITORED,
@@ -56,6 +55,9 @@ class Inventory:
         for name, offer in offers.items():
             policy = lifecycle.policy(offer.rule)
             life = self._lives.setdefault(name, lifecycle.Lifecycle(name, policy))
+            if self._rules.get(name, offer.rule) != offer.rule:
+                meant = lifecycle.Reconfigured(offer.units)
+                events += self._events(life, life.receive(meant, now), at)
             life.policy = policy
             self._rules[name] = offer.rule
         for name, life in self._lives.items():
@@ -120,6 +122,15 @@ class Inventory:
     def resources(self) -> tuple[str, ...]:
         """Every resource that is advertised now."""
         return tuple(self._lives)
+
+    @property
+    def standing(self) -> dict[str, str]:
+        """Which match has the name of each resource that a match gave its name."""
+        return {
+            name: units[0].physical
+            for name in self._lives
+            if self._rules[name].per_match and (units := self.offered(name))
+        }
 
     def rule(self, resource: str) -> rules.Resource | None:
         """Return the rule that a resource follows."""
@@ -190,7 +201,7 @@ class Inventory:
 
     def _forget(self, name: str, at: datetime) -> Iterator[vocabulary.PluginEvent]:
         gone = [
-            lifecycle.Removed(unit.id, CONFIGURATION, unit.physical if unit.gpu else "")
+            lifecycle.Removed(unit.id, lifecycle.CONFIGURATION, unit.physical if unit.gpu else "")
             for unit in self.offered(name)
         ]
         life = self._lives.pop(name)

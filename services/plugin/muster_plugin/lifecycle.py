@@ -19,6 +19,8 @@ if it was Failing when it went. (3) It leaves the list `grace_s` after it went, 
 while a pod is known to hold it. (4) It leaves likewise, or at once if it is known that no pod holds
 it; then what stands in its place is New under the same id.
 
+What was there and is meant no longer, since the rules changed, leaves at once whatever it is.
+
 Only Healthy is Healthy; everything else is Unhealthy at once, with the reason. `Another` has the
 same id and another identity: at the same path, a device with another number. A running pod still
 has the old one in its cgroup, so the new one is not offered before the old one has left.
@@ -32,6 +34,7 @@ import msgspec
 from muster import vocabulary
 from muster_plugin import rules, units
 
+CONFIGURATION: Final = "no longer configured"
 MISSING: Final = "device-missing"
 REPLACED: Final = "device-replaced"
 SETTLING: Final = "device-settling"
@@ -52,6 +55,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 class Looked(msgspec.Struct, frozen=True):
     """These units are there now, and no others."""
+
+    units: tuple[units.Unit, ...]
+
+
+class Reconfigured(msgspec.Struct, frozen=True):
+    """By rules that changed, these units are to be there; a look follows."""
 
     units: tuple[units.Unit, ...]
 
@@ -93,7 +102,7 @@ class Turned(msgspec.Struct, frozen=True):
     code: str
 
 
-Signal: TypeAlias = Looked | Checked | Held
+Signal: TypeAlias = Looked | Reconfigured | Checked | Held
 Fact: TypeAlias = Added | Removed | Turned
 
 
@@ -124,6 +133,8 @@ class Lifecycle:
         match event:
             case Looked(units=seen):
                 facts = [*self._looked({unit.id: unit for unit in seen}, now)]
+            case Reconfigured(units=wanted):
+                facts = [*self._reconfigured({unit.id: unit for unit in wanted})]
             case Checked(unit=unit, problem=problem):
                 facts = [*self._checked(unit, problem)]
             case Held(ids=ids):
@@ -178,6 +189,14 @@ class Lifecycle:
             yield from _turn(life, before)
         for name in sorted(seen.keys() - self._lives.keys()):
             yield self._begin(seen[name])
+
+    def _reconfigured(self, wanted: dict[str, units.Unit]) -> Iterator[Fact]:
+        """Let go of what was there, and is not meant any more; what was lost before, leaves so."""
+        for name, life in [*self._lives.items()]:
+            is_meant = name in wanted and life.unit.is_same(wanted[name])
+            if life.lost_at is None and not is_meant:
+                del self._lives[name]
+                yield Removed(name, CONFIGURATION, life.unit.physical if life.unit.gpu else "")
 
     def _checked(self, examined: units.Unit, problem: str) -> Iterator[Fact]:
         for life in self._lives.values():
@@ -277,9 +296,8 @@ class _Life:
 
     def _difference(self) -> str:
         assert self.successor is not None, "only what was replaced differs"
-        was, now = self.unit.identity, self.successor.identity
-        both = sorted(was.keys() & now.keys())
-        return "; ".join(f"{was[n]} became {now[n]}" for n in both if was[n] != now[n])
+        was, now = ({*unit.identity.values()} for unit in (self.unit, self.successor))
+        return f"{', '.join(sorted(was - now))} became {', '.join(sorted(now - was))}"
 
 
 def _unhealthy(code: str, reason: str) -> _State:

@@ -186,8 +186,9 @@ class Node:
             seen = await self._sights.look(
                 [nodes for resource in configured for _, nodes in resource.nodes()]
             )
+            standing = self.inventory.standing
             self._devices = await self._planning.run(
-                lambda: units.plan(configured, seen), timeout_s=None
+                lambda: units.plan(configured, seen, standing=standing), timeout_s=None
             )
             events = self._planned()
             if self._has_looked.is_set():
@@ -206,11 +207,12 @@ class Node:
         """Advertise what these rules say from now on; what did not change is left alone."""
         before = dict(self.lives)
         self._known.clear()
-        self._rules, self._reason = found, _Reason.CONFIGURATION_CHANGED
+        self._rules = found
+        reason, self._reason = self._reason, _Reason.CONFIGURATION_CHANGED
         try:
             await self.look()
         finally:
-            self._reason = _Reason.START
+            self._reason = reason
         after = self.lives
         self.teller.applied(
             config_hash,
@@ -325,6 +327,7 @@ class Node:
         """Say that all resources of the start are there, when everything was looked at once."""
         if self._has_looked.is_set() and (self._seen is None or self._look is not None):
             self.lives.begin()
+            self._reason = _Reason.DEVICE_APPEARED
 
     def _planned(self) -> list[vocabulary.PluginEvent]:
         """Take what was last seen into the inventory, and begin and end lives by it."""

@@ -59,6 +59,7 @@ class Registration:
         self._deadline: float | None = -math.inf
         self._first = reason
         self._unlisted: Reason | None = reason
+        self._is_told = False
         self._trouble = patience.NO_TROUBLE
         self._seen = ""
         self._seen_while_registering = ""
@@ -263,6 +264,7 @@ class Registration:
         self._state, self._deadline = states.State.WATCHED, None
         self._listed_at = now
         self._trouble = patience.NO_TROUBLE
+        self._is_told = False
         reason, self._unlisted = self._unlisted, None
         if reason is None:
             return []
@@ -281,10 +283,15 @@ class Registration:
         return [*self._unlist(reason, text), signals.End(self._generation)]
 
     def _unlist(self, reason: Reason, text: str) -> list[signals.Action]:
-        """Report a loss, once until the resource is listed again."""
-        if self._unlisted not in {None, self._first}:
+        """Report a loss, once until the resource is listed again.
+
+        What the kubelet has never taken is not lost yet.
+        """
+        if self._unlisted in {None, self._first}:
+            self._unlisted = reason
+        if self._is_told or not self.registrations:
             return []
-        self._unlisted = reason
+        self._is_told = True
         return [signals.Lost(reason, text)]
 
     def _blame(self, kubelet: str) -> None:

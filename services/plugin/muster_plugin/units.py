@@ -23,6 +23,7 @@ DEVICES_MAX: Final = 10_000
 """Ids of one resource: a list of them has to fit into one message to the kubelet."""
 
 _NAMED_MAX: Final = 5
+_NOTHING_STANDS: Final[Mapping[str, str]] = {}
 
 
 class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +45,8 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """One schedulable thing. All replicas of one thing have the same `physical`.
 
-    `identity` tells for each entry of the group (by its number) which device it is.
+    `identity` tells for each entry of the group (by its number) which device it is; the numbers
+    may change with the configuration.
     """
 
     id: vocabulary.DeviceId
@@ -60,8 +62,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_same(self, other: "Unit") -> bool:
         """Say whether both are the same devices; one of them may have an optional part more."""
-        both = self.identity.keys() & other.identity.keys()
-        return all(self.identity[entry] == other.identity[entry] for entry in both)
+        ours, theirs = {*self.identity.values()}, {*other.identity.values()}
+        return ours <= theirs or theirs <= ours
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,17 +81,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def plan(resources: Sequence[rules.Resource], seen: found.Seen) -> Plan:
+def plan(
+    resources: Sequence[rules.Resource],
+    seen: found.Seen,
+    *,
+    standing: Mapping[str, str] = _NOTHING_STANDS,
+) -> Plan:
     """Say what every resource consists of now.
 
     A resource that matches name (`per_match`) is several offers, one for each match that is there.
+    Of two matches under one name the one counts that `standing` says had it before, by name.
     Raises nothing: what cannot be is left out, with a problem that says so.
     """
     index = matching.Names(seen.nodes)
     problems = list(seen.problems)
     offers: dict[str, Offer] = {}
     for resource in resources:
-        for name, units in _by_name(resource, index, problems).items():
+        for name, units in _by_name(resource, index, standing, problems).items():
             offer = Offer(name=name, rule=resource, units=_kept(name, units, problems))
             if offers.setdefault(name, offer) is not offer:
                 problems.append(f"{name}: given by two rules; the first counts")
@@ -127,11 +135,16 @@ def bounded(whole: Plan, most: int, *, standing: Collection[str]) -> Plan:
 
 
 def _by_name(
-    resource: rules.Resource, seen: matching.Names, problems: list[str]
+    resource: rules.Resource,
+    seen: matching.Names,
+    standing: Mapping[str, str],
+    problems: list[str],
 ) -> dict[str, list[Unit]]:
     """Give the units of a resource under the name each is advertised under."""
     units: dict[str, list[Unit]] = {} if resource.per_match else {resource.name: []}
-    made = itertools.islice(_units(resource, seen, problems), DEVICES_MAX + 1)
+    keys = _keys(resource, seen, problems)
+    owners = _owners(resource.name, keys, standing, problems) if resource.per_match else {}
+    made = itertools.islice(_units(resource, keys, owners, problems), DEVICES_MAX + 1)
     for at, (name, unit) in enumerate(made):
         if at == DEVICES_MAX:
             problems.append(
@@ -142,30 +155,51 @@ def _by_name(
     return units
 
 
-def _units(
-    resource: rules.Resource, seen: matching.Names, problems: list[str]
-) -> Iterator[tuple[str, Unit]]:
+_Row = Mapping[int, tuple[rules.Nodes, matching.Match]]
+_Keyed = Sequence[tuple[str, rules.Group, _Row]]
+
+
+def _keys(resource: rules.Resource, seen: matching.Names, problems: list[str]) -> _Keyed:
+    """Return every row under what its unit is called after, with its group."""
     taken: dict[str, int] = {}
-    named: dict[str, str] = {}
+    keys = []
     for number, group in enumerate(resource.groups):
         for row in _rows(group, seen, every_name=resource.per_match):
             key = _key(group, row)
-            if taken.setdefault(key, number) != number:
+            if taken.setdefault(key, number) == number:
+                keys.append((key, group, row))
+            else:
                 problems.append(
                     f"{resource.name}: groups {taken[key]} and {number} both give {key}"
                 )
-                continue
-            name = (
-                names.derived(resource.name, _short(key)) if resource.per_match else resource.name
-            )
-            if named.setdefault(name, key) != key and resource.per_match:
-                problems.append(f"{name}: {named[name]} and {key} would both be named so")
-                continue
-            for replica in range(group.count):
-                yield name, _unit(key, replica, row, problems)
+    return keys
 
 
-_Row = Mapping[int, tuple[rules.Nodes, matching.Match]]
+def _owners(
+    rule: str, keys: _Keyed, standing: Mapping[str, str], problems: list[str]
+) -> dict[str, str]:
+    """Return by its key which match has which name, where each match is a resource."""
+    wanted: dict[str, dict[str, None]] = {}
+    for key, _, _ in keys:
+        wanted.setdefault(names.derived(rule, _short(key)), {})[key] = None
+    owners = {}
+    for name, rivals in wanted.items():
+        before = standing.get(name, "")
+        owner = before if before in rivals else next(iter(rivals))
+        owners[owner] = name
+        problems.extend(
+            f"{name}: {owner} and {key} would both be named so" for key in rivals if key != owner
+        )
+    return owners
+
+
+def _units(
+    resource: rules.Resource, keys: _Keyed, owners: Mapping[str, str], problems: list[str]
+) -> Iterator[tuple[str, Unit]]:
+    for key, group, row in keys:
+        name = owners.get(key, "") if resource.per_match else resource.name
+        for replica in range(group.count if name else 0):
+            yield name, _unit(key, replica, row, problems)
 
 
 def _rows(group: rules.Group, seen: matching.Names, *, every_name: bool) -> Iterator[_Row]:

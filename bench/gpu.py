@@ -1,0 +1,159 @@
+"""Door to the plugin with GPUs: what it costs to see eight of them, and how fast a fault is told.
+
+NVML is the stand-in of the tests (`tests/nvml`): its answers cost nothing, so what is measured is
+the plugin and the binding. It is compiled with the system's `cc` the first time.
+"""
+
+import asyncio
+import compileall
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import muster
+import muster_plugin
+from bench import ear, placement, programs, table
+from muster import bus
+from muster.local import nats
+from tests.nvml import fake, scenes
+
+GPU: Final = "nvidia.com/gpu"
+_SETTLE_S: Final = 6.0
+_WAIT_S: Final = 10.0
+
+
+class Bench:
+    """The plugin under measurement, in a directory of its own."""
+
+    def __init__(self, root: Path, url: str, *, quick: bool) -> None:
+        self._root = root
+        self._url = url
+        self._quick = quick
+        (root / "device-plugins").mkdir(parents=True)
+        self._gpus = fake.Fake(root / "nvml")
+        self._gpus.write(scenes.h100x8())
+
+    async def rows(self) -> list[table.Row]:
+        """Measure everything that the plugin is asked."""
+        return [await self._starts(), *await self._costs(), *await self._faults()]
+
+    @contextlib.asynccontextmanager
+    async def _living(self, **gpus: object) -> AsyncIterator[asyncio.subprocess.Process]:
+        file = self._root / "plugin.json"
+        told = {
+            "node": "bench",
+            "bus": {"url": self._url},
+            "kubelet": {"directory": str(self._root)},
+            "gpus": {"library": str(fake.library()), **gpus},
+        }
+        file.write_text(json.dumps(told))
+        command = [sys.executable, "-m", "muster_plugin", "--config", str(file)]
+        async with programs.running(command, **self._gpus.environment()) as process:
+            yield process
+
+    def _ear(self) -> ear.Ear:
+        return ear.Ear(self._root / "device-plugins")
+
+    async def _starts(self) -> table.Row:
+        times = 10 if self._quick else 40
+        taken = []
+        for _ in range(times):
+            async with self._ear() as heard:
+                started = time.perf_counter()
+                async with self._living():
+                    taken.append((await heard.registered.get()).at - started)
+                    await _list(heard, healthy=8)
+        how = f"{times} starts; from fork to the kubelet's hearing Register of {GPU}"
+        return _row("start to Register, 8 GPUs, p50", _ms(taken, 50), "ms", most=150, how=how)
+
+    async def _costs(self) -> list[table.Row]:
+        seconds = 10.0 if self._quick else 60.0
+        async with self._ear() as heard, self._living() as process:
+            await _list(heard, healthy=8)
+            await asyncio.sleep(_SETTLE_S)
+            calls, used = sum(self._gpus.counts().values()), programs.cpu_s(process.pid)
+            started = time.perf_counter()
+            await asyncio.sleep(seconds)
+            took = time.perf_counter() - started
+            share = (programs.cpu_s(process.pid) - used) / took * 100
+            made = (sum(self._gpus.counts().values()) - calls) / took * 60
+            memory = programs.resident_mib(process.pid)
+        how = f"8 GPUs, one stream, the bus connected; {seconds:g} s"
+        return [
+            _row("memory with NVML", memory, "MiB", most=56, how=f"VmRSS; {how}"),
+            _row("idle CPU", share, "% of a core", most=0.3, how=f"polls every 10 s; {how}"),
+            _row("NVML calls", made, "a minute", how=f"all functions; {how}"),
+        ]
+
+    async def _faults(self) -> list[table.Row]:
+        times = 100 if self._quick else 500
+        # an XID has its GPU polled at once, so that it is well again and the next can come
+        health = {"good": 1, "cooldown_s": 0}
+        async with self._ear() as heard, self._living(health=health):
+            await _list(heard, healthy=8)
+            taken = [await self._fault(heard, turn, of=8, bad=1) for turn in range(times)]
+        sharing = {"resources": [{"name": GPU, "replicas": 16}]}
+        async with self._ear() as heard, self._living(health=health, sharing=sharing):
+            await _list(heard, healthy=128)
+            replicas = [await self._fault(heard, turn, of=128, bad=16) for turn in range(times)]
+        how = f"{times} XIDs, each after recovery; from the driver's event to the list"
+        shared = f"{how}; 8 GPUs, 16 replicas each"
+        return [
+            _row("XID to Unhealthy, p50", _ms(taken, 50), "ms", how=how),
+            _row("XID to Unhealthy, p99", _ms(taken, 99), "ms", most=20, how=how),
+            _row("XID to Unhealthy, shared, p99", _ms(replicas, 99), "ms", how=shared),
+        ]
+
+    async def _fault(self, heard: ear.Ear, turn: int, *, of: int, bad: int) -> float:
+        started = time.perf_counter()
+        self._gpus.drop()
+        self._gpus.xid(turn % 8, 94)
+        found = await _list(heard, healthy=of - bad)
+        await _list(heard, healthy=of)
+        return found.at - started
+
+
+async def measure(options: table.Options) -> list[table.Row]:
+    """Measure the plugin, then how long advice takes."""
+    for package in (muster, muster_plugin):
+        compileall.compile_dir(Path(package.__file__ or "").parent, quiet=2)
+    root = Path(tempfile.mkdtemp(prefix="mu-"))
+    try:
+        async with (
+            nats.NatsServer(root / "nats") as server,
+            bus.Bus(server.url, producer="bench/gpu", name="bench", owner=True) as owner,
+        ):
+            await owner.link.client()
+            rows = await Bench(root / "n", server.url, quick=options.quick).rows()
+    finally:
+        shutil.rmtree(root)
+    return [*rows, *placement.rows(quick=options.quick)]
+
+
+async def _list(heard: ear.Ear, *, healthy: int) -> ear.Heard:
+    """Wait for a list with so many Healthy devices."""
+    async with asyncio.timeout(_WAIT_S):
+        while True:
+            found = await heard.lists.get()
+            if found.healthy == healthy:
+                return found
+
+
+def _row(
+    name: str, value: float, unit: str, *, most: float | None = None, how: str = ""
+) -> table.Row:
+    return table.Row(name=name, value=round(value, 4), unit=unit, target=most, how=how)
+
+
+def _ms(values: list[float], share: int) -> float:
+    return table.percentile(values, share) * 1000
+
+
+if __name__ == "__main__":
+    sys.exit(table.main("gpu", measure))
