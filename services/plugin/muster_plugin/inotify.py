@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from muster import logs
-from muster_plugin import aside
+from muster_plugin import aside, pace
 
 # Linux, include/uapi/linux/inotify.h
 _MODIFY: Final = 0x2
@@ -45,17 +45,19 @@ async def looks(
     period_s: float,
     mask: int = NAMES,
     settle_s: float = 0.0,
+    share: float = 1.0,
     changed: asyncio.Event | None = None,
 ) -> AsyncGenerator[None, None]:
     """Yield when it is time to look: at once, after every change, and at least every `period_s`.
 
-    Changes rarely come alone; those within `settle_s` of the first are one look. Whoever sets
-    `changed` asks for a look.
+    Changes rarely come alone; those within `settle_s` of the first are one look. However many come,
+    the looks take `share` of the time at most. Whoever sets `changed` asks for a look.
 
     `directories` is asked again before every look, so that one that was away is watched as soon as
     somebody looks; while one cannot be watched, the period is a second. Close it with `aclosing`.
     """
     changed = changed or asyncio.Event()
+    clock, paced = asyncio.get_running_loop().time, pace.Pace(share)
     library = ctypes.CDLL(None, use_errno=True)
     arming = aside.Look(False)  # noqa: FBT003  # nothing is watched yet
     with _watching(library, changed) as descriptor:
@@ -64,7 +66,9 @@ async def looks(
             is_watched = await arming.again(
                 functools.partial(_arm, library, descriptor, paths, mask), timeout_s=_ARM_TIMEOUT_S
             )
+            began = clock()
             yield
+            rest_until = clock() + paced.rest_s(began, clock())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(
                     period_s
@@ -72,7 +76,7 @@ async def looks(
                     else min(period_s, _WITHOUT_INOTIFY_S)
                 ):
                     await changed.wait()
-                    await asyncio.sleep(settle_s)
+                    await asyncio.sleep(max(settle_s, rest_until - clock()))
             changed.clear()
 
 
