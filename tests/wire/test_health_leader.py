@@ -7,12 +7,13 @@ import itertools
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from muster import bus, streams
+from muster import bus, streams, vocabulary
 from muster.local import nats
-from muster_health import leader, signals
+from muster_health import leader, signals, watchdog
 
 PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "leading.py"
 TERMS: Final = leader.Terms(ttl_s=2, renew_s=0.5, margin_s=0.5)
@@ -198,5 +199,62 @@ def test_one_leads_of_many_that_ask_at_once(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
             assert len([one for one in asking if one.revision() is not None]) == 1
             assert len({one.holder for one in asking}) == 1
+
+    play(tmp_path, story)
+
+
+def tick(leading: int) -> vocabulary.WatchdogTicked:
+    return vocabulary.WatchdogTicked(
+        node=vocabulary.FLEET, at=datetime.now(UTC), leader=leading, holder="a", interval_s=10
+    )
+
+
+def test_a_leader_ticks_where_alerts_go_and_nobody_else_does(tmp_path: Path) -> None:
+    async def story(_: nats.NatsServer, on: bus.Bus, __: Acts) -> None:
+        async def publish(event: vocabulary.WatchdogTicked, still: Callable[[], bool]) -> None:
+            await on.publish(event, still=still)
+
+        async with (
+            leader.Leader(lock(on), name="a", terms=TERMS) as a,
+            leader.Leader(lock(on), name="b", terms=TERMS) as b,
+        ):
+            ticking = [
+                asyncio.create_task(watchdog.tick(one, publish, holder=name, interval_s=0.1))
+                for one, name in ((a, "a"), (b, "b"))
+            ]
+            heard: list[vocabulary.Event] = []
+            since = datetime.now(UTC) - timedelta(minutes=1)
+            events = on.follow(streams.ALERTS, filters=["muster.sys.>"], since=since)
+            async with contextlib.aclosing(events):  # type: ignore[type-var]
+                async for event in events:
+                    heard.append(event.data)
+                    if len(heard) == 3:
+                        break
+            for task in ticking:
+                task.cancel()
+            await asyncio.gather(*ticking, return_exceptions=True)
+            (token,) = {one.revision() for one in (a, b)} - {None}
+        holders = {(e.leader, e.holder) for e in heard if isinstance(e, vocabulary.WatchdogTicked)}
+        assert len(holders) == 1
+        assert {leading for leading, _ in holders} == {token}
+
+    play(tmp_path, story)
+
+
+def test_what_is_no_longer_ours_is_not_published_when_the_server_is_back(tmp_path: Path) -> None:
+    async def story(server: nats.NatsServer, on: bus.Bus, _: Acts) -> None:
+        leads = True
+        await server.kill()
+        publishing = asyncio.create_task(on.publish(tick(1), still=lambda: leads))
+        writing = asyncio.create_task(on.remember(streams.STATE, "k", b"v", still=lambda: leads))
+        await asyncio.sleep(0.1)
+        leads = False
+        await server.start()
+        assert await publishing is False
+        assert await writing is False
+        assert await on.publish(tick(2), still=lambda: True)
+        kept = await on.newest(streams.ALERTS, "muster.sys.>")
+        assert [e.data.leader for e in kept if isinstance(e.data, vocabulary.WatchdogTicked)] == [2]
+        assert await on.recall(streams.STATE) == {}
 
     play(tmp_path, story)
