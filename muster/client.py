@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import fnmatch
 import os
+import re
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -16,6 +17,7 @@ DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 _QUEUE_MAX: Final = 1_000
 _HISTORY_MAX: Final = 10_000
 _QUIET_S: Final = 0.5
+_REACH_S: Final = 3.0
 
 
 async def events(
@@ -33,7 +35,8 @@ async def events(
     is where NATS is, by default `NATS_URL` or this machine. A lost connection heals by itself,
     without gaps.
 
-    Raises ValueError when no event type matches, no node can, or `url` is no address of NATS.
+    Raises ValueError when no event type matches, no node can, or `url` is no address of NATS; and
+    with `follow` False ConnectionError when NATS is not reached within some seconds.
     """
     filters = vocabulary.subject_filters(types, node)
     start = datetime.now(UTC) - since if isinstance(since, timedelta) else since
@@ -56,7 +59,7 @@ async def events(
             by_stream.setdefault(stream, []).append(subject)
         following = [asyncio.create_task(keep(s, f)) for s, f in by_stream.items()]
         try:
-            await connected.link.client()
+            await _reach(connected, target, timeout_s=None if follow else _REACH_S)
             for event in await _history(found, following) if start else []:
                 if fnmatch.fnmatchcase(event.node, node):
                     yield event
@@ -69,6 +72,16 @@ async def events(
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*following, return_exceptions=True)
+
+
+async def _reach(connected: bus.Bus, target: str, *, timeout_s: float | None) -> None:
+    """Wait until NATS is there. Raises ConnectionError when it takes too long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await connected.link.client()
+    except TimeoutError:
+        where = re.sub(r"//[^/,]*@", "//", target)
+        raise ConnectionError(f"NATS at {where} has not answered for {timeout_s:g} s") from None
 
 
 async def _history(

@@ -25,6 +25,11 @@ def run(
     except ValueError as error:
         print(f"muster events: {error}", file=sys.stderr)
         return 2
+    except ConnectionError as error:
+        if isinstance(error, BrokenPipeError):
+            return 0
+        print(f"muster events: {error}", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         return 0
     return 0

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -66,6 +67,20 @@ async def first(
             if len(found) == wanted:
                 break
     return found
+
+
+def test_asking_for_the_past_alone_ends_when_nats_is_not_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "muster.cli", "events", "--no-follow"],
+        env=os.environ | {"NATS_URL": "nats://me:secret@127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    problem = "muster events: NATS at nats://127.0.0.1:1 has not answered for 3 s"
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (1, "", problem)
+    assert "secret" not in done.stderr
 
 
 def test_an_outside_program_of_five_lines_prints_what_happens(tmp_path: Path) -> None:
