@@ -11,11 +11,13 @@ _END_S = 10.0
 
 
 @contextlib.asynccontextmanager
-async def running(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+async def running(
+    command: Sequence[str], **environment: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a program; end it in order, or by force."""
     process = await asyncio.create_subprocess_exec(
         *command,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""} | environment,
         stdout=asyncio.subprocess.DEVNULL,
     )
     try:

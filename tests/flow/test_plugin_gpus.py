@@ -179,6 +179,23 @@ def test_without_a_driver_there_are_no_gpus_and_with_one_there_are_without_a_res
     node.run(story)
 
 
+def test_a_gpu_that_is_taken_out_leaves_and_one_that_is_put_in_comes_without_a_restart() -> None:
+    async def story() -> None:
+        scene = scenes.h100x8().also("hotplug 1")
+        async with node.node(scene) as here, here.plugin(here.configure({"grace_s": 0.3})):
+            await here.offers(GPU, healthy=8)
+            here.gpus.write(scene.without(6))
+            await here.unhealthy(GPU, UUIDS[6])
+            assert {*await here.offers(GPU, healthy=7)} == {*UUIDS} - {UUIDS[6]}
+            here.gpus.write(scene)
+            await here.offers(GPU, healthy=8)
+            assert here.kubelet.state().resources[GPU].registered == 1
+            await here.event(vocabulary.DeviceRemoved, device_id=UUIDS[6])
+            assert {event.device_id for event in here.of(Changed)} == {UUIDS[6]}
+
+    node.run(story)
+
+
 def test_gpus_that_are_divided_anew_take_their_old_devices_away_and_bring_new_ones() -> None:
     async def story() -> None:
         scene = scenes.a100_mig()
