@@ -167,8 +167,8 @@ def test_the_evidence_says_who_saw_what() -> None:
         (
             "Stale Connection",
             (
-                "whether its process hangs or only its network is cut, only the Kubernetes API could "
-                "tell; there is none"
+                "whether its process hangs or only its network is cut, only the Kubernetes API "
+                "could tell; there is none"
             ),
         ),
         (

@@ -5,12 +5,15 @@ never comes (ours to give, and a bug if it does not) ends the case undecided.
 """
 
 import enum
+import math
 from typing import Final
 
 from muster_health import config, facts
 
 _ASK_AGAIN_S: Final = 2.0
 _AGAIN_MAX: Final = 6
+_SOON_S: Final = 0.8
+"""A connection that ended is judged within 3 s, whether or not Kubernetes answers."""
 _LOST_S: Final = 10.0
 """After its time, an answer is given up that must come in time."""
 
@@ -39,12 +42,11 @@ class Case:
     __slots__ = (
         "_again",
         "_again_at",
+        "_answers_s",
         "_cluster_awaited",
         "_facts_due",
         "_give_up_at",
-        "_has_cluster",
         "_probe_at",
-        "_settings",
         "cluster_number",
         "doubt",
         "known",
@@ -68,20 +70,16 @@ class Case:
         self.listens: bool | None = None
         """What the probe found, if it found no sign of life: somebody who is mute, or nobody."""
         self.known: facts.Facts | None = None
-        self._settings = settings
-        self._has_cluster = has_cluster and doubt is not Doubt.TROUBLE
-        self._cluster_awaited = self._has_cluster
-        wait_s = settings.restart_s if doubt is Doubt.DISCONNECT else 0.0
+        ended = doubt is Doubt.DISCONNECT
+        wait_s = settings.restart_s if ended else 0.0
+        self._cluster_awaited = has_cluster and doubt is not Doubt.TROUBLE
         self._probe_at: float | None = now + wait_s
-        self._facts_due = now + max(settings.probe_timeout_s, wait_s)
-        self._again_at: float | None = None
+        # what is asked too early says that all is well: a pod's end takes a second to be seen
+        self._again_at: float | None = now + wait_s if self._cluster_awaited else None
         self._again = 0
+        self._answers_s = min(settings.probe_timeout_s, _SOON_S if ended else math.inf)
+        self._facts_due = now + wait_s + self._answers_s
         self._give_up_at = now + wait_s + settings.probe_timeout_s + _LOST_S
-
-    def begin(self, now: float) -> list[Ask]:
-        """Return whom to ask first."""
-        asked = [Ask.CLUSTER] if self._has_cluster else []
-        return [*self.due(now), *asked]
 
     def due(self, now: float) -> list[Ask]:
         """Return whom to ask now."""
@@ -91,7 +89,7 @@ class Case:
             asked.append(Ask.PLUGIN)
         if self._again_at is not None and self._again_at <= now:
             self._again_at = None
-            self._cluster_awaited, self._facts_due = True, now + self._settings.probe_timeout_s
+            self._cluster_awaited, self._facts_due = True, now + self._answers_s
             asked.append(Ask.CLUSTER)
         return asked
 

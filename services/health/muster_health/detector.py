@@ -30,6 +30,8 @@ from muster_health import (
 _STAMP_S: Final = 2e-6
 _POSITION_S: Final = 5.0
 _TEND_S: Final = 1.0
+_SOON_S: Final = 0.05
+"""For what one plugin's input means for others: later than now, so that `tick` comes to an end."""
 _FLEET_DUE: Final = "fleet"
 """No plugin's key: those contain a dot."""
 _POSITION_DUE: Final = "position"
@@ -374,16 +376,13 @@ class Detector:
         )
 
     def _commit(self, found: dossier.Dossier, now: float) -> list[signals.Output]:
-        if not self._leads:
-            return []
-
         def may_open() -> bool:
             return self._spend(found.node, now)
 
         outs, held = found.commit(now, self._at(now), may_open)
-        if held or found.key in self._fleet.held():
-            self._fleet.hold(found.key, held)
-            self._deadlines.set(_FLEET_DUE, now)
+        if held is not None and self._fleet.hold(found.key, held):
+            outs += [signals.Noted(note=signals.Note.HELD) for _ in held]
+            self._deadlines.set(_FLEET_DUE, now + _SOON_S)
         return outs
 
     def _inhibit(self, changed: dossier.Dossier, now: float) -> None:
@@ -396,8 +395,8 @@ class Detector:
             inhibited = bool(down) and name != down[0]
             if inhibited is not found.inhibited:
                 found.inhibited = inhibited
-                found.touch(now)
-                self._deadlines.set(found.key, now)
+                found.touch(now + _SOON_S)
+                self._deadlines.set(found.key, now + _SOON_S)
 
     def _spend(self, name: str, now: float) -> bool:
         """Tell whether one more alert may open now, and count it."""
@@ -447,7 +446,7 @@ class Detector:
             for member in new.members:
                 self._dossiers[member].state.freeze()
         if began or over:
-            self._deadlines.set(_FLEET_DUE, now)
+            self._deadlines.set(_FLEET_DUE, now + _SOON_S)
         for ended in over:
             self._fleet.ended(ended, now)
             self._leftover += [left for left in ended.left if not self._storms.holds(left)]

@@ -168,7 +168,7 @@ class Dossier:
 
     def conclude(self, found: steps.Conclusion, now: float, at: datetime) -> None:
         """Take a verdict."""
-        self._since, self._rule, self._evidence = at, found.rule, found.evidence
+        self._since, self._rule, self._evidence = at, found.rule.value, found.evidence
         self._overdue = ()
         waits = self.state.rule is not None and judgement.may_pause(self.state.rule)
         self._alert_due = now + (self._around.settings.patience_s if waits else 0.0)
@@ -192,16 +192,19 @@ class Dossier:
 
     def commit(
         self, now: float, at: datetime, may_open: Callable[[], bool]
-    ) -> tuple[list[signals.Output], list[alerts.Alert]]:
-        """Return what is to be done about what changed, in order; and what waits for its turn."""
+    ) -> tuple[list[signals.Output], list[alerts.Alert] | None]:
+        """Return what is to be done about what changed, in order; and what waits for its turn.
+
+        None is that nothing changed.
+        """
         is_due = self._look_due is not None and self._look_due <= now
         leader = self._around.leader
         if leader is None:
             # what changed stays untold until we lead
             self._look_due = None
-            return [], []
+            return [], None
         if not (self._dirty or is_due):
-            return [], []
+            return [], None
         self._dirty, self._look_due = False, None
         self._tell_verdict(at, leader)
         held: list[alerts.Alert] = []

@@ -45,13 +45,14 @@ class Fleet:
         while len(self._servers) > _EVENTS_MAX:
             del self._servers[next(iter(self._servers))]
 
-    def hold(self, key: str, held: Iterable[alerts.Alert]) -> None:
-        """Take which alerts of a plugin wait for their turn; none is that nothing waits."""
+    def hold(self, key: str, held: Iterable[alerts.Alert]) -> bool:
+        """Take which alerts of a plugin wait for their turn; return whether that is news."""
         waiting = [alert.summary for alert in held]
-        if waiting:
-            self._held[key] = waiting[0]
-        else:
-            self._held.pop(key, None)
+        if not waiting:
+            return self._held.pop(key, None) is not None
+        is_news = key not in self._held
+        self._held[key] = waiting[0]
+        return is_news
 
     def held(self) -> list[str]:
         """Return whose alerts wait, the longest first."""

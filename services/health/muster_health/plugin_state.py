@@ -480,24 +480,23 @@ class PluginState:
         self._case = case.Case(
             doubt, self._number, self._settings, now=now, has_cluster=self._has_cluster
         )
-        return self._put(self._case, self._case.begin(now))
-
-    def _put(self, asked: case.Case, whom: list[Ask]) -> list[steps.Step]:
-        return [
-            steps.Question(number=asked.number)
-            if ask is Ask.PLUGIN
-            else steps.Inquiry(number=asked.cluster_number)
-            for ask in whom
-        ]
+        return self._pursue(self._case, now)
 
     def _pursue(self, asked: case.Case, now: float) -> list[steps.Step]:
         if asked.is_hopeless(now):
             return self.inconclusive(asked.number, now)
-        whom = asked.due(now)
-        if Ask.CLUSTER in whom:
-            self._number += 1
-            asked.cluster_number = self._number
-        return [*self._put(asked, whom), *self._judge(asked, now)]
+        taken: list[steps.Step] = []
+        for ask in asked.due(now):
+            match ask:
+                case Ask.PLUGIN:
+                    taken.append(steps.Question(number=asked.number))
+                case Ask.CLUSTER:
+                    self._number += 1
+                    asked.cluster_number = self._number
+                    taken.append(steps.Inquiry(number=self._number))
+                case _:
+                    assert_never(ask)
+        return [*taken, *self._judge(asked, now)]
 
     def _judge(self, asked: case.Case, now: float) -> list[steps.Step]:
         if not asked.is_complete(now):

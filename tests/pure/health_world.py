@@ -1,0 +1,444 @@
+"""A fleet behind a bus and a cluster, and health services that lead, follow, pause and crash."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
+from muster_health import config, detector, facts, signals, snapshot
+
+ZERO = datetime(2026, 11, 21, tzinfo=UTC)
+GPU = "nvidia.com/gpu"
+SETTINGS = config.Detection(patience_s=30.0, hold_s=5.0, hold_max_s=40.0, flap_window_s=100.0)
+Told = vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided
+MANY = 10**9
+
+
+@dataclass
+class Plugin:
+    """The truth about one plugin that beats once a second, on a node with a lease."""
+
+    node: str
+    alive: bool = True
+    frozen: bool = False
+    cut: bool = False
+    node_up: bool = True
+    stopped: bool = False
+    apart: bool = False
+    offered: int | None = None
+    skew_s: float = 0.0
+    interval_s: float = 1.0
+    short: str = ""
+    twin_seq: int = 0
+    broken: set[str] = field(default_factory=set)
+    instance: int = 0
+    seq: int = 0
+    sequence: int = 0
+    connection: int = 0
+    lease_at: float = 0.0
+    died_at: float = -1e9
+
+    @property
+    def heard(self) -> bool:
+        return self.alive and not self.frozen and not self.cut and self.node_up
+
+    def beat(self, now: float) -> vocabulary.Heartbeat:
+        self.seq += 1
+        return vocabulary.Heartbeat(
+            node=self.node,
+            plugin="p",
+            instance=f"{self.node}-{self.instance}",
+            seq=self.seq,
+            interval_s=self.interval_s,
+            wall=(ZERO + timedelta(seconds=now)).timestamp() - self.skew_s,
+            resources=(
+                vocabulary.ResourceBeat(
+                    name=GPU,
+                    streams=int(not self.apart),
+                    probe_ok=True,
+                    probe_age_s=0.0,
+                    devices=2,
+                    healthy=2,
+                    short=self.short,
+                ),
+            ),
+        )
+
+    def facts(self, now: float) -> facts.Facts:
+        crashed = not self.alive and now - self.died_at > 1.0
+        ready = self.alive and not self.frozen
+        waiting = "CrashLoopBackOff" if crashed and not self.stopped else ""
+        pod = facts.Pod(
+            name="m/p",
+            uid="1",
+            phase="Running",
+            ready=ready or not crashed,
+            waiting=waiting,
+            deleting=self.stopped,
+        )
+        dead = 0 if crashed else 2
+        count = dead if self.offered is None else self.offered
+        return facts.Facts(
+            exists=True,
+            lease_age_s=now - self.lease_at,
+            ready=self.node_up,
+            pods=(pod,),
+            offers={GPU: facts.Offer(capacity=2, allocatable=count)},
+        )
+
+
+class Service:
+    """One health process: a detector, its clock, and the answers it waits for."""
+
+    def __init__(self, world: "World", leader: int | None) -> None:
+        self.world = world
+        self.zero = -1000.0 * world.boots
+        self.answers: list[tuple[float, signals.Input]] = []
+        self.crash_after = MANY
+        self.crashed = False
+        self.detector = detector.Detector(
+            SETTINGS,
+            runbook_url="",
+            at_zero=ZERO + timedelta(seconds=self.zero),
+            has_cluster=world.has_cluster,
+            leader=None,
+        )
+        for value in list(world.memory.values()):
+            self.feed(signals.Restored(state=snapshot.decode(value)))
+        if leader is not None:
+            self.feed(signals.Leadership(revision=leader))
+        self.feed(signals.BusBack(at=ZERO + timedelta(seconds=world.now)))
+
+    @property
+    def clock(self) -> float:
+        return self.world.now - self.zero
+
+    def feed(self, event: signals.Input) -> None:
+        if not self.crashed:
+            self.do(self.detector.receive(event, self.clock))
+
+    def tick(self) -> None:
+        due = self.detector.next_deadline()
+        if due is not None and due <= self.clock and not self.crashed:
+            self.do(self.detector.tick(self.clock))
+            later = self.detector.next_deadline()
+            assert later is None or later > self.clock or self.crashed
+        for at, answer in sorted(self.answers, key=lambda pair: pair[0]):
+            if at <= self.world.now:
+                self.answers.remove((at, answer))
+                self.feed(answer)
+
+    def do(self, outs: Iterable[signals.Output]) -> None:
+        for out in outs:
+            if self.crash_after == 0:
+                self.crashed = True
+                return
+            self.crash_after -= 1
+            match out:
+                case signals.Probe():
+                    self.answers.append(self.world.answer(out))
+                case signals.AskCluster():
+                    known = self.world.plugins[out.node].facts(self.world.now)
+                    answer = signals.ClusterAnswered(
+                        node=out.node, plugin=out.plugin, number=out.number, facts=known
+                    )
+                    self.answers.append((self.world.now + 0.02, answer))
+                case signals.Remember():
+                    assert self.detector.leader is not None
+                    self.world.remember(out)
+                case signals.Publish():
+                    assert self.detector.leader is not None
+                    self.world.publish(out)
+                case signals.Alarm() | signals.Remediate() | signals.Noted():
+                    self.world.noted.append(out)
+
+
+class World:
+    """A virtual clock, a bus, a cluster, plugins, and two health services of which one leads."""
+
+    def __init__(
+        self,
+        *nodes: str,
+        has_cluster: bool = True,
+        services: int = 1,
+        interval_s: float = 1.0,
+    ) -> None:
+        self.now = 0.0
+        self.has_cluster = has_cluster
+        self.interval_s = interval_s
+        self.plugins = {node: Plugin(node, interval_s=interval_s) for node in nodes}
+        self.memory: dict[str, bytes] = {}
+        self.published: dict[str, Told] = {}
+        self.noted: list[signals.Output] = []
+        self.boots = 0
+        self._revision = 0
+        self._events: list[signals.Input] = []
+        self._unacked: list[signals.Input] = []
+        self._beats_due = 0.3
+        self.services: list[Service] = []
+        for number in range(services):
+            self.start(leads=number == 0)
+
+    # health
+
+    def start(self, *, leads: bool) -> None:
+        self.boots += 1
+        if leads:
+            self._revision += 1
+        self.services.append(Service(self, self._revision if leads else None))
+
+    def crash(self, away_s: float = 0.0) -> None:
+        """Let the leader crash; another leads at once if there is one, else it comes again."""
+        self.services.pop(0)
+        self._replace(away_s)
+
+    def _replace(self, away_s: float) -> None:
+        self._events = self._unacked + self._events
+        self._unacked = []
+        if not self.services:
+            self.now += away_s
+            self.start(leads=True)
+            return
+        self._revision += 1
+        heir = self.services[0]
+        for value in list(self.memory.values()):
+            heir.feed(signals.Restored(state=snapshot.decode(value)))
+        heir.feed(signals.Leadership(revision=self._revision))
+        self.start(leads=False)
+
+    def crash_after(self, outs: int) -> None:
+        self.services[0].crash_after = outs
+
+    # the world
+
+    def kill(self, node: str) -> None:
+        plugin = self.plugins[node]
+        if plugin.alive:
+            plugin.alive, plugin.died_at = False, self.now
+            if plugin.node_up and not plugin.cut:
+                self._disconnect(plugin, "Client Closed")
+
+    def freeze(self, node: str) -> None:
+        self.plugins[node].frozen = True
+
+    def cut(self, node: str) -> None:
+        plugin = self.plugins[node]
+        if not plugin.cut and plugin.node_up:
+            plugin.cut = True
+            self._disconnect(plugin, "Stale Connection")
+
+    def down(self, node: str) -> None:
+        self.plugins[node].node_up = False
+
+    def stop(self, node: str) -> None:
+        plugin = self.plugins[node]
+        if plugin.heard:
+            self._say(
+                plugin,
+                vocabulary.PluginStopping(node=node, at=ZERO, plugin="p", reason=StopReason.SIGNAL),
+            )
+            plugin.alive, plugin.stopped, plugin.died_at = False, True, self.now
+            self._disconnect(plugin, "Client Closed")
+
+    def part(self, node: str) -> None:
+        self.plugins[node].apart = True
+
+    def mend(self, node: str) -> None:
+        plugin = self.plugins[node]
+        if not plugin.alive:
+            plugin.instance, plugin.seq, plugin.sequence = plugin.instance + 1, 0, 0
+        if not plugin.heard:
+            plugin.connection += 1
+            self._hear_all(
+                signals.Connected(node=node, plugin="p", server="nats-0", client=plugin.connection)
+            )
+        plugin.alive = plugin.node_up = True
+        plugin.frozen = plugin.cut = plugin.stopped = plugin.apart = False
+        self._say(
+            plugin,
+            vocabulary.PluginStarted(
+                node=node,
+                at=ZERO,
+                plugin="p",
+                version="1",
+                instance=f"{node}-{plugin.instance}",
+            ),
+        )
+        self.report(node)
+
+    def turn(self, node: str, device: str) -> None:
+        plugin = self.plugins[node]
+        plugin.broken ^= {device}
+        if plugin.heard:
+            self._say(
+                plugin,
+                vocabulary.DeviceHealthChanged(
+                    node=node,
+                    at=ZERO,
+                    plugin="p",
+                    resource=GPU,
+                    device_id=device,
+                    health=Health.UNHEALTHY if device in plugin.broken else Health.HEALTHY,
+                    reason="XID 79",
+                ),
+            )
+
+    def report(self, node: str) -> None:
+        plugin = self.plugins[node]
+        devices = tuple(
+            vocabulary.Device(
+                id=device,
+                resource=GPU,
+                health=Health.UNHEALTHY if device in plugin.broken else Health.HEALTHY,
+                reason="XID 79",
+            )
+            for device in ("0", "1")
+        )
+        self._say(
+            plugin, vocabulary.InventoryReported(node=node, at=ZERO, plugin="p", devices=devices)
+        )
+
+    def offer(self, node: str, count: int | None) -> None:
+        plugin = self.plugins[node]
+        plugin.offered = count
+        offers = {GPU: facts.Offer(capacity=2, allocatable=2 if count is None else count)}
+        self._hear_all(signals.NodeOffers(node=node, offers=offers))
+
+    def outage(self, seconds: float) -> None:
+        """Let the bus be away."""
+        for service in self.services:
+            service.feed(signals.BusLost())
+            service.answers.clear()
+        self._beats_due = self.now + seconds
+        self.run(seconds)
+        for service in self.services:
+            service.feed(signals.BusBack(at=ZERO + timedelta(seconds=self.now)))
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while True:
+            moments = [self._beats_due]
+            for service in self.services:
+                due = service.detector.next_deadline()
+                moments += [at for at, _ in service.answers]
+                moments += [] if due is None else [due + service.zero]
+            if min(moments) > end:
+                break
+            self.now = max(self.now, min(moments))
+            self._turn()
+        self.now = max(end, self.now)
+
+    # what is made of it
+
+    def alerts(self) -> list[tuple[str, AlertKind, str]]:
+        """Return who alerts at the end of all that was told; assert that it was told in order."""
+        firing: dict[str, vocabulary.AlertChanged] = {}
+        for event in self.published.values():
+            if not isinstance(event, vocabulary.AlertChanged):
+                continue
+            known = firing.pop(event.fingerprint, None)
+            assert event.evidence, "an alert without evidence"
+            if event.change == 0:
+                assert known is None, "fired twice"
+            else:
+                assert known is not None, "changed what did not fire"
+                assert (known.starts_at, known.change) == (event.starts_at, event.change - 1)
+            if event.state is AlertState.FIRING:
+                firing[event.fingerprint] = event
+        return sorted((e.node, e.kind, "".join(e.devices)) for e in firing.values())
+
+    def story(self, node: str) -> list[tuple[AlertKind, AlertState]]:
+        return [
+            (event.kind, event.state)
+            for event in self.published.values()
+            if isinstance(event, vocabulary.AlertChanged) and event.node == node
+        ]
+
+    def verdicts(self, node: str) -> list[Verdict]:
+        return [
+            event.verdict
+            for event in self.published.values()
+            if isinstance(event, vocabulary.VerdictChanged) and event.node == node
+        ]
+
+    def publish(self, out: signals.Publish) -> None:
+        known = self.published.setdefault(out.event_id, out.event)
+        assert _without_leader(known) == _without_leader(out.event), "one id, two facts"
+
+    def remember(self, out: signals.Remember) -> None:
+        self.memory[out.key] = out.value
+        if not out.value:
+            del self.memory[out.key]
+
+    def answer(self, probe: signals.Probe) -> tuple[float, signals.Input]:
+        plugin = self.plugins[probe.node]
+        if plugin.heard:
+            beat = plugin.beat(self.now)
+            return self.now + 0.01, signals.ProbeAnswered(heartbeat=beat, number=probe.number)
+        connected = plugin.alive and not plugin.cut
+        failed = signals.ProbeFailed(
+            node=probe.node, plugin="p", number=probe.number, subscribed=connected
+        )
+        return self.now + (probe.timeout_s if connected else 0.01), failed
+
+    def _turn(self) -> None:
+        for service in self.services:
+            service.tick()
+        if self._beats_due <= self.now:
+            self._beats_due = self.now + self.interval_s
+            self._listen()
+        if self.services[0].crashed:
+            self.crash()
+
+    def _listen(self) -> None:
+        for plugin in self.plugins.values():
+            if plugin.node_up and self.now - plugin.lease_at >= 10.0:
+                plugin.lease_at = self.now
+            if plugin.heard:
+                self._hear_all(signals.Beat(heartbeat=plugin.beat(self.now)))
+        self._unacked = []
+        while self._events:
+            event = self._events.pop(0)
+            self._hear_all(event)
+            # what was not acknowledged before a crash comes again
+            if self.services[0].crashed:
+                self._unacked.append(event)
+
+    def _hear_all(self, event: signals.Input) -> None:
+        for service in self.services:
+            service.feed(event)
+
+    def _disconnect(self, plugin: Plugin, reason: str) -> None:
+        self._hear_all(
+            signals.Disconnected(
+                node=plugin.node,
+                plugin="p",
+                server="nats-0",
+                client=plugin.connection,
+                reason=reason,
+            )
+        )
+
+    def _say(self, plugin: Plugin, event: vocabulary.PluginEvent) -> None:
+        plugin.sequence += 1
+        self._events.append(
+            signals.FromPlugin(
+                event=event,
+                instance=f"{plugin.node}-{plugin.instance}",
+                sequence=plugin.sequence,
+                position=len(self.published) + 1,
+            )
+        )
+
+
+def _without_leader(event: Told) -> bytes:
+    return repr(event).replace(f"leader={event.leader}", "").encode()
+
+
+def running(*nodes: str, **how: object) -> World:
+    world = World(*nodes, **how)  # type: ignore[arg-type]  # by name
+    world.run(10.0)
+    for node in nodes:
+        assert world.verdicts(node) == [Verdict.HEALTHY]
+    return world

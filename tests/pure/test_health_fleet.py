@@ -1,0 +1,330 @@
+"""A whole fleet: each kind of failure gets its verdict, alone and in storms, whoever leads."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind, AlertState, Verdict
+from muster_health import facts, signals
+from tests.pure.health_world import World, running
+
+FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
+
+
+def fate(act: str, seconds: float) -> tuple[list[Verdict], list[tuple[str, AlertKind, str]]]:
+    world = running("a", "b")
+    getattr(world, act)("a")
+    world.run(seconds)
+    found = world.verdicts("a")[1:], world.alerts()
+    world.mend("a")
+    world.run(60.0)
+    assert (world.alerts(), world.verdicts("a")[-1]) == ([], Verdict.HEALTHY)
+    assert world.verdicts("b") == [Verdict.HEALTHY]
+    return found
+
+
+def test_a_crash_is_a_verdict_within_three_seconds() -> None:
+    assert fate("kill", 2.9) == ([Verdict.PLUGIN_DOWN], [("a", AlertKind.PLUGIN_DOWN, "")])
+
+
+def test_a_frozen_plugin_is_a_verdict_at_once_and_an_alert_when_it_stays_so() -> None:
+    assert fate("freeze", 5.0) == ([Verdict.STUCK], [])
+    assert fate("freeze", 40.0) == ([Verdict.STUCK], [("a", AlertKind.STUCK, "")])
+
+
+def test_a_plugin_whose_network_is_cut_is_unreachable() -> None:
+    assert fate("cut", 3.0) == ([Verdict.UNREACHABLE], [])
+    assert fate("cut", 40.0) == ([Verdict.UNREACHABLE], [("a", AlertKind.UNREACHABLE, "")])
+
+
+def test_a_dead_node_is_told_of_once_its_lease_is_stale_and_is_called_nothing_else() -> None:
+    world = running("a", interval_s=5.0)
+    world.down("a")
+    world.run(27.0)
+    assert world.verdicts("a") == [Verdict.HEALTHY, Verdict.NODE_DOWN]
+    assert world.alerts() == [("a", AlertKind.NODE_DOWN, "")]
+
+
+def test_a_goodbye_is_maintenance_though_the_bus_tells_of_its_end_too() -> None:
+    assert fate("stop", 30.0) == ([Verdict.MAINTENANCE], [])
+
+
+def test_a_lost_registration_is_told_of() -> None:
+    assert fate("part", 5.0) == ([Verdict.DEREGISTERED], [("a", AlertKind.DEREGISTERED, "")])
+
+
+def test_a_verdict_that_turns_out_worse_changes_its_alert_and_opens_no_other() -> None:
+    world = running("a")
+    world.kill("a")
+    world.run(5.0)
+    world.down("a")
+    world.run(60.0)
+
+    assert world.verdicts("a")[1:] == [Verdict.PLUGIN_DOWN, Verdict.NODE_DOWN]
+    assert world.story("a") == [(AlertKind.PLUGIN_DOWN, FIRING), (AlertKind.NODE_DOWN, FIRING)]
+    world.mend("a")
+    world.run(60.0)
+    assert world.alerts() == []
+
+
+def test_a_node_that_offers_another_number_is_a_mismatch_after_half_a_minute() -> None:
+    world = running("a")
+    world.offer("a", 0)
+    world.run(29.0)
+    assert world.alerts() == []
+    world.run(5.0)
+    assert world.alerts() == [("a", AlertKind.MISMATCH, "")]
+    world.offer("a", None)
+    world.run(10.0)
+    assert world.alerts() == []
+
+
+def test_a_node_without_its_plugin_is_missing_and_a_plugin_that_comes_ends_that() -> None:
+    world = World("a", "b")
+    world.plugins["b"].alive = False
+    nodes = {"a": facts.Expected(age_s=0.0), "b": facts.Expected(age_s=0.0)}
+    world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=nodes))
+    world.plugins["b"].died_at = 0.0
+    world.run(119.0)
+    assert world.alerts() == []
+    world.run(10.0)
+    assert world.alerts() == [("b", AlertKind.MISSING, "")]
+    world.mend("b")
+    world.run(20.0)
+    assert world.alerts() == []
+
+
+def test_a_silent_node_that_leaves_the_cluster_is_forgotten() -> None:
+    world = running("a", "b")
+    nodes = {"a": facts.Expected(age_s=0.0), "b": facts.Expected(age_s=0.0)}
+    world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=nodes))
+    world.down("b")
+    world.run(30.0)
+    assert world.alerts() == [("b", AlertKind.NODE_DOWN, "")]
+    world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes={"a": nodes["a"]}))
+    assert (world.alerts(), sorted(world.memory)) == ([], ["a.p"])
+
+
+def test_who_falls_again_and_again_is_flapping_in_one_alert() -> None:
+    world = running("a")
+    for _ in range(5):
+        world.kill("a")
+        world.run(4.0)
+        world.mend("a")
+        world.run(4.0)
+    told = world.story("a")
+    assert told[-1] == (AlertKind.FLAPPING, FIRING)
+    assert [kind for kind, state in told if state is FIRING].count(AlertKind.FLAPPING) == 1
+    world.run(60.0)
+    assert (world.alerts(), world.story("a")[-1]) == ([], (AlertKind.FLAPPING, RESOLVED))
+
+
+def test_two_processes_that_beat_in_turns_are_a_split_brain() -> None:
+    world = running("a")
+    plugin = world.plugins["a"]
+    zombie = plugin.beat(world.now)
+    world.mend("a")
+    plugin.instance, plugin.seq = 1, 0
+    for number in range(8):
+        world.run(0.5)
+        beat = vocabulary.Heartbeat(
+            node="a",
+            plugin="p",
+            instance=zombie.instance,
+            seq=zombie.seq + 10 + number,
+            interval_s=1.0,
+            resources=zombie.resources,
+        )
+        world.services[0].feed(signals.Beat(heartbeat=beat))
+        world.run(0.5)
+    assert world.alerts() == [("a", AlertKind.SPLIT_BRAIN, "")]
+    world.run(20.0)
+    assert world.alerts() == []
+
+
+def test_a_clock_apart_is_told_of_and_is_no_verdict() -> None:
+    world = running("a")
+    world.plugins["a"].skew_s = 60.0
+    world.run(5.0)
+    assert (world.alerts(), world.verdicts("a")) == (
+        [("a", AlertKind.CLOCK_SKEW, "")],
+        [Verdict.HEALTHY],
+    )
+    world.plugins["a"].skew_s = 0.0
+    world.run(5.0)
+    assert world.alerts() == []
+
+
+def test_hundreds_of_broken_devices_are_one_alert() -> None:
+    world = running("a")
+    for device in ("0", "1"):
+        world.turn("a", device)
+    world.run(2.0)
+    assert world.alerts() == [("a", AlertKind.DEVICE_UNHEALTHY, "0")]
+    world.run(5.0)
+    assert world.alerts() == [("a", AlertKind.DEVICE_UNHEALTHY, "01")]
+    assert [state for _, state in world.story("a")] == [FIRING, FIRING]
+
+
+def test_one_alert_says_for_all_plugins_of_a_node_that_it_is_down() -> None:
+    world = running("a")
+    other = world.plugins["a"].beat(world.now)
+    for seq in range(3):
+        beat = vocabulary.Heartbeat(
+            node="a", plugin="q", instance="q", seq=seq, interval_s=1.0, resources=other.resources
+        )
+        world.services[0].feed(signals.Beat(heartbeat=beat))
+    world.down("a")
+    world.run(60.0)
+    assert world.alerts() == [("a", AlertKind.NODE_DOWN, "")]
+
+
+def test_many_silent_at_once_are_one_alert_and_who_stays_silent_is_found() -> None:
+    nodes = [f"n{number}" for number in range(40)]
+    world = running(*nodes)
+    for node in nodes:
+        world.kill(node)
+    world.run(2.5)
+    assert world.alerts() == [("_fleet", AlertKind.STORM, "")]
+    for node in nodes[2:]:
+        world.mend(node)
+    world.run(40.0)
+    assert world.alerts() == [
+        ("n0", AlertKind.PLUGIN_DOWN, ""),
+        ("n1", AlertKind.PLUGIN_DOWN, ""),
+    ]
+    assert [world.verdicts(node) for node in nodes[2:]] == [[Verdict.HEALTHY]] * 38
+
+
+def test_a_storm_names_what_its_suspects_have_in_common() -> None:
+    nodes = [f"n{number}" for number in range(200)]
+    world = running(*nodes)
+    zones = {n: facts.Expected(age_s=0.0, causes=(f"zone={i % 20}",)) for i, n in enumerate(nodes)}
+    world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=zones))
+    for node in nodes[3::20]:
+        world.freeze(node)
+    world.run(10.0)
+    (storm,) = world.services[0].detector.fleet_alerts()
+    assert storm.summary == "10 of 200 plugins silent at once, common: zone=3"
+    world.run(120.0)
+    assert [alert[1] for alert in world.alerts()] == [AlertKind.STUCK] * 10
+
+
+def test_alerts_have_their_turn_and_the_rest_is_counted_in_one() -> None:
+    nodes = [f"n{number:02}" for number in range(50)]
+    world = running(*nodes)
+    for node in nodes:
+        world.part(node)
+    world.run(5.0)
+    kinds = [kind for _, kind, _ in world.alerts()]
+    assert (kinds.count(AlertKind.DEREGISTERED), kinds.count(AlertKind.MORE_ALERTS)) == (20, 1)
+    world.run(120.0)
+    assert [kind for _, kind, _ in world.alerts()] == [AlertKind.DEREGISTERED] * 50
+
+
+def test_an_outage_of_the_bus_is_told_of_by_another_way_and_convicts_nobody() -> None:
+    world = running("a")
+    world.outage(30.0)
+    world.run(60.0)
+    alarms = [out for out in world.noted if isinstance(out, signals.Alarm)]
+    assert [(alarm.firing, alarm.seconds) for alarm in alarms] == [(True, 10.0), (False, 30.0)]
+    assert world.verdicts("a") == [Verdict.HEALTHY]
+
+
+def test_a_node_that_floods_names_of_plugins_is_bounded() -> None:
+    world = running("a")
+    service = world.services[0]
+    for number in range(100):
+        beat = vocabulary.Heartbeat(
+            node="a", plugin=f"x{number}", instance="i", seq=1, interval_s=1.0
+        )
+        service.feed(signals.Beat(heartbeat=beat))
+    assert len(list(service.detector.dossiers())) == 16
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 1.0, 2.2, 5.0, 20.0])
+@pytest.mark.parametrize("services", [1, 2])
+def test_a_leader_that_dies_loses_and_repeats_nothing(wait_s: float, services: int) -> None:
+    world = running("a", "b", services=services)
+    world.turn("b", "0")
+    world.kill("a")
+    world.run(wait_s)
+    world.crash()
+    world.run(30.0)
+
+    assert world.alerts() == [
+        ("a", AlertKind.PLUGIN_DOWN, ""),
+        ("b", AlertKind.DEVICE_UNHEALTHY, "0"),
+    ]
+    world.turn("b", "0")
+    world.mend("a")
+    world.crash()
+    world.run(60.0)
+    assert world.alerts() == []
+    assert len(world.story("a")) == len(world.story("b")) == 2
+
+
+def test_who_follows_tells_and_remembers_nothing() -> None:
+    world = World("a", services=2)
+    follower = world.services[1]
+    world.run(10.0)
+    world.kill("a")
+    world.run(10.0)
+    (known,) = follower.detector.dossiers()
+    assert known.state.verdict is Verdict.PLUGIN_DOWN
+    assert world.alerts() == [("a", AlertKind.PLUGIN_DOWN, "")]
+
+
+NODES = st.sampled_from(["a", "b"])
+FAULTS = st.sampled_from(["kill", "freeze", "cut", "down", "stop", "part", "mend", "report"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("run"), st.floats(0.01, 30.0)),
+        st.tuples(FAULTS, NODES),
+        st.tuples(st.just("turn"), NODES, st.sampled_from(["0", "1"])),
+        st.tuples(st.just("outage"), st.floats(0.1, 30.0)),
+        st.tuples(st.just("crash"), st.floats(0.01, 20.0)),
+        st.tuples(st.just("crash_after"), st.integers(0, 12)),
+    ),
+    max_size=25,
+)
+
+
+@hypothesis.given(STEPS, st.sampled_from([1, 2]))
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_whatever_happens_all_is_resolved_once_healthy(
+    steps: list[tuple[object, ...]], services: int
+) -> None:
+    world = World("a", "b", services=services)
+    for name, *values in steps:
+        getattr(world, str(name))(*values)
+    for node, plugin in world.plugins.items():
+        plugin.broken.clear()
+        world.mend(node)
+    world.run(150.0)
+
+    assert world.alerts() == []
+    # a plugin that was only ever heard by a process that crashed at once was told of by nobody
+    assert {world.verdicts(node)[-1] for node in ("a", "b")} == {Verdict.HEALTHY}
+
+
+@hypothesis.given(
+    st.lists(st.tuples(FAULTS, NODES), max_size=6),
+    st.lists(st.integers(0, 200), min_size=1, max_size=3),
+    st.sampled_from([1, 2]),
+)
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_a_crash_at_any_point_changes_nothing_that_is_told(
+    faults: list[tuple[str, str]], crashes: list[int], services: int
+) -> None:
+    def played(at: list[int]) -> list[list[tuple[AlertKind, AlertState]]]:
+        world = running("a", "b", services=services)
+        for number, (name, node) in enumerate(faults):
+            if number < len(at):
+                world.crash_after(at[number])
+            getattr(world, name)(node)
+            world.run(200.0)
+        return [world.story(node) for node in ("a", "b")]
+
+    assert played(crashes) == played([])
