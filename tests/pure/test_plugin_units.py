@@ -237,6 +237,60 @@ def test_more_devices_than_a_message_holds_are_cut_and_said() -> None:
     assert plan.problems == ("a.example/x: more than 10000 devices; the rest is left out",)
 
 
+def test_more_devices_than_can_be_looked_after_are_cut_and_said() -> None:
+    paths = [f"/dev/a{number}" for number in range(6)]
+    given = [
+        resource([rules.Nodes(path=path)], name=f"a.example/r{at}", count=9_000)
+        for at, path in enumerate(paths)
+    ]
+    plan = units.plan(given, seen(*paths))
+    assert [len(offer.units) for offer in plan.offers] == [9_000] * 5 + [5_000]
+    assert plan.problems == (
+        "a.example/r5: more than 50000 devices in all resources; the rest is left out",
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "present", "count", "told"),
+    [
+        (1, False, 4, ()),
+        (
+            1,
+            True,
+            1,
+            (
+                (
+                    "a.example/x: groups[0].devices[2]: optional, and yet it is what leaves 1 of 4 "
+                    "devices; raise its limit"
+                ),
+            ),
+        ),
+        (4, True, 4, ()),
+    ],
+)
+def test_an_optional_entry_that_is_there_limits_as_any_other_and_that_is_said(
+    limit: int, count: int, told: tuple[str, ...], *, present: bool
+) -> None:
+    entries = [
+        rules.Nodes(path="/dev/loop[0-3]"),
+        rules.Nodes(path="/dev/kvm", limit=5),
+        rules.Nodes(path="/opt/lib", type=MOUNT, optional=True, limit=limit),
+    ]
+    nodes = [*(f"/dev/loop{number}" for number in range(4)), "/dev/kvm"]
+    plan = units.plan([resource(entries)], seen(*nodes, *["/opt/lib"][: int(present)]))
+    assert (len(plan.offers[0].units), plan.problems) == (count, told)
+
+
+def test_a_pattern_that_finds_nothing_is_said() -> None:
+    plan = units.plan([resource([rules.Nodes(regex="^/dev/a")])], seen("/dev/a"))
+    assert plan.problems == (
+        (
+            "a.example/x: groups[0].devices[0].regex: '^/dev/a' finds nothing: it is compared "
+            "with the path below /dev; write '^a'"
+        ),
+    )
+
+
 @pytest.mark.parametrize(
     ("numas", "expected"),
     [((0, 0), 0), ((0, 1), None), ((1, None), 1), ((None, None), None), ((-1, -1), None)],

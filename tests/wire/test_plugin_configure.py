@@ -188,7 +188,7 @@ def test_what_can_be_used_and_finds_nothing_is_a_warning(
             ),
             (
                 f"{here}[1].devices[0].path: '/dev/tty{{USB,ACM}}*': braces are no alternatives "
-                "here; write one entry for each"
+                "here; write an entry for each"
             ),
         ],
     )

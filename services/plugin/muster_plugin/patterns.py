@@ -139,23 +139,26 @@ def regex_problems(pattern: str) -> Iterator[str]:
         yield f"{_said(pattern)} is not a regular expression: {error}"
 
 
-def glob_warnings(pattern: str) -> Iterator[str]:
+@functools.lru_cache(_CACHED)
+def glob_warnings(pattern: str) -> tuple[str, ...]:
     """Say what is no wildcard here, though it is one elsewhere."""
+    found = []
     if _BRACES.search(pattern):
-        yield f"{_said(pattern)}: braces are no alternatives here; write one entry for each"
+        found.append(f"{_said(pattern)}: braces are no alternatives here; write an entry for each")
     if "[!" in pattern:
-        yield f"{_said(pattern)}: ! in a set is itself; write [^...] for all others"
+        found.append(f"{_said(pattern)}: ! in a set is itself; write [^...] for all others")
+    return tuple(found)
 
 
-def regex_warnings(pattern: str) -> Iterator[str]:
+@functools.lru_cache(_CACHED)
+def regex_warnings(pattern: str) -> tuple[str, ...]:
     """Say why an expression will find nothing."""
     begins = _ROOTED.match(pattern)
-    if begins:
-        shorter = pattern.replace(begins[0], "^", 1)
-        yield (
-            f"{_said(pattern)} finds nothing: it is compared with the path below /dev; "
-            f"write {_said(shorter)}"
-        )
+    if begins is None:
+        return ()
+    shorter = _said(pattern.replace(begins[0], "^", 1))
+    why = "it is compared with the path below /dev"
+    return (f"{_said(pattern)} finds nothing: {why}; write {shorter}",)
 
 
 @functools.lru_cache(_CACHED)

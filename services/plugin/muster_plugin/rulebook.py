@@ -149,8 +149,7 @@ def _overlaps(resources: Resources) -> Iterator[str]:
 def warnings(resources: Resources, nodes: Sequence[NodeRules | None] = ()) -> Iterator[str]:
     """Say which entries can be used, and yet will hardly find what was meant."""
     for at, resource in shapes.whole(resources):
-        for key, entry in resource.nodes():
-            yield from (f"resources[{at}].{key}.{warning}" for warning in entry.warnings())
+        yield from (f"resources[{at}].{warning}" for warning in resource.warnings())
     for at, some in shapes.whole(nodes):
         yield from (f"nodes[{at}].{warning}" for warning in warnings(some.resources))
 

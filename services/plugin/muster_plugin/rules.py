@@ -261,6 +261,11 @@ class Resource(
             for within, nodes in enumerate(group.devices):
                 yield f"groups[{at}].devices[{within}]", nodes
 
+    def warnings(self) -> Iterator[str]:
+        """Say which entries can be used, and yet will hardly find what was meant."""
+        for key, nodes in self.nodes():
+            yield from (f"{key}.{warning}" for warning in nodes.warnings())
+
     def demands(self) -> Iterator[shapes.Demand]:
         """Give each demand apart."""
         yield self._name_problems

@@ -1,10 +1,7 @@
 """Pure. From rules and seen nodes to units: what is one device for the kubelet, and what it gives.
 
-A unit is one row of its group's entries, laid side by side: the first match of each, the second of
-each, and so on (generic-device-plugin's meaning, deviceplugin/path.go). There are as many rows as
-the shortest list allows when each of its matches is used `limit` times, and no more than the
-longest list has matches. An optional entry without matches is left out. Unlike generic's, two
-equal USB sticks are two units, and a USB entry can stand beside others.
+A unit is one row of its group's entries, laid side by side (`pairing`). Unlike generic's, two equal
+USB sticks are two units, and a USB entry can stand beside others.
 
 Ids are made of what identifies the device and the number of the replica, never of its place in a
 list or of its device number: other devices that come or go do not change them.
@@ -17,10 +14,12 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
-from muster_plugin import found, gpu, ids, matching, names, rules
+from muster_plugin import found, gpu, ids, matching, names, pairing, rules
 
 DEVICES_MAX: Final = 10_000
 """Ids of one resource: a list of them has to fit into one message to the kubelet."""
+IN_ALL_MAX: Final = 50_000
+"""Ids of all resources that are device nodes; of more each look would take seconds."""
 
 _NAMED_MAX: Final = 5
 _NOTHING_STANDS: Final[Mapping[str, str]] = {}
@@ -96,9 +95,13 @@ def plan(
     index = matching.Names(seen.nodes)
     problems = list(seen.problems)
     offers: dict[str, Offer] = {}
+    left = IN_ALL_MAX
     for resource in resources:
-        for name, units in _by_name(resource, index, standing, problems).items():
+        problems.extend(f"{resource.name}: {warning}" for warning in resource.warnings())
+        by_name = _by_name(resource, index, standing, problems, most=min(DEVICES_MAX, left))
+        for name, units in by_name.items():
             offer = Offer(name=name, rule=resource, units=_kept(name, units, problems))
+            left -= len(offer.units)
             if offers.setdefault(name, offer) is not offer:
                 problems.append(f"{name}: given by two rules; the first counts")
     shared = _shared(resources, index)
@@ -139,24 +142,26 @@ def _by_name(
     seen: matching.Names,
     standing: Mapping[str, str],
     problems: list[str],
+    *,
+    most: int,
 ) -> dict[str, list[Unit]]:
     """Give the units of a resource under the name each is advertised under."""
     units: dict[str, list[Unit]] = {} if resource.per_match else {resource.name: []}
     keys = _keys(resource, seen, problems)
     owners = _owners(resource.name, keys, standing, problems) if resource.per_match else {}
-    made = itertools.islice(_units(resource, keys, owners, problems), DEVICES_MAX + 1)
+    made = itertools.islice(_units(resource, keys, owners, problems), most + 1)
     for at, (name, unit) in enumerate(made):
-        if at == DEVICES_MAX:
-            problems.append(
-                f"{resource.name}: more than {DEVICES_MAX} devices; the rest is left out"
-            )
+        if at == most:
+            bound = f"{DEVICES_MAX} devices"
+            if most < DEVICES_MAX:
+                bound = f"{IN_ALL_MAX} devices in all resources"
+            problems.append(f"{resource.name}: more than {bound}; the rest is left out")
         else:
             units.setdefault(name, []).append(unit)
     return units
 
 
-_Row = Mapping[int, tuple[rules.Nodes, matching.Match]]
-_Keyed = Sequence[tuple[str, rules.Group, _Row]]
+_Keyed = Sequence[tuple[str, rules.Group, pairing.Row]]
 
 
 def _keys(resource: rules.Resource, seen: matching.Names, problems: list[str]) -> _Keyed:
@@ -164,7 +169,11 @@ def _keys(resource: rules.Resource, seen: matching.Names, problems: list[str]) -
     taken: dict[str, int] = {}
     keys = []
     for number, group in enumerate(resource.groups):
-        for row in _rows(group, seen, every_name=resource.per_match):
+        columns = pairing.columns(group, seen, every_name=resource.per_match)
+        problems.extend(
+            f"{resource.name}: groups[{number}].{problem}" for problem in pairing.shrinking(columns)
+        )
+        for row in pairing.rows(columns):
             key = _key(group, row)
             if taken.setdefault(key, number) == number:
                 keys.append((key, group, row))
@@ -202,22 +211,7 @@ def _units(
             yield name, _unit(key, replica, row, problems)
 
 
-def _rows(group: rules.Group, seen: matching.Names, *, every_name: bool) -> Iterator[_Row]:
-    """Lay the matches of a group's entries side by side."""
-    columns = {
-        number: (entry, matching.matches(entry, seen, every_name=every_name))
-        for number, entry in enumerate(group.devices)
-    }
-    present = {n: column for n, column in columns.items() if column[1] or not column[0].optional}
-    if not present:
-        return
-    reusable = min(len(met) * entry.limit for entry, met in present.values())
-    longest = max(len(met) for _, met in present.values())
-    for at in range(min(reusable, longest)):
-        yield {n: (entry, met[at % len(met)]) for n, (entry, met) in present.items()}
-
-
-def _key(group: rules.Group, row: _Row) -> str:
+def _key(group: rules.Group, row: pairing.Row) -> str:
     """Return what a unit is called after.
 
     A required entry with limit 1 is in one unit only, so its match alone is enough; whatever else
@@ -230,7 +224,7 @@ def _key(group: rules.Group, row: _Row) -> str:
     return "+".join(dict.fromkeys(match.key for _, match in row.values()))
 
 
-def _unit(key: str, replica: int, row: _Row, problems: list[str]) -> Unit:
+def _unit(key: str, replica: int, row: pairing.Row, problems: list[str]) -> Unit:
     devices: dict[str, DeviceSpec] = {}
     mounts: dict[str, Mount] = {}
     for entry, match in row.values():
