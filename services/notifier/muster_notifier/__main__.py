@@ -28,12 +28,14 @@ from muster import (
 )
 from muster_notifier import (
     addresses,
+    cluster,
     config,
     deadletters,
     desk,
     grouping,
     ledger,
     muting,
+    owners,
     receivers,
     selfwatch,
     senders,
@@ -105,6 +107,7 @@ class _Notifier:
         self._receivers = {r.name: self._receiver(r) for r in settings.receivers}
         self._voice = selfwatch.Voice(instance=connected.instance, runbook_url=settings.runbook_url)
         self._watchdog = watchdog.Watchdog(patience_s=settings.watchdog.patience_s)
+        self._owners = _owners(settings)
         self._ticks: asyncio.Queue[runtime.Delivery[watchdog.Input]] = asyncio.Queue(100)
         for name in self._receivers:
             _WAITING.labels(name).set_function(functools.partial(self._waiting_s, name))
@@ -156,7 +159,9 @@ class _Notifier:
         for event in await self._bus.newest(streams.ALERTS, _VERDICTS):
             assert isinstance(event.data, vocabulary.VerdictChanged), "the filter says so"
             self._muting.hear_verdict(event.data)
-        alerts = await self._bus.newest(streams.ALERTS, _ALERTS)
+        alerts = [
+            await self._owned(event) for event in await self._bus.newest(streams.ALERTS, _ALERTS)
+        ]
         self._machine.restore(entries, pending, alerts, now=self._clock())
         logs.logger().info(
             "restored", entries=len(entries), letters=len(pending), alerts=len(alerts)
@@ -185,6 +190,8 @@ class _Notifier:
             sender = senders.make(settings, self._settings)
         except senders.Unusable as error:
             raise entry.CannotStart(str(error)) from None
+        for problem in sender.problems:
+            logs.logger().error("template_unusable", receiver=settings.name, error=problem)
         inbox: asyncio.Queue[runtime.Delivery[desk.Input]] = asyncio.Queue(runtime.INBOX_MAX)
         self._desks[settings.name] = inbox
 
@@ -240,10 +247,22 @@ class _Notifier:
                 case vocabulary.AlertChanged(leader=leader) if self._watchdog.is_stale(leader):
                     _STALE.inc()
                     await delivery.ack()
-                case vocabulary.AlertChanged() | vocabulary.VerdictChanged():
+                case vocabulary.AlertChanged():
+                    owned = await self._owned(delivery.event)
+                    await self._inbox.put(runtime.Delivery(owned, delivery.ack))
+                case vocabulary.VerdictChanged():
                     await self._inbox.put(runtime.Delivery(delivery.event, delivery.ack))
                 case _:
                     await delivery.ack()
+
+    async def _owned(self, event: codec.CloudEvent) -> codec.CloudEvent | grouping.Owned:
+        """Return an alert with those whom the owners of its pods want to be told."""
+        alert = event.data
+        if self._owners is None or not isinstance(alert, vocabulary.AlertChanged):
+            return event
+        if not alert.pods or alert.state is vocabulary.AlertState.RESOLVED:
+            return event
+        return grouping.Owned(event, await self._owners.of(alert.pods))
 
     async def _follow_silences(self, follower: AsyncIterator[tuple[str, bytes] | None]) -> None:
         async for change in follower:
@@ -313,6 +332,22 @@ class _Notifier:
                     at=at,
                 )
         await self._hear(event)
+
+
+def _owners(settings: config.Settings) -> owners.Owners | None:
+    wanted = settings.owners
+    if not wanted.receivers:
+        return None
+    try:
+        found = cluster.Cluster(settings.kubernetes)
+    except cluster.NoCluster as error:
+        raise entry.CannotStart(f"owners: {error}") from None
+    return owners.Owners(
+        found,
+        annotation=wanted.annotation,
+        receivers=wanted.receivers,
+        timeout_s=wanted.timeout_s,
+    )
 
 
 def _entries(found: dict[str, bytes]) -> list[ledger.Entry]:

@@ -225,12 +225,17 @@ class Grouping:
         came_at = now if is_new else min(now, self._monotonic(event.time, now))
         for key, route in places.items():
             self._put(key, route, alert, found, now=now, came_at=came_at, is_new=is_new)
+        left = {key: route for key, route in before.items() if key not in places}
+        if known is None or not left:
+            return
+        last = known.event.data
+        assert isinstance(last, vocabulary.AlertChanged), "only alerts are known"
         ended = msgspec.structs.replace(
-            alert, state=vocabulary.AlertState.RESOLVED, ends_at=event.time
+            last, state=vocabulary.AlertState.RESOLVED, ends_at=event.time
         )
-        for key, route in before.items():
-            if key not in places:
-                self._put(key, route, ended, found, now=now, came_at=came_at, is_new=is_new)
+        found = labels.of(last)
+        for key, route in left.items():
+            self._put(key, route, ended, found, now=now, came_at=came_at, is_new=is_new)
 
     def _places(
         self, found: Mapping[str, str], owners: frozenset[str]

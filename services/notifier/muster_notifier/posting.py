@@ -7,6 +7,7 @@ Redirects are not followed. The URL may hold a secret, so only its host is ever 
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import ipaddress
 import socket
 import ssl
@@ -20,6 +21,7 @@ from muster_notifier import addresses, answers, guard
 
 _HEAD_BYTES_MAX: Final = 64 * 1024
 _BODY_BYTES_MAX: Final = 64 * 1024
+_SAID_MAX: Final = 300
 _CONTINUE: Final = 100
 _SUCCESS: Final = 200
 
@@ -200,3 +202,18 @@ def _parse(head: bytes) -> tuple[int, dict[str, str]]:
 def _value(text: str) -> str:
     """Return a header's value on one line: a secret from a file may end with a newline."""
     return " ".join(text.split())
+
+
+async def post_json(
+    site: Site, body: bytes, *, below: str = "", headers: Mapping[str, str] | None = None
+) -> answers.Answer:
+    """Post JSON; what a refusal says is told as well."""
+    told = {"Content-Type": "application/json", **(headers or {})}
+    answer = await site.ask("POST", below=below, headers=told, body=body)
+    if isinstance(answer, answers.Answer):
+        return answer
+    found = answers.of_status(answer.status, answer.headers)
+    if found.kind is answers.Kind.TAKEN:
+        return found
+    said = " ".join(answer.body[:_SAID_MAX].decode("utf-8", "replace").split())
+    return dataclasses.replace(found, detail=f"{found.detail} {said}".strip())

@@ -1,0 +1,100 @@
+"""Pure. A notification as Slack shows it: one message a group, and one line for each change of it.
+
+Limits are Slack's (docs.slack.dev, Block Kit): 150 characters a header, 3,000 a section.
+"""
+
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+from muster_notifier import answers, message
+from muster_notifier import notification as notifications
+
+_HEADER_MAX: Final = 150
+_SECTION_MAX: Final = 3000
+_COLOURS: Final = {
+    vocabulary.Severity.CRITICAL: "#d00000",
+    vocabulary.Severity.WARNING: "#e8a317",
+    vocabulary.Severity.INFO: "#439fe0",
+}
+_GOOD: Final = "#2eb67d"
+_TEMPORARY: Final = frozenset(
+    {"ratelimited", "internal_error", "fatal_error", "service_unavailable", "request_timeout"}
+)
+_GONE: Final = frozenset(
+    {"message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found"}
+)
+
+Json = dict[str, object]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What Slack's API answers."""
+
+    ok: bool = False
+    error: str = ""
+    ts: str = ""
+    channel: str = ""
+
+
+def content(notification: notifications.Notification, words: message.Message) -> Json:
+    """Return the message, for the API and for incoming webhooks alike."""
+    _, _, rest = words.text.partition("\n")
+    blocks: list[Json] = [
+        {
+            "type": "header",
+            "text": {"type": "plain_text", "text": message.cut(words.title, _HEADER_MAX)},
+        }
+    ]
+    if rest:
+        text = "```" + message.cut(_escaped(rest), _SECTION_MAX - 6) + "```"
+        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text}})
+    return {
+        "text": _escaped(words.title),
+        "attachments": [{"color": colour(notification), "blocks": blocks}],
+    }
+
+
+def colour(notification: notifications.Notification) -> str:
+    """Return the colour of what still fires, or of good."""
+    firing = [alert.severity for alert in notification.firing]
+    order = tuple(vocabulary.Severity)
+    return _COLOURS[min(firing, key=order.index)] if firing else _GOOD
+
+
+def change(notification: notifications.Notification, words: message.Message) -> str:
+    """Return the line in the thread that says what is new."""
+    reasons = {
+        vocabulary.NotificationReason.FIRST: "fires",
+        vocabulary.NotificationReason.NEW_ALERTS: "more alerts fire",
+        vocabulary.NotificationReason.NEW_RESOLVED: "some are resolved",
+        vocabulary.NotificationReason.ALL_RESOLVED: "all is resolved",
+        vocabulary.NotificationReason.REPEAT: "still fires",
+    }
+    return f"{reasons[notification.reason]}: {_escaped(words.title)}"
+
+
+def read(body: bytes) -> Reply:
+    """Return the API's answer; an error if it is none."""
+    try:
+        return msgspec.json.decode(body, type=Reply)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Reply(error="internal_error")
+
+
+def is_gone(reply: Reply) -> bool:
+    """Tell whether the message that was to be edited is there no more."""
+    return reply.error in _GONE
+
+
+def meaning(reply: Reply) -> answers.Answer:
+    """Return what the API's answer means."""
+    if reply.ok:
+        return answers.Answer(kind=answers.Kind.TAKEN, detail="ok")
+    kind = answers.Kind.TEMPORARY if reply.error in _TEMPORARY else answers.Kind.REFUSED
+    return answers.Answer(kind=kind, detail=f"Slack: {message.line(reply.error, 200)}")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

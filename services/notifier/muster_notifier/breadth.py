@@ -1,0 +1,48 @@
+"""Door to Apprise: everybody else, at least once and without precise back-off.
+
+Apprise says whether it worked and not why: a failure is temporary, whatever it was.
+"""
+
+import asyncio
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from muster_notifier import addresses, answers, message
+from muster_notifier import notification as notifications
+
+
+class Apprise:
+    """One of Apprise's addresses."""
+
+    def __init__(self, url: str, *, timeout_s: float, templates: addresses.Templates) -> None:
+        """Raise ValueError if Apprise is not installed, or does not know the address."""
+        try:
+            apprise: Any = importlib.import_module("apprise")
+        except ImportError:
+            raise ValueError(
+                "apprise is not installed: pip install 'muster-k8s[apprise]'"
+            ) from None
+        self._apprise: Any = apprise.Apprise()
+        if not self._apprise.add(url):
+            raise ValueError("apprise: the address is none of those it knows")
+        self._timeout_s = timeout_s
+        self._templates = templates
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> answers.Answer:
+        """Send one message."""
+        words = message.compose(notification, self._templates)
+        kind = "failure" if notification.firing_ids else "success"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                is_taken = await self._apprise.async_notify(
+                    body=words.text, title=words.title, notify_type=kind
+                )
+        except TimeoutError:
+            detail = f"apprise: no answer within {self._timeout_s:g} s"
+            return answers.Answer(kind=answers.Kind.TEMPORARY, detail=detail)
+        if is_taken:
+            return answers.Answer(kind=answers.Kind.TAKEN, detail="apprise: sent")
+        return answers.Answer(kind=answers.Kind.TEMPORARY, detail="apprise: not sent")

@@ -1,0 +1,123 @@
+"""Door to the Kubernetes API: writes Events, and asks who owns a pod.
+
+Two kinds of requests need no client library, which would cost more memory than everything else
+here. The token is read anew for each: Kubernetes replaces it within the hour.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster_notifier import addresses, answers, posting, regarding
+from muster_notifier import notification as notifications
+
+_CONFLICT: Final = 409
+_NOT_FOUND: Final = 404
+_OK: Final = 200
+_TOKEN_BYTES_MAX: Final = 64 * 1024
+
+
+class NoCluster(Exception):
+    """There is no Kubernetes API; the text says what was tried."""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    annotations: dict[str, str] | None = None
+
+
+class _Object(msgspec.Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+
+
+class Cluster:
+    """One cluster's API."""
+
+    def __init__(self, settings: addresses.Kubernetes) -> None:
+        """Raise NoCluster if there is none."""
+        url, tls = settings.url, None
+        if url is None:
+            host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+            port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+            if not host:
+                raise NoCluster("kubernetes: this is no pod, and kubernetes.url is not set")
+            url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
+        if url.startswith("https://") and Path(settings.ca_file).exists():
+            try:
+                tls = ssl.create_default_context(cafile=settings.ca_file)
+            except OSError as error:
+                text = f"kubernetes: {settings.ca_file}: {error.strerror or error}"
+                raise NoCluster(text) from None
+        # whoever runs muster chose this address: it lies within our own network
+        self._site = posting.Site(
+            url, timeout_s=settings.timeout_s, reach=addresses.Reach.LOOPBACK, tls=tls
+        )
+        self._token = Path(settings.token_file)
+
+    async def ask(
+        self, method: str, path: str, body: object = None
+    ) -> posting.Response | answers.Answer:
+        """Send one request; an Answer says why there is no response."""
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        token = await asyncio.to_thread(self._read_token)
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        encoded = b"" if body is None else msgspec.json.encode(body)
+        return await self._site.ask(method, below=path, headers=headers, body=encoded)
+
+    async def annotations(self, path: str) -> Mapping[str, str] | None:
+        """Return an object's annotations; None if it cannot be known."""
+        answer = await self.ask("GET", path)
+        if isinstance(answer, answers.Answer):
+            return None
+        if answer.status == _NOT_FOUND:
+            return {}
+        if answer.status != _OK:
+            return None
+        try:
+            found = msgspec.json.decode(answer.body, type=_Object)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return found.metadata.annotations or {}
+
+    def _read_token(self) -> str:
+        try:
+            with self._token.open("rb") as opened:
+                return opened.read(_TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
+        except OSError:
+            return ""
+
+
+class Events:
+    """The receiver that is Kubernetes Events."""
+
+    def __init__(self, cluster: Cluster, settings: addresses.KubernetesEvents) -> None:
+        self._cluster = cluster
+        self._settings = settings
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> answers.Answer:
+        """Write the Events; what is there already, or whose namespace is gone, is done."""
+        found = regarding.events(
+            notification, namespace=self._settings.namespace, pods=self._settings.pods
+        )
+        return await self._write(found)
+
+    async def _write(self, events: Sequence[regarding.Event]) -> answers.Answer:
+        for event in events:
+            path = f"/apis/events.k8s.io/v1/namespaces/{event.namespace}/events"
+            answer = await self._cluster.ask("POST", path, event.body)
+            if isinstance(answer, answers.Answer):
+                return answer
+            gone = answer.status == _NOT_FOUND and event.namespace != self._settings.namespace
+            if answer.status == _CONFLICT or gone:
+                continue
+            meaning = answers.of_status(answer.status, answer.headers)
+            if meaning.kind is not answers.Kind.TAKEN:
+                return meaning
+        return answers.Answer(kind=answers.Kind.TAKEN, detail=f"{len(events)} events")

@@ -1,0 +1,158 @@
+"""Door to a mail relay: SMTP, one connection a mail (RFC 5321, 3207, 4954)."""
+
+import asyncio
+import base64
+import contextlib
+import re
+import ssl
+from collections.abc import Mapping
+from email import utils
+from typing import Final
+
+from muster_notifier import addresses, answers, mails, message
+from muster_notifier import notification as notifications
+
+_LINE_BYTES_MAX: Final = 8192
+_LINES_MAX: Final = 100
+_GOOD: Final = {2, 3}
+_TEMPORARY: Final = 4
+
+
+class _Refused(Exception):
+    """The relay said no; `code` is SMTP's."""
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(f"{code} {said}")
+        self.code = code
+
+
+class Relay:
+    """One relay and the people behind it."""
+
+    def __init__(
+        self, settings: addresses.Email, *, password: str, templates: addresses.Templates
+    ) -> None:
+        """Raise ValueError if the file of certificates cannot be used."""
+        self._settings = settings
+        self._password = password
+        self._templates = templates
+        self._tls: ssl.SSLContext | None = None
+        if settings.tls is not addresses.Tls.NONE:
+            try:
+                self._tls = ssl.create_default_context(cafile=settings.ca_file)
+            except OSError as error:
+                raise ValueError(f"ca_file: {error.strerror or error}") from None
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> answers.Answer:
+        """Send one mail to everybody; whoever the relay does not know is named."""
+        words = message.compose(notification, self._templates)
+        found = self._settings
+        body = mails.mail(notification, words, sender=found.sender, to=found.to)
+        where = f"{found.host}:{found.port}"
+        try:
+            async with asyncio.timeout(found.timeout_s):
+                unknown = await self._converse(body)
+        except _Refused as refused:
+            is_temporary = refused.code // 100 == _TEMPORARY
+            kind = answers.Kind.TEMPORARY if is_temporary else answers.Kind.REFUSED
+            return answers.Answer(kind=kind, detail=f"{where}: {message.line(str(refused))}")
+        except TimeoutError:
+            detail = f"no answer within {found.timeout_s:g} s"
+        except asyncio.IncompleteReadError:
+            detail = "closed the connection"
+        except ssl.SSLCertVerificationError as error:
+            detail = f"its certificate is not believed: {error.verify_message}"
+        except ssl.SSLError as error:
+            detail = f"TLS: {error.reason or error}"
+        except OSError as error:
+            detail = error.strerror or str(error)
+        except (asyncio.LimitOverrunError, ValueError):
+            detail = "the answer is not SMTP"
+        else:
+            said = f"; unknown there: {', '.join(unknown)}" if unknown else ""
+            return answers.Answer(kind=answers.Kind.TAKEN, detail=f"taken by {where}{said}")
+        return answers.Answer(kind=answers.Kind.TEMPORARY, detail=f"{where}: {detail}")
+
+    async def _converse(self, body: bytes) -> list[str]:
+        """Deliver a mail; return the addressees that were refused, if not all were."""
+        found = self._settings
+        is_implicit = found.tls is addresses.Tls.IMPLICIT
+        reader, writer = await asyncio.open_connection(
+            found.host, found.port, ssl=self._tls if is_implicit else None, limit=_LINE_BYTES_MAX
+        )
+        talk = _Talk(reader, writer)
+        try:
+            await talk.hear()
+            offers = await talk.say("EHLO muster-notifier")
+            if found.tls is addresses.Tls.STARTTLS:
+                assert self._tls is not None, "STARTTLS needs a context"
+                if not re.search(r"(?im)^STARTTLS\b", offers):
+                    raise _Refused(454, "the relay offers no STARTTLS; nothing was sent")
+                await talk.say("STARTTLS")
+                await writer.start_tls(self._tls, server_hostname=found.host)
+                await talk.say("EHLO muster-notifier")
+            if found.username:
+                token = f"\0{found.username}\0{self._password}".encode()
+                await talk.say(f"AUTH PLAIN {base64.b64encode(token).decode()}", shown="AUTH")
+            unknown = await self._address(talk)
+            await talk.say("DATA")
+            dotted = re.sub(rb"(?m)^\.", b"..", body.rstrip(b"\r\n"))
+            writer.write(dotted + b"\r\n.\r\n")
+            await writer.drain()
+            await talk.hear()
+            with contextlib.suppress(OSError, _Refused, asyncio.IncompleteReadError):
+                await talk.say("QUIT")
+            return unknown
+        finally:
+            writer.transport.abort()
+
+    async def _address(self, talk: "_Talk") -> list[str]:
+        await talk.say(f"MAIL FROM:<{_bare(self._settings.sender)}>")
+        unknown: list[str] = []
+        last: _Refused | None = None
+        for name in self._settings.to:
+            try:
+                await talk.say(f"RCPT TO:<{_bare(name)}>")
+            except _Refused as refused:
+                unknown.append(name)
+                last = refused
+        if last is not None and len(unknown) == len(self._settings.to):
+            raise last
+        return unknown
+
+
+class _Talk:
+    """One conversation: a line is said, and an answer of some lines is heard."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def say(self, line: str, *, shown: str = "") -> str:
+        """Say a line; return what was answered. Raises _Refused."""
+        self._writer.write(line.encode() + b"\r\n")
+        await self._writer.drain()
+        return await self.hear(shown or line)
+
+    async def hear(self, asked: str = "") -> str:
+        """Return an answer's text. Raises _Refused."""
+        said: list[str] = []
+        for _ in range(_LINES_MAX):
+            line = (await self._reader.readuntil(b"\n")).decode("utf-8", "replace").rstrip()
+            code = int(line[:3])
+            said.append(line[4:])
+            if line[3:4] != "-":
+                break
+        else:
+            raise ValueError("an answer without an end")
+        if code // 100 not in _GOOD:
+            about = f" to {asked.split(maxsplit=1)[0]}" if asked else ""
+            raise _Refused(code, f"{' '.join(said)}{about}")
+        return "\n".join(said)
+
+
+def _bare(name: str) -> str:
+    """Return the address in a name such as `muster <muster@example.com>`, on one line."""
+    return "".join(utils.parseaddr(name)[1].split())

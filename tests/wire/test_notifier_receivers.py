@@ -1,0 +1,603 @@
+"""Each receiver against a server that keeps what it is sent, and answers as the service does."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import email
+import email.policy
+import pathlib
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import aiosmtpd.smtp
+import msgspec
+import orjson
+import pytest
+
+from muster import vocabulary
+from muster.local import kubernetes
+from muster.vocabulary import AlertState
+from muster_notifier import addresses, config, files, message, senders
+from muster_notifier import notification as notifications
+from muster_notifier.answers import Answer, Kind
+from muster_notifier.notification import Notification
+
+T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
+LOOPBACK = addresses.Reach.LOOPBACK
+GROUP = '{}:{kind="stuck",node="node-a"}'
+
+
+def alert(
+    name: str = "a", state: AlertState = AlertState.FIRING, **more: Any
+) -> vocabulary.AlertChanged:
+    about: dict[str, Any] = {
+        "node": "node-a",
+        "at": T0,
+        "plugin": "device-plugin",
+        "kind": vocabulary.AlertKind.STUCK,
+        "severity": vocabulary.Severity.CRITICAL,
+        "state": state,
+        "fingerprint": f"{name:0>16}",
+        "summary": "device-plugin <is> stuck",
+        "starts_at": T0,
+        "ends_at": T0 + dt.timedelta(minutes=5) if state is AlertState.RESOLVED else None,
+        "pods": ("ml/train-0",),
+        "evidence": (vocabulary.Evidence(source="probe", observed="no answer"),),
+        "runbook": "https://runbooks.example/stuck.md",
+    }
+    return vocabulary.AlertChanged(**(about | more))
+
+
+def told(
+    firing: Sequence[vocabulary.AlertChanged] = (),
+    resolved: Sequence[vocabulary.AlertChanged] = (),
+    reason: vocabulary.NotificationReason = vocabulary.NotificationReason.FIRST,
+) -> Notification:
+    return notifications.notify(
+        after="",
+        receiver="r",
+        group=GROUP,
+        labels={"kind": "stuck", "node": "node-a"},
+        reason=reason,
+        firing=firing,
+        resolved=resolved,
+        send_resolved=True,
+        at=T0,
+    )
+
+
+FIRES = told([alert()])
+OVER = told(
+    resolved=[alert(state=AlertState.RESOLVED)], reason=vocabulary.NotificationReason.ALL_RESOLVED
+)
+
+
+@dataclass
+class Fake:
+    """An HTTP server that answers what it is told to, in order, the last for ever."""
+
+    said: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
+    got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    url: str = ""
+
+    def answer(self, status: int, body: Any = None, **headers: str) -> None:
+        self.said.append((status, headers, b"" if body is None else orjson.dumps(body)))
+
+    def bodies(self) -> list[Any]:
+        return [orjson.loads(body) for _, _, body in self.got]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first, *lines = head.strip().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in lines)
+        body = await reader.readexactly(int(headers["content-length"]))
+        self.got.append((first.removesuffix(" HTTP/1.1"), headers, body))
+        status, more, answer = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        shown = "".join(f"{name}: {value}\r\n" for name, value in more.items())
+        writer.write(
+            f"HTTP/1.1 {status} X\r\n{shown}Content-Length: {len(answer)}\r\n\r\n".encode()
+        )
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def fake() -> AsyncIterator[Fake]:
+    made = Fake()
+    async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as server:
+        made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield made
+
+
+def sender(settings: config.Settings | None = None, **way: Any) -> senders.Sender:
+    return senders.make(addresses.Receiver(name="r", **way), settings or config.Settings())
+
+
+def send(found: senders.Sender, notification: Notification) -> Answer:
+    async def sent() -> Answer:
+        return await found.send(notification, {})
+
+    return asyncio.run(sent())
+
+
+def play(story: Callable[[Fake], Awaitable[None]]) -> None:
+    async def played() -> None:
+        async with asyncio.timeout(20), fake() as server:
+            await story(server)
+
+    asyncio.run(played())
+
+
+def secret(directory: pathlib.Path, text: str) -> addresses.Secret:
+    file = directory / f"secret-{len(text)}"
+    file.write_text(text + "\n")
+    return addresses.Secret(file=str(file))
+
+
+CODE = (
+    "- firing critical: device-plugin &lt;is&gt; stuck\n"
+    "  where: node-a device-plugin, since 2026-01-01 12:00:00 UTC\n"
+    "  how sure: one source says so, probe\n"
+    "  probe: no answer\n"
+    "  pods that hold it: ml/train-0\n"
+    "  what to do: https://runbooks.example/stuck.md\n"
+    "  look closer: muster why node-a"
+)
+
+
+def slack(server: Fake, directory: pathlib.Path) -> senders.Sender:
+    return sender(
+        slack=addresses.Slack(
+            token_from=secret(directory, "xoxb-1"),
+            channel="#gpu",
+            url=f"{server.url}/api",
+            reach=LOOPBACK,
+        )
+    )
+
+
+def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pathlib.Path) -> None:
+    async def story(server: Fake) -> None:
+        server.answer(200, {"ok": True, "ts": "17.1", "channel": "C1"})
+        channel = slack(server, tmp_path)
+        first = await channel.send(FIRES, {})
+        assert first == Answer(kind=Kind.TAKEN, detail="ok", data={"channel": "C1", "ts": "17.1"})
+        last = await channel.send(OVER, first.data)
+        assert last == Answer(kind=Kind.TAKEN, detail="ok", data={"channel": "C1", "ts": "17.1"})
+        paths = [path for path, _, _ in server.got]
+        assert paths == [
+            "POST /api/chat.postMessage",
+            "POST /api/chat.update",
+            "POST /api/chat.postMessage",
+        ]
+        assert {h["authorization"] for _, h, _ in server.got} == {"bearer xoxb-1"}
+        post, update, reply = server.bodies()
+        title = "[FIRING] stuck on node-a: device-plugin <is> stuck"
+        assert post == {
+            "channel": "#gpu",
+            "text": "[FIRING] stuck on node-a: device-plugin &lt;is&gt; stuck",
+            "attachments": [
+                {
+                    "color": "#d00000",
+                    "blocks": [
+                        {"type": "header", "text": {"type": "plain_text", "text": title}},
+                        {
+                            "type": "section",
+                            "text": {"type": "mrkdwn", "text": f"```{CODE}```"},
+                        },
+                    ],
+                }
+            ],
+        }
+        assert (update["channel"], update["ts"]) == ("C1", "17.1")
+        assert update["attachments"][0]["color"] == "#2eb67d"
+        assert reply == {
+            "channel": "C1",
+            "thread_ts": "17.1",
+            "text": "all is resolved: [RESOLVED] stuck on node-a: device-plugin &lt;is&gt; stuck",
+        }
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "answer"),
+    [
+        (
+            429,
+            None,
+            {"Retry-After": "30"},
+            Answer(kind=Kind.TEMPORARY, detail="HTTP 429", retry_after_s=30.0),
+        ),
+        (
+            200,
+            {"ok": False, "error": "invalid_auth"},
+            {},
+            Answer(kind=Kind.REFUSED, detail="Slack: invalid_auth"),
+        ),
+        (
+            200,
+            {"ok": False, "error": "internal_error"},
+            {},
+            Answer(kind=Kind.TEMPORARY, detail="Slack: internal_error"),
+        ),
+        (200, "?", {}, Answer(kind=Kind.TEMPORARY, detail="Slack: internal_error")),
+        (503, None, {}, Answer(kind=Kind.TEMPORARY, detail="HTTP 503")),
+    ],
+)
+def test_each_answer_of_slack_has_one_meaning(
+    status: int, body: Any, headers: dict[str, str], answer: Answer, tmp_path: pathlib.Path
+) -> None:
+    async def story(server: Fake) -> None:
+        server.answer(status, body, **headers)
+        assert await slack(server, tmp_path).send(FIRES, {}) == answer
+
+    play(story)
+
+
+def test_a_message_that_is_gone_from_slack_is_posted_anew(tmp_path: pathlib.Path) -> None:
+    async def story(server: Fake) -> None:
+        server.answer(200, {"ok": False, "error": "message_not_found"})
+        server.answer(200, {"ok": True, "ts": "18.1", "channel": "C1"})
+        answer = await slack(server, tmp_path).send(OVER, {"channel": "C1", "ts": "17.1"})
+        assert answer.data == {"channel": "C1", "ts": "18.1"}
+
+    play(story)
+
+
+def test_without_a_bot_slack_gets_a_message_for_each_change(tmp_path: pathlib.Path) -> None:
+    async def story(server: Fake) -> None:
+        server.answer(200)
+        hook = secret(tmp_path, f"{server.url}/services/T0/B0/x")
+        found = sender(slack=addresses.Slack(webhook_from=hook, reach=LOOPBACK))
+        assert (await found.send(FIRES, {})).kind is Kind.TAKEN
+        assert server.got[0][0] == "POST /services/T0/B0/x"
+        assert sorted(server.bodies()[0]) == ["attachments", "text"]
+
+    play(story)
+
+
+def test_pagerduty_has_one_incident_a_group(tmp_path: pathlib.Path) -> None:
+    async def story(server: Fake) -> None:
+        server.answer(202, {"status": "success"})
+        found = sender(
+            pagerduty=addresses.PagerDuty(
+                routing_key_from=secret(tmp_path, "R0"), url=f"{server.url}/v2", reach=LOOPBACK
+            )
+        )
+        for notification in (FIRES, OVER):
+            answer = await found.send(notification, {})
+            assert answer == Answer(kind=Kind.TAKEN, detail="HTTP 202")
+        trigger, resolve = server.bodies()
+        details = trigger["payload"].pop("custom_details")
+        assert trigger == {
+            "routing_key": "R0",
+            "event_action": "trigger",
+            "dedup_key": GROUP,
+            "payload": {
+                "summary": "[FIRING] stuck on node-a: device-plugin <is> stuck",
+                "source": "node-a",
+                "severity": "critical",
+                "timestamp": "2026-01-01T12:00:00+00:00",
+                "component": "device-plugin",
+                "class": "stuck",
+            },
+            "links": [{"href": "https://runbooks.example/stuck.md", "text": "what to do"}],
+            "client": "muster",
+        }
+        assert details["truncated_alerts"] == 0
+        assert details["alerts"][0]["annotations"]["pods"] == "ml/train-0"
+        assert resolve == {"routing_key": "R0", "event_action": "resolve", "dedup_key": GROUP}
+
+    play(story)
+
+
+def test_what_pagerduty_says_of_a_bad_key_is_told_and_the_key_is_not(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(server: Fake) -> None:
+        server.answer(400, {"message": "Event object is invalid"})
+        found = sender(
+            pagerduty=addresses.PagerDuty(
+                routing_key_from=secret(tmp_path, "R0SECRET"), url=server.url, reach=LOOPBACK
+            )
+        )
+        answer = await found.send(FIRES, {})
+        assert answer.kind is Kind.REFUSED
+        assert answer.detail == 'HTTP 400 {"message":"Event object is invalid"}'
+
+    play(story)
+
+
+def test_teams_gets_a_card_that_is_small_enough() -> None:
+    async def story(server: Fake) -> None:
+        server.answer(202)
+        found = sender(teams=addresses.Teams(url=f"{server.url}/w?sig=1", reach=LOOPBACK))
+        assert (await found.send(FIRES, {})).kind is Kind.TAKEN
+        many = told([alert(f"{index:x}", summary="x" * 300) for index in range(300)])
+        assert (await found.send(many, {})).kind is Kind.TAKEN
+        assert server.got[0][0] == "POST /w?sig=1"
+        (attachment,) = server.bodies()[0]["attachments"]
+        assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
+        texts = [block["text"] for block in attachment["content"]["body"]]
+        assert texts[0] == "[FIRING] stuck on node-a: device-plugin <is> stuck"
+        assert texts[-1] == "  look closer: muster why node-a"
+        assert len(server.got[1][2]) <= 28_000
+
+    play(story)
+
+
+def test_an_alertmanager_gets_the_alerts_and_believes_them_until_we_remind_it() -> None:
+    async def story(server: Fake) -> None:
+        server.answer(200)
+        found = sender(
+            config.Settings(repeat_interval_s=3600),
+            alertmanager=addresses.Alertmanager(url=f"{server.url}/am/", reach=LOOPBACK),
+        )
+        over = alert("b", AlertState.RESOLVED)
+        assert (await found.send(told([alert()], [over]), {})).kind is Kind.TAKEN
+        assert server.got[0][0] == "POST /am/api/v2/alerts"
+        fires, ended = server.bodies()[0]
+        assert fires == {
+            "labels": {
+                "alertname": "stuck",
+                "kind": "stuck",
+                "node": "node-a",
+                "plugin": "device-plugin",
+                "severity": "critical",
+            },
+            "annotations": {
+                "summary": "device-plugin <is> stuck",
+                "evidence": "probe: no answer",
+                "pods": "ml/train-0",
+                "runbook_url": "https://runbooks.example/stuck.md",
+            },
+            "startsAt": "2026-01-01T12:00:00Z",
+            "endsAt": "2026-01-01T14:00:00+00:00",
+        }
+        assert ended["endsAt"] == "2026-01-01T12:05:00+00:00"
+
+    play(story)
+
+
+def test_a_file_gets_one_line_for_each_notification(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "told.jsonl"
+    found = sender(file=addresses.File(path=str(file)))
+    for notification in (FIRES, OVER):
+        assert send(found, notification).kind is Kind.TAKEN
+    lines = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+    assert [line["id"] for line in lines] == [FIRES.id, OVER.id]
+    away = sender(file=addresses.File(path=str(tmp_path / "none" / "x")))
+    assert send(away, FIRES) == Answer(
+        kind=Kind.TEMPORARY, detail=f"{tmp_path}/none/x: No such file or directory"
+    )
+
+
+def test_kubernetes_gets_events_on_node_and_pod_and_a_repeat_adds_none() -> None:
+    async def story() -> None:
+        async with asyncio.timeout(20), kubernetes.KubernetesApi() as api:
+            found = sender(
+                config.Settings(kubernetes=addresses.Kubernetes(url=api.url)),
+                kubernetes=addresses.KubernetesEvents(),
+            )
+            async with aiohttp.ClientSession(api.url) as http:
+                await http.post("/api/v1/namespaces", json={"metadata": {"name": "ml"}})
+            for _ in range(2):
+                answer = await found.send(FIRES, {})
+                assert answer == Answer(kind=Kind.TAKEN, detail="2 events")
+            assert (await found.send(OVER, {})).kind is Kind.TAKEN
+            async with (
+                aiohttp.ClientSession(api.url) as http,
+                http.get("/apis/events.k8s.io/v1/events") as response,
+            ):
+                items = (await response.json())["items"]
+        shown = sorted(
+            (item["regarding"]["kind"], item["metadata"]["namespace"], item["reason"], item["type"])
+            for item in items
+        )
+        assert shown == [
+            ("Node", "default", "Stuck", "Warning"),
+            ("Node", "default", "StuckResolved", "Normal"),
+            ("Pod", "ml", "Stuck", "Warning"),
+            ("Pod", "ml", "StuckResolved", "Normal"),
+        ]
+        assert {item["note"] for item in items} == {
+            "device-plugin <is> stuck; probe: no answer; https://runbooks.example/stuck.md"
+        }
+
+    asyncio.run(story())
+
+
+class Mailbox:
+    """What aiosmtpd gives its mails to."""
+
+    def __init__(self) -> None:
+        self.mails: list[tuple[str, list[str], bytes]] = []
+        self.unknown: set[str] = set()
+        self.refusal = ""
+
+    async def handle_RCPT(  # noqa: N802  # aiosmtpd's name
+        self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any
+    ) -> str:
+        if address in self.unknown:
+            return "550 no such user"
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+    async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802
+        if self.refusal:
+            return self.refusal
+        self.mails.append((envelope.mail_from, envelope.rcpt_tos, envelope.content))
+        return "250 OK"
+
+
+@contextlib.asynccontextmanager
+async def relay(directory: pathlib.Path, **more: Any) -> AsyncIterator[tuple[Mailbox, int, str]]:
+    """Run a real SMTP server with STARTTLS and a login; give mailbox, port and certificate."""
+    key, certificate = directory / "key.pem", directory / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", str(key), "-out", str(certificate)]
+    made = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    assert await made.wait() == 0
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    mailbox = Mailbox()
+
+    def login(_server: Any, _session: Any, _envelope: Any, _mechanism: str, given: Any) -> Any:
+        is_right = (given.login, given.password) == (b"muster", b"pass word")
+        return aiosmtpd.smtp.AuthResult(success=is_right, handled=is_right)
+
+    def protocol() -> aiosmtpd.smtp.SMTP:
+        settings: dict[str, Any] = {
+            "tls_context": context,
+            "require_starttls": True,
+            "authenticator": login,
+            "auth_required": True,
+            "enable_SMTPUTF8": True,
+        }
+        return aiosmtpd.smtp.SMTP(mailbox, **(settings | more))
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(protocol, "127.0.0.1", 0)
+    try:
+        yield mailbox, server.sockets[0].getsockname()[1], str(certificate)
+    finally:
+        server.close()
+        await asyncio.sleep(0)
+
+
+def by_mail(port: int, certificate: str | None, directory: pathlib.Path, **more: Any) -> Any:
+    settings: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": port,
+        "sender": "muster <muster@example.com>",
+        "to": ("ops@example.com", "ann@example.com"),
+        "ca_file": certificate,
+        "username": "muster",
+        "password_from": secret(directory, "pass word"),
+        "timeout_s": 5.0,
+    }
+    return sender(email=addresses.Email(**(settings | more)))
+
+
+def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story() -> Mailbox:
+        async with asyncio.timeout(20), relay(tmp_path) as (mailbox, port, certificate):
+            found = by_mail(port, certificate, tmp_path)
+            dotted = told([alert(summary="ünï\r\n.code\r\n.\r\nQUIT")])
+            for notification in (dotted, OVER):
+                answer = await found.send(notification, {})
+                assert answer == Answer(kind=Kind.TAKEN, detail=f"taken by 127.0.0.1:{port}")
+            return mailbox
+
+    mailbox = asyncio.run(story())
+    assert [(who, to) for who, to, _ in mailbox.mails] == [
+        ("muster@example.com", ["ops@example.com", "ann@example.com"])
+    ] * 2
+    first, last = [
+        email.message_from_bytes(text, policy=email.policy.default) for _, _, text in mailbox.mails
+    ]
+    assert first["Subject"] == "[FIRING] stuck on node-a: ünï .code . QUIT"
+    assert last["Subject"] == "[RESOLVED] stuck on node-a: device-plugin <is> stuck"
+    assert first["References"] == last["References"]
+    assert (first["Message-ID"], last["Message-ID"]) == (
+        f"<{told([alert(summary='')]).id}@example.com>",
+        f"<{OVER.id}@example.com>",
+    )
+    assert first["Auto-Submitted"] == "auto-generated"
+    body = last.get_content().replace("\r\n", "\n")
+    assert body == message.compose(OVER).text + "\n"
+
+
+def test_a_mail_relay_that_is_not_believed_or_says_no_gets_no_mail(tmp_path: pathlib.Path) -> None:
+    async def story() -> None:
+        async with asyncio.timeout(20), relay(tmp_path) as (mailbox, port, certificate):
+            answer = await by_mail(port, None, tmp_path).send(FIRES, {})
+            assert answer.kind is Kind.TEMPORARY
+            assert "certificate is not believed" in answer.detail
+            wrong = secret(tmp_path, "wrong")
+            answer = await by_mail(port, certificate, tmp_path, password_from=wrong).send(FIRES, {})
+            assert answer.kind is Kind.REFUSED
+            assert "535" in answer.detail
+            assert "wrong" not in answer.detail
+            found = by_mail(port, certificate, tmp_path)
+            mailbox.unknown = {"ann@example.com"}
+            answer = await found.send(FIRES, {})
+            assert answer.detail.endswith("; unknown there: ann@example.com")
+            mailbox.refusal = "452 mailbox full"
+            assert (await found.send(FIRES, {})).kind is Kind.TEMPORARY
+            mailbox.refusal = "554 spam"
+            assert (await found.send(FIRES, {})).kind is Kind.REFUSED
+            mailbox.unknown = {"ann@example.com", "ops@example.com"}
+            assert (await found.send(FIRES, {})).kind is Kind.REFUSED
+            assert len(mailbox.mails) == 1
+
+    asyncio.run(story())
+
+
+def test_a_mail_relay_without_encryption_gets_no_mail(tmp_path: pathlib.Path) -> None:
+    async def story() -> None:
+        plain: dict[str, Any] = {
+            "tls_context": None,
+            "require_starttls": False,
+            "auth_require_tls": False,
+        }
+        plain |= {"authenticator": None, "auth_required": False}
+        async with asyncio.timeout(20), relay(tmp_path, **plain) as (mailbox, port, certificate):
+            answer = await by_mail(port, certificate, tmp_path).send(FIRES, {})
+            assert answer.kind is Kind.TEMPORARY
+            assert "offers no STARTTLS" in answer.detail
+            assert mailbox.mails == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("way", "problem"),
+    [
+        (
+            {"slack": {"token_from": {"file": "/none"}, "channel": "#a"}},
+            "receiver r: /none: No such file or directory",
+        ),
+        (
+            {"pagerduty": {"routing_key_from": {"env": "MUSTER_NO_SUCH_VARIABLE"}}},
+            "receiver r: the variable MUSTER_NO_SUCH_VARIABLE is not set",
+        ),
+        (
+            {"webhook": {"url_from": {"file": "/etc/hostname", "at": "a.0"}}},
+            "receiver r: /etc/hostname: a.0: empty",
+        ),
+        (
+            {"apprise": {"url_from": {"file": "/etc/hostname"}}},
+            "receiver r: apprise is not installed: pip install 'muster-k8s[apprise]'",
+        ),
+        (
+            {"kubernetes": {}},
+            "receiver r: kubernetes: this is no pod, and kubernetes.url is not set",
+        ),
+    ],
+)
+def test_a_receiver_that_cannot_be_made_says_what_is_missing(
+    way: Mapping[str, object], problem: str
+) -> None:
+    receiver = msgspec.convert({"name": "r", **way}, addresses.Receiver)
+    with pytest.raises(senders.Unusable) as refused:
+        senders.make(receiver, config.Settings())
+    assert str(refused.value) == problem
+
+
+def test_a_secret_may_stand_inside_a_yaml_file(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "alertmanager.yml"
+    file.write_text("receivers: [{slack_configs: [{api_url: 'http://h/x'}]}]")
+    where = addresses.Secret(file=str(file), at="receivers.0.slack_configs.0.api_url")
+    assert files.secret(where) == "http://h/x"
