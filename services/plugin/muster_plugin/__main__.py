@@ -50,7 +50,7 @@ _READ_PERIOD_S: Final = 60.0
 _WRITTEN_S: Final = 0.05
 _PEERS: Final = ("smarter", "generic", "nvidia")
 _MISSED_BEATS_MAX: Final = 3
-_HTTP: Final = ("http.server", "urllib.request", "wsgiref", "wsgiref.simple_server")
+_HTTP: Final = ("http.server", "ssl", "urllib.request", "wsgiref", "wsgiref.simple_server")
 """What prometheus-client serves and pushes with; our probes do the serving."""
 
 
@@ -164,7 +164,7 @@ class Reporter:
         A goodbye is said only if it is over on purpose: a crash must look like one.
         """
         await self._node.lives.settle()
-        lean.load("nats.aio.client", without=["aiohttp", "importlib.metadata"])
+        lean.load("nats.aio.client", without=["_hashlib", "aiohttp", "importlib.metadata"])
         lean.load("prometheus_client", hollow=_HTTP)
         from muster import bus, codec, probes  # noqa: PLC0415  # 60 ms, after the registration
         from muster_plugin import metrics  # noqa: PLC0415  # the same
@@ -257,6 +257,8 @@ class Reporter:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._reading.set)
         try:
+            # the first look reads what was read a moment ago
+            await self._node.lives.settle()
             looks = inotify.looks(
                 lambda: _around(source.file),
                 period_s=_READ_PERIOD_S,

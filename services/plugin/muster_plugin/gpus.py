@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from muster_plugin import gpu, gpu_health, lines
+from muster_plugin import gpu, lines
+
+if TYPE_CHECKING:
+    from muster_plugin import gpu_health
 
 FIRST_LOOK_S: Final = 10.0
 """How long a resource waits for the first look before it is registered without devices."""
@@ -34,7 +37,7 @@ class Gpus:
     """The GPUs of a node, judged; a `machine.Machine` around `gpu_health`."""
 
     def __init__(
-        self, source: Source, health: gpu_health.GpuHealth, line: lines.Line[Seen, Judged]
+        self, source: Source, health: "gpu_health.GpuHealth", line: lines.Line[Seen, Judged]
     ) -> None:
         self.source = source
         self._health = health
