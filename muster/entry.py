@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 import muster
-from muster import runtime, settings
+from muster import logs, runtime, settings
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
@@ -51,9 +51,14 @@ def run(
     serve: Callable[[Settings, Source[Settings]], Coroutine[object, object, None]],
     *,
     formats: Mapping[str, settings.Foreign] | None = None,
+    resolve: Callable[[Settings], object] | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Do what `main` does for a service that reads its settings again, or others' `formats`."""
+    """Do what `main` does for a service that reads its settings again, or others' `formats`.
+
+    `resolve` returns what `--check` prints, where that depends on more than the settings; it may
+    raise CannotStart.
+    """
     prefix = f"MUSTER_{service.upper()}"
     chosen = _parser(service, prefix, formats or {}).parse_args(argv)
     foreign = (formats or {}).get(chosen.config_format)
@@ -64,9 +69,12 @@ def run(
         )
 
     try:
+        if not chosen.check:
+            # reading others' files has something to tell
+            logs.configure(service)
         found = read()
         if chosen.check:
-            sys.stdout.buffer.write(msgspec.yaml.encode(found))
+            sys.stdout.buffer.write(msgspec.yaml.encode(resolve(found) if resolve else found))
             return 0
         asyncio.run(serve(found, Source(chosen.config, read)))
     except settings.BadSettings as error:
@@ -93,6 +101,10 @@ def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.Arg
             default="muster",
             help="whose file it is; with another's, the rest is set in the environment",
         )
-    parser.add_argument("--check", action="store_true", help="read the settings, print them, end")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="print the settings in force here, or why it would not start",
+    )
     parser.add_argument("--version", action="version", version=f"muster {muster.__version__}")
     return parser

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
+import yaml
 
 from muster.local import kubelet as stand_in
 from tests import running
@@ -265,5 +266,50 @@ def test_at_a_hand_over_the_second_plugin_waits_for_the_end_of_the_first(root: P
                 await second.said("registered")
                 await until_allocatable(kubelet, one=1)
                 assert kubelet.state().resources[ONE].streams_open == 1
+
+    run(story)
+
+
+def test_check_prints_what_holds_on_this_node_and_refuses_what_the_start_refuses(
+    root: Path,
+) -> None:
+    """The node's own rules are in it, by NODE_NAME, and nobody else's."""
+
+    async def checked(file: Path, **environment: str) -> tuple[int | None, str, str]:
+        arguments = ("--check", "--config", str(file))
+        async with plugin(root, *arguments, **environment) as process:
+            told, errors = await process.process.communicate()
+            return process.process.returncode, told.decode(), errors.decode()
+
+    async def story() -> None:
+        group = {"devices": [{"path": "/dev/null"}], "count": 2}
+        here = {"match": "node-*", "resources": [{"name": ONE, "groups": [group]}]}
+        there = {"match": "edge-*", "resources": [{"name": TWO, "groups": [group]}]}
+        file = mounted(root, orjson.dumps({"nodes": [here, there]}))
+        code, printed, problem = await checked(file)
+        told = yaml.safe_load(printed)
+        assert (code, problem) == (0, "")
+        assert (told["node"], told["nodes"]) == ("node-a", [])
+        assert told["resources"] == [{"name": ONE, "groups": [group]}]
+
+        code, printed, problem = await checked(file, NODE_NAME="No Name")
+        assert (code, printed) == (2, "")
+        assert problem.startswith("muster-plugin: node: 'No Name' (from NODE_NAME) is not a Kube")
+
+        (root / "device-plugins").rmdir()
+        code, printed, problem = await checked(file)
+        assert (code, printed) == (2, "")
+        assert problem.startswith("muster-plugin: kubelet.directory: ")
+
+    run(story)
+
+
+def test_what_differs_from_the_peer_is_in_the_log_of_the_start(root: Path) -> None:
+    async def story() -> None:
+        file = mounted(root, b"[{devicematch: nul, nummaxdevices: 2}]")
+        async with plugin(root, "--config", str(file), "--config-format", "smarter") as process:
+            said = await process.said("imported_differs")
+            assert said["file"] == str(file)
+            assert said["difference"].startswith("[0]: devicematch 'nul' is not anchored: ")
 
     run(story)

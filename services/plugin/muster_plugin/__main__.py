@@ -56,7 +56,7 @@ _HTTP: Final = ("http.server", "ssl", "urllib.request", "wsgiref", "wsgiref.simp
 
 def main() -> int:
     """Run the plugin; return the exit code."""
-    return entry.run("plugin", config.Settings, serve, formats=_formats())
+    return entry.run("plugin", config.Settings, serve, formats=_formats(), resolve=_resolved)
 
 
 async def serve(chosen: config.Settings, source: entry.Source[config.Settings]) -> None:
@@ -76,6 +76,20 @@ async def serve(chosen: config.Settings, source: entry.Source[config.Settings]) 
             await node.close()
     except start.CannotServe as error:
         raise entry.CannotStart(str(error)) from None
+
+
+def _resolved(chosen: config.Settings) -> object:
+    """Return the settings with what holds on this node. Raises CannotStart as `serve` does."""
+    try:
+        name = start.node_name(chosen.node)
+        start.check(chosen)
+        here = chosen.at(name)
+    except start.CannotServe as error:
+        raise entry.CannotStart(str(error)) from None
+    except ValueError as error:
+        raise entry.CannotStart(f"resources: {error}") from None
+    of_node = {"node": name, "resources": here.resources, "gpus": here.gpus, "nodes": ()}
+    return {**msgspec.to_builtins(chosen), **of_node}
 
 
 def _node(chosen: config.Settings) -> node_door.Node:
