@@ -46,6 +46,8 @@ from muster_plugin import (
 _Reason = vocabulary.RegistrationReason
 _LOOK_PERIOD_S: Final = 30.0
 _SETTLE_S: Final = 0.002
+_LOOK_SHARE: Final = 0.2
+"""Of the time, when devices come and go without end."""
 _RELOOK_TIMEOUT_S: Final = 0.5
 _FILES_TIMEOUT_S: Final = 1.0
 _DEV: Final = "/dev/"
@@ -250,6 +252,7 @@ class Node:
             lambda: self._sights.directories | self._specs.directories(),
             period_s=_LOOK_PERIOD_S,
             settle_s=_SETTLE_S,
+            share=_LOOK_SHARE,
             changed=self._sights.changed,
         )
         async with contextlib.aclosing(looks):
