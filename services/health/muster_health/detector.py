@@ -74,6 +74,7 @@ class Detector:
             leader=leader,
         )
         self._at_zero = at_zero
+        self._wall_zero = at_zero.timestamp()
         self._dossiers: dict[str, dossier.Dossier] = {}
         self._nodes: dict[str, Node] = {}
         self._expected: dict[str, Mapping[str, facts.Expected]] = {}
@@ -208,7 +209,10 @@ class Detector:
             return [signals.Noted(note=signals.Note.REFUSED)]
         taken = found.state.hear(beat, now)
         if found.state.silence.heard_at == now:
-            found.hear(beat, self._wall(now))
+            found.hear(beat, self._wall_zero + now)
+        if not taken and found.state.is_calm and not found.has_news(now):
+            # as nearly all beats: all that changed is when it is looked at again, to be later
+            return []
         return self._take(found, taken, now)
 
     def _learn(
@@ -314,18 +318,17 @@ class Detector:
 
     def _dossier(self, node: str, plugin: str, now: float) -> dossier.Dossier | None:
         """Return what is known of a plugin, new if need be; None if its node has too many."""
-        key = dossier.key_of(node, plugin)
-        found = self._dossiers.get(key)
-        if found is not None:
-            return found
         home = self._nodes.get(node)
         if home is None:
             home = self._nodes[node] = Node()
+        found = home.plugins.get(plugin)
+        if found is not None:
+            return found
         if len(home.plugins) >= self._bounds.plugins_per_node:
             return None
         found = dossier.Dossier(node, plugin, self._around, now=now)
         found.state.offers = home.offers
-        self._dossiers[key] = home.plugins[plugin] = found
+        self._dossiers[found.key] = home.plugins[plugin] = found
         return found
 
     def _take(
@@ -376,11 +379,14 @@ class Detector:
         )
 
     def _commit(self, found: dossier.Dossier, now: float) -> list[signals.Output]:
+        if not found.has_news(now):
+            return []
+
         def may_open() -> bool:
             return self._spend(found.node, now)
 
         outs, held = found.commit(now, self._at(now), may_open)
-        if held is not None and self._fleet.hold(found.key, held):
+        if self._fleet.hold(found.key, held):
             outs += [signals.Noted(note=signals.Note.HELD) for _ in held]
             self._deadlines.set(_FLEET_DUE, now + _SOON_S)
         return outs
@@ -430,7 +436,14 @@ class Detector:
             moved = leader is not None and self._fleet.has_moved()
             return [self._fleet.remember(leader or 0)] if moved else []
         found = self._dossiers.get(key)
-        return [] if found is None else self._take(found, found.state.tick(now), now)
+        if found is None:
+            return []
+        due = found.deadline()
+        if due is None or due > now:
+            # a beat came since this was set
+            self._deadlines.set(key, due)
+            return []
+        return self._take(found, found.state.tick(now), now)
 
     def _weather(self, found: dossier.Dossier, now: float) -> bool:
         """Watch who becomes suspect; return whether this one has just been frozen."""
@@ -538,6 +551,7 @@ class Detector:
         self._blind, self._blind_since, self._alarm_due = False, None, None
         # the wall clock may have been set meanwhile
         self._at_zero = at - timedelta(seconds=now)
+        self._wall_zero = self._at_zero.timestamp()
         self._deadlines.clear()
         self._storms.clear()
         for key, found in self._dossiers.items():
@@ -554,9 +568,6 @@ class Detector:
             summary = f"health hears NATS again, after {paused_s:.0f} s"
             outs.append(signals.Alarm(firing=False, summary=summary, seconds=paused_s))
         return outs
-
-    def _wall(self, now: float) -> float:
-        return self._at_zero.timestamp() + now
 
     def _at(self, now: float) -> datetime:
         """Return UTC, never the same twice: it is part of an alert's identity."""

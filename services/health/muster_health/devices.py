@@ -99,6 +99,9 @@ class Devices:
         """Take the numbers of a beat; return whether they changed anything."""
         changed = False
         for resource in beat.resources:
+            said = resource.short or resource.degraded or resource.unmonitored
+            if not (said or self.short or self.counts):
+                continue
             if resource.short != self.short.get(resource.name, ""):
                 changed = True
                 self._shorten(resource.name, resource.short)

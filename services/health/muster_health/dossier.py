@@ -183,6 +183,10 @@ class Dossier:
         """Look again at what is to be told."""
         self._dirty, self._look_due = True, now
 
+    def has_news(self, now: float) -> bool:
+        """Tell whether `commit` is needed."""
+        return self._dirty or (self._look_due is not None and self._look_due <= now)
+
     def deadline(self) -> float | None:
         """Return when to look at this plugin next."""
         due, look = self.state.deadline(), self._look_due
@@ -192,20 +196,15 @@ class Dossier:
 
     def commit(
         self, now: float, at: datetime, may_open: Callable[[], bool]
-    ) -> tuple[list[signals.Output], list[alerts.Alert] | None]:
+    ) -> tuple[list[signals.Output], list[alerts.Alert]]:
         """Return what is to be done about what changed, in order; and what waits for its turn.
 
-        None is that nothing changed.
+        While another one leads, what changed stays untold: who begins to lead looks at all.
         """
-        is_due = self._look_due is not None and self._look_due <= now
+        self._dirty, self._look_due = False, None
         leader = self._around.leader
         if leader is None:
-            # what changed stays untold until we lead
-            self._look_due = None
-            return [], None
-        if not (self._dirty or is_due):
-            return [], None
-        self._dirty, self._look_due = False, None
+            return [], []
         self._tell_verdict(at, leader)
         held: list[alerts.Alert] = []
         if not self.inhibited:

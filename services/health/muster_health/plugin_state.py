@@ -91,6 +91,7 @@ class PluginState:
         "healthy",
         "heard_of",
         "is_frozen",
+        "is_hasty",
         "leaving",
         "link",
         "offers",
@@ -122,6 +123,8 @@ class PluginState:
         self.expected = False
         self.expected_due = now
         self.is_frozen = False
+        self.is_hasty = False
+        """Its last beat declared a shorter interval than the one before."""
         self._settings = settings
         self._has_cluster = has_cluster
         self._before = State.UNKNOWN
@@ -140,6 +143,11 @@ class PluginState:
     def settled(self) -> State:
         """The state without a doubt that may be pending."""
         return self._before if self.state is State.SUSPECT else self.state
+
+    @property
+    def is_calm(self) -> bool:
+        """Tell whether all it waits for is its next beat, in the usual time."""
+        return self.state is State.HEALTHY and self._worry.due is None and not self.is_hasty
 
     @property
     def is_silent(self) -> bool:
@@ -177,10 +185,11 @@ class PluginState:
 
     def hear(self, beat: vocabulary.Heartbeat, now: float) -> list[steps.Step]:
         """Take a heartbeat."""
-        former = self.beats.instance
+        former, interval_s = self.beats.instance, self.beats.interval_s
         life = self.beats.take(beat, now)
         if life is beats.Life.STALE:
             return [signals.Noted(note=signals.Note.BEAT_STALE)]
+        self.is_hasty = self.beats.interval_s < interval_s
         if self._proves_nothing(beat, life, now):
             return []
         if former and former != beat.instance and self._fell_unseen(former, now):
@@ -390,10 +399,13 @@ class PluginState:
     def _alive(self, beat: vocabulary.Heartbeat, now: float, *, counts: bool) -> list[steps.Step]:
         self.silence.broken(now)
         self._take_resources(beat)
-        around = trouble.Around(
-            offers=self.offers, twins=self.beats.twins(now), stretch=self.beats.stretch
+        found = trouble.reported(
+            beat,
+            self._settings,
+            offers=self.offers,
+            twins=self.beats.twins(now),
+            stretch=self.beats.stretch,
         )
-        found = trouble.reported(beat, around, self._settings)
         before = self._end_doubt(found)
         match self.state:
             case State.UNKNOWN | State.HEALTHY:
@@ -421,10 +433,13 @@ class PluginState:
                 assert_never(self.state)
 
     def _take_resources(self, beat: vocabulary.Heartbeat) -> None:
-        healthy = {resource.name: resource.healthy for resource in beat.resources}
-        if healthy != self.healthy:
-            self.healthy = healthy
-            self.resources = tuple(healthy)
+        known = self.healthy
+        if len(known) == len(beat.resources) and all(
+            known.get(resource.name) == resource.healthy for resource in beat.resources
+        ):
+            return
+        self.healthy = {resource.name: resource.healthy for resource in beat.resources}
+        self.resources = tuple(self.healthy)
 
     def _end_doubt(self, found: trouble.Trouble | None) -> list[steps.Step]:
         asked, self._case, self.is_frozen = self._case, None, False

@@ -8,10 +8,21 @@ without. A crash at any point between repeats a telling under the same id, or no
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 
 from muster import vocabulary
 from muster_health import alerts, config, damping
+
+
+@dataclass(slots=True)
+class _Marks:
+    """When an alert was last told, and since when it is not wanted; how often it came."""
+
+    falls: damping.Damping
+    told_at: float
+    cleared_at: float | None = None
+
 
 Why = Callable[[alerts.Key], tuple[vocabulary.Evidence, ...]]
 
@@ -19,16 +30,14 @@ Why = Callable[[alerts.Key], tuple[vocabulary.Evidence, ...]]
 class Telling:
     """The open alerts of one owner as they were told, and what is on its way."""
 
-    __slots__ = ("_bounds", "_cleared_at", "_damping", "_settings", "_told_at", "told", "untold")
+    __slots__ = ("_bounds", "_marks", "_settings", "told", "untold")
 
     def __init__(self, settings: config.Detection, bounds: config.Bounds) -> None:
         self.told: dict[alerts.Key, alerts.Alert] = {}
         self.untold: list[alerts.Alert] = []
         self._settings = settings
         self._bounds = bounds
-        self._damping: dict[alerts.Key, damping.Damping] = {}
-        self._cleared_at: dict[alerts.Key, float] = {}
-        self._told_at: dict[alerts.Key, float] = {}
+        self._marks: dict[alerts.Key, _Marks] = {}
 
     def load(self, firing: Iterable[alerts.Alert], untold: Iterable[alerts.Alert]) -> None:
         """Take what a process before us, or beside us, told and had still to tell."""
@@ -54,7 +63,6 @@ class Telling:
                 if later is not None:
                     due.append(later)
         for key, alert in present.items():
-            self._cleared_at.pop(key, None)
             told = self.told.get(key)
             if told is not None:
                 later = self._change(key, told, alert, now, at)
@@ -73,21 +81,18 @@ class Telling:
 
     def _open(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
         if alert.resource:
-            if (
-                key not in self._damping
-                and len(self._damping) >= 2 * self._bounds.alerts_per_plugin
-            ):
-                # names of resources are the plugin's choice: the oldest one makes room
-                self._damping.pop(next(iter(self._damping)))
-            self._damping.setdefault(key, damping.Damping(self._settings)).fell(now)
+            self._marked(key, now).falls.fell(now)
         self._say(key, alert, now)
 
     def _change(
         self, key: alerts.Key, told: alerts.Alert, alert: alerts.Alert, now: float, at: datetime
     ) -> float | None:
+        marks = self._marks.get(key)
+        if marks is not None:
+            marks.cleared_at = None
         if told.says_the_same(alert):
             return None
-        due = self._told_at.get(key, now - self._bounds.update_s) + self._bounds.update_s
+        due = now if marks is None else marks.told_at + self._bounds.update_s
         if told.kind is alert.kind and now < due:
             return due
         self._say(key, told.becomes(alert, at), now)
@@ -96,16 +101,28 @@ class Telling:
     def _close(
         self, key: alerts.Key, told: alerts.Alert, now: float, at: datetime, why_ended: Why
     ) -> float | None:
-        damped = self._damping.get(key)
-        due = self._cleared_at.setdefault(key, now) + (damped.hold_s if damped else 0.0)
-        if now < due:
-            return due
-        del self.told[key], self._cleared_at[key]
-        self._told_at.pop(key, None)
+        marks = self._marks.get(key)
+        if marks is not None and marks.falls.hold_s:
+            if marks.cleared_at is None:
+                marks.cleared_at = now
+            due = marks.cleared_at + marks.falls.hold_s
+            if now < due:
+                return due
+            marks.cleared_at = None
+        del self.told[key]
         self.untold.append(told.resolved(at, why_ended(key)))
         return None
 
     def _say(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
         self.told[key] = alert
-        self._told_at[key] = now
+        self._marked(key, now).told_at = now
         self.untold.append(alert)
+
+    def _marked(self, key: alerts.Key, now: float) -> _Marks:
+        marks = self._marks.get(key)
+        if marks is None:
+            if len(self._marks) >= 2 * self._bounds.alerts_per_plugin:
+                # names of resources are the plugin's choice: the oldest one makes room
+                del self._marks[next(iter(self._marks))]
+            marks = self._marks[key] = _Marks(damping.Damping(self._settings), now)
+        return marks

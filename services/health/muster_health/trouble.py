@@ -33,34 +33,46 @@ class Trouble:
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
-    """What else is known when a beat is read: about the node, and about the beats themselves."""
-
-    offers: Mapping[str, facts.Offer] | None = None
-    twins: str = ""
-    stretch: float = 1.0
-
-
 def mending_s(settings: config.Detection, interval_s: float) -> float:
     """Return how long a plugin may take to mend what it can mend itself."""
     return min(settings.trouble_beats * interval_s, settings.trouble_s)
 
 
 def reported(
-    beat: vocabulary.Heartbeat, around: Around, settings: config.Detection
+    beat: vocabulary.Heartbeat,
+    settings: config.Detection,
+    *,
+    offers: Mapping[str, facts.Offer] | None = None,
+    twins: str = "",
+    stretch: float = 1.0,
 ) -> Trouble | None:
-    """Return the worst that a beat tells, or None; a plugin that drains may lose its streams."""
+    """Return the worst that a beat tells, or None; a plugin that drains may lose its streams.
+
+    `offers` is what the node offers; `twins` says that two instances beat, `stretch` how slowly
+    one does.
+    """
     if beat.phase is vocabulary.Phase.DRAINING:
         return None
+    if _is_well(beat, settings) and offers is None and not twins:
+        return _slow(beat, stretch, settings) if stretch > settings.stretch_max else None
     grace_s = mending_s(settings, beat.interval_s)
     return (
         _apart(beat, grace_s)
         or _stuck(beat, grace_s)
-        or _mismatched(beat, around.offers, grace_s, settings.mismatch_s)
-        or _split(beat, around.twins)
-        or _slow(beat, around, settings)
+        or _mismatched(beat, offers, grace_s, settings.mismatch_s)
+        or _split(beat, twins)
+        or _slow(beat, stretch, settings)
     )
+
+
+def _is_well(beat: vocabulary.Heartbeat, settings: config.Detection) -> bool:
+    """Tell whether a beat reports nothing wrong at all, as nearly all do."""
+    for resource in beat.resources:
+        if not resource.streams or not resource.probe_ok or resource.problem or resource.apart:
+            return False
+    if beat.loop_lag_ms > settings.lag_ms:
+        return False
+    return all(0 <= age_s <= settings.checker_age_s for age_s in beat.checkers.values())
 
 
 def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Trouble:
@@ -126,7 +138,7 @@ def _offered_otherwise(
             yield resource, f"the plugin has {resource.healthy} Healthy, {node}"
 
 
-def _slow(beat: vocabulary.Heartbeat, around: Around, settings: config.Detection) -> Trouble | None:
+def _slow(beat: vocabulary.Heartbeat, stretch: float, settings: config.Detection) -> Trouble | None:
     told = [
         evidence.seen("plugin", f"health checker {name} last succeeded {age_s:.0f} s ago")
         for name, age_s in beat.checkers.items()
@@ -142,9 +154,9 @@ def _slow(beat: vocabulary.Heartbeat, around: Around, settings: config.Detection
     if not told and beat.loop_lag_ms > settings.lag_ms:
         rule = Rule.LOOP_LATE
         told = [evidence.seen("plugin", f"its event loop was {beat.loop_lag_ms:.0f} ms late")]
-    if not told and around.stretch > settings.stretch_max:
+    if not told and stretch > settings.stretch_max:
         rule = Rule.BEATS_STRETCHED
-        slow = f"it makes a beat every {around.stretch * beat.interval_s:.1f} s"
+        slow = f"it makes a beat every {stretch * beat.interval_s:.1f} s"
         told = [evidence.seen("heartbeat", f"{slow}, and means to every {beat.interval_s:g} s")]
     if not told:
         return None
