@@ -12,6 +12,7 @@ class Reason(enum.StrEnum):
     """The machine-readable word in `Status.reason`; clients branch on it."""
 
     BAD_REQUEST = "BadRequest"
+    UNAUTHORIZED = "Unauthorized"
     FORBIDDEN = "Forbidden"
     NOT_FOUND = "NotFound"
     METHOD_NOT_ALLOWED = "MethodNotAllowed"
@@ -88,6 +89,8 @@ def code(reason: Reason) -> int:  # noqa: C901, PLR0911, PLR0912 - one line a re
     match reason:
         case Reason.BAD_REQUEST:
             return 400
+        case Reason.UNAUTHORIZED:
+            return 401
         case Reason.FORBIDDEN:
             return 403
         case Reason.NOT_FOUND:

@@ -195,6 +195,21 @@ RESOURCES = (
         has_status=True,
         first_status={},
     ),
+    Resource(
+        group="resource.k8s.io",
+        version="v1",
+        plural="resourceslices",
+        kind="ResourceSlice",
+        namespaced=False,
+        fields={"spec.nodeName": "", "spec.driver": ""},
+    ),
+    Resource(
+        group="karpenter.sh",
+        version="v1alpha1",
+        plural="nodeoverlays",
+        kind="NodeOverlay",
+        namespaced=False,
+    ),
 )
 
 

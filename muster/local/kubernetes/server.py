@@ -3,8 +3,8 @@
 What it does is in `muster.local.objects`, `writes` and `resources`; this module speaks HTTP for
 them. Answers are JSON whatever the client prefers (kubectl asks for tables and takes what it
 gets), and bodies are JSON or YAML: `kubectl create -f` works, `kubectl create namespace` sends
-protobuf and is refused. No TLS, authentication or authorization, but what begins with some path can
-be refused, as by missing rights or an overloaded server; `fieldValidation` is ignored.
+protobuf and is refused. No TLS; rights can be taken from who comes with a token (`access`), and
+what begins with some path can be refused, as by an overloaded server; `fieldValidation` is ignored.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from aiohttp import web
 
 from muster.local import httpd
 from muster.local.kubernetes import (
+    access,
     bodies,
     discovery,
     objects,
@@ -65,6 +66,7 @@ class KubernetesApi:
         self._store = objects.Store(at=_now(), version=int(time.time() * 1000), limits=limits)
         self._address = http
         self._refused: dict[str, refusals.Reason] = {}
+        self._users = access.Users()
         self._closing = asyncio.Event()
         self._watches = watches.Watches(
             self._store, bookmark_period_s=bookmark_period_s, closing=self._closing
@@ -87,18 +89,11 @@ class KubernetesApi:
         self._watches.wake()
         await self._open.aclose()
 
-    def write_kubeconfig(self, path: pathlib.Path) -> None:
-        """Write a kubeconfig file that leads here."""
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "muster",
-            "clusters": [{"name": "muster", "cluster": {"server": self.url}}],
-            "users": [{"name": "muster", "user": {}}],
-            "contexts": [
-                {"name": "muster", "context": {"cluster": "muster", "user": "muster"}},
-            ],
-        }
+    def write_kubeconfig(self, path: pathlib.Path, *, token: str = "") -> None:
+        """Write a kubeconfig file that leads here, for the administrator or another user."""
+        if token:
+            self._users.add(token)
+        config = access.kubeconfig(self.url, token)
         # JSON is YAML, and nobody reads half a file
         half = path.with_name(f".{path.name}.{os.getpid()}")
         half.write_text(json.dumps(config, indent=2) + "\n")
@@ -113,6 +108,10 @@ class KubernetesApi:
         """Refuse no more what `refuse` named."""
         del self._refused[path]
 
+    def deny(self, token: str, verb: str, plural: str) -> None:
+        """Take a right from a user, such as `patch` `nodes`; `*` is any verb or all resources."""
+        self._users.deny(token, verb, plural)
+
     def compact(self) -> None:
         """Forget all history: every watch from an older version is answered with 410."""
         self._store.compact()
@@ -122,13 +121,23 @@ class KubernetesApi:
         path = request.path.rstrip("/")
         if path in _PLAIN:
             return web.Response(text=_PLAIN[path])
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        self._users.refuse_stranger(token)
         if path in self._documents:
             return web.Response(body=self._documents[path], content_type="application/json")
         for refused, reason in self._refused.items():
             if path.startswith(refused):
                 raise refusals.RequestError(reason, f"{request.method} {path}: not now")
+        if path == access.REVIEWS and request.method == "POST":
+            asked = bodies.decoded(await request.read(), request.content_type)
+            return _json(self._users.review(token, asked), status=201)
         raw = request.rel_url.raw_path.strip("/").split("/")
         place = resources.place([urllib.parse.unquote(segment) for segment in raw])
+        verb = access.verb(request.method, place, is_watch=_flag(request, "watch"))
+        self._users.refuse_forbidden(token, verb, place)
+        return await self._do(request, place)
+
+    async def _do(self, request: web.Request, place: resources.Place) -> web.StreamResponse:
         match request.method:
             case "GET" if not place.name:
                 return await self._many(request, place)

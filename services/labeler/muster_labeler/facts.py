@@ -1,0 +1,246 @@
+"""Pure. What the Kubernetes API says of nodes, pods and events, as far as it matters here.
+
+Everything may be absent or null: a node without status, a pod without containers. Of ten thousand
+nodes only the labels that say something about accelerators are kept.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from muster_labeler import schemes
+
+PROVENANCE: Final = "muster.dev/label-provenance"
+FUSE_ANNOTATION: Final = "muster.dev/fuse"
+
+_ACCELERATORS: Final = re.compile(
+    r"nvidia\.com/(gpu(\.shared)?|mig-[-a-z0-9.]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)"
+    r"|habana\.ai/gaudi|google\.com/tpu"
+)
+"""Resources that make a node one with accelerators; `*_monitoring` is not for computing."""
+_PCI: Final = re.compile(
+    r"feature\.node\.kubernetes\.io/pci-((03|12|0b40)[0-9a-f]*_)?(10de|1002)\.present"
+)
+"""NVIDIA or AMD, by PCI class or without one (node-feature-discovery, deviceLabelFields)."""
+_FUSE: Final = re.compile(r"[-a-z0-9.]+/fuse([-_.][-A-Za-z0-9_.]*)?")
+_WHERE: Final = frozenset(
+    {
+        "cloud.google.com/gke-nodepool",
+        "eks.amazonaws.com/nodegroup",
+        "karpenter.sh/nodepool",
+        "kubernetes.azure.com/agentpool",
+        "node.kubernetes.io/instance-type",
+    }
+)
+_NUMBER: Final = re.compile(r"([0-9]{1,15})([kMGTPE]i?)?")
+_UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_READY: Final = "Ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node: what it is labelled, who labelled it, what it has and offers.
+
+    `owners` are the field managers of each label that names a model. `ready_since` is None while it
+    is not Ready.
+    """
+
+    name: str
+    uid: str = ""
+    version: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    provenance: str | None = None
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    ready_since: datetime | None = None
+    runtime: str = ""
+    provider_id: str = ""
+
+    @property
+    def accelerators(self) -> frozenset[str]:
+        """Return the accelerator resources it names, whatever their count."""
+        names = self.capacity.keys() | self.allocatable.keys()
+        return frozenset(name for name in names if _ACCELERATORS.fullmatch(name))
+
+    @property
+    def fuse(self) -> dict[str, int]:
+        """Return the fuse resources it names, and how many of each can be had."""
+        names = self.capacity.keys() | self.allocatable.keys()
+        return {name: self.allocatable.get(name, 0) for name in sorted(names) if is_fuse(name)}
+
+    @property
+    def has_accelerators(self) -> bool:
+        """Tell whether resources or PCI labels say that it has accelerators."""
+        return bool(self.accelerators) or any(_PCI.fullmatch(key) for key in self.labels)
+
+    @property
+    def usable(self) -> int:
+        """Return how many accelerators can be had."""
+        return sum(self.allocatable.get(name, 0) for name in self.accelerators)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod that has to do with fuse, or one of muster's own.
+
+    `told` are the words its containers ended with or wait for.
+    """
+
+    namespace: str
+    name: str
+    node: str
+    phase: str
+    annotations: Mapping[str, str]
+    requests: tuple[str, ...]
+    is_agent: bool
+    is_ready: bool
+    started: datetime | None
+    told: tuple[str, ...]
+
+    @property
+    def is_annotated(self) -> bool:
+        """Tell whether it asks for fuse by annotation."""
+        return any(
+            (key == FUSE_ANNOTATION or key.startswith(f"{FUSE_ANNOTATION}.container."))
+            and value == "true"
+            for key, value in self.annotations.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A Kubernetes Event: about what, why, and its text."""
+
+    kind: str
+    namespace: str
+    name: str
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The devices of a DRA ResourceSlice, by product and memory."""
+
+    node: str
+    driver: str
+    is_all_nodes: bool
+    products: tuple[tuple[str, int | None], ...]
+    devices: tuple[str, ...]
+
+
+class _Shape(msgspec.Struct, frozen=True, rename="camel"):
+    """Camel case, unknown fields ignored, as the API writes them."""
+
+
+class ManagedFields(_Shape, frozen=True):
+    """Who owns which fields."""
+
+    manager: str = ""
+    fields_v1: msgspec.Raw = msgspec.field(name="fieldsV1", default=msgspec.Raw(b"null"))
+
+
+class Metadata(_Shape, frozen=True):
+    """What every object has."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    managed_fields: list[ManagedFields] | None = None
+
+
+class _Condition(_Shape, frozen=True):
+    type: str = ""
+    status: str = ""
+    last_transition_time: datetime | None = None
+
+
+class _NodeInfo(_Shape, frozen=True):
+    container_runtime_version: str = ""
+
+
+class _NodeStatus(_Shape, frozen=True):
+    capacity: dict[str, str | int] | None = None
+    allocatable: dict[str, str | int] | None = None
+    conditions: list[_Condition] | None = None
+    node_info: _NodeInfo | None = None
+
+
+class _NodeSpec(_Shape, frozen=True):
+    provider_id: str = msgspec.field(name="providerID", default="")
+
+
+class RawNode(_Shape, frozen=True):
+    """A node as the API writes it."""
+
+    metadata: Metadata
+    spec: _NodeSpec | None = None
+    status: _NodeStatus | None = None
+
+
+def node(raw: RawNode) -> Node:
+    """Return a node as it matters here."""
+    status = raw.status or _NodeStatus()
+    labels = raw.metadata.labels or {}
+    return Node(
+        name=raw.metadata.name,
+        uid=raw.metadata.uid,
+        version=raw.metadata.resource_version,
+        labels={key: labels[key] for key in labels if _matters(key)},
+        owners=_owners(raw.metadata.managed_fields or (), labels),
+        provenance=(raw.metadata.annotations or {}).get(PROVENANCE),
+        capacity=_counts(status.capacity),
+        allocatable=_counts(status.allocatable),
+        ready_since=_ready_since(status.conditions),
+        runtime=status.node_info.container_runtime_version if status.node_info else "",
+        provider_id=raw.spec.provider_id if raw.spec else "",
+    )
+
+
+def is_fuse(resource: str) -> bool:
+    """Tell whether an extended resource stands for /dev/fuse."""
+    return _FUSE.fullmatch(resource) is not None
+
+
+def quantity(written: str | int) -> int:
+    """Return a whole quantity as a number; 0 for what is no whole quantity."""
+    if isinstance(written, int):
+        return max(0, written)
+    found = _NUMBER.fullmatch(written)
+    return int(found[1]) * _UNITS.get(found[2] or "", 0) if found else 0
+
+
+def _matters(key: str) -> bool:
+    return key in schemes.KEYS or key in _WHERE or _PCI.fullmatch(key) is not None
+
+
+def _counts(written: Mapping[str, str | int] | None) -> dict[str, int]:
+    return {
+        name: quantity(value)
+        for name, value in (written or {}).items()
+        if "/" in name and (_ACCELERATORS.fullmatch(name) or is_fuse(name))
+    }
+
+
+def _ready_since(conditions: list[_Condition] | None) -> datetime | None:
+    ready = next((c for c in conditions or () if c.type == _READY), None)
+    return ready.last_transition_time if ready and ready.status == "True" else None
+
+
+def _owners(
+    managed: list[ManagedFields] | tuple[()], labels: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for key in schemes.OWNED & labels.keys():
+        # decoding the fields of every manager of ten thousand nodes would cost seconds
+        mark = f'"f:{key}"'.encode()
+        found[key] = [entry.manager for entry in managed if mark in bytes(entry.fields_v1)]
+    return {key: tuple(managers) for key, managers in found.items()}

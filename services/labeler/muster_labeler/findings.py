@@ -1,0 +1,163 @@
+"""Pure. Findings: what `muster check` says, with stable ids, and the exit code they amount to."""
+
+import enum
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+SCHEMA_VERSION: Final = 1
+DOCS: Final = "docs/check.md"
+
+
+class Severity(enum.StrEnum):
+    """How bad it is: an error makes workloads fail; unknown is what could not be decided."""
+
+    ERROR = "error"
+    WARN = "warn"
+    SUGGEST = "suggest"
+    INFO = "info"
+    UNKNOWN = "unknown"
+
+
+class Scope(enum.StrEnum):
+    """What a finding is about."""
+
+    NODE = "node"
+    POD = "pod"
+    CLUSTER = "cluster"
+
+
+class Id(enum.StrEnum):
+    """Every finding there is; a number is never given to another. ACCESS: no right to see."""
+
+    GPU001 = "GPU001"
+    GPU002 = "GPU002"
+    GPU003 = "GPU003"
+    GPU004 = "GPU004"
+    GPU005 = "GPU005"
+    GPU006 = "GPU006"
+    GPU007 = "GPU007"
+    GPU008 = "GPU008"
+    GPU009 = "GPU009"
+    GPU010 = "GPU010"
+    FUSE001 = "FUSE001"
+    FUSE002 = "FUSE002"
+    FUSE003 = "FUSE003"
+    FUSE004 = "FUSE004"
+    FUSE005 = "FUSE005"
+    FUSE006 = "FUSE006"
+    FUSE007 = "FUSE007"
+    FUSE008 = "FUSE008"
+    FUSE009 = "FUSE009"
+    AS001 = "AS001"
+    AS002 = "AS002"
+    AS003 = "AS003"
+    AS004 = "AS004"
+    AS005 = "AS005"
+    AS006 = "AS006"
+    ACCESS = "ACCESS"
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do: a command that runs as it stands, and where to read about it."""
+
+    command: str = ""
+    docs: str = DOCS
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One thing that was found, with what shows it."""
+
+    id: Id
+    severity: Severity
+    scope: Scope
+    object: str
+    message: str
+    evidence: tuple[str, ...] = ()
+    fix: Fix = Fix()
+    safe_to_auto_apply: bool = False
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Everything that one check found; `summary` counts by severity, `checked` says how much."""
+
+    schema_version: int = SCHEMA_VERSION
+    cluster: str
+    time: datetime
+    topics: tuple[str, ...]
+    checked: dict[str, int]
+    summary: dict[str, int]
+    notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+class Exit(enum.IntEnum):
+    """What the shell is told."""
+
+    FINE = 0
+    PROBLEMS = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NO_RIGHTS = 4
+    INTERNAL = 5
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """How commands reach the cluster that was looked at: as the one that was called did."""
+
+    context: str | None = None
+    kubeconfig: str | None = None
+
+    def muster(self, *words: str) -> str:
+        """Return a command of ours."""
+        return shlex.join(["muster", *words, *self._options()])
+
+    def kubectl(self, *words: str) -> str:
+        """Return a command of kubectl."""
+        return shlex.join(["kubectl", *self._options(), *words])
+
+    def _options(self) -> list[str]:
+        context = ["--context", self.context] if self.context else []
+        return [*context, *(["--kubeconfig", self.kubeconfig] if self.kubeconfig else [])]
+
+
+def report(
+    found: Iterable[Finding],
+    *,
+    cluster: str,
+    time: datetime,
+    topics: Sequence[str],
+    checked: dict[str, int],
+    notes: Sequence[str] = (),
+) -> Report:
+    """Return the report of what was found, worst first, then by id and object."""
+    order = tuple(Severity)
+    findings = sorted(found, key=lambda one: (order.index(one.severity), one.id, one.object))
+    summary = {str(severity): 0 for severity in Severity}
+    for one in findings:
+        summary[one.severity] += 1
+    return Report(
+        cluster=cluster,
+        time=time,
+        topics=tuple(topics),
+        checked=checked,
+        summary=summary,
+        notes=tuple(notes),
+        findings=tuple(findings),
+    )
+
+
+def exit_code(found: Report, *, strict: bool) -> Exit:
+    """Return what a report amounts to.
+
+    Missing rights count only where nothing worse was seen: what is known to be broken is broken.
+    """
+    counts = {Severity(word) for word, count in found.summary.items() if count}
+    if Severity.ERROR in counts or (strict and counts & {Severity.WARN, Severity.SUGGEST}):
+        return Exit.PROBLEMS
+    if any(one.id is Id.ACCESS for one in found.findings):
+        return Exit.NO_RIGHTS
+    return Exit.FINE

@@ -1,0 +1,170 @@
+"""Pure. What `muster label-gpus` would do with each node and why, and whether it may at all."""
+
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from muster_labeler import accelerators, schemes
+from muster_labeler.accelerators import Reason
+from muster_labeler.states import Standing, State
+
+
+class Step(enum.StrEnum):
+    """What becomes of one node."""
+
+    KEEP = "keep"
+    WRITE = "write"
+    REMOVE = "remove"
+    REFUSE = "refuse"
+
+
+_UNLABELLABLE = frozenset({State.MIG, State.VGPU, State.MIXED, State.UNREACHABLE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """How far one who asked lets us go."""
+
+    unknown: bool = False
+    ambiguous: bool = False
+    instance_type: bool = False
+    overwrite: bool = False
+    partial: bool = False
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One node: what it is labelled now, what it will be, and why."""
+
+    node: str
+    gpu: str
+    source: str
+    current: str | None
+    new: str | None
+    step: Step
+    reason: str
+    standing: Standing
+
+    @property
+    def is_labelled_after(self) -> bool:
+        """Tell whether the node has a usable label when all is done."""
+        value = self.new if self.step in {Step.WRITE, Step.REMOVE} else self.current
+        return bool(value) and accelerators.is_name(value or "")
+
+
+def rows(
+    standings: Sequence[Standing],
+    allowed: Allowed,
+    *,
+    simulated: Collection[str] = (),
+    only: Collection[str] = (),
+) -> list[Row]:
+    """Return a row for each GPU node; of `only` these are any written, if some are named."""
+    return [
+        _row(one, allowed, is_simulated=one.node.name in simulated)
+        if not only or one.node.name in only
+        else _made(one, Step.KEEP, one.current, "not asked for")
+        for one in standings
+    ]
+
+
+def removals(standings: Sequence[Standing], *, only: Collection[str] = ()) -> list[Row]:
+    """Return a row for each node that has a label: ours goes, others' stay."""
+    found = []
+    for one in standings:
+        if one.current is None or (only and one.node.name not in only):
+            continue
+        if one.is_ours and not one.others:
+            found.append(_made(one, Step.REMOVE, None, "ours"))
+        else:
+            owners = ", ".join(one.others) or "nobody that is known"
+            found.append(_made(one, Step.KEEP, one.current, f"owned by {owners}"))
+    return found
+
+
+def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None) -> str | None:
+    """Return why nothing may be written at all, or None.
+
+    SkyPilot reads one scheme for a whole cluster: a label on some GPU nodes hides the others.
+    """
+    if not any(row.step is Step.WRITE for row in planned) or allowed.partial:
+        return None
+    left = [row.node for row in planned if not row.is_labelled_after]
+    if covering is not None and left:
+        return f"{covering} names every GPU node already; labels on some would hide {_named(left)}"
+    if left:
+        return (
+            f"{len(left)} of {len(planned)} GPU nodes would stay without "
+            f"{schemes.SKYPILOT} and be hidden: {_named(left)}"
+        )
+    return None
+
+
+def provenance(row: Row, *, actor: str, version: str, at: str) -> Mapping[str, object]:
+    """Return what is written down of a label: who said so, from what, and what stood there."""
+    of = row.standing.known.of
+    previous = {"previous": row.current} if row.current is not None else {}
+    return {
+        "key": schemes.SKYPILOT,
+        "value": row.new,
+        "source": of.source if of else "",
+        "product": of.text if of else "",
+        "memMiB": of.memory_mib if of else None,
+        "agentVersion": version,
+        "time": at,
+        "actor": actor,
+        **previous,
+    }
+
+
+def _row(one: Standing, allowed: Allowed, *, is_simulated: bool) -> Row:
+    reason = one.known.name.reason
+    if one.state is State.CONFLICT:
+        return _made(one, Step.REFUSE, None, f"sources disagree: {_claims(one)}")
+    if one.state in _UNLABELLABLE or one.wanted is None:
+        return _made(one, Step.REFUSE, None, f"{reason}")
+    if one.current == one.wanted:
+        return _made(one, Step.KEEP, one.current, "labelled already")
+    refusal = _refusal(one, reason, allowed, is_simulated=is_simulated)
+    if refusal is not None:
+        return _made(one, Step.REFUSE, one.wanted, refusal)
+    return _made(one, Step.WRITE, one.wanted, reason)
+
+
+def _refusal(one: Standing, reason: Reason, allowed: Allowed, *, is_simulated: bool) -> str | None:
+    """Return why a known name is not written, and which option lets it."""
+    if is_simulated and not allowed.simulated:
+        return "the GPUs are simulated; --simulated"
+    if reason is Reason.MEMORY_UNKNOWN and not allowed.ambiguous:
+        return "its memory is unknown, and decides; --force-ambiguous"
+    if reason is Reason.FALLBACK and not allowed.unknown:
+        by_type = one.known.of is not None and one.known.of.source == "instance type"
+        option = "--from-instance-type" if by_type else "--allow-unknown, or an alias"
+        return f"only a guess; {option}"
+    if one.current is not None and one.others and not allowed.overwrite:
+        return f"owned by {', '.join(one.others)}; --overwrite"
+    return None
+
+
+def _made(one: Standing, step: Step, new: str | None, reason: str) -> Row:
+    of = one.known.of
+    return Row(
+        node=one.node.name,
+        gpu=of.text if of else "?",
+        source=of.source if of else "-",
+        current=one.current,
+        new=new,
+        step=step,
+        reason=reason,
+        standing=one,
+    )
+
+
+def _claims(one: Standing) -> str:
+    return ", ".join(f"{c.source} says {c.name.value or c.name.reason}" for c in one.known.claims)
+
+
+def _named(nodes: Sequence[str]) -> str:
+    shown = ", ".join(nodes[:5])
+    return shown + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")  # noqa: PLR2004

@@ -1,0 +1,188 @@
+import datetime as dt
+
+import msgspec
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster_labeler import budget, facts, inventory, pods, schemes, sources
+from muster_labeler.sources import Product
+
+
+def read(tree: object) -> facts.Node:
+    return facts.node(msgspec.json.decode(orjson.dumps(tree), type=facts.RawNode))
+
+
+def test_a_node_without_status_labels_or_fields_is_a_node() -> None:
+    assert read({"metadata": {"name": "a"}}) == facts.Node(name="a")
+    bare = {
+        "metadata": {"name": "a", "labels": None, "annotations": None, "managedFields": None},
+        "spec": None,
+        "status": {"capacity": None, "conditions": None, "nodeInfo": None},
+    }
+    assert read(bare) == facts.Node(name="a")
+
+
+def test_of_a_node_only_what_says_something_about_accelerators_is_kept() -> None:
+    fields: dict[str, object] = {"f:metadata": {"f:labels": {f"f:{schemes.SKYPILOT}": {}}}}
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    found = read(
+        {
+            "metadata": {
+                "name": "a",
+                "uid": "u",
+                "resourceVersion": "7",
+                "labels": {schemes.SKYPILOT: "t4", "app": "x"},
+                "annotations": {facts.PROVENANCE: "{}", "other": "y"},
+                "managedFields": [
+                    {"manager": "muster-labeler", "fieldsV1": fields},
+                    {"manager": "kubelet", "fieldsV1": {"f:status": {}}},
+                    {"manager": "odd"},
+                ],
+            },
+            "spec": {"providerID": "aws:///z/i-1"},
+            "status": {
+                "capacity": {"cpu": "8", "nvidia.com/gpu": "8", "muster.dev/fuse": "1k"},
+                "allocatable": {"nvidia.com/gpu": 7, "muster.dev/fuse": "odd"},
+                "conditions": [{"type": "DiskPressure", "status": "False"}, ready],
+                "nodeInfo": {"containerRuntimeVersion": "containerd://2.0.1"},
+            },
+        }
+    )
+    assert found == facts.Node(
+        name="a",
+        uid="u",
+        version="7",
+        labels={schemes.SKYPILOT: "t4"},
+        owners={schemes.SKYPILOT: ("muster-labeler",)},
+        provenance="{}",
+        capacity={"nvidia.com/gpu": 8, "muster.dev/fuse": 1000},
+        allocatable={"nvidia.com/gpu": 7, "muster.dev/fuse": 0},
+        ready_since=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+        runtime="containerd://2.0.1",
+        provider_id="aws:///z/i-1",
+    )
+    assert (found.usable, found.fuse) == (7, {"muster.dev/fuse": 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("nvidia.com/gpu", True),
+        ("nvidia.com/mig-1g.5gb", True),
+        ("amd.com/gpu", True),
+        ("gpu.intel.com/i915", True),
+        ("gpu.intel.com/i915_monitoring", False),
+        ("habana.ai/gaudi", True),
+        ("google.com/tpu", True),
+        ("example.com/gpu", False),
+    ],
+)
+def test_accelerators_are_the_resources_that_compute(name: str, *, is_one: bool) -> None:
+    found = read({"metadata": {"name": "a"}, "status": {"capacity": {name: "0"}}})
+    assert found.has_accelerators == is_one
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
+def test_a_quantity_is_never_an_error(written: object) -> None:
+    if isinstance(written, (str, int)):
+        assert facts.quantity(written) >= 0
+
+
+KINDS = st.builds(
+    Product, st.text(max_size=20), st.none() | st.integers(0, 2**40), st.booleans(), st.booleans()
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), st.lists(KINDS, max_size=3, unique=True)))
+def test_an_inventory_comes_back_as_it_was_written(nodes: dict[str, list[Product]]) -> None:
+    simulated = frozenset(list(nodes)[:1])
+    found, found_simulated = inventory.decoded(inventory.encoded(nodes, simulated))
+    assert {name: set(kinds) for name, kinds in found.items()} == {
+        name: set(kinds) for name, kinds in nodes.items()
+    }
+    assert found_simulated == simulated
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"products":[],"nodes":{"a":[7]}}', "\0"])
+def test_what_is_no_inventory_is_refused(text: str) -> None:
+    with pytest.raises(inventory.Unreadable):
+        inventory.decoded(text)
+
+
+def test_ten_thousand_nodes_fit_into_a_config_map() -> None:
+    kinds = [sources.Product(f"NVIDIA H100 80GB HBM3 {index}", 81559) for index in range(8)]
+    nodes = {
+        f"ip-10-0-{i % 256}-{i // 256}.eu-west-1.compute": [kinds[i % 8]] for i in range(10_000)
+    }
+    assert len(inventory.encoded(nodes)) < inventory.BYTES_MAX
+
+
+@given(
+    rate=st.floats(0.5, 1000),
+    gaps=st.lists(st.floats(0, 0.5), max_size=60),
+)
+def test_in_no_second_more_is_written_than_the_budget(rate: float, gaps: list[float]) -> None:
+    pace = budget.Budget(rate)
+    now, slots = 0.0, []
+    for gap in gaps:
+        now += gap
+        slots.append(now + pace.take(now))
+    for index, slot in enumerate(slots):
+        within = sum(slot <= other < slot + 1 - 1e-6 for other in slots[index:])
+        assert within <= rate + 1
+
+
+def test_a_pod_tells_its_requests_and_what_its_containers_said() -> None:
+    raw = {
+        "metadata": {"name": "p", "namespace": "n", "annotations": {"muster.dev/fuse": "true"}},
+        "spec": {
+            "nodeName": "a",
+            "containers": [{"resources": {"limits": {"smarter-devices/fuse": "1", "cpu": "1"}}}],
+            "initContainers": [{"resources": None}],
+        },
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [
+                {
+                    "ready": False,
+                    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+                    "lastState": {"terminated": {"message": "fuse: device not found"}},
+                }
+            ],
+        },
+    }
+    found = pods.pod(msgspec.json.decode(orjson.dumps(raw), type=pods.RawPod))
+    assert found == facts.Pod(
+        namespace="n",
+        name="p",
+        node="a",
+        phase="Running",
+        annotations={"muster.dev/fuse": "true"},
+        requests=("smarter-devices/fuse",),
+        is_agent=False,
+        is_ready=False,
+        started=None,
+        told=("fuse: device not found",),
+    )
+
+
+def test_a_pod_without_anything_of_fuse_is_let_go() -> None:
+    raw = msgspec.json.decode(b'{"metadata": {"name": "p"}, "spec": null}', type=pods.RawPod)
+    assert pods.pod(raw) is None
+
+
+def test_a_slice_tells_products_and_memory_of_both_versions() -> None:
+    attributes = {"gpu.nvidia.com/productName": {"string": "NVIDIA L4"}}
+    inside = {"attributes": attributes, "capacity": {"memory": {"value": "24Gi"}}}
+    for device in ({"name": "gpu-0", **inside}, {"name": "gpu-0", "basic": inside}):
+        raw = {"spec": {"driver": "gpu.nvidia.com", "nodeName": "a", "devices": [device]}}
+        found = pods.slice_of(msgspec.json.decode(orjson.dumps(raw), type=pods.RawSlice))
+        assert found == facts.Slice(
+            node="a",
+            driver="gpu.nvidia.com",
+            is_all_nodes=False,
+            products=(("NVIDIA L4", 24576),),
+            devices=("gpu-0",),
+        )
