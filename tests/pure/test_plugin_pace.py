@@ -10,8 +10,8 @@ def taken(pace_: pace.Pace, *, took_s: float, looks: int, idle_s: float = 0.0) -
     now = 0.0
     for _ in range(looks):
         now += idle_s
-        rest_s = pace_.rest_s(now, now + took_s)
-        now += took_s + rest_s
+        now += took_s
+        now += pace_.rest_s(took_s, now)
     return looks * took_s / now
 
 
@@ -22,11 +22,11 @@ def test_work_without_end_takes_its_share_in_the_long_run(took_s: float) -> None
 
 def test_work_that_is_rare_or_short_never_waits() -> None:
     assert taken(pace.Pace(0.2), took_s=0.01, looks=1000, idle_s=0.04) == pytest.approx(0.2)
-    assert pace.Pace(0.2).rest_s(5.0, 5.4) == 0.0
+    assert pace.Pace(0.2).rest_s(0.4, 5.4) == 0.0
 
 
 def test_no_rest_is_longer_than_a_few_seconds() -> None:
-    assert pace.Pace(0.2).rest_s(0.0, 100.0) == 5.0
+    assert pace.Pace(0.2).rest_s(100.0, 100.0) == 5.0
 
 
 def test_work_that_may_take_all_the_time_never_waits() -> None:

@@ -8,18 +8,18 @@ _REST_MAX_S: Final = 5.0
 
 
 class Pace:
-    """The account of one kind of work that may take `share` of the time, 1 for all of it."""
+    """The account of one kind of work that may cost `share` of the time, 1 for all of it."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._owed_s = 0.0
-        self._ended = 0.0
+        self._at = 0.0
 
-    def rest_s(self, began: float, ended: float) -> float:
-        """Return how long to rest after work that took from one time to another."""
-        paid_s = max(0.0, began - self._ended) * self._share
-        self._owed_s = max(0.0, self._owed_s - paid_s) + (ended - began) * (1 - self._share)
-        self._ended = ended
+    def rest_s(self, cost_s: float, now: float) -> float:
+        """Return how long to rest now, after work that cost so much."""
+        paid_s = (now - self._at) * self._share
+        self._owed_s = max(0.0, self._owed_s - paid_s) + cost_s
+        self._at = now
         if self._share >= 1:
             return 0.0
         return min(_REST_MAX_S, max(0.0, self._owed_s - _BURST_S) / self._share)
