@@ -102,6 +102,7 @@ class Service:
             runbook_url="",
             at_zero=ZERO + timedelta(seconds=self.zero),
             has_cluster=world.has_cluster,
+            remediation=world.remediation,
             leader=None,
         )
         for value in list(world.memory.values()):
@@ -150,7 +151,10 @@ class Service:
                 case signals.Publish():
                     assert self.detector.leader is not None
                     self.world.publish(out)
-                case signals.Alarm() | signals.Remediate() | signals.Noted():
+                case signals.Remediate():
+                    done = signals.Remediated(node=out.node, plugin=out.plugin, pod=out.pod)
+                    self.answers.append((self.world.now + 0.1, done))
+                case signals.Alarm() | signals.Noted():
                     self.world.noted.append(out)
 
 
@@ -163,8 +167,10 @@ class World:
         has_cluster: bool = True,
         services: int = 1,
         interval_s: float = 1.0,
+        remediation: config.Remediation | None = None,
     ) -> None:
         self.now = 0.0
+        self.remediation = remediation
         self.has_cluster = has_cluster
         self.interval_s = interval_s
         self.plugins = {node: Plugin(node, interval_s=interval_s) for node in nodes}

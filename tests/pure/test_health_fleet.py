@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
-from muster_health import facts, signals
+from muster_health import config, facts, signals
 from tests.pure.health_world import World, running
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
@@ -274,6 +274,38 @@ def test_who_follows_tells_and_remembers_nothing() -> None:
     (known,) = follower.detector.dossiers()
     assert known.state.verdict is Verdict.PLUGIN_DOWN
     assert world.alerts() == [("a", AlertKind.PLUGIN_DOWN, "")]
+
+
+def remedied(mode: config.Remedies, *parts: str, per_hour: int = 6) -> list[tuple[str, str]]:
+    nodes = [f"n{number}" for number in range(10)]
+    world = World(*nodes, remediation=config.Remediation(mode=mode, per_hour=per_hour))
+    world.run(10.0)
+    for node in parts:
+        world.part(node)
+        world.run(30.0)
+        world.mend(node)
+        world.run(60.0)
+    told = [
+        event
+        for event in world.published.values()
+        if isinstance(event, vocabulary.RemediationDecided)
+    ]
+    return [(event.outcome, event.reason) for event in told]
+
+
+def test_a_plugin_apart_from_its_kubelet_is_restarted_where_that_is_wanted() -> None:
+    assert remedied(config.Remedies.OFF, "n1") == []
+    assert remedied(config.Remedies.DRY_RUN, "n1") == [("dry_run", "the pod would be deleted")]
+    assert remedied(config.Remedies.RESTART_PLUGIN, "n1") == [("acted", "the pod was deleted")]
+
+
+def test_a_restart_too_many_is_refused_and_said_so() -> None:
+    assert remedied(config.Remedies.RESTART_PLUGIN, "n1", "n1", "n2", "n3", per_hour=2) == [
+        ("acted", "the pod was deleted"),
+        ("refused", "restarted 90 s ago; the next one may be 600 s after it"),
+        ("acted", "the pod was deleted"),
+        ("refused", "2 restarts within an hour are as many as allowed"),
+    ]
 
 
 NODES = st.sampled_from(["a", "b"])

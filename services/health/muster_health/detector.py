@@ -21,6 +21,7 @@ from muster_health import (
     dossier,
     facts,
     fleet,
+    remedy,
     signals,
     snapshot,
     steps,
@@ -32,6 +33,8 @@ _POSITION_S: Final = 5.0
 _TEND_S: Final = 1.0
 _SOON_S: Final = 0.05
 """For what one plugin's input means for others: later than now, so that `tick` comes to an end."""
+_ANSWERED: Final = -1
+"""Instead of the number of a question for a plugin's pods."""
 _FLEET_DUE: Final = "fleet"
 """No plugin's key: those contain a dot."""
 _POSITION_DUE: Final = "position"
@@ -61,6 +64,7 @@ class Detector:
         runbook_url: str,
         at_zero: datetime,
         bounds: config.Bounds | None = None,
+        remediation: config.Remediation | None = None,
         has_cluster: bool = False,
         leader: int | None = 0,
     ) -> None:
@@ -81,8 +85,10 @@ class Detector:
         self._deadlines = deadlines.Deadlines()
         self._storms = storm.Storms(settings)
         self._fleet = fleet.Fleet(self._around)
+        self._remedies = remedy.Remedies(remediation or config.Remediation())
         self._bucket: budget.Bucket | None = None
         self._leftover: list[str] = []
+        self._inquired: dict[str, int] = {}
         self._blind = True
         self._blind_since: float | None = None
         self._alarm_due: float | None = None
@@ -199,7 +205,7 @@ class Detector:
             case signals.ClockStalled(seconds=seconds):
                 return self._stand_still(seconds, now)
             case signals.Remediated():
-                return []
+                return self._remediated(event, now)
             case _:
                 assert_never(event)
 
@@ -232,6 +238,8 @@ class Detector:
             case signals.ProbeInconclusive():
                 taken = state.inconclusive(event.number, now)
             case signals.ClusterAnswered():
+                if self._inquired.get(found.key) == event.number:
+                    self._inquired[found.key] = _ANSWERED
                 taken = state.learned(event.facts, event.number, now)
             case signals.Connected():
                 state.connected(event.server, event.client)
@@ -259,8 +267,6 @@ class Detector:
         outs: list[signals.Output] = [] if kept else [signals.Noted(note=signals.Note.REFUSED)]
         taken: list[steps.Step] = []
         match event:
-            case vocabulary.PluginStarted():
-                found.state.started()
             case vocabulary.PluginStopping():
                 taken = found.state.goodbye(event, said.instance, now)
             case vocabulary.PluginDeregistered():
@@ -359,8 +365,52 @@ class Detector:
         if concluded:
             self._inhibit(found, now)
         outs += self._commit(found, now)
+        if self._remedies.mode is not config.Remedies.OFF:
+            outs += self._consider(found, now)
         self._deadlines.set(found.key, found.deadline())
         return outs
+
+    def _consider(self, found: dossier.Dossier, now: float) -> list[signals.Output]:
+        """Restart a plugin that a new process may mend, or say why not."""
+        leader = self._around.leader
+        if leader is None or not found.needs_remedy():
+            self._inquired.pop(found.key, None)
+            return []
+        number = self._inquired.get(found.key)
+        if number is None:
+            number = found.state.inquire().number
+            self._inquired[found.key] = number
+            return [self._ask_cluster(found, number)]
+        if number != _ANSWERED:
+            return []
+        del self._inquired[found.key]
+        storm = bool(self._storms.active)
+        chosen = self._remedies.choose(found.node, found.state.pods, now, storm=storm)
+        before = found.remedied(leader)
+        if isinstance(chosen, remedy.Refused):
+            refused = vocabulary.Remedy.REFUSED
+            at = self._at(now)
+            return [before, found.decided(refused, chosen.reason, "", at=at, leader=leader)]
+        act = signals.Remediate(
+            node=found.node,
+            plugin=found.plugin,
+            pod=chosen.name,
+            uid=chosen.uid,
+            reason=f"{found.state.verdict}: {found.state.rule}",
+            dry_run=self._remedies.mode is config.Remedies.DRY_RUN,
+        )
+        return [before, act]
+
+    def _remediated(self, event: signals.Remediated, now: float) -> list[signals.Output]:
+        found = self._dossiers.get(dossier.key_of(event.node, event.plugin))
+        leader = self._around.leader
+        if found is None or leader is None:
+            return []
+        dry = self._remedies.mode is config.Remedies.DRY_RUN
+        done = vocabulary.Remedy.DRY_RUN if dry else vocabulary.Remedy.ACTED
+        outcome = vocabulary.Remedy.FAILED if event.error else done
+        reason = event.error or ("the pod would be deleted" if dry else "the pod was deleted")
+        return [found.decided(outcome, reason, event.pod, at=self._at(now), leader=leader)]
 
     def _probe(self, found: dossier.Dossier, number: int) -> signals.Probe:
         return signals.Probe(

@@ -44,7 +44,7 @@ class Bad:
 class Devices:
     """The devices of one plugin with something wrong, by group and id."""
 
-    __slots__ = ("_count", "_max", "bad", "counts", "ended", "short", "totals")
+    __slots__ = ("_count", "_max", "bad", "changes", "counts", "ended", "short", "totals")
 
     def __init__(self, devices_max: int) -> None:
         self.totals: Mapping[str, int] = {}
@@ -54,6 +54,8 @@ class Devices:
         """What the beats say; more than `bad` knows by name if an event was lost."""
         self.short: dict[str, str] = {}
         self.ended: dict[Group, str] = {}
+        self.changes = 0
+        """How often a device changed by name, which no beat would tell again."""
         self._max = devices_max
         self._count = 0
 
@@ -152,6 +154,7 @@ class Devices:
         devices = self.bad.get(group)
         if devices is not None and devices.pop(device, None) is not None:
             self._count -= 1
+            self.changes += 1
             self.ended[group] = bad.why or "the plugin reports it Healthy"
             if not devices:
                 del self.bad[group]
@@ -165,6 +168,8 @@ class Devices:
                     del self.bad[group]
                 return False
             self._count += 1
+        if devices.get(device) != bad:
+            self.changes += 1
         devices[device] = bad
         return True
 

@@ -16,6 +16,7 @@ from muster_health import (
     evidence,
     judgement,
     plugin_state,
+    remedy,
     signals,
     skew,
     snapshot,
@@ -91,8 +92,10 @@ class Dossier:
         "_look_due",
         "_order",
         "_overdue",
+        "_remedied",
         "_rule",
         "_since",
+        "_unsaved",
         "_verdict_told",
         "_verdict_untold",
         "causes",
@@ -121,17 +124,21 @@ class Dossier:
         self._evidence: tuple[vocabulary.Evidence, ...] = ()
         self._overdue: tuple[vocabulary.Evidence, ...] = ()
         self._order: tuple[tuple[str, int], ...] = ()
+        self._remedied: datetime | None = None
         self._verdict_told: vocabulary.Verdict | None = None
         self._verdict_untold: vocabulary.VerdictChanged | None = None
         self._alert_due = 0.0
         self._look_due: float | None = None
         self._dirty = False
+        self._unsaved = False
+        """An event changed what is to be remembered, and told nothing yet."""
 
     def restore(self, known: snapshot.Snapshot, now: float) -> None:
         """Take what was told; and, if we know nothing ourselves, what was known."""
         self.telling.load(known.firing, known.untold_alerts)
         self._verdict_told = known.verdict
         self._verdict_untold = known.untold_verdict
+        self._remedied = known.remedied
         self.touch(now)
         if self.state.verdict is not None:
             return
@@ -159,7 +166,13 @@ class Dossier:
     def report(self, event: vocabulary.Event) -> bool:
         """Take what the plugin says about its devices; False if they are too many to keep."""
         self._dirty = True
-        return self._devices.apply(event)
+        changes = self._devices.changes
+        kept = self._devices.apply(event)
+        self._unsaved |= changes != self._devices.changes
+        if isinstance(event, vocabulary.PluginStarted) and self.state.leaving:
+            self.state.started()
+            self._unsaved = True
+        return kept
 
     def hear(self, beat: vocabulary.Heartbeat, wall: float) -> None:
         """Take what a beat says beside being one; `wall` is our time now."""
@@ -178,6 +191,35 @@ class Dossier:
         """Take that a planned end lasts too long."""
         self._overdue = found.evidence
         self._dirty = True
+
+    def needs_remedy(self) -> bool:
+        """Tell whether its verdict stands, has been told, and has not been acted on."""
+        if self.state.verdict not in remedy.CURABLE or self._remedied == self._since:
+            return False
+        kind = alerts.kind_of(self.state.verdict)
+        return kind is not None and self._is_told(kind) and self.state.state is not State.RECOVERING
+
+    def remedied(self, leader: int) -> signals.Remember:
+        """Take that its verdict is acted on, once, whatever comes of it."""
+        self._remedied = self._since
+        return self._remember(leader)
+
+    def decided(
+        self, outcome: vocabulary.Remedy, reason: str, pod: str, *, at: datetime, leader: int
+    ) -> signals.Publish:
+        """Return the fact of what was done, or why it was not."""
+        event = vocabulary.RemediationDecided(
+            node=self.node,
+            at=at,
+            plugin=self.plugin,
+            verdict=self.state.verdict or vocabulary.Verdict.HEALTHY,
+            outcome=outcome,
+            reason=reason[:2000],
+            pod=pod,
+            leader=leader,
+        )
+        since = self._remedied or at
+        return signals.Publish(event=event, event_id=f"{self.key}:remedy:{since.isoformat()}")
 
     def touch(self, now: float) -> None:
         """Look again at what is to be told."""
@@ -223,7 +265,7 @@ class Dossier:
             return []
         seen = (evidence.seen("kubernetes", why),)
         self.telling.end_all(at, seen)
-        outs = self._tellings(leader)[:-1]
+        outs = [out for out in self._tellings(leader) if isinstance(out, signals.Publish)]
         return [*outs, signals.Remember(key=self.key, value=b"", revision=leader)]
 
     def view(self, now: float) -> View:
@@ -320,7 +362,8 @@ class Dossier:
             event = self._changed(alert, leader)
             told.append(signals.Publish(event=event, event_id=alerts.event_id(event)))
         if not told:
-            return []
+            # the event is acknowledged after this, and does not come again
+            return [self._remember(leader)] if self._unsaved else []
         before = self._remember(leader)
         self._verdict_untold = None
         self.telling.untold = []
@@ -337,6 +380,7 @@ class Dossier:
 
     def _remember(self, leader: int) -> signals.Remember:
         state = self.state
+        self._unsaved = False
         known = snapshot.Snapshot(
             node=self.node,
             plugin=self.plugin,
@@ -357,6 +401,7 @@ class Dossier:
             firing=tuple(self.telling.told.values()),
             untold_verdict=self._verdict_untold,
             untold_alerts=tuple(self.telling.untold),
+            remedied=self._remedied,
             leader=leader,
         )
         return signals.Remember(key=self.key, value=snapshot.encode(known), revision=leader)

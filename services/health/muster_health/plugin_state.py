@@ -278,6 +278,11 @@ class PluginState:
         if not self.expected:
             self.expected, self.expected_due = True, now + self._settings.missing_s - age_s
 
+    def inquire(self) -> steps.Inquiry:
+        """Ask Kubernetes for its pods, beside all else."""
+        self._number += 1
+        return steps.Inquiry(number=self._number)
+
     def freeze(self) -> None:
         """Ask nobody about its silence until `thaw`: many are silent at once."""
         self._case, self.is_frozen = None, True

@@ -176,7 +176,7 @@ class ClockStalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remediated:
-    """What came of `Remediate`; `error` is empty if the pod is gone."""
+    """What came of `Remediate`; `error` is empty if the pod is gone, or would be."""
 
     node: str
     plugin: str
@@ -256,13 +256,17 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remediate:
-    """Delete this pod of the plugin, if its uid still is this one; feed back `Remediated`."""
+    """Delete this pod of the plugin, if its uid still is this one; feed back `Remediated`.
+
+    With `dry_run` only ask whether that would be allowed.
+    """
 
     node: str
     plugin: str
     pod: str
     uid: str
     reason: str
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

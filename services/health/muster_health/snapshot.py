@@ -57,6 +57,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     firing: tuple[alerts.Alert, ...] = ()
     untold_verdict: vocabulary.VerdictChanged | None = None
     untold_alerts: tuple[alerts.Alert, ...] = ()
+    remedied: datetime | None = None
+    """Since when the verdict stood that was last acted on, or refused to be."""
     position: int = 0
     leader: int = 0
 
