@@ -93,7 +93,7 @@ def test_a_directory_too_deep_for_a_socket_path_is_refused(tmp_path: Path) -> No
     assert problems(tmp_path, text) == [
         (
             f"kubelet.directory: the socket of smarter-devices/fuse could be 126 bytes "
-            f"({path}); Linux allows 107"
+            f"({path}); Linux allows 107: shorten the directory, or the name"
         )
     ]
 

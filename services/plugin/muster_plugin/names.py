@@ -71,5 +71,5 @@ def socket_problems(path: str, *, resource: str) -> Iterator[str]:
     if length > SOCKET_PATH_BYTES_MAX:
         yield (
             f"the socket of {resource} could be {length} bytes ({path}); "
-            f"Linux allows {SOCKET_PATH_BYTES_MAX}"
+            f"Linux allows {SOCKET_PATH_BYTES_MAX}: shorten the directory, or the name"
         )
