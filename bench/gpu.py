@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ from tests.nvml import fake, scenes
 GPU: Final = "nvidia.com/gpu"
 _SETTLE_S: Final = 6.0
 _WAIT_S: Final = 10.0
+Settings = Mapping[str, object]
 
 
 class Bench:
@@ -41,36 +42,46 @@ class Bench:
 
     async def rows(self) -> list[table.Row]:
         """Measure everything that the plugin is asked."""
-        return [await self._starts(), *await self._costs(), *await self._faults()]
+        return [*await self._starts(), *await self._costs(), *await self._faults()]
 
     @contextlib.asynccontextmanager
-    async def _living(self, **gpus: object) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def _living(
+        self, gpus: Settings | None = None, *, resources: Sequence[Settings] = ()
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
         file = self._root / "plugin.json"
-        told = {
-            "node": "bench",
-            "bus": {"url": self._url},
-            "kubelet": {"directory": str(self._root)},
-            "gpus": {"library": str(fake.library()), **gpus},
-        }
-        file.write_text(json.dumps(told))
+        process = {"node": "bench", "bus": {"url": self._url}}
+        kubelet = {"kubelet": {"directory": str(self._root)}}
+        seen = {"gpus": {"library": str(fake.library()), **(gpus or {})}}
+        of_nodes = {"resources": [*resources]}
+        file.write_text(json.dumps(process | kubelet | (of_nodes if resources else seen)))
         command = [sys.executable, "-m", "muster_plugin", "--config", str(file)]
-        async with programs.running(command, **self._gpus.environment()) as process:
-            yield process
+        async with programs.running(command, **self._gpus.environment()) as running:
+            yield running
 
     def _ear(self) -> ear.Ear:
         return ear.Ear(self._root / "device-plugins")
 
-    async def _starts(self) -> table.Row:
+    async def _starts(self) -> list[table.Row]:
         times = 10 if self._quick else 40
-        taken = []
+        null = {"name": "muster.example/null", "groups": [{"devices": [{"path": "/dev/null"}]}]}
+        taken, plain = [], []
         for _ in range(times):
-            async with self._ear() as heard:
-                started = time.perf_counter()
-                async with self._living():
-                    taken.append((await heard.registered.get()).at - started)
-                    await _list(heard, healthy=8)
-        how = f"{times} starts; from fork to the kubelet's hearing Register of {GPU}"
-        return _row("start to Register, 8 GPUs, p50", _ms(taken, 50), "ms", most=150, how=how)
+            taken.append(await self._start(8))
+            plain.append(await self._start(1, resources=[null]))
+        how = f"{times} starts; from fork to the kubelet's hearing Register"
+        beside = f"{times} starts by turns with the others; what GPUs do not cost"
+        return [
+            _row("start to Register, 8 GPUs, p50", _ms(taken, 50), "ms", most=150, how=how),
+            _row("start to Register, /dev/null, p50", _ms(plain, 50), "ms", how=beside),
+        ]
+
+    async def _start(self, devices: int, *, resources: Sequence[Settings] = ()) -> float:
+        async with self._ear() as heard:
+            started = time.perf_counter()
+            async with self._living(resources=resources):
+                taken = (await heard.registered.get()).at - started
+                await _list(heard, healthy=devices)
+        return taken
 
     async def _costs(self) -> list[table.Row]:
         seconds = 10.0 if self._quick else 60.0
@@ -95,11 +106,11 @@ class Bench:
         times = 100 if self._quick else 500
         # an XID has its GPU polled at once, so that it is well again and the next can come
         health = {"good": 1, "cooldown_s": 0}
-        async with self._ear() as heard, self._living(health=health):
+        async with self._ear() as heard, self._living({"health": health}):
             await _list(heard, healthy=8)
             taken = [await self._fault(heard, turn, of=8, bad=1) for turn in range(times)]
         sharing = {"resources": [{"name": GPU, "replicas": 16}]}
-        async with self._ear() as heard, self._living(health=health, sharing=sharing):
+        async with self._ear() as heard, self._living({"health": health, "sharing": sharing}):
             await _list(heard, healthy=128)
             replicas = [await self._fault(heard, turn, of=128, bad=16) for turn in range(times)]
         how = f"{times} XIDs, each after recovery; from the driver's event to the list"
