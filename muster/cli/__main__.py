@@ -11,6 +11,7 @@ from cyclopts import Parameter
 import muster
 from muster import commands
 
+from muster.cli import notify
 app = cyclopts.App(
     name="muster",
     help="The Kubernetes device plugin suite that never fails silently.",
@@ -18,6 +19,7 @@ app = cyclopts.App(
 )
 app.register_install_completion_command()
 
+notify.register(app)
 _AGE_MAX_S = 366 * 86_400
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 

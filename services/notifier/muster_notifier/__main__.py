@@ -30,6 +30,7 @@ from muster_notifier import (
     addresses,
     cluster,
     config,
+    configuration,
     deadletters,
     desk,
     grouping,
@@ -66,7 +67,12 @@ _STALE = prometheus_client.Counter(
 
 def main() -> int:
     """Run the notifier; return its exit code."""
-    return entry.main("notifier", config.Settings, _serve)
+    return entry.run(
+        "notifier",
+        config.Settings,
+        lambda settings, _: _serve(settings),
+        formats=configuration.FORMATS,
+    )
 
 
 async def _serve(settings: config.Settings) -> None:

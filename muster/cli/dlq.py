@@ -1,0 +1,144 @@
+"""Door to NATS for the command: dead letters are listed, shown and replayed."""
+
+import asyncio
+import json
+import sys
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import rich.console
+import rich.table
+from rich.markup import escape
+
+from muster import bus, client, streams, workqueue
+
+_BUS_S: Final = 10.0
+_SUBJECTS: Final = "muster.dlq.>"
+_NOTIFICATION: Final = "muster.dlq.notification."
+_ID_SHOWN: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter: a notification, or an event that nobody could believe."""
+
+    subject: str
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def id(self) -> str:
+        """What it is called on the command line."""
+        return self.subject.rpartition(".")[2][:_ID_SHOWN]
+
+    @property
+    def receiver(self) -> str:
+        """Whom it did not reach; empty for an event."""
+        return self.headers.get("Muster-Receiver", "")
+
+    @property
+    def error(self) -> str:
+        """Why it died."""
+        return self.headers.get("Muster-Error") or self.headers.get("Muster-Reason", "")
+
+
+def show_all(*, as_json: bool, url: str | None) -> int:
+    """Print the dead letters."""
+    return _run(_list(url, as_json=as_json))
+
+
+def show(letter_id: str, *, url: str | None) -> int:
+    """Print a dead letter whole."""
+    return _run(_each(letter_id, url, _print))
+
+
+def replay(letter_id: str, *, url: str | None) -> int:
+    """Put dead letters back into the outbox: one, those of a receiver, or `all`."""
+    return _run(_replay(letter_id, url))
+
+
+def _run(asked: Coroutine[object, object, int]) -> int:
+    async def within() -> int:
+        async with asyncio.timeout(_BUS_S):
+            return await asked
+
+    try:
+        return asyncio.run(within())
+    except TimeoutError:
+        print("muster dlq: NATS does not answer", file=sys.stderr)
+        return 1
+
+
+def _bus(url: str | None) -> bus.Bus:
+    return bus.Bus(url or client.DEFAULT_URL, producer="clients/dlq", name="dlq", owner=True)
+
+
+async def _all(connected: bus.Bus) -> list[Letter]:
+    found = await workqueue.waiting(connected.link, streams.DEAD_LETTERS, _SUBJECTS)
+    return [Letter(subject, body, headers) for subject, body, headers, _ in found]
+
+
+async def _list(url: str | None, *, as_json: bool) -> int:
+    async with _bus(url) as connected:
+        letters = await _all(connected)
+    if as_json:
+        for letter in letters:
+            print(json.dumps({"id": letter.id, "subject": letter.subject, **letter.headers}))
+        return 0
+    table = rich.table.Table("id", "receiver", "group", "died", "tries", "why")
+    for letter in letters:
+        headers = letter.headers
+        table.add_row(
+            letter.id,
+            letter.receiver or "(event)",
+            escape(headers.get("Muster-Group") or headers.get("Muster-Subject", "")),
+            headers.get("Muster-Died-At", "")[:19],
+            headers.get("Muster-Attempts", ""),
+            escape(letter.error),
+        )
+    rich.console.Console().print(table if letters else "no dead letters")
+    return 0
+
+
+async def _each(letter_id: str, url: str | None, act: Callable[[Letter], None]) -> int:
+    async with _bus(url) as connected:
+        letters = [letter for letter in await _all(connected) if letter.id == letter_id]
+    for letter in letters:
+        act(letter)
+    return 0 if letters else _mistake(f"no dead letter is called {letter_id}")
+
+
+def _print(letter: Letter) -> None:
+    for name, value in letter.headers.items():
+        print(f"{name}: {value}")
+    print(letter.body.decode("utf-8", "replace"))
+
+
+async def _replay(letter_id: str, url: str | None) -> int:
+    # into the outbox first: a crash in between repeats it, and loses nothing
+    async with _bus(url) as connected:
+        letters = [
+            letter
+            for letter in await _all(connected)
+            if letter.subject.startswith(_NOTIFICATION)
+            and letter_id in {letter.id, letter.receiver, "all"}
+        ]
+        for letter in letters:
+            name = uuid.uuid4().hex
+            await workqueue.put(
+                connected.link,
+                f"muster.outbox.{letter.receiver}.replay-{name}",
+                letter.body,
+                key=name,
+                headers={"Muster-Replay": "1"},
+            )
+            await workqueue.remove(connected.link, streams.DEAD_LETTERS, letter.subject)
+            print(f"{letter.id}: back in the outbox of {letter.receiver}")
+    return 0 if letters else _mistake(f"no dead notification is called {letter_id}")
+
+
+def _mistake(problem: str) -> int:
+    print(f"muster dlq: {problem}", file=sys.stderr)
+    return 2

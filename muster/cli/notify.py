@@ -1,0 +1,177 @@
+"""Door to people: the commands of the notifier: `muster notify`, `silence` and `dlq`."""
+
+import re
+import sys
+from datetime import timedelta
+from typing import Annotated
+
+import cyclopts
+from cyclopts import Parameter
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_Url = Annotated[str | None, Parameter(env_var="NATS_URL")]
+
+silence = cyclopts.App(name="silence", help="Have nothing told of some alerts for a while.")
+dlq = cyclopts.App(name="dlq", help="Look at what could not be delivered, and send it again.")
+
+
+def register(app: cyclopts.App) -> None:
+    """Add the commands."""
+    app.command(notify, help_flags=[], version_flags=[])
+    app.command(silence)
+    app.command(dlq)
+
+
+def notify(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
+    """Test receivers, explain routes, import an Alertmanager's settings: `muster notify --help`."""
+    import subprocess  # noqa: PLC0415  # a command pays for its own imports
+
+    # the notifier knows its settings; the command imports no service
+    program = [sys.executable, "-m", "muster_notifier.command", *(arguments or ("--help",))]
+    return subprocess.run(program, check=False).returncode  # noqa: S603  # our own program
+
+
+@silence.command(name="add")
+def silence_add(
+    *matchers: str,
+    duration: str = "1h",
+    comment: str,
+    author: str | None = None,
+    url: _Url = None,
+) -> int:
+    """Silence what meets every matcher, from now on; prints the silence's id.
+
+    Parameters
+    ----------
+    matchers
+        As Alertmanager writes them: `node=node-a`, `'kind=~"stuck|missing"'`.
+    duration
+        For how long: `90s`, `15m`, `2h`, `7d`.
+    comment
+        Why.
+    author
+        Who; by default whoever is logged in.
+    url
+        Where NATS is; by default this machine.
+
+    """
+    from muster.cli import silence as command  # noqa: PLC0415  # a command pays for its own imports
+
+    lasts = _age(duration)
+    if lasts is None:
+        print(f"muster silence: --duration: {duration!r} is none such as 2h", file=sys.stderr)
+        return 2
+    return command.add(matchers, duration=lasts, comment=comment, author=author, url=url)
+
+
+@silence.command(name="list")
+def silence_list(
+    *,
+    all: Annotated[bool, Parameter(negative="")] = False,  # noqa: A002  # the option's name
+    json: Annotated[bool, Parameter(negative="")] = False,
+    url: _Url = None,
+) -> int:
+    """Print the silences that last.
+
+    Parameters
+    ----------
+    all
+        Those that are over as well.
+    json
+        Print each as a JSON object.
+    url
+        Where NATS is; by default this machine.
+
+    """
+    from muster.cli import silence as command  # noqa: PLC0415  # a command pays for its own imports
+
+    return command.show(everything=all, as_json=json, url=url)
+
+
+@silence.command(name="expire")
+def silence_expire(
+    silence_id: str,
+    *,
+    url: _Url = None,
+) -> int:
+    """End a silence now.
+
+    Parameters
+    ----------
+    silence_id
+        Its id.
+    url
+        Where NATS is; by default this machine.
+
+    """
+    from muster.cli import silence as command  # noqa: PLC0415  # a command pays for its own imports
+
+    return command.expire(silence_id, url=url)
+
+
+@dlq.command(name="list")
+def dlq_list(
+    *,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    url: _Url = None,
+) -> int:
+    """Print the dead letters.
+
+    Parameters
+    ----------
+    json
+        Print each as a JSON object.
+    url
+        Where NATS is; by default this machine.
+
+    """
+    from muster.cli import dlq as command  # noqa: PLC0415  # a command pays for its own imports
+
+    return command.show_all(as_json=json, url=url)
+
+
+@dlq.command(name="show")
+def dlq_show(
+    letter_id: str,
+    *,
+    url: _Url = None,
+) -> int:
+    """Print one dead letter whole.
+
+    Parameters
+    ----------
+    letter_id
+        Its id.
+    url
+        Where NATS is; by default this machine.
+
+    """
+    from muster.cli import dlq as command  # noqa: PLC0415  # a command pays for its own imports
+
+    return command.show(letter_id, url=url)
+
+
+@dlq.command(name="replay")
+def dlq_replay(
+    letter_id: str,
+    *,
+    url: _Url = None,
+) -> int:
+    """Put dead letters back into the outbox.
+
+    Parameters
+    ----------
+    letter_id
+        The id of one, the name of a receiver for all of its, or `all`.
+    url
+        Where NATS is; by default this machine.
+
+    """
+    from muster.cli import dlq as command  # noqa: PLC0415  # a command pays for its own imports
+
+    return command.replay(letter_id, url=url)
+
+
+def _age(text: str) -> timedelta | None:
+    found = re.fullmatch(r"(\d{1,5})([smhdw])", text)
+    return timedelta(seconds=int(found[1]) * _UNITS[found[2]]) if found else None

@@ -1,0 +1,186 @@
+"""Door to the command line of the notifier's settings: test a receiver, explain, import.
+
+Exit codes: 0 it worked, 1 the receiver did not take it, 2 what was given cannot be used.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster import bus, codec, matchers, settings, silences, streams, vocabulary, workqueue
+from muster_notifier import (
+    answers,
+    config,
+    configuration,
+    explaining,
+    labels,
+    message,
+    muting,
+    senders,
+    tree,
+)
+from muster_notifier import notification as notifications
+
+_BUS_S: Final = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line says; return the exit code."""
+    chosen = _parser().parse_args(argv)
+    try:
+        if chosen.command == "import":
+            return _import(chosen.file)
+        found = configuration.read(
+            chosen.config, written_for=chosen.config_format, environment=os.environ
+        )
+        if chosen.command == "test":
+            return asyncio.run(_test(found, chosen.receiver))
+        return asyncio.run(_explain(found, chosen.labels, offline=chosen.offline))
+    except settings.BadSettings as error:
+        for problem in error.problems:
+            _tell(problem)
+    except (senders.Unusable, ValueError) as error:
+        _tell(str(error))
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="muster notify", description="Test receivers, explain routes, import settings."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    text = "send a marked test message to a receiver; print what was sent and answered"
+    test = commands.add_parser("test", help=text, description=text)
+    test.add_argument("receiver", help="its name in the settings")
+    text = "print which routes, groups, inhibitions and silences an alert would meet"
+    explain = commands.add_parser("explain", help=text, description=text)
+    explain.add_argument("--labels", required=True, help="such as kind=stuck,node=node-a")
+    explain.add_argument(
+        "--offline", action="store_true", help="ask no NATS: no silences, no alerts"
+    )
+    for command in (test, explain):
+        command.add_argument("--config", type=Path, required=True, metavar="FILE")
+        command.add_argument(
+            "--config-format", choices=["muster", *configuration.FORMATS], default="muster"
+        )
+    text = "print an Alertmanager's configuration as muster's; what is left out goes to stderr"
+    command = commands.add_parser("import", help=text, description=text)
+    command.add_argument("file", type=Path)
+    return parser
+
+
+def _import(file: Path) -> int:
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise settings.BadSettings([f"{file}: {error.strerror}"]) from None
+    found, left_out = configuration.translate(text, str(file))
+    settings.validate(config.Settings, found, source=str(file))
+    sys.stdout.buffer.write(msgspec.yaml.encode(found))
+    for line in left_out:
+        _tell(line)
+    return 0
+
+
+async def _test(found: config.Settings, name: str) -> int:
+    receivers = {receiver.name: receiver for receiver in found.receivers}
+    if name not in receivers:
+        raise ValueError(f"no receiver is called {name}; there are: {', '.join(receivers)}")
+    sender = senders.make(receivers[name], found)
+    for problem in sender.problems:
+        _tell(f"template: {problem}")
+    told = _example(name, at=datetime.now(UTC))
+    templates = receivers[name].templates
+    print("sent:", message.compose(told, templates).text, sep="\n")  # noqa: T201  # a command prints
+    answer = await sender.send(told, {})
+    retry = f"; asks us to wait {answer.retry_after_s:g} s" if answer.retry_after_s else ""
+    print(f"answered: {answer.kind}: {answer.detail}{retry}")  # noqa: T201  # the same
+    return 0 if answer.kind is answers.Kind.TAKEN else 1
+
+
+def _example(receiver: str, *, at: datetime) -> notifications.Notification:
+    alert = vocabulary.AlertChanged(
+        node="node-example",
+        at=at,
+        plugin="device-plugin",
+        kind=vocabulary.AlertKind.STUCK,
+        severity=vocabulary.Severity.INFO,
+        state=vocabulary.AlertState.FIRING,
+        fingerprint="0" * 16,
+        summary="this is a test by muster notify test",
+        starts_at=at,
+        evidence=(vocabulary.Evidence(source="muster", observed="somebody asked for a test"),),
+    )
+    found = notifications.notify(
+        after=at.isoformat(),
+        receiver=receiver,
+        group='{}:{kind="test"}',
+        labels={"kind": "test"},
+        reason=vocabulary.NotificationReason.FIRST,
+        firing=[alert],
+        resolved=[],
+        send_resolved=True,
+        at=at,
+    )
+    return msgspec.structs.replace(found, is_test=True)
+
+
+async def _explain(found: config.Settings, text: str, *, offline: bool) -> int:
+    given = _labels(text)
+    muted_by = tree.muted_by(found)
+    if not offline:
+        try:
+            async with asyncio.timeout(_BUS_S):
+                await _learn(found, muted_by)
+        except TimeoutError:
+            _tell(f"NATS at {found.bus.url} is away: no silences, no alerts that inhibit")
+    for line in explaining.explain(found, given, muted_by, at=datetime.now(UTC)):
+        print(line)  # noqa: T201  # a command prints
+    return 0
+
+
+def _labels(text: str) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for one in matchers.parse(text):
+        if one.operator is not matchers.Operator.EQUAL:
+            raise ValueError(f"--labels: {one}: only name=value")
+        given[one.name] = one.value
+    # an alert has both, and they are the same
+    both = given.get("kind") or given.get("alertname")
+    return given | ({"kind": both, "alertname": both} if both else {})
+
+
+async def _learn(found: config.Settings, muted_by: muting.Muting) -> None:
+    """Take the silences, the planned work and the alerts of now."""
+    async with bus.Bus(found.bus.url, producer="clients/notify", name="notify") as connected:
+        async for change in workqueue.follow(connected.link, streams.SILENCES):
+            if change is None:
+                break
+            key, value = change
+            if value:
+                muted_by.hear_silence(muting.SilenceChanged(key, silences.decode(value)))
+        newest: dict[str, codec.CloudEvent] = {}
+        for event in await connected.newest(streams.ALERTS, "muster.alert.>"):
+            assert isinstance(event.data, vocabulary.AlertChanged), "the filter says so"
+            newest[event.data.fingerprint] = event
+        for event in newest.values():
+            assert isinstance(event.data, vocabulary.AlertChanged), "as above"
+            muted_by.hear_alert(event.data, labels.of(event.data))
+        for event in await connected.newest(streams.ALERTS, "muster.verdict.*.*.verdict.changed"):
+            assert isinstance(event.data, vocabulary.VerdictChanged), "the filter says so"
+            muted_by.hear_verdict(event.data)
+
+
+def _tell(problem: str) -> None:
+    sys.stderr.write(f"muster notify: {problem}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

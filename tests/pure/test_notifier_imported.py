@@ -1,0 +1,223 @@
+"""An Alertmanager's configuration file, as it is."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from muster import settings
+from muster_notifier import addresses, config, configuration, files, tree
+
+FILE = """
+global:
+  resolve_timeout: 5m
+  smtp_smarthost: 'mail.example:587'
+  smtp_from: 'alertmanager@example.com'
+  smtp_auth_username: am
+  smtp_auth_password: 'pass word'
+  slack_api_url: 'https://hooks.slack.com/services/T/B/secret'
+templates: ['/etc/alertmanager/*.tmpl']
+route:
+  receiver: 'team X mails'
+  group_by: [alertname, cluster]
+  group_wait: 10s
+  repeat_interval: 1h30m
+  routes:
+    - matchers: ['severity="critical"', 'node=~"gpu-.*"']
+      receiver: pager
+      continue: true
+      active_time_intervals: [office]
+    - match: {kind: flapping}
+      match_re: {node: 'a|b'}
+      receiver: 'null'
+      mute_time_intervals: [office]
+      routes:
+        - receiver: slack
+          group_by: ['...']
+receivers:
+  - name: 'team X mails'
+    email_configs:
+      - to: 'a@example.com, b@example.com'
+        html: '{{ x }}'
+  - name: pager
+    pagerduty_configs:
+      - routing_key_file: /run/secrets/pagerduty
+    webhook_configs:
+      - url: http://10.0.0.1/hook
+        send_resolved: false
+        max_alerts: 5
+        http_config: {authorization: {credentials: tok}, proxy_url: 'http://p'}
+    opsgenie_configs:
+      - api_key: x
+  - name: 'null'
+  - name: slack
+    slack_configs:
+      - channel: '#gpu'
+    msteamsv2_configs:
+      - webhook_url: https://teams.example/x
+inhibit_rules:
+  - source_matchers: ['kind="node_down"']
+    target_match_re: {kind: 'stuck|missing'}
+    equal: [node]
+time_intervals:
+  - name: office
+    time_intervals:
+      - times: [{start_time: '09:00', end_time: '17:00'}]
+        weekdays: ['monday:friday']
+        years: [2026]
+        location: Europe/Berlin
+"""
+
+
+def load(text: str, tmp_path: Path) -> tuple[config.Settings, list[str]]:
+    file = tmp_path / "alertmanager.yml"
+    file.write_text(text)
+    found = configuration.read(file, written_for="alertmanager", environment={})
+    return found, configuration.translate(text.encode(), str(file))[1]
+
+
+def test_its_receivers_become_ours_and_their_secrets_stay_in_the_file(tmp_path: Path) -> None:
+    found, _ = load(FILE, tmp_path)
+    file = str(tmp_path / "alertmanager.yml")
+    loopback = addresses.Reach.LOOPBACK
+    inside = {
+        name: addresses.Secret(file=file, at=at)
+        for name, at in {
+            "password": "global.smtp_auth_password",
+            "hook": "receivers.1.webhook_configs.0.url",
+            "bearer": "receivers.1.webhook_configs.0.http_config.authorization.credentials",
+            "slack": "global.slack_api_url",
+            "teams": "receivers.3.msteamsv2_configs.0.webhook_url",
+        }.items()
+    }
+    assert found.receivers == (
+        addresses.Receiver(
+            name="team-X-mails",
+            send_resolved=False,
+            email=addresses.Email(
+                host="mail.example",
+                port=587,
+                sender="alertmanager@example.com",
+                to=("a@example.com", "b@example.com"),
+                username="am",
+                password_from=inside["password"],
+            ),
+        ),
+        addresses.Receiver(
+            name="pager",
+            send_resolved=False,
+            webhook=addresses.Webhook(
+                url_from=inside["hook"],
+                format=addresses.Format.ALERTMANAGER,
+                reach=loopback,
+                max_alerts=5,
+                bearer_from=inside["bearer"],
+            ),
+        ),
+        addresses.Receiver(
+            name="pager-2",
+            pagerduty=addresses.PagerDuty(
+                routing_key_from=addresses.Secret(file="/run/secrets/pagerduty"), reach=loopback
+            ),
+        ),
+        addresses.Receiver(
+            name="slack",
+            send_resolved=False,
+            slack=addresses.Slack(webhook_from=inside["slack"], reach=loopback),
+        ),
+        addresses.Receiver(
+            name="slack-2", teams=addresses.Teams(url_from=inside["teams"], reach=loopback)
+        ),
+    )
+    secrets = {name: files.secret(where) for name, where in inside.items()}
+    assert secrets == {
+        "password": "pass word",
+        "hook": "http://10.0.0.1/hook",
+        "bearer": "tok",
+        "slack": "https://hooks.slack.com/services/T/B/secret",
+        "teams": "https://teams.example/x",
+    }
+
+
+def test_its_routes_become_ours(tmp_path: Path) -> None:
+    root = tree.root(load(FILE, tmp_path)[0])
+    assert (root.receivers, root.group_by) == (("team-X-mails",), ("alertname",))
+    timing = root.timing
+    assert (timing.group_wait_s, timing.group_interval_s, timing.repeat_interval_s) == (
+        10.0,
+        300.0,
+        5400.0,
+    )
+    told = [
+        (labels, [name for route in root.find(labels) for name in route.receivers])
+        for labels in (
+            {"severity": "warning"},
+            {"severity": "critical", "node": "gpu-1"},
+            {"kind": "flapping", "node": "a"},
+        )
+    ]
+    assert [receivers for _, receivers in told] == [
+        ["team-X-mails"],
+        ["pager", "pager-2"],
+        ["slack", "slack-2"],
+    ]
+    assert (root.children[0].goes_on, root.children[0].active_times) == (True, ("office",))
+    assert (root.children[1].receivers, root.children[1].mute_times) == ((), ("office",))
+    assert root.children[1].children[0].group_by == ("...",)
+
+
+def test_its_rules_and_times_become_ours(tmp_path: Path) -> None:
+    found, _ = load(FILE, tmp_path)
+    assert found.inhibit_rules == (
+        config.InhibitRule(
+            source_matchers=('kind="node_down"',),
+            target_matchers=('kind=~"stuck|missing"',),
+            equal=("node",),
+        ),
+    )
+    assert found.time_intervals == (
+        config.TimeInterval(
+            name="office",
+            time_intervals=(
+                config.Times(
+                    times=(config.TimeRange(start_time="09:00", end_time="17:00"),),
+                    weekdays=("monday:friday",),
+                    years=("2026",),
+                    location="Europe/Berlin",
+                ),
+            ),
+        ),
+    )
+
+
+def test_what_is_not_taken_is_named(tmp_path: Path) -> None:
+    assert load(FILE, tmp_path)[1] == [
+        "receivers.0.email_configs.0.html: not taken",
+        "receivers.1.webhook_configs.0.http_config.proxy_url: not taken",
+        "receivers.1.opsgenie_configs: not taken",
+        "route.group_by: no alert of muster has a label cluster",
+        "templates: not taken",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: 1", "an Alertmanager configuration has `route` and `receivers`"),
+        ("[]", "the file: a mapping is expected"),
+        (
+            "{route: {receiver: b}, receivers: [{name: a}]}",
+            "route.receiver: no receiver is called b",
+        ),
+        (
+            "{route: {receiver: a, group_wait: soon}, receivers: [{name: a}]}",
+            "route.group_wait: 'soon' is no duration such as 5m",
+        ),
+    ],
+)
+def test_what_is_no_configuration_of_alertmanagers_is_refused(
+    text: str, problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(settings.BadSettings) as refused:
+        load(text, tmp_path)
+    assert refused.value.problems == [f"{tmp_path}{os.sep}alertmanager.yml: {problem}"]

@@ -1,0 +1,151 @@
+"""The notifier's commands, on a real NATS server and a real notifier."""
+
+import asyncio
+import contextlib
+import io
+import pathlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import orjson
+
+from muster import bus, streams
+from muster.cli.__main__ import app
+from muster.local import nats, webhook
+from muster_notifier import command
+
+
+async def muster(url: str, *arguments: str) -> tuple[int, str, str]:
+    """Run the command in a thread of ours; return exit code, stdout and stderr."""
+    out, errors = io.StringIO(), io.StringIO()
+
+    def run() -> int:
+        if arguments[0] == "notify":
+            return command.main(arguments[1:])
+        given = [*arguments, "--url", url]
+        return int(app(given, result_action="return_int_as_exit_code_else_zero") or 0)
+
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = await asyncio.to_thread(run)
+    return code, out.getvalue(), errors.getvalue()
+
+
+def test_the_command_hands_over_to_the_notifier() -> None:
+    program = (sys.executable, "-m", "muster.cli", "notify")
+    done = subprocess.run(program, check=False, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: muster notify")
+
+
+@contextlib.asynccontextmanager
+async def server(directory: pathlib.Path) -> AsyncIterator[str]:
+    async with (
+        asyncio.timeout(50),
+        nats.NatsServer(directory / "nats") as made,
+        bus.Bus(made.url, producer="test", name="test", owner=True) as owner,
+    ):
+        await owner.link.client()
+        yield made.url
+
+
+def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as url:
+            add = ("silence", "add", "node=node-a", 'kind=~"stuck|missing"')
+            about = ("--duration", "2h", "--comment", "new disk", "--author", "ann")
+            code, out, _ = await muster(url, *add, *about)
+            assert code == 0
+            name = out.strip()
+            code, out, _ = await muster(url, "silence", "list", "--json")
+            (found,) = [orjson.loads(line) for line in out.splitlines()]
+            assert (found["id"], found["author"], found["comment"]) == (name, "ann", "new disk")
+            assert found["matchers"] == ["node=node-a", 'kind=~"stuck|missing"']
+            assert (await muster(url, "silence", "expire", name))[0] == 0
+            assert (await muster(url, "silence", "list"))[1] == "no silences\n"
+            assert name in (await muster(url, "silence", "list", "--all"))[1]
+            code, _, errors = await muster(url, "silence", "expire", "none")
+            assert (code, errors) == (2, "muster silence: no silence is called none\n")
+            code, _, errors = await muster(url, "silence", "add", 'node=~".*"', "--comment", "x")
+            assert code == 2
+            assert "these match everything" in errors
+
+    asyncio.run(story())
+
+
+def test_a_receiver_is_tested_and_what_it_answered_is_printed(tmp_path: pathlib.Path) -> None:
+    async def story() -> None:
+        file = tmp_path / "notifier.json"
+        async with webhook.WebhookReceiver() as hook:
+            receiver = {"name": "ops", "webhook": {"url": hook.url, "reach": "loopback"}}
+            file.write_bytes(orjson.dumps({"receivers": [receiver]}))
+            test = ("notify", "test", "ops", "--config", str(file))
+            code, out, _ = await muster("", *test)
+            assert code == 0
+            assert "TEST, nothing is wrong: [FIRING] stuck on node-example" in out
+            assert out.splitlines()[-1] == "answered: taken: HTTP 200"
+            (received,) = hook.received()
+            assert orjson.loads(received.body)["data"]["test"] is True
+            hook.behave(webhook.Behaviour(status=401))
+            code, out, _ = await muster("", *test)
+            assert (code, out.splitlines()[-1]) == (1, "answered: refused: HTTP 401")
+        code, _, errors = await muster("", "notify", "test", "x", "--config", str(file))
+        assert (code, errors) == (2, "muster notify: no receiver is called x; there are: ops\n")
+
+    asyncio.run(story())
+
+
+def test_what_an_alert_would_meet_is_explained(tmp_path: pathlib.Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as url:
+            file = tmp_path / "notifier.json"
+            route = {"matchers": ['severity="critical"'], "receivers": ["pager"]}
+            receivers: list[dict[str, object]] = [
+                {"name": name, "console": {}} for name in ("ops", "pager")
+            ]
+            settings = {"bus": {"url": url}, "receivers": receivers, "routes": [route]}
+            file.write_bytes(orjson.dumps(settings))
+            await muster(url, "silence", "add", "node=node-a", "--comment", "x")
+            asked = ("--labels", "kind=stuck,node=node-a,severity=critical")
+            explain = ("notify", "explain", "--config", str(file), *asked)
+            code, out, _ = await muster(url, *explain)
+            *lines, last = out.splitlines()
+            assert code == 0
+            assert lines == [
+                'alert      {alertname="stuck",kind="stuck",node="node-a",severity="critical"}',
+                'route      {}/{severity="critical"}',
+                '  group    {kind="stuck",node="node-a"}',
+                "  times    first after 30 s, changes every 300 s, reminders every 14400 s",
+                "  told     pager",
+            ]
+            assert last.startswith("quiet      silenced: ")
+            code, out, _ = await muster(url, *explain, "--offline")
+            assert out.splitlines()[-1] == "quiet      no: it is told"
+
+    asyncio.run(story())
+
+
+def test_dead_letters_are_listed_shown_and_replayed(tmp_path: pathlib.Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as url:
+            assert (await muster(url, "dlq", "list"))[1] == "no dead letters\n"
+            async with bus.Bus(url, producer="test", name="dead") as connected:
+                client = await connected.link.client()
+                await client.jetstream().publish(
+                    "muster.dlq.notification.ops.0123.4567",
+                    b'{"a":1}',
+                    headers={"Muster-Receiver": "ops", "Muster-Error": "HTTP 400"},
+                )
+                code, out, _ = await muster(url, "dlq", "list", "--json")
+                (letter,) = [orjson.loads(line) for line in out.splitlines()]
+                assert (letter["id"], letter["Muster-Error"]) == ("4567", "HTTP 400")
+                assert '{"a":1}' in (await muster(url, "dlq", "show", "4567"))[1]
+                code, out, _ = await muster(url, "dlq", "replay", "4567")
+                assert (code, out) == (0, "4567: back in the outbox of ops\n")
+                assert (await muster(url, "dlq", "list"))[1] == "no dead letters\n"
+                info = await client.jetstream().stream_info(streams.OUTBOX.name)
+                assert info.state.messages == 1
+            code, _, errors = await muster(url, "dlq", "replay", "4567")
+            assert (code, errors) == (2, "muster dlq: no dead notification is called 4567\n")
+
+    asyncio.run(story())
