@@ -38,6 +38,7 @@ class Plugin:
     connection: int = 0
     lease_at: float = 0.0
     died_at: float = -1e9
+    shows_after_s: float = 1.0
 
     @property
     def heard(self) -> bool:
@@ -66,7 +67,7 @@ class Plugin:
         )
 
     def facts(self, now: float) -> facts.Facts:
-        crashed = not self.alive and now - self.died_at > 1.0
+        crashed = not self.alive and now - self.died_at > self.shows_after_s
         ready = self.alive and not self.frozen
         waiting = "CrashLoopBackOff" if crashed and not self.stopped else ""
         pod = facts.Pod(

@@ -28,6 +28,17 @@ def test_a_crash_is_a_verdict_within_three_seconds() -> None:
     assert fate("kill", 2.9) == ([Verdict.PLUGIN_DOWN], [("a", AlertKind.PLUGIN_DOWN, "")])
 
 
+def test_a_crash_that_its_pod_does_not_show_yet_is_an_alert_once_it_does() -> None:
+    world = running("a", interval_s=5.0)
+    world.plugins["a"].shows_after_s = 6.0
+    world.kill("a")
+    world.run(3.0)
+    assert (world.verdicts("a")[-1], world.alerts()) == (Verdict.PLUGIN_DOWN, [])
+    world.run(12.0)
+    assert world.alerts() == [("a", AlertKind.PLUGIN_DOWN, "")]
+    assert world.verdicts("a") == [Verdict.HEALTHY, Verdict.PLUGIN_DOWN]
+
+
 def test_a_frozen_plugin_is_a_verdict_at_once_and_an_alert_when_it_stays_so() -> None:
     assert fate("freeze", 5.0) == ([Verdict.STUCK], [])
     assert fate("freeze", 40.0) == ([Verdict.STUCK], [("a", AlertKind.STUCK, "")])

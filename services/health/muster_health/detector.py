@@ -351,11 +351,9 @@ class Detector:
                     outs.append(self._probe(found, number))
                 case steps.Inquiry(number=number):
                     outs.append(self._ask_cluster(found, number))
-                case steps.Conclusion():
+                case steps.Conclusion() | steps.Confirmed() | steps.Overdue():
                     concluded = True
-                    found.conclude(step, now, self._at(now))
-                case steps.Overdue():
-                    found.overdue(step)
+                    found.decide(step, now, self._at(now))
                 case _:
                     assert_never(step)
         if self._weather(found, now):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -179,18 +179,22 @@ class Dossier:
         self._dirty |= self.skew.hear(beat.wall, wall, self._around.settings.skew_s)
         self._dirty |= self._devices.hear(beat)
 
-    def conclude(self, found: steps.Conclusion, now: float, at: datetime) -> None:
-        """Take a verdict."""
-        self._since, self._rule, self._evidence = at, found.rule.value, found.evidence
-        self._overdue = ()
-        waits = self.state.rule is not None and judgement.may_pause(self.state.rule)
-        self._alert_due = now + (self._around.settings.patience_s if waits else 0.0)
+    def decide(
+        self, found: steps.Conclusion | steps.Confirmed | steps.Overdue, now: float, at: datetime
+    ) -> None:
+        """Take a verdict, a firmer reason for it, or that a planned end lasts too long."""
         self._dirty = True
-
-    def overdue(self, found: steps.Overdue) -> None:
-        """Take that a planned end lasts too long."""
-        self._overdue = found.evidence
-        self._dirty = True
+        match found:
+            case steps.Conclusion():
+                self._conclude(found, now, at)
+            case steps.Confirmed():
+                self._rule, self._evidence = found.rule.value, found.evidence
+                if not judgement.may_pause(found.rule):
+                    self._alert_due = now
+            case steps.Overdue():
+                self._overdue = found.evidence
+            case _:
+                assert_never(found)
 
     def needs_remedy(self) -> bool:
         """Tell whether its verdict stands, has been told, and has not been acted on."""
@@ -295,6 +299,12 @@ class Dossier:
             ),
             alerts=tuple(self._changed(a, 0) for a in self.telling.told.values()),
         )
+
+    def _conclude(self, found: steps.Conclusion, now: float, at: datetime) -> None:
+        self._since, self._rule, self._evidence = at, found.rule.value, found.evidence
+        self._overdue = ()
+        waits = self.state.rule is not None and judgement.may_pause(self.state.rule)
+        self._alert_due = now + (self._around.settings.patience_s if waits else 0.0)
 
     def _wanted(self, now: float, at: datetime) -> list[alerts.Alert]:
         own = self._own(now, at)

@@ -1,8 +1,8 @@
 """Pure. The table: what a silence means, once the questions are answered.
 
-The first row that holds decides. "Quiet" is a silence of the whole patience, so that what
-Kubernetes tells of the pod is as new as the silence; "well" is a pod that is Running and Ready on a
-node that still offers what the plugin had.
+The first row that holds decides. "Quiet" is when for the whole patience no beat came and no
+connection ended, so that what Kubernetes tells of the pod is as new as that; "well" is a pod that
+is Running and Ready on a node that still offers what the plugin had.
 
 | nobody listens, or no answer, and                      | verdict     | rule             |
 |--------------------------------------------------------|-------------|------------------|
@@ -61,6 +61,12 @@ class Scene:
     healthy: Mapping[str, int]
     waited: bool
     now: float
+
+    @property
+    def quiet_s(self) -> float:
+        """Return for how long nothing has happened: no beat, and no connection that ended."""
+        closed = self.link.closed
+        return self.silent_s if closed is None else min(self.silent_s, self.now - closed.at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +134,7 @@ def _decide(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | 
 def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule]:
     pods = scene.known.pods if scene.known is not None else None
     stale = scene.link.closed is not None and scene.link.closed.by_server
-    quiet = scene.silent_s >= settings.suspicion_beats * scene.interval_s
+    quiet = scene.quiet_s >= settings.suspicion_beats * scene.interval_s
     runs = pods is None or any(pod.runs for pod in pods)
     ready = pods is not None and any(pod.ready for pod in pods)
     well = ready and _offers_all(scene)

@@ -45,9 +45,10 @@ from muster_health import (
     beats,
     case,
     config,
-    damping,
+    conviction,
     evidence,
     facts,
+    inquest,
     judgement,
     links,
     recovery,
@@ -59,31 +60,26 @@ from muster_health import (
     trouble,
     worry,
 )
-from muster_health.case import Ask, Doubt
+from muster_health.case import Doubt
 from muster_health.rules import Rule
 from muster_health.snapshot import State
 
 _IN_FLIGHT_S: Final = 0.5
 """A beat may be in flight when its sender's connection ends."""
-_NO_FALL: Final = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED})
 
 
 class PluginState:
     """The machine of one plugin. `now` is the receiver's monotonic time in seconds."""
 
     __slots__ = (
-        "_actual",
         "_before",
-        "_case",
-        "_damping",
-        "_has_cluster",
-        "_number",
+        "_conviction",
+        "_inquest",
         "_recovery",
         "_return_due",
         "_review_due",
         "_review_s",
         "_settings",
-        "_settle_due",
         "_worry",
         "beats",
         "expected",
@@ -126,15 +122,11 @@ class PluginState:
         self.is_hasty = False
         """Its last beat declared a shorter interval than the one before."""
         self._settings = settings
-        self._has_cluster = has_cluster
         self._before = State.UNKNOWN
-        self._case: case.Case | None = None
-        self._number = 0
+        self._inquest = inquest.Inquest(settings, has_cluster=has_cluster)
+        self._conviction = conviction.Conviction(settings)
         self._worry = worry.Worry()
         self._recovery = recovery.Recovery(settings)
-        self._damping = damping.Damping(settings)
-        self._actual: judgement.Judgement | None = None
-        self._settle_due: float | None = None
         self._return_due: float | None = None
         self._review_due: float | None = None
         self._review_s = settings.review_s
@@ -152,9 +144,7 @@ class PluginState:
     @property
     def is_silent(self) -> bool:
         """Tell whether it is suspected of silence, and nothing is decided."""
-        return self.state is State.SUSPECT and (
-            self._case is None or self._case.doubt is not Doubt.TROUBLE
-        )
+        return self.state is State.SUSPECT and self._inquest.is_about_silence
 
     @property
     def is_alive(self) -> bool:
@@ -164,7 +154,7 @@ class PluginState:
     @property
     def falls(self) -> int:
         """Return how often it fell lately, to be remembered."""
-        return self._damping.level
+        return self._conviction.damping.level
 
     def restore(self, known: snapshot.Snapshot, now: float, *, overdue: bool) -> None:
         """Go on where a former process stopped; `overdue` has been told already."""
@@ -174,14 +164,14 @@ class PluginState:
         self.beats.restore(known.instance, known.seq, known.interval_s)
         self.silence.begin_anew(now)
         self.heard_of = True
-        self._damping.restore(known.falls, now)
+        self._conviction.damping.restore(known.falls, now)
         if self.state is State.MAINTENANCE and not overdue:
             # another process may have another clock, so the wait begins anew
             self._return_due = now + self.return_s
         if self.state is State.LOST:
             self._review_due = now + self._review_s
         if self.state is State.RECOVERING:
-            self._recovery.good(now, counts=False, hold_s=self._damping.hold_s)
+            self._recovery.good(now, counts=False, hold_s=self._conviction.damping.hold_s)
 
     def hear(self, beat: vocabulary.Heartbeat, now: float) -> list[steps.Step]:
         """Take a heartbeat."""
@@ -198,11 +188,11 @@ class PluginState:
 
     def answered(self, beat: vocabulary.Heartbeat, number: int, now: float) -> list[steps.Step]:
         """Take the answer to a probe."""
-        return [] if self._awaited(number) is None else self._alive(beat, now, counts=False)
+        return [] if self._inquest.awaited(number) is None else self._alive(beat, now, counts=False)
 
     def failed(self, number: int, now: float, *, subscribed: bool) -> list[steps.Step]:
         """Take that a probe found nobody, or (`subscribed`) no answer."""
-        asked = self._awaited(number)
+        asked = self._inquest.awaited(number)
         if asked is None:
             return []
         if asked.doubt is Doubt.TROUBLE:
@@ -214,20 +204,17 @@ class PluginState:
 
     def learned(self, known: facts.Facts | None, number: int, now: float) -> list[steps.Step]:
         """Take what Kubernetes knows; None is no answer."""
-        asked = self._case
         if known is not None and known.pods is not None:
             self.pods = known.pods
-        if asked is None or asked.cluster_number != number:
-            return []
-        asked.learned(known)
-        return self._judge(asked, now)
+        asked = self._inquest.learned(known, number)
+        return [] if asked is None else self._judge(asked, now)
 
     def inconclusive(self, number: int, now: float) -> list[steps.Step]:
         """Take that a probe says nothing about the plugin."""
-        if self._awaited(number) is None:
+        if self._inquest.awaited(number) is None:
             return []
         if self.state is State.LOST:
-            self._case, self._review_due = None, now + self._review_s
+            self._inquest.case, self._review_due = None, now + self._review_s
         else:
             self.deaf(now)
         return []
@@ -244,8 +231,8 @@ class PluginState:
             case State.HEALTHY | State.ILL | State.RECOVERING:
                 return self._ask(Doubt.DISCONNECT, now)
             case State.LOST:
-                if self._case is None:
-                    self._review_due = now
+                if self._inquest.case is None:
+                    self._review_due = now + self._settings.restart_s
             case State.UNKNOWN | State.SUSPECT | State.MAINTENANCE:
                 pass
             case _:
@@ -280,12 +267,11 @@ class PluginState:
 
     def inquire(self) -> steps.Inquiry:
         """Ask Kubernetes for its pods, beside all else."""
-        self._number += 1
-        return steps.Inquiry(number=self._number)
+        return self._inquest.inquire()
 
     def freeze(self) -> None:
         """Ask nobody about its silence until `thaw`: many are silent at once."""
-        self._case, self.is_frozen = None, True
+        self._inquest.case, self.is_frozen = None, True
 
     def thaw(self, now: float) -> list[steps.Step]:
         """Ask again, if it still is silent."""
@@ -322,14 +308,18 @@ class PluginState:
         """Return when `tick` is next needed."""
         match self.state:
             case State.SUSPECT:
-                return None if self._case is None else self._case.deadline()
+                return None if self._inquest.case is None else self._inquest.case.deadline()
             case State.LOST:
-                review = self._review_due if self._case is None else self._case.deadline()
-                return _earliest(review, self._settle_due)
+                review = (
+                    self._review_due
+                    if self._inquest.case is None
+                    else self._inquest.case.deadline()
+                )
+                return _earliest(review, self._conviction.settle_due)
             case State.MAINTENANCE:
                 return self._return_due
             case State.UNKNOWN | State.HEALTHY | State.ILL | State.RECOVERING:
-                settle = self._settle_due if self._is_unsettled else None
+                settle = self._conviction.settle_due if self._is_unsettled else None
                 return _earliest(self._silence_due, self._worry.due, self._recovery.due, settle)
             case _:
                 assert_never(self.state)
@@ -338,9 +328,9 @@ class PluginState:
         """Do what is due."""
         if not _is_due(self.deadline(), now):
             return []
-        if self._case is not None:
-            return self._pursue(self._case, now)
-        if self._is_unsettled and _is_due(self._settle_due, now):
+        if self._inquest.case is not None:
+            return self._pursue(self._inquest.case, now)
+        if self._is_unsettled and _is_due(self._conviction.settle_due, now):
             return self._settle()
         match self.state:
             case State.MAINTENANCE:
@@ -348,7 +338,7 @@ class PluginState:
                 return [steps.Overdue(evidence=(evidence.overdue(self.return_s),))]
             case State.LOST:
                 self._review_due = None
-                return self._open(Doubt.REVIEW, now)
+                return self._inquest.open(Doubt.REVIEW, now)
             case _:
                 return self._doubt(now)
 
@@ -362,41 +352,39 @@ class PluginState:
 
     @property
     def _is_unsettled(self) -> bool:
-        return self._settle_due is not None and self.state in {State.LOST, State.ILL}
+        return self._conviction.settle_due is not None and self.state in {State.LOST, State.ILL}
+
+    @property
+    def _patience_s(self) -> float:
+        return self._settings.suspicion_beats * self.beats.interval_s
 
     @property
     def _silence_due(self) -> float | None:
-        patience_s = self._settings.suspicion_beats * self.beats.interval_s
-        due = self.silence.due(patience_s)
+        due = self.silence.due(self._patience_s)
         if self.silence.ever_heard or self.heard_of:
             return due
         return max(due, self.expected_due) if self.expected else None
 
     def _shift(self, seconds: float) -> None:
         self._recovery.shift(seconds)
+        self._conviction.shift(seconds)
         self.expected_due += seconds
         if self._return_due is not None:
             self._return_due += seconds
-        if self._settle_due is not None:
-            self._settle_due += seconds
         if self._review_due is not None:
             self._review_due += seconds
 
-    def _awaited(self, number: int) -> case.Case | None:
-        asked = self._case
-        return asked if asked is not None and asked.number == number else None
-
     def _dismiss_case(self) -> None:
-        if self._case is not None and self.state is State.LOST:
-            self._review_due = self._case.opened_at + self._review_s
-        self._case, self.is_frozen = None, False
+        if self._inquest.case is not None and self.state is State.LOST:
+            self._review_due = self._inquest.case.opened_at + self._review_s
+        self._inquest.case, self.is_frozen = None, False
         self.state = self.settled
 
     def _proves_nothing(self, beat: vocabulary.Heartbeat, life: beats.Life, now: float) -> bool:
         if self.state is State.MAINTENANCE:
             leaves = beat.phase is vocabulary.Phase.DRAINING
             return leaves or beat.instance == self.leaving
-        asked = self._case
+        asked = self._inquest.case
         if asked is not None and asked.doubt is Doubt.DISCONNECT and not self.link.is_open:
             return now - asked.opened_at < _IN_FLIGHT_S
         return life is beats.Life.DOUBTFUL and (self.is_silent or self.state is State.LOST)
@@ -426,7 +414,7 @@ class PluginState:
                     *self._conclude(Verdict.HEALTHY, Rule.FIRST_SIGN_OF_LIFE, first),
                 ]
             case State.ILL:
-                if found is not None and self._is_still(found.verdict):
+                if found is not None and self._conviction.is_still(found.verdict, self.verdict):
                     self._worry.forget()
                     return before
                 return [*before, *self._return(found, now, counts=True)]
@@ -447,7 +435,7 @@ class PluginState:
         self.resources = tuple(self.healthy)
 
     def _end_doubt(self, found: trouble.Trouble | None) -> list[steps.Step]:
-        asked, self._case, self.is_frozen = self._case, None, False
+        asked, self._inquest.case, self.is_frozen = self._inquest.case, None, False
         if self.state is not State.SUSPECT:
             return []
         self.state = self._before
@@ -462,17 +450,18 @@ class PluginState:
         if self.state is not State.ILL or found is None:
             if self.state is not State.RECOVERING:
                 self._recovery.begin()
-            self.state, self._settle_due, self._review_due = State.RECOVERING, None, None
+            self.state, self._conviction.settle_due, self._review_due = State.RECOVERING, None, None
         if found is not None:
             self._recovery.begin()
             return self._troubled(found, now)
         self._worry.forget()
-        enough = self._recovery.good(now, counts=counts, hold_s=self._damping.hold_s)
+        enough = self._recovery.good(now, counts=counts, hold_s=self._conviction.damping.hold_s)
         return self._recover() if enough else []
 
     def _recover(self) -> list[steps.Step]:
         told = (evidence.recovered(self._recovery.good_beats),)
-        self.state, self.leaving, self._actual = State.HEALTHY, "", None
+        self.state, self.leaving = State.HEALTHY, ""
+        self._conviction.end()
         self._recovery.begin()
         self._review_s = self._settings.review_s
         return self._conclude(Verdict.HEALTHY, Rule.RECOVERED, told)
@@ -488,35 +477,17 @@ class PluginState:
         reached = judgement.Judgement(
             verdict=found.verdict, rule=found.rule, evidence=found.evidence
         )
-        return self._convict(reached, now, delay_s, fresh=fresh, resources=found.resources)
+        return self._convict(reached, now, delay_s, fell=fresh, resources=found.resources)
 
     def _ask(self, doubt: Doubt, now: float) -> list[steps.Step]:
         self._before, self.state = self.state, State.SUSPECT
         self._worry.due = None
-        return [signals.Noted(note=signals.Note.SUSPECTED), *self._open(doubt, now)]
-
-    def _open(self, doubt: Doubt, now: float) -> list[steps.Step]:
-        self._number += 1
-        self._case = case.Case(
-            doubt, self._number, self._settings, now=now, has_cluster=self._has_cluster
-        )
-        return self._pursue(self._case, now)
+        return [signals.Noted(note=signals.Note.SUSPECTED), *self._inquest.open(doubt, now)]
 
     def _pursue(self, asked: case.Case, now: float) -> list[steps.Step]:
         if asked.is_hopeless(now):
             return self.inconclusive(asked.number, now)
-        taken: list[steps.Step] = []
-        for ask in asked.due(now):
-            match ask:
-                case Ask.PLUGIN:
-                    taken.append(steps.Question(number=asked.number))
-                case Ask.CLUSTER:
-                    self._number += 1
-                    asked.cluster_number = self._number
-                    taken.append(steps.Inquiry(number=self._number))
-                case _:
-                    assert_never(ask)
-        return [*taken, *self._judge(asked, now)]
+        return [*self._inquest.ask(asked, now), *self._judge(asked, now)]
 
     def _judge(self, asked: case.Case, now: float) -> list[steps.Step]:
         if not asked.is_complete(now):
@@ -529,7 +500,7 @@ class PluginState:
             expected=self.expected,
             listens=bool(asked.listens),
             link=self.link,
-            has_cluster=self._has_cluster,
+            has_cluster=self._inquest.has_cluster,
             known=asked.known,
             healthy=self.healthy,
             waited=asked.has_waited,
@@ -539,7 +510,7 @@ class PluginState:
         if reached is None:
             asked.ask_again(now)
             return []
-        self._case = None
+        self._inquest.case = None
         fresh = self.state is State.SUSPECT
         noted: list[steps.Step] = [signals.Noted(note=signals.Note.CONFIRMED)] if fresh else []
         if reached.verdict is Verdict.MAINTENANCE:
@@ -555,22 +526,23 @@ class PluginState:
             self._review_s = min(2 * self._review_s, self._settings.review_max_s)
         wait_s = self._review_s
         if reached.rule is Rule.NOT_BACK:
-            wait_s = max(0.0, self._settings.suspicion_beats * self.beats.interval_s - silent_s)
+            wait_s = max(0.0, self._patience_s - scene.quiet_s)
         self.state, self._review_due = State.LOST, now + wait_s
         self._worry.forget()
         self._recovery.begin()
         delay_s = silent_s if fresh else None
-        return [*noted, *self._convict(reached, now, delay_s, fresh=fresh)]
+        return [*noted, *self._convict(reached, now, delay_s, fell=fresh)]
 
     def _leave(
         self, rule: Rule, told: tuple[vocabulary.Evidence, ...], return_s: float, now: float
     ) -> list[steps.Step]:
-        self._case, self.is_frozen = None, False
+        self._inquest.case, self.is_frozen = None, False
         self.state, self.return_s = State.MAINTENANCE, return_s
         self._return_due = now + return_s
         self._worry.forget()
         self._recovery.begin()
-        self._settle_due = self._review_due = self._actual = None
+        self._review_due = None
+        self._conviction.end()
         return self._conclude(Verdict.MAINTENANCE, rule, told)
 
     def _convict(
@@ -579,27 +551,17 @@ class PluginState:
         now: float,
         delay_s: float | None,
         *,
-        fresh: bool,
+        fell: bool,
         resources: tuple[str, ...] | None = None,
     ) -> list[steps.Step]:
-        """Take a bad verdict; `fresh` is a fall, and not what a fall turned out to be."""
-        self._actual = reached
-        if fresh and reached.verdict not in _NO_FALL:
-            self._damping.fell(now)
-            if self._damping.is_flapping(now):
-                self._settle_due = now + self._damping.hold_s
-                told = (self._often(now), *reached.evidence)
-                return self._conclude(Verdict.FLAPPING, Rule.FELL_OFTEN, told, delay_s)
-        if self.verdict is Verdict.FLAPPING and self._settle_due is not None:
+        told = self._conviction.reach(reached, now, fell=fell, told=self.verdict)
+        if told is None:
             return []
-        return self._conclude(
-            reached.verdict, reached.rule, reached.evidence, delay_s, resources=resources
-        )
+        return self._conclude(told.verdict, told.rule, told.evidence, delay_s, resources=resources)
 
     def _settle(self) -> list[steps.Step]:
         """Call by its name what has stayed as it fell."""
-        self._settle_due = None
-        actual = self._actual
+        actual, self._conviction.settle_due = self._conviction.actual, None
         if actual is None:
             return []
         return self._conclude(actual.verdict, actual.rule, actual.evidence)
@@ -608,8 +570,8 @@ class PluginState:
         """Take that another instance beats, without a goodbye; tell whether that was too often."""
         if self.settled is not State.HEALTHY or former == self.leaving:
             return False
-        self._damping.fell(now)
-        return self._damping.is_flapping(now)
+        self._conviction.damping.fell(now)
+        return self._conviction.damping.is_flapping(now)
 
     def _flap(self, beat: vocabulary.Heartbeat, now: float) -> list[steps.Step]:
         before = self._end_doubt(None)
@@ -618,17 +580,10 @@ class PluginState:
         self._worry.forget()
         self._recovery.begin()
         self.state = State.RECOVERING
-        self._recovery.good(now, counts=False, hold_s=self._damping.hold_s)
-        told = (self._often(now), evidence.seen("heartbeat", "each time another process came"))
-        return [*before, *self._conclude(Verdict.FLAPPING, Rule.FELL_OFTEN, told, 0.0)]
-
-    def _often(self, now: float) -> vocabulary.Evidence:
-        return evidence.fell(self._damping.falls(now), self._settings.flap_window_s)
-
-    def _is_still(self, verdict: Verdict) -> bool:
-        if self._actual is not None:
-            return self._actual.verdict is verdict
-        return self.verdict is verdict
+        self._recovery.good(now, counts=False, hold_s=self._conviction.damping.hold_s)
+        came = (evidence.seen("heartbeat", "each time another process came"),)
+        told = self._conviction.flapping(now, came)
+        return [*before, *self._conclude(told.verdict, told.rule, told.evidence, 0.0)]
 
     def _conclude(
         self,
@@ -640,7 +595,10 @@ class PluginState:
         resources: tuple[str, ...] | None = None,
     ) -> list[steps.Step]:
         if verdict is self.verdict:
-            return []
+            if rule is self.rule or verdict in {Verdict.HEALTHY, Verdict.MAINTENANCE}:
+                return []
+            self.rule = rule
+            return [steps.Confirmed(rule=rule, evidence=told)]
         previous, self.verdict, self.rule = self.verdict, verdict, rule
         taken: list[steps.Step] = [
             steps.Conclusion(

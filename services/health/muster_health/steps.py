@@ -34,10 +34,18 @@ class Conclusion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """The verdict stands, for another reason than before."""
+
+    rule: Rule
+    evidence: tuple[vocabulary.Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overdue:
     """A planned end lasts too long."""
 
     evidence: tuple[vocabulary.Evidence, ...]
 
 
-Step = Question | Inquiry | Conclusion | Overdue | signals.Noted
+Step = Question | Inquiry | Conclusion | Confirmed | Overdue | signals.Noted
