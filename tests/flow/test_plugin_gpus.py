@@ -349,3 +349,21 @@ def test_a_driver_that_was_replaced_ends_the_process_in_order_and_says_why() -> 
                 await here.offers(GPU, healthy=8)
 
     node.run(story)
+
+
+def test_a_resource_that_a_profile_names_ends_with_its_last_device() -> None:
+    async def story() -> None:
+        scene = scenes.a100_mig()
+        one, two = scenes.A100_40GB[:2]
+        middle = f"nvidia.com/mig-{two.name}"
+        async with (
+            node.node(scene) as here,
+            here.plugin(here.configure({"migStrategy": "mixed", "grace_s": 0.2})),
+        ):
+            await here.offers(middle, healthy=1)
+            here.gpus.write(scene.carved(0, scenes.Mig(profile=one, slot=0, gi=9)))
+            await here.event(vocabulary.DeviceRemoved, resource=middle)
+            async with asyncio.timeout(5):
+                await here.kubelet.until(lambda state: state.resources[middle].is_stopped)
+
+    node.run(story)

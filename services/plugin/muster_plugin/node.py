@@ -227,6 +227,8 @@ class Node:
     async def take(self, events: Iterable[vocabulary.PluginEvent]) -> None:
         """Bring changes to the kubelet, then to the bus."""
         told = [*events]
+        # a resource that was named by what it held may have left with the last of it
+        self.lives.match(self._reason)
         await self.lives.advertise({inventory.resource_of(event) for event in told})
         self._tell(told)
         self._aged.set()
