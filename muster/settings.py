@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
-from muster import shapes
+from muster import quoting, shapes
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
@@ -72,7 +72,7 @@ def load(
 def validate(shape: type[Settings], tree: object, *, source: str = "") -> Settings:
     """Return a tree, read elsewhere, as validated settings. Raises BadSettings like `load`."""
     if not isinstance(tree, Mapping):
-        problem = shapes.Problem("", f"expected a mapping of keys, found {shapes.said(tree)}")
+        problem = shapes.Problem("", f"expected a mapping of keys, found {quoting.said(tree)}")
         raise BadSettings([_told(problem, {}, source)])
     found, wrong = _validated(shape, tree)
     if found is None:
@@ -132,7 +132,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key in keys:
             if key.value in seen:
-                problem = f"the key {shapes.said(key.value)} stands here twice"
+                problem = f"the key {quoting.said(key.value)} stands here twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -181,7 +181,7 @@ def _read(file: Path, shape: type[msgspec.Struct]) -> dict[Any, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise BadSettings([f"{file}: expected a mapping of keys, found {shapes.said(tree)}"])
+        raise BadSettings([f"{file}: expected a mapping of keys, found {quoting.said(tree)}"])
     return tree
 
 
@@ -209,7 +209,7 @@ def _overlay(
         try:
             value = _parse(text)
         except _UNREADABLE:
-            problems.append(f"{variable}: not YAML: {shapes.said(text)}")
+            problems.append(f"{variable}: not YAML: {quoting.said(text)}")
             continue
         branch: Any = tree
         for key in path[:-1]:

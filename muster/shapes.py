@@ -8,10 +8,8 @@ A problem begins with the path of its key, and says what is expected and what wa
 words of YAML.
 """
 
-import difflib
 import enum
 import inspect
-import itertools
 import re
 import types
 import typing
@@ -20,13 +18,10 @@ from typing import Annotated, Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from muster import quoting
+
 Item = TypeVar("Item")
 
-_SAID_MAX: Final = 60
-_ITEMS_MAX: Final = _SAID_MAX // 3
-"""More than fit into what is shown."""
-_DEPTH_MAX: Final = 4
-_NEAR: Final = 0.5
 _WORDS: Final = {
     "array": "a list",
     "bool": "true or false",
@@ -94,23 +89,6 @@ def whole(items: Iterable[Item | None]) -> Iterator[tuple[int, Item]]:
     return ((at, item) for at, item in enumerate(items) if item is not None)
 
 
-def said(value: object) -> str:
-    """Return what the user wrote as YAML says it, short enough for a line."""
-    text = _said(value)
-    return text if len(text) <= _SAID_MAX else text[: _SAID_MAX - 3] + "..."
-
-
-def near(name: str, known: Collection[str], cutoff: float = _NEAR) -> str:
-    """Ask whether the nearest of the known names was meant; empty if none is near."""
-    found = difflib.get_close_matches(name[:_SAID_MAX], known, n=1, cutoff=cutoff)
-    return f"did you mean {found[0]}?" if found else ""
-
-
-def key(name: object) -> str:
-    """Return the name of a key as it may stand in a path."""
-    return name[:_SAID_MAX] if isinstance(name, str) and name.isprintable() else said(name)
-
-
 class _Unread(AttributeError):
     """A demand asked for a field that could not be read."""
 
@@ -140,11 +118,11 @@ def _section(
     before = len(problems)
     for name, value in tree.items():
         if name not in fields:
-            hint = near(key(name), fields)
+            hint = quoting.near(quoting.key(name), fields)
             unread.update(field.name for known, field in fields.items() if f" {known}?" in hint)
             hint = hint or f"known keys: {', '.join(fields)}"
-            text = f"unknown key (value {said(value)}); {hint}"
-            problems.append(Problem(_below(path, key(name)), text))
+            text = f"unknown key (value {quoting.said(value)}); {hint}"
+            problems.append(Problem(_below(path, quoting.key(name)), text))
             continue
         field, so_far = fields[name], len(problems)
         found = _value(field.type, value, _below(path, name), problems)
@@ -220,7 +198,7 @@ def _value(kind: Any, value: Any, path: str, problems: list[Problem]) -> Any:
             if isinstance(item, Mapping):
                 found.append(_section(shape, item, f"{path}[{index}]", problems))
             else:
-                text = f"expected a mapping of keys, found {said(item)}"
+                text = f"expected a mapping of keys, found {quoting.said(item)}"
                 problems.append(Problem(f"{path}[{index}]", text))
                 found.append(None)
         return tuple(found)
@@ -272,19 +250,19 @@ def _wrong(kind: Any, value: Any, path: str, error: str) -> Problem:
 def _complaint(kind: Any, value: Any, error: str) -> str:
     expected, choices = _EXPECTED.match(error), [*_choices(kind)]
     if choices and (expected is None or "str" in expected["kinds"]):
-        hint = near(value, choices) if isinstance(value, str) else ""
-        return f"expected {_either(choices)}, found {said(value)}{hint and f'; {hint}'}"
+        hint = quoting.near(value, choices) if isinstance(value, str) else ""
+        return f"expected {_either(choices)}, found {quoting.said(value)}{hint and f'; {hint}'}"
     if described := next(_described(kind), ""):
-        return f"expected {described}, found {said(value)}"
+        return f"expected {described}, found {quoting.said(value)}"
     if " matching regex " in error:
-        return f"{said(value)} is not of the form {error.partition(' matching regex ')[2]}"
+        return f"{quoting.said(value)} is not of the form {error.partition(' matching regex ')[2]}"
     if expected is None:
-        return f"{error[:1].lower()}{error[1:]} (value {said(value)})"
+        return f"{error[:1].lower()}{error[1:]} (value {quoting.said(value)})"
     return f"expected {_expectation(expected)}, found {_found(expected, value)}"
 
 
 def _found(expected: re.Match[str], value: Any) -> str:
-    return str(len(value)) if expected["length"] else said(value)
+    return str(len(value)) if expected["length"] else quoting.said(value)
 
 
 def _either(choices: list[str]) -> str:
@@ -321,25 +299,3 @@ def _described(kind: Any) -> Iterator[str]:
                 yield inner.description
         else:
             yield from _described(inner)
-
-
-def _said(value: object, depth: int = 0) -> str:
-    if value is None or isinstance(value, bool):
-        return "nothing" if value is None else str(value).lower()
-    if isinstance(value, Mapping | list | tuple) and depth == _DEPTH_MAX:
-        return "..."
-    if isinstance(value, Mapping):
-        shown = itertools.islice(value.items(), _ITEMS_MAX)
-        return f"{{{', '.join(f'{_plain(k)}: {_said(v, depth + 1)}' for k, v in shown)}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_said(one, depth + 1) for one in value[:_ITEMS_MAX])}]"
-    try:
-        return repr(value[: _SAID_MAX + 1] if isinstance(value, str) else value)
-    except ValueError:
-        # int to str has a limit, and `0xfff...` reads past it
-        return f"{type(value).__name__} too large to show"
-
-
-def _plain(name: object) -> str:
-    is_plain = isinstance(name, str) and name.isprintable()
-    return str(name)[: _SAID_MAX + 1] if is_plain else _said(name, _DEPTH_MAX)

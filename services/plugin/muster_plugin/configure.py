@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from muster import settings, shapes, vocabulary
+from muster import quoting, settings, shapes, vocabulary
 from muster_plugin import config, configuration, devfs, rulebook, units
 
 _BYTES_MAX: Final = 1024 * 1024 + 1
@@ -205,7 +205,7 @@ def _at(chosen: argparse.Namespace, found: config.Settings) -> rulebook.Here:
         node = msgspec.convert(chosen.node or found.node or "any", vocabulary.NodeName)
         return found.at(node if chosen.node or found.node else "")
     except msgspec.ValidationError:
-        problem = f"--node: {shapes.said(chosen.node)} is not a Kubernetes node name"
+        problem = f"--node: {quoting.said(chosen.node)} is not a Kubernetes node name"
         raise settings.BadSettings([problem]) from None
     except shapes.Refused as error:
         where = f" on {chosen.node}" if chosen.node else ""

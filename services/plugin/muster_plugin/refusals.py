@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from muster import shapes
+from muster import quoting, shapes
 
 
 def refuse(problems: Iterable[str]) -> None:
@@ -28,7 +28,7 @@ def repeated(values: list[str]) -> Iterator[str]:
         seen.add(value)
 
 
-said = shapes.said
+said = quoting.said
 """What the user wrote, short enough for a line."""
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from muster import shapes
+from muster import quoting, shapes
 from muster_plugin import refusals, rulebook, rules
 
 _MEANT: Final = "; did you mean "
@@ -62,7 +62,7 @@ class Reader:
                 continue
             name = key if isinstance(key, str) and key.isprintable() else refusals.said(key)
             where = f"{path}.{name[:_NAME_MAX]}".removeprefix(".")
-            hint = shapes.near(name, known, _NEAR)
+            hint = quoting.near(name, known, _NEAR)
             self.differ(where, f"{self._peer} ignores this key{hint and f'; {hint}'}")
         return found
 
