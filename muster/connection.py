@@ -18,7 +18,7 @@ import nats.aio.msg
 import nats.errors
 import prometheus_client
 
-from muster import logs, runtime
+from muster import identity, logs, runtime
 
 Message = nats.aio.msg.Msg
 Handler = Callable[[Message], Awaitable[None]]
@@ -145,6 +145,7 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 await client.connect(
                     self._url.split(","),
+                    **identity.options(self._url),
                     name=name,
                     allow_reconnect=False,
                     error_cb=_overhear,
@@ -188,6 +189,7 @@ class Connection:
         self._subscribed = 0
         await client.connect(
             self._url.split(","),
+            **identity.options(self._url),
             name=self._name,
             error_cb=self._on_error,
             closed_cb=on_closed,

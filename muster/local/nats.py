@@ -18,39 +18,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from muster import permissions
+
 DEFAULT_PORT: Final = 4222
 _START_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 5.0
 _READY: Final = b"Server is ready"
-EXPORTS: Final = """\
-    exports: [
-      {stream: "$SYS.ACCOUNT.*.CONNECT", account_token_position: 3}
-      {stream: "$SYS.ACCOUNT.*.DISCONNECT", account_token_position: 3}
-      {stream: "$SYS.SERVER.*.LAMEDUCK", accounts: [MUSTER]}
-      {stream: "$SYS.SERVER.*.SHUTDOWN", accounts: [MUSTER]}
-    ]
-"""
-"""What the system account lets others hear; of clients, each account its own."""
-IMPORTS: Final = """\
-    imports: [
-      {stream: {account: SYS, subject: "$SYS.ACCOUNT.MUSTER.CONNECT"}, to: muster.nats.connect}
-      {stream: {account: SYS, subject: "$SYS.ACCOUNT.MUSTER.DISCONNECT"}
-       to: muster.nats.disconnect}
-      {stream: {account: SYS, subject: "$SYS.SERVER.*.LAMEDUCK"}, to: muster.nats.lameduck.*}
-      {stream: {account: SYS, subject: "$SYS.SERVER.*.SHUTDOWN"}, to: muster.nats.shutdown.*}
-    ]
-"""
-"""Under which subjects muster hears it."""
 _CONFIG: Final = f"""\
 system_account: SYS
 no_auth_user: muster
 accounts {{
   SYS {{
-{EXPORTS}  }}
+{permissions.EXPORTS}  }}
   MUSTER {{
     jetstream: enabled
     users: [{{user: muster}}]
-{IMPORTS}  }}
+{permissions.IMPORTS}  }}
 }}
 """
 

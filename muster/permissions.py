@@ -1,0 +1,258 @@
+"""Pure. Who may say and hear what on the bus: the subjects of each role, in nats-server's words.
+
+A plugin speaks for one node, and never asks JetStream for anything: it only adds to a stream.
+Nobody but who concludes may write what is concluded. Answers come to inboxes of one user's own.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from muster import streams
+
+ACCOUNT: Final = "MUSTER"
+EXPORTS: Final = """\
+    exports: [
+      {stream: "$SYS.ACCOUNT.*.CONNECT", account_token_position: 3}
+      {stream: "$SYS.ACCOUNT.*.DISCONNECT", account_token_position: 3}
+      {stream: "$SYS.SERVER.*.LAMEDUCK", accounts: [MUSTER]}
+      {stream: "$SYS.SERVER.*.SHUTDOWN", accounts: [MUSTER]}
+    ]
+"""
+"""What the system account lets others hear; of clients, each account its own."""
+IMPORTS: Final = """\
+    imports: [
+      {stream: {account: SYS, subject: "$SYS.ACCOUNT.MUSTER.CONNECT"}, to: muster.nats.connect}
+      {stream: {account: SYS, subject: "$SYS.ACCOUNT.MUSTER.DISCONNECT"}
+       to: muster.nats.disconnect}
+      {stream: {account: SYS, subject: "$SYS.SERVER.*.LAMEDUCK"}, to: muster.nats.lameduck.*}
+      {stream: {account: SYS, subject: "$SYS.SERVER.*.SHUTDOWN"}, to: muster.nats.shutdown.*}
+    ]
+"""
+"""Under which subjects muster hears it."""
+
+DURABLES: Final = ("health", "labeler", "notifier")
+_ANSWER_S: Final = 10
+_USER: Final = re.compile(r"[A-Za-z0-9_-]{1,300}")
+_NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9_]{0,251}[a-z0-9])?")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What one user may do, and nothing else. What is denied is taken from what is allowed."""
+
+    user: str
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    publish_denied: tuple[str, ...] = ()
+    subscribe_denied: tuple[str, ...] = ()
+    answers: bool = False
+    """Whether a request may be answered, once, wherever the answer is to go."""
+
+
+def inbox(user: str) -> str:
+    """Return the prefix of the inboxes of a user, one token."""
+    return f"_INBOX_{re.sub('[^A-Za-z0-9_-]', '_', user)}" if user else "_INBOX"
+
+
+def plugin(node: str) -> Grant:
+    """Return the rights of the plugins on one node, by its token (`vocabulary.node_token`).
+
+    Raises ValueError for what is no token of a node.
+    """
+    if not _NODE.fullmatch(node):
+        raise ValueError(f"{node!r} is no node's token")
+    return _plugin(f"plugin_{node}", node)
+
+
+def any_plugin() -> Grant:
+    """Return the rights of all plugins together, where they cannot be told from one another."""
+    return _plugin("plugin", "*")
+
+
+def health() -> Grant:
+    """Return the rights of health."""
+    return _grant(
+        "health",
+        publish=(
+            *("muster.verdict.>", "muster.alert.>", "muster.sys.>", "muster.rpc.>"),
+            *("muster.dlq.health.>", "$JS.API.INFO"),
+            *_durable(streams.EVENTS, "health"),
+            *_writes(streams.STATE),
+            *_reads(f"KV_{streams.STATE.name}"),
+            *_writes(streams.LEADER),
+            f"$JS.API.STREAM.MSG.GET.KV_{streams.LEADER.name}",
+            f"$JS.API.STREAM.PURGE.KV_{streams.LEADER.name}",
+            *_keeps_streams(),
+        ),
+        subscribe=("muster.heartbeat.>", "muster.nats.>"),
+    )
+
+
+def labeler() -> Grant:
+    """Return the rights of the labeler."""
+    return _grant(
+        "labeler",
+        publish=(
+            *("muster.label.>", "muster.dlq.labeler.>"),
+            *_durable(streams.EVENTS, "labeler"),
+            *_reads(streams.EVENTS.name),
+            *_keeps_streams(),
+        ),
+        publish_denied=_of_others(streams.EVENTS, "labeler"),
+    )
+
+
+def notifier() -> Grant:
+    """Return the rights of the notifier."""
+    outbox, letters = streams.OUTBOX.name, streams.DEAD_LETTERS.name
+    return _grant(
+        "notifier",
+        publish=(
+            *("muster.notification.>", "muster.outbox.>", "muster.dlq.>"),
+            *_durable(streams.ALERTS, "notifier"),
+            *_reads(streams.ALERTS.name),
+            *_reads(letters),
+            *(f"$JS.API.DIRECT.GET.{letters}.>", f"$JS.API.STREAM.PURGE.{letters}"),
+            *_writes(streams.LEDGER),
+            *_reads(f"KV_{streams.LEDGER.name}"),
+            *_reads(f"KV_{streams.SILENCES.name}"),
+            f"$JS.API.CONSUMER.CREATE.{outbox}.>",
+            f"$JS.API.CONSUMER.DELETE.{outbox}.*",
+            f"$JS.API.CONSUMER.MSG.NEXT.{outbox}.*",
+            f"$JS.ACK.{outbox}.>",
+            f"$JS.API.DIRECT.GET.{outbox}.>",
+            f"$JS.API.STREAM.PURGE.{outbox}",
+            *_keeps_streams(),
+        ),
+        publish_denied=_of_others(streams.ALERTS, "notifier"),
+    )
+
+
+def reader(name: str) -> Grant:
+    """Return the rights of an outside tool: to hear every event and beat, to say nothing."""
+    return _grant(
+        f"reader_{name}" if name else "reader",
+        publish=tuple(
+            right for one in (streams.EVENTS, streams.ALERTS) for right in _reads(one.name)
+        ),
+        publish_denied=tuple(
+            right for one in (streams.EVENTS, streams.ALERTS) for right in _of_others(one, "")
+        ),
+        subscribe=("muster.heartbeat.>",),
+    )
+
+
+def admin() -> Grant:
+    """Return the rights of who mends things by hand: everything in muster's account."""
+    return Grant(user="admin", publish=(">",), subscribe=(">",))
+
+
+def central() -> tuple[Grant, ...]:
+    """Return those of which there is one each."""
+    return (health(), labeler(), notifier(), reader(""), admin())
+
+
+def configuration(grants: Iterable[Grant]) -> str:
+    """Return the accounts for nats-server; each password is in the environment, see `variable`."""
+    users = "".join(_user(grant) for grant in grants)
+    return (
+        "# made by scripts/manifests.py from muster/permissions.py\n"
+        "system_account: SYS\naccounts {\n  SYS {\n"
+        f"{EXPORTS}  }}\n  {ACCOUNT} {{\n    jetstream: enabled\n    users: [\n{users}    ]\n"
+        f"{IMPORTS}  }}\n}}\n"
+    )
+
+
+def variable(user: str) -> str:
+    """Return the environment variable that holds a user's password."""
+    return f"NATS_PASSWORD_{re.sub('[^A-Z0-9]', '_', user.upper())}"
+
+
+def _plugin(user: str, node: str) -> Grant:
+    return _grant(
+        user,
+        publish=(f"muster.heartbeat.{node}.>", f"muster.event.{node}.>"),
+        subscribe=(f"muster.rpc.{node}.>",),
+        answers=True,
+    )
+
+
+def _grant(
+    user: str,
+    *,
+    publish: Sequence[str],
+    subscribe: Sequence[str] = (),
+    publish_denied: Sequence[str] = (),
+    answers: bool = False,
+) -> Grant:
+    if not _USER.fullmatch(user):
+        raise ValueError(f"{user!r} is no user: letters, digits, '-' and '_'")
+    return Grant(
+        user=user,
+        publish=tuple(dict.fromkeys(publish)),
+        subscribe=(*subscribe, f"{inbox(user)}.>"),
+        publish_denied=tuple(publish_denied),
+        answers=answers,
+    )
+
+
+def _durable(stream: streams.Stream, name: str) -> tuple[str, ...]:
+    return (
+        f"$JS.API.CONSUMER.CREATE.{stream.name}.{name}",
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{name}",
+        f"$JS.ACK.{stream.name}.{name}.>",
+    )
+
+
+def _reads(stream: str) -> tuple[str, ...]:
+    """Return what a look at a stream by a passing consumer takes; the server names those itself."""
+    return (
+        f"$JS.API.STREAM.INFO.{stream}",
+        f"$JS.API.CONSUMER.CREATE.{stream}",
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
+    )
+
+
+def _of_others(stream: streams.Stream, own: str) -> tuple[str, ...]:
+    """Return what would take messages from the durable consumers of the services."""
+    return tuple(
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{name}" for name in DURABLES if name != own
+    )
+
+
+def _writes(bucket: streams.Bucket) -> tuple[str, ...]:
+    return (f"$KV.{bucket.name}.>",)
+
+
+def _keeps_streams() -> tuple[str, ...]:
+    """Return what making missing streams takes, and bringing them up to date; not removing them."""
+    names = [one.name for one in streams.STREAMS] + [f"KV_{b.name}" for b in streams.BUCKETS]
+    return tuple(
+        f"$JS.API.STREAM.{verb}.{name}" for name in names for verb in ("INFO", "CREATE", "UPDATE")
+    )
+
+
+def _user(grant: Grant) -> str:
+    who = f"user: {json.dumps(grant.user)}, password: ${variable(grant.user)}"
+    lines = [f"      {{{who}, permissions: {{"]
+    for verb, allowed, denied in (
+        ("publish", grant.publish, grant.publish_denied),
+        ("subscribe", grant.subscribe, grant.subscribe_denied),
+    ):
+        lines.append(f"        {verb}: {{")
+        lines.append(_list("allow", allowed))
+        if denied:
+            lines.append(_list("deny", denied))
+        lines.append("        }")
+    if grant.answers:
+        lines.append(f'        allow_responses: {{max: 1, expires: "{_ANSWER_S}s"}}')
+    lines.append("      }}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _list(word: str, subjects: Iterable[str]) -> str:
+    inside = "".join(f"            {json.dumps(subject)}\n" for subject in subjects)
+    return f"          {word}: [\n{inside}          ]"

@@ -1,0 +1,381 @@
+"""Who may say and hear what: a real nats-server with the configuration that is shipped."""
+
+import asyncio
+import contextlib
+import json
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import nats.aio.client
+import nats.errors
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muster import bus, connection, permissions, runtime, streams, vocabulary, workqueue
+from muster.local import nats as local
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN = ("muster.heartbeat.node-a.", "muster.event.node-a.")
+USERS = ("health", "labeler", "notifier", "reader", "admin", "plugin_node-a", "plugin_node-b")
+
+TOKENS = st.one_of(
+    st.sampled_from(
+        (  # noqa: SIM905
+            "node-a node-b node-a_x _fleet device-plugin * > health critical muster heartbeat "
+            "event verdict alert label notification sys rpc cmd nats dlq outbox lease $JS API "
+            "$KV $SYS ACK STREAM CONSUMER DELETE PURGE CREATE MSG NEXT GET INFO DIRECT "
+            "MUSTER_EVENTS MUSTER_ALERTS KV_muster_state muster_state muster_leader _INBOX "
+            "_INBOX_health _INBOX_plugin_node-a _INBOX_plugin_node-b "
+        ).split()
+    ),
+    st.from_regex(r"[a-zA-Z0-9_$-]{1,12}", fullmatch=True),
+)
+KINDS = st.sampled_from(["heartbeat", "event", "rpc", "verdict", "alert", "sys", "lease", "cmd"])
+SUBJECTS = st.one_of(
+    st.lists(TOKENS, min_size=1, max_size=6).map(".".join),
+    st.tuples(KINDS, TOKENS, st.lists(TOKENS, max_size=3)).map(
+        lambda drawn: ".".join(["muster", drawn[0], drawn[1], *drawn[2]])
+    ),
+)
+"""Subjects and filters, near those that mean something."""
+
+
+def shipped(where: Path) -> Path:
+    """Write the configuration of compose.yaml with known passwords, on ports that are free."""
+    text = (ROOT / "k8s/base/nats/nats.conf").read_text("utf-8")
+    text = text.replace("http: 8222\n", "").replace("port: 4222\n", "")
+    text = re.sub(r"(pid_file|  store_dir): .*\n", "", text)
+    accounts = (ROOT / "compose/accounts.conf").read_text("utf-8")
+    known = "".join(
+        f"{name}: secret\n" for name in sorted(set(re.findall(r"\$(NATS_\w+)", accounts)))
+    )
+    where.mkdir(parents=True, exist_ok=True)
+    file = where / "shipped.conf"
+    file.write_text(known + text.replace("include accounts.conf", accounts))
+    return file
+
+
+class Client:
+    """A client, and what it was refused."""
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+        self.raw = nats.aio.client.Client()
+        self.refused: list[str] = []
+
+    async def _note(self, error: Exception) -> None:
+        self.refused.append(str(error).lower())
+
+
+@contextlib.asynccontextmanager
+async def client(server: local.NatsServer, user: str) -> AsyncIterator[Client]:
+    made = Client(user)
+    await made.raw.connect(
+        address(server, user),
+        inbox_prefix=permissions.inbox(user),
+        error_cb=made._note,
+        allow_reconnect=False,
+    )
+    try:
+        yield made
+    finally:
+        await made.raw.close()
+
+
+def address(server: local.NatsServer, user: str) -> str:
+    return server.url.replace("//", f"//{user}:secret@")
+
+
+def run(where: Path, story: Callable[[local.NatsServer], Coroutine[object, object, None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(40):
+            async with local.NatsServer(where / "nats", config=shipped(where)) as server:
+                async with bus.Bus(
+                    address(server, "health"), producer="t", name="t", owner=True
+                ) as owner:
+                    await owner.link.client()
+                await story(server)
+
+    asyncio.run(whole())
+
+
+def may_publish(subject: str) -> bool:
+    """Say what a plugin on node-a may say, in other words than the configuration does."""
+    return subject.startswith(OWN)
+
+
+def may_subscribe(subject: str) -> bool:
+    return subject.startswith(("muster.rpc.node-a.", "_INBOX_plugin_node-a."))
+
+
+def is_filter(subject: str) -> bool:
+    return ">" not in subject.split(".")[:-1]
+
+
+def test_of_all_a_plugin_may_try_to_say_only_its_own_nodes_is_heard(tmp_path: Path) -> None:
+    with asyncio.Runner() as runner:
+        server = local.NatsServer(tmp_path / "nats", config=shipped(tmp_path))
+        runner.run(server.start())
+
+        @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+        @given(st.lists(SUBJECTS, min_size=20, max_size=60))
+        def holds(subjects: list[str]) -> None:
+            runner.run(story(subjects))
+
+        async def story(subjects: list[str]) -> None:
+            async with (
+                asyncio.timeout(20),
+                client(server, "admin") as all_hearing,
+                client(server, "plugin_node-a") as plugin,
+            ):
+                heard: list[str] = []
+                mark = uuid.uuid4().bytes
+
+                async def hear(message: connection.Message) -> None:
+                    if message.data == mark:
+                        heard.append(message.subject)
+
+                await all_hearing.raw.subscribe(">", cb=hear)
+                await all_hearing.raw.subscribe("$SYS.>", cb=hear)
+                await all_hearing.raw.flush()
+                for subject in subjects:
+                    await plugin.raw.publish(subject, mark)
+                await plugin.raw.flush()
+                await all_hearing.raw.flush()
+                await until(lambda: len(heard) >= sum(map(may_publish, subjects)))
+                assert heard == [s for s in subjects if may_publish(s)]
+                others = [s for s in subjects if not may_publish(s)]
+                await until(lambda: len(plugin.refused) >= len(others))
+                assert [
+                    f'publish to "{s.lower()}"' in r
+                    for s, r in zip(others, plugin.refused, strict=True)
+                ] == [True] * len(others)
+
+        try:
+            holds()
+        finally:
+            runner.run(server.stop())
+
+
+def test_of_all_a_plugin_may_try_to_hear_only_its_own_requests_come(tmp_path: Path) -> None:
+    with asyncio.Runner() as runner:
+        server = local.NatsServer(tmp_path / "nats", config=shipped(tmp_path))
+        runner.run(server.start())
+
+        @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+        @given(st.lists(SUBJECTS.filter(is_filter), min_size=10, max_size=60))
+        def holds(subjects: list[str]) -> None:
+            runner.run(story(subjects))
+
+        async def story(subjects: list[str]) -> None:
+            async with (
+                asyncio.timeout(20),
+                client(server, "admin") as speaker,
+                client(server, "plugin_node-a") as plugin,
+            ):
+                heard: list[str] = []
+
+                async def hear(message: connection.Message) -> None:
+                    heard.append(message.subject)
+
+                for subject in subjects:
+                    await plugin.raw.subscribe(subject, cb=hear)
+                await plugin.raw.flush()
+                others = [s for s in subjects if not may_subscribe(s)]
+                await until(lambda: len(plugin.refused) >= len(others))
+                assert len(plugin.refused) == len(others)
+                for subject in subjects:
+                    await speaker.raw.publish(re.sub(r"(?<=\.)[*>]", "x", subject), b"")
+                for node in ("node-a", "node-b"):
+                    await speaker.raw.publish(f"muster.rpc.{node}.device-plugin.probe", b"")
+                    await speaker.raw.publish(f"muster.event.{node}.device-plugin.x", b"")
+                await speaker.raw.flush()
+                await plugin.raw.flush()
+                assert [s for s in heard if not may_subscribe(s)] == []
+
+        try:
+            holds()
+        finally:
+            runner.run(server.stop())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what other tasks of this loop still have to take in."""
+    async with asyncio.timeout(5):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+CENTRAL_WRITES = [
+    *("$KV.muster_state.node-a.device-plugin", "$KV.muster_leader.health", "$KV.muster_silences.a"),
+    *("$JS.API.STREAM.DELETE.MUSTER_EVENTS", "$JS.API.STREAM.PURGE.MUSTER_EVENTS"),
+    *("$JS.API.STREAM.UPDATE.MUSTER_EVENTS", "$JS.API.STREAM.CREATE.OTHER", "$JS.API.INFO"),
+    *("$JS.API.CONSUMER.DELETE.MUSTER_EVENTS.health", "$JS.API.STREAM.MSG.DELETE.MUSTER_EVENTS"),
+    *("$JS.API.CONSUMER.CREATE.MUSTER_EVENTS.health", "$JS.ACK.MUSTER_EVENTS.health.1.1.1.1.1"),
+    *("$JS.API.CONSUMER.MSG.NEXT.MUSTER_EVENTS.health", "muster.nats.disconnect"),
+    *("muster.verdict.node-a.device-plugin.x", "muster.alert.node-a.critical.x.y"),
+]
+
+
+@pytest.mark.parametrize("user", ["plugin_node-a", "reader"])
+def test_who_only_reports_or_reads_alters_nothing(tmp_path: Path, user: str) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with client(server, user) as one:
+            for subject in CENTRAL_WRITES:
+                await one.raw.publish(subject, b"{}")
+            await one.raw.flush()
+            await until(lambda: len(one.refused) == len(CENTRAL_WRITES))
+
+    run(tmp_path, story)
+
+
+def test_a_reader_cannot_make_itself_the_consumer_of_a_service(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with client(server, "reader") as reader:
+            config = {"durable_name": "health", "ack_policy": "explicit"}
+            asked = json.dumps({"stream_name": "MUSTER_EVENTS", "config": config}).encode()
+            answer = await reader.raw.request("$JS.API.CONSUMER.CREATE.MUSTER_EVENTS", asked)
+            assert json.loads(answer.data)["error"]["code"] == 400
+        async with client(server, "admin") as admin:
+            assert await admin.raw.jetstream().consumers_info("MUSTER_EVENTS") == []
+
+    run(tmp_path, story)
+
+
+def test_nobody_hears_the_answers_to_another(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        for user in USERS:
+            if user == "admin":
+                continue
+            async with client(server, user) as one:
+                others = [other for other in USERS if other != user]
+                for other in others:
+                    await one.raw.subscribe(f"{permissions.inbox(other)}.>")
+                for wide in ("_INBOX.>", ">", "*.>", "$SYS.>", "*"):
+                    await one.raw.subscribe(wide)
+                await one.raw.flush()
+                await until(lambda: len(one.refused) == len(others) + 5)  # noqa: B023
+
+    run(tmp_path, story)
+
+
+def test_a_wrong_password_and_no_password_are_refused(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        for url in (server.url, server.url.replace("//", "//health:wrong@")):
+            made = Client("")
+            with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
+                await made.raw.connect(url, allow_reconnect=False, error_cb=made._note)
+            await made.raw.close()
+
+    run(tmp_path, story)
+
+
+def test_what_one_client_may_cost_is_bounded(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with client(server, "plugin_node-a") as one:
+            assert one.raw.max_payload == 1_048_576
+            with pytest.raises(nats.errors.MaxPayloadError):
+                await one.raw.publish("muster.event.node-a.p.x", b"x" * 2_000_000)
+            for number in range(250):
+                await one.raw.subscribe(f"muster.rpc.node-a.p.{number}")
+            await until(lambda: one.raw.is_closed)
+            assert "maximum subscriptions" in str(one.raw.last_error).lower()
+
+    run(tmp_path, story)
+
+
+def event(node: str) -> vocabulary.Event:
+    return vocabulary.PluginStopping(
+        node=node, plugin="device-plugin", at=datetime.now(UTC), reason=vocabulary.StopReason.SIGNAL
+    )
+
+
+def test_every_role_can_do_its_work(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        def of(user: str, *, owner: bool = False) -> bus.Bus:
+            return bus.Bus(address(server, user), producer="t", name=user, owner=owner)
+
+        async with (
+            of("plugin_node-a") as plugin,
+            of("health", owner=True) as health,
+            of("labeler", owner=True) as labeler,
+            of("notifier", owner=True) as notifier,
+            of("reader") as reader,
+        ):
+            await health.link.client()
+            told = (
+                *(plugin.publish(event("node-a")), health.is_reachable(timeout_s=2)),
+                health.publish(tick()),
+            )
+            assert all(await asyncio.gather(*told))
+            await plugin.answer("muster.rpc.node-a.device-plugin.probe", lambda: b"here")
+            await (await plugin.link.client()).flush()
+            asked = "muster.rpc.node-a.device-plugin.probe"
+            assert await health.ask(asked, timeout_s=2) == b"here"
+            for one, name, stream in (
+                (health, "health", streams.EVENTS),
+                (labeler, "labeler", streams.EVENTS),
+                (notifier, "notifier", streams.ALERTS),
+            ):
+                await first(one.consume(stream, durable=name, filters=stream.subjects))
+            await health.remember(streams.STATE, "node-a.device-plugin", b"{}")
+            assert await health.recall(streams.STATE) == {"node-a.device-plugin": b"{}"}
+            claimed = await health.claim(
+                streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2
+            )
+            again = await health.claim(
+                streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2
+            )
+            assert (claimed.written, again.written) == (True, False)
+            await health.release(streams.LEADER, "health", revision=claimed.revision, timeout_s=2)
+            assert await labeler.newest(streams.EVENTS, "muster.event.>") != []
+            assert await notifier.newest(streams.ALERTS, "muster.sys.>") != []
+            await notifier.remember(streams.LEDGER, "k", b"v")
+            assert await notifier.recall(streams.LEDGER) == {"k": b"v"}
+            letters = "muster.outbox.console.>"
+            await workqueue.put(notifier.link, "muster.outbox.console.g", b"letter", key="1")
+            assert len(await workqueue.waiting(notifier.link, streams.OUTBOX, letters)) == 1
+            taken = workqueue.take(
+                notifier.link, streams.OUTBOX, durable="receiver-console", subject=letters
+            )
+            job: workqueue.Job = await first(taken)
+            await job.done()
+            assert await workqueue.waiting(notifier.link, streams.OUTBOX, letters) == []
+            assert await workqueue.remove(notifier.link, streams.OUTBOX, letters)
+            assert await first(workqueue.follow(notifier.link, streams.SILENCES)) is None
+            since = datetime.now(UTC) - timedelta(hours=1)
+            for stream in (streams.EVENTS, streams.ALERTS):
+                await first(reader.follow(stream, filters=stream.subjects, since=since))
+        async with client(server, "health") as hearing:
+            heard: asyncio.Queue[connection.Message] = asyncio.Queue()
+            await hearing.raw.subscribe("muster.nats.>", cb=heard.put)
+            await hearing.raw.flush()
+            async with client(server, "plugin_node-b"):
+                assert (await heard.get()).subject == "muster.nats.connect"
+
+    def tick() -> vocabulary.Event:
+        return vocabulary.WatchdogTicked(
+            node=vocabulary.FLEET, at=datetime.now(UTC), holder="t", leader=1, interval_s=10.0
+        )
+
+    before = violations()
+    run(tmp_path, story)
+    assert violations() == before
+
+
+def violations() -> float:
+    return float(connection._ERRORS.labels("Error")._value.get())
+
+
+async def first(given_: AsyncIterator[Any]) -> Any:
+    async with contextlib.aclosing(given_) as iterator:  # type: ignore[type-var]
+        async for one in iterator:
+            if isinstance(one, runtime.Delivery):
+                await one.ack()
+            return one
+    raise AssertionError("nothing came")
