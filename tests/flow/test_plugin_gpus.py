@@ -220,7 +220,8 @@ def test_gpus_that_are_divided_anew_take_their_old_devices_away_and_bring_new_on
             assert {*new} == {divided.mig_uuid(1, 0), divided.mig_uuid(1, 1)}
             assert {*await here.offers(small, healthy=1)} == {scene.mig_uuid(0, 0)}
             await here.event(vocabulary.DeviceRemoved, resource=middle)
-            await here.offers(middle)
+            # a resource that only its devices name ends with the last of them
+            await here.kubelet.until(lambda state: state.resources[middle].is_stopped)
             removed = {e.device_id for e in here.of(vocabulary.DeviceRemoved)}
             assert removed == {*gone, scene.mig_uuid(0, 2)}
             assert here.kubelet.state().resources[small].registered == 1
@@ -347,23 +348,5 @@ def test_a_driver_that_was_replaced_ends_the_process_in_order_and_says_why() -> 
             here.gpus.drop("init")
             async with here.plugin(config):
                 await here.offers(GPU, healthy=8)
-
-    node.run(story)
-
-
-def test_a_resource_that_a_profile_names_ends_with_its_last_device() -> None:
-    async def story() -> None:
-        scene = scenes.a100_mig()
-        one, two = scenes.A100_40GB[:2]
-        middle = f"nvidia.com/mig-{two.name}"
-        async with (
-            node.node(scene) as here,
-            here.plugin(here.configure({"migStrategy": "mixed", "grace_s": 0.2})),
-        ):
-            await here.offers(middle, healthy=1)
-            here.gpus.write(scene.carved(0, scenes.Mig(profile=one, slot=0, gi=9)))
-            await here.event(vocabulary.DeviceRemoved, resource=middle)
-            async with asyncio.timeout(5):
-                await here.kubelet.until(lambda state: state.resources[middle].is_stopped)
 
     node.run(story)
