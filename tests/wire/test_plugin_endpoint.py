@@ -6,9 +6,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
+from muster.local import kubelet as stand_in
+from muster.pb import deviceplugin_pb2 as dp
+from muster.pb import rpc
 from muster_plugin import allocation, endpoint, inventory, signals
+from tests import running
 
 
 class Nobody:
@@ -60,3 +65,54 @@ def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
         assert told == []
 
     asyncio.run(story())
+
+
+def test_a_stream_that_the_kubelet_did_not_open_may_come_and_go(root: Path) -> None:
+    async def story() -> None:
+        told: list[signals.Signal] = []
+        ours = served(root / "a.sock", told)
+        await ours.start()
+        channels = [grpc.aio.insecure_channel(f"unix:{ours.path}") for _ in range(3)]
+        async with asyncio.timeout(10):
+            for channel in channels:
+                stream = rpc.DevicePluginClient(channel).list_and_watch(dp.Empty())
+                assert await stream.read() == dp.ListAndWatchResponse()
+                assert told == [signals.StreamOpened(1)]
+            for channel in reversed(channels):
+                assert told == [signals.StreamOpened(1)]
+                await channel.close()
+            while len(told) < 2:
+                await asyncio.sleep(0)
+            await ours.stop()
+        assert told == [signals.StreamOpened(1), signals.StreamClosed(1)]
+
+    asyncio.run(story())
+
+
+def test_why_a_socket_cannot_be_made_is_said(root: Path) -> None:
+    async def story() -> None:
+        ours = served(root / "none/a.sock", [])
+        with pytest.raises(OSError, match=r"/none/a\.sock: No such file or directory$"):
+            await ours.start()
+        await ours.stop()
+
+    asyncio.run(story())
+
+
+def test_a_failure_that_turns_into_another_is_logged_again(root: Path) -> None:
+    async def story() -> None:
+        (root / "device-plugins").mkdir()
+        file = running.written(root / "c.json", running.resource("a.example/x", "/dev/null"))
+        async with running.plugin(root, file) as process:
+            missing = "UNAVAILABLE: kubelet.sock is missing"
+            assert (await process.said("register_failed"))["error"] == missing
+            async with stand_in.Kubelet(directory=root, node="node-a") as kubelet:
+                kubelet.accept_registrations(accepts=False)
+                while "switched" not in (await process.said("register_failed"))["error"]:
+                    pass
+                kubelet.accept_registrations(accepts=True)
+                await process.said("registered")
+            errors = [said["error"] for said in process.log if said["event"] == "register_failed"]
+            assert len(errors) == len(set(errors))
+
+    running.run(story)

@@ -69,6 +69,16 @@ def remove_stale(directories: Iterable[Path]) -> list[str]:
     return removed
 
 
+def try_to_bind(path: Path) -> None:
+    """Make a socket at a path and remove it again. Raises OSError, which says why that fails."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
+        try:
+            made.bind(str(path))
+        except OSError as error:
+            raise OSError(f"{path}: {error.strerror or error}") from None
+    path.unlink(missing_ok=True)
+
+
 def _ours(directories: Iterable[Path]) -> list[Path]:
     paths = (path for folder in directories if folder.is_dir() for path in folder.iterdir())
     return sorted(path for path in paths if config.slug_of(path.name))

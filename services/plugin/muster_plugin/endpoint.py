@@ -101,6 +101,9 @@ class Endpoint:
         self._tell = tell
         self._observer = observer
         self._streams: set[_Stream] = set()
+        self._kubelets: _Stream | None = None
+        """The kubelet's: the first of this generation, whose name nobody else knows yet. Others may
+        look on, and their coming and going means nothing."""
         self._statuses: asyncio.Queue[str] = asyncio.Queue(_STATUSES_MAX)
         self._is_ending = False
         self._bound: tuple[int, int] | None = None
@@ -114,7 +117,12 @@ class Endpoint:
         """Listen. Raises OSError or RuntimeError, which name the path."""
         if self.path.exists():
             raise OSError(f"{self.path}: exists already")
-        self._server.add_insecure_port(f"unix:{self.path}")
+        try:
+            self._server.add_insecure_port(f"unix:{self.path}")
+        except RuntimeError:
+            # which says only that it failed
+            directory.try_to_bind(self.path)
+            raise
         await self._server.start()
         self._bound = directory.inode(self.path)
         self._termination = asyncio.create_task(self._server.wait_for_termination())
@@ -187,7 +195,9 @@ class Endpoint:
         del request
         stream = _Stream()
         self._streams.add(stream)
-        self._tell(signals.StreamOpened(self.generation))
+        if self._kubelets is None:
+            self._kubelets = stream
+            self._tell(signals.StreamOpened(self.generation))
         # types-grpcio declares a class where grpc takes any callable
         context.add_done_callback(lambda _: self._closed(stream))  # type: ignore[arg-type]
         while not self._is_ending:
@@ -297,8 +307,10 @@ class Endpoint:
     def _closed(self, stream: _Stream) -> None:
         self._streams.discard(stream)
         stream.is_sent.set()
-        if not self._is_ending:
-            self._tell(signals.StreamClosed(self.generation))
+        if stream is self._kubelets:
+            self._kubelets = None
+            if not self._is_ending:
+                self._tell(signals.StreamClosed(self.generation))
 
     def _terminated(self, _: asyncio.Task[bool]) -> None:
         if not self._is_ending:

@@ -287,8 +287,8 @@ class Life:
         try:
             await self._endpoint.start()
         except (OSError, RuntimeError) as error:
-            await self.end()
             self._log_once("serve_failed", error=str(error), socket=name)
+            await self.end()
             self._tell(signals.ServeFailed(generation, str(error)[:_TEXT_MAX]))
         else:
             self._tell(signals.Served(generation))
@@ -347,9 +347,13 @@ class Life:
         return True
 
     def _log_once(self, event: str, **facts: str) -> None:
-        """Log a failure when it begins; not again while it repeats."""
-        if self._told != event:
-            self._told = event
+        """Log a failure when it begins, or turns into another; not again while it repeats."""
+        told = f"{event}: {facts}"
+        if self._name:
+            # which is another at every try
+            told = told.replace(self._name, "")
+        if self._told != told:
+            self._told = told
             self._log.warning(event, **facts)
 
     def _registering_ended(self, task: asyncio.Task[None]) -> None:
