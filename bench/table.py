@@ -48,9 +48,19 @@ class Options:
     quick: bool
 
 
-def main(bench: str, measure: Callable[[Options], Coroutine[None, None, list[Row]]]) -> int:
-    """Run a benchmark from its command line; return the exit code."""
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{bench}")
+def main(
+    bench: str,
+    measure: Callable[[Options], Coroutine[None, None, list[Row]]],
+    *,
+    more: argparse.ArgumentParser | None = None,
+) -> int:
+    """Run a benchmark from its command line; return the exit code.
+
+    What `more` takes, it has taken already; here it is only allowed, and shown in the help.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench.{bench}", parents=[more] if more else []
+    )
     parser.add_argument("--quick", action="store_true", help="end within 60 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     chosen = parser.parse_args()
