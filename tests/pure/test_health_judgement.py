@@ -111,7 +111,7 @@ OUTDATED = {"revision": "a", "current": "b"}
         ),
         (NOTHING, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
         (
-            {"link": link("Authentication Failure"), **JUST_NOW},
+            {"link": link("Authentication Failure")},
             Verdict.UNREACHABLE,
             Rule.ONLY_BUS_SILENT,
         ),
@@ -139,8 +139,19 @@ def test_the_first_row_that_holds_decides(
     assert len(found.evidence) >= 2
 
 
-def test_a_late_lease_is_waited_for() -> None:
-    assert judgement.judge(scene(known=known(lease_age_s=15.0)), SETTINGS) is None
+@pytest.mark.parametrize("what", [{"listens": True}, {"link": link("Stale Connection")}, NOTHING])
+def test_a_lease_no_newer_than_the_missing_beat_is_waited_for(what: dict[str, object]) -> None:
+    assert judgement.judge(scene(known=known(lease_age_s=7.6), **what), SETTINGS) is None
+    assert judgement.judge(scene(known=known(lease_age_s=7.4), **what), SETTINGS) is not None
+
+
+def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:
+    found = judgement.judge(
+        scene(known=known(lease_age_s=9.0), link=link("Client Closed"), silent_s=2.0), SETTINGS
+    )
+
+    assert found is not None
+    assert found.verdict is Verdict.PLUGIN_DOWN
 
 
 def test_the_evidence_says_who_saw_what() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from muster_health import config, facts
 
 _ASK_AGAIN_S: Final = 2.0
-_AGAIN_MAX: Final = 6
+_AGAIN_MAX: Final = 8
 _SOON_S: Final = 0.8
 """A connection that ended is judged within 3 s, whether or not Kubernetes answers."""
 _LOST_S: Final = 10.0

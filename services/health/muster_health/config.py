@@ -24,9 +24,8 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     probes_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 256
     restart_s: Wait = 2.0
     """How long a plugin may be gone whose connection ended without a goodbye."""
-    lease_fresh_s: sections.Period = 12.0
-    """A live node renews its lease every 10 s."""
     lease_stale_s: sections.Period = 20.0
+    """A live node renews its lease every 10 s."""
     review_s: sections.Period = 20.0
     """How long after a verdict of silence it is asked again; twice as long each time."""
     review_max_s: sections.Period = 120.0

@@ -10,7 +10,7 @@ is Running and Ready on a node that still offers what the plugin had.
 | the pod is being deleted                               | MAINTENANCE | POD_DELETED      |
 | nobody listens; the node is unschedulable or to go     | MAINTENANCE | NODE_PLANNED     |
 | the lease is 20 s old                                  | NODE_DOWN   | LEASE_STALE      |
-| the lease is late: renewed or stale within seconds (1) | wait        |                  |
+| no lease is newer than the beat that is missing (1)    | wait        |                  |
 | nobody listens; a rollout replaces the pod             | MAINTENANCE | POD_REPLACED     |
 | it is expected, and was never heard                    | MISSING     | NEVER_HEARD      |
 | no pod, or none that runs                              | PLUGIN_DOWN | POD_NOT_RUNNING  |
@@ -21,18 +21,23 @@ is Running and Ready on a node that still offers what the plugin had.
 | the server closed its connection; no pod is known      | STUCK       | CONNECTION_STALE |
 | otherwise                                              | PLUGIN_DOWN | NOBODY_LISTENS   |
 
-(1) Once only few seconds are left to wait, a late lease counts as fresh.
+(1) Or than a little more, as the node may have died just before that beat was due. A lease is soon
+renewed, or soon stale. No need to wait where the plugin's side closed its connection: the node
+was alive to do so.
 (2) It crashed a moment ago, or only its way to the bus broke: asked again once it is quiet.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health import config, evidence, facts, links
 from muster_health.rules import Rule
 
+_DUE_BEATS: Final = 1.1
+"""When, after a beat, the next one is overdue."""
 _APART = (
     "whether its process hangs or only its network is cut, only the Kubernetes API could tell; "
     "there is none"
@@ -116,7 +121,7 @@ def _decide(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | 
     pods = known.pods or ()
     gone = not scene.listens
     age_s = known.lease_age_s or 0.0
-    late = age_s > settings.lease_fresh_s and not scene.waited
+    late = known.lease_age_s is not None and _may_have_died(scene, age_s)
     replaced = bool(pods) and all(pod.is_outdated or pod.deleting for pod in pods)
     deleted = bool(pods) and all(pod.deleting for pod in pods)
     rows = (
@@ -129,6 +134,13 @@ def _decide(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | 
         (scene.expected and not scene.ever_heard, (Verdict.MISSING, Rule.NEVER_HEARD)),
     )
     return next((decided for holds, decided in rows if holds), _of_plugin(scene, settings))
+
+
+def _may_have_died(scene: Scene, lease_age_s: float) -> bool:
+    closed = scene.link.closed
+    if scene.waited or not scene.ever_heard or (closed is not None and not closed.by_server):
+        return False
+    return lease_age_s > scene.silent_s - _DUE_BEATS * scene.interval_s
 
 
 def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule]:

@@ -1,0 +1,126 @@
+"""Pure. Every node and plugin that is known or expected, and what one node may cost."""
+
+from collections.abc import Iterable, Mapping
+
+from muster.vocabulary import Verdict
+from muster_health import budget, dossier, facts
+
+
+class Node:
+    """What is kept of one node: its plugins, and what it offers."""
+
+    __slots__ = ("bucket", "offers", "plugins")
+
+    def __init__(self) -> None:
+        self.plugins: dict[str, dossier.Dossier] = {}
+        self.offers: Mapping[str, facts.Offer] | None = None
+        self.bucket: budget.Bucket | None = None
+
+
+class Register:
+    """The nodes, and the plugins by key."""
+
+    def __init__(self, around: dossier.Around) -> None:
+        self.dossiers: dict[str, dossier.Dossier] = {}
+        self._around = around
+        self._nodes: dict[str, Node] = {}
+        self._expected: dict[str, Mapping[str, facts.Expected]] = {}
+        self._bucket: budget.Bucket | None = None
+
+    def find(self, node: str, plugin: str) -> dossier.Dossier | None:
+        """Return what is known of a plugin, if anything."""
+        home = self._nodes.get(node)
+        return None if home is None else home.plugins.get(plugin)
+
+    def find_or_add(self, node: str, plugin: str, now: float) -> dossier.Dossier | None:
+        """Return what is known of a plugin, new if need be; None if its node has too many."""
+        home = self._nodes.get(node)
+        if home is None:
+            home = self._nodes[node] = Node()
+        found = home.plugins.get(plugin)
+        if found is not None:
+            return found
+        if len(home.plugins) >= self._around.bounds.plugins_per_node:
+            return None
+        found = dossier.Dossier(node, plugin, self._around, now=now)
+        found.state.offers = home.offers
+        self.dossiers[found.key] = home.plugins[plugin] = found
+        return found
+
+    def remove(self, gone: dossier.Dossier) -> None:
+        """Forget a plugin."""
+        del self.dossiers[gone.key]
+        home = self._nodes[gone.node]
+        del home.plugins[gone.plugin]
+        if not home.plugins:
+            del self._nodes[gone.node]
+
+    def expect(
+        self, plugin: str, nodes: Mapping[str, facts.Expected], now: float
+    ) -> tuple[list[dossier.Dossier], list[dossier.Dossier]]:
+        """Take where a plugin should be; return where it is, and where it should be no longer."""
+        before = self._expected.get(plugin, {})
+        self._expected[plugin] = nodes
+        present = []
+        for node, expected in nodes.items():
+            found = self.find_or_add(node, plugin, now)
+            if found is not None:
+                found.causes = _causes(expected)
+                found.state.expect(expected.age_s, now)
+                present.append(found)
+        gone = [self.find(node, plugin) for node in before.keys() - nodes.keys()]
+        return present, [found for found in gone if found is not None]
+
+    def offer(self, node: str, offers: Mapping[str, facts.Offer] | None) -> None:
+        """Take what a node offers; None is that there is no such node."""
+        home = self._nodes.setdefault(node, Node())
+        home.offers = offers
+        if offers is None and not home.plugins:
+            del self._nodes[node]
+        for found in home.plugins.values():
+            found.state.offers = offers
+
+    def inhibit(self, changed: dossier.Dossier) -> Iterable[dossier.Dossier]:
+        """Let one alert say that a node is down; return the plugins for which that changes."""
+        plugins = self._nodes[changed.node].plugins
+        if len(plugins) == 1:
+            return
+        down = [
+            name
+            for name, found in sorted(plugins.items())
+            if found.state.verdict is Verdict.NODE_DOWN
+        ]
+        for name, found in plugins.items():
+            inhibited = bool(down) and name != down[0]
+            if inhibited is not found.inhibited:
+                found.inhibited = inhibited
+                yield found
+
+    def may_tell(self, now: float) -> bool:
+        """Tell whether the fleet may have one more alert now."""
+        return self._whole(now).has(now)
+
+    def next_at(self, now: float) -> float:
+        """Return when the fleet may have one more alert."""
+        return self._whole(now).next_at()
+
+    def spend(self, node: str, now: float) -> bool:
+        """Tell whether a node may have one more alert now, and count it."""
+        whole, home = self._whole(now), self._nodes[node]
+        if home.bucket is None:
+            home.bucket = budget.Bucket(self._around.bounds.alerts_per_node_minute, now)
+        if not (whole.has(now) and home.bucket.has(now)):
+            return False
+        whole.take()
+        home.bucket.take()
+        return True
+
+    def _whole(self, now: float) -> budget.Bucket:
+        if self._bucket is None:
+            self._bucket = budget.Bucket(self._around.bounds.alerts_per_minute, now)
+        return self._bucket
+
+
+def _causes(expected: facts.Expected) -> tuple[str, ...]:
+    revision = (f"revision={expected.revision}",) if expected.revision else ()
+    return (*expected.causes, *revision)
