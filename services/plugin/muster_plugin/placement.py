@@ -8,6 +8,7 @@ replicas of one device. Ties are broken by id, so the same request gets the same
 is asked of anybody: one lost GPU spoils no advice.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -53,8 +54,8 @@ def prefer(
     open_to = [known[name] for name in free if name in known]
     if _are_whole([*taken, *open_to], known):
         chosen += _aligned(taken, open_to, size - len(chosen), links)
-    shelf = _Shelf(free, chosen, known)
-    while len(chosen) < size and (name := shelf.take(policy)) is not None:
+    shelf = _Shelf(free, chosen, known, policy)
+    while len(chosen) < size and (name := shelf.take()) is not None:
         chosen.append(name)
     return chosen
 
@@ -106,17 +107,21 @@ class _Pile(msgspec.Struct):
 
 
 class _Shelf:
-    """What is free, device by device."""
+    """What is free, device by device, the best on top of a heap."""
 
-    def __init__(self, free: Sequence[str], chosen: Sequence[str], known: Known) -> None:
+    def __init__(
+        self, free: Sequence[str], chosen: Sequence[str], known: Known, policy: gpu_rules.Placement
+    ) -> None:
+        self._policy = policy
         self._piles: dict[str, _Pile] = {}
-        self._unknown = [name for name in free if name not in known and name not in chosen]
-        self._unknown.reverse()
         left = set(free).difference(chosen)
+        self._unknown = [name for name in reversed(free) if name not in known and name in left]
         self._held = {known[name].physical for name in chosen if name in known}
+        self._under: dict[str, set[str]] = {}
         for unit in known.values():
             parent = unit.gpu.part.gpu if unit.gpu else unit.physical
             pile = self._piles.setdefault(unit.physical, _Pile(parent=parent, names=[]))
+            self._under.setdefault(parent, set()).add(unit.physical)
             if unit.id in left:
                 pile.names.append(unit.id)
             else:
@@ -126,27 +131,33 @@ class _Shelf:
         self._beside: Counter[str] = Counter()
         for pile in self._piles.values():
             self._beside[pile.parent] += pile.busy
+        self._heap = [(self._rank(pile), name) for name, pile in self._piles.items() if pile.names]
+        heapq.heapify(self._heap)
 
-    def take(self, policy: gpu_rules.Placement) -> str | None:
+    def take(self) -> str | None:
         """Take the next id by policy; None if there is none that may be taken."""
-        is_exclusive = policy is gpu_rules.Placement.EXCLUSIVE
-        open_to = [
-            (physical, pile)
-            for physical, pile in self._piles.items()
-            if pile.names and not (is_exclusive and physical in self._held)
-        ]
-        if not open_to:
-            return self._unknown.pop() if self._unknown else None
-        rank = self._packed if policy is gpu_rules.Placement.PACKED else self._spread
-        physical, pile = min(open_to, key=lambda one: rank(one[1]))
+        while self._heap:
+            rank, physical = heapq.heappop(self._heap)
+            pile = self._piles[physical]
+            # one whose rank has changed since stands in the heap again
+            if pile.names and rank == self._rank(pile) and not self._is_closed(physical):
+                return self._taken(physical, pile)
+        return self._unknown.pop() if self._unknown else None
+
+    def _taken(self, physical: str, pile: _Pile) -> str:
         self._held.add(physical)
         pile.busy += 1
         pile.picked += 1
         self._beside[pile.parent] += 1
-        return pile.names.pop()
+        name = pile.names.pop()
+        for beside in self._under[pile.parent]:
+            if self._piles[beside].names:
+                heapq.heappush(self._heap, (self._rank(self._piles[beside]), beside))
+        return name
 
-    def _spread(self, pile: _Pile) -> tuple[int, int, int, str]:
-        return pile.busy, pile.picked, self._beside[pile.parent], pile.names[-1]
+    def _is_closed(self, physical: str) -> bool:
+        return self._policy is gpu_rules.Placement.EXCLUSIVE and physical in self._held
 
-    def _packed(self, pile: _Pile) -> tuple[int, int, int, str]:
-        return -pile.busy, pile.picked, -self._beside[pile.parent], pile.names[-1]
+    def _rank(self, pile: _Pile) -> tuple[int, int, int, str]:
+        sign = -1 if self._policy is gpu_rules.Placement.PACKED else 1
+        return sign * pile.busy, pile.picked, sign * self._beside[pile.parent], pile.names[-1]
