@@ -367,7 +367,8 @@ def test_a_crash_at_any_point_changes_nothing_that_is_told(
             if number < len(at):
                 world.crash_after(at[number])
             getattr(world, name)(node)
-            world.run(200.0)
+            # long enough for each wait, and for its beginning anew in another process
+            world.run(650.0)
         return [world.story(node) for node in ("a", "b")]
 
     assert played(crashes) == played([])
