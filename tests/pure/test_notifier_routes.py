@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from muster import codec, matchers, silences, vocabulary
 from muster.vocabulary import AlertKind, AlertState, Severity
 from muster.vocabulary import NotificationReason as Reason
-from muster_notifier import addresses, config, grouping, inhibition, intervals, muting, routes, tree
+from muster_notifier import (
+    addresses,
+    config,
+    grouping,
+    inhibition,
+    intervals,
+    muting,
+    routes,
+    signals,
+    tree,
+)
 from muster_notifier.notification import Notification
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)  # a Thursday
@@ -284,7 +294,7 @@ class Story:
             while sent:
                 self.told += [(at, n.receiver, n.reason, names(n)) for n in sent]
                 sent = [
-                    more for n in sent for more in self.machine.receive(grouping.Delivered(n), at)
+                    more for n in sent for more in self.machine.receive(signals.Delivered(n), at)
                 ]
         return self.told
 
@@ -438,7 +448,7 @@ def test_an_alert_that_becomes_urgent_reaches_the_pager_and_leaves_where_it_was(
 
 def test_the_owner_of_a_workload_is_told_beside_everybody_else_and_hears_of_its_end() -> None:
     story = Story(simple(owners=config.Owners(receivers=("team",))))
-    heard = grouping.Owned(story.event(0, "a", "firing"), frozenset({"team", "ops"}))
+    heard = signals.Owned(story.event(0, "a", "firing"), frozenset({"team", "ops"}))
     story.machine.receive(heard, 0.0)
     story.says(100, "a", "resolved")
     assert story.until(1000) == [

@@ -33,14 +33,18 @@ from muster_notifier import (
     configuration,
     deadletters,
     desk,
+    files,
     grouping,
     ledger,
     muting,
     owners,
+    posting,
     receivers,
     selfwatch,
     senders,
+    signals,
     tree,
+    vigil,
     watchdog,
 )
 from muster_notifier import notification as notifications
@@ -49,7 +53,6 @@ _ALERTS: Final = "muster.alert.>"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
 _TICKS: Final = "muster.sys.*.watchdog.ticked"
 _CLOCK_S: Final = 10.0
-_LOOK_S: Final = 10.0
 
 _WAITING = prometheus_client.Gauge(
     "muster_notification_oldest_waiting_seconds",
@@ -59,7 +62,6 @@ _WAITING = prometheus_client.Gauge(
 _UNREADABLE = prometheus_client.Counter(
     "muster_notifier_unreadable_total", "What was remembered and cannot be read.", ["what"]
 )
-_DEAD = prometheus_client.Gauge("muster_dead_letters", "Notifications that reached nobody.")
 _STALE = prometheus_client.Counter(
     "muster_notifier_stale_alerts_total", "Alerts that a former leader of health told."
 )
@@ -97,7 +99,7 @@ class _Notifier:
         self._bus = connected
         self._is_restored = False
         self._clock = asyncio.get_running_loop().time
-        self._inbox: asyncio.Queue[runtime.Delivery[grouping.Input]] = asyncio.Queue(
+        self._inbox: asyncio.Queue[runtime.Delivery[signals.Input]] = asyncio.Queue(
             runtime.INBOX_MAX
         )
         self._muting = tree.muted_by(settings)
@@ -111,7 +113,9 @@ class _Notifier:
         )
         self._desks: dict[str, asyncio.Queue[runtime.Delivery[desk.Input]]] = {}
         self._receivers = {r.name: self._receiver(r) for r in settings.receivers}
-        self._voice = selfwatch.Voice(instance=connected.instance, runbook_url=settings.runbook_url)
+        voice = selfwatch.Voice(instance=connected.instance, runbook_url=settings.runbook_url)
+        self._vigil = vigil.Vigil(voice, self._hear)
+        self._ping = _ping(settings)
         self._watchdog = watchdog.Watchdog(patience_s=settings.watchdog.patience_s)
         self._owners = _owners(settings)
         self._ticks: asyncio.Queue[runtime.Delivery[watchdog.Input]] = asyncio.Queue(100)
@@ -123,6 +127,9 @@ class _Notifier:
         if not self._bus.link.is_connected:
             return "NATS is away"
         return None if self._is_restored else "the ledger is being read"
+
+    def _is_well(self) -> bool:
+        return self.problem() is None
 
     def state(self) -> probes.Answer:
         """Return every group as it stands, the silences, and who is away."""
@@ -151,10 +158,13 @@ class _Notifier:
             tasks.create_task(self._listen())
             tasks.create_task(self._follow_silences(follower))
             tasks.create_task(self._read_clock())
-            tasks.create_task(self._count_dead())
+            tasks.create_task(self._vigil.count_dead(self._dead))
+            if self._ping is not None:
+                period_s = self._settings.watchdog.ping_interval_s
+                tasks.create_task(vigil.ping(self._ping, interval_s=period_s, alive=self._is_well))
             if self._settings.watchdog.enabled:
                 tasks.create_task(self._follow_link())
-                tasks.create_task(runtime.drive(self._watchdog, self._ticks, self._on_watchdog))
+                tasks.create_task(runtime.drive(self._watchdog, self._ticks, self._vigil.tell))
 
     async def _restore(self) -> None:
         entries = _entries(await self._bus.recall(streams.LEDGER))
@@ -212,6 +222,7 @@ class _Notifier:
                 rate_per_s=limits.rate_per_s or sender.rate_per_s,
                 burst=limits.burst,
                 retry_for_s=limits.retry_for_s,
+                at_once=sender.at_once,
             ),
             doors=receivers.Doors(
                 put=self._put,
@@ -234,7 +245,7 @@ class _Notifier:
     async def _publish(self, event: vocabulary.Event, event_id: str) -> None:
         await self._bus.publish(event, event_id=event_id)
 
-    async def _hear(self, event: grouping.Input) -> None:
+    async def _hear(self, event: signals.Input) -> None:
         await self._inbox.put(runtime.Delivery(event))
 
     async def _act(self, notification: notifications.Notification) -> None:
@@ -249,6 +260,9 @@ class _Notifier:
         async for delivery in deliveries:
             match delivery.event.data:
                 case vocabulary.WatchdogTicked() as tick:
+                    if self._watchdog.leader == 0:
+                        # an earlier life of ours may have told of a silence
+                        await self._hear(self._vigil.well(f"{tick.holder} ticks"))
                     await self._ticks.put(runtime.Delivery(tick, delivery.ack))
                 case vocabulary.AlertChanged(leader=leader) if self._watchdog.is_stale(leader):
                     _STALE.inc()
@@ -261,14 +275,14 @@ class _Notifier:
                 case _:
                     await delivery.ack()
 
-    async def _owned(self, event: codec.CloudEvent) -> codec.CloudEvent | grouping.Owned:
+    async def _owned(self, event: codec.CloudEvent) -> codec.CloudEvent | signals.Owned:
         """Return an alert with those whom the owners of its pods want to be told."""
         alert = event.data
         if self._owners is None or not isinstance(alert, vocabulary.AlertChanged):
             return event
         if not alert.pods or alert.state is vocabulary.AlertState.RESOLVED:
             return event
-        return grouping.Owned(event, await self._owners.of(alert.pods))
+        return signals.Owned(event, await self._owners.of(alert.pods))
 
     async def _follow_silences(self, follower: AsyncIterator[tuple[str, bytes] | None]) -> None:
         async for change in follower:
@@ -288,56 +302,24 @@ class _Notifier:
     async def _read_clock(self) -> None:
         while True:
             await asyncio.sleep(_CLOCK_S)
-            await self._hear(grouping.ClockRead(datetime.now(UTC)))
+            await self._hear(signals.ClockRead(datetime.now(UTC)))
 
-    async def _count_dead(self) -> None:
-        """Raise an alert while there are dead letters that are about something else."""
-        while True:
-            found = await workqueue.subjects(
-                self._bus.link, streams.DEAD_LETTERS, deadletters.SUBJECTS
-            )
-            _DEAD.set(len(found))
-            count = sum(1 for subject in found if not deadletters.is_about_dead(subject))
-            await self._hear(self._about_dead(count))
-            await asyncio.sleep(_LOOK_S)
-
-    def _about_dead(self, count: int) -> codec.CloudEvent:
-        kind, at = vocabulary.AlertKind.DEAD_LETTERS, datetime.now(UTC)
-        if count == 0:
-            return self._voice.ends(
-                kind, summary="no notification is undelivered", seen="no dead letters", at=at
-            )
-        return self._voice.fires(
-            kind,
-            summary="notifications could not be delivered: muster dlq list",
-            seen=f"{count} dead letters",
-            at=at,
-        )
+    async def _dead(self) -> list[str]:
+        return await workqueue.subjects(self._bus.link, streams.DEAD_LETTERS, deadletters.SUBJECTS)
 
     async def _follow_link(self) -> None:
         async for is_connected in self._bus.link.changes():
             change = watchdog.BusBack() if is_connected else watchdog.BusLost()
             await self._ticks.put(runtime.Delivery(change))
 
-    async def _on_watchdog(self, output: watchdog.Output) -> None:
-        kind, at = vocabulary.AlertKind.HEALTH_SILENT, datetime.now(UTC)
-        match output:
-            case watchdog.Silent(seconds=seconds, holder=holder):
-                who = f", last led by {holder}" if holder else ""
-                event = self._voice.fires(
-                    kind,
-                    summary="the health service is silent: nobody watches the plugins",
-                    seen=f"no watchdog tick for {seconds:.0f} s{who}",
-                    at=at,
-                )
-            case watchdog.Heard(seconds=seconds, holder=holder):
-                event = self._voice.ends(
-                    kind,
-                    summary="the health service is heard again",
-                    seen=f"{holder} ticks, after {seconds:.0f} s",
-                    at=at,
-                )
-        await self._hear(event)
+
+def _ping(settings: config.Settings) -> posting.Site | None:
+    if settings.watchdog.ping is None:
+        return None
+    try:
+        return senders.site(settings.watchdog.ping)
+    except (files.NoSecret, ValueError) as error:
+        raise entry.CannotStart(f"watchdog.ping: {error}") from None
 
 
 def _owners(settings: config.Settings) -> owners.Owners | None:

@@ -142,7 +142,11 @@ class _Bucket:
 class Desk:
     """See the module."""
 
-    def __init__(self, *, rate_per_s: float, burst: int, retry_for_s: float) -> None:
+    def __init__(
+        self, *, rate_per_s: float, burst: int, retry_for_s: float, at_once: int = SENDING_MAX
+    ) -> None:
+        """Send at most `at_once` letters side by side."""
+        self._at_once = at_once
         self._bucket = _Bucket(rate_per_s, burst)
         self._retry_for_s = retry_for_s
         self._slots: dict[str, _Slot] = {}
@@ -278,4 +282,4 @@ class Desk:
         return out
 
     def _sending_max(self) -> int:
-        return 1 if self.is_away() else SENDING_MAX
+        return 1 if self.is_away() else self._at_once

@@ -5,10 +5,9 @@ first alert and then every `group_interval_s` while it lives; each flush leaves 
 and asks `decision` what the receiver must hear. A notification is made at the moment it can be
 sent, so that it says what is true then: what came while an older one was on its way, or while the
 receiver was busy, is told together afterwards. At most one notification of a group is on its way,
-so that a resolve never overtakes its trigger, and at most `IN_FLIGHT_MAX` of one receiver; what
-waits for a receiver that is away no longer counts, and is replaced when it is no longer true.
+so that a resolve never overtakes its trigger, and few of one receiver (`turns`); what waits for a
+receiver that is away no longer counts, and is replaced when it is no longer true.
 
-An alert that changes its labels leaves the groups that it no longer belongs to: there it is over.
 The end of what a receiver was told is told, whatever is silenced by then. A notification that
 failed changes nothing: the next flush decides again, as in Alertmanager. Timers survive a restart,
 because they follow from when alerts came and when each receiver was last told.
@@ -16,76 +15,13 @@ because they follow from when alerts came and when each receiver was last told.
 
 import heapq
 import math
-from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
-
-import msgspec
 
 from muster import codec, vocabulary
-from muster_notifier import decision, labels, ledger, muting, routes
+from muster_notifier import decision, filing, labels, ledger, muting, routes, signals, turns
 from muster_notifier import group as groups
 from muster_notifier import notification as notifications
-
-IN_FLIGHT_MAX: Final = 8
-"""Notifications of different groups on their way to one receiver: a receiver that comes back must
-not be stormed, and what waits here says what is true when its turn comes."""
-
-OUTSTANDING_MAX: Final = 256
-"""Notifications of one receiver in the outbox, those included that are tried again and again."""
-
-OWNER: Final = "owner"
-"""The name of the route to the owners of workloads."""
-
-_KNOWN_MAX: Final = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class Owned:
-    """An alert whose pods belong to somebody: receivers that their owners named."""
-
-    event: codec.CloudEvent
-    owners: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class ClockRead:
-    """What the wall clock says."""
-
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """The receiver took it, and the ledger says so."""
-
-    notification: notifications.Notification
-
-
-@dataclass(frozen=True, slots=True)
-class Postponed:
-    """The receiver is away or busy; it will be tried again."""
-
-    notification: notifications.Notification
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The receiver refused it, or was away for too long; it is among the dead letters."""
-
-    notification: notifications.Notification
-
-
-Outcome = Delivered | Postponed | Failed
-Input = codec.CloudEvent | Owned | muting.SilenceChanged | ClockRead | Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    event: codec.CloudEvent
-    places: Mapping[groups.Key, routes.Route]
 
 
 class Grouping:
@@ -107,26 +43,19 @@ class Grouping:
         they may name.
         """
         self._receivers = dict(receivers)
-        self._root = root
-        self._owners = owners
+        self._files = filing.Files(root, owners)
+        self._turns = turns.Turns(receivers)
         self._muting = muted_by
         self._wall = at, now
         self._groups: dict[groups.Key, groups.Group] = {}
         self._timers: list[tuple[float, groups.Key]] = []
-        self._known: OrderedDict[str, _Known] = OrderedDict()
         self._recalled: dict[groups.Key, decision.Told] = {}
-        self._in_flight: Counter[str] = Counter()
-        self._outstanding: Counter[str] = Counter()
-        self._waiting: dict[str, dict[groups.Key, float]] = {name: {} for name in receivers}
-        self._by_key = {route.key: route for route in root.walk()}
-        if owners is not None:
-            self._by_key[owners.key] = owners
 
     def restore(
         self,
         entries: Iterable[ledger.Entry],
         pending: Iterable[notifications.Notification],
-        alerts: Iterable[codec.CloudEvent | Owned],
+        alerts: Iterable[codec.CloudEvent | signals.Owned],
         *,
         now: float,
     ) -> None:
@@ -147,10 +76,10 @@ class Grouping:
         for alert in alerts:
             self._take(alert, now, is_new=False)
 
-    def receive(self, event: Input, now: float) -> Sequence[notifications.Notification]:
+    def receive(self, event: signals.Input, now: float) -> Sequence[notifications.Notification]:
         """Take an alert, what mutes alerts, or what became of a notification."""
         match event:
-            case Owned() | codec.CloudEvent(data=vocabulary.AlertChanged()):
+            case signals.Owned() | codec.CloudEvent(data=vocabulary.AlertChanged()):
                 self._take(event, now, is_new=True)
             case codec.CloudEvent(data=vocabulary.VerdictChanged() as verdict):
                 self._muting.hear_verdict(verdict)
@@ -158,13 +87,13 @@ class Grouping:
                 raise AssertionError(f"{event.type} is no alert")
             case muting.SilenceChanged():
                 self._muting.hear_silence(event)
-            case ClockRead(at):
+            case signals.ClockRead(at):
                 self._wall = at, now
-            case Delivered(notification):
+            case signals.Delivered(notification):
                 return self._on_delivered(notification, now)
-            case Postponed(notification):
+            case signals.Postponed(notification):
                 return self._on_postponed(notification, now)
-            case Failed(notification):
+            case signals.Failed(notification):
                 return self._on_ended(notification, now)
         return ()
 
@@ -191,7 +120,7 @@ class Grouping:
 
     def oldest_waiting_s(self, receiver: str, now: float) -> float:
         """Return for how long the receiver has kept its oldest notification waiting."""
-        since = list(self._waiting[receiver].values())
+        since = self._turns.since(receiver)
         since += [
             self._monotonic(group.on_its_way.at, now)
             for (name, _), group in self._groups.items()
@@ -203,65 +132,20 @@ class Grouping:
         """Return every group as it stands."""
         return [group.view(now) for group in self._groups.values()]
 
-    def _take(self, heard: codec.CloudEvent | Owned, now: float, *, is_new: bool) -> None:
+    def _take(self, heard: codec.CloudEvent | signals.Owned, now: float, *, is_new: bool) -> None:
         """Let an alert into its groups, and out of those it has left."""
-        event = heard.event if isinstance(heard, Owned) else heard
-        alert = event.data
-        assert isinstance(alert, vocabulary.AlertChanged), f"{event.type} is no alert"
-        known = self._known.pop(alert.fingerprint, None)
-        if known is not None and event.precedes(known.event):
-            self._known[alert.fingerprint] = known
+        filed = self._files.take(heard)
+        if filed is None:
             return
-        found = labels.of(alert)
-        self._muting.hear_alert(alert, found)
-        places = self._places(found, heard.owners if isinstance(heard, Owned) else frozenset())
-        before = known.places if known is not None else {}
-        if alert.state is vocabulary.AlertState.RESOLVED:
-            # it ends where it was known, also where it belongs no longer
-            places = {**before, **places}
-        self._known[alert.fingerprint] = _Known(event, places)
-        if len(self._known) > _KNOWN_MAX:
-            self._known.popitem(last=False)
+        event = heard.event if isinstance(heard, signals.Owned) else heard
+        assert isinstance(event.data, vocabulary.AlertChanged), "only alerts are filed"
+        self._muting.hear_alert(event.data, labels.of(event.data))
         came_at = now if is_new else min(now, self._monotonic(event.time, now))
-        for key, route in places.items():
-            self._put(key, route, alert, found, now=now, came_at=came_at, is_new=is_new)
-        left = {key: route for key, route in before.items() if key not in places}
-        if known is None or not left:
-            return
-        last = known.event.data
-        assert isinstance(last, vocabulary.AlertChanged), "only alerts are known"
-        ended = msgspec.structs.replace(
-            last, state=vocabulary.AlertState.RESOLVED, ends_at=event.time
-        )
-        found = labels.of(last)
-        for key, route in left.items():
-            self._put(key, route, ended, found, now=now, came_at=came_at, is_new=is_new)
+        for one in filed:
+            self._put(one, now=now, came_at=came_at, is_new=is_new)
 
-    def _places(
-        self, found: Mapping[str, str], owners: frozenset[str]
-    ) -> dict[groups.Key, routes.Route]:
-        places: dict[groups.Key, routes.Route] = {}
-        for route in self._root.find(found):
-            name = _name_group(route, found)
-            for receiver in route.receivers:
-                places.setdefault((receiver, name), route)
-        if self._owners is not None:
-            name = _name_group(self._owners, found)
-            for receiver in sorted(owners & set(self._owners.receivers)):
-                places.setdefault((receiver, name), self._owners)
-        return places
-
-    def _put(
-        self,
-        key: groups.Key,
-        route: routes.Route,
-        alert: vocabulary.AlertChanged,
-        found: Mapping[str, str],
-        *,
-        now: float,
-        came_at: float,
-        is_new: bool,
-    ) -> None:
+    def _put(self, filed: filing.Filed, *, now: float, came_at: float, is_new: bool) -> None:
+        key, route, alert = filed.key, filed.route, filed.alert
         group = self._groups.get(key)
         told = group.told if group else self._recalled.get(key)
         heard = told is not None and alert.fingerprint in told.firing
@@ -276,7 +160,7 @@ class Grouping:
         else:
             due = _flush_after(told.at, now if fires and heard else came_at, timing)
         if group is None:
-            group = self._begin(key, route, labels.chosen(found, route.group_by), told)
+            group = self._begin(key, route, labels.chosen(filed.labels, route.group_by), told)
             self._flush_at(group, max(now, due))
         elif not is_new:
             self._flush_at(group, max(now, min(group.flush_at, due)))
@@ -286,21 +170,16 @@ class Grouping:
 
     def _expect(self, notification: notifications.Notification, now: float) -> None:
         """Know that a notification is in the outbox, and that somebody will say what became."""
-        route = self._route_of(notification.group)
+        route = self._files.route_of(notification.group)
         key = notification.receiver, notification.group
         if route is None or key[0] not in self._receivers or key in self._groups:
             return
         group = self._begin(key, route, notification.labels, self._recalled.get(key))
         group.on_its_way = notification
         group.is_overdue = True
-        self._in_flight[key[0]] += 1
-        self._outstanding[key[0]] += 1
+        self._turns.begin(key[0])
         decided_at = self._monotonic(notification.at, now)
         self._flush_at(group, max(now, _flush_after(decided_at, now, route.timing)))
-
-    def _route_of(self, group: str) -> routes.Route | None:
-        found = [key for key in self._by_key if group.startswith(f"{key}:{{")]
-        return self._by_key[max(found, key=len)] if found else None
 
     def _begin(
         self,
@@ -343,7 +222,7 @@ class Grouping:
             return ()
         if not group.is_postponed:
             group.is_postponed = True
-            self._in_flight[notification.receiver] -= 1
+            self._turns.postpone(notification.receiver)
         out = self._replace(group, now) if group.is_overdue else []
         return [*out, *self._tell_waiting(notification.receiver, now)]
 
@@ -354,9 +233,7 @@ class Grouping:
         if group is None or not _is_same(group.on_its_way, notification):
             return ()  # another has taken its place
         group.on_its_way = None
-        if not group.is_postponed:
-            self._in_flight[notification.receiver] -= 1
-        self._outstanding[notification.receiver] -= 1
+        self._turns.end(notification.receiver, was_postponed=group.is_postponed)
         group.is_postponed = False
         out: list[notifications.Notification] = []
         if group.is_overdue:
@@ -368,7 +245,7 @@ class Grouping:
     def _wait(self, group: groups.Group, now: float) -> list[notifications.Notification]:
         """Queue a flushed group; while its last notification is on its way, behind that one."""
         if group.on_its_way is None:
-            self._waiting[group.key[0]].setdefault(group.key, now)
+            self._turns.wait(group.key, now)
             return []
         group.is_overdue = True
         return self._replace(group, now) if group.is_postponed else []
@@ -386,14 +263,7 @@ class Grouping:
 
     def _tell_waiting(self, receiver: str, now: float) -> list[notifications.Notification]:
         out: list[notifications.Notification] = []
-        waiting = self._waiting[receiver]
-        while (
-            waiting
-            and self._in_flight[receiver] < IN_FLIGHT_MAX
-            and self._outstanding[receiver] < OUTSTANDING_MAX
-        ):
-            key = next(iter(waiting))
-            del waiting[key]
+        while (key := self._turns.next(receiver)) is not None:
             group = self._groups.get(key)
             notification = self._decide(group, now) if group is not None else None
             if group is None:
@@ -402,8 +272,7 @@ class Grouping:
                 self._forget_if_empty(group)
                 continue
             group.on_its_way = notification
-            self._in_flight[receiver] += 1
-            self._outstanding[receiver] += 1
+            self._turns.begin(receiver)
             out.append(notification)
         return out
 
@@ -475,10 +344,6 @@ class Grouping:
 
     def _monotonic(self, at: datetime, now: float) -> float:
         return now - (self._at(now) - at).total_seconds()
-
-
-def _name_group(route: routes.Route, found: Mapping[str, str]) -> str:
-    return f"{route.key}:{labels.written(labels.chosen(found, route.group_by))}"
 
 
 def _flush_after(told_at: float, came_at: float, timing: routes.Timing) -> float:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import prometheus_client
 
 from muster import logs, streams, vocabulary
-from muster_notifier import answers, deadletters, desk, grouping, ledger
+from muster_notifier import answers, deadletters, desk, ledger, signals, turns
 from muster_notifier import notification as notifications
 
 Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[answers.Answer]]
@@ -24,7 +24,7 @@ Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[answe
 GOODBYE_S: Final = 1.0
 """At the end, a message already on its way has this long to be answered and remembered."""
 
-_OUTBOX_MAX: Final = 2 * grouping.OUTSTANDING_MAX
+_OUTBOX_MAX: Final = 2 * turns.OUTSTANDING_MAX
 _TOLD = prometheus_client.Counter(
     "muster_notifications_total",
     "Notifications, by what became of them.",
@@ -93,7 +93,7 @@ class Receiver:
         at_desk: desk.Desk,
         doors: Doors,
         hear: Callable[[desk.Input], Awaitable[None]],
-        report: Callable[[grouping.Outcome], Awaitable[None]],
+        report: Callable[[signals.Outcome], Awaitable[None]],
     ) -> None:
         """`hear` gives the desk an input; `report` tells the machine what became of a letter."""
         self.name = name
@@ -143,17 +143,17 @@ class Receiver:
             case desk.Done(letter):
                 self._note(None)
                 if not _is_extra(letter):
-                    await self._report(grouping.Delivered(letter.notification))
+                    await self._report(signals.Delivered(letter.notification))
             case desk.Postponed(letter, answer):
                 self._note(answer)
                 if not _is_extra(letter):
-                    await self._report(grouping.Postponed(letter.notification))
+                    await self._report(signals.Postponed(letter.notification))
             case desk.Superseded(letter):
                 await self._finish(letter)
             case desk.Dead(letter, attempts, answer):
                 await self._bury(letter, answer, attempts=attempts)
                 if not _is_extra(letter):
-                    await self._report(grouping.Failed(letter.notification))
+                    await self._report(signals.Failed(letter.notification))
 
     async def _post(self) -> None:
         while True:
@@ -188,7 +188,7 @@ class Receiver:
             if not _is_extra(letter) and entry is not None and entry.id == notification.id:
                 # it was sent, and somebody ended before it could leave the outbox
                 await job.done()
-                await self._report(grouping.Delivered(notification))
+                await self._report(signals.Delivered(notification))
                 continue
             self._jobs[job.number] = job
             await self._hear(letter)

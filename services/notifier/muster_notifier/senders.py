@@ -11,6 +11,7 @@ from muster_notifier import (
     cluster,
     config,
     console,
+    desk,
     files,
     message,
     pagerduty,
@@ -38,10 +39,14 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """What sends, how often it may by default, and what of its templates cannot be used."""
+    """What sends, how often it may by default, and what of its templates cannot be used.
+
+    `at_once` is 1 where a receiver cannot drop a repeat: a crash then repeats one message at most.
+    """
 
     send: receivers.Send
     rate_per_s: float
+    at_once: int
     problems: tuple[str, ...] = ()
 
 
@@ -57,7 +62,9 @@ def make(receiver: addresses.Receiver, settings: config.Settings) -> Sender:
         send, rate = _make(receiver, templates, settings)
     except (files.NoSecret, cluster.NoCluster, ValueError) as error:
         raise Unusable(f"receiver {receiver.name}: {error}") from None
-    return Sender(send, rate, tuple(message.problems_of(templates)))
+    repeats = receiver.slack or receiver.email or receiver.teams or receiver.apprise
+    at_once = 1 if repeats is not None else desk.SENDING_MAX
+    return Sender(send, rate, at_once, tuple(message.problems_of(templates)))
 
 
 def site(found: addresses.Address) -> posting.Site:

@@ -1,7 +1,11 @@
 """Pure. Settings become the route tree, the rules of inhibition and the times that mute."""
 
+from typing import Final
+
 from muster import matchers as matching
-from muster_notifier import config, grouping, inhibition, muting, routes
+from muster_notifier import config, inhibition, muting, routes
+
+_OWNER: Final = "owner"
 
 
 def root(settings: config.Settings) -> routes.Route:
@@ -29,7 +33,7 @@ def owners(settings: config.Settings) -> routes.Route | None:
     if not settings.owners.receivers:
         return None
     return routes.Route(
-        key=grouping.OWNER,
+        key=_OWNER,
         receivers=settings.owners.receivers,
         group_by=settings.owners.group_by,
         timing=root(settings).timing,

@@ -1,0 +1,187 @@
+"""Door to one notifier: storms, latency, rates and receivers that are stuck.
+
+python -m bench.notifier [--quick] [--json FILE]
+"""
+
+import asyncio
+import itertools
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from bench import crashes, programs, sink, table
+
+_STORM: Final = 10_000
+_AT_ONCE: Final = 200
+_AT_ONCE_TIMES: Final = {"group_wait_s": 0, "group_interval_s": 0.2, "repeat_interval_s": 86_400}
+
+
+async def measure(options: table.Options) -> list[table.Row]:
+    """Measure each by itself, with a NATS server and a notifier of its own."""
+    directory = Path(tempfile.mkdtemp(prefix="mu-"))
+    alerts = 200 if options.quick else 1_000
+    try:
+        rows = await _storm(directory / "storm")
+        rows += _latency_rows(*await _latency(directory, alerts=alerts))
+        rows += await _rate(directory / "rate", messages=10 if options.quick else 60)
+    finally:
+        shutil.rmtree(directory)
+    return [*rows, *await crashes.measure(options)] if not options.quick else rows
+
+
+async def _storm(directory: Path) -> list[table.Row]:
+    """10,000 alerts of one kind on as many nodes; then all of them end."""
+    clock = asyncio.get_running_loop().time
+    gate = asyncio.Semaphore(_AT_ONCE)
+    async with sink.sink() as a, sink.sink() as b, sink.world(directory) as world:
+        notifier = await world.start(
+            {"a": a, "b": b},
+            group_by=["kind"],
+            group_wait_s=5.0,
+            group_interval_s=30.0,
+            resolve_wait_s=2.0,
+        )
+        idle_mib = programs.resident_mib(notifier.pid)
+
+        async def say(number: int, state: str) -> None:
+            async with gate:
+                await world.says(number, state, node=f"node-{number}")
+
+        began = clock()
+        await asyncio.gather(*(say(number, "firing") for number in range(_STORM)))
+        published_s = clock() - began
+
+        def has_all(taken: list[sink.Taken]) -> bool:
+            return any(one.total >= _STORM for one in taken)
+
+        await a.wait_for(has_all, 60)
+        await b.wait_for(has_all, 60)
+        told_s = max(one.at for one in (a.taken[-1], b.taken[-1])) - began
+        mib, cpu_s = programs.resident_mib(notifier.pid), programs.cpu_s(notifier.pid)
+        await asyncio.gather(*(say(number, "resolved") for number in range(_STORM)))
+
+        def is_over(taken: list[sink.Taken]) -> bool:
+            return taken[-1].reason == "all_resolved"
+
+        await a.wait_for(is_over, 60)
+        await b.wait_for(is_over, 60)
+        messages = max(len(a.taken), len(b.taken))
+    how = f"{_STORM} alerts of one kind, published within {published_s:.1f} s, group_wait 5 s"
+    return [
+        table.Row(name="storm told", value=told_s, unit="s", target=10, how=how),
+        table.Row(
+            name="CPU of the storm",
+            value=cpu_s,
+            unit="s",
+            target=None,
+            how="of the notifier, its start included, for two receivers",
+        ),
+        table.Row(
+            name="messages a receiver",
+            value=messages,
+            unit="",
+            target=3,
+            how="of the whole storm, its end included; group_interval 30 s",
+        ),
+        table.Row(
+            name="memory in the storm",
+            value=mib,
+            unit="MiB",
+            target=64,
+            how=f"VmRSS with all alerts firing; {idle_mib:.0f} MiB before",
+        ),
+    ]
+
+
+async def _latency(directory: Path, *, alerts: int) -> tuple[list[float], list[float]]:
+    """Return how long each alert took from the bus to a receiver: alone, and beside a stuck one.
+
+    Both are measured in turns, so that whatever else this machine does meets both.
+    """
+    clock = asyncio.get_running_loop().time
+
+    async def one(world: sink.World, found: sink.Sink, number: int) -> float:
+        began = clock()
+        await world.says(number, "firing", node=f"node-{number}")
+        await found.wait_for(lambda taken: len(taken) > number, 30)
+        return found.taken[-1].at - began
+
+    async with (
+        sink.sink() as first,
+        sink.sink() as second,
+        sink.sink(None) as silent,
+        sink.world(directory / "alone") as alone,
+        sink.world(directory / "beside") as beside,
+    ):
+        await alone.start({"hook": first}, **_AT_ONCE_TIMES)
+        await beside.start({"hook": second, "stuck": silent}, **_AT_ONCE_TIMES)
+        waits: tuple[list[float], list[float]] = ([], [])
+        for number in range(alerts):
+            waits[0].append(await one(alone, first, number))
+            waits[1].append(await one(beside, second, number))
+        if beside.notifier is not None:
+            await beside.notifier.kill()
+    return waits
+
+
+def _latency_rows(alone: list[float], beside: list[float]) -> list[table.Row]:
+    p99, p99_beside = table.percentile(alone, 99), table.percentile(beside, 99)
+    return [
+        table.Row(
+            name="alert to webhook, p50",
+            value=table.percentile(alone, 50) * 1e3,
+            unit="ms",
+            target=None,
+            how=f"{len(alone)} alerts, one after the other, group_wait 0",
+        ),
+        table.Row(
+            name="alert to webhook, p99",
+            value=p99 * 1e3,
+            unit="ms",
+            target=100,
+            how="the same",
+        ),
+        table.Row(
+            name="p50 beside a stuck receiver",
+            value=table.percentile(beside, 50) / table.percentile(alone, 50),
+            unit="times",
+            target=1.1,
+            how="the same, and another receiver takes requests and never answers",
+        ),
+        table.Row(
+            name="p99 beside a stuck receiver",
+            value=p99_beside / p99,
+            unit="times",
+            target=1.1,
+            how=f"the same: {p99_beside * 1e3:.1f} ms",
+        ),
+    ]
+
+
+async def _rate(directory: Path, *, messages: int) -> list[table.Row]:
+    """Ask what the smallest time between two messages to a slow receiver is."""
+    async with sink.sink() as found, sink.world(directory) as world:
+        await world.start(
+            {"slow": found}, limits={"slow": {"rate_per_s": 1.0, "burst": 1}}, **_AT_ONCE_TIMES
+        )
+        for number in range(messages):
+            await world.says(number, "firing", node=f"node-{number}")
+        await found.wait_for(lambda taken: len(taken) >= messages, 10 + 2 * messages)
+        gaps = [later.at - one.at for one, later in itertools.pairwise(found.taken)]
+        if world.notifier is not None:
+            await world.notifier.kill()
+    return [
+        table.Row(
+            name="messages a second to a receiver of 1",
+            value=(messages - 1) / (found.taken[-1].at - found.taken[0].at),
+            unit="1/s",
+            target=1.0,
+            how=f"{messages} groups at once; shortest time between two: {min(gaps) * 1e3:.0f} ms",
+        )
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(table.main("notifier", measure))
