@@ -13,7 +13,7 @@ BENCHES = $(filter-out table,$(basename $(notdir $(wildcard bench/*.py))))
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up demo test lint types contracts unit generate bench clean
+.PHONY: help up demo test lint types contracts unit generate bench manifests test-compose lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,7 @@ contracts: $(STAMP)
 	@mkdir -p build
 	@$(BIN)/lint-imports --no-cache > build/contracts.log 2>&1 || { cat build/contracts.log; exit 1; }
 	@$(BIN)/python scripts/generate.py --check
+	@$(BIN)/python scripts/manifests.py --check
 
 unit: $(STAMP)
 	@echo "==> pytest"
@@ -59,6 +60,19 @@ generate: $(STAMP) ## renew the checked-in generated files: protobuf, JSON Schem
 
 bench: $(STAMP) ## every benchmark, quickly
 	@set -e; for name in $(BENCHES); do $(BIN)/python -m bench.$$name --quick; echo; done
+
+manifests: $(STAMP) ## renew what is generated of the manifests, then render and validate them all
+	@$(BIN)/python scripts/manifests.py
+	@$(BIN)/pytest -q -n 0 tests/pure/test_manifests.py
+
+test-compose: $(STAMP) ## build the image, bring compose.yaml up, play the demo on it, break it, take it down
+	@scripts/test-compose
+
+LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11
+lock: $(STAMP) ## renew the locked dependencies of the image
+	@$(BIN)/pip install --quiet uv
+	@$(BIN)/uv pip compile $(LOCK) --upgrade --extra plugin --extra labeler --extra health --extra notifier pyproject.toml --output-file requirements/services.lock
+	@$(BIN)/uv pip compile $(LOCK) --constraint requirements/services.lock --extra plugin --extra labeler --extra health --extra notifier --extra local --extra cli pyproject.toml --output-file requirements/laptop.lock
 
 clean: ## remove the environment and what was built
 	rm -rf $(VENV) build dist

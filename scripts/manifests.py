@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import yaml
+
 from muster import permissions, vocabulary
 from muster.local import layout
 
@@ -17,7 +19,35 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 def documents() -> dict[Path, bytes]:
     """Return every generated file by its path below the root."""
-    return _accounts()
+    return _accounts() | _compose()
+
+
+def _compose() -> dict[Path, bytes]:
+    """Return the settings of each program of compose.yaml; the address of NATS is in there."""
+    found = {
+        "health": layout.health_settings(nats=""),
+        "labeler": layout.labeler_settings(nats="", kubeconfig="/etc/kubeconfig"),
+        "notifier": layout.notifier_settings(
+            nats="", webhook_url="http://webhook:8080/notifications", reach="private"
+        ),
+    }
+    for node in layout.NODES:
+        found[f"plugin-{node.name}"] = layout.plugin_settings(
+            node,
+            nats="",
+            directory="/var/lib/kubelet",
+            # not every laptop has /dev/fuse
+            fuse_path="/dev/null",
+            faults=f"/faults/{node.name}.jsonl",
+        )
+    return {Path("compose", f"{name}.yaml"): _settings(tree) for name, tree in found.items()}
+
+
+def _settings(tree: layout.Settings) -> bytes:
+    kept = {key: value for key, value in tree.items() if key != "bus"}
+    kept["http"] = {"host": "0.0.0.0", "port": 8080}  # noqa: S104  # in a container of its own
+    text = yaml.safe_dump(kept, sort_keys=False)
+    return f"# made by scripts/manifests.py from muster/local/layout.py\n{text}".encode()
 
 
 def _accounts() -> dict[Path, bytes]:

@@ -21,6 +21,11 @@ async def post(url: str, body: object = None) -> Any:
     return await asyncio.to_thread(_call, "POST", url, body)
 
 
+async def delete(url: str) -> Any:
+    """Delete what is at an address; return the answer."""
+    return await asyncio.to_thread(_call, "DELETE", url, None)
+
+
 async def until(url: str, found: Any) -> Any:
     """Read an address until `found` says something about what is there; return what it said."""
     while True:

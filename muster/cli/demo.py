@@ -11,7 +11,8 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -22,8 +23,8 @@ from muster.vocabulary import AlertKind, AlertState, Verdict
 
 _STEP_TIMEOUT_S: Final = 20.0
 _XID: Final = 79
-_POD: Final = "training"
-_GPUS: Final = sum(node.gpus for node in layout.NODES)
+POD: Final = "training"
+GPUS: Final = sum(node.gpus for node in layout.NODES)
 
 Play = Callable[[], Awaitable[str]]
 
@@ -34,7 +35,11 @@ class StepFailed(Exception):
 
 def run(*, as_json: bool) -> int:
     """Play the story; return 0 if every step came out, 1 if one did not, 130 after Ctrl-C."""
-    demo = Demo(quiet=as_json)
+    return tell(Demo(quiet=as_json), as_json=as_json)
+
+
+def tell(demo: "Demo", *, as_json: bool) -> int:
+    """Play a story and say what came of it; return the exit code."""
     try:
         asyncio.run(runtime.run(demo.play()))
     except (nats.NatsUnavailable, processes.ProgramFailed) as error:
@@ -52,6 +57,16 @@ def run(*, as_json: bool) -> int:
     return 0 if report.ok else 1
 
 
+class Place(Protocol):
+    """Where what the story asks is: on this machine, or elsewhere."""
+
+    def http(self, name: str) -> str:
+        """Return where a program serves HTTP."""
+
+    def faults(self, node: str) -> Path:
+        """Return the fault script of a node's simulated GPUs."""
+
+
 class Demo:
     """One playing of the story."""
 
@@ -60,6 +75,7 @@ class Demo:
         self.complete = False
         self._quiet = quiet
         self._watch = watch.Watch()
+        self._place: Place
 
     def note(self, step: story.Step) -> None:
         """Keep a step and print it."""
@@ -70,7 +86,7 @@ class Demo:
 
     async def play(self) -> None:
         """Start the stack, play, end it; stop at the first step that fails."""
-        self._print(f"simulated: 3 nodes, their kubelets and {_GPUS} GPUs; the rest is real\n")
+        self._print(f"simulated: 3 nodes, their kubelets and {GPUS} GPUs; the rest is real\n")
         running = stack.Stack(
             say=lambda _: None, restart=False, nats_url=os.environ.get("NATS_URL")
         )
@@ -79,7 +95,7 @@ class Demo:
         started = datetime.now(UTC)
         pids: set[int] = set()
         async with running:
-            self._stack = running
+            self._place = self._stack = running
             fuse = "a simulated one" if running.fuse_simulated else "this machine's own"
             pids = running.pids()
             async with watch.everything(running.nats_url, self._watch.hear, since=started):
@@ -114,13 +130,35 @@ class Demo:
         """Return the story: each fault on another node, noticed, delivered, mended, resolved."""
         a, b, c = (node.name for node in layout.NODES)
         plugin = {node.name: self._stack.processes[f"plugin-{node.name}"] for node in layout.NODES}
-        kubelet_a = self._stack.http(f"kubelet-{a}")
 
         async def freeze() -> None:
             plugin[b].signal(signal.SIGSTOP)
 
         async def thaw() -> None:
             plugin[b].signal(signal.SIGCONT)
+
+        noticed, mended = self._noticed, self._mended
+        return [
+            *self._at_first(fuse, a),
+            ("freeze_plugin", lambda: noticed(b, freeze, Verdict.STUCK)),
+            ("thaw_plugin", lambda: mended(b, thaw, AlertKind.STUCK)),
+            ("kill_plugin", lambda: noticed(c, plugin[c].kill, Verdict.PLUGIN_DOWN)),
+            ("restart_plugin", lambda: mended(c, plugin[c].start, AlertKind.PLUGIN_DOWN)),
+            *self._asked_for(a, b),
+        ]
+
+    def _at_first(self, fuse: str, a: str) -> list[tuple[str, Play]]:
+        """Return what is to be seen before anything breaks."""
+        return [
+            ("advertise", lambda: self._advertised(fuse)),
+            ("allocate", lambda: self._allocated(a)),
+            ("suggest_labels", self._labels_suggested),
+            ("judge_healthy", self._judged_healthy),
+        ]
+
+    def _asked_for(self, a: str, b: str) -> list[tuple[str, Play]]:
+        """Return what the stand-ins do when they are asked: a kubelet, a fault script."""
+        kubelet_a = self._place.http(f"kubelet-{a}")
 
         async def refuse_and_drop() -> None:
             await cluster.post(f"{kubelet_a}/registration?accept=false")
@@ -135,33 +173,25 @@ class Demo:
         async def mend_gpu() -> None:
             self._script(b, {"device": 0, "clear": _XID})
 
-        noticed, mended = self._noticed, self._mended
+        lost = self._noticed
         return [
-            ("advertise", lambda: self._advertised(fuse)),
-            ("allocate", lambda: self._allocated(a)),
-            ("suggest_labels", self._labels_suggested),
-            ("judge_healthy", self._judged_healthy),
-            ("freeze_plugin", lambda: noticed(b, freeze, Verdict.STUCK)),
-            ("thaw_plugin", lambda: mended(b, thaw, AlertKind.STUCK)),
-            ("kill_plugin", lambda: noticed(c, plugin[c].kill, Verdict.PLUGIN_DOWN)),
-            ("restart_plugin", lambda: mended(c, plugin[c].start, AlertKind.PLUGIN_DOWN)),
-            ("lose_kubelet_stream", lambda: noticed(a, refuse_and_drop, Verdict.DEREGISTERED)),
-            ("register_again", lambda: mended(a, accept, AlertKind.DEREGISTERED)),
+            ("lose_kubelet_stream", lambda: lost(a, refuse_and_drop, Verdict.DEREGISTERED)),
+            ("register_again", lambda: self._mended(a, accept, AlertKind.DEREGISTERED)),
             ("gpu_xid_79", lambda: self._gpu_lost(b, break_gpu)),
             ("gpu_recovered", lambda: self._gpu_back(b, mend_gpu)),
         ]
 
     async def _advertised(self, fuse: str) -> str:
-        url = f"{self._stack.http('kubernetes')}/api/v1/nodes"
+        url = f"{self._place.http('kubernetes')}/api/v1/nodes"
         wanted = {node.name: node.capacity for node in layout.NODES}
         await cluster.until(url, lambda nodes: _offers(nodes) == wanted)
-        return f"/dev/fuse ({fuse}) and {_GPUS} GPUs on {len(wanted)} nodes are allocatable"
+        return f"/dev/fuse ({fuse}) and {GPUS} GPUs on {len(wanted)} nodes are allocatable"
 
     async def _allocated(self, node: str) -> str:
         since = asyncio.get_running_loop().time()
-        url = f"{self._stack.http('kubernetes')}/api/v1/namespaces/default/pods"
-        await cluster.post(url, cluster.pod(_POD, node, {layout.FUSE: 1, layout.GPU: 1}))
-        phase = await cluster.until(f"{url}/{_POD}", _phase)
+        url = f"{self._place.http('kubernetes')}/api/v1/namespaces/default/pods"
+        await cluster.post(url, cluster.pod(POD, node, {layout.FUSE: 1, layout.GPU: 1}))
+        phase = await cluster.until(f"{url}/{POD}", _phase)
         if phase != "Running":
             raise StepFailed(f"the pod is {phase}")
         devices: list[str] = []
@@ -172,7 +202,7 @@ class Demo:
                 since=since,
             )
             devices.extend(seen.device_ids)
-        return f"pod {_POD} runs on {node} with {', '.join(devices)}"
+        return f"pod {POD} runs on {node} with {', '.join(devices)}"
 
     async def _labels_suggested(self) -> str:
         found = []
@@ -237,7 +267,7 @@ class Demo:
 
     async def _gpus_allocatable(self, node: str, *, lost: int) -> None:
         wanted = next(n.gpus for n in layout.NODES if n.name == node) - lost
-        url = f"{self._stack.http('kubernetes')}/api/v1/nodes"
+        url = f"{self._place.http('kubernetes')}/api/v1/nodes"
         await cluster.until(url, lambda nodes: _offers(nodes)[node].get(layout.GPU) == wanted)
 
     async def _delivered(
@@ -257,13 +287,13 @@ class Demo:
             ),
             since=since,
         )
-        received = json.dumps(await cluster.get(f"{self._stack.http('webhook')}/received"))
+        received = json.dumps(await cluster.get(f"{self._place.http('webhook')}/received"))
         if alert.fingerprint not in received:
             raise StepFailed(f"the webhook never got alert {alert.fingerprint}")
         return at - since
 
     def _script(self, node: str, fault: dict[str, int]) -> None:
-        with self._stack.faults(node).open("a") as script:
+        with self._place.faults(node).open("a") as script:
             script.write(json.dumps(fault) + "\n")
 
     def _print(self, text: str) -> None:

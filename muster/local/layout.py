@@ -115,10 +115,11 @@ def health_settings(*, nats: str) -> Settings:
 
 def labeler_settings(*, nats: str, kubeconfig: str) -> Settings:
     """Return the settings of the labeler: it suggests."""
-    return {"bus": {"url": nats}, "mode": "suggest", "kubernetes": {"kubeconfig": kubeconfig}}
+    cluster = {"kubeconfig": kubeconfig, "namespace": "default"}
+    return {"bus": {"url": nats}, "mode": "suggest", "kubernetes": cluster}
 
 
-def notifier_settings(*, nats: str, webhook_url: str) -> Settings:
+def notifier_settings(*, nats: str, webhook_url: str, reach: str = "loopback") -> Settings:
     """Return the settings of the notifier: to the console and to the stand-in receiver."""
     return {
         "bus": {"url": nats},
@@ -126,6 +127,6 @@ def notifier_settings(*, nats: str, webhook_url: str) -> Settings:
         "group_interval_s": 1.0,
         "receivers": [
             {"name": "console", "console": {}},
-            {"name": "webhook", "webhook": {"url": webhook_url, "reach": "loopback"}},
+            {"name": "webhook", "webhook": {"url": webhook_url, "reach": reach}},
         ],
     }
