@@ -18,7 +18,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]
 MailName = Annotated[str, msgspec.Meta(min_length=3, max_length=254)]
 MailNames = Annotated[tuple[MailName, ...], msgspec.Meta(min_length=1, max_length=100)]
 
-_WAYS: Final = (
+WAYS: Final = (
     "webhook",
     "slack",
     "pagerduty",
@@ -234,8 +234,8 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a receiver that can be reached in no way, or in two."""
-        given = [way for way in _WAYS if getattr(self, way) is not None]
+        given = [way for way in WAYS if getattr(self, way) is not None]
         if len(given) != 1:
-            ways = ", ".join(_WAYS)
+            ways = ", ".join(WAYS)
             told = " and ".join(given) or "none"
             raise ValueError(f"receiver {self.name}: give exactly one of {ways}; {told} given")

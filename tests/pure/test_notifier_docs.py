@@ -1,0 +1,37 @@
+"""What docs/notifier.md shows can be used as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from muster import settings, vocabulary
+from muster_notifier import addresses, config, message, tree
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "notifier.md").read_text("utf-8")
+
+
+def test_the_settings_that_are_shown_can_be_used() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    found = settings.validate(config.Settings, yaml.safe_load(shown), source="docs")
+    assert [receiver.name for receiver in found.receivers] == ["ops", "pager", "team-ml"]
+    told = tree.root(found).find({"severity": "critical", "node": "gpu-1"})
+    assert [route.receivers for route in told] == [("pager",)]
+
+
+def test_every_name_of_the_templates_is_listed() -> None:
+    listed = set(re.findall(r"\$(\w+)", TEXT)) - {"name"}
+    assert listed == {*message.NAMES, *message.ALERT_NAMES}
+
+
+@pytest.mark.parametrize("way", addresses.WAYS)
+def test_every_receiver_has_its_guarantee(way: str) -> None:
+    assert re.search(rf"^\| `{way}`.*\|.*\|.*\|", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", ["health_silent", "dead_letters"])
+def test_what_the_notifier_raises_itself_has_a_runbook(kind: str) -> None:
+    assert kind in {str(one) for one in vocabulary.AlertKind}
+    assert (ROOT / "docs" / "runbooks" / f"{kind}.md").exists()
