@@ -15,10 +15,11 @@ import msgspec
 import orjson
 import pytest
 
-from muster import bus, streams, vocabulary
+from muster import bus, silences, streams, vocabulary, workqueue
 from muster.local import layout, nats, processes, webhook
 from muster.vocabulary import AlertState
-from muster_notifier import ledger
+from muster_notifier import ledger, notification
+from muster_notifier.deadletters import REPLAY
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 LOCAL = {"reach": "loopback"}
@@ -346,3 +347,101 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: pathlib.Path) -> 
         2,
         "muster-notifier: receiver a: Port out of range 0-65535\n",
     )
+
+
+def test_what_was_refused_is_a_dead_letter_that_is_told_of_and_can_be_replayed(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        made.hook.behave(webhook.Behaviour(status=400, times=1))
+        receivers = [
+            {"name": "hook", "webhook": {"url": made.hook.url, **LOCAL}},
+            {"name": "file", "file": {"path": str(tmp_path / "told.jsonl")}},
+        ]
+        await made.start(receivers=receivers, group_interval_s=3600)
+        await made.says("a", AlertState.FIRING)
+        await made.outcome(2)
+        assert made.bus is not None
+        (letter,) = await workqueue.waiting(
+            made.bus.link, streams.DEAD_LETTERS, "muster.dlq.notification.hook.>"
+        )
+        subject, body, headers, _ = letter
+        told = notification.decode(body)
+        assert (told.receiver, told.firing_ids) == ("hook", ("0" * 15 + "a",))
+        assert (headers["Muster-Error"], headers["Muster-Attempts"]) == ("HTTP 400", "1")
+        await workqueue.put(
+            made.bus.link, "muster.outbox.hook.replay-1", body, key="1", headers={REPLAY: "1"}
+        )
+        await workqueue.remove(made.bus.link, streams.DEAD_LETTERS, subject)
+        assert [what[2] for what in await made.heard(2)] == [400, 200]
+        keys = {received.headers["idempotency-key"] for received in made.hook.received()}
+        assert keys == {told.id}
+
+    play(story, tmp_path)
+
+
+def test_a_letter_to_nobody_who_is_configured_any_more_is_a_dead_letter(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        made.hook.behave(webhook.Behaviour(status=503, times=1000))
+        notifier = await made.start()
+        await made.says("a", AlertState.FIRING)
+        await made.heard(1)
+        await notifier.end()
+        await made.start(receivers=[{"name": "other", "console": {}}])
+        await made.ready()
+        assert made.bus is not None
+        letters = await workqueue.waiting(
+            made.bus.link, streams.DEAD_LETTERS, "muster.dlq.notification.hook.>"
+        )
+        assert [headers["Muster-Error"] for _, _, headers, _ in letters] == [
+            "no receiver of this name is configured any more"
+        ]
+        assert await workqueue.subjects(made.bus.link, streams.OUTBOX, "muster.outbox.hook.>") == []
+
+    play(story, tmp_path)
+
+
+def test_a_silence_in_the_bucket_keeps_what_it_matches_from_being_told(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        assert made.bus is not None
+        now = dt.datetime.now(dt.UTC)
+        quiet = silences.Silence(
+            id="s1",
+            matchers=("node=node-a",),
+            starts_at=now,
+            ends_at=now + dt.timedelta(hours=1),
+            author="ann",
+            comment="x",
+        )
+        await made.bus.remember(streams.SILENCES, "s1", silences.encode(quiet))
+        await made.start()
+        await made.says("a", AlertState.FIRING, node="node-a")
+        await made.says("b", AlertState.FIRING, node="node-b")
+        assert await made.heard(1) == [("first", "alert b", 200)]
+        await made.bus.remember(streams.SILENCES, "s1", b"")
+        assert (await made.heard(2))[1:] == [("first", "alert a", 200)]
+
+    play(story, tmp_path)
+
+
+def test_health_that_is_silent_is_told_of_and_so_is_its_return(tmp_path: pathlib.Path) -> None:
+    async def story(made: World) -> None:
+        await made.start(watchdog={"patience_s": 0.3})
+        (told,) = await made.heard(1)
+        assert told == (
+            "first",
+            "the health service is silent: nobody watches the plugins",
+            200,
+        )
+        assert made.bus is not None
+        tick = vocabulary.WatchdogTicked(
+            node=vocabulary.FLEET, at=T0, leader=3, holder="health-0", interval_s=60
+        )
+        await made.bus.publish(tick)
+        assert (await made.heard(2))[1][:2] == ("all_resolved", "the health service is heard again")
+
+    play(story, tmp_path)
