@@ -1,5 +1,6 @@
 """Door to people: the command `muster`; each sub-command is imported when it is called."""
 
+import os
 import re
 import sys
 from datetime import UTC, datetime, timedelta
@@ -10,16 +11,16 @@ from cyclopts import Parameter
 
 import muster
 from muster import commands
-
 from muster.cli import notify
+
 app = cyclopts.App(
     name="muster",
     help="The Kubernetes device plugin suite that never fails silently.",
     version=f"muster {muster.__version__}",
 )
 app.register_install_completion_command()
-
 notify.register(app)
+
 _AGE_MAX_S = 366 * 86_400
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -104,6 +105,44 @@ def configure(
     # FILE may be a pipe of the caller's: <(...)
     done = subprocess.run(program, check=False, close_fds=False)  # noqa: S603  # our own program
     return done.returncode
+
+
+@app.command(help_flags=[], version_flags=[])
+def check(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
+    """Say what is wrong with a cluster's GPUs, fuse and autoscalers: `muster check --help`."""
+    return _in_the_labeler("check", arguments)
+
+
+@app.command(help_flags=[], version_flags=[])
+def label_gpus(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
+    """Show how GPU nodes would be labelled, or label them: `muster label-gpus --help`."""
+    return _in_the_labeler("label-gpus", arguments)
+
+
+@app.command(help_flags=[], version_flags=[])
+def unlabel_gpus(
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
+) -> int:
+    """Remove the labels that are ours: `muster unlabel-gpus --help`."""
+    return _in_the_labeler("unlabel-gpus", arguments)
+
+
+@app.command(help_flags=[], version_flags=[])
+def gpu_name(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
+    """Say what a GPU's product would be called, and why: `muster gpu-name --help`."""
+    return _in_the_labeler("gpu-name", arguments)
+
+
+def _in_the_labeler(command: str, arguments: tuple[str, ...]) -> int:
+    """Become the labeler's own command: terminal, signals and exit code are then its own."""
+    problem = None if command == "gpu-name" else commands.missing("labeler")
+    if problem is not None:
+        print(f"muster {command}: {problem}", file=sys.stderr)
+        return 1
+    sys.stdout.flush()
+    return os.execv(  # noqa: S606  # our own program, without a shell
+        sys.executable, [sys.executable, "-m", "muster_labeler.command", command, *arguments]
+    )
 
 
 def _stack_missing(command: str) -> int:

@@ -1,135 +1,205 @@
 import datetime as dt
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from muster import codec, settings, vocabulary
-from muster_labeler import config, desired, fleet
+from muster.vocabulary import Verdict
+from muster_labeler import (
+    condition,
+    config,
+    desired,
+    facts,
+    fleet,
+    guard,
+    labelsets,
+    plan,
+    schemes,
+    sources,
+    states,
+)
 from muster_labeler.config import Mode
-from muster_labeler.desired import Action, Decision, Node, Product, Unknown
+from muster_labeler.desired import Action, Decision, Report
+from muster_labeler.labelsets import LabelSet
+from muster_labeler.sources import Product
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-L4 = Product("NVIDIA L4", 23034, is_mig=False, is_simulated=False)
-L4_SIMULATED = Product("NVIDIA L4", 23034, is_mig=False, is_simulated=True)
-L4_SLICED = Product("NVIDIA L4", 23034, is_mig=True, is_simulated=False)
-L4_VIRTUAL = Product("NVIDIA L4", 23034, is_mig=False, is_simulated=False, is_vgpu=True)
-T400 = Product("NVIDIA T400 4GB", 4096, is_mig=False, is_simulated=False)
-BARE = Node("u", {})
-WELL = Node("u", {desired.KEY: "l4", "other": "x"})
-WRONG = Node("u", {desired.KEY: "t4"})
-AWAY = Unknown("get node a: refused", is_passing=True)
-GONE = Unknown("get node a: HTTP 404", is_passing=False)
-LABEL = {desired.KEY: "l4"}
+KEY = desired.KEY
+AGENT = "agent inventory"
+L4 = Product("NVIDIA L4", 23034)
+L4_SLICED = Product("NVIDIA L4", 23034, is_mig=True)
+L4_VIRTUAL = Product("NVIDIA L4", 23034, is_vgpu=True)
+T400 = Product("NVIDIA T400 4GB", 4096)
+NODE = facts.Node(name="a", uid="u")
+WELL = facts.Node(name="a", labels={KEY: "l4"}, owners={KEY: ("kubectl",)})
+WRONG = facts.Node(name="a", labels={KEY: "t4"}, owners={KEY: (facts.MANAGER,)}, ours={KEY: "t4"})
+FOREIGN = facts.Node(name="a", labels={KEY: "t4"}, owners={KEY: ("kubectl",)})
+ELSEWHERE = facts.Node(name="a", is_selected=False)
+LABEL = {KEY: "l4"}
 EXACT = "exact: 2 x NVIDIA L4 (23034 MiB)"
-FALLBACK = "fallback: 1 x NVIDIA T400 4GB (4096 MiB)"
+OWNED = f"{KEY}=t4 is owned by kubectl"
+
+
+def decide(
+    mode: Mode,
+    kinds: sources.Kinds | None,
+    node: facts.Node = NODE,
+    *,
+    aliases: Mapping[str, str] | None = None,
+    policy: config.Policy | None = None,
+    may_label_simulated: bool = False,
+    simulated: bool = False,
+    **more: Any,
+) -> Decision:
+    agents = {} if kinds is None else {"a": kinds}
+    one = states.standing(node, sources.Views(agents, {}, aliases or {}))
+    rules = desired.Rules(
+        mode=mode, policy=policy or config.Policy(), may_label_simulated=may_label_simulated
+    )
+    report = Report(kinds=kinds or {}, is_simulated=simulated)
+    return desired.decide(one, rules, report=report, **more)
+
+
+def decision(action: Action, labels: Mapping[str, str], reason: str) -> Decision:
+    return Decision(action, labels, reason, AGENT)
 
 
 @pytest.mark.parametrize(
-    ("mode", "products", "current", "decision"),
+    ("mode", "kinds", "node", "expected"),
     [
-        (Mode.OFF, {L4: 2}, BARE, Decision(Action.NOTHING, {}, "off")),
-        (Mode.SUGGEST, {}, BARE, Decision(Action.NOTHING, {}, "no GPU")),
-        (Mode.APPLY, {}, BARE, Decision(Action.NOTHING, {}, "no GPU")),
-        (Mode.SUGGEST, {L4: 2}, WELL, Decision(Action.NOTHING, LABEL, "labelled already")),
-        (Mode.APPLY, {L4: 2}, WELL, Decision(Action.NOTHING, LABEL, "labelled already")),
-        (Mode.SUGGEST, {L4: 2}, BARE, Decision(Action.SUGGEST, LABEL, EXACT)),
-        (Mode.SUGGEST, {L4: 2}, WRONG, Decision(Action.SUGGEST, LABEL, EXACT)),
-        (Mode.SUGGEST, {L4: 2}, AWAY, Decision(Action.SUGGEST, LABEL, EXACT)),
-        (Mode.SUGGEST, {L4: 2}, GONE, Decision(Action.SUGGEST, LABEL, EXACT)),
-        (
-            Mode.SUGGEST,
-            {L4_SIMULATED: 2},
-            BARE,
-            Decision(Action.SUGGEST, LABEL, f"simulated, {EXACT}"),
-        ),
+        (Mode.OFF, {L4: 2}, NODE, Decision(Action.NOTHING, {}, "off")),
+        (Mode.SUGGEST, {}, NODE, decision(Action.NOTHING, {}, "no GPU")),
+        (Mode.APPLY, {}, NODE, decision(Action.NOTHING, {}, "no GPU")),
+        (Mode.APPLY, None, NODE, Decision(Action.NOTHING, {}, "nobody knows its GPUs")),
+        (Mode.SUGGEST, {L4: 2}, WELL, decision(Action.NOTHING, LABEL, "labelled already")),
+        (Mode.APPLY, {L4: 2}, WELL, decision(Action.NOTHING, LABEL, "labelled already")),
+        (Mode.SUGGEST, {L4: 2}, NODE, decision(Action.SUGGEST, LABEL, EXACT)),
+        (Mode.SUGGEST, {L4: 2}, WRONG, decision(Action.SUGGEST, LABEL, EXACT)),
         (
             Mode.SUGGEST,
             {L4_SLICED: 1},
-            BARE,
-            Decision(Action.NOTHING, {}, "mig: 1 x NVIDIA L4 (23034 MiB) partitioned"),
+            NODE,
+            decision(Action.NOTHING, {}, "mig: 1 x NVIDIA L4 (23034 MiB) partitioned"),
         ),
         (
             Mode.APPLY,
             {L4_VIRTUAL: 1},
-            BARE,
-            Decision(Action.REFUSE, {}, "vgpu: 1 x NVIDIA L4 (23034 MiB) virtual"),
+            NODE,
+            decision(Action.REFUSE, {}, "vgpu: 1 x NVIDIA L4 (23034 MiB) virtual"),
         ),
-        (Mode.APPLY, {L4: 2}, BARE, Decision(Action.APPLY, LABEL, EXACT)),
-        (Mode.APPLY, {L4: 2}, WRONG, Decision(Action.APPLY, LABEL, EXACT)),
-        (Mode.APPLY, {L4: 2}, AWAY, Decision(Action.WAIT, LABEL, AWAY.text)),
-        (Mode.APPLY, {L4: 2}, GONE, Decision(Action.REFUSE, LABEL, GONE.text)),
-        (
-            Mode.APPLY,
-            {L4_SIMULATED: 2},
-            BARE,
-            Decision(Action.SUGGEST, LABEL, f"simulated, {EXACT}"),
-        ),
+        (Mode.APPLY, {L4: 2}, NODE, decision(Action.APPLY, LABEL, EXACT)),
+        (Mode.APPLY, {L4: 2}, WRONG, decision(Action.APPLY, LABEL, EXACT)),
+        (Mode.APPLY, {L4: 2}, FOREIGN, decision(Action.REFUSE, LABEL, OWNED)),
+        (Mode.APPLY, {L4: 2}, ELSEWHERE, decision(Action.SUGGEST, LABEL, EXACT)),
         (
             Mode.APPLY,
             {T400: 1},
-            BARE,
-            Decision(Action.SUGGEST, {desired.KEY: "t400"}, FALLBACK),
+            NODE,
+            decision(Action.SUGGEST, {KEY: "t400"}, "fallback: 1 x NVIDIA T400 4GB (4096 MiB)"),
         ),
         (
             Mode.APPLY,
             {L4: 2, T400: 1},
-            BARE,
-            Decision(
+            NODE,
+            decision(
                 Action.REFUSE,
                 {},
                 "mixed: 1 x NVIDIA T400 4GB (4096 MiB), 2 x NVIDIA L4 (23034 MiB)",
             ),
         ),
+        (Mode.APPLY, {}, WRONG, decision(Action.WITHDRAW, {}, "withdrawn: no GPU any more")),
+        (Mode.SUGGEST, {}, WRONG, decision(Action.NOTHING, {}, "no GPU")),
+        (Mode.APPLY, {}, FOREIGN, decision(Action.NOTHING, {}, "no GPU")),
     ],
 )
 def test_each_mode_does_what_the_table_says(
-    mode: Mode, products: Mapping[Product, int], current: Node | Unknown, decision: Decision
+    mode: Mode, kinds: sources.Kinds | None, node: facts.Node, expected: Decision
 ) -> None:
-    assert (
-        desired.decide(products, current, mode=mode, aliases={}, may_label_simulated=False)
-        == decision
-    )
+    assert decide(mode, kinds, node) == expected
 
 
 def test_simulated_gpus_are_labelled_when_the_settings_say_so() -> None:
-    decision = desired.decide(
-        {L4_SIMULATED: 2}, BARE, mode=Mode.APPLY, aliases={}, may_label_simulated=True
-    )
-    assert decision == Decision(Action.APPLY, LABEL, f"simulated, {EXACT}")
+    told = f"simulated, {EXACT}"
+    unasked = decide(Mode.APPLY, {L4: 2}, simulated=True)
+    asked = decide(Mode.APPLY, {L4: 2}, simulated=True, may_label_simulated=True)
+    assert unasked == decision(Action.SUGGEST, LABEL, told)
+    assert asked == decision(Action.APPLY, LABEL, told)
 
 
 def test_an_alias_makes_a_guess_certain() -> None:
-    aliases = {"NVIDIA T400 4GB": "t400"}
-    decision = desired.decide(
-        {T400: 1}, BARE, mode=Mode.APPLY, aliases=aliases, may_label_simulated=False
-    )
-    assert decision == Decision(
-        Action.APPLY, {desired.KEY: "t400"}, "alias: 1 x NVIDIA T400 4GB (4096 MiB)"
+    found = decide(Mode.APPLY, {T400: 1}, aliases={"NVIDIA T400 4GB": "t400"})
+    told = "alias: 1 x NVIDIA T400 4GB (4096 MiB)"
+    assert found == decision(Action.APPLY, {KEY: "t400"}, told)
+
+
+def test_sources_that_disagree_label_nothing() -> None:
+    node = facts.Node(name="a", labels={schemes.GFD_PRODUCT: "Tesla-T4"})
+    assert decide(Mode.APPLY, {L4: 2}, node) == decision(
+        Action.REFUSE,
+        {},
+        "sources disagree: agent inventory: 2 x NVIDIA L4 (23034 MiB); "
+        "GPU feature discovery: nvidia.com/gpu.product=Tesla-T4",
     )
 
 
-def gpus(*products: str, simulated: bool = False) -> vocabulary.GpuNode:
+def test_a_scheme_that_covers_the_cluster_leaves_nothing_to_do() -> None:
+    found = decide(Mode.APPLY, {L4: 2}, covering="x/y")
+    told = "x/y names every GPU node: nothing to label"
+    assert found == decision(Action.NOTHING, LABEL, told)
+    assert decide(Mode.APPLY, {L4: 2}, WRONG, covering="x/y").action is Action.APPLY
+
+
+def test_an_objection_holds_new_labels_and_no_corrections() -> None:
+    held = "held: no certain name for b"
+    assert decide(Mode.APPLY, {L4: 2}, objection=held) == decision(Action.WAIT, LABEL, held)
+    assert decide(Mode.APPLY, {L4: 2}, WRONG, objection=held).action is Action.APPLY
+    assert decide(Mode.SUGGEST, {L4: 2}, objection=held).action is Action.SUGGEST
+
+
+def test_a_policy_says_which_sets_of_labels_are_written() -> None:
+    policy = config.Policy(labels=(LabelSet.MUSTER,))
+    found = decide(Mode.APPLY, {L4: 2}, policy=policy)
+    assert found.labels == {
+        "muster.dev/accelerator": "l4",
+        "muster.dev/accelerator-count": "2",
+        "muster.dev/accelerator-memory-mib": "23034",
+    }
+
+
+def gpus(*products: str, **more: Any) -> vocabulary.GpuNode:
     found = tuple(
         vocabulary.Gpu(uuid=f"GPU-{index}", product=product, memory_mib=23034)
         for index, product in enumerate(products)
     )
-    return vocabulary.GpuNode(gpus=found, simulated=simulated)
+    return vocabulary.GpuNode(gpus=found, **more)
+
+
+def test_all_sets_together_name_no_key_of_an_autoscalers() -> None:
+    node = gpus("NVIDIA L4", driver_version="550.1")
+    kinds = desired.kinds_of(node)
+    found = labelsets.labels(list(LabelSet), "l4", kinds=kinds, gpus=node)
+    assert found.keys() >= {KEY, "muster.dev/accelerator", "nvidia.com/gpu.product"}
+    assert not found.keys() & schemes.AUTOSCALER_KEYS
+    lines = labelsets.feature_file(found).splitlines()
+    assert [line.partition("=")[0] for line in lines] == sorted(found)
 
 
 def report(
-    *products: str, sequence: int, plugin: str = "device-plugin", instance: str = "i"
+    *products: str, sequence: int, plugin: str = "device-plugin", node: str = "a", **more: Any
 ) -> codec.CloudEvent:
-    data = vocabulary.InventoryReported(
-        node="a", plugin=plugin, at=T0, devices=(), gpus=gpus(*products) if products else None
-    )
+    found = gpus(*products, **more) if products or more else None
+    data = vocabulary.InventoryReported(node=node, plugin=plugin, at=T0, devices=(), gpus=found)
     return codec.CloudEvent(
-        id=f"{instance}:{sequence}",
-        source="/nodes/a/plugins/x",
+        id=f"i:{sequence}",
+        source=f"/nodes/{node}/plugins/x",
         type=data.TYPE,
         time=T0,
-        instance=instance,
+        instance="i",
         sequence=sequence,
         boot="",
         data=data,
@@ -142,22 +212,17 @@ MIG = vocabulary.MigDevice(uuid="MIG-0", profile="1g.5gb", gi=3, ci=0)
 
 
 @pytest.mark.parametrize(
-    ("node", "products"),
-    [
-        (None, {}),
-        (gpus(), {}),
-        (gpus("NVIDIA L4", "NVIDIA L4"), {L4: 2}),
-        (gpus("NVIDIA L4", simulated=True), {L4_SIMULATED: 1}),
-    ],
+    ("node", "kinds"),
+    [(None, {}), (gpus(), {}), (gpus("NVIDIA L4", "NVIDIA L4"), {L4: 2})],
 )
 def test_a_nodes_gpus_are_counted_by_kind(
-    node: vocabulary.GpuNode | None, products: Mapping[Product, int]
+    node: vocabulary.GpuNode | None, kinds: Mapping[Product, int]
 ) -> None:
-    assert desired.products_of(node) == products
+    assert desired.kinds_of(node) == kinds
 
 
 @pytest.mark.parametrize(
-    ("gpu", "product"),
+    ("gpu", "kind"),
     [
         (L4_GPU, L4),
         (replace(L4_GPU, mig_enabled=False), L4),
@@ -168,45 +233,131 @@ def test_a_nodes_gpus_are_counted_by_kind(
     ],
 )
 def test_a_gpu_in_mig_mode_is_partitioned_before_it_has_devices_and_a_virtual_one_is_told(
-    gpu: vocabulary.Gpu, product: Product
+    gpu: vocabulary.Gpu, kind: Product
 ) -> None:
     node = vocabulary.GpuNode(gpus=(gpu,), mig_strategy="mixed")
-    assert desired.products_of(node) == {product: 1}
+    assert desired.kinds_of(node) == {kind: 1}
+
+
+def made(*nodes: facts.Node) -> fleet.Fleet:
+    found = fleet.Fleet(aliases={}, is_blind=not nodes)
+    found.replace(nodes)
+    return found
 
 
 def test_a_node_has_the_gpus_of_all_its_plugins_as_each_reported_last() -> None:
-    found = fleet.Fleet()
+    found = made()
     assert found.take(report("NVIDIA L4", "NVIDIA L4", sequence=1))
     assert found.take(report(sequence=2, plugin="serial"))
-    assert found.products("a") == {L4: 2}
+    assert found.report("a").kinds == {L4: 2}
     assert found.take(report("NVIDIA L4", sequence=3))
     assert not found.take(report("NVIDIA L4", "NVIDIA L4", sequence=1))
     assert not found.take(report("NVIDIA L4", sequence=3))
-    assert found.products("a") == {L4: 1}
-    assert found.products("b") == {}
+    assert found.report("a").kinds == {L4: 1}
+    assert found.report("b") == desired.NO_REPORT
+
+
+def test_gpus_that_could_not_be_read_are_not_gone() -> None:
+    found = made()
+    found.take(report("NVIDIA L4", sequence=1))
+    found.take(report(sequence=2, problem="NVML: driver not loaded"))
+    assert found.report("a").kinds == {L4: 1}
+
+
+def test_of_a_node_that_changed_in_nothing_that_matters_nothing_is_thought() -> None:
+    found = made(NODE)
+    ready = facts.Node(name="a", uid="u", version="9", ready_since=T0)
+    assert [found.put(ready), found.put(WRONG), found.put(WRONG)] == [False, True, False]
+    assert found.replace([WRONG]) == []
+    assert found.replace([]) == []
+    assert found.standing("a") is None
 
 
 def test_a_suggestion_is_news_once_until_something_else_is_true() -> None:
-    found = fleet.Fleet()
+    found = made()
     suggests = Decision(Action.SUGGEST, LABEL, EXACT)
     nothing = Decision(Action.NOTHING, LABEL, "labelled already")
     story = [suggests, suggests, nothing, nothing, suggests]
-    news = [found.settle("a", decision, cause="c") for decision in story]
+    news = [found.settle("a", decision_, cause="c") for decision_ in story]
     assert news == [True, False, True, False, True]
 
 
-def test_every_write_is_news() -> None:
-    found = fleet.Fleet()
+def test_every_write_is_news_and_finding_it_there_is_none() -> None:
+    found = made()
     applied = Decision(Action.APPLY, LABEL, EXACT)
-    assert [found.settle("a", applied, cause="c") for _ in range(2)] == [True, True]
+    there = Decision(Action.NOTHING, LABEL, "labelled already")
+    story = [applied, there, there, applied]
+    assert [found.settle("a", one, cause="c") for one in story] == [True, False, False, True]
 
 
 def test_a_node_that_waits_is_tried_again_until_it_is_settled() -> None:
-    found = fleet.Fleet()
+    found = made()
     assert not found.settle("a", Decision(Action.WAIT, LABEL, "away"), cause="c1")
     assert found.waiting() == {"a": "c1"}
     assert found.settle("a", Decision(Action.APPLY, LABEL, EXACT), cause="c1")
     assert found.waiting() == {}
+
+
+def test_no_node_is_labelled_before_every_gpu_node_has_a_name() -> None:
+    here = [facts.Node(name=name, capacity={"nvidia.com/gpu": 1}) for name in "ab"]
+    found = made(*here)
+    assert found.objection() == "held: no certain name for a, b"
+    found.take(report("NVIDIA L4", sequence=1))
+    assert found.objection() == "held: no certain name for b"
+    found.take(report("NVIDIA L4", sequence=1, node="b"))
+    assert found.objection() is None
+    found.put(WRONG)
+    found.put(facts.Node(name="c", capacity={"nvidia.com/gpu": 1}))
+    # the scheme is the cluster's now: each further label mends
+    assert found.objection() is None
+
+
+LABELS = st.sampled_from(
+    [{}, {KEY: "l4"}, {KEY: ""}, {schemes.GFD_PRODUCT: "NVIDIA-L4"}, {"nebius.com/gpu-name": "L4"},
+     {KEY: "l4", schemes.GFD_PRODUCT: "NVIDIA-L4"}, {schemes.GFD_PRODUCT: "NVIDIA-T400-4GB"}]
+)  # fmt: skip
+CLUSTERS = st.dictionaries(st.sampled_from("abcde"), st.tuples(LABELS, st.integers(0, 2)))
+
+
+def cluster(drawn: Mapping[str, tuple[dict[str, str], int]]) -> list[states.Standing]:
+    nodes = [
+        facts.Node(
+            name=name,
+            labels=labels,
+            capacity={"nvidia.com/gpu": count} if count else {},
+            allocatable={"nvidia.com/gpu": count} if count else {},
+        )
+        for name, (labels, count) in drawn.items()
+    ]
+    return states.fleet(nodes)
+
+
+@given(CLUSTERS)
+def test_after_a_plan_that_is_not_refused_all_gpu_nodes_are_seen_or_none_was_touched(
+    drawn: Mapping[str, tuple[dict[str, str], int]],
+) -> None:
+    standings = cluster(drawn)
+    rows = plan.rows(standings, plan.Allowed())
+    refused = plan.objection(rows, plan.Allowed(), covering=states.covering(standings))
+    before = {one.node.name for one in standings if one.current}
+    after = {row.node for row in rows if row.is_labelled_after}
+    if refused is None and after - before:
+        assert after == {one.node.name for one in standings}
+
+
+@given(st.lists(CLUSTERS, max_size=3))
+def test_the_guard_that_is_kept_up_to_date_says_what_one_made_anew_says(
+    story: list[Mapping[str, tuple[dict[str, str], int]]],
+) -> None:
+    kept = guard.Guard()
+    for drawn in story:
+        standings = {one.node.name: one for one in cluster(drawn)}
+        fresh = guard.Guard()
+        for name in "abcde":
+            kept.update(name, standings.get(name))
+            fresh.update(name, standings.get(name))
+        assert (kept.objection(), kept.covering()) == (fresh.objection(), fresh.covering())
+        assert kept.covering() == states.covering(list(standings.values()))
 
 
 @pytest.mark.parametrize(
@@ -214,19 +365,44 @@ def test_a_node_that_waits_is_tried_again_until_it_is_settled() -> None:
     [
         (Action.SUGGEST, vocabulary.LabelsSuggested),
         (Action.APPLY, vocabulary.LabelsApplied),
+        (Action.WITHDRAW, vocabulary.LabelsApplied),
         (Action.REFUSE, vocabulary.LabelsRefused),
     ],
 )
 def test_what_was_done_is_told_as_its_fact(
     action: Action, shape: type[vocabulary.LabelEvent]
 ) -> None:
-    told = desired.event_of(Decision(action, LABEL, "why"), node="a", at=T0)
-    assert told == shape(node="a", at=T0, labels=LABEL, reason="why", source="agent inventory")
+    told = desired.event_of(decision(action, LABEL, "why"), node="a", at=T0)
+    assert told == shape(node="a", at=T0, labels=LABEL, reason="why", source=AGENT)
 
 
 @pytest.mark.parametrize("action", [Action.NOTHING, Action.WAIT])
 def test_what_was_not_done_is_no_fact(action: Action) -> None:
     assert desired.event_of(Decision(action, LABEL, "why"), node="a", at=T0) is None
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status", "reason", "message"),
+    [
+        ({"p": Verdict.HEALTHY}, "True", "Healthy", "p: HEALTHY"),
+        ({"p": Verdict.DEGRADED}, "True", "Degraded", "p: DEGRADED"),
+        ({"p": Verdict.PLUGIN_DOWN, "q": Verdict.HEALTHY}, "False", "PluginDown", "p: PLUGIN_DOWN"),
+        ({"p": Verdict.NODE_DOWN}, "Unknown", "NodeDown", "p: NODE_DOWN"),
+        ({"p": Verdict.NODE_DOWN, "q": Verdict.STUCK}, "False", "Stuck", "q: STUCK"),
+        ({}, "Unknown", "Unreachable", ""),
+    ],
+)
+def test_a_nodes_plugins_are_as_well_as_the_worst_of_them(
+    verdicts: Mapping[str, Verdict], status: str, reason: str, message: str
+) -> None:
+    assert condition.of(verdicts) == condition.Condition(
+        status=status, reason=reason, message=message
+    )
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_every_verdict_makes_a_condition(verdict: Verdict) -> None:
+    assert condition.of({"p": verdict}).status in {"True", "False", "Unknown"}
 
 
 @pytest.mark.parametrize(

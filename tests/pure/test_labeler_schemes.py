@@ -124,15 +124,15 @@ def test_empty_values_on_cpu_nodes_of_coreweave_say_nothing() -> None:
 
 def test_sources_are_believed_in_their_order() -> None:
     views = Views(
-        {"a": [Product("NVIDIA H100 80GB HBM3", 81559)]},
-        {"a": [Product("NVIDIA H100 80GB HBM3")]},
+        {"a": {Product("NVIDIA H100 80GB HBM3", 81559): 1}},
+        {"a": {Product("NVIDIA H100 80GB HBM3"): 1}},
         {},
     )
     labels = {GFD: "NVIDIA-H100-80GB-HBM3", "nebius.com/gpu-name": "H100", TYPE: "p5.48xlarge"}
     full = sources.known(node(labels=labels), views)
     assert [claim.source for claim in full.claims] == list(Source)
     assert full.of == Claim(
-        Source.AGENT, "NVIDIA H100 80GB HBM3 (81559 MiB)", Name("h100", Reason.EXACT), 81559
+        Source.AGENT, "1 x NVIDIA H100 80GB HBM3 (81559 MiB)", Name("h100", Reason.EXACT), 81559
     )
     assert not full.is_conflict
     without = [
@@ -164,7 +164,7 @@ def test_sources_are_believed_in_their_order() -> None:
 def test_who_cannot_both_be_right_is_in_conflict(
     product: str, memory_mib: int, label: str, *, is_conflict: bool
 ) -> None:
-    views = Views({"a": [Product(product, memory_mib)]}, {}, {})
+    views = Views({"a": {Product(product, memory_mib): 1}}, {}, {})
     assert sources.known(node(labels={GFD: label}), views).is_conflict == is_conflict
 
 
@@ -212,7 +212,7 @@ def test_a_nodes_label_stands_as_the_table_says(given: dict[str, object], state:
 
 
 def test_several_models_on_a_node_are_mixed_and_stay_so() -> None:
-    views = Views({"a": [Product("Tesla T4", 15360), Product("NVIDIA L4", 23034)]}, {}, {})
+    views = Views({"a": {Product("Tesla T4", 15360): 1, Product("NVIDIA L4", 23034): 1}}, {}, {})
     assert states.standing(node(), views).state is State.MIXED
     assert states.standing(node(**owned("t4")), views).state is State.MIXED
 

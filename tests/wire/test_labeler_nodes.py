@@ -1,15 +1,16 @@
-"""The labeler's door to the Kubernetes API, against the stand-in."""
+"""The labeler's doors to the Kubernetes API, against the stand-in and against servers that lie."""
 
 import asyncio
 import pathlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
 import orjson
 import pytest
 
 from muster.local import kubernetes, nats
-from muster_labeler import desired, nodes
+from muster.local.kubernetes import refusals
+from muster_labeler import budget, desired, facts, kube, lease, nodes, reflector
 
 PATH = "/api/v1/nodes"
 LABELS = {desired.KEY: "l4"}
@@ -18,9 +19,11 @@ LABELS = {desired.KEY: "l4"}
 class Cluster:
     """The API as an administrator and as the labeler see it."""
 
-    def __init__(self, http: aiohttp.ClientSession, labeler: nodes.Nodes) -> None:
+    def __init__(self, http: aiohttp.ClientSession, api: kube.Api) -> None:
         self.http = http
-        self.labeler = labeler
+        self.api = api
+        self.labeler = nodes.Nodes(api, budget.Budget(1000), timeout_s=5)
+        self.server: kubernetes.KubernetesApi
 
     async def make(self, name: str, **labels: str) -> None:
         """Create a node with labels that `kubectl` owns."""
@@ -33,21 +36,39 @@ class Cluster:
         async with self.http.delete(f"{PATH}/{name}") as response:
             assert response.status == 200
 
-    async def node(self, name: str) -> desired.Node:
+    async def node(self, name: str) -> facts.Node:
         """Return a node as the labeler reads it."""
         found = await self.labeler.get(name)
-        assert isinstance(found, desired.Node)
+        assert isinstance(found, facts.Node)
         return found
+
+    async def labels(self, name: str) -> dict[str, str]:
+        """Return all of a node's labels."""
+        async with self.http.get(f"{PATH}/{name}") as response:
+            found: dict[str, str] = (await response.json())["metadata"].get("labels", {})
+            return found
+
+    async def label(self, before: facts.Node, value: str = "l4") -> facts.Node | nodes.Failure:
+        """Label a node."""
+        return await self.labeler.label(before, {desired.KEY: value}, provenance="{}")
+
+
+async def found(server: kubernetes.KubernetesApi, directory: pathlib.Path) -> kube.Api:
+    server.write_kubeconfig(directory / "kubeconfig")
+    return await kube.find(kubeconfig=str(directory / "kubeconfig"), context=None)
 
 
 def play(story: Callable[[Cluster], Awaitable[None]], directory: pathlib.Path) -> None:
     async def played() -> None:
-        async with asyncio.timeout(30), kubernetes.KubernetesApi() as api:
-            file = directory / "kubeconfig"
-            api.write_kubeconfig(file)
-            found = await nodes.Nodes.find(kubeconfig=str(file), context=None, timeout_s=5)
-            async with aiohttp.ClientSession(api.url) as http, found as labeler:
-                await story(Cluster(http, labeler))
+        async with (
+            asyncio.timeout(30),
+            kubernetes.KubernetesApi() as server,
+            aiohttp.ClientSession(server.url) as http,
+            await found(server, directory) as api,
+        ):
+            cluster = Cluster(http, api)
+            cluster.server = server
+            await story(cluster)
 
     asyncio.run(played())
 
@@ -58,11 +79,15 @@ def test_labels_are_written_beside_those_of_others_and_change_with_us(
     async def story(cluster: Cluster) -> None:
         await cluster.make("a", zone="x")
         before = await cluster.node("a")
-        assert before.labels == {"zone": "x"}
-        assert await cluster.labeler.apply("a", before, LABELS) is None
-        assert (await cluster.node("a")).labels == {"zone": "x", **LABELS}
-        assert await cluster.labeler.apply("a", before, {desired.KEY: "t4"}) is None
-        assert (await cluster.node("a")).labels == {"zone": "x", desired.KEY: "t4"}
+        after = await cluster.label(before)
+        assert isinstance(after, facts.Node)
+        assert (after.labels, after.ours) == (LABELS, LABELS)
+        assert await cluster.labels("a") == {"zone": "x", **LABELS}
+        assert isinstance(await cluster.label(before, "t4"), facts.Node)
+        assert await cluster.labels("a") == {"zone": "x", desired.KEY: "t4"}
+        gone = await cluster.labeler.unlabel(await cluster.node("a"))
+        assert isinstance(gone, facts.Node)
+        assert (await cluster.labels("a"), gone.provenance) == ({"zone": "x"}, None)
 
     play(story, tmp_path)
 
@@ -70,20 +95,23 @@ def test_labels_are_written_beside_those_of_others_and_change_with_us(
 def test_a_label_of_another_manager_stays_and_the_refusal_names_it(tmp_path: pathlib.Path) -> None:
     async def story(cluster: Cluster) -> None:
         await cluster.make("a", **{desired.KEY: "t4"})
-        refused = await cluster.labeler.apply("a", await cluster.node("a"), LABELS)
-        assert refused is not None
-        assert not refused.is_passing
+        refused = await cluster.label(await cluster.node("a"))
+        assert isinstance(refused, nodes.Failure)
+        assert (refused.is_passing, refused.is_gone) == (False, False)
         assert refused.text.startswith("label node a: HTTP 409 ")
         assert "kubectl" in refused.text
-        assert (await cluster.node("a")).labels == {desired.KEY: "t4"}
+        assert await cluster.labels("a") == {desired.KEY: "t4"}
 
     play(story, tmp_path)
 
 
-def test_a_node_that_is_not_there_is_unknown(tmp_path: pathlib.Path) -> None:
+def test_a_node_that_is_gone_meanwhile_is_told_as_gone(tmp_path: pathlib.Path) -> None:
     async def story(cluster: Cluster) -> None:
-        assert await cluster.labeler.get("a") == desired.Unknown(
-            'get node a: HTTP 404 nodes "a" not found', is_passing=False
+        await cluster.make("a")
+        before = await cluster.node("a")
+        await cluster.delete("a")
+        assert await cluster.label(before) == nodes.Failure(
+            'get node a: HTTP 404 nodes "a" not found', is_gone=True
         )
 
     play(story, tmp_path)
@@ -95,67 +123,95 @@ def test_a_node_that_was_replaced_meanwhile_is_not_labelled(tmp_path: pathlib.Pa
         before = await cluster.node("a")
         await cluster.delete("a")
         await cluster.make("a")
-        refused = await cluster.labeler.apply("a", before, LABELS)
-        assert refused is not None
+        refused = await cluster.label(before)
+        assert isinstance(refused, nodes.Failure)
         assert "409" in refused.text
-        assert (await cluster.node("a")).labels == {}
+        assert await cluster.labels("a") == {}
 
     play(story, tmp_path)
 
 
 def test_an_api_that_is_away_may_be_back_another_time(tmp_path: pathlib.Path) -> None:
     async def story() -> None:
-        file = tmp_path / "kubeconfig"
-        api = kubernetes.KubernetesApi()
-        api.url = f"http://127.0.0.1:{nats.free_port()}"
-        api.write_kubeconfig(file)
-        found = await nodes.Nodes.find(kubeconfig=str(file), context=None, timeout_s=5)
-        async with found as labeler:
-            away = await labeler.get("a")
-        assert isinstance(away, desired.Unknown)
+        server = kubernetes.KubernetesApi()
+        server.url = f"http://127.0.0.1:{nats.free_port()}"
+        async with await found(server, tmp_path) as api:
+            away = await nodes.Nodes(api, budget.Budget(9), timeout_s=5).get("a")
+        assert isinstance(away, nodes.Failure)
         assert away.is_passing
 
     asyncio.run(story())
 
 
+def served(
+    answers: Sequence[bytes],
+    directory: pathlib.Path,
+    ask: Callable[[nodes.Nodes], Awaitable[object]],
+) -> object:
+    """Ask a server that gives these answers, the last one again and again."""
+    given = list(answers)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = [h for h in head.lower().split(b"\r\n") if h.startswith(b"content-length")]
+        if length:
+            await reader.readexactly(int(length[0].split(b":")[1]))
+        writer.write(given.pop(0) if len(given) > 1 else given[0])
+        await writer.drain()
+        writer.close()
+
+    async def story() -> object:
+        async with asyncio.timeout(20), await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            api_ = kubernetes.KubernetesApi()
+            api_.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with await found(api_, directory) as api:
+                return await ask(nodes.Nodes(api, budget.Budget(100), timeout_s=5))
+
+    return asyncio.run(story())
+
+
+def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
 @pytest.mark.parametrize(
-    ("answer", "unknown"),
+    ("given", "failure"),
     [
         (
-            b'HTTP/1.1 403 Forbidden\r\nContent-Length: 25\r\n\r\n{"message":"no\\nrights!"}',
-            desired.Unknown("get node a: HTTP 403 no rights!", is_passing=False),
+            answer(b'{"message":"no\\nrights!"}', "403 Forbidden"),
+            nodes.Failure("get node a: HTTP 403 no rights!"),
         ),
         (
-            b"HTTP/1.1 503 Away\r\nContent-Length: 4\r\n\r\nbusy",
-            desired.Unknown("get node a: HTTP 503", is_passing=True),
+            answer(b"busy", "503 Away"),
+            nodes.Failure("get node a: HTTP 503 busy", is_passing=True),
         ),
         (
-            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
-            desired.Unknown("get node a: Expected `object`, got `array`", is_passing=True),
+            answer(b'{"message":"slow down"}', "429 Too Many", "Retry-After: 0"),
+            nodes.Failure("get node a: HTTP 429 slow down", is_passing=True),
+        ),
+        (
+            answer(b"[]"),
+            nodes.Failure("get node a: Expected `object`, got `array`", is_passing=True),
         ),
     ],
 )
 def test_each_answer_has_one_meaning(
-    answer: bytes, unknown: desired.Unknown, tmp_path: pathlib.Path
+    given: bytes, failure: nodes.Failure, tmp_path: pathlib.Path
 ) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        await writer.drain()
-        writer.close()
+    assert served([given], tmp_path, lambda labeler: labeler.get("a")) == failure
 
-    async def story() -> None:
-        async with asyncio.timeout(20), await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            api = kubernetes.KubernetesApi()
-            api.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            api.write_kubeconfig(tmp_path / "kubeconfig")
-            found = await nodes.Nodes.find(
-                kubeconfig=str(tmp_path / "kubeconfig"), context=None, timeout_s=5
-            )
-            async with found as labeler:
-                assert await labeler.get("a") == unknown
 
-    asyncio.run(story())
+def test_what_is_read_back_otherwise_is_a_failure(tmp_path: pathlib.Path) -> None:
+    def node(value: str) -> bytes:
+        return answer(orjson.dumps({"metadata": {"name": "a", "labels": {desired.KEY: value}}}))
+
+    def label(labeler: nodes.Nodes) -> Awaitable[object]:
+        return labeler.label(facts.Node(name="a", uid="u"), LABELS, provenance="{}")
+
+    told = served([node("l4"), node("t4")], tmp_path, label)
+    assert told == nodes.Failure(f"label node a: written, then read back {desired.KEY}='t4'")
+    assert isinstance(served([node("l4")], tmp_path, label), facts.Node)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +235,8 @@ def test_a_kubeconfig_that_leads_nowhere_is_named(
         api.write_kubeconfig(file)
     elif isinstance(content, bytes):
         file.write_bytes(content)
-    with pytest.raises(nodes.NoCluster, match=r"kubernetes: .*kubeconfig: \S") as refused:
-        asyncio.run(nodes.Nodes.find(kubeconfig=str(file), context=context, timeout_s=1))
+    with pytest.raises(kube.NoCluster, match=r"kubernetes: .*kubeconfig: \S") as refused:
+        asyncio.run(kube.find(kubeconfig=str(file), context=context))
     assert "\n" not in str(refused.value)
 
 
@@ -188,5 +244,109 @@ def test_outside_a_pod_there_is_no_cluster_without_a_kubeconfig(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(nodes.NoCluster, match="the cluster this runs in"):
-        asyncio.run(nodes.Nodes.find(kubeconfig=None, context=None, timeout_s=1))
+    with pytest.raises(kube.NoCluster, match="the cluster this runs in"):
+        asyncio.run(kube.find(kubeconfig=None, context=None))
+
+
+class Seen:
+    """What a reflector told."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, facts.Node] = {}
+        self.lists = 0
+        self.changed = asyncio.Event()
+
+    def sink(self) -> facts.Sink:
+        return facts.Sink(self._replace, self._put, self._drop)
+
+    async def until(self, labels: dict[str, str | None]) -> None:
+        """Wait until these are the nodes, with these labels."""
+        while {name: n.labels.get(desired.KEY) for name, n in self.nodes.items()} != labels:
+            self.changed.clear()
+            await self.changed.wait()
+
+    def _replace(self, found_: list[facts.Node]) -> None:
+        self.nodes = {node.name: node for node in found_}
+        self.lists += 1
+        self.changed.set()
+
+    def _put(self, node: facts.Node) -> None:
+        self.nodes[node.name] = node
+        self.changed.set()
+
+    def _drop(self, name: str) -> None:
+        del self.nodes[name]
+        self.changed.set()
+
+
+def test_all_nodes_are_known_as_they_change_also_when_history_is_forgotten(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        await cluster.make("a")
+        seen = Seen()
+        task = asyncio.create_task(reflector.Reflector(cluster.api, seen.sink(), selector={}).run())
+        await seen.until({"a": None})
+        await cluster.make("b")
+        await cluster.label(await cluster.node("b"))
+        await seen.until({"a": None, "b": "l4"})
+        await cluster.delete("a")
+        await seen.until({"b": "l4"})
+        cluster.server.compact()
+        await cluster.make("c")
+        await seen.until({"b": "l4", "c": None})
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert seen.lists >= 1
+
+    play(story, tmp_path)
+
+
+def test_of_two_replicas_one_holds_the_lease_and_the_other_has_it_when_it_ends(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        changed = asyncio.Event()
+
+        def replica() -> lease.Lease:
+            return lease.Lease(
+                cluster.api, namespace="default", name="x", lasts_s=1, changed=changed.set
+            )
+
+        async def held(one: lease.Lease) -> None:
+            while not one.is_held:
+                changed.clear()
+                await changed.wait()
+
+        first, second = replica(), replica()
+        running = asyncio.create_task(first.run())
+        await held(first)
+        waiting = asyncio.create_task(second.run())
+        await asyncio.sleep(1.2)  # longer than the lease lasts: it is renewed
+        assert (first.is_held, second.is_held) == (True, False)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert not first.is_held
+        await held(second)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    play(story, tmp_path)
+
+
+def test_who_cannot_renew_stops_before_another_may_begin(tmp_path: pathlib.Path) -> None:
+    async def story(cluster: Cluster) -> None:
+        lost = asyncio.Event()
+        one = lease.Lease(cluster.api, namespace="default", name="x", lasts_s=1, changed=lost.set)
+        task = asyncio.create_task(one.run())
+        await lost.wait()
+        assert one.is_held
+        lost.clear()
+        cluster.server.refuse("/apis/coordination.k8s.io", refusals.Reason.UNAVAILABLE)
+        await lost.wait()
+        assert not one.is_held
+        assert "HTTP 503" in one.problem
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    play(story, tmp_path)

@@ -43,7 +43,7 @@ class World:
         chosen = {
             "bus": {"url": self.server.url},
             "mode": mode,
-            "kubernetes": {"kubeconfig": str(self.kubeconfig)},
+            "kubernetes": {"kubeconfig": str(self.kubeconfig), "namespace": "default"},
             **settings,
         }
         file.write_bytes(orjson.dumps(chosen))
@@ -256,6 +256,7 @@ def test_apply_refuses_what_others_own_and_only_suggests_what_is_simulated(
         assert "kubectl" in reason
         await made.reports("NVIDIA L4")
         await made.reports("NVIDIA L4", "Tesla T4")
+        await made.told(2)
         await made.reports("NVIDIA L4", simulated=True)
         assert (await made.told(3))[1:] == [
             ("refused", "", "mixed: 1 x NVIDIA L4 (23034 MiB), 1 x Tesla T4 (23034 MiB)"),

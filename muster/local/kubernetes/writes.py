@@ -84,6 +84,14 @@ def patched(
 def first_applied(patch: trees.Json, write: Write) -> trees.Tree:
     """Return the object that an apply creates where there is none."""
     wanted = _wanted(patch, write)
+    uid = trees.text(wanted, "metadata", "uid")
+    if uid:
+        # apiserver pkg/registry/generic/registry/store.go, Update
+        raise write.place.refusal(
+            refusals.Reason.CONFLICT,
+            f"cannot be applied: uid mismatch: the provided object specified uid {uid}, and no "
+            "existing object was found",
+        )
     named = frozenset(ownership.leaves(wanted))
     return _created(patches.strategic({}, wanted), write, named=named)
 

@@ -7,9 +7,11 @@ from typing import Annotated
 import msgspec
 
 from muster import sections
-from muster_labeler import accelerators
+from muster_labeler import accelerators, inventory, labelsets
 
 Retry = Annotated[float, msgspec.Meta(ge=0.05, le=3600)]
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1000)]
+Lasting = Annotated[int, msgspec.Meta(ge=1, le=3600)]
 
 
 class Mode(enum.StrEnum):
@@ -23,12 +25,39 @@ class Mode(enum.StrEnum):
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
     """Where the API is: this kubeconfig, or, without one, the cluster this process runs in.
 
-    Never a kubeconfig found by chance: on a laptop that could be somebody's real cluster.
+    Never a kubeconfig found by chance: on a laptop that could be somebody's real cluster. In
+    `namespace` are the lease and the inventory for the commands. `events` are Kubernetes Events.
     """
 
     kubeconfig: str | None = None
     context: str | None = None
     timeout_s: sections.Period = 5.0
+    namespace: str = inventory.NAMESPACE
+    events: bool = True
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What `apply` may write: which sets of labels, on which nodes, for which reasons, how fast.
+
+    `partial` lets it label some GPU nodes while others cannot be: SkyPilot then sees only those.
+    """
+
+    labels: tuple[labelsets.LabelSet, ...] = (labelsets.LabelSet.SKYPILOT,)
+    nodes: Mapping[str, str] = {}
+    reasons: tuple[accelerators.Reason, ...] = (
+        accelerators.Reason.EXACT,
+        accelerators.Reason.ALIAS,
+    )
+    partial: bool = False
+    writes_per_s: Rate = 20.0
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of several replicas acts: a Lease of this name, renewed thrice in `lasts_s`."""
+
+    enabled: bool = True
+    name: str = "muster-labeler"
+    lasts_s: Lasting = 15
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     `simulated` lets `apply` label nodes whose GPUs are simulated. `aliases` maps product strings to
     accelerator names that people have reviewed. `retry_s` is how long a node waits for another try
-    after the API was away.
+    after the API was away. `condition` writes the node condition `DevicePluginHealthy`.
     """
 
     bus: sections.Bus = sections.Bus()
@@ -44,6 +73,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log: sections.Log = sections.Log()
     mode: Mode = Mode.SUGGEST
     kubernetes: Kubernetes = Kubernetes()
+    policy: Policy = Policy()
+    lease: Lease = Lease()
+    condition: bool = False
     simulated: bool = False
     aliases: Mapping[str, str] = {}
     retry_s: Retry = 10.0

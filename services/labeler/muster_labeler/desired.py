@@ -1,16 +1,4 @@
-"""Pure. What a node's labels should be, and what is to be done about the difference.
-
-| mode | the node | answer |
-|---|---|---|
-| any | has no GPU, or the label is right | NOTHING |
-| suggest | has a name | SUGGEST, also when its labels cannot be read |
-| suggest | has none (mixed, partitioned, no name) | NOTHING |
-| apply | has none | REFUSE |
-| apply | simulated and not allowed, or the name is not certain | SUGGEST |
-| apply | its labels cannot be read now | WAIT |
-| apply | it cannot be written at all | REFUSE |
-| apply | the name is certain | APPLY |
-"""
+"""Pure. What the labels of a node should be, and what is to be done about it."""
 
 import collections
 import enum
@@ -20,12 +8,10 @@ from datetime import datetime
 from typing import Final
 
 from muster import vocabulary
-from muster_labeler import accelerators, config
+from muster_labeler import accelerators, config, labelsets, schemes, sources
+from muster_labeler.states import Standing, State
 
-KEY: Final = "skypilot.co/accelerator"
-SOURCE: Final = "agent inventory"
-
-_PRODUCTS_SHOWN_MAX: Final = 5
+KEY: Final = schemes.SKYPILOT
 
 
 class Action(enum.StrEnum):
@@ -34,47 +20,43 @@ class Action(enum.StrEnum):
     NOTHING = "nothing"
     SUGGEST = "suggest"
     APPLY = "apply"
+    WITHDRAW = "withdraw"
     REFUSE = "refuse"
     WAIT = "wait"
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """One kind of GPU on a node."""
-
-    name: str
-    memory_mib: int | None
-    is_mig: bool
-    is_simulated: bool
-    is_vgpu: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node as the Kubernetes API has it."""
-
-    uid: str
-    labels: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """The API did not give or take what it was asked; `is_passing` if it may another time."""
-
-    text: str
-    is_passing: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
-    """What is done, with which labels, and why."""
+    """What is done, with which labels, and why; `source` is who knew."""
 
     action: Action
     labels: Mapping[str, str]
     reason: str
+    source: str = ""
 
 
-def products_of(node: vocabulary.GpuNode | None) -> dict[Product, int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How far the service may go."""
+
+    mode: config.Mode
+    policy: config.Policy
+    may_label_simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What agents report of a node."""
+
+    kinds: sources.Kinds
+    is_simulated: bool = False
+    gpus: vocabulary.GpuNode | None = None
+
+
+NO_REPORT: Final = Report(kinds={})
+
+
+def kinds_of(node: vocabulary.GpuNode | None) -> dict[sources.Product, int]:
     """Return the kinds of GPU of a node and how many physical ones there are of each.
 
     A GPU in MIG mode is partitioned, whether or not it has MIG devices yet.
@@ -83,11 +65,10 @@ def products_of(node: vocabulary.GpuNode | None) -> dict[Product, int]:
         return {}
     return dict(
         collections.Counter(
-            Product(
+            sources.Product(
                 name=gpu.product,
                 memory_mib=gpu.memory_mib,
                 is_mig=bool(gpu.mig_enabled or gpu.mig),
-                is_simulated=node.simulated,
                 is_vgpu=gpu.vgpu is True,
             )
             for gpu in node.gpus
@@ -95,48 +76,54 @@ def products_of(node: vocabulary.GpuNode | None) -> dict[Product, int]:
     )
 
 
-def decide(
-    products: Mapping[Product, int],
-    current: Node | Unknown,
+def decide(  # noqa: PLR0911  # a line for each rule, in order, is the point
+    one: Standing,
+    rules: Rules,
     *,
-    mode: config.Mode,
-    aliases: Mapping[str, str],
-    may_label_simulated: bool,
+    report: Report = NO_REPORT,
+    covering: str | None = None,
+    objection: str | None = None,
 ) -> Decision:
-    """Return what to do about a node with these GPUs."""
-    if not products or mode is config.Mode.OFF:
-        return Decision(Action.NOTHING, {}, "no GPU" if not products else "off")
-    name = accelerators.of_node(
-        accelerators.name(
-            product.name,
-            product.memory_mib,
-            is_mig=product.is_mig,
-            is_vgpu=product.is_vgpu,
-            aliases=aliases,
-        )
-        for product in products
-    )
-    reason = f"{name.reason}: {_shown(products)}"
-    if name.value is None:
-        action = Action.REFUSE if mode is config.Mode.APPLY else Action.NOTHING
-        return Decision(action, {}, reason)
-    labels = {KEY: name.value}
-    if isinstance(current, Node) and labels.items() <= current.labels.items():
-        return Decision(Action.NOTHING, labels, "labelled already")
-    is_simulated = any(product.is_simulated for product in products)
-    if is_simulated:
-        reason = f"simulated, {reason}"
-    is_certain = name.reason in {accelerators.Reason.EXACT, accelerators.Reason.ALIAS}
-    if mode is config.Mode.SUGGEST or not is_certain or (is_simulated and not may_label_simulated):
-        return Decision(Action.SUGGEST, labels, reason)
-    if isinstance(current, Unknown):
-        return after_failure(labels, current)
-    return Decision(Action.APPLY, labels, reason)
+    """Return what to do about a node.
+
+    `covering` is another scheme that names every GPU node; `objection` is why no node may be
+    labelled that has no label yet.
+    """
+    name, of = one.known.name, one.known.of
+    source = str(of.source) if of else ""
+    if rules.mode is config.Mode.OFF:
+        return Decision(Action.NOTHING, {}, "off")
+    if of is None or of.text == sources.NO_GPU:
+        return _without_gpu(one, rules, source)
+    if one.state is State.CONFLICT or name.value is None:
+        said = "; ".join(f"{c.source}: {c.text}" for c in one.known.claims)
+        is_conflict = one.state is State.CONFLICT
+        reason = f"sources disagree: {said}" if is_conflict else f"{name.reason}: {of.text}"
+        return Decision(_refused(rules), {}, reason, source)
+    labels = labelsets.labels(rules.policy.labels, name.value, kinds=report.kinds, gpus=report.gpus)
+    if labels.items() <= {**one.node.labels, **one.node.ours}.items():
+        return Decision(Action.NOTHING, labels, "labelled already", source)
+    if covering is not None and not one.current:
+        text = f"{covering} names every GPU node: nothing to label"
+        return Decision(Action.NOTHING, labels, text, source)
+    simulated = "simulated, " if report.is_simulated else ""
+    reason = f"{simulated}{name.reason}: {of.text}"
+    if not _is_allowed(one, name, rules, report):
+        return Decision(Action.SUGGEST, labels, reason, source)
+    return _applied(one, labels, reason, source, objection)
 
 
-def after_failure(labels: Mapping[str, str], why: Unknown) -> Decision:
-    """Return what becomes of labels that should have been applied and were not."""
-    return Decision(Action.WAIT if why.is_passing else Action.REFUSE, labels, why.text)
+def _applied(
+    one: Standing, labels: Mapping[str, str], reason: str, source: str, objection: str | None
+) -> Decision:
+    """Return what becomes of labels that the policy allows."""
+    wanted = labels.get(KEY)
+    if one.current not in {None, wanted} and one.others:
+        owners = ", ".join(one.others)
+        return Decision(Action.REFUSE, labels, f"{KEY}={one.current} is owned by {owners}", source)
+    if objection is not None and not one.current:
+        return Decision(Action.WAIT, labels, objection, source)
+    return Decision(Action.APPLY, labels, reason, source)
 
 
 def event_of(decision: Decision, *, node: str, at: datetime) -> vocabulary.LabelEvent | None:
@@ -144,24 +131,37 @@ def event_of(decision: Decision, *, node: str, at: datetime) -> vocabulary.Label
     shapes: Mapping[Action, type[vocabulary.LabelEvent]] = {
         Action.SUGGEST: vocabulary.LabelsSuggested,
         Action.APPLY: vocabulary.LabelsApplied,
+        Action.WITHDRAW: vocabulary.LabelsApplied,
         Action.REFUSE: vocabulary.LabelsRefused,
     }
     shape = shapes.get(decision.action)
     if shape is None:
         return None
     return shape(
-        node=node, at=at, labels=decision.labels, reason=decision.reason[:2048], source=SOURCE
+        node=node,
+        at=at,
+        labels=decision.labels,
+        reason=decision.reason[:2048],
+        source=decision.source,
     )
 
 
-def _shown(products: Mapping[Product, int]) -> str:
-    """Return the products as people write them; the same products, always the same words."""
-    told = sorted(
-        f"{count} x {product.name[:100].strip() or 'nameless'}"
-        + (f" ({product.memory_mib} MiB)" if product.memory_mib is not None else "")
-        + (" partitioned" if product.is_mig else "")
-        + (" virtual" if product.is_vgpu else "")
-        for product, count in products.items()
+def _refused(rules: Rules) -> Action:
+    return Action.REFUSE if rules.mode is config.Mode.APPLY else Action.NOTHING
+
+
+def _is_allowed(one: Standing, name: accelerators.Name, rules: Rules, report: Report) -> bool:
+    return (
+        rules.mode is config.Mode.APPLY
+        and name.reason in rules.policy.reasons
+        and one.node.is_selected
+        and (rules.may_label_simulated or not report.is_simulated)
     )
-    more = len(told) - _PRODUCTS_SHOWN_MAX
-    return ", ".join(told[:_PRODUCTS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _without_gpu(one: Standing, rules: Rules, source: str) -> Decision:
+    """Take our labels back where an agent says that there is no GPU any more."""
+    is_known = one.known.of is not None
+    if is_known and one.node.ours and rules.mode is config.Mode.APPLY and one.node.is_selected:
+        return Decision(Action.WITHDRAW, {}, "withdrawn: no GPU any more", source)
+    return Decision(Action.NOTHING, {}, "no GPU" if is_known else "nobody knows its GPUs", source)

@@ -5,7 +5,7 @@ nodes only the labels that say something about accelerators are kept.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -14,6 +14,8 @@ import msgspec
 
 from muster_labeler import schemes
 
+MANAGER: Final = "muster-labeler"
+"""Our field manager, the service's and the commands': what it owns, either may change."""
 PROVENANCE: Final = "muster.dev/label-provenance"
 FUSE_ANNOTATION: Final = "muster.dev/fuse"
 
@@ -45,8 +47,8 @@ _READY: Final = "Ready"
 class Node:
     """A node: what it is labelled, who labelled it, what it has and offers.
 
-    `owners` are the field managers of each label that names a model. `ready_since` is None while it
-    is not Ready.
+    `owners` are the field managers of each label that names a model; `ours` are all labels that we
+    own. `ready_since` is None while it is not Ready. `is_selected` if a selector took it.
     """
 
     name: str
@@ -54,7 +56,9 @@ class Node:
     version: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ours: Mapping[str, str] = field(default_factory=dict)
     provenance: str | None = None
+    is_selected: bool = True
     capacity: Mapping[str, int] = field(default_factory=dict)
     allocatable: Mapping[str, int] = field(default_factory=dict)
     ready_since: datetime | None = None
@@ -134,6 +138,15 @@ class Slice:
     devices: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Who wants to know of nodes: of all at once, of one that is new or changed, of one gone."""
+
+    replace: Callable[[list[Node]], None]
+    put: Callable[[Node], None]
+    drop: Callable[[str], None]
+
+
 class _Shape(msgspec.Struct, frozen=True, rename="camel"):
     """Camel case, unknown fields ignored, as the API writes them."""
 
@@ -143,6 +156,16 @@ class ManagedFields(_Shape, frozen=True):
 
     manager: str = ""
     fields_v1: msgspec.Raw = msgspec.field(name="fieldsV1", default=msgspec.Raw(b"null"))
+
+
+class _FieldsOfMetadata(msgspec.Struct, frozen=True):
+    labels: dict[str, object] = msgspec.field(name="f:labels", default_factory=dict)
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    metadata: _FieldsOfMetadata = msgspec.field(
+        name="f:metadata", default_factory=_FieldsOfMetadata
+    )
 
 
 class Metadata(_Shape, frozen=True):
@@ -186,17 +209,20 @@ class RawNode(_Shape, frozen=True):
     status: _NodeStatus | None = None
 
 
-def node(raw: RawNode) -> Node:
+def node(raw: RawNode, selector: Mapping[str, str] | None = None) -> Node:
     """Return a node as it matters here."""
     status = raw.status or _NodeStatus()
     labels = raw.metadata.labels or {}
+    managed = raw.metadata.managed_fields or ()
     return Node(
         name=raw.metadata.name,
         uid=raw.metadata.uid,
         version=raw.metadata.resource_version,
         labels={key: labels[key] for key in labels if _matters(key)},
-        owners=_owners(raw.metadata.managed_fields or (), labels),
+        owners=_owners(managed, labels),
+        ours=_ours(managed, labels),
         provenance=(raw.metadata.annotations or {}).get(PROVENANCE),
+        is_selected=not selector or selector.items() <= labels.items(),
         capacity=_counts(status.capacity),
         allocatable=_counts(status.allocatable),
         ready_since=_ready_since(status.conditions),
@@ -235,8 +261,18 @@ def _ready_since(conditions: list[_Condition] | None) -> datetime | None:
     return ready.last_transition_time if ready and ready.status == "True" else None
 
 
+def _ours(managed: Iterable[ManagedFields], labels: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in managed:
+        if entry.manager == MANAGER and b'"f:labels"' in bytes(entry.fields_v1):
+            fields = msgspec.json.decode(entry.fields_v1, type=_Fields).metadata.labels
+            keys = (field.removeprefix("f:") for field in fields)
+            found.update((key, labels[key]) for key in keys if key in labels)
+    return found
+
+
 def _owners(
-    managed: list[ManagedFields] | tuple[()], labels: Mapping[str, str]
+    managed: Iterable[ManagedFields], labels: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for key in schemes.OWNED & labels.keys():

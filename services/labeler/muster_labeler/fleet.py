@@ -1,11 +1,11 @@
-"""Pure. What each plugin last reported, and what was last told about each node."""
+"""Pure. What each plugin last reported, how each node stands, and what was last told about it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from muster import codec, vocabulary
-from muster_labeler import desired
+from muster_labeler import desired, facts, guard, sources, states
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,36 +19,105 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet:
-    """The nodes with GPUs, by name."""
+    """The nodes with GPUs, by name.
 
-    def __init__(self) -> None:
-        self._reports: dict[str, dict[str, codec.CloudEvent]] = {}
-        self._products: dict[tuple[str, str], dict[desired.Product, int]] = {}
+    `keeps_gpus` if every detail of them is needed for labels. While it `is_blind`, the cluster's
+    nodes are not known, and those that are reported count as there.
+    """
+
+    def __init__(
+        self, *, aliases: Mapping[str, str], keeps_gpus: bool = False, is_blind: bool = False
+    ) -> None:
+        self.is_blind = is_blind
+        self._aliases = aliases
+        self._keeps_gpus = keeps_gpus
+        self._events: dict[str, dict[str, codec.CloudEvent]] = {}
+        self._reports: dict[str, dict[str, desired.Report]] = {}
+        self._nodes: dict[str, facts.Node] = {}
         self._told: dict[str, desired.Decision] = {}
         self._waiting: dict[str, str] = {}
+        self._guard = guard.Guard()
 
     def take(self, event: codec.CloudEvent) -> bool:
         """Take a plugin's inventory; False if it says nothing newer than what is known."""
         inventory = event.data
         assert isinstance(inventory, vocabulary.InventoryReported), f"{event.type}: no inventory"
-        reports = self._reports.setdefault(inventory.node, {})
-        known = reports.get(inventory.plugin)
+        events = self._events.setdefault(inventory.node, {})
+        known = events.get(inventory.plugin)
         if known is not None and not known.precedes(event):
             return False
         # the devices of ten thousand nodes need not be kept for their order
-        reports[inventory.plugin] = msgspec.structs.replace(
+        events[inventory.plugin] = msgspec.structs.replace(
             event, data=msgspec.structs.replace(inventory, devices=(), gpus=None)
         )
-        self._products[inventory.node, inventory.plugin] = desired.products_of(inventory.gpus)
+        gpus = inventory.gpus
+        if gpus is not None and gpus.problem and not gpus.gpus:
+            # none could be read; that does not mean that there are none
+            return True
+        if gpus is not None:
+            self._reports.setdefault(inventory.node, {})[inventory.plugin] = desired.Report(
+                kinds=desired.kinds_of(gpus),
+                is_simulated=gpus.simulated and bool(gpus.gpus),
+                gpus=gpus if self._keeps_gpus else None,
+            )
+        else:
+            self._reports.get(inventory.node, {}).pop(inventory.plugin, None)
+        self._look(inventory.node)
         return True
 
-    def products(self, node: str) -> dict[desired.Product, int]:
+    def put(self, node: facts.Node) -> bool:
+        """Take a node as it is now; False if nothing that matters changed."""
+        known = self._nodes.get(node.name)
+        self._nodes[node.name] = node
+        if known is not None and _alike(known, node):
+            return False
+        self._look(node.name)
+        return True
+
+    def replace(self, nodes: Iterable[facts.Node]) -> list[str]:
+        """Take all nodes there are; return the names of those that changed or went."""
+        there = {node.name: node for node in nodes}
+        gone = [name for name in self.names() if name not in there]
+        for name in gone:
+            self.drop(name)
+        return [name for name, node in there.items() if self.put(node)]
+
+    def drop(self, name: str) -> None:
+        """Take that a node is gone; it comes again as another one."""
+        for kept in (self._nodes, self._told, self._waiting):
+            kept.pop(name, None)
+        self._guard.update(name, None)
+
+    def report(self, name: str) -> desired.Report:
         """Return the GPUs of a node, whichever of its plugins reported them."""
-        found: dict[desired.Product, int] = {}
-        for plugin in self._reports.get(node, {}):
-            for product, count in self._products[node, plugin].items():
-                found[product] = found.get(product, 0) + count
-        return found
+        found = list(self._reports.get(name, {}).values())
+        if len(found) <= 1:
+            return found[0] if found else desired.NO_REPORT
+        kinds: dict[sources.Product, int] = {}
+        for one in found:
+            for product, count in one.kinds.items():
+                kinds[product] = kinds.get(product, 0) + count
+        gpus = next((one.gpus for one in found if one.gpus and one.gpus.gpus), None)
+        is_simulated = any(one.is_simulated for one in found)
+        return desired.Report(kinds=kinds, is_simulated=is_simulated, gpus=gpus)
+
+    def standing(self, name: str) -> states.Standing | None:
+        """Return how a node stands; None if there is no such node in the cluster."""
+        node = self._nodes.get(name)
+        if node is None:
+            if not self.is_blind:
+                return None
+            node = facts.Node(name=name)
+        agents = {name: self.report(name).kinds} if self._reports.get(name) else {}
+        return states.standing(node, sources.Views(agents, {}, self._aliases))
+
+    def objection(self) -> str | None:
+        """Return why nothing may be labelled that has no label yet, or None."""
+        return self._guard.objection()
+
+    def covering(self) -> str | None:
+        """Return the key of another scheme that makes ours needless, if there is one."""
+        return self._guard.covering()
 
     def settle(self, node: str, decision: desired.Decision, *, cause: str) -> bool:
         """Note a decision that was carried out; True if it is news.
@@ -60,24 +129,58 @@ class Fleet:
             self._waiting[node] = cause
             return False
         self._waiting.pop(node, None)
-        is_news = decision.action is desired.Action.APPLY or self._told.get(node) != decision
+        told = self._told.get(node)
+        is_write = decision.action in {desired.Action.APPLY, desired.Action.WITHDRAW}
+        if (
+            decision.action is desired.Action.NOTHING
+            and told is not None
+            and told.action in {desired.Action.APPLY, desired.Action.WITHDRAW}
+            and told.labels == decision.labels
+        ):
+            # what we wrote is there
+            return False
         self._told[node] = decision
-        return is_news
+        return is_write or told != decision
 
     def waiting(self) -> dict[str, str]:
         """Return the nodes that are to be tried again, and for what cause."""
         return dict(self._waiting)
 
+    def names(self) -> list[str]:
+        """Return every node that is known, from the cluster or from reports."""
+        return sorted(self._nodes.keys() | self._reports.keys())
+
+    def reported(self) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
+        """Return the GPUs by node, and which are simulated, for the commands."""
+        kinds = {name: self.report(name).kinds for name, found in self._reports.items() if found}
+        kinds = {name: found for name, found in kinds.items() if found}
+        return kinds, frozenset(name for name in kinds if self.report(name).is_simulated)
+
     def view(self) -> dict[str, View]:
-        """Return every node as it stands."""
+        """Return every node of which something is known as it stands."""
         views = {}
-        for node in sorted(self._reports):
+        for node in sorted(self._reports.keys() | self._told.keys()):
             told = self._told.get(node)
             views[node] = View(
-                gpus=sum(self.products(node).values()),
+                gpus=sum(self.report(node).kinds.values()),
                 action=told.action if told else None,
                 labels=told.labels if told else {},
                 reason=told.reason if told else "",
                 is_waiting=node in self._waiting,
             )
         return views
+
+    def _look(self, name: str) -> None:
+        self._guard.update(name, self.standing(name))
+
+
+def _alike(one: facts.Node, other: facts.Node) -> bool:
+    """Tell whether two sights of a node differ in nothing that decides a label."""
+    return (
+        one.uid == other.uid
+        and one.labels == other.labels
+        and one.ours == other.ours
+        and one.owners == other.owners
+        and one.is_selected == other.is_selected
+        and one.accelerators == other.accelerators
+    )

@@ -1,5 +1,6 @@
 """Pure. What is wrong with the labels of GPU nodes: GPU001 to GPU010."""
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -151,9 +152,7 @@ def _uncertain(one: Standing, where: Where) -> Finding:
         message, command = f"no name for it ({name.reason})", _show(one.node.name, where)
     elif name.reason is Reason.MEMORY_UNKNOWN:
         message = f"may be {name.value}; its memory is unknown, and decides"
-        command = where.muster(
-            *("label-gpus", "--apply", "--force-ambiguous", "--yes", "--node", one.node.name)
-        )
+        command = where.muster("label-gpus", "--apply", "--force-ambiguous", "--yes")
     else:
         message = f"an unknown model, perhaps {name.value}: review it, and name it in an alias file"
         entry = f"{_quoted(_product(one))}: {name.value}"
@@ -259,7 +258,7 @@ def _resources(node: facts.Node) -> tuple[str, ...]:
 def _product(one: Standing) -> str:
     text = one.known.of.text if one.known.of else ""
     of_label = text.partition("=")[2] if "=" in text else text
-    return of_label.partition(" (")[0]
+    return re.sub(r"^\d+ x ", "", of_label).partition(" (")[0]
 
 
 def _quoted(text: str) -> str:

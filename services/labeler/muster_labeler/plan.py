@@ -88,7 +88,9 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
 
     SkyPilot reads one scheme for a whole cluster: a label on some GPU nodes hides the others.
     """
-    if not any(row.step is Step.WRITE for row in planned) or allowed.partial:
+    # a value that is corrected where one stood hides nobody who was seen before
+    is_new = any(row.step is Step.WRITE and not row.current for row in planned)
+    if not is_new or allowed.partial:
         return None
     left = [row.node for row in planned if not row.is_labelled_after]
     if covering is not None and left:

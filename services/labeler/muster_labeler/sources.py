@@ -4,7 +4,7 @@ Sources that disagree make a finding, never a label: one of them is wrong, and n
 """
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +30,10 @@ class Product:
     memory_mib: int | None = None
     is_mig: bool = False
     is_vgpu: bool = False
+
+
+Kinds = Mapping[Product, int]
+"""How many there are of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,16 @@ class Known:
 class Views:
     """What is known beside the nodes themselves: agents' reports and DRA's, by node."""
 
-    agents: Mapping[str, Sequence[Product]]
-    slices: Mapping[str, Sequence[Product]]
+    agents: Mapping[str, Kinds]
+    slices: Mapping[str, Kinds]
     aliases: Mapping[str, str]
     may_use_instance_type: bool = False
 
 
+NO_GPU: Final = "no GPU"
 NOTHING_MORE: Final = Views({}, {}, {})
 
+_PRODUCTS_SHOWN_MAX: Final = 5
 _FOREIGN: Final = frozenset({"skypilot", "muster"})
 """Schemes that people and we write: what they say is judged, and judges nothing."""
 
@@ -89,6 +95,19 @@ def known(node: facts.Node, views: Views = NOTHING_MORE) -> Known:
     is_conflict = any(_disagree(judges[0].name, claim.name) for claim in judges[1:])
     best = judges[0] if judges else spoken[0]
     return Known(claims, best, is_conflict=is_conflict, readings=readings)
+
+
+def shown(products: Kinds) -> str:
+    """Return the products as people write them; the same products, always the same words."""
+    told = sorted(
+        f"{count} x {product.name[:100].strip() or 'nameless'}"
+        + (f" ({product.memory_mib} MiB)" if product.memory_mib is not None else "")
+        + (" partitioned" if product.is_mig else "")
+        + (" virtual" if product.is_vgpu else "")
+        for product, count in products.items()
+    )
+    more = len(told) - _PRODUCTS_SHOWN_MAX
+    return ", ".join(told[:_PRODUCTS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _claims(node: facts.Node, readings: Iterable[schemes.Reading], views: Views) -> Iterable[Claim]:
@@ -114,7 +133,7 @@ def _claims(node: facts.Node, readings: Iterable[schemes.Reading], views: Views)
         )
 
 
-def _claim(source: Source, products: Sequence[Product], aliases: Mapping[str, str]) -> Claim:
+def _claim(source: Source, products: Kinds, aliases: Mapping[str, str]) -> Claim:
     names = [
         accelerators.name(
             product.name,
@@ -125,7 +144,7 @@ def _claim(source: Source, products: Sequence[Product], aliases: Mapping[str, st
         )
         for product in products
     ]
-    text = ", ".join(sorted({_shown(product) for product in products})) or "no GPU"
+    text = shown(products) or NO_GPU
     memory = {product.memory_mib for product in products}
     return Claim(
         source, text, accelerators.of_node(names), memory.pop() if len(memory) == 1 else None
@@ -160,8 +179,3 @@ def _disagree(one: Name, other: Name) -> bool:
     if other.reason is Reason.MEMORY_UNKNOWN and one.value.startswith(other.value):
         return False
     return one.value != other.value
-
-
-def _shown(product: Product) -> str:
-    memory = f" ({product.memory_mib} MiB)" if product.memory_mib is not None else ""
-    return f"{product.name[:100].strip() or 'nameless'}{memory}"

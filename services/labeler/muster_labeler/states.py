@@ -8,8 +8,7 @@ from typing import Final
 from muster_labeler import accelerators, facts, schemes, sources
 from muster_labeler.accelerators import Reason
 
-MANAGER: Final = "muster-labeler"
-"""Our field manager, the service's and the commands': what it owns, either may change."""
+MANAGER: Final = facts.MANAGER
 
 
 class State(enum.StrEnum):
@@ -102,7 +101,7 @@ def covering(standings: Sequence[Standing]) -> str | None:
     for scheme in schemes.SCHEMES:
         if not scheme.is_skypilots or scheme.key == schemes.SKYPILOT:
             continue
-        if all(_names(one, scheme) for one in standings):
+        if all(names(one, scheme) for one in standings):
             return scheme.key
     return None
 
@@ -128,7 +127,8 @@ def _has(one: Standing, scheme: schemes.Scheme) -> bool:
     return any(reading.scheme is scheme and not reading.fault for reading in one.known.readings)
 
 
-def _names(one: Standing, scheme: schemes.Scheme) -> bool:
+def names(one: Standing, scheme: schemes.Scheme) -> bool:
+    """Tell whether a scheme names a node's model with certainty."""
     return any(
         reading.scheme is scheme
         and reading.fault is None
@@ -140,7 +140,7 @@ def _names(one: Standing, scheme: schemes.Scheme) -> bool:
 def _state(node: facts.Node, known: sources.Known) -> State:
     label = node.labels.get(schemes.SKYPILOT)
     is_reported = any(
-        claim.source in {sources.Source.AGENT, sources.Source.DRA} and claim.text != "no GPU"
+        claim.source in {sources.Source.AGENT, sources.Source.DRA} and claim.text != sources.NO_GPU
         for claim in known.claims
     )
     if not (node.has_accelerators or is_reported or label is not None):

@@ -1,0 +1,63 @@
+"""Door to the Kubernetes API: which rights we have, asked before anything is done."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from muster_labeler import kube
+
+_PATH: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """A verb on a resource; without a namespace in all of them."""
+
+    verb: str
+    resource: str
+    group: str = ""
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}" + (
+            f" in namespace {self.namespace}" if self.namespace else ""
+        )
+
+
+class _Status(msgspec.Struct, frozen=True):
+    allowed: bool = False
+    reason: str = ""
+
+
+class _Review(msgspec.Struct, frozen=True):
+    status: _Status = _Status()
+
+
+async def missing(api: kube.Api, rights: Sequence[Right], *, timeout_s: float) -> list[Right]:
+    """Return the rights that the API says we have not.
+
+    A right about which it says nothing counts as there: the request itself will tell.
+    """
+    allowed = await asyncio.gather(*(_allowed(api, right, timeout_s) for right in rights))
+    return [right for right, is_allowed in zip(rights, allowed, strict=True) if not is_allowed]
+
+
+async def _allowed(api: kube.Api, right: Right, timeout_s: float) -> bool:
+    attributes = {"verb": right.verb, "resource": right.resource, "group": right.group}
+    if right.namespace:
+        attributes["namespace"] = right.namespace
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = await api.ask("POST", _PATH, body=review, timeout_s=timeout_s)
+    if not answer.is_ok:
+        return True
+    try:
+        return msgspec.json.decode(answer.body, type=_Review).status.allowed
+    except msgspec.MsgspecError:
+        return True

@@ -1,0 +1,85 @@
+"""Door to people: `muster check`, which reads a cluster and says what is wrong with it."""
+
+import argparse
+import asyncio
+import os
+import sys
+
+from muster_labeler import (
+    access,
+    checks,
+    findings,
+    kube,
+    naming,
+    options,
+    reports,
+    sources,
+    survey,
+    world,
+)
+from muster_labeler.checks import Topic
+from muster_labeler.findings import Exit
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Check what was chosen and print it; return the exit code."""
+    try:
+        known = naming.aliases(chosen.aliases)
+        report = asyncio.run(_report(chosen, known))
+    except naming.BadAliases as error:
+        return options.mistake("check", str(error))
+    except (kube.NoCluster, survey.Unreachable) as error:
+        options.tell("check", str(error))
+        return Exit.UNREACHABLE
+    sys.stdout.write(reports.written(report, reports.Output(chosen.output)))
+    return findings.exit_code(report, strict=chosen.strict)
+
+
+async def _report(chosen: argparse.Namespace, aliases: dict[str, str]) -> findings.Report:
+    topics = list(Topic) if chosen.topic == "all" else [Topic(chosen.topic)]
+    kubeconfig = options.kubeconfig(chosen, os.environ)
+    progress = options.progress()
+    async with await kube.find(kubeconfig=kubeconfig, context=chosen.context) as api:
+        read = survey.Survey(api, timeout_s=chosen.timeout, say=progress)
+        await read.begin(_rights(topics))
+        seen = await _read(read, topics, chosen, aliases, api)
+        progress("")
+    where = findings.Where(context=chosen.context, kubeconfig=chosen.kubeconfig)
+    cluster = chosen.context or api.server
+    return checks.report(seen, topics, where, cluster=cluster, only=chosen.node)
+
+
+def _rights(topics: list[Topic]) -> tuple[access.Right, ...]:
+    if Topic.AUTOSCALER in topics:
+        return survey.AUTOSCALER
+    return survey.FUSE if Topic.FUSE in topics else survey.GPU
+
+
+async def _read(
+    read: survey.Survey,
+    topics: list[Topic],
+    chosen: argparse.Namespace,
+    aliases: dict[str, str],
+    api: kube.Api,
+) -> world.World:
+    wants_pods = topics != [Topic.GPU]
+    nodes = await read.nodes()
+    slices = await read.slices()
+    agents, _ = await read.reports(chosen.muster_namespace)
+    pods = await read.pods() if wants_pods else None
+    events = await read.events() if wants_pods else None
+    is_annotated = any(pod.is_annotated for pod in pods or ())
+    namespaces = await read.namespaces() if is_annotated else None
+    scaler, karpenter = await read.autoscalers() if Topic.AUTOSCALER in topics else (None, None)
+    return world.World(
+        now=api.now(),
+        nodes=nodes,
+        views=sources.Views(agents, survey.of_slices(slices), aliases),
+        slices=slices,
+        pods=pods,
+        events=events,
+        namespaces=namespaces,
+        autoscaler=scaler,
+        karpenter=karpenter,
+        unread=tuple(read.unread),
+    )

@@ -1,0 +1,292 @@
+"""Door to the running service: inventories and nodes come, decisions are carried out and told.
+
+Level-triggered: whatever changes about a node, it is looked at again as a whole, so that a label
+that was removed comes back and a swapped GPU is noticed. Everything about one node goes through one
+worker, so that it is decided in order.
+"""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import prometheus_client
+
+import muster
+from muster import codec, logs, vocabulary
+from muster_labeler import condition, config, desired, facts, fleet, labelsets, states
+
+if TYPE_CHECKING:
+    # they load the Kubernetes client, which not everybody has use for
+    from muster_labeler import lease, nodes, notes, reflector
+
+_WORKERS: Final = 8
+_INVENTORY_S: Final = 2.0
+
+_DECISIONS = prometheus_client.Counter(
+    "muster_labeler_decisions_total", "Decisions about nodes, by what was done.", ["action"]
+)
+_WAITING = prometheus_client.Gauge(
+    "muster_labeler_waiting", "Nodes that are to be labelled and cannot be yet."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The Kubernetes API as the service uses it."""
+
+    door: "nodes.Nodes"
+    notes: "notes.Notes"
+    reflector: "Callable[[facts.Sink], reflector.Reflector]"
+    lease: "Callable[[Callable[[], None]], lease.Lease] | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ears:
+    """What the bus tells: all there was, then what comes."""
+
+    newest: Callable[[], Awaitable[Sequence[codec.CloudEvent]]]
+    follow: Sequence[Callable[[], AsyncIterator[codec.CloudEvent]]]
+    publish: Callable[[vocabulary.Event, str], Awaitable[None]]
+
+
+class Service:
+    """The labeler; `run` it."""
+
+    def __init__(self, settings: config.Settings, ears: Ears, cluster: Cluster | None) -> None:
+        self.is_restored = False
+        self._settings = settings
+        self._ears = ears
+        self._cluster = cluster
+        policy = settings.policy
+        self._rules = desired.Rules(
+            mode=settings.mode, policy=policy, may_label_simulated=settings.simulated
+        )
+        self._fleet = fleet.Fleet(
+            aliases=settings.aliases,
+            keeps_gpus=labelsets.LabelSet.NVIDIA in policy.labels,
+            is_blind=True,
+        )
+        self._queues: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(_WORKERS)]
+        self._causes: dict[str, str] = {}
+        self._held: str | None = None
+        self._verdicts: dict[str, dict[str, vocabulary.VerdictChanged]] = {}
+        self._judged: dict[str, condition.Condition] = {}
+        sink = facts.Sink(self._replaced, self._put, self._dropped)
+        self._reflector = cluster.reflector(sink) if cluster else None
+        self._lease = cluster.lease(self._lead_changed) if cluster and cluster.lease else None
+
+    def view(self) -> dict[str, fleet.View]:
+        """Return every node as it stands."""
+        return self._fleet.view()
+
+    async def run(self) -> None:
+        """Look at everything there is, then at each change, for ever."""
+        if self._settings.mode is config.Mode.OFF:
+            self.is_restored = True
+            await asyncio.Event().wait()
+        async with asyncio.TaskGroup() as tasks:
+            if self._lease is not None:
+                tasks.create_task(self._lease.run())
+            if self._reflector is not None:
+                tasks.create_task(self._reflector.run())
+            else:
+                logs.logger().info(
+                    "no_kubernetes_api", consequence="suggestions from inventories alone"
+                )
+            for event in await self._ears.newest():
+                self._hear(event)
+            await self._nodes_listed()
+            self.is_restored = True
+            for queue in self._queues:
+                tasks.create_task(self._work(queue))
+            for follow in self._ears.follow:
+                tasks.create_task(self._listen(follow))
+            tasks.create_task(self._try_again())
+            if self._cluster is not None:
+                tasks.create_task(self._list_gpus())
+
+    async def _nodes_listed(self) -> None:
+        """Wait for the nodes, but not for ever: suggestions need them less than writes do."""
+        if self._reflector is None:
+            return
+        try:
+            async with asyncio.timeout(self._settings.kubernetes.timeout_s):
+                await self._reflector.tried.wait()
+        except TimeoutError:
+            return
+
+    async def _listen(self, follow: Callable[[], AsyncIterator[codec.CloudEvent]]) -> None:
+        async for event in follow():
+            self._hear(event)
+
+    def _hear(self, event: codec.CloudEvent) -> None:
+        match event.data:
+            case vocabulary.InventoryReported():
+                if self._fleet.take(event):
+                    self._look(event.node, event.id)
+            case vocabulary.VerdictChanged() as verdict:
+                known = self._verdicts.setdefault(verdict.node, {})
+                newest = known.get(verdict.plugin)
+                if newest is None or newest.leader <= verdict.leader:
+                    known[verdict.plugin] = verdict
+                    self._look(verdict.node, event.id)
+            case _:
+                pass
+
+    def _look(self, node: str, cause: str) -> None:
+        """Have a node looked at, once for all that happened to it."""
+        if node not in self._causes:
+            self._queues[zlib.crc32(node.encode()) % _WORKERS].put_nowait(node)
+        self._causes[node] = cause
+        held = self._fleet.objection()
+        if held != self._held:
+            self._held = held
+            for name, waits_for in self._fleet.waiting().items():
+                self._look(name, waits_for)
+
+    def _replaced(self, found: list[facts.Node]) -> None:
+        self._fleet.is_blind = False
+        for name in self._fleet.replace(found):
+            self._look(name, f"list:{name}")
+        for name, cause in self._fleet.waiting().items():
+            self._look(name, cause)
+
+    def _put(self, node: facts.Node) -> None:
+        if self._fleet.put(node):
+            self._look(node.name, f"{node.uid}:{node.version}")
+
+    def _dropped(self, name: str) -> None:
+        self._fleet.drop(name)
+        self._judged.pop(name, None)
+
+    def _lead_changed(self) -> None:
+        self._judged.clear()
+        for name in self._fleet.names():
+            self._look(name, f"lead:{name}")
+
+    async def _try_again(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.retry_s)
+            waiting = self._fleet.waiting()
+            _WAITING.set(len(waiting))
+            for node, cause in waiting.items():
+                self._look(node, cause)
+
+    async def _work(self, queue: asyncio.Queue[str]) -> None:
+        while True:
+            node = await queue.get()
+            cause = self._causes.pop(node, node)
+            await self._settle(node, cause)
+            if self._settings.condition:
+                await self._judge(node)
+
+    async def _settle(self, node: str, cause: str) -> None:
+        """Decide about a node, do it, and tell it if it is news."""
+        if not self._may_tell():
+            return
+        decision = await self._carry_out(node)
+        is_news = self._fleet.settle(node, decision, cause=cause)
+        _DECISIONS.labels(decision.action).inc()
+        if not is_news or decision.source == "":
+            return
+        logs.logger().info(
+            "decided",
+            node=node,
+            action=decision.action,
+            labels=dict(decision.labels),
+            reason=decision.reason,
+        )
+        event = desired.event_of(decision, node=node, at=datetime.now(UTC))
+        if event is None:
+            return
+        await self._ears.publish(event, f"{cause}:{event.TYPE}")
+        one = self._fleet.standing(node)
+        is_written_down = self._settings.kubernetes.events and self._may_write()
+        if self._cluster is not None and one is not None and one.node.uid and is_written_down:
+            await self._cluster.notes.tell(one.node, decision)
+
+    async def _carry_out(self, name: str) -> desired.Decision:
+        one = self._fleet.standing(name)
+        if one is None:
+            return desired.Decision(desired.Action.NOTHING, {}, "no such node")
+        decision = desired.decide(
+            one,
+            self._rules,
+            report=self._fleet.report(name),
+            covering=self._fleet.covering(),
+            objection=None if self._settings.policy.partial else self._fleet.objection(),
+        )
+        if decision.action not in {desired.Action.APPLY, desired.Action.WITHDRAW}:
+            return decision
+        if self._fleet.is_blind or not self._may_write():
+            return _waits(decision, "the Kubernetes API is away")
+        return await self._written(one, decision)
+
+    async def _written(self, one: states.Standing, decision: desired.Decision) -> desired.Decision:
+        """Write what was decided; return what became of it."""
+        assert self._cluster is not None, "only what could be read is written"
+        door = self._cluster.door
+        if decision.action is desired.Action.WITHDRAW:
+            done = await door.unlabel(one.node)
+        else:
+            provenance = _provenance(one, decision)
+            done = await door.label(one.node, decision.labels, provenance=provenance)
+        if isinstance(done, facts.Node):
+            self._fleet.put(done)
+            return decision
+        if done.is_gone:
+            return desired.Decision(desired.Action.NOTHING, {}, "the node is gone")
+        if done.is_passing:
+            return _waits(decision, done.text)
+        return desired.Decision(desired.Action.REFUSE, decision.labels, done.text, decision.source)
+
+    async def _judge(self, name: str) -> None:
+        """Write the condition of a node, if it is another than we last wrote."""
+        verdicts = self._verdicts.get(name)
+        one = self._fleet.standing(name)
+        if not verdicts or one is None or self._cluster is None or not self._may_write():
+            return
+        wanted = condition.of({plugin: found.verdict for plugin, found in verdicts.items()})
+        if self._judged.get(name) != wanted and await self._cluster.notes.judge(one.node, wanted):
+            self._judged[name] = wanted
+
+    async def _list_gpus(self) -> None:
+        """Write down, now and then, what agents report: the commands read it."""
+        assert self._cluster is not None, "there is a cluster to write it down in"
+        while True:
+            if self._may_write():
+                kinds, simulated = self._fleet.reported()
+                if kinds:
+                    await self._cluster.notes.list_gpus(kinds, simulated)
+            await asyncio.sleep(_INVENTORY_S)
+
+    def _may_write(self) -> bool:
+        return self._cluster is not None and (self._lease is None or self._lease.is_held)
+
+    def _may_tell(self) -> bool:
+        """Suggest also where nobody can lead: the bus drops what two say alike."""
+        return self._lease is None or self._lease.is_held or bool(self._lease.problem)
+
+
+def _waits(decision: desired.Decision, why: str) -> desired.Decision:
+    return desired.Decision(desired.Action.WAIT, decision.labels, why, decision.source)
+
+
+def _provenance(one: states.Standing, decision: desired.Decision) -> str:
+    of = one.known.of
+    written = {
+        "key": desired.KEY,
+        "value": decision.labels.get(desired.KEY),
+        "source": decision.source,
+        "product": of.text if of else "",
+        "memMiB": of.memory_mib if of else None,
+        "agentVersion": muster.__version__,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "actor": facts.MANAGER,
+        **({"previous": one.current} if one.current is not None else {}),
+    }
+    return msgspec.json.encode(written).decode()

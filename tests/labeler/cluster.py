@@ -1,0 +1,161 @@
+"""A cluster to look at and to label: the API stand-in on a loop of its own, and the commands."""
+
+import asyncio
+import contextlib
+import io
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Self
+
+import orjson
+
+from muster.local import kubernetes
+from muster_labeler import command, inventory, schemes, sources, states
+
+KEY = schemes.SKYPILOT
+GFD = schemes.GFD_PRODUCT
+READY = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+_KINDS = {
+    "Node": "/api/v1/nodes",
+    "Namespace": "/api/v1/namespaces",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "Event": "/api/v1/namespaces/{}/events",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+    "ResourceSlice": "/apis/resource.k8s.io/v1/resourceslices",
+    "NodeOverlay": "/apis/karpenter.sh/v1alpha1/nodeoverlays",
+}
+
+
+class Cluster:
+    """The stand-in, driven from tests that are no coroutines, as the commands are."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.api = kubernetes.KubernetesApi()
+        self.kubeconfig = str(directory / "kubeconfig")
+        self._directory = directory
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._run(self.api.__aenter__())
+        self.api.write_kubeconfig(pathlib.Path(self.kubeconfig))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self.api.__aexit__(None, None, None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, story: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(story, self._loop).result(30)
+
+    def put(self, *objects: dict[str, Any], manager: str = "kubectl") -> None:
+        """Create objects, as somebody else."""
+        for one in objects:
+            namespace = one["metadata"].get("namespace", "default")
+            path = _KINDS[one["kind"]].format(namespace)
+            self.send("POST", f"{path}?fieldManager={manager}", one)
+
+    def node(self, name: str) -> dict[str, Any]:
+        """Return a node as it stands."""
+        found: dict[str, Any] = self.send("GET", f"/api/v1/nodes/{name}")
+        return found
+
+    def labels(self, name: str) -> dict[str, str]:
+        """Return a node's labels."""
+        found: dict[str, str] = self.node(name)["metadata"].get("labels", {})
+        return found
+
+    def apply(self, name: str, labels: dict[str, str], manager: str = states.MANAGER) -> None:
+        """Write labels by server-side apply, as we do."""
+        path = f"/api/v1/nodes/{name}?fieldManager={manager}"
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        self.send("PATCH", path, body, "application/apply-patch+yaml")
+
+    def send(
+        self, method: str, path: str, body: object = None, content: str = "application/json"
+    ) -> Any:
+        """Ask the API as its administrator."""
+        return self._run(self._send(method, path, body, content))
+
+    async def _send(self, method: str, path: str, body: object, content: str) -> Any:
+        host, _, port = self.api.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        data = b"" if body is None else orjson.dumps(body)
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head += f"Content-Type: {content}\r\nContent-Length: {len(data)}\r\n\r\n"
+        writer.write(head.encode() + data)
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        status, _, rest = answer.partition(b"\r\n\r\n")
+        assert b" 20" in status[:13], (method, path, answer)
+        return orjson.loads(rest)
+
+    def run(self, *words: str, kubeconfig: str | None = None) -> tuple[int, str, str]:
+        """Call a command; return its exit code, what it printed and what it told on stderr."""
+        given = ["--kubeconfig", kubeconfig or self.kubeconfig] if words[0] != "gpu-name" else []
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = command.main([words[0], *given, *words[1:]])
+            except SystemExit as exit_:
+                code = int(exit_.code or 0)
+        return code, out.getvalue(), err.getvalue()
+
+    def check(self, *words: str, kubeconfig: str | None = None) -> tuple[int, dict[str, Any]]:
+        """Return the exit code and the report of a check."""
+        code, out, _ = self.run("check", *words, "--output", "json", kubeconfig=kubeconfig)
+        found: dict[str, Any] = orjson.loads(out)
+        return code, found
+
+    def user(self, *denied: tuple[str, str]) -> str:
+        """Return the kubeconfig of somebody with fewer rights."""
+        file = self._directory / "limited"
+        self.api.write_kubeconfig(file, token="limited")  # noqa: S106  # of the stand-in
+        for verb, plural in denied:
+            self.api.deny("limited", verb, plural)
+        return str(file)
+
+
+@contextlib.contextmanager
+def cluster(directory: pathlib.Path) -> Iterator[Cluster]:
+    """Give a cluster."""
+    with Cluster(directory) as found:
+        yield found
+
+
+def node(
+    name: str = "a", *, gpus: int | None = 8, usable: int | None = None, **more: Any
+) -> dict[str, Any]:
+    """Return a node with GPUs; `labels`, `provider`, `runtime` and `resources` as given."""
+    capacity = {"cpu": "8"} | ({} if gpus is None else {"nvidia.com/gpu": str(gpus)})
+    offered = capacity if usable is None else {**capacity, "nvidia.com/gpu": str(usable)}
+    resources = more.get("resources", {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": more.get("labels", {})},
+        "spec": {"providerID": more.get("provider", "")},
+        "status": {
+            "capacity": {**capacity, **dict.fromkeys(resources, "1000")},
+            "allocatable": {**offered, **resources},
+            "conditions": [READY],
+            "nodeInfo": {"containerRuntimeVersion": more.get("runtime", "containerd://2.0.1")},
+        },
+    }
+
+
+def reports(
+    nodes: dict[str, dict[sources.Product, int]], *, simulated: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Return the ConfigMap in which the labeler writes down what agents report."""
+    return {
+        "kind": "ConfigMap",
+        "metadata": {"name": inventory.CONFIG_MAP, "namespace": "default"},
+        "data": {inventory.KEY: inventory.encoded(nodes, simulated)},
+    }

@@ -1,0 +1,622 @@
+"""`muster check` against the API stand-in: every finding, every exit code."""
+
+import datetime as dt
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree as ET  # of our own making
+
+import orjson
+import pytest
+
+from muster.local import nats
+from muster.local.kubernetes import refusals
+from muster_labeler.sources import Product
+from tests.labeler import cluster as clusters
+from tests.labeler.cluster import GFD, KEY, Cluster, node
+
+FUSE = "muster.dev/fuse"
+T4 = {GFD: "Tesla-T4"}
+AGENT = {"app.kubernetes.io/name": "muster-plugin"}
+EKS = "k8s.amazonaws.com/accelerator"
+REQUIRED = "required-plugins.noderesource.dev"
+HIDES = "SkyPilot reads one scheme and does not see the other"
+OLD, NEW = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+WHEN = "%Y-%m-%d %H:%M:%S.123456789 +0000 UTC"
+
+
+@pytest.fixture
+def here(tmp_path: pathlib.Path) -> Iterator[Cluster]:
+    with clusters.cluster(tmp_path) as found:
+        yield found
+
+
+def pod(name: str = "p", *, on: str = "a", **more: Any) -> dict[str, Any]:
+    running = {"state": {"running": {"startedAt": more.get("started", OLD)}}, "ready": True}
+    limits = dict.fromkeys(more.get("asks", ()), "1")
+    metadata = {"name": name, "namespace": "default", "annotations": more.get("annotations", {})}
+    return {
+        "kind": "Pod",
+        "metadata": {**metadata, "labels": more.get("labels", {})},
+        "spec": {
+            "containers": [{"name": "c", "image": "i", "resources": {"limits": limits}}],
+            **({"nodeName": on} if on else {}),
+        },
+        "status": {
+            "phase": more.get("phase", "Running"),
+            "containerStatuses": [{**running, **more.get("container", {})}],
+            "conditions": more.get("conditions", []),
+        },
+    }
+
+
+def put_pod(here: Cluster, made: dict[str, Any]) -> None:
+    here.put(made)
+    path = f"/api/v1/namespaces/default/pods/{made['metadata']['name']}/status"
+    body = {"status": made["status"]}
+    here.send("PATCH", path, body, "application/merge-patch+json")
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"ready": False, "lastState": {"terminated": {"message": text}}}
+
+
+def event(reason: str, message: str, about: str = "p") -> dict[str, Any]:
+    return {
+        "kind": "Event",
+        "metadata": {"name": f"{about}.{reason.lower()}", "namespace": "default"},
+        "involvedObject": {"kind": "Pod", "name": about, "namespace": "default"},
+        "reason": reason,
+        "message": message,
+    }
+
+
+def autoscaler(
+    *arguments: str, image: str = "registry.k8s.io/autoscaling/cluster-autoscaler:v1"
+) -> dict[str, Any]:
+    container = {"name": "ca", "image": image, "command": ["./cluster-autoscaler", *arguments]}
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": "cluster-autoscaler", "namespace": "kube-system"},
+        "spec": {"template": {"spec": {"containers": [container]}}},
+    }
+
+
+def karpenter(gates: str) -> dict[str, Any]:
+    env = [{"name": "FEATURE_GATES", "value": gates}]
+    container = {"name": "c", "image": "public.ecr.aws/karpenter/controller:1.14", "env": env}
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": "karpenter", "namespace": "kube-system"},
+        "spec": {"template": {"spec": {"containers": [container]}}},
+    }
+
+
+def slices(driver: str, on: str) -> dict[str, Any]:
+    devices = [{"name": "fuse-0"}]
+    return {
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{on}-{driver}"},
+        "spec": {"driver": driver, "nodeName": on, "devices": devices},
+    }
+
+
+def status(at: dt.datetime) -> dict[str, Any]:
+    return {
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": "cluster-autoscaler-status",
+            "namespace": "kube-system",
+            "annotations": {"cluster-autoscaler.kubernetes.io/last-updated": at.strftime(WHEN)},
+        },
+        "data": {"status": "nodeGroups:\n- name: workers\n"},
+    }
+
+
+def found(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return id, severity, object and message of each finding."""
+    return [(f["id"], f["severity"], f["object"], f["message"]) for f in report["findings"]]
+
+
+UNLABELLED = f"no label {KEY}: it would be"
+
+
+@pytest.mark.parametrize(
+    ("objects", "findings", "code"),
+    [
+        ([], [], 0),
+        ([node(gpus=None)], [], 0),
+        # a scheme that names every GPU node is enough
+        ([node("a", labels=T4), node("b", labels=T4)], [], 0),
+        (
+            [node("a", labels=T4), node("b")],
+            [
+                (
+                    "GPU004",
+                    "error",
+                    "nodes",
+                    f"{GFD} is on some GPU nodes only: {HIDES} 1",
+                ),
+                ("GPU001", "suggest", "a", f"{UNLABELLED} t4"),
+                (
+                    "GPU010",
+                    "unknown",
+                    "b",
+                    "nobody says which GPUs it has: no agent, no DRA, no label",
+                ),
+            ],
+            1,
+        ),
+        (
+            [node(labels={"doks.digitalocean.com/gpu-model": "h100"})],
+            [("GPU001", "suggest", "a", f"{UNLABELLED} h100")],
+            0,
+        ),
+        (
+            [node(labels={KEY: "l4", **T4})],
+            [("GPU002", "error", "a", "labelled l4, and has t4 (set by kubectl)")],
+            1,
+        ),
+        (
+            [node(labels={KEY: "T4", **T4})],
+            [("GPU003", "error", "a", f"{KEY}='T4' is not lower case")],
+            1,
+        ),
+        (
+            [node(labels={KEY: "", **T4})],
+            [("GPU003", "error", "a", f"{KEY}='' is empty")],
+            1,
+        ),
+        (
+            [node(labels={KEY: "t4", **T4}, usable=0)],
+            [("GPU005", "error", "a", "labelled t4, but no accelerator can be had")],
+            1,
+        ),
+        (
+            [node(labels={GFD: "NVIDIA-A100"})],
+            [("GPU006", "warn", "a", "may be a100; its memory is unknown, and decides")],
+            0,
+        ),
+        (
+            [node(labels={GFD: "NVIDIA-T400-4GB"})],
+            [
+                (
+                    "GPU006",
+                    "warn",
+                    "a",
+                    "an unknown model, perhaps t400: review it, and name it in an alias file",
+                )
+            ],
+            0,
+        ),
+        (
+            [node(labels={GFD: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"})],
+            [("GPU007", "info", "a", "MIG partitions are no whole card: not labelled")],
+            0,
+        ),
+        (
+            [node(labels={GFD: "GRID-A100X-40C"})],
+            [("GPU007", "info", "a", "virtual GPUs are no whole card: not labelled")],
+            0,
+        ),
+        (
+            [node(labels={"nebius.com/gpu-name": "L4", "doks.digitalocean.com/gpu-model": "t4"})],
+            [("GPU008", "error", "a", "sources disagree about the model; nothing is labelled")],
+            1,
+        ),
+        (
+            [
+                node(
+                    gpus=None,
+                    labels={"k8s.amazonaws.com/accelerator": "nvidia-l4"},
+                    provider="aws:///z/i-1",
+                )
+            ],
+            [
+                (
+                    "GPU009",
+                    "error",
+                    "a",
+                    f"the Cluster Autoscaler holds it for unready: {EKS} without a GPU",
+                )
+            ],
+            1,
+        ),
+        (
+            [node()],
+            [
+                (
+                    "GPU010",
+                    "unknown",
+                    "a",
+                    "nobody says which GPUs it has: no agent, no DRA, no label",
+                )
+            ],
+            0,
+        ),
+    ],
+)
+def test_each_state_of_gpu_labels_has_its_finding(
+    here: Cluster, objects: list[dict[str, Any]], findings: list[tuple[str, ...]], code: int
+) -> None:
+    here.put(*objects)
+    got, report = here.check("gpu")
+    assert (found(report), got) == (findings, code)
+    assert here.check("gpu", "--strict")[0] == (
+        1 if code or any(f[1] in {"warn", "suggest"} for f in findings) else 0
+    )
+
+
+def test_several_models_on_one_node_are_told(here: Cluster) -> None:
+    here.put(
+        node(),
+        clusters.reports({"a": {Product("Tesla T4", 15360): 1, Product("NVIDIA L4", 23034): 1}}),
+    )
+    _, report = here.check("gpu", "--muster-namespace", "default")
+    assert found(report) == [
+        ("GPU006", "warn", "a", "several models on one node: no one label is right")
+    ]
+
+
+def test_what_agents_report_goes_before_labels(here: Cluster) -> None:
+    here.put(node(labels=T4), clusters.reports({"a": {Product("NVIDIA L4", 23034): 2}}))
+    code, report = here.check("gpu", "--muster-namespace", "default")
+    assert (code, [one[0] for one in found(report)]) == (1, ["GPU008"])
+    assert report["findings"][0]["evidence"] == [
+        "agent inventory: 2 x NVIDIA L4 (23034 MiB) -> l4 (exact)",
+        f"GPU feature discovery: {GFD}=Tesla-T4 -> t4 (exact)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "id_"),
+    [
+        ("fuse: device not found, try 'modprobe fuse' first", "FUSE001"),
+        ("fuse: failed to open /dev/fuse: Permission denied", "FUSE002"),
+        ("fuse: failed to open /dev/fuse: Operation not permitted", "FUSE006"),
+        ("fusermount3: mount failed: Operation not permitted", "FUSE007"),
+    ],
+)
+def test_what_a_container_said_when_it_failed_is_understood(
+    here: Cluster, text: str, id_: str
+) -> None:
+    here.put(node(gpus=None))
+    put_pod(here, pod(container=said(text)))
+    code, report = here.check("fuse")
+    assert [(f["id"], f["object"], f["evidence"]) for f in report["findings"]] == [
+        (id_, "default/p", ["node a", text])
+    ]
+    assert code == 1
+
+
+def test_what_the_kubelet_said_of_a_missing_device_is_understood(here: Cluster) -> None:
+    text = (
+        "MountVolume.SetUp failed: hostPath type check failed: /dev/fuse is not a character device"
+    )
+    here.put(node(gpus=None), event("FailedMount", text))
+    assert found(here.check("fuse")[1]) == [
+        ("FUSE001", "error", "default/p", "/dev/fuse is missing on the node")
+    ]
+
+
+ANNOTATED: dict[str, Any] = {"annotations": {FUSE: "true"}}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "severity"),
+    [("containerd://1.6.3", "error"), ("containerd://1.7.9", "warn"), ("docker://20.10", "error")],
+)
+def test_a_runtime_that_cannot_give_devices_by_annotation_is_told(
+    here: Cluster, runtime: str, severity: str
+) -> None:
+    here.put(node(gpus=None, runtime=runtime))
+    put_pod(here, pod(**ANNOTATED))
+    report = here.check("fuse")[1]
+    assert [f["severity"] for f in report["findings"] if f["id"] == "FUSE003"] == [severity]
+
+
+def test_an_annotated_pod_needs_an_agent_a_namespace_and_its_order(here: Cluster) -> None:
+    required = {"required-plugins.noderesource.dev": '["muster"]', FUSE: "true"}
+    here.put(node("a", gpus=None), node("b", gpus=None))
+    put_pod(here, pod("lost", on="a", annotations=required))
+    put_pod(here, pod("early", on="b", started=OLD, **ANNOTATED))
+    put_pod(here, pod("muster-plugin-x", on="b", started=NEW, labels=AGENT))
+    report = here.check("fuse")[1]
+    refused = "its namespace does not allow fuse: no label muster.dev/allow-fuse=true"
+    assert [one for one in found(report) if one[0] != "FUSE003"] == [
+        ("FUSE004", "error", "a", "no muster agent is ready, and default/lost needs it"),
+        ("FUSE009", "error", "default/early", refused),
+        ("FUSE009", "error", "default/lost", refused),
+        (
+            "FUSE005",
+            "warn",
+            "a",
+            f"{REQUIRED} is not enforced here: default/lost runs without the plugin",
+        ),
+        (
+            "FUSE006",
+            "warn",
+            "default/early",
+            "it started before the plugin on its node did, perhaps without the device",
+        ),
+    ]
+
+
+def test_a_fuse_resource_at_0_is_told_with_the_pod_to_restart(here: Cluster) -> None:
+    here.put(
+        node("a", gpus=None, resources={FUSE: "0"}), node("b", gpus=None, resources={FUSE: "1000"})
+    )
+    put_pod(here, pod("muster-plugin-x", labels=AGENT))
+    code, report = here.check("fuse")
+    assert found(report) == [
+        (
+            "FUSE008",
+            "error",
+            "a",
+            f"{FUSE} is at 0 (other nodes offer it): its plugin is gone or has not registered",
+        )
+    ]
+    assert code == 1
+    command_ = report["findings"][0]["fix"]["command"]
+    assert shlex.split(command_)[3:] == ["delete", "pod", "muster-plugin-x", "-n", "default"]
+
+
+def test_pods_that_no_autoscaler_helps_are_told(here: Cluster) -> None:
+    text = f"pod didn't trigger scale-up: 1 Insufficient {FUSE}"
+    unscheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "message": f"0/1 nodes: 1 Insufficient {FUSE}",
+    }
+    here.put(node(gpus=None), event("NotTriggerScaleUp", text))
+    put_pod(here, pod(on="", phase="Pending", asks=[FUSE], conditions=[unscheduled], container={}))
+    code, report = here.check("autoscaler")
+    assert found(report) == [
+        (
+            "AS001",
+            "error",
+            "default/p",
+            f"pending on {FUSE}: a request that autoscalers may not know",
+        ),
+        ("AS005", "error", "default/p", f"the autoscaler adds no node for it: {text}"),
+    ]
+    assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("provider", "labels", "object_", "setting"),
+    [
+        (
+            "aws:///eu-west-1a/i-1",
+            {},
+            "aws/workers",
+            f"tag k8s.io/cluster-autoscaler/node-template/resources/{FUSE}=1000",
+        ),
+        (
+            "gce://project/europe-west1/gke-x-1",
+            {"cloud.google.com/gke-nodepool": "pool-1"},
+            "gke/pool-1",
+            f"node label clusterautoscaler-nodetemplate-resources.{FUSE}=1000",
+        ),
+        (
+            "azure:///subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachineScaleSets/vmss/virtualMachines/0",
+            {},
+            "azure/vmss",
+            "tag k8s.io_cluster-autoscaler_node-template_resources_muster.dev_fuse=1000",
+        ),
+    ],
+)
+def test_a_template_that_must_promise_fuse_is_told_with_the_platforms_setting(
+    here: Cluster, provider: str, labels: dict[str, str], object_: str, setting: str
+) -> None:
+    here.put(
+        node(gpus=None, provider=provider, labels=labels, resources={FUSE: "1000"}),
+        autoscaler("--nodes=0:9:workers"),
+    )
+    report = here.check("autoscaler")[1]
+    said_ = f"its template must promise {FUSE}, or no node is added: {setting}"
+    assert found(report) == [("AS002", "suggest", object_, said_)]
+
+
+def test_cluster_api_reads_other_resources_from_its_infrastructure_template(here: Cluster) -> None:
+    here.put(
+        node(gpus=None, resources={FUSE: "1000"}),
+        autoscaler("--cloud-provider=clusterapi", "--nodes=0:9:workers"),
+    )
+    assert [one[:3] for one in found(here.check("autoscaler")[1])] == [
+        ("AS002", "suggest", "cluster-api/workers")
+    ]
+
+
+def test_an_autoscaler_that_ignores_the_resource_needs_no_template(here: Cluster) -> None:
+    here.put(
+        node(gpus=None, provider="aws:///z/i-1", resources={FUSE: "1000"}),
+        autoscaler("--nodes=0:9:workers", "--scheduler-config-file=/c"),
+    )
+    assert found(here.check("autoscaler")[1]) == []
+
+
+def test_karpenter_needs_its_gate_and_an_overlay(here: Cluster) -> None:
+    here.put(
+        node(gpus=None, resources={FUSE: "1000"}), karpenter("SpotToSpot=true,NodeOverlay=false")
+    )
+    first = here.check("autoscaler")[1]
+    assert [one[:3] for one in found(first)] == [
+        ("AS002", "suggest", "karpenter/every NodePool"),
+        ("AS003", "suggest", "karpenter"),
+    ]
+    assert (
+        "FEATURE_GATES=SpotToSpot=true,NodeOverlay=true" in first["findings"][1]["fix"]["command"]
+    )
+    overlay = {
+        "kind": "NodeOverlay",
+        "metadata": {"name": "fuse"},
+        "spec": {"capacity": {FUSE: "1000"}},
+    }
+    here.put(overlay)
+    assert found(here.check("autoscaler")[1]) == [
+        ("AS003", "warn", "karpenter", "the NodeOverlay gate is off: overlays are ignored")
+    ]
+
+
+def test_node_local_devices_for_fuse_are_told(here: Cluster) -> None:
+    here.put(node(gpus=None), slices("fuse.example.com", "a"))
+    assert found(here.check("autoscaler")[1]) == [
+        (
+            "AS004",
+            "warn",
+            "fuse.example.com",
+            "node-local DRA devices for fuse: nodes are scaled down by their use alone",
+        )
+    ]
+
+
+def test_an_autoscaler_whose_status_is_old_is_told(here: Cluster) -> None:
+    here.put(status(dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)))
+    code, report = here.check("autoscaler")
+    assert (code, [one[:3] for one in found(report)]) == (
+        1,
+        [("AS006", "error", "cluster-autoscaler")],
+    )
+    assert here.check("gpu")[0] == 0
+
+
+def test_missing_rights_give_unknown_lines_and_are_named(here: Cluster) -> None:
+    here.put(node(labels={KEY: "t4", **T4}))
+    limited = here.user(("list", "pods"), ("list", "events"))
+    code, report = here.check("all", kubeconfig=limited)
+    assert (code, found(report)) == (
+        4,
+        [
+            ("ACCESS", "unknown", "events", "cannot be seen: no right to list events"),
+            ("ACCESS", "unknown", "pods", "cannot be seen: no right to list pods"),
+        ],
+    )
+    assert here.check("gpu", kubeconfig=limited)[0] == 0
+    here.api.deny("limited", "list", "nodes")
+    assert here.check("gpu", kubeconfig=limited)[0] == 4
+
+
+def test_what_is_known_to_be_broken_counts_more_than_what_cannot_be_seen(here: Cluster) -> None:
+    here.put(node(labels={KEY: "l4", **T4}))
+    assert here.check("all", kubeconfig=here.user(("list", "pods")))[0] == 1
+
+
+def test_sources_that_cannot_be_read_are_noted_and_decide_nothing(here: Cluster) -> None:
+    here.put(node(labels={KEY: "t4", **T4}))
+    code, report = here.check("gpu", kubeconfig=here.user(("*", "resourceslices")))
+    assert (code, found(report), len(report["notes"])) == (0, [], 1)
+
+
+def test_one_node_can_be_asked_about(here: Cluster) -> None:
+    here.put(node("a", labels={KEY: "l4", **T4}), node("b", labels={KEY: "l4", **T4}))
+    assert [one[2] for one in found(here.check("gpu", "--node", "b")[1])] == ["b"]
+    assert here.check("gpu", "--node", "c")[1]["notes"] == ["there is no node c"]
+
+
+@pytest.mark.parametrize("reason", [refusals.Reason.UNAVAILABLE, refusals.Reason.TOO_MANY_REQUESTS])
+def test_an_api_that_refuses_lists_is_no_crash(here: Cluster, reason: refusals.Reason) -> None:
+    here.put(node(labels={KEY: "l4", **T4}))
+    here.api.refuse("/api/v1/pods", reason)
+    code, report = here.check("all", "--timeout", "5s")
+    assert (code, [one[0] for one in found(report)]) == (1, ["GPU002"])
+    assert report["notes"][0].startswith("/api/v1/pods: get /api/v1/pods: HTTP ")
+
+
+def test_who_is_not_reached_or_not_known_gives_3(here: Cluster, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "stranger"
+    here.api.write_kubeconfig(file)
+    text = file.read_text().replace('"user": {}', '"user": {"token": "eve"}')
+    file.write_text(text)
+    code, _, told = here.run("check", kubeconfig=str(file))
+    assert (code, told) == (3, "muster check: get /version: HTTP 401 Unauthorized\n")
+    file.write_text(text.replace(here.api.url, f"http://127.0.0.1:{nats.free_port()}"))
+    assert here.run("check", "--timeout", "2s", kubeconfig=str(file))[0] == 3
+    assert here.run("check", kubeconfig="/nowhere")[0] == 3
+
+
+@pytest.mark.parametrize("words", [["nothing"], ["--timeout", "soon"], ["--output", "xml"]])
+def test_what_cannot_be_meant_gives_2(here: Cluster, words: list[str]) -> None:
+    assert here.run("check", *words)[0] == 2
+
+
+def test_junit_has_a_case_for_each_finding(here: Cluster) -> None:
+    here.put(node("a", labels={KEY: "l4", **T4}), node("b"))
+    code, out, _ = here.run("check", "gpu", "--output", "junit")
+    suite = ET.fromstring(out)  # noqa: S314  # of our own making
+    cases = [(case.get("classname"), case.get("name")) for case in suite.iter("testcase")]
+    assert code == 1
+    assert cases == [("GPU002", "a"), ("GPU004", "nodes"), ("GPU010", "b")]
+    assert (suite.get("failures"), suite.get("skipped")) == ("2", "1")
+
+
+def test_text_says_each_finding_in_a_line_and_then_what_mends_it(here: Cluster) -> None:
+    here.put(node("a", labels={KEY: "l4", **T4}))
+    code, out, _ = here.run("check", "gpu")
+    lines = out.splitlines()
+    assert code == 1
+    assert lines[0] == "ERROR    GPU002   a: labelled l4, and has t4 (set by kubectl)"
+    assert lines[2:5] == [
+        "To mend:",
+        "  # GPU002",
+        f"  muster label-gpus --apply --overwrite --yes --node a --kubeconfig {here.kubeconfig}",
+    ]
+    assert lines[-1] == f"{here.api.url}: 1 error (1 nodes, 1 gpuNodes)"
+
+
+def test_every_printed_command_runs_and_the_cluster_is_well_in_the_end(
+    here: Cluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    here.put(
+        node("a", labels={KEY: "l4", **T4}),
+        node("b", labels=T4),
+        node("d", labels={GFD: "NVIDIA-T400-4GB"}),
+        node("e", labels={GFD: "NVIDIA-A100"}),
+        node("f", gpus=None, labels={"k8s.amazonaws.com/accelerator": "x"}, provider="aws:///i"),
+        node("g", labels={KEY: "T4", **T4}),
+    )
+    codes = {}
+    aliases: list[str] = []
+    for _ in range(3):
+        _, report = here.check("gpu", *aliases)
+        for fix in dict.fromkeys(f["fix"]["command"] for f in report["findings"]):
+            words = shlex.split(fix)
+            if words[0] == "muster":
+                codes[fix] = here.run(*words[1 : words.index("--kubeconfig")], *aliases)[0]
+            elif words[0] != "kubectl" or shutil.which("kubectl"):
+                done = subprocess.run(fix, shell=True, check=False, capture_output=True)  # noqa: S602  # as printed
+                codes[fix] = done.returncode
+        aliases = ["--aliases", "muster-aliases.yaml"]
+    assert set(codes.values()) == {0}, codes
+    assert {name: here.labels(name).get(KEY) for name in "abdeg"} == {
+        "a": "t4",
+        "b": "t4",
+        "g": "t4",
+        "d": "t400",
+        "e": "a100",
+    }
+    assert "k8s.amazonaws.com/accelerator" not in here.labels("f")
+    assert found(here.check("gpu", *aliases)[1]) == []
+
+
+def test_the_real_command_has_the_exit_codes_of_the_table(here: Cluster) -> None:
+    def run(*words: str) -> int:
+        muster = pathlib.Path(sys.executable).with_name("muster")
+        return subprocess.run([str(muster), *words], check=False, capture_output=True).returncode
+
+    here.put(node("a", labels={KEY: "t4", **T4}))
+    with_ = ("--kubeconfig", here.kubeconfig)
+    limited = here.user(("list", "pods"))
+    assert run("check", "gpu", *with_) == 0
+    assert run("check", "all", "--kubeconfig", limited) == 4
+    assert run("check", "--nonsense", *with_) == 2
+    assert run("check", "--kubeconfig", "/nowhere") == 3
+    here.put(node("b", labels={KEY: "", **T4}))
+    assert run("check", "gpu", *with_) == 1
+    report = orjson.loads(here.run("check", "gpu", "--output", "json")[1])
+    assert report["schemaVersion"] == 1

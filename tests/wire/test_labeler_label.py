@@ -1,0 +1,251 @@
+"""`muster label-gpus` and `unlabel-gpus` against the API stand-in."""
+
+import pathlib
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import orjson
+import pytest
+
+from muster.local.kubernetes import refusals
+from muster_labeler import facts
+from muster_labeler.sources import Product
+from tests.labeler import cluster as clusters
+from tests.labeler.cluster import GFD, KEY, Cluster, node
+
+T4 = {GFD: "Tesla-T4"}
+L4 = {GFD: "NVIDIA-L4"}
+DOKS = "doks.digitalocean.com/gpu-model"
+DO = {DOKS: "h100"}
+"""Read by us, not by SkyPilot: it covers nothing."""
+
+
+@pytest.fixture
+def here(tmp_path: pathlib.Path) -> Iterator[Cluster]:
+    with clusters.cluster(tmp_path) as found:
+        yield found
+
+
+def test_without_apply_it_shows_and_writes_nothing(here: Cluster) -> None:
+    here.put(node("a", labels=DO), node("b", labels=DO))
+    code, out, told = here.run("label-gpus")
+    assert (code, out.splitlines()) == (
+        0,
+        [
+            "NODE  GPU                                   SOURCE       CURRENT  NEW   REASON",
+            "a     doks.digitalocean.com/gpu-model=h100  cloud label  -        h100  exact",
+            "b     doks.digitalocean.com/gpu-model=h100  cloud label  -        h100  exact",
+            "2 to write",
+        ],
+    )
+    assert told == "muster label-gpus: 2 nodes would be written; --apply does it\n"
+    assert KEY not in here.labels("a")
+
+
+def test_apply_writes_reads_back_and_says_where_the_name_came_from(here: Cluster) -> None:
+    here.put(node("a", labels=DO))
+    code, out, _ = here.run("label-gpus", "--apply", "--yes")
+    assert (code, out.splitlines()[-1]) == (0, "1 of 1 nodes written and read back")
+    found = here.node("a")["metadata"]
+    assert found["labels"] == {**DO, KEY: "h100"}
+    provenance = orjson.loads(found["annotations"][facts.PROVENANCE])
+    assert {key: provenance[key] for key in ("key", "value", "source", "product")} == {
+        "key": KEY,
+        "value": "h100",
+        "source": "cloud label",
+        "product": "doks.digitalocean.com/gpu-model=h100",
+    }
+    assert provenance["actor"].endswith("with muster label-gpus")
+    assert "previous" not in provenance
+    code, out, _ = here.run("label-gpus", "--apply", "--yes")
+    assert (code, out.splitlines()[1:]) == (
+        0,
+        [
+            f"a     {DOKS}=h100  cloud label  h100     h100  labelled already",
+            "1 unchanged",
+        ],
+    )
+
+
+def test_where_there_is_no_terminal_nobody_is_asked_and_nothing_written(
+    here: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.put(node("a", labels=DO))
+    with pathlib.Path("/dev/null").open() as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        code, _, told = here.run("label-gpus", "--apply")
+    assert (code, told) == (2, "muster label-gpus: 1 nodes: this is no terminal; say --yes\n")
+    assert KEY not in here.labels("a")
+
+
+@pytest.mark.parametrize(("answer", "label", "code"), [(b"y\n", "h100", 0), (b"\n", None, 1)])
+def test_on_a_terminal_a_person_is_asked(
+    here: Cluster, answer: bytes, label: str | None, code: int
+) -> None:
+    here.put(node("a", labels=DO))
+    ours, theirs = pty.openpty()
+    with open(ours, "r+b", buffering=0) as terminal, open(theirs, "rb", buffering=0) as stdin:  # noqa: PTH123  # descriptors
+        terminal.write(answer)
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "muster_labeler.command", "label-gpus", "--apply"),
+                *("--kubeconfig", here.kubeconfig),
+            ],
+            stdin=stdin,
+            capture_output=True,
+            check=False,
+        )
+    assert (done.returncode, here.labels("a").get(KEY)) == (code, label)
+    assert b"Write 1 nodes? [y/N] " in done.stderr
+
+
+def test_all_gpu_nodes_or_none(here: Cluster) -> None:
+    here.put(node("a", labels=DO), node("b", labels=DO), node("c"))
+    code, _, told = here.run("label-gpus", "--apply", "--yes", "--node", "a")
+    text = f"2 of 3 GPU nodes would stay without {KEY} and be hidden: b, c; --partial\n"
+    assert (code, told) == (1, f"muster label-gpus: nothing is written: {text}")
+    assert here.run("label-gpus", "--apply", "--yes")[0] == 1
+    assert here.labels("a") == DO
+    assert here.run("label-gpus", "--apply", "--yes", "--partial")[0] == 1  # c stays
+    assert [here.labels(name).get(KEY) for name in "abc"] == ["h100", "h100", None]
+
+
+def test_a_cluster_that_another_scheme_covers_is_left_alone(here: Cluster) -> None:
+    here.put(node("a", labels=T4), node("b", labels=L4))
+    code, _, told = here.run("label-gpus", "--apply", "--yes", "--node", "a")
+    assert code == 1
+    assert told.startswith(f"muster label-gpus: nothing is written: {GFD} names every GPU node")
+
+
+def test_what_others_own_is_refused_by_name_and_overwritten_only_when_told(here: Cluster) -> None:
+    here.put(node("a", labels={KEY: "l4", **T4}))
+    code, out, _ = here.run("label-gpus", "--apply", "--yes")
+    assert code == 1
+    assert out.splitlines()[1].endswith("l4       (t4)  owned by kubectl; --overwrite")
+    assert here.labels("a")[KEY] == "l4"
+    assert here.run("label-gpus", "--apply", "--yes", "--overwrite")[0] == 0
+    assert here.labels("a")[KEY] == "t4"
+    provenance = here.node("a")["metadata"]["annotations"][facts.PROVENANCE]
+    assert orjson.loads(provenance)["previous"] == "l4"
+    assert here.run("unlabel-gpus", "--yes")[0] == 0
+    assert here.labels("a") == T4
+
+
+@pytest.mark.parametrize(
+    ("labels", "option", "label"),
+    [
+        ({GFD: "NVIDIA-A100"}, "--force-ambiguous", "a100"),
+        ({GFD: "NVIDIA-T400-4GB"}, "--allow-unknown", "t400"),
+        ({"node.kubernetes.io/instance-type": "p5.48xlarge"}, "--from-instance-type", "h100"),
+    ],
+)
+def test_what_is_not_certain_is_written_only_when_told(
+    here: Cluster, labels: dict[str, str], option: str, label: str
+) -> None:
+    here.put(node("a", labels=labels))
+    code, out, _ = here.run("label-gpus", "--apply", "--yes")
+    assert code == 1
+    assert option in out
+    assert here.run("label-gpus", "--apply", "--yes", option)[0] == 0
+    assert here.labels("a")[KEY] == label
+
+
+def test_simulated_gpus_are_labelled_only_when_told(here: Cluster) -> None:
+    kinds = {"a": {Product("NVIDIA L4", 23034): 2}}
+    here.put(node("a"), clusters.reports(kinds, simulated=frozenset({"a"})))
+    words = ("label-gpus", "--apply", "--yes", "--muster-namespace", "default")
+    assert here.run(*words)[0] == 1
+    assert here.run(*words, "--simulated")[0] == 0
+    assert here.labels("a")[KEY] == "l4"
+
+
+def test_an_alias_that_people_reviewed_is_certain(here: Cluster, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "aliases.yaml"
+    file.write_text("NVIDIA-T400-4GB: t400\n")
+    here.put(node("a", labels={GFD: "NVIDIA-T400-4GB"}))
+    assert here.run("label-gpus", "--apply", "--yes", "--aliases", str(file))[0] == 0
+    assert here.labels("a")[KEY] == "t400"
+    file.write_text("NVIDIA-T400-4GB: T400!\n")
+    code, _, told = here.run("label-gpus", "--aliases", str(file))
+    assert (code, told.endswith("'NVIDIA-T400-4GB': 'T400!' is no accelerator name\n")) == (2, True)
+
+
+def test_unlabel_removes_what_is_ours_and_nothing_else(here: Cluster) -> None:
+    here.put(node("a", labels={KEY: "mine", **T4}), node("b", labels=T4))
+    here.apply("b", {KEY: "t4", "muster.dev/accelerator-count": "8"})
+    code, out, _ = here.run("unlabel-gpus", "--dry-run")
+    assert (code, out.splitlines()[1:]) == (
+        0,
+        [
+            f"b     {GFD}=Tesla-T4  GPU feature discovery  t4       (removed)  ours",
+            f"a     {GFD}=Tesla-T4  GPU feature discovery  mine     mine       owned by kubectl",
+            "1 to remove, 1 unchanged",
+        ],
+    )
+    assert here.run("unlabel-gpus", "--yes")[0] == 0
+    assert (here.labels("a"), here.labels("b")) == ({KEY: "mine", **T4}, T4)
+
+
+def test_labelling_keeps_the_other_labels_that_are_ours(here: Cluster) -> None:
+    here.put(node("a", labels=DO))
+    here.apply("a", {"muster.dev/accelerator-count": "8"})
+    assert here.run("label-gpus", "--apply", "--yes")[0] == 0
+    assert here.labels("a") == {**DO, KEY: "h100", "muster.dev/accelerator-count": "8"}
+
+
+def test_a_missing_right_is_named_before_anything_is_done(here: Cluster) -> None:
+    here.put(node("a", labels=DO))
+    limited = here.user(("patch", "nodes"))
+    code, out, told = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
+    assert (code, out, told) == (4, "", "muster label-gpus: no right to patch nodes\n")
+    assert here.run("label-gpus", kubeconfig=limited)[0] == 0
+
+
+def test_a_node_that_is_not_there_is_a_mistake(here: Cluster) -> None:
+    here.put(node("a", labels=DO))
+    code, _, told = here.run("label-gpus", "--node", "z")
+    assert (code, told) == (2, "muster label-gpus: no such node: z\n")
+
+
+@pytest.mark.parametrize("reason", [refusals.Reason.UNAVAILABLE, refusals.Reason.TOO_MANY_REQUESTS])
+def test_what_was_not_written_makes_it_end_non_zero(here: Cluster, reason: refusals.Reason) -> None:
+    here.put(node("a", labels=DO), node("b", labels=DO))
+    here.api.refuse("/api/v1/nodes/b", reason)
+    code, out, told = here.run("label-gpus", "--apply", "--yes")
+    assert (code, out.splitlines()[-1]) == (1, "1 of 2 nodes written and read back")
+    assert told.startswith("muster label-gpus: b: label node b: HTTP ")
+
+
+def test_a_cluster_without_gpus_is_no_error(here: Cluster) -> None:
+    here.put(node(gpus=None))
+    assert here.run("label-gpus", "--apply", "--yes")[:2] == (0, "no GPU node\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "out", "code"),
+    [
+        (["NVIDIA L4"], "", "l4\texact\n", 0),
+        (
+            ["--tsv"],
+            "Tesla T4\t15360\n\nNVIDIA A100\n",
+            "t4\texact\tTesla T4\na100\tmemory-unknown\tNVIDIA A100\n",
+            0,
+        ),
+        (["--tsv"], "Tesla T4\tmany\n", "", 2),
+        ([], "", "", 2),
+        (["NVIDIA L4", "--tsv"], "", "", 2),
+        (["\x1b[31m"], "", "31m\tfallback\n", 0),
+    ],
+)
+def test_gpu_name_says_what_a_product_would_be_called(
+    words: list[str], text: str, out: str, code: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "muster_labeler.command", "gpu-name", *words],
+        input=text.encode(),
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.decode()) == (code, out)
