@@ -250,11 +250,18 @@ class Bus:
                 await backoff.wait()
 
     async def follow(
-        self, stream: streams.Stream, *, filters: Sequence[str], since: datetime | None = None
+        self,
+        stream: streams.Stream,
+        *,
+        filters: Sequence[str],
+        since: datetime | None = None,
+        after: int | None = None,
     ) -> AsyncIterator[codec.CloudEvent]:
         """Give every event from `since` (None: from now on), without gaps across reconnects.
 
-        Leaves nothing behind on the server. Unbelievable messages are counted and skipped.
+        With `after` they begin behind that position of the stream; one that the stream has not come
+        to yet is of another stream, and all of this one is given. Leaves nothing behind on the
+        server. Unbelievable messages are counted and skipped.
         """
         config = api.ConsumerConfig(
             filter_subjects=list(filters),
@@ -271,7 +278,9 @@ class Bus:
             client = await self.link.client()
             try:
                 info = await client.jetstream().stream_info(stream.name)
-                if since is None and seen < 0:
+                if after is not None and seen < 0:
+                    seen = after if after <= info.state.last_seq else 0
+                elif since is None and seen < 0:
                     seen = info.state.last_seq
                 elif created is not None and info.created != created:
                     # a stream that was lost and made again counts from 1

@@ -5,22 +5,42 @@ done before the input is acknowledged. Probes run beside it, and their answers a
 """
 
 import asyncio
+import contextlib
+import functools
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Final, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 import prometheus_client
 
 from muster import bus, codec, entry, logs, probes, runtime, streams, vocabulary
-from muster_health import config, detector, metrics, signals, snapshot
+from muster_health import (
+    alarm,
+    config,
+    connections,
+    detector,
+    leader,
+    metrics,
+    signals,
+    snapshot,
+    teller,
+    watchdog,
+)
+
+if TYPE_CHECKING:
+    from muster_health import cluster, kube
 
 Inbox = asyncio.Queue[runtime.Delivery[signals.Input]]
 
 _OWN_LINK_SHARE: Final = 0.25
 """Of a probe's time; a server that answers us later than this may be as late for the plugin."""
-_REPORTS: Final = tuple(f"muster.event.*.*.{kind}.*" for kind in ("plugin", "inventory", "device"))
+_POST_S: Final = 5.0
+_REPORTS: Final = tuple(
+    f"muster.event.*.*.{kind}.*" for kind in ("plugin", "inventory", "device", "expectation")
+)
 
 
 class Prober:
@@ -92,128 +112,273 @@ def _named(found: signals.Input) -> str:
             return "inconclusive"
 
 
-async def listen(connected: bus.Bus, inbox: Inbox) -> None:
-    """Put in what we knew before our restart, then all that comes."""
-    for key, value in (await connected.recall(streams.STATE)).items():
-        try:
-            known = snapshot.decode(value)
-        except ValueError as error:
-            logs.logger().warning("state_unreadable", key=key, error=str(error))
-            continue
-        await inbox.put(runtime.Delivery(signals.Restored(state=known)))
+class Watch:
+    """Hears everything for one detector, and does what it says.
 
-    async def take(beat: vocabulary.Heartbeat) -> None:
+    `put` is its inbox; `seen` the cluster, if there is one.
+    """
+
+    def __init__(
+        self,
+        settings: config.Settings,
+        connected: bus.Bus,
+        leading: leader.Leader,
+        watched: detector.Detector,
+        inbox: Inbox,
+    ) -> None:
+        self.seen: cluster.Cluster | None = None
+        self.alarms: alarm.Alarms | None = None
+        self._bus = connected
+        self._leading = leading
+        self._watched = watched
+        self._inbox = inbox
+        self._prober = Prober(connected, inbox, at_once_max=settings.detection.probes_max)
+
+    async def put(self, event: signals.Input) -> None:
+        """Put an input in, when there is room."""
+        await self._inbox.put(runtime.Delivery(event))
+
+    async def listen(self) -> None:
+        """Put in what we knew before our restart, then every beat and every report."""
+        await self.put(signals.BusLost())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_link())
+            position = await self._remembered()
+            tasks.create_task(self._lead())
+            await self._bus.heartbeats(self._beat)
+            if not position:
+                # without a memory the last word of each kind is enough; all of the past is not news
+                position = await self._catch_up()
+            reports = self._bus.follow(streams.EVENTS, filters=_REPORTS, after=position)
+            async for told in reports:
+                await self.put(_report(told, position=told.position))
+
+    async def act(self, out: signals.Output) -> None:
+        """Do what the detector says; what only a leader may do is done only while we lead."""
+        match out:
+            case signals.Probe():
+                self._prober.ask(out)
+            case signals.AskCluster():
+                await self._ask_cluster(out)
+            case signals.Alarm():
+                if self.alarms is not None:
+                    await self.alarms.tell(out)
+            case signals.Noted():
+                metrics.count(out)
+            case signals.Publish() | signals.Remember() | signals.Remediate():
+                revision = self._leading.revision()
+                if revision is not None:
+                    await self._tell(out, functools.partial(self._leading.still, revision))
+            case _:
+                assert_never(out)
+
+    async def close(self) -> None:
+        """Drop all questions."""
+        await self._prober.close()
+
+    async def _tell(
+        self,
+        out: signals.Publish | signals.Remember | signals.Remediate,
+        still: Callable[[], bool],
+    ) -> None:
+        match out:
+            case signals.Publish():
+                if await self._bus.publish(out.event, event_id=out.event_id, still=still):
+                    teller.log(out.event)
+            case signals.Remember():
+                await self._bus.remember(streams.STATE, out.key, out.value, still=still)
+            case signals.Remediate():
+                if self.seen is not None:
+                    self.seen.questions.remediate(out, dry_run=out.dry_run)
+                else:
+                    no_cluster = signals.Remediated(
+                        node=out.node,
+                        plugin=out.plugin,
+                        pod=out.pod,
+                        error="no Kubernetes API at hand",
+                    )
+                    await self.put(no_cluster)
+            case _:
+                assert_never(out)
+
+    async def _ask_cluster(self, asked: signals.AskCluster) -> None:
+        if self.seen is not None:
+            self.seen.questions.ask(asked)
+            return
+        nothing = signals.ClusterAnswered(
+            node=asked.node, plugin=asked.plugin, number=asked.number, facts=None
+        )
+        await self.put(nothing)
+
+    async def _lead(self) -> None:
+        """Put in who leads; who begins to lead is given first what was remembered."""
+        async for now in self._leading.follow():
+            if now.revision is not None:
+                await self._remembered()
+            await self.put(now)
+
+    async def _remembered(self) -> int:
+        """Put in what is remembered; return how far in the stream of events that goes."""
+        position = 0
+        for key, value in (await self._bus.recall(streams.STATE)).items():
+            try:
+                known = snapshot.decode(value)
+            except ValueError as error:
+                logs.logger().warning("state_unreadable", key=key, error=str(error))
+                continue
+            position = max(position, known.position)
+            await self.put(signals.Restored(state=known))
+        return position
+
+    async def _catch_up(self) -> int:
+        """Put in the newest report of each subject; return where the next ones begin."""
+        newest = [
+            told for kind in _REPORTS for told in await self._bus.newest(streams.EVENTS, kind)
+        ]
+        for told in sorted(newest, key=lambda told: told.position):
+            await self.put(_report(told, position=told.position))
+        return max((told.position for told in newest), default=0)
+
+    async def _beat(self, beat: vocabulary.Heartbeat) -> None:
         try:
-            inbox.put_nowait(runtime.Delivery(signals.Beat(heartbeat=beat)))
+            self._inbox.put_nowait(runtime.Delivery(signals.Beat(heartbeat=beat)))
         except asyncio.QueueFull:
             metrics.BEATS.labels("dropped").inc()
         else:
             metrics.BEATS.labels("taken").inc()
 
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(watch_link(connected, inbox))
-        await connected.heartbeats(take)
-        reports = connected.consume(streams.EVENTS, durable="health", filters=_REPORTS)
-        async for told in reports:
-            report = signals.FromPlugin(
-                event=told.event.data,
-                instance=told.event.instance,
-                sequence=told.event.sequence,
-            )
-            await inbox.put(runtime.Delivery(report, told.ack))
+    async def _watch_link(self) -> None:
+        async for is_there in self._bus.link.changes():
+            await self.put(signals.BusBack(at=datetime.now(UTC)) if is_there else signals.BusLost())
 
 
-async def watch_link(connected: bus.Bus, inbox: Inbox) -> None:
-    """Put in when we can hear and when we cannot."""
-    async for is_there in connected.link.changes():
-        change = signals.BusBack(at=datetime.now(UTC)) if is_there else signals.BusLost()
-        await inbox.put(runtime.Delivery(change))
+def _report(told: codec.CloudEvent, *, position: int) -> signals.FromPlugin:
+    return signals.FromPlugin(
+        event=told.data, instance=told.instance, sequence=told.sequence, position=position
+    )
 
 
 async def serve(settings: config.Settings) -> None:
     """Serve until SIGTERM."""
     logs.configure("health", level=settings.log.level)
-    clock = asyncio.get_running_loop().time
-    watched = detector.Detector(
-        settings.detection,
-        runbook_url=settings.runbook_url,
-        at_zero=datetime.now(UTC) - timedelta(seconds=clock()),
+    async with contextlib.AsyncExitStack() as stack:
+        api = await _api(settings.cluster, stack)
+        clock = asyncio.get_running_loop().time
+        watched = detector.Detector(
+            settings.detection,
+            runbook_url=settings.runbook_url,
+            at_zero=datetime.now(UTC) - timedelta(seconds=clock()),
+            bounds=settings.bounds,
+            remediation=settings.remediation,
+            has_cluster=api is not None,
+            leader=None,
+        )
+        prometheus_client.REGISTRY.register(metrics.Holdings(watched))
+        connected = await stack.enter_async_context(
+            bus.Bus(settings.bus.url, producer="services/health", name="muster-health", owner=True)
+        )
+        name = f"muster-health {connected.instance}"
+        leading = await stack.enter_async_context(_leader(connected, settings.leading, name))
+        inbox: Inbox = asyncio.Queue(runtime.INBOX_MAX)
+        watch = Watch(settings, connected, leading, watched, inbox)
+        stack.push_async_callback(watch.close)
+        link = connections.Link(connected.listen, connected.link.knock, connected.link.changes)
+        heard = connections.Connections(link, watch.put, name=name)
+        post = functools.partial(api.post, timeout_s=_POST_S) if api else None
+        watch.alarms = alarm.Alarms(settings.blind, name=name, post=post)
+        if api is not None:
+            watch.seen = _cluster(api, settings.cluster, watch.put)
+        state = _State(watched, leading, heard, watch.seen)
+        address = await stack.enter_async_context(
+            probes.serve(
+                settings.http.host,
+                settings.http.port,
+                ready=lambda: None if connected.link.is_connected else "not connected to NATS",
+                more={"/state": state.show},
+            )
+        )
+        logs.logger().info("listening", http=address)
+        if api is None:
+            logs.logger().info("no_cluster", reason="no kubeconfig is given, and this is no pod")
+        await runtime.run(
+            runtime.drive(watched, inbox, watch.act),
+            watch.listen(),
+            heard.run(),
+            watch.alarms.run(),
+            watchdog.tick(
+                leading,
+                lambda event, still: connected.publish(event, still=still),
+                holder=name,
+                interval_s=settings.leading.watchdog_s,
+            ),
+            *([watch.seen.run()] if watch.seen else []),
+        )
+
+
+async def _api(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> "kube.Api | None":
+    """Return the Kubernetes API, or None where there is none. Raises CannotStart."""
+    if settings.kubeconfig is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return None
+    from muster_health import kube  # noqa: PLC0415  # 40 MiB that are not needed without a cluster
+
+    try:
+        found = await kube.find(kubeconfig=settings.kubeconfig, context=settings.context)
+    except kube.NoCluster as error:
+        raise entry.CannotStart(f"cluster: {error}") from None
+    return await stack.enter_async_context(found)
+
+
+def _cluster(api: "kube.Api", settings: config.Cluster, put: "cluster.Put") -> "cluster.Cluster":
+    from muster_health import cluster  # noqa: PLC0415  # as above
+
+    return cluster.Cluster(api, settings, put)
+
+
+def _leader(connected: bus.Bus, settings: config.Leading, name: str) -> leader.Leader:
+    lock = leader.Lock(
+        functools.partial(connected.claim, streams.LEADER, "health"),
+        functools.partial(connected.release, streams.LEADER, "health"),
     )
-    prometheus_client.REGISTRY.register(metrics.Holdings(watched))
-    inbox: Inbox = asyncio.Queue(runtime.INBOX_MAX)
-    async with bus.Bus(
-        settings.bus.url, producer="services/health", name="muster-health", owner=True
-    ) as connected:
-        prober = Prober(connected, inbox, at_once_max=settings.detection.probes_max)
-
-        async def act(out: signals.Output) -> None:
-            match out:
-                case signals.Probe():
-                    prober.ask(out)
-                case signals.AskCluster() | signals.Alarm() | signals.Remediate():
-                    logs.logger().warning("not_wired", output=type(out).__name__)
-                case signals.Publish():
-                    await connected.publish(out.event, event_id=out.event_id)
-                    _log(out.event)
-                case signals.Remember():
-                    await connected.remember(streams.STATE, out.key, out.value)
-                case signals.Noted():
-                    metrics.count(out)
-                case _:
-                    assert_never(out)
-
-        def unready() -> str | None:
-            return None if connected.link.is_connected else "not connected to NATS"
-
-        shown = {"/state": lambda: _state(watched, clock)}
-        try:
-            async with probes.serve(
-                settings.http.host, settings.http.port, ready=unready, more=shown
-            ) as address:
-                logs.logger().info("listening", http=address)
-                await runtime.run(runtime.drive(watched, inbox, act), listen(connected, inbox))
-        finally:
-            await prober.close()
+    terms = leader.Terms(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
+    return leader.Leader(lock, name=name, terms=terms)
 
 
-def _state(watched: detector.Detector, clock: Callable[[], float]) -> probes.Answer:
-    now = clock()
-    shown = [dossier.view(now) for dossier in watched.dossiers()]
-    return 200, "application/json", msgspec.json.encode({"plugins": shown})
+class _State:
+    """What is known, for people: /state."""
 
+    def __init__(
+        self,
+        watched: detector.Detector,
+        leading: leader.Leader,
+        heard: connections.Connections,
+        seen: "cluster.Cluster | None",
+    ) -> None:
+        self._watched = watched
+        self._leading = leading
+        self._heard = heard
+        self._seen = seen
 
-def _log(
-    event: vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided,
-) -> None:
-    match event:
-        case vocabulary.VerdictChanged():
-            logs.logger().info(
-                "verdict_changed",
-                node=event.node,
-                plugin=event.plugin,
-                verdict=event.verdict,
-                previous=event.previous,
-                rule=event.rule,
-                evidence=[seen.observed for seen in event.evidence],
-            )
-        case vocabulary.AlertChanged():
-            logs.logger().info(
-                "alert_changed",
-                node=event.node,
-                fingerprint=event.fingerprint,
-                state=event.state,
-                summary=event.summary,
-            )
-        case vocabulary.RemediationDecided():
-            logs.logger().info(
-                "remediation_decided",
-                node=event.node,
-                plugin=event.plugin,
-                outcome=event.outcome,
-                reason=event.reason,
-            )
-        case _:
-            assert_never(event)
+    def show(self) -> probes.Answer:
+        """Return it as JSON."""
+        now = asyncio.get_running_loop().time()
+        shown = {
+            "plugins": [dossier.view(now) for dossier in self._watched.dossiers()],
+            "fleet": {
+                "alerts": list(self._watched.fleet_alerts()),
+                "storms": self._watched.storms,
+                "suspects": self._watched.suspects,
+                "held": self._watched.held,
+            },
+            "service": {
+                "leads": self._leading.revision(),
+                "leader": self._leading.holder,
+                "blind": self._watched.is_blind,
+                "position": self._watched.position,
+                "advisories": self._heard.problem or "they come",
+                "cluster": self._seen.problems if self._seen else "none at hand",
+            },
+        }
+        return 200, "application/json", msgspec.json.encode(shown)
 
 
 def main() -> int:

@@ -1,0 +1,40 @@
+"""Door to the log: what health concludes, one line for each change."""
+
+from typing import assert_never
+
+from muster import logs, vocabulary
+
+
+def log(
+    event: vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided,
+) -> None:
+    """Tell the log of one conclusion."""
+    match event:
+        case vocabulary.VerdictChanged():
+            logs.logger().info(
+                "verdict_changed",
+                node=event.node,
+                plugin=event.plugin,
+                verdict=event.verdict,
+                previous=event.previous,
+                rule=event.rule,
+                evidence=[seen.observed for seen in event.evidence],
+            )
+        case vocabulary.AlertChanged():
+            logs.logger().info(
+                "alert_changed",
+                node=event.node,
+                fingerprint=event.fingerprint,
+                state=event.state,
+                summary=event.summary,
+            )
+        case vocabulary.RemediationDecided():
+            logs.logger().info(
+                "remediation_decided",
+                node=event.node,
+                plugin=event.plugin,
+                outcome=event.outcome,
+                reason=event.reason,
+            )
+        case _:
+            assert_never(event)
