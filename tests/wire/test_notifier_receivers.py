@@ -21,7 +21,7 @@ import pytest
 from muster import vocabulary
 from muster.local import kubernetes
 from muster.vocabulary import AlertState
-from muster_notifier import addresses, config, files, message, senders
+from muster_notifier import addresses, cluster, config, files, message, owners, senders
 from muster_notifier import notification as notifications
 from muster_notifier.answers import Answer, Kind
 from muster_notifier.notification import Notification
@@ -601,3 +601,48 @@ def test_a_secret_may_stand_inside_a_yaml_file(tmp_path: pathlib.Path) -> None:
     file.write_text("receivers: [{slack_configs: [{api_url: 'http://h/x'}]}]")
     where = addresses.Secret(file=str(file), at="receivers.0.slack_configs.0.api_url")
     assert files.secret(where) == "http://h/x"
+
+
+def test_the_owner_of_a_pod_names_a_receiver_and_a_pod_goes_before_its_namespace() -> None:
+    async def story() -> None:
+        async with asyncio.timeout(20), kubernetes.KubernetesApi() as api:
+            async with aiohttp.ClientSession(api.url) as http:
+                about = {"annotations": {"muster.dev/notify": "team-ml, nobody"}}
+                await http.post("/api/v1/namespaces", json={"metadata": {"name": "ml", **about}})
+                spec = {"containers": [{"name": "c", "image": "i"}]}
+                own = {"name": "own", "annotations": {"muster.dev/notify": "team-own"}}
+                for metadata in (own, {"name": "plain"}):
+                    pod = {"metadata": metadata, "spec": spec}
+                    response = await http.post("/api/v1/namespaces/ml/pods", json=pod)
+                    assert response.status == 201
+            found = owners.Owners(
+                cluster.Cluster(addresses.Kubernetes(url=api.url)),
+                annotation="muster.dev/notify",
+                receivers=("team-ml", "team-own"),
+                timeout_s=5.0,
+            )
+            assert await found.of(["ml/own"]) == {"team-own"}
+            assert await found.of(["ml/plain", "ml/gone"]) == {"team-ml"}
+            assert await found.of(["ml/own", "ml/plain"]) == {"team-ml", "team-own"}
+            assert await found.of(["ml/../../nodes", "x\r\nHost: y/z", "", "none/a"]) == set()
+
+    asyncio.run(story())
+
+
+def test_owners_that_cannot_be_asked_in_time_are_nobody() -> None:
+    async def story() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        async with asyncio.timeout(20), await asyncio.start_server(serve, "127.0.0.1", 0) as silent:
+            url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+            found = owners.Owners(
+                cluster.Cluster(addresses.Kubernetes(url=url)),
+                annotation="muster.dev/notify",
+                receivers=("team-ml",),
+                timeout_s=0.2,
+            )
+            assert await found.of(["ml/own"]) == set()
+
+    asyncio.run(story())

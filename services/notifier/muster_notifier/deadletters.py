@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from muster import vocabulary
+from muster_notifier import message
 from muster_notifier import notification as notifications
 
 SUBJECTS: Final = "muster.dlq.notification.>"
@@ -65,5 +66,5 @@ def subject(notification: notifications.Notification) -> str:
 
 def _plain(text: str) -> str:
     """Return a text as a header can hold it."""
-    shown = " ".join(text.split())[:_SHOWN_MAX]
+    shown = message.line(text, _SHOWN_MAX)
     return shown.encode("ascii", "backslashreplace").decode()

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from muster import logs
-from muster_notifier import cluster
+from muster_notifier import cluster, regarding
 
 _BELIEVED_S: Final = 60.0
 _KNOWN_MAX: Final = 10_000
@@ -51,7 +51,10 @@ class Owners:
         return named & self._receivers
 
     async def _of(self, pod: str) -> str:
-        namespace, _, name = pod.partition("/")
+        found = regarding.pod_of(pod)
+        if found is None:
+            return ""
+        namespace, name = found
         own = await self._ask(f"/api/v1/namespaces/{namespace}/pods/{name}")
         if own is not None:
             return own

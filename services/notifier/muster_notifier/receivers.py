@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import prometheus_client
 
 from muster import logs, streams, vocabulary
-from muster_notifier import answers, deadletters, desk, ledger, signals, turns
+from muster_notifier import answers, deadletters, desk, ledger, signals
 from muster_notifier import notification as notifications
 
 Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[answers.Answer]]
@@ -24,7 +24,6 @@ Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[answe
 GOODBYE_S: Final = 1.0
 """At the end, a message already on its way has this long to be answered and remembered."""
 
-_OUTBOX_MAX: Final = 2 * turns.OUTSTANDING_MAX
 _TOLD = prometheus_client.Counter(
     "muster_notifications_total",
     "Notifications, by what became of them.",
@@ -104,11 +103,12 @@ class Receiver:
         self._report = report
         self._entries: dict[str, ledger.Entry] = {}
         self._jobs: dict[int, Job] = {}
-        self._sending: set[asyncio.Task[None]] = set()
+        self._tasks: asyncio.TaskGroup | None = None
         self._posted = 0
         self._is_away = False
-        # the machine gives no more than this before it hears an outcome
-        self._outgoing: asyncio.Queue[notifications.Notification] = asyncio.Queue(_OUTBOX_MAX)
+        # one for each group, the newest: the machine bounds how many groups these are
+        self._outgoing: dict[str, notifications.Notification] = {}
+        self._given = asyncio.Event()
         _LETTERS.labels(name).set_function(lambda: self.desk.waiting)
 
     def recall(self, entry: ledger.Entry) -> None:
@@ -117,29 +117,22 @@ class Receiver:
 
     def give(self, notification: notifications.Notification) -> None:
         """Take one to send; never waits."""
-        self._outgoing.put_nowait(notification)
+        self._outgoing[notification.group] = notification
+        self._given.set()
 
     async def work(self) -> None:
         """Put what is given into the outbox, and take letters from there; for ever."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._post())
-                tasks.create_task(self._collect())
-                tasks.create_task(self._hold())
-        finally:
-            if self._sending:
-                await asyncio.wait(self._sending, timeout=GOODBYE_S)
-            for task in self._sending:
-                task.cancel()
-            await asyncio.gather(*self._sending, return_exceptions=True)
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._post())
+            self._tasks.create_task(self._collect())
+            self._tasks.create_task(self._hold())
 
     async def act(self, output: desk.Output) -> None:
         """Do what the desk says."""
         match output:
             case desk.Send():
-                task = asyncio.create_task(self._deliver(output))
-                self._sending.add(task)
-                task.add_done_callback(self._sending.discard)
+                assert self._tasks is not None, f"{self.name} does not work yet"
+                self._tasks.create_task(self._deliver_whole(output))
             case desk.Done(letter):
                 self._note(None)
                 if not _is_extra(letter):
@@ -157,7 +150,11 @@ class Receiver:
 
     async def _post(self) -> None:
         while True:
-            notification = await self._outgoing.get()
+            await self._given.wait()
+            if not self._outgoing:
+                self._given.clear()
+                continue
+            notification = self._outgoing.pop(next(iter(self._outgoing)))
             self._posted += 1
             await self._doors.put(
                 f"muster.outbox.{self.name}.{notifications.token(notification.group)}",
@@ -198,6 +195,17 @@ class Receiver:
             await asyncio.sleep(self._doors.hold_s)
             for job in list(self._jobs.values()):
                 await job.hold()
+
+    async def _deliver_whole(self, sending: desk.Send) -> None:
+        """Deliver; when we are to end, what is on its way has a moment to be answered."""
+        delivering = asyncio.ensure_future(self._deliver(sending))
+        try:
+            await asyncio.shield(delivering)
+        except asyncio.CancelledError:
+            await asyncio.wait([delivering], timeout=GOODBYE_S)
+            delivering.cancel()
+            await asyncio.gather(delivering, return_exceptions=True)
+            raise
 
     async def _deliver(self, sending: desk.Send) -> None:
         letter, notification = sending.letter, sending.letter.notification

@@ -4,6 +4,7 @@ The name of an Event follows from the news, so that a repeat finds it there alre
 forgets Events after about an hour: they are a view, and not the record.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,8 @@ from muster_notifier import notification as notifications
 
 CONTROLLER: Final = "muster.dev/notifier"
 
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_POD: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _ALERTS_MAX: Final = 20
 _PODS_MAX: Final = 20
 _NOTE_MAX: Final = 1000
@@ -41,6 +44,17 @@ def events(notification: notifications.Notification, *, namespace: str, pods: bo
     return found
 
 
+def pod_of(text: str) -> tuple[str, str] | None:
+    """Return namespace and name of a pod, or None: whoever can write to the bus wrote it.
+
+    What is no name must not become part of a path.
+    """
+    namespace, _, name = text.partition("/")
+    if _NAMESPACE.fullmatch(namespace) and _POD.fullmatch(name):
+        return namespace, name
+    return None
+
+
 def _about(
     alert: vocabulary.AlertChanged, *, namespace: str, pods: bool
 ) -> Iterator[tuple[str, Json]]:
@@ -48,8 +62,9 @@ def _about(
         # the kubelet uses a node's name as its uid here, and so does `kubectl describe node`
         yield namespace, {"kind": "Node", "name": alert.node, "uid": alert.node, "apiVersion": "v1"}
     for pod in alert.pods[:_PODS_MAX] if pods else ():
-        where, slash, name = pod.partition("/")
-        if slash:
+        found = pod_of(pod)
+        if found is not None:
+            where, name = found
             yield where, {"kind": "Pod", "name": name, "namespace": where, "apiVersion": "v1"}
 
 

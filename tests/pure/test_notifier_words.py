@@ -1,0 +1,109 @@
+"""Whatever alerts carry, every receiver gets words that it can take."""
+
+import datetime as dt
+import email
+import email.policy
+import re
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster import vocabulary
+from muster_notifier import (
+    addresses,
+    blocks,
+    bodies,
+    cards,
+    deadletters,
+    incidents,
+    mails,
+    message,
+    pushes,
+    regarding,
+)
+from muster_notifier import notification as notifications
+
+T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
+TEXT = st.one_of(
+    st.text(max_size=300),
+    st.sampled_from(["\n.\r\nQUIT\r\n", "<!channel> *x* `y` ```", "\0\x1b[31m", "ü" * 2000, "$x"]),
+)
+HOUR = dt.timedelta(hours=1)
+
+
+@st.composite
+def alerts(draw: st.DrawFn) -> vocabulary.AlertChanged:
+    state = draw(st.sampled_from(vocabulary.AlertState))
+    return vocabulary.AlertChanged(
+        node=draw(st.sampled_from(["node-a", "a.b", vocabulary.FLEET])),
+        at=T0,
+        plugin="device-plugin",
+        kind=draw(st.sampled_from(vocabulary.AlertKind)),
+        severity=draw(st.sampled_from(vocabulary.Severity)),
+        state=state,
+        fingerprint=draw(st.from_regex(r"[0-9a-f]{16}", fullmatch=True)),
+        summary=draw(TEXT),
+        starts_at=T0,
+        ends_at=T0 + HOUR if state is vocabulary.AlertState.RESOLVED else None,
+        resource=draw(TEXT),
+        devices=tuple(draw(st.lists(st.text(min_size=1, max_size=63), max_size=3))),
+        pods=tuple(draw(st.lists(TEXT, max_size=3))),
+        evidence=tuple(
+            vocabulary.Evidence(source=draw(st.text(min_size=1, max_size=20)), observed=draw(TEXT))
+            for _ in range(draw(st.integers(0, 3)))
+        ),
+        advice=draw(TEXT),
+        runbook=draw(TEXT),
+    )
+
+
+@st.composite
+def told(draw: st.DrawFn) -> notifications.Notification:
+    found = draw(st.lists(alerts(), min_size=1, max_size=5, unique_by=lambda a: a.fingerprint))
+    return notifications.notify(
+        after="",
+        receiver="ops",
+        group=draw(TEXT),
+        labels={"kind": draw(TEXT)},
+        reason=draw(st.sampled_from(vocabulary.NotificationReason)),
+        firing=[one for one in found if one.ends_at is None],
+        resolved=[one for one in found if one.ends_at is not None],
+        send_resolved=True,
+        at=T0,
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(notification=told())
+def test_every_receiver_gets_words_that_it_can_take(
+    notification: notifications.Notification,
+) -> None:
+    words = message.compose(notification)
+    assert words.problem == ""
+    assert all(line.isprintable() for line in words.text.split("\n"))
+    letter = notifications.encode(notification)
+    assert notifications.decode(letter) == notification
+    assert len(letter) <= notifications.LETTER_BYTES_MAX
+    for layout in addresses.Format:
+        body = bodies.body(notification, words, layout=layout)
+        assert len(body) <= bodies.BODY_BYTES_MAX
+        msgspec.json.decode(body)
+    slack = blocks.content(notification, words)
+    assert len(msgspec.json.encode(slack)) < 40_000
+    assert "<!" not in str(slack["text"])
+    card = cards.card(notification, words)
+    assert len(card) <= cards.BODY_BYTES_MAX
+    event = msgspec.json.decode(incidents.event(notification, words, routing_key="k"))
+    assert len(event["dedup_key"]) <= 255
+    assert (event["event_action"] == "trigger") == bool(notification.firing_ids)
+    msgspec.json.decode(pushes.alerts(notification, believed_for=HOUR))
+    for one in regarding.events(notification, namespace="default", pods=True):
+        assert len(str(one.body["note"]).encode()) <= 1024
+        assert re.fullmatch("[a-z0-9-]+", one.namespace)
+    mail = mails.mail(notification, words, sender="m <m@example.com>", to=("a@example.com",))
+    read = email.message_from_bytes(mail, policy=email.policy.default)
+    assert read.get_content().replace("\r\n", "\n") == words.text + "\n"
+    assert [name for name in read if name.lower() == "subject"] == ["Subject"]
+    _, _, _, headers = deadletters.bury(notification, error=words.text, attempts=1, at=T0)
+    assert all(value.isascii() and value.isprintable() for value in headers.values())
