@@ -33,7 +33,7 @@ IMPORTS: Final = """\
 """
 """Under which subjects muster hears it."""
 
-DURABLES: Final = ("health", "labeler", "notifier")
+DURABLES: Final = ("health", "notifier")
 _ANSWER_S: Final = 10
 _USER: Final = re.compile(r"[A-Za-z0-9_-]{1,300}")
 _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9_]{0,251}[a-z0-9])?")
@@ -96,12 +96,12 @@ def labeler() -> Grant:
     return _grant(
         "labeler",
         publish=(
-            *("muster.label.>", "muster.dlq.labeler.>"),
-            *_durable(streams.EVENTS, "labeler"),
+            "muster.label.>",
             *_reads(streams.EVENTS.name),
+            *_reads(streams.ALERTS.name),
             *_keeps_streams(),
         ),
-        publish_denied=_of_others(streams.EVENTS, "labeler"),
+        publish_denied=(*_of_others(streams.EVENTS, ""), *_of_others(streams.ALERTS, "")),
     )
 
 

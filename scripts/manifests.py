@@ -19,7 +19,9 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 def documents() -> dict[Path, bytes]:
     """Return every generated file by its path below the root."""
-    return _accounts() | _compose()
+    # kustomize reads no file above its own folder
+    base = (ROOT / "k8s/base/nats/nats.conf").read_bytes()
+    return _accounts() | _compose() | {Path("k8s/overlays/production/base.conf"): base}
 
 
 def _compose() -> dict[Path, bytes]:

@@ -319,7 +319,6 @@ def test_every_role_can_do_its_work(tmp_path: Path) -> None:
             assert await health.ask(asked, timeout_s=2) == b"here"
             for one, name, stream in (
                 (health, "health", streams.EVENTS),
-                (labeler, "labeler", streams.EVENTS),
                 (notifier, "notifier", streams.ALERTS),
             ):
                 await first(one.consume(stream, durable=name, filters=stream.subjects))
@@ -334,6 +333,7 @@ def test_every_role_can_do_its_work(tmp_path: Path) -> None:
             assert (claimed.written, again.written) == (True, False)
             await health.release(streams.LEADER, "health", revision=claimed.revision, timeout_s=2)
             assert await labeler.newest(streams.EVENTS, "muster.event.>") != []
+            assert await labeler.newest(streams.ALERTS, "muster.sys.>") != []
             assert await notifier.newest(streams.ALERTS, "muster.sys.>") != []
             await notifier.remember(streams.LEDGER, "k", b"v")
             assert await notifier.recall(streams.LEDGER) == {"k": b"v"}

@@ -1,0 +1,245 @@
+"""What is deployed: every overlay renders, validates without a cluster, and keeps its promises."""
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import msgspec
+import pytest
+import yaml
+
+from muster import permissions, settings
+from muster.local import nats
+from muster_health import config as health_config
+from muster_labeler import config as labeler_config
+from muster_notifier import config as notifier_config
+from muster_plugin import config as plugin_config
+from scripts import manifests
+
+ROOT = Path(__file__).resolve().parents[2]
+OVERLAYS = ("minimal", "fuse", "gpu", "openshift", "production")
+FOREIGN = {"SecurityContextConstraints"}
+"""Kinds that Kubernetes itself does not have."""
+CENTRAL = ("health", "labeler", "notifier")
+
+Object = dict[str, Any]
+
+
+@functools.cache
+def rendered(overlay: str) -> str:
+    kubectl = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
+    command = [kubectl, "kustomize", str(ROOT / "k8s" / "overlays" / overlay)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def objects(overlay: str) -> list[Object]:
+    return [one for one in yaml.safe_load_all(rendered(overlay)) if one]
+
+
+def only(overlay: str, kind: str, name: str) -> Object:
+    found = [o for o in objects(overlay) if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    assert len(found) == 1, f"{kind} {name}: {len(found)}"
+    return found[0]
+
+
+def pods(overlay: str) -> dict[str, Object]:
+    """Return the pod of every workload by the workload's name."""
+    return {
+        o["metadata"]["name"]: o["spec"]["template"]["spec"]
+        for o in objects(overlay)
+        if "template" in o.get("spec", {})
+    }
+
+
+def file_in(overlay: str, map_prefix: str, name: str) -> str:
+    (found,) = [
+        o["data"][name]
+        for o in objects(overlay)
+        if o["kind"] == "ConfigMap" and o["metadata"]["name"].startswith(f"{map_prefix}-")
+    ]
+    return str(found)
+
+
+def test_what_is_generated_is_what_is_checked_in() -> None:
+    stale = [str(p) for p, text in manifests.documents().items() if (ROOT / p).read_bytes() != text]
+    assert stale == [], "run: make manifests"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_object_is_one_of_kubernetes(overlay: str) -> None:
+    for found in objects(overlay):
+        if found["kind"] not in FOREIGN:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                kubernetes_validate.validate(found, "1.37", strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_namespaced_object_is_where_it_belongs(overlay: str) -> None:
+    cluster_wide = {"Namespace", "ClusterRole", "ClusterRoleBinding", *FOREIGN}
+    cluster_wide |= {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    places = {
+        o["metadata"].get("namespace") for o in objects(overlay) if o["kind"] not in cluster_wide
+    }
+    assert places == {"muster", "kube-node-lease", "default"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_service_takes_the_settings_it_is_given(overlay: str) -> None:
+    shapes: dict[str, type[msgspec.Struct]] = {
+        "plugin": plugin_config.Settings,
+        "health": health_config.Settings,
+        "labeler": labeler_config.Settings,
+        "notifier": notifier_config.Settings,
+    }
+    for name, shape in shapes.items():
+        text = file_in(overlay, f"muster-{name}", f"{name}.yaml")
+        (tree,) = settings.parse(text.encode(), source=name)
+        settings.validate(shape, tree, source=name)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_the_plugin_needs_more_than_the_restricted_level(overlay: str) -> None:
+    for name, pod in pods(overlay).items():
+        is_plugin = name == "muster-plugin"
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not any(pod.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
+        assert pod["securityContext"].get("runAsNonRoot", False) is not is_plugin
+        host_paths = [v for v in pod["volumes"] if "hostPath" in v]
+        assert bool(host_paths) is is_plugin
+        for container in pod["containers"]:
+            held = container["securityContext"]
+            assert held["capabilities"] == {"drop": ["ALL"]}
+            assert held["allowPrivilegeEscalation"] is False
+            assert held["readOnlyRootFilesystem"] is True
+            assert "privileged" not in held
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_plugin_has_no_rights_at_the_api_and_the_mounts_it_needs(overlay: str) -> None:
+    pod = pods(overlay)["muster-plugin"]
+    assert pod["automountServiceAccountToken"] is False
+    bound = [
+        subject["name"]
+        for o in objects(overlay)
+        if o["kind"].endswith("RoleBinding")
+        for subject in o["subjects"]
+    ]
+    assert "muster-plugin" not in bound
+    mounts = {
+        m["mountPath"]: m.get("readOnly", False)
+        for m in pod["containers"][0]["volumeMounts"]
+        if m["mountPath"] not in {"/etc/nats-tls", "/var/run/cdi"}
+    }
+    assert mounts == {
+        "/var/lib/kubelet/device-plugins": False,
+        "/var/lib/kubelet/plugins_registry": False,
+        "/var/lib/kubelet/pod-resources": True,
+        "/dev": True,
+        "/etc/muster": True,
+        "/tmp": False,
+    }
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert pod["priorityClassName"] == "system-node-critical"
+
+
+def test_only_the_labeler_may_patch_nodes_and_only_health_sees_leases() -> None:
+    def rights(kind: str, name: str) -> set[tuple[str, str]]:
+        rules = only("minimal", kind, name)["rules"]
+        return {(r, verb) for rule in rules for r in rule["resources"] for verb in rule["verbs"]}
+
+    seeing = ("get", "list", "watch")
+    assert rights("ClusterRole", "muster-health") == {("nodes", verb) for verb in seeing}
+    assert rights("Role", "muster-health") == {
+        *((kind, verb) for kind in ("pods", "daemonsets") for verb in seeing),
+        ("events", "create"),
+    }
+    assert rights("ClusterRole", "muster-health-leases") == {("leases", "get")}
+    assert rights("ClusterRole", "muster-labeler") == {
+        ("nodes", verb) for verb in (*seeing, "patch")
+    }
+    roles = [o for o in objects("minimal") if o["kind"] in {"Role", "ClusterRole"}]
+    assert len(roles) == 6
+    assert "secrets" not in json.dumps(roles)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_user_of_nats_has_its_password_from_the_secret_and_no_file_holds_one(
+    overlay: str,
+) -> None:
+    for name in (*CENTRAL, "plugin"):
+        env = {e["name"]: e for e in pods(overlay)[f"muster-{name}"]["containers"][0]["env"]}
+        assert env["NATS_PASSWORD"]["valueFrom"]["secretKeyRef"] == {
+            "name": "muster-nats",
+            "key": permissions.variable(name),
+        }
+        scheme = "tls" if overlay == "production" else "nats"
+        url = env[f"MUSTER_{name.upper()}__BUS__URL"]["value"]
+        assert url == f"{scheme}://{name}:$(NATS_PASSWORD)@muster-nats:4222"
+    assert [o for o in objects(overlay) if o["kind"] == "Secret"] == []
+
+
+@pytest.mark.parametrize("overlay", ["minimal", "production"])
+def test_nats_server_takes_its_configuration(overlay: str, tmp_path: Path) -> None:
+    names = ["nats.conf", "accounts.conf"] + (["base.conf"] if overlay == "production" else [])
+    for name in names:
+        text = file_in(overlay, "muster-nats", name).replace("/etc/nats-tls", str(tmp_path))
+        (tmp_path / name).write_text(text)
+    if overlay == "production":
+        certify(tmp_path)
+    users = [*(grant.user for grant in permissions.central()), "plugin"]
+    environment = {permissions.variable(user): "p" for user in users} | {"POD_NAME": "n"}
+    done = subprocess.run(
+        [nats.binary(), "-t", "-c", str(tmp_path / "nats.conf")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def certify(where: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl to make a certificate with")
+    made = ("-subj", "/CN=n", "-keyout", "tls.key", "-out", "tls.crt")
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *made],
+        cwd=where,
+        capture_output=True,
+        check=True,
+    )
+    shutil.copy(where / "tls.crt", where / "ca.crt")
+
+
+def test_fuse_is_as_skypilot_asks_for_it() -> None:
+    tree = yaml.safe_load(file_in("fuse", "muster-plugin", "plugin.yaml"))
+    (resource,) = tree["resources"]
+    assert resource["name"] == "smarter-devices/fuse"
+
+
+def test_production_keeps_a_majority_of_nats_on_machines_of_their_own() -> None:
+    assert only("production", "StatefulSet", "muster-nats")["spec"]["replicas"] == 3
+    assert "podAntiAffinity" in pods("production")["muster-nats"]["affinity"]
+    budget = only("production", "PodDisruptionBudget", "muster-nats")
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_compose_runs_every_user_that_the_accounts_know() -> None:
+    text = (ROOT / "compose.yaml").read_text("utf-8")
+    for user in [*(g.user for g in permissions.central()), "plugin_node-a", "plugin_node-c"]:
+        assert permissions.variable(user) in text
+    assert all(
+        port.startswith("127.0.0.1:")
+        for service in yaml.safe_load(text)["services"].values()
+        for port in service.get("ports", [])
+    )
