@@ -1,0 +1,304 @@
+"""What the labeler keeps true of nodes while it runs, with a real bus and the API stand-in."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import pathlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import orjson
+
+from muster import bus, vocabulary
+from muster.local import kubernetes, layout, nats, processes
+from muster_labeler import condition, desired, facts, inventory
+from muster_labeler.sources import Product
+from tests.labeler import cluster as clusters
+
+KEY = desired.KEY
+T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+class World:
+    """A bus, a cluster, and as many labelers as a story needs."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        self.server = nats.NatsServer(directory / "nats")
+        self.api = kubernetes.KubernetesApi()
+        self.http: aiohttp.ClientSession
+        self.bus: bus.Bus
+        self.labelers: list[processes.Process] = []
+
+    async def start(self, *, mode: str = "apply", **settings: object) -> processes.Process:
+        """Start a labeler."""
+        number = len(self.labelers)
+        kubeconfig = self.directory / "kubeconfig"
+        self.api.write_kubeconfig(kubeconfig)
+        file = self.directory / f"labeler-{number}.json"
+        cluster = {"kubeconfig": str(kubeconfig), "namespace": "default"}
+        chosen = {"bus": {"url": self.server.url}, "mode": mode, "kubernetes": cluster}
+        file.write_bytes(orjson.dumps({**chosen, "retry_s": 0.2, **settings}))
+        program = layout.Program(f"labeler-{number}", "muster_labeler", ("--config", str(file)))
+        labeler = processes.Process(program, self.directory / f"labeler-{number}.log")
+        self.labelers.append(labeler)
+        await labeler.start()
+        return labeler
+
+    async def reports(self, node: str, *products: str, **more: Any) -> None:
+        """Publish an inventory as a plugin does."""
+        gpus = tuple(
+            vocabulary.Gpu(uuid=f"GPU-{index}", product=product, memory_mib=23034)
+            for index, product in enumerate(products)
+        )
+        found = vocabulary.GpuNode(gpus=gpus, **more)
+        await self.bus.publish(
+            vocabulary.InventoryReported(
+                node=node, plugin="device-plugin", at=T0, devices=(), gpus=found
+            )
+        )
+
+    async def judged(self, node: str, verdict: vocabulary.Verdict) -> None:
+        """Publish a verdict as health does."""
+        await self.bus.publish(
+            vocabulary.VerdictChanged(
+                node=node, plugin="device-plugin", at=T0, verdict=verdict, rule="test"
+            )
+        )
+
+    async def make(self, name: str, **labels: str) -> None:
+        """Create a node with a GPU, as the kubelet does."""
+        made = clusters.node(name, labels=labels)
+        async with self.http.post("/api/v1/nodes", data=orjson.dumps(made)) as response:
+            assert response.status == 201
+
+    async def merge(self, name: str, labels: dict[str, str | None]) -> None:
+        """Change labels as a person does."""
+        body = orjson.dumps({"metadata": {"labels": labels}})
+        path = f"/api/v1/nodes/{name}?fieldManager=kubectl"
+        async with self.http.patch(path, data=body, headers=MERGE) as response:
+            assert response.status == 200
+
+    async def delete(self, name: str) -> None:
+        """Delete a node."""
+        async with self.http.delete(f"/api/v1/nodes/{name}") as response:
+            assert response.status == 200
+
+    async def get(self, path: str) -> Any:
+        """Read from the API; None where there is nothing."""
+        async with self.http.get(path) as response:
+            return await response.json() if response.status == 200 else None
+
+    async def label(self, name: str) -> str | None:
+        """Return a node's accelerator label."""
+        found = await self.get(f"/api/v1/nodes/{name}")
+        label: str | None = found["metadata"].get("labels", {}).get(KEY)
+        return label
+
+    async def until(self, look: Callable[[], Awaitable[Any]], wanted: object) -> None:
+        """Look until this is there: another process does it in its own time."""
+        while (found := await look()) != wanted:
+            assert found != "never"
+            await asyncio.sleep(0.02)
+
+    async def labelled(self, **labels: str | None) -> None:
+        """Wait until nodes have these labels."""
+        for name, label in labels.items():
+            await self.until(lambda name=name: self.label(name), label)  # type: ignore[misc]
+
+    async def events(self) -> list[tuple[str, str, str]]:
+        """Return node, reason and message of each Kubernetes Event."""
+        found = await self.get("/api/v1/namespaces/default/events")
+        return [
+            (item["involvedObject"]["name"], item["reason"], item["message"])
+            for item in found["items"]
+        ]
+
+    def log(self, number: int = 0) -> list[str]:
+        """Return the events that a labeler logged, in order."""
+        lines = (self.directory / f"labeler-{number}.log").read_text().splitlines()
+        return [str(orjson.loads(line)["event"]) for line in lines]
+
+
+@contextlib.asynccontextmanager
+async def world(directory: pathlib.Path) -> AsyncIterator[World]:
+    made = World(directory)
+    async with asyncio.timeout(50), contextlib.AsyncExitStack() as open_:
+        await open_.enter_async_context(made.server)
+        await open_.enter_async_context(made.api)
+        made.http = await open_.enter_async_context(aiohttp.ClientSession(made.api.url))
+        made.bus = await open_.enter_async_context(
+            bus.Bus(made.server.url, producer="plugins/device-plugin", name="plugin", owner=True)
+        )
+        try:
+            yield made
+        finally:
+            for labeler in made.labelers:
+                await labeler.end()
+
+
+def play(story: Callable[[World], Awaitable[None]], directory: pathlib.Path) -> None:
+    async def played() -> None:
+        async with world(directory) as made:
+            await story(made)
+
+    asyncio.run(played())
+
+
+def test_what_drifts_comes_back_what_is_swapped_is_noticed_what_is_gone_is_withdrawn(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        await made.make("node-a")
+        await made.reports("node-a", "NVIDIA L4")
+        await made.start()
+        await made.labelled(**{"node-a": "l4"})
+        found = (await made.get("/api/v1/nodes/node-a"))["metadata"]
+        provenance = orjson.loads(found["annotations"][facts.PROVENANCE])
+        assert {
+            key: provenance[key] for key in ("value", "source", "product", "memMiB", "actor")
+        } == {
+            "value": "l4",
+            "source": "agent inventory",
+            "product": "1 x NVIDIA L4 (23034 MiB)",
+            "memMiB": 23034,
+            "actor": facts.MANAGER,
+        }
+        await made.merge("node-a", {KEY: None})
+        await made.labelled(**{"node-a": "l4"})
+        await made.reports("node-a", "Tesla T4")
+        await made.labelled(**{"node-a": "t4"})
+        # removed and made again, as autoscalers do
+        await made.delete("node-a")
+        await made.make("node-a")
+        await made.labelled(**{"node-a": "t4"})
+        await made.reports("node-a", problem="NVML: not loaded")
+        await made.reports("node-a")
+        await made.labelled(**{"node-a": None})
+
+        async def reasons() -> list[str]:
+            return sorted(reason for _, reason, _ in await made.events())
+
+        await made.until(reasons, [*["LabelsApplied"] * 4, "LabelsWithdrawn"])
+
+    play(story, tmp_path)
+
+
+def test_no_node_is_labelled_before_all_can_be_and_a_new_one_at_once(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        await made.make("node-a")
+        await made.make("node-b")
+        await made.start(retry_s=30)
+        await made.reports("node-a", "NVIDIA L4")
+        (http,) = [labeler.addresses["http"] for labeler in made.labelers]
+
+        async def is_waiting() -> bool:
+            async with aiohttp.ClientSession() as session, session.get(f"{http}/state") as answer:
+                nodes = (await answer.json())["nodes"]
+                return bool(nodes.get("node-a", {}).get("is_waiting"))
+
+        await made.until(is_waiting, wanted=True)
+        assert await made.label("node-a") is None
+        await made.reports("node-b", "Tesla T4")
+        await made.labelled(**{"node-a": "l4", "node-b": "t4"})
+        began = asyncio.get_running_loop().time()
+        await made.make("node-c")
+        await made.reports("node-c", "NVIDIA L4")
+        await made.labelled(**{"node-c": "l4"})
+        assert asyncio.get_running_loop().time() - began < 5
+
+    play(story, tmp_path)
+
+
+def test_labels_of_other_tools_name_gpus_where_no_agent_does(tmp_path: pathlib.Path) -> None:
+    async def story(made: World) -> None:
+        await made.make("node-a", **{"doks.digitalocean.com/gpu-model": "h100"})
+        await made.make("node-b", **{KEY: "t4"})
+        await made.start()
+        await made.labelled(**{"node-a": "h100", "node-b": "t4"})
+
+    play(story, tmp_path)
+
+
+def test_a_suggestion_is_a_kubernetes_event_and_the_inventory_is_there_for_the_commands(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        await made.make("node-a")
+        await made.reports("node-a", "NVIDIA L4", simulated=True)
+        await made.start(mode="suggest")
+        told = "simulated, exact: 1 x NVIDIA L4 (23034 MiB)"
+        await made.until(made.events, [("node-a", "LabelsSuggested", f"{KEY}=l4: {told}")])
+        path = f"/api/v1/namespaces/default/configmaps/{inventory.CONFIG_MAP}"
+
+        async def listed() -> object:
+            found = await made.get(path)
+            return found and inventory.decoded(found["data"][inventory.KEY])
+
+        await made.until(
+            listed, ({"node-a": {Product("NVIDIA L4", 23034): 1}}, frozenset({"node-a"}))
+        )
+        assert await made.label("node-a") is None
+
+    play(story, tmp_path)
+
+
+def test_of_two_replicas_one_writes_and_the_other_goes_on_when_it_is_killed(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        await made.make("node-a")
+        first = await made.start(lease={"lasts_s": 1})
+        await made.reports("node-a", "NVIDIA L4")
+        await made.labelled(**{"node-a": "l4"})
+        await made.start(lease={"lasts_s": 1})
+        await made.reports("node-a", "Tesla T4")
+        await made.labelled(**{"node-a": "t4"})
+        assert "leads" not in made.log(1)
+        await first.kill()
+        await made.reports("node-a", "NVIDIA A10")
+        await made.labelled(**{"node-a": "a10"})
+        assert made.log(1).count("leads") == 1
+
+    play(story, tmp_path)
+
+
+def test_verdicts_become_a_node_condition_when_asked_for(tmp_path: pathlib.Path) -> None:
+    async def story(made: World) -> None:
+        await made.make("node-a")
+        await made.judged("node-a", vocabulary.Verdict.HEALTHY)
+        await made.start(mode="suggest", condition=True)
+
+        async def seen() -> object:
+            found = await made.get("/api/v1/nodes/node-a")
+            return [
+                (one["type"], one["status"], one["reason"], one.get("message"))
+                for one in found["status"]["conditions"]
+                if one["type"] == condition.TYPE
+            ]
+
+        name = "device-plugin"
+        await made.until(seen, [(condition.TYPE, "True", "Healthy", f"{name}: HEALTHY")])
+        await made.judged("node-a", vocabulary.Verdict.PLUGIN_DOWN)
+        await made.until(seen, [(condition.TYPE, "False", "PluginDown", f"{name}: PLUGIN_DOWN")])
+        kept = (await made.get("/api/v1/nodes/node-a"))["status"]["conditions"]
+        assert "Ready" in [one["type"] for one in kept]
+
+    play(story, tmp_path)
+
+
+def test_history_that_is_forgotten_is_listed_anew(tmp_path: pathlib.Path) -> None:
+    async def story(made: World) -> None:
+        await made.make("node-a")
+        await made.reports("node-a", "NVIDIA L4")
+        await made.start()
+        await made.labelled(**{"node-a": "l4"})
+        made.api.compact()
+        await made.merge("node-a", {KEY: None})
+        await made.labelled(**{"node-a": "l4"})
+
+    play(story, tmp_path)
