@@ -27,7 +27,7 @@ authorization { users = [
   {
     user: node-a, password: a, permissions: {
       publish: ["muster.heartbeat.node-a.>", "muster.event.node-a.>"]
-      subscribe: ["_INBOX.>", "muster.rpc.node-a.>"]
+      subscribe: ["_INBOX_node-a.>", "muster.rpc.node-a.>"]
     }
   }
 ] }
@@ -297,7 +297,7 @@ def test_several_owners_make_the_streams_at_once_with_every_limit(tmp_path: Path
                 assert config.max_msgs_per_subject == stream.per_subject_max
                 assert config.max_msg_size == stream.message_bytes_max
                 assert config.duplicate_window == stream.duplicate_window_s
-                assert config.discard == nats.js.api.DiscardPolicy.OLD
+                assert (config.discard == nats.js.api.DiscardPolicy.NEW) is stream.is_queue
             for bucket in streams.BUCKETS:
                 config = (await jetstream.stream_info(f"KV_{bucket.name}")).config
                 assert config.max_bytes == bucket.bytes_max
