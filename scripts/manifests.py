@@ -5,6 +5,7 @@ python scripts/manifests.py --check   write nothing; exit 1 and name what is sta
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import Final
@@ -17,11 +18,46 @@ from muster.local import layout
 ROOT: Final = Path(__file__).resolve().parent.parent
 
 
+_IN_CHART: Final = (
+    (r"^(\s+)image: muster$", r'\1image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"'),
+    (r"namespace: muster\b", r"namespace: {{ .Release.Namespace }}"),
+    (r"serviceaccount:muster:", r"serviceaccount:{{ .Release.Namespace }}:"),
+)
+
+
 def documents() -> dict[Path, bytes]:
     """Return every generated file by its path below the root."""
     # kustomize reads no file above its own folder
     base = (ROOT / "k8s/base/nats/nats.conf").read_bytes()
-    return _accounts() | _compose() | {Path("k8s/overlays/production/base.conf"): base}
+    again = {Path("k8s/overlays/production/base.conf"): base}
+    accounts = _accounts()
+    return accounts | _compose() | again | _chart(accounts[Path("k8s/base/nats/accounts.conf")])
+
+
+def _chart(accounts: bytes) -> dict[Path, bytes]:
+    """Return the part of the Helm chart that says what the base says."""
+    base, chart = ROOT / "k8s/base", Path("k8s/chart/muster")
+    found = {
+        chart / "files/nats.conf": (base / "nats/nats.conf").read_bytes(),
+        chart / "files/accounts.conf": accounts,
+    }
+    for file in sorted(base.glob("*.yaml")):
+        if file.name not in {"kustomization.yaml", "namespace.yaml"}:
+            text = file.read_text("utf-8")
+            assert "{{" not in text, f"{file}: Helm would read it"
+            for pattern, put in _IN_CHART:
+                text = re.sub(pattern, put, text, flags=re.MULTILINE)
+            found[chart / "templates" / file.name] = (
+                f"{{{{- /* made by scripts/manifests.py from k8s/base/{file.name} */ -}}}}\n{text}"
+            ).encode()
+    told = {
+        name: yaml.safe_load((base / f"settings/{name}.yaml").read_text("utf-8"))
+        for name in ("plugin", "health", "labeler", "notifier")
+    }
+    values = {"image": {"repository": "muster", "tag": "0.1.0"}, "settings": told}
+    text = yaml.safe_dump(values, sort_keys=False)
+    found[chart / "values.yaml"] = f"# made by scripts/manifests.py from k8s/base\n{text}".encode()
+    return found
 
 
 def _compose() -> dict[Path, bytes]:

@@ -1,7 +1,9 @@
 """What is deployed: every overlay renders, validates without a cluster, and keeps its promises."""
 
+import contextlib
 import functools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -232,6 +234,30 @@ def test_production_keeps_a_majority_of_nats_on_machines_of_their_own() -> None:
     assert "podAntiAffinity" in pods("production")["muster-nats"]["affinity"]
     budget = only("production", "PodDisruptionBudget", "muster-nats")
     assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_the_chart_says_what_the_minimal_overlay_says() -> None:
+    helm = pytest.importorskip("helm_python", reason="pip install helm-python-sdk")
+    with contextlib.closing(helm.Chart.load(str(ROOT / "k8s/chart/muster"))) as chart:
+        files = chart.render({}, name="muster", namespace="muster")
+    told = [o for text in files.values() for o in yaml.safe_load_all(text) if o]
+    expected = [o for o in objects("minimal") if o["kind"] != "Namespace"]
+    assert by_name(told) == by_name(expected)
+
+
+def by_name(found: list[Object]) -> dict[tuple[str, str, str], Object]:
+    """Return objects by what they are; settings as trees, names without kustomize's hashes."""
+    plain = json.loads(re.sub(r'"(muster-[a-z]+)-[a-z0-9]{10}"', r'"\1"', json.dumps(found)))
+    for one in plain:
+        for name in one.get("data", {}):
+            if name.endswith(".yaml"):
+                one["data"][name] = yaml.safe_load(one["data"][name])
+            else:
+                one["data"][name] = one["data"][name].strip()
+        one["metadata"].pop("creationTimestamp", None)
+    return {
+        (o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): o for o in plain
+    }
 
 
 def test_compose_runs_every_user_that_the_accounts_know() -> None:
