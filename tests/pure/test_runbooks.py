@@ -1,0 +1,66 @@
+"""Every alert leads to a page that says what to do, and its links lead somewhere."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind
+from muster_health import alerts
+from muster_health import config as health
+from muster_notifier import config as notifier
+from muster_notifier import selfwatch
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "runbooks"
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+OF_NOTIFIER = {AlertKind.HEALTH_SILENT, AlertKind.DEAD_LETTERS}
+
+
+def link(kind: AlertKind) -> str:
+    """Return the link that an alert of this kind carries, with the default settings."""
+    if kind in OF_NOTIFIER:
+        url = notifier.Settings().runbook_url
+        told = selfwatch.Voice(instance="i", runbook_url=url).fires(
+            kind, summary="s", seen="s", at=AT
+        )
+        assert isinstance(told.data, vocabulary.AlertChanged)
+        return told.data.runbook
+    alert = alerts.Alert(kind=kind, summary="s", evidence=(), starts_at=AT, told_at=AT)
+    url = health.Settings().runbook_url
+    return alerts.changed(alert, node="a", plugin="p", runbook_url=url, leader=1).runbook
+
+
+@pytest.mark.parametrize("kind", AlertKind)
+def test_the_link_of_every_alert_leads_to_its_page(kind: AlertKind) -> None:
+    assert (ROOT / link(kind)).read_text("utf-8").startswith(f"# {kind}\n")
+
+
+def test_no_page_is_of_an_alert_that_does_not_exist() -> None:
+    assert {page.stem for page in PAGES.iterdir()} == {str(kind) for kind in AlertKind}
+
+
+@pytest.mark.parametrize("kind", sorted(set(AlertKind) - OF_NOTIFIER))
+def test_every_page_says_how_muster_knows_what_to_do_and_what_ends_it(kind: AlertKind) -> None:
+    parts = re.findall(r"^\*\*(.+?)\*\*", (PAGES / f"{kind}.md").read_text("utf-8"), re.MULTILINE)
+    assert [part for part in parts if part in {"How muster knows.", "What to do."}] == [
+        "How muster knows.",
+        "What to do.",
+    ]
+    assert parts[-1] == "It is resolved"
+
+
+@pytest.mark.parametrize("kind", AlertKind)
+def test_every_link_of_a_page_leads_to_a_file(kind: AlertKind) -> None:
+    found = re.findall(r"\]\(([^)]+)\)", (PAGES / f"{kind}.md").read_text("utf-8"))
+    assert [target for target in found if not (PAGES / target).exists()] == []
+
+
+@pytest.mark.parametrize("kind", AlertKind)
+def test_every_setting_that_a_page_names_exists(kind: AlertKind) -> None:
+    text = (PAGES / f"{kind}.md").read_text("utf-8")
+    named = re.findall(r"`(detection|bounds)\.(\w+)`", text)
+    settings = health.Settings()
+    assert [key for section, key in named if not hasattr(getattr(settings, section), key)] == []
