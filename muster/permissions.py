@@ -33,7 +33,7 @@ IMPORTS: Final = """\
 """
 """Under which subjects muster hears it."""
 
-DURABLES: Final = ("health", "notifier")
+DURABLES: Final = ("notifier",)
 _ANSWER_S: Final = 10
 _USER: Final = re.compile(r"[A-Za-z0-9_-]{1,300}")
 _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9_]{0,251}[a-z0-9])?")
@@ -78,8 +78,8 @@ def health() -> Grant:
         "health",
         publish=(
             *("muster.verdict.>", "muster.alert.>", "muster.sys.>", "muster.rpc.>"),
-            *("muster.dlq.health.>", "$JS.API.INFO"),
-            *_durable(streams.EVENTS, "health"),
+            "$JS.API.INFO",
+            *_reads(streams.EVENTS.name),
             *_writes(streams.STATE),
             *_reads(f"KV_{streams.STATE.name}"),
             *_writes(streams.LEADER),
@@ -87,6 +87,7 @@ def health() -> Grant:
             f"$JS.API.STREAM.PURGE.KV_{streams.LEADER.name}",
             *_keeps_streams(),
         ),
+        publish_denied=_of_others(streams.EVENTS, ""),
         subscribe=("muster.heartbeat.>", "muster.nats.>"),
     )
 

@@ -217,7 +217,7 @@ CENTRAL_WRITES = [
     *("$JS.API.STREAM.UPDATE.MUSTER_EVENTS", "$JS.API.STREAM.CREATE.OTHER", "$JS.API.INFO"),
     *("$JS.API.CONSUMER.DELETE.MUSTER_EVENTS.health", "$JS.API.STREAM.MSG.DELETE.MUSTER_EVENTS"),
     *("$JS.API.CONSUMER.CREATE.MUSTER_EVENTS.health", "$JS.ACK.MUSTER_EVENTS.health.1.1.1.1.1"),
-    *("$JS.API.CONSUMER.MSG.NEXT.MUSTER_EVENTS.health", "muster.nats.disconnect"),
+    *("$JS.API.CONSUMER.MSG.NEXT.MUSTER_ALERTS.notifier", "muster.nats.disconnect"),
     *("muster.verdict.node-a.device-plugin.x", "muster.alert.node-a.critical.x.y"),
 ]
 
@@ -317,11 +317,14 @@ def test_every_role_can_do_its_work(tmp_path: Path) -> None:
             await (await plugin.link.client()).flush()
             asked = "muster.rpc.node-a.device-plugin.probe"
             assert await health.ask(asked, timeout_s=2) == b"here"
-            for one, name, stream in (
-                (health, "health", streams.EVENTS),
-                (notifier, "notifier", streams.ALERTS),
-            ):
-                await first(one.consume(stream, durable=name, filters=stream.subjects))
+            ticks = notifier.consume(
+                streams.ALERTS, durable="notifier", filters=streams.ALERTS.subjects
+            )
+            await first(ticks)
+            assert await health.newest(streams.EVENTS, "muster.event.>") != []
+            ago = datetime.now(UTC) - timedelta(hours=1)
+            for one in (health, labeler):
+                await first(one.follow(streams.EVENTS, filters=streams.EVENTS.subjects, since=ago))
             await health.remember(streams.STATE, "node-a.device-plugin", b"{}")
             assert await health.recall(streams.STATE) == {"node-a.device-plugin": b"{}"}
             claimed = await health.claim(
