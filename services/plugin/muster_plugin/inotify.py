@@ -54,32 +54,36 @@ async def looks(
     Changes rarely come alone; those within `settle_s` of the first are one look. However many come,
     the looks take `share` of the time at most. Whoever sets `changed` asks for a look.
 
-    `directories` is asked again before every look, so that one that was away is watched as soon as
-    somebody looks; while one cannot be watched, the period is a second. Close it with `aclosing`.
+    `directories` is asked again after every look. What was not watched yet is looked at once more
+    when it is: nobody told of what changed before. While something cannot be watched, the period is
+    a second. Close it with `aclosing`.
     """
     changed = changed or asyncio.Event()
     clock, paced = asyncio.get_running_loop().time, pace.Pace(share)
     library = ctypes.CDLL(None, use_errno=True)
-    arming = aside.Look(False)  # noqa: FBT003  # nothing is watched yet
+    arming: aside.Look[tuple[int, ...]] = aside.Look(())
+    looked_at: tuple[int, ...] | None = None
+    rest_until = clock()
     with _watching(library, changed) as descriptor:
         while True:
-            paths = [*directories()]
-            is_watched = await arming.again(
+            paths = sorted(directories())
+            watched = await arming.again(
                 functools.partial(_arm, library, descriptor, paths, mask), timeout_s=_ARM_TIMEOUT_S
             )
+            if watched == looked_at:
+                is_heard = min(watched, default=0) >= 0 and not arming.hangs
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(
+                        period_s if is_heard else min(period_s, _WITHOUT_INOTIFY_S)
+                    ):
+                        await changed.wait()
+                        await asyncio.sleep(max(settle_s, rest_until - clock()))
+            looked_at = watched
+            changed.clear()
             # not by the clock: on a busy machine that says what others cost
             began = time.process_time()
             yield
             rest_until = clock() + paced.rest_s(time.process_time() - began, clock())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(
-                    period_s
-                    if is_watched and not arming.hangs
-                    else min(period_s, _WITHOUT_INOTIFY_S)
-                ):
-                    await changed.wait()
-                    await asyncio.sleep(max(settle_s, rest_until - clock()))
-            changed.clear()
 
 
 @contextlib.contextmanager
@@ -106,12 +110,13 @@ def _watching(library: ctypes.CDLL, changed: asyncio.Event) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _arm(library: ctypes.CDLL, descriptor: int, directories: Iterable[Path], mask: int) -> bool:
-    """Watch directories, and say whether all are watched.
+def _arm(
+    library: ctypes.CDLL, descriptor: int, directories: Iterable[Path], mask: int
+) -> tuple[int, ...]:
+    """Watch directories; return each one's watch, below 0 if it cannot be.
 
-    Watching one again changes nothing (inotify(7): one watch an inode).
+    Watching one again gives the same watch (inotify(7): one watch an inode).
     """
-    watched = [
+    return tuple(
         library.inotify_add_watch(descriptor, os.fsencode(path), mask) for path in directories
-    ]
-    return min(watched, default=0) >= 0
+    )

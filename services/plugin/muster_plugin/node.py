@@ -50,6 +50,8 @@ _LOOK_SHARE: Final = 0.2
 """Of the time, when devices come and go without end."""
 _RELOOK_TIMEOUT_S: Final = 0.5
 _FILES_TIMEOUT_S: Final = 1.0
+_FEW_NODES: Final = 200
+"""Planned in less time than it takes to do it elsewhere."""
 _DEV: Final = "/dev/"
 _DEVICES: Final = "devices"
 _CHECKS: Final = "checks"
@@ -189,9 +191,14 @@ class Node:
                 [nodes for resource in configured for _, nodes in resource.nodes()]
             )
             standing = self.inventory.standing
-            self._devices = await self._planning.run(
-                lambda: units.plan(configured, seen, standing=standing), timeout_s=None
-            )
+
+            def plan() -> units.Plan:
+                return units.plan(configured, seen, standing=standing)
+
+            if len(seen.nodes) <= _FEW_NODES:
+                self._devices = plan()
+            else:
+                self._devices = await self._planning.run(plan, timeout_s=None)
             events = self._planned()
             if self._has_looked.is_set():
                 await self.take(events)
