@@ -21,7 +21,7 @@ import orjson
 import pytest
 
 FUSE: Final = "muster.example/fuse"
-BOUND_S: Final = 25
+BOUND_S: Final = 25.0
 """A real kubelet tells the API of a change with its next status, every 10 s."""
 PLUGIN: Final = ("-m", "muster_plugin")
 _SABOTAGE: Final = """
