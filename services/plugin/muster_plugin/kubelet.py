@@ -41,8 +41,8 @@ _REFUSALS_BEFORE_OTHER_WAY: Final = 6
 """About a second of refusals, longer than it takes a kubelet to restart."""
 _ADVERTISE_TIMEOUT_S: Final = 0.5
 PROBE_PERIOD_S: Final = 16.0
-"""A probe costs a connection, half of what an idle plugin does; that the socket is ours is looked at
-far more often. Somebody who serves and does not answer is to be found within 20 s."""
+"""A probe costs a connection, half of what an idle plugin does; that the socket is ours is looked
+at far more often. Somebody who serves and does not answer is to be found within 20 s."""
 _PROBE_AGAIN_S: Final = 0.2
 _TEXT_MAX: Final = 300
 _PROCESS: Final = os.urandom(config.PROCESS_BYTES).hex()
