@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import sys
+import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -56,3 +58,28 @@ def pod(name: str, node: str, resources: dict[str, int]) -> dict[str, object]:
         "metadata": {"name": name, "namespace": "default"},
         "spec": {"nodeName": node, "containers": [container]},
     }
+
+
+async def label_gpus(url: str, *words: str) -> tuple[int, str]:
+    """Run `muster label-gpus` as an administrator would; return its exit code and last words."""
+    kubeconfig = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "demo",
+        "clusters": [{"name": "demo", "cluster": {"server": url}}],
+        "users": [{"name": "demo", "user": {}}],
+        "contexts": [{"name": "demo", "context": {"cluster": "demo", "user": "demo"}}],
+    }
+    with tempfile.NamedTemporaryFile("w", prefix="muster-", suffix=".json") as file:
+        json.dump(kubeconfig, file)
+        file.flush()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "muster_labeler.command", "label-gpus", *words),
+            *("--kubeconfig", file.name, "--muster-namespace", "default"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await process.communicate()
+    assert process.returncode is not None, "communicate waits for the end"
+    return process.returncode, said.decode().rstrip().rpartition("\n")[2]

@@ -23,6 +23,7 @@ from muster.vocabulary import AlertKind, AlertState, Verdict
 
 _STEP_TIMEOUT_S: Final = 20.0
 _XID: Final = 79
+_LABEL: Final = "skypilot.co/accelerator"
 POD: Final = "training"
 GPUS: Final = sum(node.gpus for node in layout.NODES)
 
@@ -153,6 +154,7 @@ class Demo:
             ("advertise", lambda: self._advertised(fuse)),
             ("allocate", lambda: self._allocated(a)),
             ("suggest_labels", self._labels_suggested),
+            ("apply_labels", self._labels_applied),
             ("judge_healthy", self._judged_healthy),
         ]
 
@@ -214,6 +216,20 @@ class Demo:
             )
             found.append(", ".join(f"{node.name} {value}" for value in event.labels.values()))
         return f"{'; '.join(found)}; nothing written"
+
+    async def _labels_applied(self) -> str:
+        url = self._place.http("kubernetes")
+        listed = f"{url}/api/v1/namespaces/default/configmaps"
+        await cluster.until(listed, _lists_every_node)
+        options = ("--apply", "--yes", "--simulated")
+        alone, said = await cluster.label_gpus(url, *options, "--node", layout.NODES[0].name)
+        if alone == 0:
+            raise StepFailed("one node alone was labelled, which hides the others")
+        code, said = await cluster.label_gpus(url, *options)
+        if code != 0:
+            raise StepFailed(f"muster label-gpus: {said}")
+        await cluster.until(f"{url}/api/v1/nodes", _all_labelled)
+        return f"one node alone is refused, as it would hide the others; all at once: {said}"
 
     async def _judged_healthy(self) -> str:
         for node in layout.NODES:
@@ -311,6 +327,16 @@ def _offers(nodes: Any) -> dict[str, dict[str, int]]:
         }
         for node in nodes["items"]
     }
+
+
+def _lists_every_node(found: Any) -> bool:
+    """Tell whether the labeler wrote down, for the commands, what every node's plugin reported."""
+    texts = [text for item in found["items"] for text in item.get("data", {}).values()]
+    return any(all(f'"{node.name}"' in text for node in layout.NODES) for text in texts)
+
+
+def _all_labelled(nodes: Any) -> bool:
+    return all(_LABEL in node["metadata"].get("labels", {}) for node in nodes["items"])
 
 
 def _phase(pod: Any) -> str | None:

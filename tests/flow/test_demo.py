@@ -14,6 +14,7 @@ STEPS = [
     "advertise",
     "allocate",
     "suggest_labels",
+    "apply_labels",
     "judge_healthy",
     "freeze_plugin",
     "thaw_plugin",

@@ -10,7 +10,7 @@ import pytest
 
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
-from muster_labeler import budget, desired, facts, kube, lease, nodes, reflector
+from muster_labeler import desired, facts, kube, lease, nodes, pace, reflector
 
 PATH = "/api/v1/nodes"
 LABELS = {desired.KEY: "l4"}
@@ -22,7 +22,7 @@ class Cluster:
     def __init__(self, http: aiohttp.ClientSession, api: kube.Api) -> None:
         self.http = http
         self.api = api
-        self.labeler = nodes.Nodes(api, budget.Budget(1000), timeout_s=5)
+        self.labeler = nodes.Nodes(api, pace.Pace(1000), timeout_s=5)
         self.server: kubernetes.KubernetesApi
 
     async def make(self, name: str, **labels: str) -> None:
@@ -136,7 +136,7 @@ def test_an_api_that_is_away_may_be_back_another_time(tmp_path: pathlib.Path) ->
         server = kubernetes.KubernetesApi()
         server.url = f"http://127.0.0.1:{nats.free_port()}"
         async with await found(server, tmp_path) as api:
-            away = await nodes.Nodes(api, budget.Budget(9), timeout_s=5).get("a")
+            away = await nodes.Nodes(api, pace.Pace(9), timeout_s=5).get("a")
         assert isinstance(away, nodes.Failure)
         assert away.is_passing
 
@@ -165,7 +165,7 @@ def served(
             api_ = kubernetes.KubernetesApi()
             api_.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             async with await found(api_, directory) as api:
-                return await ask(nodes.Nodes(api, budget.Budget(100), timeout_s=5))
+                return await ask(nodes.Nodes(api, pace.Pace(100), timeout_s=5))
 
     return asyncio.run(story())
 

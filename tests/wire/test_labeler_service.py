@@ -151,15 +151,25 @@ def test_what_drifts_comes_back_what_is_swapped_is_noticed_what_is_gone_is_withd
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
+        reasons: list[str] = []
+
+        async def told() -> list[str]:
+            return sorted(reason for _, reason, _ in await made.events())
+
+        async def settled(reason: str, label: str | None) -> None:
+            # told means read back: what is changed before that is a failure of the write
+            reasons.append(reason)
+            await made.until(told, reasons)
+            await made.labelled(**{"node-a": label})
+
         await made.make("node-a")
         await made.reports("node-a", "NVIDIA L4")
         await made.start()
-        await made.labelled(**{"node-a": "l4"})
+        await settled("LabelsApplied", "l4")
         found = (await made.get("/api/v1/nodes/node-a"))["metadata"]
         provenance = orjson.loads(found["annotations"][facts.PROVENANCE])
-        assert {
-            key: provenance[key] for key in ("value", "source", "product", "memMiB", "actor")
-        } == {
+        keys = ("value", "source", "product", "memMiB", "actor")
+        assert {key: provenance[key] for key in keys} == {
             "value": "l4",
             "source": "agent inventory",
             "product": "1 x NVIDIA L4 (23034 MiB)",
@@ -167,21 +177,16 @@ def test_what_drifts_comes_back_what_is_swapped_is_noticed_what_is_gone_is_withd
             "actor": facts.MANAGER,
         }
         await made.merge("node-a", {KEY: None})
-        await made.labelled(**{"node-a": "l4"})
+        await settled("LabelsApplied", "l4")
         await made.reports("node-a", "Tesla T4")
-        await made.labelled(**{"node-a": "t4"})
+        await settled("LabelsApplied", "t4")
         # removed and made again, as autoscalers do
         await made.delete("node-a")
         await made.make("node-a")
-        await made.labelled(**{"node-a": "t4"})
+        await settled("LabelsApplied", "t4")
         await made.reports("node-a", problem="NVML: not loaded")
         await made.reports("node-a")
-        await made.labelled(**{"node-a": None})
-
-        async def reasons() -> list[str]:
-            return sorted(reason for _, reason, _ in await made.events())
-
-        await made.until(reasons, [*["LabelsApplied"] * 4, "LabelsWithdrawn"])
+        await settled("LabelsWithdrawn", None)
 
     play(story, tmp_path)
 

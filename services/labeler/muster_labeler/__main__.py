@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from muster import bus, codec, entry, logs, probes, runtime, streams, vocabulary
-from muster_labeler import budget, config, service
+from muster_labeler import config, service
 
 if TYPE_CHECKING:
     from muster_labeler import kube
@@ -80,9 +80,9 @@ def _labeler(
 ) -> service.Service:
     cluster = None
     if api is not None:
-        from muster_labeler import lease, nodes, notes, reflector  # noqa: PLC0415  # as above
+        from muster_labeler import lease, nodes, notes, pace, reflector  # noqa: PLC0415  # as above
 
-        where, pace = settings.kubernetes, budget.Budget(settings.policy.writes_per_s)
+        where, turns = settings.kubernetes, pace.Pace(settings.policy.writes_per_s)
         elect = functools.partial(
             lease.Lease,
             api,
@@ -91,8 +91,8 @@ def _labeler(
             lasts_s=settings.lease.lasts_s,
         )
         cluster = service.Cluster(
-            door=nodes.Nodes(api, pace, timeout_s=where.timeout_s),
-            notes=notes.Notes(api, pace, namespace=where.namespace, timeout_s=where.timeout_s),
+            door=nodes.Nodes(api, turns, timeout_s=where.timeout_s),
+            notes=notes.Notes(api, turns, namespace=where.namespace, timeout_s=where.timeout_s),
             reflector=lambda sink: reflector.Reflector(api, sink, selector=settings.policy.nodes),
             lease=(lambda changed: elect(changed=changed)) if settings.lease.enabled else None,
         )

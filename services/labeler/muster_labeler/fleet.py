@@ -68,11 +68,19 @@ class Fleet:
     def put(self, node: facts.Node) -> bool:
         """Take a node as it is now; False if nothing that matters changed."""
         known = self._nodes.get(node.name)
+        if known is not None and _is_older(node, known):
+            # the watch has not come to what we read back
+            return False
         self._nodes[node.name] = node
         if known is not None and _alike(known, node):
             return False
         self._look(node.name)
         return True
+
+    def written(self, before: facts.Node, now: facts.Node) -> None:
+        """Take a node as it was read back, unless it was heard of since: it may be another one."""
+        if self._nodes.get(now.name) is before:
+            self.put(now)
 
     def replace(self, nodes: Iterable[facts.Node]) -> list[str]:
         """Take all nodes there are; return the names of those that changed or went."""
@@ -172,6 +180,12 @@ class Fleet:
 
     def _look(self, name: str) -> None:
         self._guard.update(name, self.standing(name))
+
+
+def _is_older(one: facts.Node, other: facts.Node) -> bool:
+    """Tell whether a sight of the same node is older; versions of one resource are ordered."""
+    is_known = one.version.isdecimal() and other.version.isdecimal() and one.uid == other.uid
+    return is_known and int(one.version) < int(other.version)
 
 
 def _alike(one: facts.Node, other: facts.Node) -> bool:

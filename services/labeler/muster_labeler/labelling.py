@@ -14,12 +14,12 @@ import msgspec
 import muster
 from muster_labeler import (
     access,
-    budget,
     facts,
     kube,
     naming,
     nodes,
     options,
+    pace,
     plan,
     schemes,
     sources,
@@ -124,7 +124,7 @@ async def _carry_out(
         return Exit.FINE
     if not chosen.yes and not await _agreed(chosen.command, len(work)):
         return Exit.USAGE if not sys.stdin.isatty() else Exit.PROBLEMS
-    door = nodes.Nodes(api, budget.Budget(chosen.rate), timeout_s=_ONE_TIMEOUT_S)
+    door = nodes.Nodes(api, pace.Pace(chosen.rate), timeout_s=_ONE_TIMEOUT_S)
     failures = await _written(chosen, door, work)
     done = len(work) - len(failures)
     for node, failure in failures[:_FAILURES_SHOWN_MAX]:

@@ -12,10 +12,13 @@ from typing import Final
 
 import msgspec
 
-from muster_labeler import budget, facts, kube
+from muster_labeler import facts, kube
+from muster_labeler import pace as pacing
 
 PATH: Final = "/api/v1/nodes"
 
+_TRIES: Final = 3
+_TRY_AGAIN_S: Final = 0.1
 _DECODER: Final = msgspec.json.Decoder(facts.RawNode)
 
 
@@ -31,7 +34,7 @@ class Failure:
 class Nodes:
     """The nodes of one cluster, and the pace at which they are written."""
 
-    def __init__(self, api: kube.Api, pace: budget.Budget, *, timeout_s: float) -> None:
+    def __init__(self, api: kube.Api, pace: pacing.Pace, *, timeout_s: float) -> None:
         self._api = api
         self._pace = pace
         self._timeout_s = timeout_s
@@ -79,15 +82,8 @@ class Nodes:
         *,
         force: bool,
     ) -> facts.Node | Failure:
-        await asyncio.sleep(self._pace.take(asyncio.get_running_loop().time()))
-        answer = await self._api.ask(
-            "PATCH",
-            f"{PATH}/{node.name}",
-            query={"fieldManager": facts.MANAGER, "force": str(force).lower()},
-            body={"apiVersion": "v1", "kind": "Node", "metadata": metadata},
-            content=kube.APPLY,
-            timeout_s=self._timeout_s,
-        )
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+        answer = await self._patch(node.name, body, force=force)
         if not answer.is_ok:
             return await self._refused(node, answer)
         now = await self.get(node.name)
@@ -99,6 +95,25 @@ class Nodes:
             return now
         read = ", ".join(f"{key}={there.get(key)!r}" for key in wrong)
         return Failure(f"label node {node.name}: written, then read back {read}")
+
+    async def _patch(self, name: str, body: object, *, force: bool) -> kube.Answer:
+        """Patch a node; each try takes a turn: an API in trouble gets no more than usual."""
+        query = {"fieldManager": facts.MANAGER, "force": str(force).lower()}
+        for attempt in range(1, _TRIES + 1):
+            await self._pace.turn()
+            answer = await self._api.ask(
+                "PATCH",
+                f"{PATH}/{name}",
+                query=query,
+                body=body,
+                content=kube.APPLY,
+                timeout_s=self._timeout_s,
+                attempts=1,
+            )
+            if not answer.is_passing or attempt == _TRIES:
+                break
+            await asyncio.sleep(max(answer.wait_s, _TRY_AGAIN_S * 2**attempt))
+        return answer
 
     async def _refused(self, node: facts.Node, answer: kube.Answer) -> Failure:
         if answer.status == HTTPStatus.CONFLICT:

@@ -3,7 +3,6 @@
 None of it decides anything: what cannot be written is counted, said once, and let go.
 """
 
-import asyncio
 import zlib
 from datetime import UTC, datetime
 from typing import Final
@@ -11,7 +10,8 @@ from typing import Final
 import prometheus_client
 
 from muster import logs
-from muster_labeler import budget, condition, desired, facts, inventory, kube, nodes, sources
+from muster_labeler import condition, desired, facts, inventory, kube, nodes, sources
+from muster_labeler import pace as pacing
 
 _COMPONENT: Final = "muster-labeler"
 _MESSAGE_MAX: Final = 1024
@@ -31,7 +31,7 @@ class Notes:
     """What a replica that leads writes down in the cluster besides labels."""
 
     def __init__(
-        self, api: kube.Api, pace: budget.Budget, *, namespace: str, timeout_s: float
+        self, api: kube.Api, pace: pacing.Pace, *, namespace: str, timeout_s: float
     ) -> None:
         self._api = api
         self._pace = pace
@@ -66,14 +66,14 @@ class Notes:
             "lastTimestamp": at,
             "count": 1,
         }
-        await self._wait()
+        await self._pace.turn()
         path = "/api/v1/namespaces/default/events"
         answer = await self._api.ask("POST", path, body=event, timeout_s=self._timeout_s)
         self._note("event", answer)
 
     async def judge(self, node: facts.Node, wanted: condition.Condition) -> bool:
         """Write a node's condition; return whether it is there."""
-        await self._wait()
+        await self._pace.turn()
         answer = await self._api.ask(
             "PATCH",
             f"{nodes.PATH}/{node.name}/status",
@@ -91,7 +91,7 @@ class Notes:
         mark = zlib.crc32(text.encode())
         if mark == self._written or len(text) > inventory.BYTES_MAX:
             return
-        await self._wait()
+        await self._pace.turn()
         path = f"/api/v1/namespaces/{self._namespace}/configmaps/{inventory.CONFIG_MAP}"
         answer = await self._api.ask(
             "PATCH",
@@ -109,9 +109,6 @@ class Notes:
         self._note("inventory", answer)
         if answer.is_ok:
             self._written = mark
-
-    async def _wait(self) -> None:
-        await asyncio.sleep(self._pace.take(asyncio.get_running_loop().time()))
 
     def _note(self, what: str, answer: kube.Answer) -> None:
         if answer.is_ok:

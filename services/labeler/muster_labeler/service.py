@@ -236,7 +236,7 @@ class Service:
             provenance = _provenance(one, decision)
             done = await door.label(one.node, decision.labels, provenance=provenance)
         if isinstance(done, facts.Node):
-            self._fleet.put(done)
+            self._fleet.written(one.node, done)
             return decision
         if done.is_gone:
             return desired.Decision(desired.Action.NOTHING, {}, "the node is gone")
