@@ -1,10 +1,15 @@
 """Door to people: the command `muster`; each sub-command is imported when it is called."""
 
+import contextlib
 import os
 import re
 import sys
+import tempfile
+import urllib.parse
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 import cyclopts
 from cyclopts import Parameter
@@ -12,6 +17,10 @@ from cyclopts import Parameter
 import muster
 from muster import commands
 from muster.cli import notify
+
+if TYPE_CHECKING:
+    from muster import codec
+    from muster.cli import status as fleet_status
 
 app = cyclopts.App(
     name="muster",
@@ -21,6 +30,15 @@ app = cyclopts.App(
 app.register_install_completion_command()
 notify.register(app)
 
+_Health = Annotated[str | None, Parameter(env_var="MUSTER_HEALTH_URL")]
+
+_HEALTH_S: Final = 5.0
+_STATE_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Of a fleet of 100,000 nodes, several times over."""
+_NO_HEALTH: Final = (
+    "no health service runs on this machine as part of `muster up`; say where one is with --health "
+    "or MUSTER_HEALTH_URL (in a cluster: kubectl -n muster port-forward deploy/muster-health 8080)"
+)
 _AGE_MAX_S = 366 * 86_400
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -93,6 +111,92 @@ def events(
     return command.run(type, node=node, since=start, follow=follow, as_json=json, url=url)
 
 
+@app.command
+def status(
+    *,
+    all: Annotated[bool, Parameter(negative="")] = False,  # noqa: A002  # the option's name
+    json: Annotated[bool, Parameter(negative="")] = False,
+    health: _Health = None,
+) -> int:
+    """Show the fleet as the health service sees it: verdicts, alerts, and who is not well.
+
+    Parameters
+    ----------
+    all
+        Every plugin and every alert, not only who is not well, and the first 200.
+    json
+        Print one JSON object.
+    health
+        Where the health service is, `http://host:port`; by default that of `muster up` here.
+
+    """
+    from muster.cli import status as command  # noqa: PLC0415  # a command pays for its own imports
+
+    try:
+        source, _, state = _ask_health(health)
+    except (ConnectionError, ValueError) as error:
+        print(f"muster status: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    if json:
+        return _print(command.summary(state, source=source, everything=all))
+    return _print(command.lines(state, source=source, everything=all))
+
+
+@app.command
+def why(
+    node: str,
+    *,
+    since: str = "1d",
+    json: Annotated[bool, Parameter(negative="")] = False,
+    health: _Health = None,
+    url: Annotated[str | None, Parameter(env_var="NATS_URL")] = None,
+) -> int:
+    """Show what is known about a node: verdicts, evidence, devices, alerts, pods, last changes.
+
+    Where health or NATS does not answer, what the other knows is shown, and the exit code is 1.
+
+    Parameters
+    ----------
+    node
+        Its name.
+    since
+        From when on changes are shown: `15m`, `2h`, `7d` ago, or a time.
+    json
+        Print one JSON object.
+    health
+        Where the health service is, `http://host:port`; by default that of `muster up` here.
+    url
+        Where NATS is; by default that of the same `muster up`, or this machine.
+
+    """
+    import asyncio  # noqa: PLC0415  # a command pays for its own imports
+
+    from muster.cli import why as command  # noqa: PLC0415  # as above
+
+    source, state, heard, problems = None, None, None, list[str]()
+    try:
+        try:
+            source, beside, state = _ask_health(health)
+            url = url or beside
+        except ConnectionError as error:
+            problems.append(str(error))
+        try:
+            heard = asyncio.run(_past(node, since=_since(since), url=url))
+        except ConnectionError as error:
+            problems.append(str(error))
+    except ValueError as error:
+        print(f"muster why: {error}", file=sys.stderr)
+        return 2
+    known = command.Known(node=node, source=source, state=state, heard=heard, since=since)
+    for problem in problems:
+        print(f"muster why: {problem}", file=sys.stderr)
+    if command.stranger(known):
+        print(f"muster why: {command.stranger(known)}", file=sys.stderr)
+        return 2
+    code = _print(command.report(known) if json else command.lines(known))
+    return 1 if problems else code
+
+
 @app.command(name="config", help_flags=[], version_flags=[])
 def configure(
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
@@ -143,6 +247,102 @@ def _in_the_labeler(command: str, arguments: tuple[str, ...]) -> int:
     return os.execv(  # noqa: S606  # our own program, without a shell
         sys.executable, [sys.executable, "-m", "muster_labeler.command", command, *arguments]
     )
+
+
+def _ask_health(given: str | None) -> tuple[str, str | None, "fleet_status.State"]:
+    """Return where health is, where NATS is beside it if that is known, and what health knows.
+
+    Raises ConnectionError when nobody answers, ValueError for what is no address.
+    """
+    from muster.cli import status as command  # noqa: PLC0415  # a command pays for its own imports
+
+    places: list[tuple[str, str | None]] = [(_address(given), None)] if given else _running_here()
+    problem = _NO_HEALTH
+    for url, beside in places:
+        try:
+            return url, beside, command.decode(_read(f"{url}/state"))
+        except ConnectionError as error:
+            problem = f"health does not answer: {error}"
+        except ValueError as error:
+            problem = f"{url}/state is not what this version can read: {error}"
+    raise ConnectionError(problem)
+
+
+def _address(given: str) -> str:
+    """Return the address of a health service. Raises ValueError for what is none."""
+    address = given.rstrip("/").removesuffix("/state")
+    try:
+        parts = urllib.parse.urlsplit(address)
+        good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or not re.fullmatch(r"[!-~]+", address):
+        raise ValueError(f"{given!r} is no address of health, such as http://127.0.0.1:8080")
+    return address
+
+
+def _running_here() -> list[tuple[str, str | None]]:
+    """Return where health and NATS are of each `muster up` of ours, the newest first."""
+    import orjson  # noqa: PLC0415  # only who does not say where it is pays for it
+    import yaml  # noqa: PLC0415  # as above
+
+    found = []
+    for log in Path(tempfile.gettempdir()).glob("muster-*/health.log"):
+        # one that ends meanwhile takes its files with it; others' directories are not for us
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+            if log.stat().st_uid != os.getuid():
+                continue
+            with log.open("rb") as told:
+                said = next((line for line in told if b'"event":"listening"' in line), b"")
+            # written once, at the start
+            file = log.with_name("health.yaml")
+            place = (
+                str(orjson.loads(said)["http"]),
+                str(yaml.safe_load(file.read_text("utf-8"))["bus"]["url"]),
+            )
+            found.append((file.stat().st_mtime, place))
+    return [place for _, place in sorted(found, reverse=True)]
+
+
+def _read(url: str) -> bytes:
+    """Return what is there. Raises ConnectionError."""
+    import http.client  # noqa: PLC0415  # a command pays for its own imports
+    import urllib.request  # noqa: PLC0415  # as above
+
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(url, timeout=_HEALTH_S) as answer:
+            body: bytes = answer.read(_STATE_BYTES_MAX)
+            return body
+    except urllib.request.HTTPError as error:
+        error.close()
+        raise ConnectionError(f"{url}: HTTP {error.code}") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise ConnectionError(f"{url}: {getattr(reason, 'strerror', None) or reason}") from None
+
+
+async def _past(
+    node: str, *, since: datetime | timedelta | None, url: str | None
+) -> "list[codec.CloudEvent]":
+    from muster import client, vocabulary  # noqa: PLC0415  # a command pays for its own imports
+
+    vocabulary.node_token(node)
+    told = client.events(node=node, since=since, url=url, follow=False)
+    return [event async for event in told]
+
+
+def _print(found: Sequence[str] | dict[str, object]) -> int:
+    """Print lines, or one JSON object."""
+    import msgspec  # noqa: PLC0415  # a command pays for its own imports
+
+    text = msgspec.json.encode(found).decode() if isinstance(found, dict) else "\n".join(found)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # what could not be said is not tried again at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _stack_missing(command: str) -> int:

@@ -1,0 +1,233 @@
+"""`muster status` and `muster why`, on a real NATS server and a real health service."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from muster import bus, vocabulary
+from muster.local import nats
+from muster.vocabulary import Health
+
+GPU = "nvidia.com/gpu"
+PLUGIN = "device-plugin"
+SETTINGS = """
+bus: {{url: "{url}"}}
+detection: {{probe_timeout_s: 0.5, interval_s: 0.2, patience_s: 0}}
+"""
+
+
+def muster(directory: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Run the command where no `muster up` runs but what is in a directory."""
+    unset = {"NATS_URL", "MUSTER_HEALTH_URL", "http_proxy"}
+    given = {key: value for key, value in os.environ.items() if key not in unset}
+    done = subprocess.run(
+        (sys.executable, "-m", "muster.cli", *arguments),
+        env={**given, "TMPDIR": str(directory), **environment},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@contextlib.asynccontextmanager
+async def stack(directory: Path) -> AsyncIterator[tuple[bus.Bus, str, str]]:
+    """Run NATS and health, with the files that `muster up` would leave; give a bus and both."""
+    files = directory / "muster-here"
+    files.mkdir()
+    log = files / "health.log"
+    async with (
+        asyncio.timeout(50),
+        nats.NatsServer(directory / "nats") as server,
+        bus.Bus(server.url, producer=f"plugins/{PLUGIN}", name="test", owner=True) as link,
+    ):
+        (files / "health.yaml").write_text(SETTINGS.format(url=server.url))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "muster_health", "--config", str(files / "health.yaml")),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        log.write_bytes(line)
+        draining = asyncio.create_task(process.stdout.read())
+        try:
+            yield link, orjson.loads(line)["http"], server.url
+        finally:
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            await draining
+
+
+async def known(link: bus.Bus, directory: Path, node: str) -> None:
+    """Beat until health has heard it, and never again."""
+    for seq in range(1, 100):
+        await link.beat(
+            vocabulary.Heartbeat(
+                node=node,
+                plugin=PLUGIN,
+                instance=link.instance,
+                seq=seq,
+                interval_s=0.2,
+                resources=(
+                    vocabulary.ResourceBeat(name=GPU, streams=1, probe_ok=True, probe_age_s=0.0),
+                ),
+            )
+        )
+        if (await status(directory))["plugins_total"]:
+            return
+    raise AssertionError("health hears nothing")
+
+
+async def status(directory: Path) -> dict[str, Any]:
+    code, out, errors = await asyncio.to_thread(muster, directory, "status", "--json")
+    assert (code, errors) == (0, "")
+    found: dict[str, Any] = orjson.loads(out)
+    return found
+
+
+async def until_firing(directory: Path, kinds: set[str]) -> dict[str, Any]:
+    """Ask for the status until these alerts fire; return it."""
+    while True:
+        # each question takes its time
+        found = await status(directory)
+        if {alert["kind"] for alert in found["alerts"]} == kinds:
+            return found
+
+
+def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with stack(tmp_path) as (link, health, url):
+            await known(link, tmp_path, "node.b")
+            await link.publish(
+                vocabulary.InventoryReported(
+                    node="node.b",
+                    at=datetime.now(UTC),
+                    plugin=PLUGIN,
+                    devices=(
+                        vocabulary.Device(
+                            id="g0", resource=GPU, health=Health.UNHEALTHY, reason="XID\x1b[31m 79"
+                        ),
+                    ),
+                )
+            )
+            await link.publish(
+                vocabulary.AllocationObserved(
+                    node="node.b",
+                    at=datetime.now(UTC),
+                    plugin=PLUGIN,
+                    resource=GPU,
+                    device_ids=("g0",),
+                    pod="team/training",
+                )
+            )
+            found = await until_firing(tmp_path, {"device_unhealthy", "plugin_down"})
+            assert found["health"] == health
+            assert (found["plugins_total"], found["verdicts"]) == (1, {"PLUGIN_DOWN": 1})
+
+            code, out, errors = await asyncio.to_thread(muster, tmp_path, "status")
+            assert (code, errors) == (0, "")
+            lines = out.splitlines()
+            assert lines[0] == f"health   {health}"
+            assert "plugins  1 on 1 nodes: 1 PLUGIN_DOWN" in lines
+            assert "alerts   2 firing" in lines
+            (row,) = [line for line in lines if line.startswith("node.b ")]
+            assert row.endswith(f"{GPU} 1; 1 with something wrong  device_unhealthy, plugin_down")
+
+            code, out, errors = await asyncio.to_thread(muster, tmp_path, "why", "node.b")
+            assert (code, errors) == (0, "")
+            assert f"node.b {PLUGIN} is PLUGIN_DOWN since " in out
+            assert "(silent_and_nobody_listens)\n" in out
+            assert "  evidence   probe: nobody listens on the plugin's subject\n" in out
+            wrong = f"  wrong      {GPU} g0: device_unhealthy: XID\N{REPLACEMENT CHARACTER}[31m 79"
+            assert wrong in out
+            assert "docs/runbooks/plugin_down.md\n" in out
+            assert f"  team/training: was given {GPU} g0 at " in out
+            changes = [line[23:] for line in out.partition("last changes")[2].splitlines()[1:]]
+            fell = f"verdict {PLUGIN}: HEALTHY -> PLUGIN_DOWN (silent_and_nobody_listens) heartbeat"
+            assert [change for change in changes if change.startswith(fell)]
+            assert f"alert firing critical plugin_down: {PLUGIN} on node.b is down" in changes
+
+            asked = ("why", "node.b", "--json", "--health", f"{health}/state", "--url", url)
+            code, out, errors = await asyncio.to_thread(muster, tmp_path, *asked)
+            assert (code, errors) == (0, "")
+            told = orjson.loads(out)
+            assert [plugin["verdict"] for plugin in told["plugins"]] == ["PLUGIN_DOWN"]
+            assert [pod["pod"] for pod in told["pods"]] == ["team/training"]
+            types = {change["type"] for change in told["changes"]}
+            assert types == {
+                "dev.muster.allocation.observed",
+                "dev.muster.verdict.changed",
+                "dev.muster.alert.changed",
+            }
+
+            code, out, errors = await asyncio.to_thread(muster, tmp_path, "why", "node.a")
+            assert (code, out) == (2, "")
+            expected = "muster why: nothing is known of node node.a; did you mean node.b?\n"
+            assert errors == expected
+
+    asyncio.run(story())
+
+
+def test_what_one_of_the_two_knows_is_shown_when_the_other_is_away(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with stack(tmp_path) as (link, health, url):
+            await known(link, tmp_path, "a")
+            await until_firing(tmp_path, {"plugin_down"})
+            no_bus = ("why", "a", "--url", "nats://127.0.0.1:1")
+            code, out, errors = await asyncio.to_thread(muster, tmp_path, *no_bus)
+            assert code == 1
+            assert f"a {PLUGIN} is PLUGIN_DOWN since " in out
+            assert "last changes" not in out
+            assert "muster why: NATS at nats://127.0.0.1:1 has not answered" in errors
+            no_health = ("why", "a", "--url", url, "--health", "http://127.0.0.1:1")
+            code, out, errors = await asyncio.to_thread(muster, tmp_path, *no_health)
+            assert code == 1
+            assert f"alert firing critical plugin_down: {PLUGIN} on a is down" in out
+            assert errors == (
+                "muster why: health does not answer: http://127.0.0.1:1/state: Connection refused\n"
+            )
+            environment = {"MUSTER_HEALTH_URL": health, "TMPDIR": str(tmp_path / "nats")}
+            (code, out, _) = await asyncio.to_thread(muster, tmp_path, "status", **environment)
+            assert (code, out.splitlines()[0]) == (0, f"health   {health}")
+
+    asyncio.run(story())
+
+
+def test_where_nobody_answers_one_line_says_so(tmp_path: Path) -> None:
+    code, out, errors = muster(tmp_path, "status")
+    assert (code, out) == (1, "")
+    assert errors.startswith("muster status: no health service runs on this machine")
+    assert errors.count("\n") == 1
+    assert muster(tmp_path, "status", "--health", "http://127.0.0.1:1") == (
+        1,
+        "",
+        "muster status: health does not answer: http://127.0.0.1:1/state: Connection refused\n",
+    )
+
+
+def test_what_is_no_address_no_node_or_no_time_is_refused(tmp_path: Path) -> None:
+    assert muster(tmp_path, "status", "--health", "health:8080") == (
+        2,
+        "",
+        "muster status: 'health:8080' is no address of health, such as http://127.0.0.1:8080\n",
+    )
+    assert muster(tmp_path, "why", "Node_A") == (
+        2,
+        "",
+        "muster why: node: 'Node_A' is not a Kubernetes node name\n",
+    )
+    assert muster(tmp_path, "why", "a", "--since", "soon") == (
+        2,
+        "",
+        "muster why: 'soon' is neither an age such as 15m nor an ISO time\n",
+    )
