@@ -1,12 +1,14 @@
 """Every alert leads to a page that says what to do, and its links lead somewhere."""
 
 import re
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from muster import vocabulary
+from muster.cli import __main__ as cli
 from muster.vocabulary import AlertKind
 from muster_health import alerts
 from muster_health import config as health
@@ -64,3 +66,12 @@ def test_every_setting_that_a_page_names_exists(kind: AlertKind) -> None:
     named = re.findall(r"`(detection|bounds)\.(\w+)`", text)
     settings = health.Settings()
     assert [key for section, key in named if not hasattr(getattr(settings, section), key)] == []
+
+
+@pytest.mark.parametrize("kind", AlertKind)
+def test_every_command_of_ours_that_a_page_names_can_be_given(kind: AlertKind) -> None:
+    text = (PAGES / f"{kind}.md").read_text("utf-8")
+    for command in re.findall(r"`muster ([^`]+)`", text):
+        given = shlex.split(command.replace("<node>", "node-a"))
+        # raises what is said of a command or an option that is not there
+        cli.app.parse_args(given, exit_on_error=False, print_error=False)
