@@ -15,6 +15,7 @@ from muster_plugin import (
     faults,
     found,
     gpu,
+    gpu_answer,
     ids,
     inventory,
     rules,
@@ -361,6 +362,19 @@ def test_a_gpu_that_comes_back_broken_is_not_told_to_be_healthy() -> None:
     devices.apply(fault(GPU_0))
     assert look(devices, FUSE, KVM, offers=(SHARED,)) == []
     assert devices.count("nvidia.com/gpu") == {Health.HEALTHY: 2, Health.UNHEALTHY: 2}
+
+
+def test_a_node_with_gpus_and_no_driver_is_short_of_them_and_one_without_gpus_is_not() -> None:
+    devices = inventory.Inventory(node="n1", plugin="p")
+    none = msgspec.structs.replace(SHARED, units=())
+    look(devices, FUSE, KVM, offers=(none,))
+    away = gpu.Look(driver=gpu.Driver.NO_LIBRARY, problem="it is nowhere")
+    devices.terms = gpu_answer.Terms(look=away)
+    assert devices.shortage("nvidia.com/gpu") == ""
+    devices.terms = gpu_answer.Terms(look=msgspec.structs.replace(away, on_bus=8))
+    said = "8 NVIDIA GPUs on the PCI bus, and no_library: it is nowhere"
+    assert devices.shortage("nvidia.com/gpu") == said
+    assert devices.shortage("a.com/fuse") == ""
 
 
 def test_a_fault_of_a_stranger_changes_nothing() -> None:

@@ -647,7 +647,7 @@ def test_what_is_gone_is_told_to_the_kubelet_before_the_allocation_fails(root: P
             gone = f"{root / 'one'}: no such file or directory"
             assert (caught.value.code(), caught.value.details()) == (
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"{FUSE}: {gone}; the kubelet has been told",
+                f"{FUSE}: {gone}",
             )
             await until_allocatable(kubelet, 0)
 

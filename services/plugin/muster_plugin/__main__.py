@@ -84,8 +84,14 @@ def _resolved(chosen: config.Settings) -> object:
         name = start.node_name(chosen.node)
         start.check(chosen)
         here = chosen.at(name)
+        if here.gpus is not None:
+            from muster_plugin import presets  # noqa: PLC0415  # GPUs only
+
+            presets.read(here.gpus.health)
     except start.CannotServe as error:
         raise entry.CannotStart(str(error)) from None
+    except settings.BadSettings:
+        raise
     except ValueError as error:
         raise entry.CannotStart(f"resources: {error}") from None
     of_node = {"node": name, "resources": here.resources, "gpus": here.gpus, "nodes": ()}

@@ -125,10 +125,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
 
     def changed_for_the_process(self, other: "Settings") -> tuple[str, ...]:
         """Name the sections that differ and are read at the start only."""
-        return tuple(
+        sections = tuple(
             field.encode_name
             for field in msgspec.structs.fields(self)
             if field.name not in _LIVE and getattr(self, field.name) != getattr(other, field.name)
+        )
+        ours, theirs = self.gpus or gpu_rules.Gpus(), other.gpus or gpu_rules.Gpus()
+        return (
+            *sections,
+            *(["gpus.health"] if ours.health != theirs.health else []),
+            *(["gpus.library"] if ours.library != theirs.library else []),
         )
 
     @property

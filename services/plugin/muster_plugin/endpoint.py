@@ -290,7 +290,7 @@ class Endpoint:
         """Abort if what is behind these ids is gone. Raises Refusal for an unknown id."""
         absent = await self._observer.absent(self._service.allocator.host_paths(containers))
         if absent:
-            text = f"{self._service.resource}: {absent}; the kubelet has been told"
+            text = f"{self._service.resource}: {absent}"
             await self._refuse(grpc.StatusCode.FAILED_PRECONDITION, text, context)
 
     async def _refuse_unanswered(self, context: rpc.Context[Request, Answer]) -> NoReturn:

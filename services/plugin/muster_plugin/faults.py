@@ -10,8 +10,9 @@ from muster_plugin import gpu, policy
 
 LOST: Final = 79
 """After it NVML answers GPU_IS_LOST."""
-APPLICATION: Final = frozenset({13, 31, 43, 45, 68, 109})
-"""After these a simulated GPU is as well as before: those that NVIDIA's plugin ignores."""
+RESET: Final = frozenset({46, 62, 64, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158})
+"""After these a simulated GPU asks for a reset: those that NVIDIA's catalogue answers with one, and
+NVIDIA's plugin does not ignore."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ def poll(uuid: str, xids: Iterable[int], at: datetime) -> gpu.Poll:
     holding = frozenset(xids)
     if LOST in holding:
         return gpu.Poll(gpu=uuid, at=at, error="GPU_IS_LOST")
-    action = 0 if holding <= APPLICATION else 1
+    action = 1 if holding & RESET else 0
     return gpu.Poll(gpu=uuid, at=at, recovery_action=action, ecc_uncorrected=0)
 
 

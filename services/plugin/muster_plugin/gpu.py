@@ -194,6 +194,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     driver: Driver = Driver.READY
     problem: str = ""
+    on_bus: int = 0
+    """How many NVIDIA GPUs there are on the PCI bus, where the driver cannot be asked."""
     driver_version: str | None = None
     cuda_version: str | None = None
     machine: str | None = None

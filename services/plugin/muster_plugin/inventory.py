@@ -177,7 +177,13 @@ class Inventory:
     def shortage(self, resource: str) -> str:
         """Say that there are fewer devices than expected; empty if there are enough."""
         life = self._lives.get(resource)
-        return life.problem if life else ""
+        if life is None or life.problem:
+            return life.problem if life else ""
+        look, rule = self.terms.look, self._rules[resource]
+        if rule.groups or look.driver is gpu.Driver.READY or not look.on_bus:
+            return ""
+        # a node without GPUs may well be configured for them; one that has some offers none
+        return f"{look.on_bus} NVIDIA GPUs on the PCI bus, and {look.driver}: {look.problem}"[:1000]
 
     def snapshot(self, at: datetime) -> vocabulary.InventoryReported:
         """Return the whole inventory as an event."""

@@ -114,7 +114,12 @@ class Nvml:
                 slice_s=self._periods.slice_s,
             )
         except nvml_library.Unusable as no:
-            look = gpu.Look(driver=no.driver, problem=no.problem, machine=self._files.machine())
+            look = gpu.Look(
+                driver=no.driver,
+                problem=no.problem,
+                machine=self._files.machine(),
+                on_bus=self._files.on_bus(),
+            )
             return _Begun(look=look, inbox=inbox)
         return _Begun(look=session.look, inbox=inbox, session=session)
 

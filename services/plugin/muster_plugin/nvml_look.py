@@ -18,6 +18,8 @@ Answer = TypeVar("Answer")
 _GPUS_MAX: Final = 256
 _MIB: Final = 1 << 20
 _MACHINE: Final = "class/dmi/id/product_name"
+_PCI: Final = "bus/pci/devices"
+_NVIDIA: Final = "0x10de"
 _CAPABILITIES: Final = "driver/nvidia-caps/mig-minors"
 _KERNEL_GPUS: Final = "driver/nvidia/gpus"
 
@@ -31,6 +33,17 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
     def machine(self) -> str | None:
         """Return what the machine calls itself."""
         return _text(self.sysfs / _MACHINE)
+
+    def on_bus(self) -> int:
+        """Count NVIDIA's display and 3D controllers on the PCI bus, driver or not."""
+        try:
+            found = [*(self.sysfs / _PCI).iterdir()]
+        except OSError:
+            return 0
+        return sum(
+            _text(device / "vendor") == _NVIDIA and (_text(device / "class") or "")[:4] == "0x03"
+            for device in found
+        )
 
     def capabilities(self) -> dict[str, int]:
         """Return the minor numbers of MIG's capability nodes; none where MIG cannot be."""
