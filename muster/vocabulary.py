@@ -348,7 +348,7 @@ class DeviceAdded(PluginEvent, frozen=True, kw_only=True):
 
 
 class DeviceRemoved(PluginEvent, frozen=True, kw_only=True):
-    """A device left the list for good; `physical` as in `Device`."""
+    """A device left the list for good; `physical` as in `Device`, once the last replica left."""
 
     TYPE = "device.removed"
     SUBJECT = "muster.event.{node}.{plugin}.device.removed"

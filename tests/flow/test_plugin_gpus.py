@@ -350,3 +350,18 @@ def test_a_driver_that_was_replaced_ends_the_process_in_order_and_says_why() -> 
                 await here.offers(GPU, healthy=8)
 
     node.run(story)
+
+
+def test_a_gpu_that_answers_nonsense_costs_no_other() -> None:
+    async def story() -> None:
+        async with node.node(scenes.h100x8()) as here:
+            here.gpus.add("error call=nvmlDeviceGetName gpu=3 code=28")
+            here.gpus.add("error call=nvmlDeviceGetUUID gpu=4 code=1")
+            async with here.plugin(here.configure()):
+                offered = {*await here.offers(GPU, healthy=6)}
+                assert offered == {*UUIDS} - {UUIDS[3], UUIDS[4]}
+                here.gpus.add("error call=nvmlDeviceGetTemperature gpu=0 code=28")
+                here.gpus.xid(5, 79)
+                await here.unhealthy(GPU, UUIDS[5])
+
+    node.run(story)

@@ -16,6 +16,7 @@ from muster_plugin import (
     found,
     gpu,
     gpu_answer,
+    gpu_rules,
     ids,
     inventory,
     rules,
@@ -728,3 +729,14 @@ def test_readiness_names_what_is_missing_for_each_resource() -> None:
 def test_the_first_beat_of_a_node_comes_within_the_interval(node: str, interval_s: float) -> None:
     assert 0 <= beats.first_beat_s(node, interval_s) <= interval_s
     assert beats.first_beat_s(node, interval_s) == beats.first_beat_s(node, interval_s)
+
+
+def test_a_change_of_sharing_says_of_no_good_gpu_that_it_is_gone() -> None:
+    devices = made()
+    fewer = msgspec.structs.replace(SHARED, units=SHARED.units[::2])
+    shared = gpu_rules.Sharing(resources=(gpu_rules.Shared(name="nvidia.com/gpu", replicas=2),))
+    devices.terms = gpu_answer.Terms(rules=gpu_rules.Gpus(sharing=shared))
+    left = "no longer configured"
+    assert look(devices, FUSE, KVM, offers=(fewer,)) == [
+        removed("nvidia.com/gpu", f"{name}::1", left) for name in sorted([GPU_0, GPU_1])
+    ]

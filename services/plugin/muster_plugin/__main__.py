@@ -305,6 +305,8 @@ class Reporter:
             self._node.teller.mended(found.hash)
             return
         restart = found.changed_for_the_process(self._settings)
+        if here.gpus is not None and not self._node.sees_gpus:
+            restart = (*restart, "gpus")
         self._who = msgspec.structs.replace(self._who, config_hash=found.hash)
         await self._node.configure(here, config_hash=found.hash, restart=restart)
 

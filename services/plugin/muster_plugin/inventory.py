@@ -36,6 +36,7 @@ class Inventory:
         """What a snapshot tells about the GPUs themselves."""
         self.terms = gpu_answer.Terms()
         """By what terms GPUs are given now."""
+        self._gpu_rules = self.terms.rules
 
     # What changes it; each returns what it led to, for the kubelet first and then for the bus
 
@@ -48,6 +49,9 @@ class Inventory:
         match gave its name goes when its last device has left.
         """
         offers = {offer.name: offer for offer in plan.offers}
+        # how GPUs are named and shared stands in no rule of a single resource
+        are_new = self._gpu_rules != self.terms.rules
+        self._gpu_rules = self.terms.rules
         events: list[vocabulary.PluginEvent] = []
         for name in [*self._lives]:
             if name not in offers and self._rules[name] not in configured:
@@ -55,7 +59,8 @@ class Inventory:
         for name, offer in offers.items():
             policy = lifecycle.policy(offer.rule)
             life = self._lives.setdefault(name, lifecycle.Lifecycle(name, policy))
-            if self._rules.get(name, offer.rule) != offer.rule:
+            was = self._rules.get(name, offer.rule)
+            if was != offer.rule or (are_new and not offer.rule.groups):
                 meant = lifecycle.Reconfigured(offer.units)
                 events += self._events(life, life.receive(meant, now), at)
             life.policy = policy
@@ -238,6 +243,7 @@ class Inventory:
                 case lifecycle.Added(device=device):
                     yield self._added(self._now(life, device), at)
                 case lifecycle.Removed(device_id=device_id, reason=reason, physical=physical):
+                    is_left = any(u.physical == physical for u in self.offered(life.resource))
                     yield vocabulary.DeviceRemoved(
                         node=self._node,
                         plugin=self._plugin,
@@ -245,7 +251,7 @@ class Inventory:
                         resource=life.resource,
                         device_id=device_id,
                         reason=reason,
-                        physical=physical,
+                        physical="" if is_left else physical,
                     )
                 case lifecycle.Turned(device_id=device_id, health=health):
                     unit = life.unit(device_id)

@@ -123,6 +123,11 @@ class Node:
         """When each kind of looking was last done, in monotonic seconds."""
         return {**self._checked_at, **(self._seen.source.checked_at if self._seen else {})}
 
+    @property
+    def sees_gpus(self) -> bool:
+        """Whether somebody looks at the GPUs; who does is chosen at the start."""
+        return self._seen is not None
+
     def stuck(self, now: float) -> str | None:
         """Say which look that should be repeated for ever has not been, or None."""
         for kind in (_SOCKETS, _DEVICES):

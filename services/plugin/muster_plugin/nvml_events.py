@@ -153,7 +153,7 @@ class Events:
                     continue
                 self._nvml.nvmlDeviceRegisterEvents(handle, mask, made)
             except self._nvml.NVMLError as error:
-                if error.value in nvml_words.OVER:
+                if nvml_library.is_over(self._nvml, error.value):
                     raise
                 name = nvml_words.error_name(error.value)
                 problems[uuid] = f"its events cannot be registered: {name}"
@@ -195,7 +195,7 @@ class Events:
 
     def _failed(self, error: nvml_library.Error) -> None:
         """Find whom an error is about; otherwise pause, and try a new set."""
-        if error.value in nvml_words.OVER:
+        if nvml_library.is_over(self._nvml, error.value):
             raise error
         if error.value in nvml_words.GONE and self._find_lost():
             self._rearm()
@@ -240,7 +240,7 @@ class Events:
         try:
             self.arm()
         except self._nvml.NVMLError as error:
-            if error.value in nvml_words.OVER:
+            if nvml_library.is_over(self._nvml, error.value):
                 raise
             name = nvml_words.error_name(error.value)
             self._heard(Turned(dict.fromkeys(self._handles, f"no event set can be made: {name}")))

@@ -74,6 +74,17 @@ def known(nvml: Binding, call: Callable[..., Answer], *arguments: object) -> Ans
         raise
 
 
+def is_over(nvml: Binding, code: int) -> bool:
+    """Tell whether an answer about one GPU concerns all: then they cannot be counted either."""
+    if code not in nvml_words.OVER:
+        return False
+    try:
+        nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError:
+        return True
+    return False
+
+
 def address(handle: Handle) -> int:
     """Return what tells handles apart; a device keeps its address while NVML is initialised."""
     import ctypes  # noqa: PLC0415  # loaded with the library

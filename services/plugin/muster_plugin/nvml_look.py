@@ -95,7 +95,7 @@ def devices(nvml: nvml_library.Binding, files: Files, *, before: Sequence[vocabu
             uuid = nvml.nvmlDeviceGetUUID(handle)
             gpus[uuid] = _gpu(nvml, handle, files, uuid=uuid, index=index, problems=problems)
         except (nvml.NVMLError, UnicodeDecodeError) as error:
-            name = _name(error)
+            name = _name(nvml, error)
             if uuid not in known:
                 failed.append(gpu.Unreadable(index=index, error=name, uuid=uuid))
                 continue
@@ -117,10 +117,10 @@ def devices(nvml: nvml_library.Binding, files: Files, *, before: Sequence[vocabu
     )
 
 
-def _name(error: Exception) -> str:
+def _name(nvml: nvml_library.Binding, error: Exception) -> str:
     """Return what went wrong with one GPU. Raises it if it is about all of them."""
     code = getattr(error, "value", None)
-    if code in nvml_words.OVER:
+    if code is not None and nvml_library.is_over(nvml, code):
         raise error
     return "no UTF-8" if code is None else nvml_words.error_name(code)
 
@@ -172,7 +172,7 @@ def _gpu(
         try:
             return nvml_library.known(nvml, call, *arguments)
         except nvml.NVMLError as error:
-            if error.value in nvml_words.OVER | nvml_words.GONE:
+            if error.value in nvml_words.GONE or nvml_library.is_over(nvml, error.value):
                 raise
             name = nvml_words.error_name(error.value)
             problems.append(f"GPU {index}: {call.__name__}: {name}")
@@ -244,7 +244,7 @@ def _nvlinks(nvml: nvml_library.Binding, handle: nvml_library.Handle) -> dict[in
                 peer = nvml_library.known(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
                 up[link] = nvml_words.sysfs_name(peer.busId) if peer else ""
     except nvml.NVMLError as error:
-        if error.value in nvml_words.OVER:
+        if nvml_library.is_over(nvml, error.value):
             raise
     return up
 
@@ -255,7 +255,7 @@ def _level(
     try:
         found = nvml_library.known(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
     except nvml.NVMLError as error:
-        if error.value in nvml_words.OVER:
+        if nvml_library.is_over(nvml, error.value):
             raise
         return gpu.Level.SYSTEM
     return gpu.Level.SYSTEM if found is None else nvml_words.level(found)

@@ -58,7 +58,7 @@ class Reading:
             try:
                 yield self._device(index, device)
             except self._nvml.NVMLError as error:
-                if error.value in nvml_words.OVER | nvml_words.GONE:
+                if error.value in nvml_words.GONE or nvml_library.is_over(self._nvml, error.value):
                     raise
                 if error.value not in nvml_words.HOLE:
                     name = nvml_words.error_name(error.value)

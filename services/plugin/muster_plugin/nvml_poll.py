@@ -127,7 +127,7 @@ class _Asked:
         return found
 
     def _judge(self, code: int) -> None:
-        if code in nvml_words.OVER:
+        if nvml_library.is_over(self._nvml, code):
             raise self._nvml.NVMLError(code)
         if code in nvml_words.GONE:
             raise _Lost(nvml_words.error_name(code))

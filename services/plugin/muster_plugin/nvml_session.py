@@ -156,7 +156,7 @@ class Session:
         try:
             now = nvml_mig.uuids(self._nvml, self._seen.handles[uuid])
         except self._nvml.NVMLError as error:
-            if error.value in nvml_words.OVER:
+            if nvml_library.is_over(self._nvml, error.value):
                 raise
             return False
         before = _gpu(self._seen, uuid)
