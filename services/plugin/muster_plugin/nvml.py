@@ -79,6 +79,9 @@ class Nvml:
                 self._log.info("nvml_begun", gpus=len(begun.look.gpus))
                 why = await self._watch(begun.session, begun.inbox, watchers, seen)
                 self._log.warning("nvml_given_up", reason=why)
+                # what befalls them until it is begun anew, nobody sees
+                uuids = [one.uuid for one in begun.look.gpus]
+                watchers.begin_anew("begin", dict.fromkeys(uuids, f"NVML is begun anew: {why}"))
                 await self._end(begun.session, watchers)
             if time.monotonic() - began_at > self._periods.begin_max_s:
                 pause_s = self._periods.begin_first_s
