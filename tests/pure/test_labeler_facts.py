@@ -57,7 +57,6 @@ def test_of_a_node_only_what_says_something_about_accelerators_is_kept() -> None
         labels={schemes.SKYPILOT: "t4"},
         owners={schemes.SKYPILOT: ("muster-labeler",)},
         ours={schemes.SKYPILOT: "t4"},
-        provenance="{}",
         capacity={"nvidia.com/gpu": 8, "muster.dev/fuse": 1000},
         allocatable={"nvidia.com/gpu": 7, "muster.dev/fuse": 0},
         ready_since=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),

@@ -4,13 +4,25 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from nats.js import api as consumers
 
-from muster import bus, codec, entry, logs, probes, runtime, streams, vocabulary
+from muster import (
+    bus,
+    codec,
+    connection,
+    entry,
+    jetstream,
+    logs,
+    probes,
+    runtime,
+    streams,
+    vocabulary,
+)
 from muster_labeler import config, service
 
 if TYPE_CHECKING:
@@ -18,8 +30,10 @@ if TYPE_CHECKING:
 
 _INVENTORIES: Final = "muster.event.*.*.inventory.reported"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
+_STREAMS: Final = {_INVENTORIES: streams.EVENTS, _VERDICTS: streams.ALERTS}
 _OVERLAP: Final = timedelta(seconds=5)
 """What is followed begins before what was newest was read; what comes twice is known."""
+_ABANDONED_S: Final = 60.0
 _IN_A_POD: Final = "KUBERNETES_SERVICE_HOST"
 
 
@@ -31,7 +45,7 @@ def main() -> int:
 async def _serve(settings: config.Settings) -> None:
     logs.configure("labeler", level=settings.log.level)
     async with contextlib.AsyncExitStack() as open_:
-        api = await _api(settings)
+        api = await _kubernetes(settings)
         if api is not None:
             await open_.enter_async_context(api)
         connected = await open_.enter_async_context(
@@ -56,7 +70,7 @@ async def _serve(settings: config.Settings) -> None:
         await runtime.run(labeler.run())
 
 
-async def _api(settings: config.Settings) -> "kube.Api | None":
+async def _kubernetes(settings: config.Settings) -> "kube.Api | None":
     if settings.mode is config.Mode.OFF:
         return None
     where = settings.kubernetes
@@ -101,24 +115,51 @@ def _labeler(
 
 def _ears(settings: config.Settings, connected: bus.Bus) -> service.Ears:
     since = datetime.now(UTC) - _OVERLAP
+    kinds = [_INVENTORIES, *([_VERDICTS] if settings.condition else [])]
 
-    async def newest() -> Sequence[codec.CloudEvent]:
-        found = await connected.newest(streams.EVENTS, _INVENTORIES)
-        if settings.condition:
-            found += await connected.newest(streams.ALERTS, _VERDICTS)
-        return found
+    async def newest() -> AsyncIterator[codec.CloudEvent]:
+        for kind in kinds:
+            async for event in _newest(connected, kind):
+                yield event
 
     def follow(kind: str) -> AsyncIterator[codec.CloudEvent]:
-        stream = streams.EVENTS if kind == _INVENTORIES else streams.ALERTS
-        return connected.follow(stream, filters=[kind], since=since)
+        return connected.follow(_STREAMS[kind], filters=[kind], since=since)
 
     async def publish(event: vocabulary.Event, event_id: str) -> None:
         await connected.publish(event, event_id=event_id)
 
-    kinds = [_INVENTORIES, *([_VERDICTS] if settings.condition else [])]
     return service.Ears(
         newest=newest, follow=[functools.partial(follow, kind) for kind in kinds], publish=publish
     )
+
+
+async def _newest(connected: bus.Bus, kind: str) -> AsyncIterator[codec.CloudEvent]:
+    """Give the newest event of each subject, one by one: ten thousand at once cost 90 MiB.
+
+    Begins again when the link breaks; what comes twice is known.
+    """
+    config = consumers.ConsumerConfig(
+        filter_subjects=[kind],
+        ack_policy=consumers.AckPolicy.NONE,
+        deliver_policy=consumers.DeliverPolicy.LAST_PER_SUBJECT,
+        inactive_threshold=_ABANDONED_S,
+        mem_storage=True,
+    )
+    backoff = connection.Backoff()
+    while True:
+        client = await connected.link.client()
+        try:
+            pulled = jetstream.pull(client, _STREAMS[kind].name, config, until_empty=True)
+            async with contextlib.aclosing(pulled) as messages:
+                async for message in messages:
+                    # what cannot be believed is counted and set aside where it is followed
+                    with contextlib.suppress(codec.MalformedEvent):
+                        position = message.metadata.sequence.stream
+                        yield codec.decode(message.subject, message.data, position=position)
+        except (jetstream.ConsumerLost, *connection.LOST):
+            await backoff.wait()
+        else:
+            return
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ _WHERE: Final = frozenset(
         "node.kubernetes.io/instance-type",
     }
 )
+_SAME: Final = {key: key for key in schemes.KEYS}
+"""Each key once, however many nodes have it."""
 _NUMBER: Final = re.compile(r"([0-9]{1,15})([kMGTPE]i?)?")
 _UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _READY: Final = "Ready"
@@ -57,7 +59,6 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ours: Mapping[str, str] = field(default_factory=dict)
-    provenance: str | None = None
     is_selected: bool = True
     capacity: Mapping[str, int] = field(default_factory=dict)
     allocatable: Mapping[str, int] = field(default_factory=dict)
@@ -218,10 +219,9 @@ def node(raw: RawNode, selector: Mapping[str, str] | None = None) -> Node:
         name=raw.metadata.name,
         uid=raw.metadata.uid,
         version=raw.metadata.resource_version,
-        labels={key: labels[key] for key in labels if _matters(key)},
+        labels={_SAME.get(key, key): labels[key] for key in labels if _matters(key)},
         owners=_owners(managed, labels),
         ours=_ours(managed, labels),
-        provenance=(raw.metadata.annotations or {}).get(PROVENANCE),
         is_selected=not selector or selector.items() <= labels.items(),
         capacity=_counts(status.capacity),
         allocatable=_counts(status.allocatable),
@@ -267,7 +267,7 @@ def _ours(managed: Iterable[ManagedFields], labels: Mapping[str, str]) -> dict[s
         if entry.manager == MANAGER and b'"f:labels"' in bytes(entry.fields_v1):
             fields = msgspec.json.decode(entry.fields_v1, type=_Fields).metadata.labels
             keys = (field.removeprefix("f:") for field in fields)
-            found.update((key, labels[key]) for key in keys if key in labels)
+            found.update((_SAME.get(key, key), labels[key]) for key in keys if key in labels)
     return found
 
 

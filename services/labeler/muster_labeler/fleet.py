@@ -37,6 +37,8 @@ class Fleet:
         self._told: dict[str, desired.Decision] = {}
         self._waiting: dict[str, str] = {}
         self._guard = guard.Guard()
+        self.heard = 0
+        """How many inventories were taken; the same number, the same `reported`."""
 
     def take(self, event: codec.CloudEvent) -> bool:
         """Take a plugin's inventory; False if it says nothing newer than what is known."""
@@ -46,6 +48,7 @@ class Fleet:
         known = events.get(inventory.plugin)
         if known is not None and not known.precedes(event):
             return False
+        self.heard += 1
         # the devices of ten thousand nodes need not be kept for their order
         events[inventory.plugin] = msgspec.structs.replace(
             event, data=msgspec.structs.replace(inventory, devices=(), gpus=None)

@@ -5,7 +5,7 @@ concluded from what containers and the kubelet said when they failed; no word, n
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from muster_labeler import facts
@@ -45,9 +45,10 @@ def found(world: World, where: Where, *, only: str | None = None) -> list[Findin
     pods = [pod for pod in world.pods or () if only in {None, pod.node}]
     agents = {pod.node: pod for pod in world.pods or () if pod.is_agent}
     result: list[Finding] = []
+    offered = {name for node in nodes.values() for name, count in node.fuse.items() if count}
     for node in nodes.values():
         if only in {None, node.name}:
-            result.extend(_stale(node, nodes.values(), agents.get(node.name), where))
+            result.extend(_stale(node, offered, agents.get(node.name), where))
     annotated = [pod for pod in pods if pod.is_annotated]
     result.extend(_runtimes(annotated, nodes, where))
     for pod in pods:
@@ -60,16 +61,15 @@ def found(world: World, where: Where, *, only: str | None = None) -> list[Findin
 
 
 def _stale(
-    node: facts.Node, nodes: Iterable[facts.Node], agent: facts.Pod | None, where: Where
+    node: facts.Node, offered: Collection[str], agent: facts.Pod | None, where: Where
 ) -> Iterable[Finding]:
     """Tell of counts at 0: the plugin died, and its resource stays on the node."""
     if node.ready_since is None:
         return
-    elsewhere = {name for other in nodes for name, count in other.fuse.items() if count}
     for resource, count in node.fuse.items():
         if count:
             continue
-        also = " (other nodes offer it)" if resource in elsewhere else ""
+        also = " (other nodes offer it)" if resource in offered else ""
         yield Finding(
             id=Id.FUSE008,
             severity=Severity.ERROR,

@@ -179,7 +179,9 @@ async def _one(
         return await door.unlabel(row.standing.node)
     assert row.new is not None, "what is written has a value"
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    written = plan.provenance(row, actor=actor, version=muster.__version__, at=at)
+    written = states.provenance(
+        row.standing, row.new, actor=actor, version=muster.__version__, at=at
+    )
     force = chosen.overwrite and bool(row.standing.others)
     return await door.label(
         row.standing.node,

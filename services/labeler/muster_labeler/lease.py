@@ -38,7 +38,10 @@ class _Lease(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """One replica's try for the Lease; `run` it. `changed` is called when it is won or lost."""
+    """One replica's try for the Lease; `run` it.
+
+    `changed` is called when it is won, when it is lost, and when it cannot be had or can again.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class Lease:
         self._until = float("-inf")
         self._seen: tuple[str | None, str | None] = ("", "")
         self._seen_at = self._clock()
-        self._was_held = False
+        self._told = (False, False)
 
     @property
     def is_held(self) -> bool:
@@ -160,7 +163,8 @@ class Lease:
         self.problem = answer.problem
 
     def _tell(self) -> None:
-        if self.is_held != self._was_held:
-            self._was_held = self.is_held
-            logs.logger().info("leads" if self.is_held else "follows", identity=self.identity)
+        was, self._told = self._told, (self.is_held, bool(self.problem))
+        if was[0] != self._told[0]:
+            logs.logger().info("leads" if self._told[0] else "follows", identity=self.identity)
+        if was != self._told:
             self._changed()

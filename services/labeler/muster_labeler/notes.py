@@ -85,12 +85,12 @@ class Notes:
         self._note("condition", answer)
         return answer.is_ok
 
-    async def list_gpus(self, kinds: dict[str, sources.Kinds], simulated: frozenset[str]) -> None:
-        """Write down what agents reported, if it is not there yet."""
+    async def list_gpus(self, kinds: dict[str, sources.Kinds], simulated: frozenset[str]) -> bool:
+        """Write down what agents reported, if it is not there yet; return whether it is."""
         text = inventory.encoded(kinds, simulated)
         mark = zlib.crc32(text.encode())
-        if mark == self._written or len(text) > inventory.BYTES_MAX:
-            return
+        if mark == self._written or not kinds or len(text) > inventory.BYTES_MAX:
+            return True
         await self._pace.turn()
         path = f"/api/v1/namespaces/{self._namespace}/configmaps/{inventory.CONFIG_MAP}"
         answer = await self._api.ask(
@@ -109,6 +109,7 @@ class Notes:
         self._note("inventory", answer)
         if answer.is_ok:
             self._written = mark
+        return answer.is_ok
 
     def _note(self, what: str, answer: kube.Answer) -> None:
         if answer.is_ok:

@@ -1,7 +1,7 @@
 """Pure. What `muster label-gpus` would do with each node and why, and whether it may at all."""
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from muster_labeler import accelerators, schemes
@@ -101,23 +101,6 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
             f"{schemes.SKYPILOT} and be hidden: {_named(left)}"
         )
     return None
-
-
-def provenance(row: Row, *, actor: str, version: str, at: str) -> Mapping[str, object]:
-    """Return what is written down of a label: who said so, from what, and what stood there."""
-    of = row.standing.known.of
-    previous = {"previous": row.current} if row.current is not None else {}
-    return {
-        "key": schemes.SKYPILOT,
-        "value": row.new,
-        "source": of.source if of else "",
-        "product": of.text if of else "",
-        "memMiB": of.memory_mib if of else None,
-        "agentVersion": version,
-        "time": at,
-        "actor": actor,
-        **previous,
-    }
 
 
 def _row(one: Standing, allowed: Allowed, *, is_simulated: bool) -> Row:

@@ -48,7 +48,7 @@ class Cluster:
 class Ears:
     """What the bus tells: all there was, then what comes."""
 
-    newest: Callable[[], Awaitable[Sequence[codec.CloudEvent]]]
+    newest: Callable[[], AsyncIterator[codec.CloudEvent]]
     follow: Sequence[Callable[[], AsyncIterator[codec.CloudEvent]]]
     publish: Callable[[vocabulary.Event, str], Awaitable[None]]
 
@@ -75,6 +75,7 @@ class Service:
         self._held: str | None = None
         self._verdicts: dict[str, dict[str, vocabulary.VerdictChanged]] = {}
         self._judged: dict[str, condition.Condition] = {}
+        self._unjudged: set[str] = set()
         sink = facts.Sink(self._replaced, self._put, self._dropped)
         self._reflector = cluster.reflector(sink) if cluster else None
         self._lease = cluster.lease(self._lead_changed) if cluster and cluster.lease else None
@@ -97,7 +98,7 @@ class Service:
                 logs.logger().info(
                     "no_kubernetes_api", consequence="suggestions from inventories alone"
                 )
-            for event in await self._ears.newest():
+            async for event in self._ears.newest():
                 self._hear(event)
             await self._nodes_listed()
             self.is_restored = True
@@ -162,9 +163,12 @@ class Service:
     def _dropped(self, name: str) -> None:
         self._fleet.drop(name)
         self._judged.pop(name, None)
+        self._unjudged.discard(name)
 
     def _lead_changed(self) -> None:
-        self._judged.clear()
+        if not self._may_write():
+            # what another replica writes from now on we do not know
+            self._judged.clear()
         for name in self._fleet.names():
             self._look(name, f"lead:{name}")
 
@@ -175,6 +179,8 @@ class Service:
             _WAITING.set(len(waiting))
             for node, cause in waiting.items():
                 self._look(node, cause)
+            for node in self._unjudged:
+                self._look(node, f"condition:{node}")
 
     async def _work(self, queue: asyncio.Queue[str]) -> None:
         while True:
@@ -251,17 +257,23 @@ class Service:
         if not verdicts or one is None or self._cluster is None or not self._may_write():
             return
         wanted = condition.of({plugin: found.verdict for plugin, found in verdicts.items()})
-        if self._judged.get(name) != wanted and await self._cluster.notes.judge(one.node, wanted):
+        if self._judged.get(name) == wanted:
+            return
+        if await self._cluster.notes.judge(one.node, wanted):
             self._judged[name] = wanted
+            self._unjudged.discard(name)
+        else:
+            self._unjudged.add(name)
 
     async def _list_gpus(self) -> None:
         """Write down, now and then, what agents report: the commands read it."""
         assert self._cluster is not None, "there is a cluster to write it down in"
+        written = 0
         while True:
-            if self._may_write():
-                kinds, simulated = self._fleet.reported()
-                if kinds:
-                    await self._cluster.notes.list_gpus(kinds, simulated)
+            heard = self._fleet.heard
+            is_due = heard != written and self._may_write()
+            if is_due and await self._cluster.notes.list_gpus(*self._fleet.reported()):
+                written = heard
             await asyncio.sleep(_INVENTORY_S)
 
     def _may_write(self) -> bool:
@@ -277,16 +289,7 @@ def _waits(decision: desired.Decision, why: str) -> desired.Decision:
 
 
 def _provenance(one: states.Standing, decision: desired.Decision) -> str:
-    of = one.known.of
-    written = {
-        "key": desired.KEY,
-        "value": decision.labels.get(desired.KEY),
-        "source": decision.source,
-        "product": of.text if of else "",
-        "memMiB": of.memory_mib if of else None,
-        "agentVersion": muster.__version__,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "actor": facts.MANAGER,
-        **({"previous": one.current} if one.current is not None else {}),
-    }
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    value = decision.labels.get(desired.KEY)
+    written = states.provenance(one, value, actor=facts.MANAGER, version=muster.__version__, at=at)
     return msgspec.json.encode(written).decode()

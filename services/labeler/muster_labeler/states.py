@@ -91,6 +91,25 @@ def fleet(
     return [one for one in found if one.state is not State.NOT_GPU]
 
 
+def provenance(
+    one: Standing, value: str | None, *, actor: str, version: str, at: str
+) -> Mapping[str, object]:
+    """Return what is written down of a label: who said so, from what, and what stood there."""
+    of = one.known.of
+    previous = {"previous": one.current} if one.current is not None else {}
+    return {
+        "key": schemes.SKYPILOT,
+        "value": value,
+        "source": of.source if of else "",
+        "product": of.text if of else "",
+        "memMiB": of.memory_mib if of else None,
+        "agentVersion": version,
+        "time": at,
+        "actor": actor,
+        **previous,
+    }
+
+
 def covering(standings: Sequence[Standing]) -> str | None:
     """Return the key of another scheme that names every GPU node with a known product, if any.
 
