@@ -1,15 +1,13 @@
 """What is deployed: every overlay renders, validates without a cluster, and keeps its promises."""
 
 import contextlib
-import functools
 import json
 import re
 import shutil
 import subprocess
-import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import msgspec
@@ -23,51 +21,17 @@ from muster_labeler import config as labeler_config
 from muster_notifier import config as notifier_config
 from muster_plugin import config as plugin_config
 from scripts import manifests
-
-ROOT = Path(__file__).resolve().parents[2]
-OVERLAYS = ("minimal", "fuse", "gpu", "openshift", "production")
-FOREIGN = {"SecurityContextConstraints"}
-"""Kinds that Kubernetes itself does not have."""
-CENTRAL = ("health", "labeler", "notifier")
-
-Object = dict[str, Any]
-
-
-@functools.cache
-def rendered(overlay: str) -> str:
-    kubectl = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
-    command = [kubectl, "kustomize", str(ROOT / "k8s" / "overlays" / overlay)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-def objects(overlay: str) -> list[Object]:
-    return [one for one in yaml.safe_load_all(rendered(overlay)) if one]
-
-
-def only(overlay: str, kind: str, name: str) -> Object:
-    found = [o for o in objects(overlay) if (o["kind"], o["metadata"]["name"]) == (kind, name)]
-    assert len(found) == 1, f"{kind} {name}: {len(found)}"
-    return found[0]
-
-
-def pods(overlay: str) -> dict[str, Object]:
-    """Return the pod of every workload by the workload's name."""
-    return {
-        o["metadata"]["name"]: o["spec"]["template"]["spec"]
-        for o in objects(overlay)
-        if "template" in o.get("spec", {})
-    }
-
-
-def file_in(overlay: str, map_prefix: str, name: str) -> str:
-    (found,) = [
-        o["data"][name]
-        for o in objects(overlay)
-        if o["kind"] == "ConfigMap" and o["metadata"]["name"].startswith(f"{map_prefix}-")
-    ]
-    return str(found)
+from tests.deployed import (
+    CENTRAL,
+    FOREIGN,
+    OVERLAYS,
+    ROOT,
+    Object,
+    file_in,
+    objects,
+    only,
+    pods,
+)
 
 
 def test_what_is_generated_is_what_is_checked_in() -> None:
@@ -245,7 +209,7 @@ def test_the_chart_says_what_the_minimal_overlay_says() -> None:
     assert by_name(told) == by_name(expected)
 
 
-def by_name(found: list[Object]) -> dict[tuple[str, str, str], Object]:
+def by_name(found: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
     """Return objects by what they are; settings as trees, names without kustomize's hashes."""
     plain = json.loads(re.sub(r'"(muster-[a-z]+)-[a-z0-9]{10}"', r'"\1"', json.dumps(found)))
     for one in plain:

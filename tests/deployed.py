@@ -1,0 +1,60 @@
+"""What is deployed, rendered without a cluster, for tests."""
+
+import functools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+OVERLAYS: Final = ("minimal", "fuse", "gpu", "openshift", "production")
+FOREIGN: Final = {"SecurityContextConstraints"}
+"""Kinds that Kubernetes itself does not have."""
+CENTRAL: Final = ("health", "labeler", "notifier")
+
+Object = dict[str, Any]
+
+
+@functools.cache
+def rendered(overlay: str) -> str:
+    """Return what kustomize makes of an overlay."""
+    kubectl = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
+    command = [kubectl, "kustomize", str(ROOT / "k8s" / "overlays" / overlay)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@functools.cache
+def objects(overlay: str) -> tuple[Object, ...]:
+    """Return every object of an overlay; they are not to be changed."""
+    return tuple(one for one in yaml.load_all(rendered(overlay), yaml.CSafeLoader) if one)
+
+
+def only(overlay: str, kind: str, name: str) -> Object:
+    """Return the one object of this kind and name."""
+    found = [o for o in objects(overlay) if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    assert len(found) == 1, f"{kind} {name}: {len(found)}"
+    return found[0]
+
+
+def pods(overlay: str) -> dict[str, Object]:
+    """Return the pod of every workload by the workload's name."""
+    return {
+        o["metadata"]["name"]: o["spec"]["template"]["spec"]
+        for o in objects(overlay)
+        if "template" in o.get("spec", {})
+    }
+
+
+def file_in(overlay: str, map_prefix: str, name: str) -> str:
+    """Return a file of the ConfigMap whose name is this and kustomize's hash."""
+    (found,) = [
+        o["data"][name]
+        for o in objects(overlay)
+        if o["kind"] == "ConfigMap" and o["metadata"]["name"].startswith(f"{map_prefix}-")
+    ]
+    return str(found)

@@ -1,0 +1,54 @@
+"""What our pages ask of kubectl is there: labels, folders and names are those of the manifests."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import deployed
+
+PAGES = sorted((deployed.ROOT / "docs").rglob("*.md")) + [deployed.ROOT / "README.md"]
+TEXT = {page.relative_to(deployed.ROOT): page.read_text("utf-8") for page in PAGES}
+
+
+def carried() -> list[dict[str, str]]:
+    """Return the labels of every object and of every pod."""
+    found = [o["metadata"].get("labels", {}) for o in deployed.objects("minimal")]
+    return found + [
+        o["spec"]["template"]["metadata"]["labels"]
+        for o in deployed.objects("minimal")
+        if "template" in o.get("spec", {})
+    ]
+
+
+def told(pattern: str) -> list[tuple[Path, str]]:
+    """Return what follows in each command of kubectl, with the page that says it."""
+    return [
+        (page, match)
+        for page, text in TEXT.items()
+        for command in re.findall(r"kubectl [^`\n]*", text)
+        for match in re.findall(pattern, command)
+    ]
+
+
+def test_every_selector_of_a_page_finds_something() -> None:
+    selectors = told(r"(?:-l|--selector)[ =]([^\s`]+)")
+    assert len(selectors) > 1
+    for page, selector in selectors:
+        wanted = dict(pair.split("=", 1) for pair in selector.split(","))
+        assert any(wanted.items() <= labels.items() for labels in carried()), (page, selector)
+
+
+def test_every_folder_that_is_applied_is_there() -> None:
+    folders = told(r"-k (\S+)")
+    assert folders
+    assert [f for _, f in folders if not (deployed.ROOT / f / "kustomization.yaml").exists()] == []
+
+
+@pytest.mark.parametrize("kind", ["daemonset", "deployment", "statefulset"])
+def test_every_workload_that_a_page_names_is_there(kind: str) -> None:
+    there = {
+        o["metadata"]["name"] for o in deployed.objects("minimal") if o["kind"].lower() == kind
+    }
+    named = {name for _, name in told(rf"{kind}[/ ](muster-[a-z]+)")}
+    assert named <= there
