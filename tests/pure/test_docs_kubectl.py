@@ -7,7 +7,7 @@ import pytest
 
 from tests import deployed
 
-PAGES = sorted((deployed.ROOT / "docs").rglob("*.md")) + [deployed.ROOT / "README.md"]
+PAGES = [*sorted((deployed.ROOT / "docs").rglob("*.md")), deployed.ROOT / "README.md"]
 TEXT = {page.relative_to(deployed.ROOT): page.read_text("utf-8") for page in PAGES}
 
 
