@@ -38,6 +38,7 @@ class Toy:
         self.calls: list[str] = []
         self.info = pr.PluginInfo(type="DevicePlugin", name=FUSE, supported_versions=["v1beta1"])
         self.told = asyncio.Event()
+        self.listing = asyncio.Event()
         self.ended = asyncio.Event()
         self._change = asyncio.Event()
 
@@ -67,6 +68,7 @@ class Toy:
         self, _request: dp.Empty, _context: rpc.Context[dp.Empty, dp.ListAndWatchResponse]
     ) -> AsyncIterator[dp.ListAndWatchResponse]:
         self.calls.append("list")
+        self.listing.set()
         try:
             while True:
                 yield dp.ListAndWatchResponse(devices=self.devices)
@@ -258,6 +260,7 @@ def test_the_end_of_an_old_stream_takes_the_node_to_zero_and_closes_the_new_one(
                 assert await register(stand_in, "new.sock") == OK
                 state = await stand_in.until(lambda s: s.resources[FUSE].streams_open == 2)
                 assert state.resources[FUSE].endpoint == "new.sock"
+                await new.listing.wait()
             await new.ended.wait()
             await stand_in.until(shows(1, 0))
             assert await register(stand_in, "new.sock") == OK
