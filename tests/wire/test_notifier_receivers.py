@@ -8,6 +8,7 @@ import email.policy
 import pathlib
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,9 @@ from muster_notifier import addresses, cluster, config, files, message, owners, 
 from muster_notifier import notification as notifications
 from muster_notifier.answers import Answer, Kind
 from muster_notifier.notification import Notification
+
+# Apprise 2.2 imports it, below Python 3.13
+pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 LOOPBACK = addresses.Reach.LOOPBACK
@@ -562,6 +566,37 @@ def test_a_mail_relay_without_encryption_gets_no_mail(tmp_path: pathlib.Path) ->
     asyncio.run(story())
 
 
+def test_apprise_reaches_everybody_else_and_a_failure_is_temporary_whatever_it_was(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(server: Fake) -> None:
+        server.answer(200)
+        server.answer(404)
+        address = server.url.replace("http://", "json://") + "/told/"
+        found = sender(apprise=addresses.Apprise(url_from=secret(tmp_path, address)))
+        assert await found.send(FIRES, {}) == Answer(kind=Kind.TAKEN, detail="apprise: sent")
+        assert await found.send(OVER, {}) == Answer(
+            kind=Kind.TEMPORARY, detail="apprise: not sent"
+        )
+        assert [path for path, _, _ in server.got] == ["POST /told/", "POST /told/"]
+        first, last = server.bodies()
+        assert (first["type"], last["type"]) == ("failure", "success")
+        assert first["title"] == "[FIRING] stuck on node-a: device-plugin <is> stuck"
+        assert first["message"].rstrip("\n") == message.compose(FIRES).text
+
+    play(story)
+
+
+def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    where = addresses.Secret(file="/etc/hostname")
+    with pytest.raises(senders.Unusable) as refused:
+        sender(apprise=addresses.Apprise(url_from=where))
+    assert str(refused.value) == (
+        "receiver r: apprise is not installed: pip install 'muster-k8s[apprise]'"
+    )
+
+
 @pytest.mark.parametrize(
     ("way", "problem"),
     [
@@ -579,7 +614,7 @@ def test_a_mail_relay_without_encryption_gets_no_mail(tmp_path: pathlib.Path) ->
         ),
         (
             {"apprise": {"url_from": {"file": "/etc/hostname"}}},
-            "receiver r: apprise is not installed: pip install 'muster-k8s[apprise]'",
+            "receiver r: apprise: the address is none of those it knows",
         ),
         (
             {"kubernetes": {}},
