@@ -1,6 +1,8 @@
 """Door to a notifier that is killed at random points: what is lost, and what is told twice.
 
 python -m bench.crashes [--quick] [--json FILE]
+
+It tells the stand-ins of six services at once (`bench.services`), so each kill hits all of them.
 """
 
 import asyncio
@@ -10,28 +12,33 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench import sink, table
+from bench import services, sink, table
 
 _NODES: Final = 8
 _POINTS_S: Final = (0.0, 0.9)
 """From the start of the process: reading, deciding, sending and remembering lie in between."""
+_END_S: Final = 30.0
+_TIMES: Final = {"group_wait_s": 0, "group_interval_s": 0.05, "repeat_interval_s": 86_400}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of it. `repeats` came under a key that was there; `doubles` under another."""
+    """What became of one receiver's news: lost at the end, shown twice, or repeated and dropped.
+
+    `again_of_one_kill` is the most that was shown twice in one life of the notifier.
+    """
 
     kills: int
-    news: int
     messages: int
     lost: int
-    repeats: int
-    repeats_of_one_kill: int
-    doubles: int
+    again: int
+    again_of_one_kill: int
+    dropped: int
 
 
 async def measure(options: table.Options) -> list[table.Row]:
@@ -42,96 +49,105 @@ async def measure(options: table.Options) -> list[table.Row]:
         found = await play(directory, kills=kills, seed=1)
     finally:
         shutil.rmtree(directory)
+    return [row for way, result in found.items() for row in _rows(way, result)]
+
+
+def _rows(way: str, found: Result) -> list[table.Row]:
     how = f"{found.kills} SIGKILLs at random points, {found.messages} messages"
+    lost = table.Row(name=f"{way}: news lost", value=found.lost, unit="", target=0, how=how)
+    if way in services.IDEMPOTENT:
+        how = f"{found.dropped} came again and changed nothing"
+        name = f"{way}: news told twice"
+        return [lost, table.Row(name=name, value=found.again, unit="", target=0, how=how)]
     return [
-        table.Row(name="news lost", value=found.lost, unit="", target=0, how=how),
+        lost,
         table.Row(
-            name="news told twice to who drops repeats",
-            value=found.doubles,
-            unit="",
-            target=0,
-            how="the same about a group, twice in a row under different keys",
-        ),
-        table.Row(
-            name="repeats a kill to who does not",
-            value=found.repeats / found.kills,
+            name=f"{way}: repeats of one kill",
+            value=found.again_of_one_kill,
             unit="",
             target=1,
-            how=f"{found.repeats} came again under their key; at most "
-            f"{found.repeats_of_one_kill} in one life",
+            how=f"the most; {found.again} in all, {found.again / found.kills:.3f} a kill",
         ),
     ]
 
 
-async def play(directory: Path, *, kills: int, seed: int) -> Result:
+async def play(directory: Path, *, kills: int, seed: int) -> dict[str, Result]:
     """Kill the notifier again and again while alerts come and go; then look at what was told."""
     chance = random.Random(seed)  # noqa: S311  # the points of death are no secret
     firing: set[int] = set()
+    episodes: Counter[int] = Counter()
     lives: list[int] = []
-    news = 0
-    times = {"group_wait_s": 0, "group_interval_s": 0.05, "repeat_interval_s": 86_400}
-    async with sink.sink() as found, sink.world(directory) as world:
-        began: dict[int, int] = {}
+    async with services.services() as told, sink.world(directory) as world:
+        settings = {
+            "receivers": told.receivers(directory / "secret"),
+            "kubernetes": {"url": f"{told.url}/kubernetes"},
+            **_TIMES,
+        }
         for _ in range(kills):
-            notifier = await world.start({"hook": found}, **times)
-            lives.append(len(found.taken))
+            notifier = await world.start({}, **settings)
+            lives.append(len(told.heard))
             end = asyncio.get_running_loop().time() + chance.uniform(*_POINTS_S)
             while (left := end - asyncio.get_running_loop().time()) > 0:
                 number = chance.randrange(_NODES)
                 firing ^= {number}
+                episodes[number] += number in firing
                 state = "firing" if number in firing else "resolved"
-                news += 1
-                if number in firing:
-                    began[number] = 2 * news
-                await world.says(number, state, node=f"node-{number}", episode=began[number])
+                await world.says(number, state, node=f"node-{number}", episode=episodes[number])
                 await asyncio.sleep(min(left, chance.uniform(0, 0.1)))
             await notifier.kill()
-        lives.append(len(found.taken))
-        await world.start({"hook": found}, **times)
-        expected = {f'{{}}:{{kind="stuck",node="node-{n}"}}': n for n in range(_NODES)}
+        lives.append(len(told.heard))
+        await world.start({}, **settings)
 
-        def is_known(taken: list[sink.Taken]) -> bool:
-            last = {one.group: one.firing for one in taken}
-            return all(
-                bool(last.get(group)) == (number in firing) for group, number in expected.items()
-            )
+        def is_known(found: services.Services) -> bool:
+            return not any(_lost(found, way, firing) for way in _ways())
 
-        lost = 0
         try:
-            await found.wait_for(is_known, 20.0)
+            await told.wait_for(is_known, _END_S)
             # what is told once more would come within the interval
             await asyncio.sleep(1.0)
         except TimeoutError:
-            last = {one.group: one.firing for one in found.taken}
-            lost = sum(
-                bool(last.get(group)) != (number in firing) for group, number in expected.items()
-            )
-    return _result(found.taken, kills=kills, news=news, lost=lost, lives=lives)
+            pass  # what is lost is counted below
+    return {
+        way: _result(told, way, kills=kills, lives=lives, lost=len(_lost(told, way, firing)))
+        for way in _ways()
+    }
+
+
+def _ways() -> Iterable[str]:
+    return (*services.IDEMPOTENT, *services.REPEATING)
+
+
+def _lost(told: services.Services, way: str, firing: set[int]) -> set[str]:
+    """Return the nodes of which a service does not know what is true."""
+    believed = {node for node, fires in told.known(way).items() if fires}
+    return believed ^ {f"node-{number}" for number in firing}
 
 
 def _result(
-    taken: list[sink.Taken], *, kills: int, news: int, lost: int, lives: list[int]
+    told: services.Services, way: str, *, kills: int, lives: Sequence[int], lost: int
 ) -> Result:
-    keys = Counter(one.key for one in taken)
-    repeats = sum(count - 1 for count in keys.values())
-    doubles = 0
-    before: dict[str, sink.Taken] = {}
-    first: set[str] = set()
-    for one in taken:
-        last = before.get(one.group)
-        is_new = one.key not in first
-        if is_new and last is not None and (last.firing, last.reason) == (one.firing, one.reason):
-            doubles += last.reason != "first" or not one.firing
-        first.add(one.key)
-        before[one.group] = one
-    seen: set[str] = set()
-    worst = 0
-    bounds = [*lives, len(taken)]
-    for begin, end in itertools.pairwise(bounds):
-        again = sum(one.key in seen for one in taken[begin:end])
-        worst = max(worst, again)
-        seen |= {one.key for one in taken[begin:end]}
-    return Result(kills, news, len(taken), lost, repeats, worst, doubles)
+    seen: set[tuple[str, str, int, bool]] = set()
+    messages = again = worst = dropped = 0
+    for begin, end in itertools.pairwise((0, *lives, len(told.heard))):
+        here = 0
+        for one in told.heard[begin:end]:
+            if one.way != way:
+                continue
+            messages += 1
+            dropped += not one.is_effect
+            if one.is_effect:
+                here += one.news in seen
+                seen.add(one.news)
+        again += here
+        worst = max(worst, here)
+    return Result(
+        kills=kills,
+        messages=messages,
+        lost=lost,
+        again=again,
+        again_of_one_kill=worst,
+        dropped=dropped,
+    )
 
 
 if __name__ == "__main__":

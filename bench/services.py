@@ -1,0 +1,206 @@
+"""Door to HTTP and SMTP: stand-ins for the services that people are told by.
+
+Each tells what it heard in one form: about which node, which episode of its trouble, and whether
+that fires; and whether it had an effect there, or was dropped as a repeat. Episodes are read from
+what `bench.sink` says of an alert, so one text is enough for all of them.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email import message_from_bytes, policy
+from pathlib import Path
+from typing import Any, Final
+
+import aiosmtpd.smtp
+import msgspec
+
+IDEMPOTENT: Final = ("webhook", "pagerduty", "alertmanager", "kubernetes")
+"""Those that drop a repeat, by a key or because it changes nothing."""
+REPEATING: Final = ("slack", "email")
+"""Those that show whatever they are sent."""
+
+_TEXT: Final = re.compile(r"on (node-\d+) is stuck[^()]*\(episode (\d+)\)")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One message that a service took; `is_effect` is false where it was dropped as a repeat."""
+
+    way: str
+    node: str
+    episode: int
+    fires: bool
+    is_effect: bool
+
+    @property
+    def news(self) -> tuple[str, str, int, bool]:
+        """What it said, to whom: the same twice is a repeat."""
+        return self.way, self.node, self.episode, self.fires
+
+
+@dataclass
+class Services:
+    """All of them, on one HTTP and one SMTP server."""
+
+    heard: list[Heard] = field(default_factory=list)
+    url: str = ""
+    smtp_port: int = 0
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _keys: set[str] = field(default_factory=set)
+    _incidents: dict[str, int] = field(default_factory=dict)
+    _alerts: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    _messages: int = 0
+
+    def known(self, way: str) -> dict[str, bool]:
+        """Return what a service believes of each node: whether it fires."""
+        return {one.node: one.fires for one in self.heard if one.way == way and one.is_effect}
+
+    async def wait_for(self, enough: Callable[["Services"], bool], timeout_s: float) -> None:
+        """Return once what was heard is enough."""
+        async with asyncio.timeout(timeout_s), self.changed:
+            await self.changed.wait_for(lambda: enough(self))
+
+    async def take(self, heard: Heard) -> None:
+        """Remember one message."""
+        async with self.changed:
+            self.heard.append(heard)
+            self.changed.notify_all()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request."""
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            first, *lines = head.strip().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in lines)
+            body = await reader.readexactly(int(headers["content-length"]))
+            status, answer = await self._answer(first.split(" ")[1], headers, body)
+            writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(answer)}\r\n\r\n".encode())
+            writer.write(answer)
+            await writer.drain()
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # whoever asked was killed
+        finally:
+            writer.transport.abort()
+
+    async def _answer(
+        self, path: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[int, bytes]:
+        found = msgspec.json.decode(body)
+        match path.split("/")[1]:
+            case "webhook":
+                await self._webhook(found, headers["idempotency-key"])
+            case "pagerduty":
+                await self._pagerduty(found)
+                return 202, b"{}"
+            case "alertmanager":
+                for alert in found:
+                    await self._alertmanager(alert)
+            case "kubernetes":
+                return await self._kubernetes(found), b"{}"
+            case "slack":
+                return 200, msgspec.json.encode(await self._slack(path, found))
+            case other:
+                raise AssertionError(f"nobody is at /{other}")
+        return 200, b""
+
+    async def _webhook(self, found: Json, key: str) -> None:
+        node, episode = _about(found["data"]["title"])
+        fires = found["data"]["status"] == "firing"
+        await self.take(Heard("webhook", node, episode, fires, key not in self._keys))
+        self._keys.add(key)
+
+    async def _pagerduty(self, found: Json) -> None:
+        """One incident a key: a trigger opens it, or adds to one that is open."""
+        key = found["dedup_key"]
+        if found["event_action"] == "trigger":
+            node, episode = _about(found["payload"]["summary"])
+            is_effect = key not in self._incidents
+            self._incidents.setdefault(key, episode)
+            await self.take(Heard("pagerduty", node, episode, fires=True, is_effect=is_effect))
+        elif key in self._incidents:
+            node = re.findall(r"node-\d+", key)[0]
+            episode = self._incidents.pop(key)
+            await self.take(Heard("pagerduty", node, episode, fires=False, is_effect=True))
+
+    async def _alertmanager(self, found: Json) -> None:
+        node, episode = _about(found["annotations"]["summary"])
+        fires = datetime.fromisoformat(found["endsAt"]) > datetime.now(UTC)
+        is_effect = self._alerts.get(node) != (episode, fires)
+        self._alerts[node] = (episode, fires)
+        await self.take(Heard("alertmanager", node, episode, fires, is_effect))
+
+    async def _kubernetes(self, found: Json) -> int:
+        node, episode = _about(found["note"])
+        fires = not found["reason"].endswith("Resolved")
+        name = found["metadata"]["name"]
+        await self.take(Heard("kubernetes", node, episode, fires, name not in self._keys))
+        if name in self._keys:
+            return 409
+        self._keys.add(name)
+        return 201
+
+    async def _slack(self, path: str, found: Json) -> Json:
+        """Edits are quiet; a message is heard, and so is an answer in its thread."""
+        if path.endswith("chat.update"):
+            return {"ok": True, "ts": found["ts"], "channel": found["channel"]}
+        node, episode = _about(found["text"])
+        await self.take(Heard("slack", node, episode, "[FIRING]" in found["text"], is_effect=True))
+        self._messages += 1
+        return {"ok": True, "ts": f"{self._messages}.0", "channel": "C1"}
+
+    async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802  # aiosmtpd's name
+        """Take a mail."""
+        subject = str(message_from_bytes(envelope.content, policy=policy.default)["Subject"])
+        node, episode = _about(subject)
+        await self.take(Heard("email", node, episode, "[FIRING]" in subject, is_effect=True))
+        return "250 OK"
+
+    def receivers(self, secret: Path) -> list[Json]:
+        """Write a secret, and return the settings of a notifier that tells all of them."""
+        secret.write_text("a token of the bench")
+        here: Json = {"reach": "loopback", "timeout_s": 30.0}
+        limits: Json = {"limits": {"rate_per_s": 1000, "burst": 100}}
+        mail: Json = {"host": "127.0.0.1", "port": self.smtp_port, "tls": "none"}
+        mail |= {"sender": "muster@example.com", "to": ["ops@example.com"]}
+        token: Json = {"file": str(secret)}
+        ways: Json = {
+            "webhook": {"url": f"{self.url}/webhook", **here},
+            "slack": {"token_from": token, "channel": "#a", "url": f"{self.url}/slack", **here},
+            "pagerduty": {"routing_key_from": token, "url": f"{self.url}/pagerduty", **here},
+            "alertmanager": {"url": f"{self.url}/alertmanager", **here},
+            "kubernetes": {},
+            "email": mail,
+        }
+        return [{"name": way, way: found, **limits} for way, found in ways.items()]
+
+
+@contextlib.asynccontextmanager
+async def services() -> AsyncIterator[Services]:
+    """Run all of them."""
+    made = Services()
+    loop = asyncio.get_running_loop()
+
+    def protocol() -> aiosmtpd.smtp.SMTP:
+        return aiosmtpd.smtp.SMTP(made, enable_SMTPUTF8=True)
+
+    smtp = await loop.create_server(protocol, "127.0.0.1", 0)
+    try:
+        async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as server:
+            made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            made.smtp_port = smtp.sockets[0].getsockname()[1]
+            yield made
+    finally:
+        smtp.close()
+        await asyncio.sleep(0)
+
+
+def _about(text: str) -> tuple[str, int]:
+    found = _TEXT.search(text)
+    assert found is not None, f"nobody said: {text}"
+    return found[1], int(found[2])
