@@ -17,9 +17,9 @@ import orjson
 import pytest
 import yaml
 
-from muster import bus, vocabulary
+from muster import bus, kube, vocabulary
 from muster.local import layout, nats, processes
-from muster_labeler import command, facts, kube, schemes
+from muster_labeler import command, facts, schemes
 from tests.cluster import server
 from tests.labeler import cluster as clusters
 

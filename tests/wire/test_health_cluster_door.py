@@ -11,9 +11,10 @@ import aiohttp
 import orjson
 import pytest
 
+from muster import kube
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
-from muster_health import alarm, cluster, config, facts, kube, shapes, signals
+from muster_health import alarm, cluster, config, facts, shapes, signals
 
 GPU = "nvidia.com/gpu"
 SETTINGS = config.Cluster(plugins=(config.Plugin(namespace="kube-system", daemonset="d"),))

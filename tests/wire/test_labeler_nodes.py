@@ -8,9 +8,10 @@ import aiohttp
 import orjson
 import pytest
 
+from muster import kube, reflector
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
-from muster_labeler import desired, facts, kube, lease, nodes, pace, reflector
+from muster_labeler import desired, facts, lease, nodes, pace
 
 PATH = "/api/v1/nodes"
 LABELS = {desired.KEY: "l4"}
@@ -256,8 +257,8 @@ class Seen:
         self.lists = 0
         self.changed = asyncio.Event()
 
-    def sink(self) -> facts.Sink:
-        return facts.Sink(self._replace, self._put, self._drop)
+    def sink(self) -> reflector.Sink[facts.RawNode, facts.Node]:
+        return reflector.Sink(facts.node, self._replace, self._put, self._drop)
 
     async def until(self, labels: dict[str, str | None]) -> None:
         """Wait until these are the nodes, with these labels."""
@@ -274,8 +275,8 @@ class Seen:
         self.nodes[node.name] = node
         self.changed.set()
 
-    def _drop(self, name: str) -> None:
-        del self.nodes[name]
+    def _drop(self, node: facts.Node) -> None:
+        del self.nodes[node.name]
         self.changed.set()
 
 
@@ -285,7 +286,8 @@ def test_all_nodes_are_known_as_they_change_also_when_history_is_forgotten(
     async def story(cluster: Cluster) -> None:
         await cluster.make("a")
         seen = Seen()
-        task = asyncio.create_task(reflector.Reflector(cluster.api, seen.sink(), selector={}).run())
+        watched = reflector.Reflector(cluster.api, nodes.PATH, facts.RawNode, seen.sink())
+        task = asyncio.create_task(watched.run())
         await seen.until({"a": None})
         await cluster.make("b")
         await cluster.label(await cluster.node("b"))

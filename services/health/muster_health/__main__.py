@@ -31,7 +31,8 @@ from muster_health import (
 )
 
 if TYPE_CHECKING:
-    from muster_health import cluster, kube
+    from muster import kube
+    from muster_health import cluster
 
 Inbox = asyncio.Queue[runtime.Delivery[signals.Input]]
 
@@ -319,7 +320,7 @@ async def _api(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> "k
     """Return the Kubernetes API, or None where there is none. Raises CannotStart."""
     if settings.kubeconfig is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         return None
-    from muster_health import kube  # noqa: PLC0415  # 40 MiB that are not needed without a cluster
+    from muster import kube  # noqa: PLC0415  # 20 MiB that are not needed without a cluster
 
     try:
         found = await kube.find(kubeconfig=settings.kubeconfig, context=settings.context)

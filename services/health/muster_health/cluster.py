@@ -13,7 +13,8 @@ from typing import Final
 
 import prometheus_client
 
-from muster_health import config, kube, membership, questions, reflector, shapes, signals
+from muster import kube, reflector
+from muster_health import config, membership, questions, shapes, signals
 
 Told = signals.ExpectedNodes | signals.NodeOffers | signals.ClusterAnswered | signals.Remediated
 Put = Callable[[Told], Awaitable[None]]

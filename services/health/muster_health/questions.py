@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 import prometheus_client
 
-from muster import logs
-from muster_health import facts, kube, shapes, signals
+from muster import kube, logs
+from muster_health import facts, shapes, signals
 
 _DELETE_S: Final = 10.0
 _LEASES_MAX: Final = 10_000

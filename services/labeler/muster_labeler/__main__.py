@@ -23,16 +23,17 @@ from muster import (
     streams,
     vocabulary,
 )
-from muster_labeler import config, service
+from muster_labeler import config, facts, service
 
 if TYPE_CHECKING:
-    from muster_labeler import kube
+    from muster import kube
 
 _INVENTORIES: Final = "muster.event.*.*.inventory.reported"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
 _STREAMS: Final = {_INVENTORIES: streams.EVENTS, _VERDICTS: streams.ALERTS}
 _OVERLAP: Final = timedelta(seconds=5)
 """What is followed begins before what was newest was read; what comes twice is known."""
+_ATTEMPTS: Final = 4
 _ABANDONED_S: Final = 60.0
 _IN_A_POD: Final = "KUBERNETES_SERVICE_HOST"
 
@@ -80,11 +81,13 @@ async def _kubernetes(settings: config.Settings) -> "kube.Api | None":
                 "mode apply: no Kubernetes API: this is no pod, and no kubernetes.kubeconfig is set"
             )
         return None
-    # the client costs 20 MiB and a quarter of a second: only whoever has a cluster pays
-    from muster_labeler import kube  # noqa: PLC0415
+    # the client costs 20 MiB: only whoever has a cluster pays
+    from muster import kube  # noqa: PLC0415
 
     try:
-        return await kube.find(kubeconfig=where.kubeconfig, context=where.context)
+        return await kube.find(
+            kubeconfig=where.kubeconfig, context=where.context, attempts=_ATTEMPTS
+        )
     except kube.NoCluster as error:
         raise entry.CannotStart(str(error)) from None
 
@@ -94,9 +97,11 @@ def _labeler(
 ) -> service.Service:
     cluster = None
     if api is not None:
-        from muster_labeler import lease, nodes, notes, pace, reflector  # noqa: PLC0415  # as above
+        from muster import reflector  # noqa: PLC0415  # as above
+        from muster_labeler import lease, nodes, notes, pace  # noqa: PLC0415  # the same
 
         where, turns = settings.kubernetes, pace.Pace(settings.policy.writes_per_s)
+        keep = functools.partial(facts.node, selector=settings.policy.nodes)
         elect = functools.partial(
             lease.Lease,
             api,
@@ -107,7 +112,12 @@ def _labeler(
         cluster = service.Cluster(
             door=nodes.Nodes(api, turns, timeout_s=where.timeout_s),
             notes=notes.Notes(api, turns, namespace=where.namespace, timeout_s=where.timeout_s),
-            reflector=lambda sink: reflector.Reflector(api, sink, selector=settings.policy.nodes),
+            reflector=lambda sink: reflector.Reflector(
+                api,
+                nodes.PATH,
+                facts.RawNode,
+                reflector.Sink(keep, sink.replace, sink.put, lambda node: sink.drop(node.name)),
+            ),
             lease=(lambda changed: elect(changed=changed)) if settings.lease.enabled else None,
         )
     return service.Service(settings, _ears(settings, connected), cluster)

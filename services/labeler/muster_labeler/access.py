@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from muster_labeler import kube
+from muster import kube
 
 _PATH: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 

@@ -2,14 +2,14 @@
 
 import argparse
 import asyncio
-import os
 import sys
+from datetime import UTC, datetime
 
+from muster import kube
 from muster_labeler import (
     access,
     checks,
     findings,
-    kube,
     naming,
     options,
     reports,
@@ -37,9 +37,8 @@ def run(chosen: argparse.Namespace) -> int:
 
 async def _report(chosen: argparse.Namespace, aliases: dict[str, str]) -> findings.Report:
     topics = list(Topic) if chosen.topic == "all" else [Topic(chosen.topic)]
-    kubeconfig = options.kubeconfig(chosen, os.environ)
     progress = options.progress()
-    async with await kube.find(kubeconfig=kubeconfig, context=chosen.context) as api:
+    async with await options.api(chosen) as api:
         read = survey.Survey(api, timeout_s=chosen.timeout, say=progress)
         await read.begin(_rights(topics))
         seen = await _read(read, topics, chosen, aliases, api)
@@ -72,7 +71,7 @@ async def _read(
     namespaces = await read.namespaces() if is_annotated else None
     scaler, karpenter = await read.autoscalers() if Topic.AUTOSCALER in topics else (None, None)
     return world.World(
-        now=api.now(),
+        now=api.now() or datetime.now(UTC),
         nodes=nodes,
         views=sources.Views(agents, survey.of_slices(slices), aliases),
         slices=slices,

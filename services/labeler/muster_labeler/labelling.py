@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import getpass
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,10 +11,10 @@ from typing import Final
 import msgspec
 
 import muster
+from muster import kube
 from muster_labeler import (
     access,
     facts,
-    kube,
     naming,
     nodes,
     options,
@@ -55,10 +54,9 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 async def _run(chosen: argparse.Namespace, aliases: dict[str, str]) -> int:
-    kubeconfig = options.kubeconfig(chosen, os.environ)
     is_writing = chosen.command == "unlabel-gpus" and not chosen.dry_run
     is_writing = is_writing or (chosen.command == "label-gpus" and chosen.apply)
-    async with await kube.find(kubeconfig=kubeconfig, context=chosen.context) as api:
+    async with await options.api(chosen) as api:
         read = survey.Survey(api, timeout_s=chosen.timeout, say=options.progress())
         await read.begin(_RIGHTS if is_writing else _RIGHTS[:1])
         forbidden = [one.why for one in read.unread if one.is_forbidden]

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from muster import logs
-from muster_labeler import facts, kube
+from muster import kube, logs
+from muster_labeler import facts
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _SHARE: Final = 3

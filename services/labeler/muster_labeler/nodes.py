@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from muster_labeler import facts, kube
+from muster import kube
+from muster_labeler import facts
 from muster_labeler import pace as pacing
 
 PATH: Final = "/api/v1/nodes"

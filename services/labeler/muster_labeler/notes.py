@@ -9,8 +9,8 @@ from typing import Final
 
 import prometheus_client
 
-from muster import logs
-from muster_labeler import condition, desired, facts, inventory, kube, nodes, sources
+from muster import kube, logs
+from muster_labeler import condition, desired, facts, inventory, nodes, sources
 from muster_labeler import pace as pacing
 
 _COMPONENT: Final = "muster-labeler"

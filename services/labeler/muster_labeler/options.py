@@ -1,16 +1,21 @@
 """Door to the command line: what the commands for clusters have in common."""
 
 import argparse
+import os
 import pathlib
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from muster_labeler import inventory, reports
 
+if TYPE_CHECKING:
+    from muster import kube
+
 _AGE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s|m)?")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
+_ATTEMPTS: Final = 4
 _DEFAULT: Final = "~/.kube/config"
 
 
@@ -40,6 +45,18 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         default=inventory.NAMESPACE,
         metavar="NAME",
         help="where muster is installed, if it is; its agents know most (default: muster)",
+    )
+
+
+async def api(chosen: argparse.Namespace) -> "kube.Api":
+    """Return the cluster that was chosen. Raises kube.NoCluster."""
+    from muster import kube  # noqa: PLC0415  # naming alone needs no cluster
+
+    return await kube.find(
+        kubeconfig=kubeconfig(chosen, os.environ),
+        context=chosen.context,
+        attempts=_ATTEMPTS,
+        timeout_s=chosen.timeout,
     )
 
 

@@ -21,7 +21,8 @@ from muster_labeler import condition, config, desired, facts, fleet, labelsets, 
 
 if TYPE_CHECKING:
     # they load the Kubernetes client, which not everybody has use for
-    from muster_labeler import lease, nodes, notes, reflector
+    from muster import reflector
+    from muster_labeler import lease, nodes, notes
 
 _WORKERS: Final = 8
 _INVENTORY_S: Final = 2.0
@@ -40,7 +41,7 @@ class Cluster:
 
     door: "nodes.Nodes"
     notes: "notes.Notes"
-    reflector: "Callable[[facts.Sink], reflector.Reflector]"
+    reflector: "Callable[[facts.Sink], reflector.Reflector[facts.RawNode, facts.Node]]"
     lease: "Callable[[Callable[[], None]], lease.Lease] | None"
 
 

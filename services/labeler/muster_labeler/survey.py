@@ -10,7 +10,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from muster_labeler import access, facts, inventory, kube, pods, sources, world
+from muster import kube
+from muster_labeler import access, facts, inventory, pods, sources, world
 
 Raw = TypeVar("Raw")
 Found = TypeVar("Found")

@@ -15,37 +15,29 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import prometheus_client
 
-from muster import logs
-from muster_health import kube
+from muster import kube, logs
 
 Shape = TypeVar("Shape")
 Kept = TypeVar("Kept")
 
-_PAGE: Final = 500
-_LIST_S: Final = 30.0
+_LIST_S: Final = 60.0
 _WATCH_S: Final = 300.0
 _IDLE_S: Final = 150.0
 """The API server sends a bookmark about every minute (apiserver cacher, bookmarkFrequency)."""
-_WAIT_S: Final = (0.5, 30.0)
+_WAIT_S: Final = (0.2, 30.0)
 _FORBIDDEN_S: Final = 60.0
 _JITTER: Final = (0.5, 1.0)
 
 _UNREADABLE: Final = prometheus_client.Counter(
-    "muster_health_api_unreadable_total", "Objects of the Kubernetes API that could not be read."
+    "muster_kubernetes_unreadable_total", "Objects of the Kubernetes API that could not be read."
 )
 _LISTS: Final = prometheus_client.Counter(
-    "muster_health_api_lists_total", "Times that all objects of a kind were read.", ["kind"]
+    "muster_kubernetes_lists_total", "Times that all objects of a kind were read.", ["kind"]
 )
 
 
-class _ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
-    continue_: str = msgspec.field(name="continue", default="")
-
-
-class _List(msgspec.Struct, frozen=True):
-    metadata: _ListMetadata
-    items: list[msgspec.Raw] | None = None
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -56,7 +48,7 @@ class _Told(msgspec.Struct, frozen=True):
 class _Bare(msgspec.Struct, frozen=True):
     """What every object has, and an error too."""
 
-    metadata: _ListMetadata = _ListMetadata()
+    metadata: _Metadata = _Metadata()
     code: int = 0
     message: str = ""
 
@@ -94,6 +86,8 @@ class Reflector(Generic[Shape, Kept]):
         """Why this is not up to date, in words; empty if it is."""
         self.listed = asyncio.Event()
         """That there was a whole list once."""
+        self.tried = asyncio.Event()
+        """That there was one, or why there was none."""
         self._api = api
         self._path = path
         self._kind = path.rpartition("/")[2]
@@ -114,7 +108,7 @@ class Reflector(Generic[Shape, Kept]):
             except _Expired:
                 self._version = ""
                 await self._pause()
-            except kube.WatchRefused as error:
+            except kube.Refused as error:
                 if error.answer.status == HTTPStatus.GONE:
                     self._version = ""
                     await self._pause()
@@ -132,29 +126,17 @@ class Reflector(Generic[Shape, Kept]):
 
     async def _list(self) -> None:
         items: list[Kept] = []
-        token = ""
-        while True:
-            query = {**self._query, "limit": str(_PAGE)} | ({"continue": token} if token else {})
-            answer = await self._api.ask("GET", self._path, query=query, timeout_s=_LIST_S)
-            if answer.status == HTTPStatus.GONE and token:
-                items, token = [], ""
-                continue
-            if not answer.is_ok:
-                raise kube.WatchRefused(answer)
-            try:
-                page = msgspec.json.decode(answer.body, type=_List)
-            except msgspec.MsgspecError as error:
-                text = f"unreadable: {error}".encode()
-                unread = kube.Answer(what=answer.what, status=0, body=text)
-                raise kube.WatchRefused(unread) from None
-            items.extend(filter(None, map(self._read, page.items or ())))
-            token = page.metadata.continue_
-            if not token:
-                break
+        version = ""
+        pages = self._api.pages(self._path, query=self._query, timeout_s=_LIST_S)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                items.extend(filter(None, map(self._read, page.items)))
+                version = page.version
         _LISTS.labels(self._kind).inc()
-        self._version = page.metadata.resource_version
+        self._version = version
         self._sink.replace(items)
         self.listed.set()
+        self.tried.set()
         self._say_well()
 
     async def _watch(self) -> None:
@@ -169,33 +151,31 @@ class Reflector(Generic[Shape, Kept]):
         lines = self._api.watch(self._path, query, idle_s=_IDLE_S)
         async with contextlib.aclosing(lines):
             async for line in lines:
-                self._take(line)
-                self._well()
+                if self._take(line):
+                    self._well()
                 if not self._version:
                     raise _Expired
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, line: bytes) -> bool:
+        """Do what a line says; False if it says nothing that can be understood."""
         try:
             told = msgspec.json.decode(line, type=_Told)
             bare = msgspec.json.decode(told.object, type=_Bare)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             _UNREADABLE.inc()
-            return
+            return False
         if told.type == "ERROR":
             if bare.code == HTTPStatus.GONE:
                 raise _Expired
             raise ConnectionError(f"{bare.code} {bare.message}")
         if self._version:
             self._version = bare.metadata.resource_version or self._version
-        if told.type == "BOOKMARK":
-            return
-        item = self._read(told.object)
-        if item is None:
-            return
-        if told.type == "DELETED":
+        item = None if told.type == "BOOKMARK" else self._read(told.object)
+        if item is not None and told.type == "DELETED":
             self._sink.drop(item)
-        else:
+        elif item is not None:
             self._sink.put(item)
+        return True
 
     def _read(self, raw: msgspec.Raw) -> Kept | None:
         try:
@@ -211,13 +191,14 @@ class Reflector(Generic[Shape, Kept]):
     def _say_well(self) -> None:
         if self.problem:
             self.problem = ""
-            logs.logger().info("cluster_watched_again", path=self._path)
+            logs.logger().info("kubernetes_api_back", path=self._path)
 
     async def _wait(self, answer: kube.Answer) -> None:
         """Name what is wrong once, and wait; longest where we have no right."""
         if not self.problem:
-            logs.logger().warning("cluster_unwatched", path=self._path, problem=answer.problem)
+            logs.logger().warning("kubernetes_api_away", path=self._path, error=answer.problem)
         self.problem = answer.problem
+        self.tried.set()
         await self._pause(_FORBIDDEN_S if answer.is_forbidden else answer.wait_s)
 
     async def _pause(self, least_s: float = 0.0) -> None:

@@ -1,17 +1,16 @@
 """Door to the Kubernetes API: one request and its answer, all pages of a list, a watch's lines.
 
-Raw requests of `kubernetes.aio`: its generated models would cost more memory than everything else
-here. What the API refuses is answered, not raised; every wait has an end.
+In bytes: the library's generated models would cost more memory than everything else. What the API
+refuses is answered, not raised; every wait has an end.
 """
 
 import asyncio
 import contextlib
 import email.utils
-import os
-import pathlib
+import itertools
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from types import TracebackType
 from typing import Final, Self
@@ -19,29 +18,28 @@ from typing import Final, Self
 import aiohttp
 import msgspec
 import prometheus_client
-import yaml
-from kubernetes.aio.client import ApiClient, ApiException, Configuration
-from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
-LOST: Final = (OSError, TimeoutError, aiohttp.ClientError, ApiException)
+from muster import kubeclient
+
+LOST: Final = (OSError, TimeoutError, aiohttp.ClientError, kubeclient.ApiException)
+NoCluster = kubeclient.NoCluster
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
 PASSING: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
 
 _TRY_AGAIN_S: Final = 0.1
-_WAIT_MAX_S: Final = 30.0
-_TEXT_MAX: Final = 1000
+_WAIT_MAX_S: Final = 60.0
+_CREDENTIALS_S: Final = 30.0
+_TEXT_MAX: Final = 300
+_MESSAGE_MAX: Final = 1000
+"""Of the API's own words: they name each owner of each field that is in conflict."""
 _LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 _PAGE: Final = 500
 
 _REQUESTS: Final = prometheus_client.Counter(
-    "muster_labeler_api_requests_total", "Requests to the Kubernetes API.", ["verb", "status"]
+    "muster_kubernetes_requests_total", "Requests to the Kubernetes API.", ["verb", "status"]
 )
-
-
-class NoCluster(Exception):
-    """The settings lead to no Kubernetes API; the text says what was tried."""
 
 
 class Refused(Exception):
@@ -99,11 +97,11 @@ class Answer:
         """Say what was not done, in the API's own words; empty if it was."""
         if self.is_ok:
             return ""
-        text = self.body[:_LINE_BYTES_MAX].decode("utf-8", "replace")
+        text = self.body[: 4 * _TEXT_MAX].decode("utf-8", "replace")[:_TEXT_MAX]
         if self.status:
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                text = msgspec.json.decode(self.body, type=_Status).message
-        short = " ".join(text.split())[:_TEXT_MAX]
+                text = msgspec.json.decode(self.body, type=_Status).message or text
+        short = " ".join(text.split())[:_MESSAGE_MAX]
         status = f"HTTP {self.status} " if self.status else ""
         return f"{self.what}: {status}{short}".strip()
 
@@ -116,38 +114,41 @@ class Page:
     version: str
 
 
-async def find(*, kubeconfig: str | None, context: str | None) -> "Api":
+async def find(
+    *,
+    kubeconfig: str | None,
+    context: str | None,
+    attempts: int | None = None,
+    timeout_s: float = _CREDENTIALS_S,
+) -> "Api":
     """Return the API of a kubeconfig, else of the cluster this runs in. Raises NoCluster."""
-    configuration = Configuration()
-    where = kubeconfig or "the cluster this runs in"
-    try:
-        if kubeconfig is not None:
-            # the library prints a warning for a missing file, and complains of its content
-            for file in kubeconfig.split(os.pathsep):
-                await asyncio.to_thread(pathlib.Path(file).read_bytes)
-            await load_kube_config(  # type: ignore[no-untyped-call]  # as the library has it
-                config_file=kubeconfig, context=context, client_configuration=configuration
-            )
-        else:
-            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except OSError as error:
-        raise NoCluster(f"kubernetes: {where}: {error.strerror or error}") from None
-    except (ConfigException, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        raise NoCluster(f"kubernetes: {where}: {' '.join(str(error).split())}") from None
-    return Api(configuration)
+    found = await kubeclient.configuration(
+        kubeconfig=kubeconfig, context=context, timeout_s=timeout_s
+    )
+    return Api(found, attempts=attempts)
 
 
 class Api:
-    """The API of one cluster; an async context manager."""
+    """The API of one cluster; an async context manager.
 
-    def __init__(self, configuration: Configuration) -> None:
-        self._api = ApiClient(configuration)
-        self._behind_s: float | None = None
+    What may pass is asked again, `attempts` times at most; without a number, while there is time.
+    """
+
+    def __init__(
+        self, configuration: kubeclient.Configuration, *, attempts: int | None = None
+    ) -> None:
+        self._api = kubeclient.ApiClient(configuration)
+        self._attempts = attempts
+        self._told: tuple[datetime, float] | None = None
+        """What its clock said, and when on ours."""
         self.server = str(configuration.host)
 
-    def now(self) -> datetime:
-        """Return what the API server's own clock says now; ours until it was heard."""
-        return datetime.fromtimestamp(datetime.now(UTC).timestamp() + (self._behind_s or 0.0), UTC)
+    def now(self) -> datetime | None:
+        """Return what the API server's own clock says now, within a second; None if unheard."""
+        if self._told is None:
+            return None
+        date, at = self._told
+        return date + timedelta(seconds=asyncio.get_running_loop().time() - at)
 
     async def __aenter__(self) -> Self:
         return self
@@ -169,24 +170,29 @@ class Api:
         body: object | None = None,
         content: str = JSON,
         timeout_s: float,
-        attempts: int = 4,
+        attempts: int | None = None,
     ) -> Answer:
         """Return the API's answer; what may pass is asked again while there is time."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         pause_s = _TRY_AGAIN_S
         answer = Answer(what=f"{verb.lower()} {path}", status=0, body=b"no answer")
-        for attempt in range(1, attempts + 1):
+        last = attempts or self._attempts
+        for attempt in itertools.count(1):
             left_s = deadline - clock()
             if left_s <= 0:
                 break
             answer = await self._once(verb, path, query or {}, body, content, timeout_s=left_s)
             wait_s = max(pause_s, answer.wait_s)
-            if not answer.is_passing or attempt == attempts or wait_s >= deadline - clock():
+            if not answer.is_passing or attempt == last or wait_s >= deadline - clock():
                 break
             await asyncio.sleep(wait_s)
             pause_s *= 2
         return answer
+
+    async def post(self, path: str, body: object, *, timeout_s: float) -> str:
+        """Create an object; return what went wrong in words, or nothing."""
+        return (await self.ask("POST", path, body=body, timeout_s=timeout_s)).problem
 
     async def pages(
         self, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float
@@ -253,7 +259,7 @@ class Api:
             response = await self._send(verb, path, query, body, content, timeout)
             answer = _answer(what, response, await response.read())
             if answer.date is not None:
-                self._behind_s = (answer.date - datetime.now(UTC)).total_seconds()
+                self._told = answer.date, asyncio.get_running_loop().time()
         except LOST as error:
             why = str(error) or f"no answer within {timeout_s:.1f} s"
             answer = Answer(what=what, status=0, body=why.encode())
