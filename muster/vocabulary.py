@@ -142,13 +142,17 @@ class AlertState(enum.StrEnum):
 
 
 class NotificationReason(enum.StrEnum):
-    """Why a notification is sent now (Alertmanager notify/dedup_stage.go)."""
+    """Why a notification is sent now (Alertmanager notify/dedup_stage.go).
+
+    ACKNOWLEDGED is ours: what was told still fires, and somebody has silenced it meanwhile.
+    """
 
     FIRST = "first"
     NEW_ALERTS = "new_alerts"
     NEW_RESOLVED = "new_resolved"
     ALL_RESOLVED = "all_resolved"
     REPEAT = "repeat"
+    ACKNOWLEDGED = "acknowledged"
 
 
 class Phase(enum.StrEnum):

@@ -17,6 +17,7 @@ from muster_notifier import (
     grouping,
     inhibition,
     intervals,
+    ledger,
     muting,
     routes,
     signals,
@@ -237,6 +238,7 @@ class Story:
             {receiver.name: receiver.send_resolved for receiver in found.receivers},
             root=tree.root(found),
             owners=tree.owners(found),
+            acknowledging=tree.acknowledging(found),
             muted_by=self.muting,
             at=T0,
             now=0.0,
@@ -364,6 +366,65 @@ def test_what_fires_and_ends_within_a_silence_is_never_told() -> None:
     story.says(400, "a", "resolved")
     assert story.until(10_000) == []
     assert story.machine.view(10_000.0) == []
+
+
+def paged() -> config.Settings:
+    key = addresses.PagerDuty(routing_key_from=addresses.Secret(env="KEY"))
+    receivers = (
+        addresses.Receiver(name="default", console=addresses.Console()),
+        addresses.Receiver(name="pager", pagerduty=key),
+    )
+    return config.Settings(group_by=("node",), repeat_interval_s=3600, receivers=receivers)
+
+
+def test_a_pager_is_told_once_that_somebody_has_silenced_what_it_was_told() -> None:
+    story = Story(paged())
+    story.says(0, "a", "firing")
+    story.silence(100, 'kind="stuck"', hours=1)
+    story.says(110, "b", "firing")
+    story.until(3000)
+    story.says(3700, "a", "resolved")
+    assert [told for told in story.until(20_000) if told[1] == "pager"] == [
+        (30.0, "pager", Reason.FIRST, "a"),
+        (330.0, "pager", Reason.ACKNOWLEDGED, "a"),
+        (3930.0, "pager", Reason.NEW_ALERTS, "ab"),
+        (7530.0, "pager", Reason.REPEAT, "b"),
+        (11_130.0, "pager", Reason.REPEAT, "b"),
+        (14_730.0, "pager", Reason.REPEAT, "b"),
+        (18_330.0, "pager", Reason.REPEAT, "b"),
+    ]
+    assert Reason.ACKNOWLEDGED not in {told[2] for told in story.told if told[1] == "default"}
+
+
+def test_a_pager_is_not_told_that_somebody_knows_of_half_of_it() -> None:
+    story = Story(paged())
+    story.says(0, "a", "firing")
+    story.says(0, "b", "firing", kind="missing")
+    story.silence(100, 'kind="stuck"', hours=1)
+    assert [told for told in story.until(3600) if told[1] == "pager"] == [
+        (30.0, "pager", Reason.FIRST, "ab")
+    ]
+
+
+def test_what_was_acknowledged_is_not_acknowledged_again_after_a_restart() -> None:
+    story = Story(paged())
+    story.says(0, "a", "firing")
+    story.silence(100, 'kind="stuck"', hours=1)
+    story.until(100)
+    entry = ledger.Entry(
+        receiver="pager",
+        group='{}:{node="node-a"}',
+        reason=Reason.ACKNOWLEDGED,
+        firing=("0" * 15 + "a",),
+        resolved=(),
+        at=T0 + dt.timedelta(seconds=330),
+        id="x",
+        attempts=1,
+    )
+    again = Story(paged())
+    again.silence(0, 'kind="stuck"', hours=1)
+    again.machine.restore([entry], [], [story.event(0, "a", "firing")], now=400.0)
+    assert [told for told in again.until(3500) if told[1] == "pager"] == []
 
 
 def test_reminders_are_silenced_too() -> None:

@@ -96,7 +96,9 @@ def test_every_receiver_gets_words_that_it_can_take(
     assert len(card) <= cards.BODY_BYTES_MAX
     event = msgspec.json.decode(incidents.event(notification, words, routing_key="k"))
     assert len(event["dedup_key"]) <= 255
-    assert (event["event_action"] == "trigger") == bool(notification.firing_ids)
+    is_known = notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED
+    assert (event["event_action"] == "acknowledge") == is_known
+    assert is_known or (event["event_action"] == "trigger") == bool(notification.firing_ids)
     msgspec.json.decode(pushes.alerts(notification, believed_for=HOUR))
     for one in regarding.events(notification, namespace="default", pods=True):
         assert len(str(one.body["note"]).encode()) <= 1024

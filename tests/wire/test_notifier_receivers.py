@@ -274,10 +274,11 @@ def test_pagerduty_has_one_incident_a_group(tmp_path: pathlib.Path) -> None:
                 routing_key_from=secret(tmp_path, "R0"), url=f"{server.url}/v2", reach=LOOPBACK
             )
         )
-        for notification in (FIRES, OVER):
+        known = told([alert()], reason=vocabulary.NotificationReason.ACKNOWLEDGED)
+        for notification in (FIRES, known, OVER):
             answer = await found.send(notification, {})
             assert answer == Answer(kind=Kind.TAKEN, detail="HTTP 202")
-        trigger, resolve = server.bodies()
+        trigger, acknowledge, resolve = server.bodies()
         details = trigger["payload"].pop("custom_details")
         assert trigger == {
             "routing_key": "R0",
@@ -296,6 +297,7 @@ def test_pagerduty_has_one_incident_a_group(tmp_path: pathlib.Path) -> None:
         }
         assert details["truncated_alerts"] == 0
         assert details["alerts"][0]["annotations"]["pods"] == "ml/train-0"
+        assert acknowledge == resolve | {"event_action": "acknowledge"}
         assert resolve == {"routing_key": "R0", "event_action": "resolve", "dedup_key": GROUP}
 
     play(story)
@@ -575,9 +577,7 @@ def test_apprise_reaches_everybody_else_and_a_failure_is_temporary_whatever_it_w
         address = server.url.replace("http://", "json://") + "/told/"
         found = sender(apprise=addresses.Apprise(url_from=secret(tmp_path, address)))
         assert await found.send(FIRES, {}) == Answer(kind=Kind.TAKEN, detail="apprise: sent")
-        assert await found.send(OVER, {}) == Answer(
-            kind=Kind.TEMPORARY, detail="apprise: not sent"
-        )
+        assert await found.send(OVER, {}) == Answer(kind=Kind.TEMPORARY, detail="apprise: not sent")
         assert [path for path, _, _ in server.got] == ["POST /told/", "POST /told/"]
         first, last = server.bodies()
         assert (first["type"], last["type"]) == ("failure", "success")

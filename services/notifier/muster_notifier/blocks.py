@@ -71,6 +71,7 @@ def change(notification: notifications.Notification, words: message.Message) -> 
         vocabulary.NotificationReason.NEW_RESOLVED: "some are resolved",
         vocabulary.NotificationReason.ALL_RESOLVED: "all is resolved",
         vocabulary.NotificationReason.REPEAT: "still fires",
+        vocabulary.NotificationReason.ACKNOWLEDGED: "is silenced",
     }
     return f"{reasons[notification.reason]}: {_escaped(words.title)}"
 

@@ -21,12 +21,16 @@ from muster import vocabulary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a receiver was last told about a group, by fingerprint; `at` is monotonic seconds."""
+    """What a receiver was last told about a group, by fingerprint; `at` is monotonic seconds.
+
+    `is_acknowledged` says that it was last told that somebody knows.
+    """
 
     firing: frozenset[str]
     resolved: frozenset[str]
     at: float
     id: str
+    is_acknowledged: bool = False
 
 
 def reason_to_notify(
@@ -54,3 +58,13 @@ def reason_to_notify(
     if now - told.at >= repeat_interval_s:
         return vocabulary.NotificationReason.REPEAT
     return None
+
+
+def is_acknowledged_now(told: Told | None, *, silenced: AbstractSet[str]) -> bool:
+    """Tell whether somebody has silenced all that was told, and the receiver has not heard so.
+
+    This is asked where the table above has no answer: while something is silenced, it is quiet.
+    """
+    if told is None or not told.firing or told.is_acknowledged:
+        return False
+    return told.firing <= silenced

@@ -15,7 +15,7 @@ because they follow from when alerts came and when each receiver was last told.
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from muster import codec, vocabulary
@@ -33,6 +33,7 @@ class Grouping:
         *,
         root: routes.Route,
         owners: routes.Route | None = None,
+        acknowledging: Collection[str] = (),
         muted_by: muting.Muting,
         at: datetime,
         now: float,
@@ -40,9 +41,10 @@ class Grouping:
         """`receivers` maps each name to whether it hears of resolved alerts; `at` is `now`.
 
         `owners` says how what goes to owners of workloads is grouped; its receivers are those that
-        they may name.
+        they may name. `acknowledging` are those that also hear that somebody has silenced it all.
         """
         self._receivers = dict(receivers)
+        self._acknowledging = frozenset(acknowledging)
         self._files = filing.Files(root, owners)
         self._turns = turns.Turns(receivers)
         self._muting = muted_by
@@ -70,6 +72,7 @@ class Grouping:
                     resolved=frozenset(entry.resolved),
                     at=self._monotonic(entry.at, now),
                     id=entry.id,
+                    is_acknowledged=entry.reason is vocabulary.NotificationReason.ACKNOWLEDGED,
                 )
         for notification in pending:
             self._expect(notification, now)
@@ -206,6 +209,7 @@ class Grouping:
                 resolved=frozenset(notification.resolved_ids),
                 at=self._monotonic(notification.at, now),
                 id=notification.id,
+                is_acknowledged=notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED,
             )
         for name, began in zip(notification.resolved_ids, notification.episodes, strict=True):
             alert = group.alerts.get(name)
@@ -293,6 +297,9 @@ class Grouping:
             repeat_interval_s=group.route.timing.repeat_interval_s,
             now=now,
         )
+        if not (firing or resolved) and self._is_acknowledged(group):
+            reason = vocabulary.NotificationReason.ACKNOWLEDGED
+            firing = [alert for alert in group.firing() if group.has_told(alert.fingerprint)]
         if reason is None or not (firing or resolved):
             group.forget_resolved(told_too=group.on_its_way is None)
             return None
@@ -325,6 +332,12 @@ class Grouping:
             else:
                 del group.alerts[alert.fingerprint]
         return firing, resolved
+
+    def _is_acknowledged(self, group: groups.Group) -> bool:
+        return group.key[0] in self._acknowledging and decision.is_acknowledged_now(
+            group.told,
+            silenced={name for name, by in group.muted.items() if by.cause in muting.BY_PEOPLE},
+        )
 
     def _forget_if_empty(self, group: groups.Group) -> None:
         if group.alerts or group.on_its_way is not None or group.key not in self._groups:

@@ -1,6 +1,7 @@
 """Pure. A notification as an event of PagerDuty's Events API v2: one incident for each group.
 
-Triggers with one `dedup_key` are one incident, so a repeat does no harm.
+Triggers with one `dedup_key` are one incident, so a repeat does no harm. What somebody silenced
+is acknowledged: PagerDuty escalates it no further.
 """
 
 from typing import Final
@@ -28,7 +29,7 @@ Json = dict[str, object]
 def event(
     notification: notifications.Notification, words: message.Message, *, routing_key: str
 ) -> bytes:
-    """Return the body of a trigger or a resolve, with as many alerts as fit."""
+    """Return the body of a trigger, an acknowledge or a resolve, with as many alerts as fit."""
     told = (*notification.firing, *notification.told_resolved)
 
     def made(count: int) -> bytes:
@@ -56,12 +57,14 @@ def _event(
     details: Json,
 ) -> Json:
     action = "trigger" if notification.firing_ids else "resolve"
+    if notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED:
+        action = "acknowledge"
     found: Json = {
         "routing_key": routing_key,
         "event_action": action,
         "dedup_key": key_of(notification.group),
     }
-    if action == "resolve":
+    if action != "trigger":
         return found
     order = tuple(vocabulary.Severity)
     severity = min((alert.severity for alert in notification.firing), key=order.index)

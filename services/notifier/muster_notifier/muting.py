@@ -4,6 +4,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
@@ -20,6 +21,10 @@ class Cause(enum.StrEnum):
     MAINTENANCE = "maintenance"
     MUTE_TIME = "mute_time"
     NOT_ACTIVE_TIME = "not_active_time"
+
+
+BY_PEOPLE: Final = frozenset({Cause.SILENCED, Cause.MAINTENANCE})
+"""Somebody knows, and works on it."""
 
 
 class Muted(msgspec.Struct, frozen=True):

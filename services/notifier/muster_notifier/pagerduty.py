@@ -19,7 +19,7 @@ class Service:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> answers.Answer:
-        """Trigger or resolve the group's incident."""
+        """Trigger, acknowledge or resolve the group's incident."""
         words = message.compose(notification, self._templates)
         body = incidents.event(notification, words, routing_key=self._routing_key)
         return await posting.post_json(self._site, body)

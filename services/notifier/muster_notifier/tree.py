@@ -40,6 +40,11 @@ def owners(settings: config.Settings) -> routes.Route | None:
     )
 
 
+def acknowledging(settings: config.Settings) -> frozenset[str]:
+    """Return the receivers that can be told that somebody knows."""
+    return frozenset(one.name for one in settings.receivers if one.pagerduty is not None)
+
+
 def muted_by(settings: config.Settings) -> muting.Muting:
     """Return what mutes, as it is before any silence."""
     rules = [
