@@ -57,17 +57,23 @@ class Bus:
     """One process's place on the bus; an async context manager that never waits for the server.
 
     `producer` names the process in every event's source, such as `plugins/device-plugin`. With
-    `owner`, missing streams and buckets are created; plugins have no right to and only wait.
+    `owner`, missing streams and buckets are created, with so many `replicas`; plugins have no right
+    to and only wait.
     """
 
     def __init__(
-        self, url: str, *, producer: str, name: str, boot: str = "", owner: bool = False
+        self,
+        url: str,
+        *,
+        producer: str,
+        name: str,
+        boot: str = "",
+        owner: bool = False,
+        replicas: int = 1,
     ) -> None:
         self.instance = uuid.uuid4().hex[:16]
-        self.link = connection.Connection(
-            url, name=name, prepare=jetstream.create_streams if owner else None
-        )
-        self._owner = owner
+        create = functools.partial(jetstream.create_streams, replicas=replicas)
+        self.link = connection.Connection(url, name=name, prepare=create if owner else None)
         self._producer = producer
         self._boot = boot
         self._log = logs.logger()
@@ -459,9 +465,9 @@ class Bus:
                 if failures == _FAILURES_TOLD:
                     kind = type(error).__name__
                     self._log.error("event_waits", subject=subject, error=str(error) or kind)
-                if self._owner and isinstance(error, nats.js.errors.NoStreamResponseError):
+                if isinstance(error, nats.js.errors.NoStreamResponseError):
                     with contextlib.suppress(*connection.LOST):
-                        await jetstream.create_streams(client)
+                        await self.link.prepare(client)
                 await backoff.wait()
             else:
                 runtime.end_if_cancelled()

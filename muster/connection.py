@@ -213,17 +213,21 @@ class Connection:
             self._subscribed += 1
             await _subscribe(self._client, subject, handler)
 
+    async def prepare(self, client: nats.aio.client.Client) -> None:
+        """Do what `prepare` was given for, again. Raises one of LOST."""
+        if self._prepare is not None:
+            await self._prepare(client)
+
     async def _use(self, client: nats.aio.client.Client) -> None:
         """Hand a connected client to its users; a server that lost its disk is prepared again."""
-        if self._prepare is not None:
-            backoff = Backoff()
-            while client.is_connected:
-                try:
-                    await self._prepare(client)
-                    break
-                except LOST as error:
-                    await self._on_error(error)
-                    await backoff.wait()
+        backoff = Backoff()
+        while client.is_connected:
+            try:
+                await self.prepare(client)
+                break
+            except LOST as error:
+                await self._on_error(error)
+                await backoff.wait()
         if client.is_connected:
             await self._set_connected(state=True)
 

@@ -63,8 +63,11 @@ async def ack(message: connection.Message) -> None:
         await message.ack()
 
 
-async def create_streams(client: Client) -> None:
-    """Make what is missing and bring what differs up to date; several may do so at once."""
+async def create_streams(client: Client, *, replicas: int = 1) -> None:
+    """Make what is missing and bring what differs up to date; several may do so at once.
+
+    Nothing gets fewer replicas than it has: who was not told of them would take them from the rest.
+    """
     jetstream = client.jetstream()
     for stream in streams.STREAMS:
         config = api.StreamConfig(
@@ -75,6 +78,7 @@ async def create_streams(client: Client) -> None:
             max_msgs_per_subject=stream.per_subject_max,
             max_msg_size=stream.message_bytes_max,
             duplicate_window=stream.duplicate_window_s,
+            num_replicas=replicas,
             storage=api.StorageType.FILE,
             retention=(
                 api.RetentionPolicy.WORK_QUEUE if stream.is_queue else api.RetentionPolicy.LIMITS
@@ -89,10 +93,13 @@ async def create_streams(client: Client) -> None:
         except nats.js.errors.BadRequestError as error:
             if error.err_code != _OTHER_CONFIGURATION:
                 raise
-            await jetstream.update_stream(config)
+            there = (await jetstream.stream_info(stream.name)).config.num_replicas or 1
+            await jetstream.update_stream(config.evolve(num_replicas=max(replicas, there)))
     for bucket in streams.BUCKETS:
         try:
-            await jetstream.key_value(bucket.name)
+            found = (await jetstream.stream_info(f"KV_{bucket.name}")).config
+            if (found.num_replicas or 1) < replicas:
+                await jetstream.update_stream(found.evolve(num_replicas=replicas))
         except nats.js.errors.NotFoundError:
             await jetstream.create_key_value(
                 bucket=bucket.name,
@@ -100,6 +107,7 @@ async def create_streams(client: Client) -> None:
                 max_value_size=bucket.value_bytes_max,
                 ttl=bucket.age_max_s,
                 history=1,
+                replicas=replicas,
             )
 
 

@@ -2,7 +2,7 @@
 
 import enum
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -37,6 +37,15 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what nats-py would dial for ever."""
         if not _URLS.fullmatch(self.url):
             raise ValueError(f"url: {self.url!r} is not like nats://host:4222")
+
+
+class Streams(msgspec.Struct, frozen=True, kw_only=True):
+    """How many servers of NATS keep each stream: 1, or 3 or 5 of as many that find one another.
+
+    What has more keeps them; the greatest number that any service was told holds.
+    """
+
+    replicas: Literal[1, 3, 5] = 1
 
 
 class Http(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,7 +73,7 @@ async def put(
                 logs.logger().error("message_waits", subject=subject, error=text)
             if isinstance(error, nats.js.errors.NoStreamResponseError):
                 with contextlib.suppress(*connection.LOST):
-                    await jetstream.create_streams(client)
+                    await link.prepare(client)
             await backoff.wait()
         else:
             runtime.end_if_cancelled()

@@ -276,7 +276,13 @@ async def serve(settings: config.Settings) -> None:
         )
         prometheus_client.REGISTRY.register(metrics.Holdings(watched))
         connected = await stack.enter_async_context(
-            bus.Bus(settings.bus.url, producer="services/health", name="muster-health", owner=True)
+            bus.Bus(
+                settings.bus.url,
+                producer="services/health",
+                name="muster-health",
+                owner=True,
+                replicas=settings.streams.replicas,
+            )
         )
         name = f"muster-health {connected.instance}"
         leading = await stack.enter_async_context(_leader(connected, settings.leading, name))

@@ -167,6 +167,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the health service."""
 
     bus: sections.Bus = sections.Bus()
+    streams: sections.Streams = sections.Streams()
     http: sections.Http = sections.Http()
     log: sections.Log = sections.Log()
     detection: Detection = Detection()

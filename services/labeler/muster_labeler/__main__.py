@@ -50,7 +50,13 @@ async def _serve(settings: config.Settings) -> None:
         if api is not None:
             await open_.enter_async_context(api)
         connected = await open_.enter_async_context(
-            bus.Bus(settings.bus.url, producer="services/labeler", name="labeler", owner=True)
+            bus.Bus(
+                settings.bus.url,
+                producer="services/labeler",
+                name="labeler",
+                owner=True,
+                replicas=settings.streams.replicas,
+            )
         )
         labeler = _labeler(settings, connected, api)
 

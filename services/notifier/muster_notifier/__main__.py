@@ -80,7 +80,11 @@ def main() -> int:
 async def _serve(settings: config.Settings) -> None:
     logs.configure("notifier", level=settings.log.level)
     async with bus.Bus(
-        settings.bus.url, producer="services/notifier", name="notifier", owner=True
+        settings.bus.url,
+        producer="services/notifier",
+        name="notifier",
+        owner=True,
+        replicas=settings.streams.replicas,
     ) as connected:
         notifier = _Notifier(settings, connected)
         async with probes.serve(
@@ -107,6 +111,7 @@ class _Notifier:
             {receiver.name: receiver.send_resolved for receiver in settings.receivers},
             root=tree.root(settings),
             owners=tree.owners(settings),
+            acknowledging=tree.acknowledging(settings),
             muted_by=self._muting,
             at=datetime.now(UTC),
             now=self._clock(),
