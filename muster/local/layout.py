@@ -58,9 +58,9 @@ class Program:
         return replace(self, environment={variable: address.rpartition(":")[2]})
 
 
-def kubernetes(kubeconfig: str) -> Program:
-    """Return the stand-in for the Kubernetes API."""
-    return Program("kubernetes", "muster.local.kubernetes", ("--kubeconfig", kubeconfig))
+def kubernetes(kubeconfig: str, *more: str) -> Program:
+    """Return the stand-in for the Kubernetes API, with `more` options."""
+    return Program("kubernetes", "muster.local.kubernetes", ("--kubeconfig", kubeconfig, *more))
 
 
 def webhook() -> Program:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime as dt
 import io
 import pathlib
 import threading
@@ -32,7 +33,8 @@ class Cluster:
     """The stand-in, driven from tests that are no coroutines, as the commands are."""
 
     def __init__(self, directory: pathlib.Path) -> None:
-        self.api = kubernetes.KubernetesApi()
+        self._audit_log = directory / "audit.log"
+        self.api = kubernetes.KubernetesApi(audit_log=self._audit_log)
         self.kubeconfig = str(directory / "kubeconfig")
         self._directory = directory
         self._loop = asyncio.new_event_loop()
@@ -95,6 +97,13 @@ class Cluster:
         status, _, rest = answer.partition(b"\r\n\r\n")
         assert b" 20" in status[:13], (method, path, answer)
         return orjson.loads(rest)
+
+    def writes(self, path: str) -> list[float]:
+        """Return when the API received each write below a path, in order."""
+        lines = [orjson.loads(line) for line in self._audit_log.read_bytes().splitlines()]
+        found = [line for line in lines if line["requestURI"].startswith(path)]
+        times = [dt.datetime.fromisoformat(line["requestReceivedTimestamp"]) for line in found]
+        return sorted(time.timestamp() for time in times)
 
     def run(self, *words: str, kubeconfig: str | None = None) -> tuple[int, str, str]:
         """Call a command; return its exit code, what it printed and what it told on stderr."""

@@ -101,6 +101,16 @@ def test_on_a_terminal_a_person_is_asked(
     assert b"Write 1 nodes? [y/N] " in done.stderr
 
 
+def test_in_no_second_the_api_gets_more_writes_than_the_rate(here: Cluster) -> None:
+    here.put(*(node(f"n{index}", labels=DO) for index in range(30)))
+    before = len(here.writes("/api/v1/nodes"))
+    assert here.run("label-gpus", "--apply", "--yes", "--rate", "20")[0] == 0
+    times = here.writes("/api/v1/nodes")[before:]
+    most = max(sum(first <= time < first + 1 for time in times) for first in times)
+    assert len(times) == 30
+    assert most <= 20
+
+
 def test_all_gpu_nodes_or_none(here: Cluster) -> None:
     here.put(node("a", labels=DO), node("b", labels=DO), node("c"))
     code, _, told = here.run("label-gpus", "--apply", "--yes", "--node", "a")

@@ -22,11 +22,12 @@ from collections.abc import Awaitable, Callable
 from typing import Self
 
 import orjson
-from aiohttp import web
+from aiohttp import typedefs, web
 
 from muster.local import httpd
 from muster.local.kubernetes import (
     access,
+    audit,
     bodies,
     discovery,
     objects,
@@ -51,7 +52,7 @@ _PLAIN = {"/readyz": "ok", "/healthz": "ok", "/livez": "ok"}
 class KubernetesApi:
     """The API as an asynchronous context manager: `async with KubernetesApi() as api: api.url`.
 
-    `bookmark_period_s` is how often a watch that asked for bookmarks gets one.
+    `bookmark_period_s` is how often a watch that asked for bookmarks gets one; `audit_log` a file.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class KubernetesApi:
         http: httpd.Address = httpd.LOCAL,
         bookmark_period_s: float = 5.0,
         limits: objects.Limits | None = None,
+        audit_log: pathlib.Path | None = None,
     ) -> None:
         self.url = ""
         # after a restart every version of the former life is older than the log: 410, and relist
         self._store = objects.Store(at=_now(), version=int(time.time() * 1000), limits=limits)
         self._address = http
+        self._audit_log = audit_log
         self._refused: dict[str, refusals.Reason] = {}
         self._users = access.Users()
         self._closing = asyncio.Event()
@@ -78,7 +81,10 @@ class KubernetesApi:
         self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_statuses])
+        middlewares: list[typedefs.Middleware] = [_statuses]
+        if self._audit_log is not None:
+            middlewares.insert(0, self._open.enter_context(audit.recording(self._audit_log)))
+        application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=middlewares)
         application.router.add_route("*", "/{path:.*}", self._answer)
         listening = httpd.listening(application, self._address)
         self.url = await self._open.enter_async_context(listening)
@@ -275,7 +281,7 @@ def _now() -> str:
 
 async def _serve(options: argparse.Namespace) -> None:
     stopped = httpd.stop_on_signals()
-    async with KubernetesApi(http=options.http) as api:
+    async with KubernetesApi(http=options.http, audit_log=options.audit_log_path) as api:
         if options.kubeconfig is not None:
             try:
                 api.write_kubeconfig(options.kubeconfig)
@@ -292,6 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = httpd.Parser(prog="muster.local.kubernetes", description=__doc__)
     parser.add_argument("--http", type=httpd.address, default=httpd.LOCAL, metavar="HOST:PORT")
     parser.add_argument("--kubeconfig", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--audit-log-path", type=pathlib.Path, metavar="FILE")
     options = parser.parse_args(arguments)
     try:
         asyncio.run(_serve(options))

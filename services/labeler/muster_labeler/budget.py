@@ -1,4 +1,10 @@
-"""Pure. How fast may be written: evenly, never more in any second than was allowed."""
+"""Pure. How fast may be written: evenly, and never more in any second than was allowed.
+
+Not as we send it, but as it arrives: what is under way may arrive at any moment until it is
+answered, so a write counts from when it is sent until a second after its answer.
+"""
+
+import collections
 
 
 class Budget:
@@ -7,13 +13,28 @@ class Budget:
     def __init__(self, per_s: float) -> None:
         assert per_s > 0, f"{per_s} writes a second are none"
         self._gap_s = 1.0 / per_s
-        self.next_at = float("-inf")
+        self._window_s, self._most = max(1.0, self._gap_s), max(1, int(per_s))
+        self._next_at = float("-inf")
+        self._under_way = 0
+        self._counted: collections.deque[float] = collections.deque()
+        """Until when each write that was answered counts."""
 
-    def wait_s(self, now: float) -> float:
-        """Return how long it is until the next turn; 0 if it is now."""
-        return max(0.0, self.next_at - now)
+    def wait_s(self, now: float) -> float | None:
+        """Return how long it is until the next turn; None if it is once a write was answered."""
+        while self._counted and self._counted[0] <= now:
+            self._counted.popleft()
+        if self._under_way + len(self._counted) < self._most:
+            return max(0.0, self._next_at - now)
+        return max(self._counted[0], self._next_at) - now if self._counted else None
 
     def take(self, now: float) -> None:
         """Take the turn: the next one comes a gap after it was really taken."""
-        assert now >= self.next_at, "a turn was taken before its time"
-        self.next_at = now + self._gap_s
+        assert self.wait_s(now) == 0, "a turn was taken before its time"
+        self._under_way += 1
+        self._next_at = now + self._gap_s
+
+    def answered(self, now: float) -> None:
+        """Take that a write was answered, or that nobody waits for it any more."""
+        assert self._under_way, "what was answered was under way"
+        self._under_way -= 1
+        self._counted.append(now + self._window_s)

@@ -84,7 +84,15 @@ class Nodes:
         force: bool,
     ) -> facts.Node | Failure:
         body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
-        answer = await self._patch(node.name, body, force=force)
+        answer = await write(
+            self._api,
+            self._pace,
+            "PATCH",
+            f"{PATH}/{node.name}",
+            query={"fieldManager": facts.MANAGER, "force": str(force).lower()},
+            body=body,
+            timeout_s=self._timeout_s,
+        )
         if not answer.is_ok:
             return await self._refused(node, answer)
         now = await self.get(node.name)
@@ -97,25 +105,6 @@ class Nodes:
         read = ", ".join(f"{key}={there.get(key)!r}" for key in wrong)
         return Failure(f"label node {node.name}: written, then read back {read}")
 
-    async def _patch(self, name: str, body: object, *, force: bool) -> kube.Answer:
-        """Patch a node; each try takes a turn: an API in trouble gets no more than usual."""
-        query = {"fieldManager": facts.MANAGER, "force": str(force).lower()}
-        for attempt in range(1, _TRIES + 1):
-            await self._pace.turn()
-            answer = await self._api.ask(
-                "PATCH",
-                f"{PATH}/{name}",
-                query=query,
-                body=body,
-                content=kube.APPLY,
-                timeout_s=self._timeout_s,
-                attempts=1,
-            )
-            if not answer.is_passing or attempt == _TRIES:
-                break
-            await asyncio.sleep(max(answer.wait_s, _TRY_AGAIN_S * 2**attempt))
-        return answer
-
     async def _refused(self, node: facts.Node, answer: kube.Answer) -> Failure:
         if answer.status == HTTPStatus.CONFLICT:
             # of somebody's label, or of a node that is not there any more
@@ -123,6 +112,35 @@ class Nodes:
             if isinstance(now, Failure) and now.is_gone:
                 return now
         return _failure("label", node.name, answer)
+
+
+async def write(
+    api: kube.Api,
+    pace: pacing.Pace,
+    verb: str,
+    path: str,
+    *,
+    body: object,
+    timeout_s: float,
+    query: Mapping[str, str] | None = None,
+    content: str = kube.APPLY,
+) -> kube.Answer:
+    """Write something; each try takes a turn: an API in trouble gets no more than usual."""
+    for attempt in range(1, _TRIES + 1):
+        async with pace.turn():
+            answer = await api.ask(
+                verb,
+                path,
+                query=query,
+                body=body,
+                content=content,
+                timeout_s=timeout_s,
+                attempts=1,
+            )
+        if not answer.is_passing or attempt == _TRIES:
+            break
+        await asyncio.sleep(max(answer.wait_s, _TRY_AGAIN_S * 2**attempt))
+    return answer
 
 
 def _decoded(verb: str, name: str, answer: kube.Answer) -> facts.Node | Failure:

@@ -4,6 +4,7 @@ None of it decides anything: what cannot be written is counted, said once, and l
 """
 
 import zlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -66,22 +67,15 @@ class Notes:
             "lastTimestamp": at,
             "count": 1,
         }
-        await self._pace.turn()
         path = "/api/v1/namespaces/default/events"
-        answer = await self._api.ask("POST", path, body=event, timeout_s=self._timeout_s)
+        answer = await self._write("POST", path, event, content=kube.JSON)
         self._note("event", answer)
 
     async def judge(self, node: facts.Node, wanted: condition.Condition) -> bool:
         """Write a node's condition; return whether it is there."""
-        await self._pace.turn()
-        answer = await self._api.ask(
-            "PATCH",
-            f"{nodes.PATH}/{node.name}/status",
-            query={"fieldManager": facts.MANAGER, "force": "false"},
-            body=condition.patch(node.name, node.uid, wanted, at=datetime.now(UTC)),
-            content=kube.APPLY,
-            timeout_s=self._timeout_s,
-        )
+        body = condition.patch(node.name, node.uid, wanted, at=datetime.now(UTC))
+        query = {"fieldManager": facts.MANAGER, "force": "false"}
+        answer = await self._write("PATCH", f"{nodes.PATH}/{node.name}/status", body, query=query)
         self._note("condition", answer)
         return answer.is_ok
 
@@ -91,25 +85,39 @@ class Notes:
         mark = zlib.crc32(text.encode())
         if mark == self._written or not kinds or len(text) > inventory.BYTES_MAX:
             return True
-        await self._pace.turn()
         path = f"/api/v1/namespaces/{self._namespace}/configmaps/{inventory.CONFIG_MAP}"
-        answer = await self._api.ask(
-            "PATCH",
-            path,
-            query={"fieldManager": facts.MANAGER, "force": "true"},
-            body={
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "metadata": {"name": inventory.CONFIG_MAP, "namespace": self._namespace},
-                "data": {inventory.KEY: text},
-            },
-            content=kube.APPLY,
-            timeout_s=self._timeout_s,
-        )
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": inventory.CONFIG_MAP, "namespace": self._namespace},
+            "data": {inventory.KEY: text},
+        }
+        query = {"fieldManager": facts.MANAGER, "force": "true"}
+        answer = await self._write("PATCH", path, body, query=query)
         self._note("inventory", answer)
         if answer.is_ok:
             self._written = mark
         return answer.is_ok
+
+    async def _write(
+        self,
+        verb: str,
+        path: str,
+        body: object,
+        *,
+        query: Mapping[str, str] | None = None,
+        content: str = kube.APPLY,
+    ) -> kube.Answer:
+        return await nodes.write(
+            self._api,
+            self._pace,
+            verb,
+            path,
+            query=query,
+            body=body,
+            content=content,
+            timeout_s=self._timeout_s,
+        )
 
     def _note(self, what: str, answer: kube.Answer) -> None:
         if answer.is_ok:
