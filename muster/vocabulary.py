@@ -578,11 +578,15 @@ class NotificationDelivered(NotificationEvent, frozen=True, kw_only=True):
 
 
 class NotificationFailed(NotificationEvent, frozen=True, kw_only=True):
-    """The receiver refused it, or was away for too long; it is kept among the dead letters."""
+    """The receiver refused it, or was away for too long; it is kept among the dead letters.
+
+    `outcome` is what the last attempt came to, in a word: `not_found`, `timed_out`.
+    """
 
     TYPE = "notification.failed"
     SUBJECT = "muster.notification.{node}.{receiver}.notification.failed"
     error: Text
+    outcome: Text = ""
 
 
 EVENTS: Final[tuple[type[Event], ...]] = (

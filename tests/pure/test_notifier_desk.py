@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster_notifier import answers, desk
 from muster_notifier import notification as notifications
-from muster_notifier.answers import Answer, Kind
+from muster_notifier.answers import Answer, Outcome
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-TAKEN = Answer(kind=Kind.TAKEN, detail="HTTP 200")
-REFUSED = Answer(kind=Kind.REFUSED, detail="HTTP 400")
-AWAY = Answer(kind=Kind.TEMPORARY, detail="HTTP 503")
+TAKEN = Answer(outcome=Outcome.TAKEN, detail="HTTP 200")
+REFUSED = Answer(outcome=Outcome.REJECTED, detail="HTTP 400")
+AWAY = Answer(outcome=Outcome.UNWELL, detail="HTTP 503")
 NUMBERS = itertools.count(1)
 
 
@@ -116,7 +116,7 @@ def test_a_replay_takes_nobodys_place() -> None:
 
 
 def test_retry_after_closes_the_desk_to_everybody() -> None:
-    limited = Answer(kind=Kind.TEMPORARY, detail="HTTP 429", retry_after_s=30.0)
+    limited = Answer(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=30.0)
     found, a, b = make(), letter("a"), letter("b")
     found.receive(a, 0.0)
     found.receive(answered(a, limited), 0.0)
@@ -222,7 +222,7 @@ def test_every_letter_ends_in_one_way_and_no_group_is_sent_twice_at_once(  # noq
                     "taken": TAKEN,
                     "refused": REFUSED,
                     "away": AWAY,
-                    "limited": Answer(kind=Kind.TEMPORARY, detail="", retry_after_s=seconds),
+                    "limited": Answer(outcome=Outcome.UNWELL, detail="", retry_after_s=seconds),
                 }[verb]
                 answer(which, what)
         assert len(sending) <= desk.SENDING_MAX
@@ -238,5 +238,5 @@ def test_every_letter_ends_in_one_way_and_no_group_is_sent_twice_at_once(  # noq
 
 
 def test_a_wait_never_passes_a_longer_one_that_was_asked_for() -> None:
-    asked = Answer(kind=Kind.TEMPORARY, detail="", retry_after_s=7.0)
+    asked = Answer(outcome=Outcome.UNWELL, detail="", retry_after_s=7.0)
     assert answers.delay_s(1, asked, chance=0.0) == 7.0

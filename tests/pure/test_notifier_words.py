@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster_notifier import (
     addresses,
+    answers,
     blocks,
     bodies,
     cards,
@@ -107,5 +108,10 @@ def test_every_receiver_gets_words_that_it_can_take(
     read = email.message_from_bytes(mail, policy=email.policy.default)
     assert read.get_content().replace("\r\n", "\n") == words.text + "\n"
     assert [name for name in read if name.lower() == "subject"] == ["Subject"]
-    _, _, _, headers = deadletters.bury(notification, error=words.text, attempts=1, at=T0)
+    _, _, _, headers = deadletters.bury(
+        notification,
+        answers.Answer(outcome=answers.Outcome.REJECTED, detail=words.text),
+        attempts=1,
+        at=T0,
+    )
     assert all(value.isascii() and value.isprintable() for value in headers.values())

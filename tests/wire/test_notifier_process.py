@@ -198,7 +198,7 @@ def test_a_refusal_is_told_as_a_failure_and_decided_again_later(tmp_path: pathli
         assert isinstance(delivered, vocabulary.NotificationDelivered)
         _, metrics = await made.get("/metrics")
         assert (
-            b'muster_notifications_total{outcome="failed_refused",reason="first",receiver="hook"} '
+            b'muster_notifications_total{outcome="failed_rejected",reason="first",receiver="hook"} '
             b"1.0" in metrics
         )
 

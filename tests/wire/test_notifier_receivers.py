@@ -24,7 +24,7 @@ from muster.local import kubernetes
 from muster.vocabulary import AlertState
 from muster_notifier import addresses, cluster, config, files, message, owners, senders
 from muster_notifier import notification as notifications
-from muster_notifier.answers import Answer, Kind
+from muster_notifier.answers import Answer, Kind, Outcome
 from muster_notifier.notification import Notification
 
 # Apprise 2.2 imports it, below Python 3.13
@@ -170,9 +170,13 @@ def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pa
         server.answer(200, {"ok": True, "ts": "17.1", "channel": "C1"})
         channel = slack(server, tmp_path)
         first = await channel.send(FIRES, {})
-        assert first == Answer(kind=Kind.TAKEN, detail="ok", data={"channel": "C1", "ts": "17.1"})
+        assert first == Answer(
+            outcome=Outcome.TAKEN, detail="ok", data={"channel": "C1", "ts": "17.1"}
+        )
         last = await channel.send(OVER, first.data)
-        assert last == Answer(kind=Kind.TAKEN, detail="ok", data={"channel": "C1", "ts": "17.1"})
+        assert last == Answer(
+            outcome=Outcome.TAKEN, detail="ok", data={"channel": "C1", "ts": "17.1"}
+        )
         paths = [path for path, _, _ in server.got]
         assert paths == [
             "POST /api/chat.postMessage",
@@ -216,22 +220,22 @@ def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pa
             429,
             None,
             {"Retry-After": "30"},
-            Answer(kind=Kind.TEMPORARY, detail="HTTP 429", retry_after_s=30.0),
+            Answer(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=30.0),
         ),
         (
             200,
             {"ok": False, "error": "invalid_auth"},
             {},
-            Answer(kind=Kind.REFUSED, detail="Slack: invalid_auth"),
+            Answer(outcome=Outcome.UNAUTHORIZED, detail="Slack: invalid_auth"),
         ),
         (
             200,
             {"ok": False, "error": "internal_error"},
             {},
-            Answer(kind=Kind.TEMPORARY, detail="Slack: internal_error"),
+            Answer(outcome=Outcome.UNWELL, detail="Slack: internal_error"),
         ),
-        (200, "?", {}, Answer(kind=Kind.TEMPORARY, detail="Slack: internal_error")),
-        (503, None, {}, Answer(kind=Kind.TEMPORARY, detail="HTTP 503")),
+        (200, "?", {}, Answer(outcome=Outcome.UNWELL, detail="Slack: internal_error")),
+        (503, None, {}, Answer(outcome=Outcome.UNWELL, detail="HTTP 503")),
     ],
 )
 def test_each_answer_of_slack_has_one_meaning(
@@ -277,7 +281,7 @@ def test_pagerduty_has_one_incident_a_group(tmp_path: pathlib.Path) -> None:
         known = told([alert()], reason=vocabulary.NotificationReason.ACKNOWLEDGED)
         for notification in (FIRES, known, OVER):
             answer = await found.send(notification, {})
-            assert answer == Answer(kind=Kind.TAKEN, detail="HTTP 202")
+            assert answer == Answer(outcome=Outcome.TAKEN, detail="HTTP 202")
         trigger, acknowledge, resolve = server.bodies()
         details = trigger["payload"].pop("custom_details")
         assert trigger == {
@@ -316,6 +320,28 @@ def test_what_pagerduty_says_of_a_bad_key_is_told_and_the_key_is_not(
         answer = await found.send(FIRES, {})
         assert answer.kind is Kind.REFUSED
         assert answer.detail == 'HTTP 400 {"message":"Event object is invalid"}'
+
+    play(story)
+
+
+def test_a_server_that_says_what_it_was_sent_gets_no_secret_into_our_answer(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(server: Fake) -> None:
+        server.answer(400, {"bad key": "R0SECRET", "path": "/v2/T0KEN?sig=a%20b"})
+        service = addresses.PagerDuty(
+            routing_key_from=secret(tmp_path, "R0SECRET"), url=server.url, reach=LOOPBACK
+        )
+        url = secret(tmp_path, f"{server.url}/v2/T0KEN?sig=a%20b")
+        workflow = addresses.Teams(url_from=url, reach=LOOPBACK)
+        details = [
+            (await found.send(FIRES, {})).detail
+            for found in (sender(pagerduty=service), sender(teams=workflow))
+        ]
+        assert details == [
+            'HTTP 400 {"bad key":"(secret)","path":"/v2/T0KEN?sig=a%20b"}',
+            'HTTP 400 {"bad key":"R0SECRET","path":"/(secret)"}',
+        ]
 
     play(story)
 
@@ -380,7 +406,7 @@ def test_a_file_gets_one_line_for_each_notification(tmp_path: pathlib.Path) -> N
     assert [line["id"] for line in lines] == [FIRES.id, OVER.id]
     away = sender(file=addresses.File(path=str(tmp_path / "none" / "x")))
     assert send(away, FIRES) == Answer(
-        kind=Kind.TEMPORARY, detail=f"{tmp_path}/none/x: No such file or directory"
+        outcome=Outcome.NOT_WRITTEN, detail=f"{tmp_path}/none/x: No such file or directory"
     )
 
 
@@ -395,7 +421,7 @@ def test_kubernetes_gets_events_on_node_and_pod_and_a_repeat_adds_none() -> None
                 await http.post("/api/v1/namespaces", json={"metadata": {"name": "ml"}})
             for _ in range(2):
                 answer = await found.send(FIRES, {})
-                assert answer == Answer(kind=Kind.TAKEN, detail="2 events")
+                assert answer == Answer(outcome=Outcome.TAKEN, detail="2 events")
             assert (await found.send(OVER, {})).kind is Kind.TAKEN
             async with (
                 aiohttp.ClientSession(api.url) as http,
@@ -503,7 +529,7 @@ def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
             dotted = told([alert(summary="ünï\r\n.code\r\n.\r\nQUIT")])
             for notification in (dotted, OVER):
                 answer = await found.send(notification, {})
-                assert answer == Answer(kind=Kind.TAKEN, detail=f"taken by 127.0.0.1:{port}")
+                assert answer == Answer(outcome=Outcome.TAKEN, detail=f"taken by 127.0.0.1:{port}")
             return mailbox
 
     mailbox = asyncio.run(story())
@@ -576,8 +602,10 @@ def test_apprise_reaches_everybody_else_and_a_failure_is_temporary_whatever_it_w
         server.answer(404)
         address = server.url.replace("http://", "json://") + "/told/"
         found = sender(apprise=addresses.Apprise(url_from=secret(tmp_path, address)))
-        assert await found.send(FIRES, {}) == Answer(kind=Kind.TAKEN, detail="apprise: sent")
-        assert await found.send(OVER, {}) == Answer(kind=Kind.TEMPORARY, detail="apprise: not sent")
+        assert await found.send(FIRES, {}) == Answer(outcome=Outcome.TAKEN, detail="apprise: sent")
+        assert await found.send(OVER, {}) == Answer(
+            outcome=Outcome.FAILED, detail="apprise: not sent"
+        )
         assert [path for path, _, _ in server.got] == ["POST /told/", "POST /told/"]
         first, last = server.bodies()
         assert (first["type"], last["type"]) == ("failure", "success")

@@ -13,7 +13,7 @@ from muster import vocabulary
 from muster.local import nats
 from muster_notifier import addresses, answers, bodies, message, posting, signature, webhook
 from muster_notifier import notification as notifications
-from muster_notifier.answers import Answer, Kind
+from muster_notifier.answers import Answer, Kind, Outcome
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -52,7 +52,7 @@ async def send(serve: Serve, *, path: str = "/hook", timeout_s: float = 5.0) -> 
         hook = webhook.Webhook(site(f"http://u:p%40@127.0.0.1:{port}{path}", timeout_s))
         got = await hook.send(SENT, {})
         return Answer(
-            kind=got.kind,
+            outcome=got.outcome,
             detail=got.detail.replace(str(port), "PORT"),
             retry_after_s=got.retry_after_s,
         )
@@ -77,7 +77,7 @@ def test_the_request_is_one_post_with_the_key_by_which_a_repeat_can_be_dropped()
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
 
     answer = asyncio.run(send(serve, path="/hook/ä?x=1&y=a b#z"))
-    assert answer == Answer(kind=Kind.TAKEN, detail="HTTP 204")
+    assert answer == Answer(outcome=Outcome.TAKEN, detail="HTTP 204")
     head, _, body = bytes(got).partition(b"\r\n\r\n")
     first, *rest = head.decode().split("\r\n")
     assert first == "POST /hook/%C3%A4?x=1&y=a%20b HTTP/1.1"
@@ -97,37 +97,37 @@ def test_the_request_is_one_post_with_the_key_by_which_a_repeat_can_be_dropped()
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (b"HTTP/1.1 200 OK\r\n\r\n", Answer(kind=Kind.TAKEN, detail="HTTP 200")),
+        (b"HTTP/1.1 200 OK\r\n\r\n", Answer(outcome=Outcome.TAKEN, detail="HTTP 200")),
         (
             b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 202 Accepted\r\n\r\n",
-            Answer(kind=Kind.TAKEN, detail="HTTP 202"),
+            Answer(outcome=Outcome.TAKEN, detail="HTTP 202"),
         ),
         (
             b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\n\r\n",
-            Answer(kind=Kind.REFUSED, detail="HTTP 302 to http://169.254.169.254/"),
+            Answer(outcome=Outcome.MOVED, detail="HTTP 302 to http://169.254.169.254"),
         ),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Answer(kind=Kind.REFUSED, detail="HTTP 400")),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Answer(outcome=Outcome.REJECTED, detail="HTTP 400")),
         (
             b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 3\r\n\r\n",
-            Answer(kind=Kind.TEMPORARY, detail="HTTP 429", retry_after_s=3.0),
+            Answer(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=3.0),
         ),
-        (b"HTTP/1.1 500\r\n\r\n", Answer(kind=Kind.TEMPORARY, detail="HTTP 500")),
+        (b"HTTP/1.1 500\r\n\r\n", Answer(outcome=Outcome.UNWELL, detail="HTTP 500")),
         (
             b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
-            Answer(kind=Kind.TEMPORARY, detail="127.0.0.1:PORT: the answer is not HTTP"),
+            Answer(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
         ),
         (
             b"HTTP/1.1 2OO OK\r\n\r\n",
-            Answer(kind=Kind.TEMPORARY, detail="127.0.0.1:PORT: the answer is not HTTP"),
+            Answer(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
         ),
         (
             b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 200_000,
-            Answer(kind=Kind.TEMPORARY, detail="127.0.0.1:PORT: the answer is not HTTP"),
+            Answer(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
         ),
         (
             b"HTTP/1.1 200 OK\r\n",
             Answer(
-                kind=Kind.TEMPORARY,
+                outcome=Outcome.CLOSED,
                 detail="127.0.0.1:PORT: closed the connection without an answer",
             ),
         ),
@@ -142,7 +142,7 @@ def test_a_receiver_that_says_nothing_costs_no_more_than_the_timeout() -> None:
         await reader.read()
 
     assert asyncio.run(send(serve, timeout_s=0.2)) == Answer(
-        kind=Kind.TEMPORARY, detail="127.0.0.1:PORT: no answer within 0.2 s"
+        outcome=Outcome.TIMED_OUT, detail="127.0.0.1:PORT: no answer within 0.2 s"
     )
 
 

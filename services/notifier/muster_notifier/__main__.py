@@ -198,8 +198,9 @@ class _Notifier:
             except notifications.MalformedLetter:
                 continue  # whoever takes it says so
             if notification.receiver not in self._receivers:
-                error = "no receiver of this name is configured any more"
-                dead = deadletters.bury(notification, error=error, attempts=0, at=datetime.now(UTC))
+                dead = deadletters.bury(
+                    notification, deadletters.TO_NOBODY, attempts=0, at=datetime.now(UTC)
+                )
                 await self._put(*dead)
                 await workqueue.remove(self._bus.link, streams.OUTBOX, subject)
             elif deadletters.REPLAY not in headers and not notification.is_test:

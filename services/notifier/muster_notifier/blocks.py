@@ -19,9 +19,20 @@ _COLOURS: Final = {
     vocabulary.Severity.INFO: "#439fe0",
 }
 _GOOD: Final = "#2eb67d"
-_TEMPORARY: Final = frozenset(
-    {"ratelimited", "internal_error", "fatal_error", "service_unavailable", "request_timeout"}
-)
+_ERRORS: Final = {
+    "ratelimited": answers.Outcome.RATE_LIMITED,
+    "internal_error": answers.Outcome.UNWELL,
+    "fatal_error": answers.Outcome.UNWELL,
+    "service_unavailable": answers.Outcome.UNWELL,
+    "request_timeout": answers.Outcome.UNWELL,
+    "invalid_auth": answers.Outcome.UNAUTHORIZED,
+    "not_authed": answers.Outcome.UNAUTHORIZED,
+    "token_revoked": answers.Outcome.UNAUTHORIZED,
+    "channel_not_found": answers.Outcome.NOT_FOUND,
+    "msg_too_long": answers.Outcome.TOO_LARGE,
+}
+"""All others are refusals too."""
+
 _GONE: Final = frozenset(
     {"message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found"}
 )
@@ -92,9 +103,9 @@ def is_gone(reply: Reply) -> bool:
 def meaning(reply: Reply) -> answers.Answer:
     """Return what the API's answer means."""
     if reply.ok:
-        return answers.Answer(kind=answers.Kind.TAKEN, detail="ok")
-    kind = answers.Kind.TEMPORARY if reply.error in _TEMPORARY else answers.Kind.REFUSED
-    return answers.Answer(kind=kind, detail=f"Slack: {message.line(reply.error, 200)}")
+        return answers.Answer(outcome=answers.Outcome.TAKEN, detail="ok")
+    outcome = _ERRORS.get(reply.error, answers.Outcome.REJECTED)
+    return answers.Answer(outcome=outcome, detail=f"Slack: {message.line(reply.error, 200)}")
 
 
 def _escaped(text: str) -> str:

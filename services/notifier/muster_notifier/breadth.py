@@ -42,7 +42,7 @@ class Apprise:
                 )
         except TimeoutError:
             detail = f"apprise: no answer within {self._timeout_s:g} s"
-            return answers.Answer(kind=answers.Kind.TEMPORARY, detail=detail)
+            return answers.Answer(outcome=answers.Outcome.TIMED_OUT, detail=detail)
         if is_taken:
-            return answers.Answer(kind=answers.Kind.TAKEN, detail="apprise: sent")
-        return answers.Answer(kind=answers.Kind.TEMPORARY, detail="apprise: not sent")
+            return answers.Answer(outcome=answers.Outcome.TAKEN, detail="apprise: sent")
+        return answers.Answer(outcome=answers.Outcome.FAILED, detail="apprise: not sent")

@@ -120,4 +120,4 @@ class Events:
             meaning = answers.of_status(answer.status, answer.headers)
             if meaning.kind is not answers.Kind.TAKEN:
                 return meaning
-        return answers.Answer(kind=answers.Kind.TAKEN, detail=f"{len(events)} events")
+        return answers.Answer(outcome=answers.Outcome.TAKEN, detail=f"{len(events)} events")

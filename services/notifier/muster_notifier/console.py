@@ -19,4 +19,4 @@ class Console:
         """Log the message."""
         words = message.compose(notification, self._templates)
         logs.logger().info("notification", id=words.key, text=words.text)
-        return answers.Answer(kind=answers.Kind.TAKEN, detail="logged")
+        return answers.Answer(outcome=answers.Outcome.TAKEN, detail="logged")

@@ -10,12 +10,16 @@ from datetime import datetime
 from typing import Final
 
 from muster import vocabulary
-from muster_notifier import message
+from muster_notifier import answers, message
 from muster_notifier import notification as notifications
 
 SUBJECTS: Final = "muster.dlq.notification.>"
 REPLAY: Final = "Muster-Replay"
 """The header of a letter that was put back into the outbox by hand."""
+
+TO_NOBODY: Final = answers.Answer(
+    outcome=answers.Outcome.NOT_FOUND, detail="no receiver of this name is configured any more"
+)
 
 _ABOUT_DEAD: Final = "about-dead"
 _SHOWN_MAX: Final = 500
@@ -25,7 +29,11 @@ Message = tuple[str, bytes, str, Mapping[str, str]]
 
 
 def bury(
-    notification: notifications.Notification, *, error: str, attempts: int, at: datetime
+    notification: notifications.Notification,
+    answer: answers.Answer,
+    *,
+    attempts: int,
+    at: datetime,
 ) -> Message:
     """Return the dead letter."""
     return (
@@ -37,7 +45,8 @@ def bury(
             "Muster-Receiver": notification.receiver,
             "Muster-Group": _plain(notification.group),
             "Muster-Attempts": str(attempts),
-            "Muster-Error": _plain(error),
+            "Muster-Outcome": answer.outcome,
+            "Muster-Error": _plain(answer.detail),
             "Muster-Died-At": at.isoformat(),
         },
     )

@@ -36,8 +36,8 @@ class File:
             await asyncio.to_thread(self._append, body + b"\n")
         except OSError as error:
             detail = f"{self._path}: {error.strerror}"
-            return answers.Answer(kind=answers.Kind.TEMPORARY, detail=detail)
-        return answers.Answer(kind=answers.Kind.TAKEN, detail=f"written to {self._path}")
+            return answers.Answer(outcome=answers.Outcome.NOT_WRITTEN, detail=detail)
+        return answers.Answer(outcome=answers.Outcome.TAKEN, detail=f"written to {self._path}")
 
     def _append(self, line: bytes) -> None:
         # one write of a whole line: lines of several writers do not mix

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import muster
-from muster_notifier import addresses, answers, guard
+from muster_notifier import addresses, answers, failures, guard
 
 _HEAD_BYTES_MAX: Final = 64 * 1024
 _BODY_BYTES_MAX: Final = 64 * 1024
@@ -87,20 +87,13 @@ class Site:
             async with asyncio.timeout(self._timeout_s):
                 return await self._exchange(self._head(method, below, headers, body) + body, read)
         except Refused as refused:
-            return answers.Answer(kind=answers.Kind.REFUSED, detail=f"{self.where}: {refused}")
-        except TimeoutError:
-            detail = f"no answer within {self._timeout_s:g} s"
-        except asyncio.IncompleteReadError:
-            detail = "closed the connection without an answer"
-        except ssl.SSLCertVerificationError as error:
-            detail = f"its certificate is not believed: {error.verify_message}"
-        except ssl.SSLError as error:
-            detail = f"TLS: {error.reason or error}"
-        except OSError as error:
-            detail = error.strerror or str(error)
-        except (asyncio.LimitOverrunError, ValueError):
-            detail = "the answer is not HTTP"
-        return answers.Answer(kind=answers.Kind.TEMPORARY, detail=f"{self.where}: {detail}")
+            return answers.Answer(
+                outcome=answers.Outcome.FORBIDDEN_ADDRESS, detail=f"{self.where}: {refused}"
+            )
+        except failures.RAISED as error:
+            return failures.meaning(
+                error, where=self.where, timeout_s=self._timeout_s, language="HTTP"
+            )
 
     async def _exchange(self, request: bytes, read: bool) -> Response:  # noqa: FBT001  # as `ask` has it
         reader, writer = await self._connect()

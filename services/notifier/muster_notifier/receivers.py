@@ -32,7 +32,7 @@ _TOLD = prometheus_client.Counter(
 _ATTEMPTS = prometheus_client.Counter(
     "muster_notification_attempts_total",
     "Attempts to send, by what was answered.",
-    ["receiver", "answer"],
+    ["receiver", "answer", "outcome"],
 )
 _SECONDS = prometheus_client.Histogram(
     "muster_notification_seconds",
@@ -212,10 +212,10 @@ class Receiver:
         entry = self._entries.get(notification.group)
         known = entry.data if entry is not None and entry.firing and not _is_extra(letter) else {}
         if notification.is_silent and not _is_extra(letter):
-            answer = answers.Answer(kind=answers.Kind.TAKEN, detail="nothing to say")
+            answer = answers.Answer(outcome=answers.Outcome.TAKEN, detail="nothing to say")
         else:
             answer = await self._send(notification, known)
-            _ATTEMPTS.labels(self.name, answer.kind).inc()
+            _ATTEMPTS.labels(self.name, answer.kind, answer.outcome).inc()
         if answer.kind is answers.Kind.TAKEN:
             await self._settle(letter, answer, attempts=sending.attempt)
         chance = random.random()  # noqa: S311  # jitter, not a secret
@@ -253,13 +253,15 @@ class Receiver:
     async def _bury(self, letter: desk.Letter, answer: answers.Answer, *, attempts: int) -> None:
         notification = letter.notification
         at = datetime.now(UTC)
-        _TOLD.labels(self.name, notification.reason, f"failed_{answer.kind}").inc()
+        _TOLD.labels(self.name, notification.reason, f"failed_{answer.outcome}").inc()
         logs.logger().error(
-            "not_delivered", **_facts(notification), attempts=attempts, error=answer.detail
+            "not_delivered",
+            **_facts(notification),
+            attempts=attempts,
+            outcome=answer.outcome,
+            error=answer.detail,
         )
-        await self._doors.put(
-            *deadletters.bury(notification, error=answer.detail, attempts=attempts, at=at)
-        )
+        await self._doors.put(*deadletters.bury(notification, answer, attempts=attempts, at=at))
         await self._doors.publish(
             vocabulary.NotificationFailed(
                 node=notification.node,
@@ -270,6 +272,7 @@ class Receiver:
                 firing=notification.firing_ids,
                 resolved=notification.resolved_ids if notification.send_resolved else (),
                 attempts=attempts,
+                outcome=answer.outcome,
                 error=answer.detail[:2048],
             ),
             f"{notification.id}:failed:{at.isoformat()}",
@@ -284,7 +287,9 @@ class Receiver:
     def _note(self, answer: answers.Answer | None) -> None:
         """Log once when a receiver goes away, and once when it is back."""
         if answer is not None and not self._is_away:
-            logs.logger().warning("receiver_away", receiver=self.name, error=answer.detail)
+            logs.logger().warning(
+                "receiver_away", receiver=self.name, outcome=answer.outcome, error=answer.detail
+            )
         elif answer is None and self._is_away:
             logs.logger().info("receiver_back", receiver=self.name)
         self._is_away = answer is not None

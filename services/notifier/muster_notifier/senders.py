@@ -1,5 +1,8 @@
 """Door to every way of reaching somebody: a receiver's settings become what sends to it."""
 
+import dataclasses
+import urllib.parse
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -7,6 +10,7 @@ from typing import Final
 from muster_notifier import (
     addresses,
     alertmanager,
+    answers,
     breadth,
     cluster,
     config,
@@ -24,6 +28,7 @@ from muster_notifier import (
     tree,
     webhook,
 )
+from muster_notifier import notification as notifications
 
 _MANY: Final = 1_000.0
 _SLACK: Final = 1.0
@@ -31,6 +36,8 @@ _PAGERDUTY: Final = 2.0
 _TEAMS: Final = 4.0
 _MAIL: Final = 1.0
 _EVENTS: Final = 5.0
+_SECRET_MIN: Final = 6
+"""What is shorter stands in many texts by chance."""
 
 
 class Unusable(Exception):
@@ -58,50 +65,96 @@ def make(receiver: addresses.Receiver, settings: config.Settings) -> Sender:
         text=own.text or shared.text,
         alert=own.alert or shared.alert,
     )
+    secrets = _Secrets()
     try:
-        send, rate = _make(receiver, templates, settings)
+        send, rate = _make(receiver, templates, settings, secrets)
     except (files.NoSecret, cluster.NoCluster, ValueError) as error:
         raise Unusable(f"receiver {receiver.name}: {error}") from None
     repeats = receiver.slack or receiver.email or receiver.teams or receiver.apprise
     at_once = 1 if repeats is not None else desk.SENDING_MAX
-    return Sender(send, rate, at_once, tuple(message.problems_of(templates)))
+    problems = tuple(message.problems_of(templates))
+    return Sender(_masking(send, secrets.hidden()), rate, at_once, problems)
+
+
+class _Secrets:
+    """Reads secrets, and knows what must not be told."""
+
+    def __init__(self) -> None:
+        self._read: list[str] = []
+
+    def read(self, where: addresses.Secret) -> str:
+        """Return a secret. Raises NoSecret."""
+        found = files.secret(where)
+        self._read.append(found)
+        return found
+
+    def hidden(self) -> list[str]:
+        """Return what must not be told, the longest first; of a URL also what is after its host."""
+        paths = [found.partition("://")[2].partition("/")[2] for found in self._read]
+        decoded = [urllib.parse.unquote(found) for found in paths]
+        hidden = {*self._read, *paths, *decoded}
+        return sorted((one for one in hidden if len(one) >= _SECRET_MIN), key=len, reverse=True)
+
+
+def _masking(send: receivers.Send, hidden: Iterable[str]) -> receivers.Send:
+    """Return it without secrets in its answers: some servers say what they were sent."""
+
+    async def masked(
+        notification: notifications.Notification, known: Mapping[str, str]
+    ) -> answers.Answer:
+        answer = await send(notification, known)
+        detail = answer.detail
+        for secret in hidden:
+            detail = detail.replace(secret, "(secret)")
+        return dataclasses.replace(answer, detail=detail)
+
+    return masked
 
 
 def site(found: addresses.Address) -> posting.Site:
     """Return where an address leads. Raises NoSecret and ValueError."""
+    return _site(found, _Secrets())
+
+
+def _site(found: addresses.Address, secrets: _Secrets) -> posting.Site:
     url = found.url
     if url is None:
         assert found.url_from is not None, "an address has one of the two"
-        url = files.secret(found.url_from)
+        url = secrets.read(found.url_from)
     return posting.Site(url, timeout_s=found.timeout_s, reach=found.reach)
 
 
 def _make(  # noqa: PLR0911  # one line for each way
-    receiver: addresses.Receiver, templates: addresses.Templates, settings: config.Settings
+    receiver: addresses.Receiver,
+    templates: addresses.Templates,
+    settings: config.Settings,
+    secrets: _Secrets,
 ) -> tuple[receivers.Send, float]:
     match receiver:
         case addresses.Receiver(webhook=addresses.Webhook() as found):
-            return _webhook(found, templates).send, _MANY
+            return _webhook(found, templates, secrets).send, _MANY
         case addresses.Receiver(slack=addresses.Slack() as found):
-            return _slack(found, templates), _SLACK
+            return _slack(found, templates, secrets), _SLACK
         case addresses.Receiver(pagerduty=addresses.PagerDuty() as found):
             where = posting.Site(found.url, timeout_s=found.timeout_s, reach=found.reach)
-            key = files.secret(found.routing_key_from)
+            key = secrets.read(found.routing_key_from)
             service = pagerduty.Service(where, routing_key=key, templates=templates)
             return service.send, _PAGERDUTY
         case addresses.Receiver(email=addresses.Email() as found):
-            password = files.secret(found.password_from) if found.password_from else ""
+            password = secrets.read(found.password_from) if found.password_from else ""
             return smtp.Relay(found, password=password, templates=templates).send, _MAIL
         case addresses.Receiver(teams=addresses.Teams() as found):
-            return teams.Workflow(site(found), templates).send, _TEAMS
+            return teams.Workflow(_site(found, secrets), templates).send, _TEAMS
         case addresses.Receiver(alertmanager=addresses.Alertmanager() as found):
-            bearer = files.secret(found.bearer_from) if found.bearer_from else ""
-            push = alertmanager.Push(site(found), bearer=bearer, believed_for=_believed(settings))
+            bearer = secrets.read(found.bearer_from) if found.bearer_from else ""
+            push = alertmanager.Push(
+                _site(found, secrets), bearer=bearer, believed_for=_believed(settings)
+            )
             return push.send, _MANY
         case addresses.Receiver(kubernetes=addresses.KubernetesEvents() as found):
             return cluster.Events(cluster.Cluster(settings.kubernetes), found).send, _EVENTS
         case addresses.Receiver(apprise=addresses.Apprise() as found):
-            url = files.secret(found.url_from)
+            url = secrets.read(found.url_from)
             others = breadth.Apprise(url, timeout_s=found.timeout_s, templates=templates)
             return others.send, _SLACK
         case addresses.Receiver(file=addresses.File(path=path)):
@@ -110,25 +163,29 @@ def _make(  # noqa: PLR0911  # one line for each way
             return console.Console(templates).send, _MANY
 
 
-def _webhook(found: addresses.Webhook, templates: addresses.Templates) -> webhook.Webhook:
+def _webhook(
+    found: addresses.Webhook, templates: addresses.Templates, secrets: _Secrets
+) -> webhook.Webhook:
     return webhook.Webhook(
-        site(found),
+        _site(found, secrets),
         layout=found.format,
         alerts_max=found.max_alerts,
-        keys=[signature.key_of(files.secret(one)) for one in found.secrets],
-        bearer=files.secret(found.bearer_from) if found.bearer_from else "",
+        keys=[signature.key_of(secrets.read(one)) for one in found.secrets],
+        bearer=secrets.read(found.bearer_from) if found.bearer_from else "",
         templates=templates,
     )
 
 
-def _slack(found: addresses.Slack, templates: addresses.Templates) -> receivers.Send:
+def _slack(
+    found: addresses.Slack, templates: addresses.Templates, secrets: _Secrets
+) -> receivers.Send:
     if found.webhook_from is not None:
-        url = files.secret(found.webhook_from)
+        url = secrets.read(found.webhook_from)
         hook = posting.Site(url, timeout_s=found.timeout_s, reach=found.reach)
         return slack.Incoming(hook, templates).send
     assert found.token_from is not None, "a channel has one of the two"
     where = posting.Site(found.url, timeout_s=found.timeout_s, reach=found.reach)
-    token = files.secret(found.token_from)
+    token = secrets.read(found.token_from)
     return slack.Channel(where, token=token, channel=found.channel, templates=templates).send
 
 

@@ -9,12 +9,19 @@ from collections.abc import Mapping
 from email import utils
 from typing import Final
 
-from muster_notifier import addresses, answers, mails, message
+from muster_notifier import addresses, answers, failures, mails, message
 from muster_notifier import notification as notifications
 
 _LINE_BYTES_MAX: Final = 8192
 _LINES_MAX: Final = 100
 _GOOD: Final = {2, 3}
+_CODES: Final = {
+    454: answers.Outcome.NOT_TRUSTED,
+    530: answers.Outcome.UNAUTHORIZED,
+    534: answers.Outcome.UNAUTHORIZED,
+    535: answers.Outcome.UNAUTHORIZED,
+    552: answers.Outcome.TOO_LARGE,
+}
 _TEMPORARY: Final = 4
 
 
@@ -55,25 +62,13 @@ class Relay:
             async with asyncio.timeout(found.timeout_s):
                 unknown = await self._converse(body)
         except _Refused as refused:
-            is_temporary = refused.code // 100 == _TEMPORARY
-            kind = answers.Kind.TEMPORARY if is_temporary else answers.Kind.REFUSED
-            return answers.Answer(kind=kind, detail=f"{where}: {message.line(str(refused))}")
-        except TimeoutError:
-            detail = f"no answer within {found.timeout_s:g} s"
-        except asyncio.IncompleteReadError:
-            detail = "closed the connection"
-        except ssl.SSLCertVerificationError as error:
-            detail = f"its certificate is not believed: {error.verify_message}"
-        except ssl.SSLError as error:
-            detail = f"TLS: {error.reason or error}"
-        except OSError as error:
-            detail = error.strerror or str(error)
-        except (asyncio.LimitOverrunError, ValueError):
-            detail = "the answer is not SMTP"
-        else:
-            said = f"; unknown there: {', '.join(unknown)}" if unknown else ""
-            return answers.Answer(kind=answers.Kind.TAKEN, detail=f"taken by {where}{said}")
-        return answers.Answer(kind=answers.Kind.TEMPORARY, detail=f"{where}: {detail}")
+            return answers.Answer(
+                outcome=_outcome(refused.code), detail=f"{where}: {message.line(str(refused))}"
+            )
+        except failures.RAISED as error:
+            return failures.meaning(error, where=where, timeout_s=found.timeout_s, language="SMTP")
+        said = f"; unknown there: {', '.join(unknown)}" if unknown else ""
+        return answers.Answer(outcome=answers.Outcome.TAKEN, detail=f"taken by {where}{said}")
 
     async def _converse(self, body: bytes) -> list[str]:
         """Deliver a mail; return the addressees that were refused, if not all were."""
@@ -151,6 +146,12 @@ class _Talk:
             about = f" to {asked.split(maxsplit=1)[0]}" if asked else ""
             raise _Refused(code, f"{' '.join(said)}{about}")
         return "\n".join(said)
+
+
+def _outcome(code: int) -> answers.Outcome:
+    """Return what a relay's refusal means (RFC 5321 section 4.2.1, RFC 4954 section 6)."""
+    later = code // 100 == _TEMPORARY
+    return _CODES.get(code, answers.Outcome.UNWELL if later else answers.Outcome.REJECTED)
 
 
 def _bare(name: str) -> str:
