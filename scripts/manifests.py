@@ -14,6 +14,7 @@ import yaml
 
 from muster import permissions, vocabulary
 from muster.local import layout
+from scripts import dashboard
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -29,7 +30,10 @@ def documents() -> dict[Path, bytes]:
     """Return every generated file by its path below the root."""
     # kustomize reads no file above its own folder
     base = (ROOT / "k8s/base/nats/nats.conf").read_bytes()
-    again = {Path("k8s/overlays/production/base.conf"): base}
+    again = {
+        Path("k8s/overlays/production/base.conf"): base,
+        Path("k8s/components/monitoring/muster.json"): dashboard.text().encode(),
+    }
     accounts = _accounts()
     return accounts | _compose() | again | _chart(accounts[Path("k8s/base/nats/accounts.conf")])
 
@@ -40,7 +44,11 @@ def _chart(accounts: bytes) -> dict[Path, bytes]:
     found = {
         chart / "files/nats.conf": (base / "nats/nats.conf").read_bytes(),
         chart / "files/accounts.conf": accounts,
+        chart / "files/monitoring/muster.json": dashboard.text().encode(),
     }
+    for name in ("podmonitor.yaml", "rules.yaml"):
+        there = ROOT / "k8s/components/monitoring" / name
+        found[chart / "files/monitoring" / name] = there.read_bytes()
     for file in sorted(base.glob("*.yaml")):
         if file.name not in {"kustomization.yaml", "namespace.yaml"}:
             text = file.read_text("utf-8")
@@ -54,7 +62,11 @@ def _chart(accounts: bytes) -> dict[Path, bytes]:
         name: yaml.safe_load((base / f"settings/{name}.yaml").read_text("utf-8"))
         for name in ("plugin", "health", "labeler", "notifier")
     }
-    values = {"image": {"repository": "muster", "tag": "0.1.0"}, "settings": told}
+    values = {
+        "image": {"repository": "muster", "tag": "0.1.0"},
+        "monitoring": {"enabled": False},
+        "settings": told,
+    }
     text = yaml.safe_dump(values, sort_keys=False)
     found[chart / "values.yaml"] = f"# made by scripts/manifests.py from k8s/base\n{text}".encode()
     return found

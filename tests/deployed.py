@@ -1,6 +1,8 @@
 """What is deployed, rendered without a cluster, for tests."""
 
 import functools
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,14 +20,31 @@ CENTRAL: Final = ("health", "labeler", "notifier")
 Object = dict[str, Any]
 
 
+def render(folder: Path) -> str:
+    """Return what kustomize makes of a folder."""
+    kubectl = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
+    done = subprocess.run(
+        [kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 @functools.cache
 def rendered(overlay: str) -> str:
     """Return what kustomize makes of an overlay."""
-    kubectl = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
-    command = [kubectl, "kustomize", str(ROOT / "k8s" / "overlays" / overlay)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    return render(ROOT / "k8s" / "overlays" / overlay)
+
+
+def with_component(overlay: str, component: str, where: Path) -> list[Object]:
+    """Return every object of an overlay that has a component as well."""
+    k8s = os.path.relpath(ROOT / "k8s", where)
+    parts = {
+        "resources": [f"{k8s}/overlays/{overlay}"],
+        "components": [f"{k8s}/components/{component}"],
+    }
+    (where / "kustomization.yaml").write_text(json.dumps(parts))
+    return [one for one in yaml.load_all(render(where), yaml.CSafeLoader) if one]
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from muster_labeler import config as labeler_config
 from muster_notifier import config as notifier_config
 from muster_plugin import config as plugin_config
 from scripts import manifests
+from tests import deployed
 from tests.deployed import (
     CENTRAL,
     FOREIGN,
@@ -204,13 +205,33 @@ def test_production_keeps_a_majority_of_nats_on_machines_of_their_own() -> None:
         assert env[f"MUSTER_{name.upper()}__STREAMS__REPLICAS"]["value"] == "3"
 
 
-def test_the_chart_says_what_the_minimal_overlay_says() -> None:
-    helm = pytest.importorskip("helm_python", reason="pip install helm-python-sdk")
+def of_chart(values: Object, *, namespace: str = "muster") -> list[Object]:
+    helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-python-sdk")
     with contextlib.closing(helm.Chart.load(str(ROOT / "k8s/chart/muster"))) as chart:
-        files = chart.render({}, name="muster", namespace="muster")
-    told = [o for text in files.values() for o in yaml.safe_load_all(text) if o]
+        files = chart.render(values, name="muster", namespace=namespace)
+    return [o for text in files.values() for o in yaml.safe_load_all(text) if o]
+
+
+def test_the_chart_says_what_the_minimal_overlay_says() -> None:
     expected = [o for o in objects("minimal") if o["kind"] != "Namespace"]
-    assert by_name(told) == by_name(expected)
+    assert by_name(of_chart({})) == by_name(expected)
+
+
+def test_the_chart_with_monitoring_says_what_the_component_says(tmp_path: Path) -> None:
+    expected = [
+        o
+        for o in deployed.with_component("minimal", "monitoring", tmp_path)
+        if o["kind"] != "Namespace"
+    ]
+    assert by_name(of_chart({"monitoring": {"enabled": True}})) == by_name(expected)
+
+
+def test_the_chart_puts_everything_where_it_is_installed() -> None:
+    told = of_chart({"monitoring": {"enabled": True}}, namespace="elsewhere")
+    places = {o["metadata"].get("namespace") for o in told}
+    assert places == {None, "elsewhere", "kube-node-lease", "default"}
+    subjects = [s for o in told if o["kind"].endswith("RoleBinding") for s in o["subjects"]]
+    assert {s["namespace"] for s in subjects} == {"elsewhere"}
 
 
 def by_name(found: Sequence[Object]) -> dict[tuple[str, str, str], Object]:

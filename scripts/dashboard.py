@@ -1,0 +1,191 @@
+"""Pure. The Grafana dashboard: what is asked of Prometheus, as a table of panels."""
+
+import dataclasses
+import json
+from typing import Final
+
+Tree = dict[str, object]
+
+_SOURCE: Final = {"type": "prometheus", "uid": "${source}"}
+_WIDE: Final = 24
+_TALL: Final = 7
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel: `told` is each expression with its legend."""
+
+    title: str
+    told: tuple[tuple[str, str], ...]
+    unit: str = "short"
+    kind: str = "timeseries"
+    width: int = 12
+
+
+PANELS: Final = (
+    Panel("Health services that lead", (("sum(muster_health_leads)", ""),), kind="stat", width=4),
+    Panel(
+        "Plugins that are well",
+        (('max(muster_health_verdicts{verdict="HEALTHY"})', ""),),
+        kind="stat",
+        width=4,
+    ),
+    Panel(
+        "Open alerts",
+        (("sum(max by (kind) (muster_health_open_alerts))", ""),),
+        kind="stat",
+        width=4,
+    ),
+    Panel(
+        "Devices offered",
+        (('sum(muster_plugin_devices{health="Healthy"})', ""),),
+        kind="stat",
+        width=4,
+    ),
+    Panel(
+        "Connections to NATS that are gone",
+        (("count(muster_bus_connected < 1) or vector(0)", ""),),
+        kind="stat",
+        width=4,
+    ),
+    Panel("Dead letters", (("max(muster_dead_letters)", ""),), kind="stat", width=4),
+    Panel(
+        "Plugins that are not well, by verdict",
+        (
+            (
+                'max by (verdict) (muster_health_verdicts{verdict!="HEALTHY"}) > 0',
+                "{{verdict}}",
+            ),
+        ),
+    ),
+    Panel("Open alerts, by kind", (("max by (kind) (muster_health_open_alerts) > 0", "{{kind}}"),)),
+    Panel(
+        "Devices, by resource and health",
+        (("sum by (resource, health) (muster_plugin_devices)", "{{resource}} {{health}}"),),
+    ),
+    Panel(
+        "Registrations with kubelets, by reason",
+        (
+            (
+                "sum by (reason) (increase(muster_plugin_registrations_total[5m]))",
+                "{{reason}}",
+            ),
+        ),
+    ),
+    Panel(
+        "From the last sign of life to the verdict",
+        tuple(
+            (
+                (
+                    f"histogram_quantile({share}, sum by (le) "
+                    "(rate(muster_health_detection_delay_seconds_bucket[15m])))"
+                ),
+                name,
+            )
+            for share, name in (("0.5", "half within"), ("0.99", "99 of 100 within"))
+        ),
+        unit="s",
+    ),
+    Panel(
+        "Heartbeats a second, and probes",
+        (
+            ("sum by (outcome) (rate(muster_health_beats_total[5m]))", "beats {{outcome}}"),
+            ("sum by (result) (rate(muster_health_probes_total[5m]))", "probes {{result}}"),
+        ),
+        unit="ops",
+    ),
+    Panel(
+        "Answering one Allocate",
+        (
+            (
+                (
+                    "sum by (resource) (rate(muster_plugin_allocation_seconds_sum[15m])) / "
+                    "sum by (resource) (rate(muster_plugin_allocation_seconds_count[15m]))"
+                ),
+                "{{resource}}",
+            ),
+        ),
+        unit="s",
+    ),
+    Panel(
+        "Allocations refused in 15 minutes",
+        (
+            (
+                "sum by (resource) (increase(muster_plugin_allocations_refused_total[15m]))",
+                "{{resource}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Notifications, by receiver and outcome",
+        (
+            (
+                "sum by (receiver, outcome) (increase(muster_notifications_total[15m]))",
+                "{{receiver}} {{outcome}}",
+            ),
+            ("muster_notification_letters", "{{receiver}} waiting"),
+        ),
+    ),
+    Panel(
+        "Messages a second, by what NATS did with them",
+        (
+            ("sum by (outcome) (rate(muster_bus_published_total[5m]))", "sent, {{outcome}}"),
+            ("sum by (kind) (rate(muster_bus_errors_total[5m]))", "error, {{kind}}"),
+        ),
+        unit="ops",
+    ),
+    Panel(
+        "The labeler's decisions, and nodes that wait",
+        (
+            ("sum by (action) (increase(muster_labeler_decisions_total[15m]))", "{{action}}"),
+            ("max(muster_labeler_waiting)", "waiting"),
+        ),
+    ),
+)
+
+
+def expressions() -> list[str]:
+    """Return everything that is asked of Prometheus."""
+    return [expression for panel in PANELS for expression, _ in panel.told]
+
+
+def text() -> str:
+    """Return the dashboard as Grafana takes it."""
+    return json.dumps(_dashboard(), indent=1) + "\n"
+
+
+def _dashboard() -> Tree:
+    shown, x, y = [], 0, 0
+    for number, panel in enumerate(PANELS, start=1):
+        tall = 4 if panel.kind == "stat" else _TALL
+        shown.append(_panel(panel, number, {"x": x, "y": y, "w": panel.width, "h": tall}))
+        x += panel.width
+        if x >= _WIDE:
+            x, y = 0, y + tall
+    source = {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+    return {
+        "uid": "muster",
+        "title": "muster",
+        "tags": ["muster", "kubernetes"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "templating": {"list": [source]},
+        "panels": shown,
+    }
+
+
+def _panel(panel: Panel, number: int, where: dict[str, int]) -> Tree:
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "datasource": _SOURCE,
+        "gridPos": where,
+        "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + index), "expr": expression, "legendFormat": legend}
+            for index, (expression, legend) in enumerate(panel.told)
+        ],
+    }

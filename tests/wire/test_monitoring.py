@@ -1,0 +1,191 @@
+"""The monitoring component asks Prometheus for what real processes export, and for nothing else."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from scripts import dashboard
+from tests import deployed, running
+from tests.cluster import server
+
+COMPONENT = deployed.ROOT / "k8s/components/monitoring"
+SCRAPED = {"pod", "node", "le", "job"}
+"""Labels that come from Prometheus, not from us."""
+RULES = [
+    rule
+    for group in yaml.safe_load((COMPONENT / "rules.yaml").read_text())["spec"]["groups"]
+    for rule in group["rules"]
+]
+
+
+def metrics_of(expression: str) -> set[str]:
+    return set(re.findall(r"\bmuster_[a-z_]+", expression))
+
+
+@contextlib.asynccontextmanager
+async def central(name: str, kubeconfig: Path) -> AsyncIterator[running.Plugin]:
+    """Run a central service where neither NATS nor Kubernetes answer."""
+    prefix = f"MUSTER_{name.upper()}__"
+    given = {f"{prefix}BUS__URL": "nats://127.0.0.1:1"}
+    section = {"health": "CLUSTER", "labeler": "KUBERNETES"}.get(name)
+    if section:
+        given[f"{prefix}{section}__KUBECONFIG"] = str(kubeconfig)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", f"muster_{name}"), stdout=pipe, stderr=pipe, env=os.environ | given
+    )
+    try:
+        yield running.Plugin(process)
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+async def exported() -> dict[str, set[str]]:
+    """Return every series that the four processes export, with the labels that were seen."""
+    root = Path(tempfile.mkdtemp(prefix="mu-"))
+    for folder in ("device-plugins", "plugins_registry", "pod-resources"):
+        (root / folder).mkdir()
+    kubeconfig = root / "kubeconfig"
+    kubeconfig.write_text(json.dumps(server.config("http://127.0.0.1:1", "t")))
+    config = running.written(root / "p.json", running.resource("example.com/null", "/dev/null"))
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            wanted = [running.plugin(root, config)]
+            wanted += [central(name, kubeconfig) for name in deployed.CENTRAL]
+            processes = [await stack.enter_async_context(one) for one in wanted]
+            told = await asyncio.gather(*(_scraped(process) for process in processes))
+    finally:
+        shutil.rmtree(root)
+    found: dict[str, set[str]] = {}
+    for text in told:
+        _read(text, found)
+    return found
+
+
+async def _scraped(process: running.Plugin) -> str:
+    await process.said("listening")
+    status, text = await process.asked("/metrics")
+    assert status == 200
+    return text
+
+
+def _read(text: str, found: dict[str, set[str]]) -> None:
+    """Add what Prometheus would read; a counter that nobody moved has a type and no series yet."""
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
+        ends = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+        for end in ends.get(kind, ("",)):
+            found.setdefault(name + end, set())
+    for name, labels in re.findall(r"^(muster_\w+)\{(.*)\} ", text, re.MULTILINE):
+        found[name] |= set(re.findall(r'(\w+)="', labels))
+
+
+@pytest.fixture(scope="module")
+def series() -> Mapping[str, set[str]]:
+    async def limited() -> dict[str, set[str]]:
+        async with asyncio.timeout(40):
+            return await exported()
+
+    return asyncio.run(limited())
+
+
+def test_rules_and_panels_ask_for_what_is_exported(series: Mapping[str, set[str]]) -> None:
+    asked = [rule["expr"] for rule in RULES] + dashboard.expressions()
+    unknown = {name for one in asked for name in metrics_of(one)} - series.keys()
+    assert unknown == set()
+    for expression in asked:
+        labels = {
+            label
+            for inside in re.findall(r"by \(([^)]*)\)", expression)
+            for label in inside.replace(" ", "").split(",")
+        } | set(re.findall(r"[{,](\w+)[=!]", expression))
+        seen = set().union(*(series[name] for name in metrics_of(expression)))
+        assert not seen or labels <= seen | SCRAPED, expression
+
+
+def test_pages_name_metrics_that_are_exported(series: Mapping[str, set[str]]) -> None:
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in series} | series.keys()
+    pages = [*(deployed.ROOT / "docs").rglob("*.md"), deployed.ROOT / "README.md"]
+    named = {
+        name
+        for page in pages
+        for name in re.findall(r"`(muster_[a-z_]+)(?:\{[^`]*\})?`", page.read_text("utf-8"))
+    }
+    packages = {"muster_plugin", "muster_health", "muster_labeler", "muster_notifier"}
+    buckets = {"muster_state", "muster_ledger", "muster_leader", "muster_silences"}
+    assert named - packages - buckets <= families
+
+
+def test_every_rule_says_what_it_means_and_its_runbook_is_there() -> None:
+    assert len({rule["alert"] for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert rule["annotations"]["summary"].endswith((".", "which."))
+        runbook = rule["annotations"].get("runbook")
+        assert runbook is None or (deployed.ROOT / runbook).is_file()
+
+
+def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool, which Debian's package prometheus has")
+    spec = yaml.safe_load((COMPONENT / "rules.yaml").read_text())["spec"]
+    file = tmp_path / "rules.json"
+    file.write_text(json.dumps(spec))
+    done = subprocess.run([promtool, "check", "rules", str(file)], check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_panel_of_the_dashboard_covers_another() -> None:
+    shown = orjson.loads((COMPONENT / "muster.json").read_bytes())
+    cells: list[tuple[int, int]] = []
+    for panel in shown["panels"]:
+        at = panel["gridPos"]
+        cells += [
+            (at["x"] + right, at["y"] + down) for right in range(at["w"]) for down in range(at["h"])
+        ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in shown["panels"]}) == len(shown["panels"])
+
+
+def test_the_component_adds_its_three_objects_and_takes_nothing_away(tmp_path: Path) -> None:
+    def named(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
+        return {(one["kind"], one["metadata"]["name"]) for one in objects}
+
+    found = deployed.with_component("minimal", "monitoring", tmp_path)
+    assert named(found) - named(list(deployed.objects("minimal"))) == {
+        ("PodMonitor", "muster"),
+        ("PrometheusRule", "muster"),
+        ("ConfigMap", "muster-dashboard"),
+    }
+    assert len(found) == len(deployed.objects("minimal")) + 3
+
+
+def test_prometheus_may_reach_what_it_is_told_to_scrape() -> None:
+    monitor = yaml.safe_load((COMPONENT / "podmonitor.yaml").read_text())["spec"]
+    (expression,) = monitor["selector"]["matchExpressions"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    policy = deployed.only("production", "NetworkPolicy", "muster-metrics")["spec"]
+    (rule,) = policy["ingress"]
+    workloads = [o for o in deployed.objects("production") if "template" in o.get("spec", {})]
+    scraped = {}
+    for workload in workloads:
+        pod = workload["spec"]["template"]
+        for port in pod["spec"]["containers"][0]["ports"]:
+            if port["name"] == endpoint["port"]:
+                scraped[pod["metadata"]["labels"][expression["key"]]] = port["containerPort"]
+    assert scraped == dict.fromkeys(expression["values"], rule["ports"][0]["port"])
