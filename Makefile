@@ -13,7 +13,7 @@ BENCHES = $(filter-out table,$(basename $(notdir $(wildcard bench/*.py))))
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help up demo test lint types contracts unit generate bench manifests test-compose lock clean
+.PHONY: help up demo test lint types contracts unit generate bench manifests test-compose lock sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ lock: $(STAMP) ## renew the locked dependencies of the image
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile $(LOCK) --upgrade --extra plugin --extra labeler --extra health --extra notifier pyproject.toml --output-file requirements/services.lock
 	@$(BIN)/uv pip compile $(LOCK) --constraint requirements/services.lock --extra plugin --extra labeler --extra health --extra notifier --extra local --extra cli pyproject.toml --output-file requirements/laptop.lock
+
+sbom: $(STAMP) ## list what is in the images, as CycloneDX, in build/
+	@$(BIN)/python scripts/sbom.py
 
 clean: ## remove the environment and what was built
 	rm -rf $(VENV) build dist

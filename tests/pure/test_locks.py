@@ -1,0 +1,63 @@
+"""What the images are built from is locked with hashes, holds what we need, and is listed."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+
+import pytest
+from packaging import requirements, utils, version
+
+from scripts import sbom
+from tests import deployed
+
+PROJECT = tomllib.loads((deployed.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = {
+    "services": ("plugin", "labeler", "health", "notifier"),
+    "laptop": ("plugin", "labeler", "health", "notifier", "local", "cli"),
+}
+
+
+def text(image: str) -> str:
+    return (deployed.ROOT / "requirements" / f"{image}.lock").read_text("utf-8")
+
+
+def needed(image: str) -> Iterator[requirements.Requirement]:
+    extras = PROJECT["optional-dependencies"]
+    lines = [*PROJECT["dependencies"], *(line for name in EXTRAS[image] for line in extras[name])]
+    for line in lines:
+        yield requirements.Requirement(line)
+
+
+@pytest.mark.parametrize("image", sbom.IMAGES)
+def test_everything_locked_has_hashes_and_no_address(image: str) -> None:
+    names = re.findall(r"^([^\s#=]+)==", text(image), re.MULTILINE)
+    assert [name for name, *_ in sbom.locked(text(image))] == names
+    assert all(hashes for *_, hashes in sbom.locked(text(image)))
+    assert not re.search(r"://|^--?[a-z]|@ ", text(image), re.MULTILINE)
+
+
+@pytest.mark.parametrize("image", sbom.IMAGES)
+def test_the_lock_holds_what_the_project_needs(image: str) -> None:
+    locked = {name: version.Version(found) for name, found, *_ in sbom.locked(text(image))}
+    for requirement in needed(image):
+        found = locked.get(utils.canonicalize_name(requirement.name))
+        assert found is not None, f"{requirement}: run make lock"
+        assert found in requirement.specifier, f"{requirement}: {found} is locked: run make lock"
+
+
+def test_the_laptops_image_has_what_the_services_image_has() -> None:
+    services, laptop = sbom.locked(text("services")), sbom.locked(text("laptop"))
+    assert set(services) <= set(laptop)
+
+
+@pytest.mark.parametrize("image", sbom.IMAGES)
+def test_the_bill_lists_every_package_once_and_names_no_registry(image: str) -> None:
+    bill = sbom.bill(image, text(image))
+    assert bill == sbom.bill(image, text(image))
+    parts = bill["components"]
+    assert isinstance(parts, list)
+    assert [(part["name"], part["version"]) for part in parts] == [
+        (name, found) for name, found, *_ in sbom.locked(text(image))
+    ]
+    assert len({part["purl"] for part in parts}) == len(parts)
+    assert "https://" not in str(bill)
