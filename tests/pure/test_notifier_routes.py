@@ -245,6 +245,7 @@ class Story:
         )
         self.sequence = 0
         self.told: list[tuple[float, str, Reason, str]] = []
+        self.sent: list[Notification] = []
 
     def says(self, now: float, name: str, state: str, **about: object) -> None:
         self.until(now)
@@ -264,6 +265,7 @@ class Story:
             summary=name,
             starts_at=T0,
             ends_at=at if state == "resolved" else None,
+            pods=about.get("pods", ()),  # type: ignore[arg-type]  # those of a test
         )
         return codec.CloudEvent(
             id=str(self.sequence),
@@ -294,6 +296,7 @@ class Story:
         while (at := self.machine.next_deadline()) is not None and at <= now:
             sent: Sequence[Notification] = self.machine.tick(at)
             while sent:
+                self.sent += sent
                 self.told += [(at, n.receiver, n.reason, names(n)) for n in sent]
                 sent = [
                     more for n in sent for more in self.machine.receive(signals.Delivered(n), at)
@@ -509,14 +512,53 @@ def test_an_alert_that_becomes_urgent_reaches_the_pager_and_leaves_where_it_was(
 
 def test_the_owner_of_a_workload_is_told_beside_everybody_else_and_hears_of_its_end() -> None:
     story = Story(simple(owners=config.Owners(receivers=("team",))))
-    heard = signals.Owned(story.event(0, "a", "firing"), frozenset({"team", "ops"}))
-    story.machine.receive(heard, 0.0)
-    story.says(100, "a", "resolved")
+    story.says(0, "a", "firing", pods=("ml/mine", "x/other"))
+    event = story.event(0, "a", "firing", pods=("ml/mine", "x/other"))
+    owned = signals.Owned(event, {"team": ("ml/mine",), "ops": ("x/other",)})
+    story.machine.receive(owned, 0.0)
+    story.says(100, "a", "resolved", pods=("ml/mine", "x/other"))
     assert story.until(1000) == [
         (30.0, "default", Reason.FIRST, "a"),
         (30.0, "team", Reason.FIRST, "a"),
         (330.0, "default", Reason.ALL_RESOLVED, "a"),
         (330.0, "team", Reason.ALL_RESOLVED, "a"),
+    ]
+    pods = {n.receiver: (n.why, *(a.pods for a in (*n.firing, *n.resolved))) for n in story.sent}
+    why = "the annotation muster.dev/notify of these pods, or of their namespace"
+    assert pods == {"default": ("", ("ml/mine", "x/other")), "team": (why, ("ml/mine",))}
+
+
+def test_owners_that_are_not_asked_yet_change_nothing_for_those_who_were_told() -> None:
+    story = Story(simple(owners=config.Owners(receivers=("team",))))
+    owned = signals.Owned(story.event(0, "a", "firing", pods=("ml/p",)), {"team": ("ml/p",)})
+    story.machine.receive(owned, 0.0)
+    story.says(100, "a", "firing", pods=("ml/p", "ml/q"))
+    assert [told for told in story.until(1000) if told[1] == "team"] == [
+        (30.0, "team", Reason.FIRST, "a")
+    ]
+    story.machine.receive(signals.Owned(story.event(1000, "a", "firing"), {}), 1000.0)
+    assert [told for told in story.until(2000) if told[1] == "team"][1:] == [
+        (1230.0, "team", Reason.ALL_RESOLVED, "a")
+    ]
+
+
+def test_an_owner_who_was_told_before_a_restart_hears_of_the_end_after_it() -> None:
+    story = Story(simple(owners=config.Owners(receivers=("team",))))
+    entry = ledger.Entry(
+        receiver="team",
+        group='owner:{kind="stuck",node="node-a"}',
+        reason=Reason.FIRST,
+        firing=("0" * 15 + "a",),
+        resolved=(),
+        at=T0 - dt.timedelta(seconds=100),
+        id="x",
+        attempts=1,
+    )
+    story.machine.restore([entry], [], [story.event(0, "a", "firing")], now=0.0)
+    assert [told for told in story.until(1000) if told[1] == "team"] == []
+    story.says(1000, "a", "resolved")
+    assert [told for told in story.until(2000) if told[1] == "team"] == [
+        (1030.0, "team", Reason.ALL_RESOLVED, "a")
     ]
 
 

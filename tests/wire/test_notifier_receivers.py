@@ -19,10 +19,10 @@ import msgspec
 import orjson
 import pytest
 
-from muster import vocabulary
+from muster import codec, vocabulary
 from muster.local import kubernetes
 from muster.vocabulary import AlertState
-from muster_notifier import addresses, cluster, config, files, message, owners, senders
+from muster_notifier import addresses, cluster, config, files, message, owners, senders, signals
 from muster_notifier import notification as notifications
 from muster_notifier.answers import Answer, Kind, Outcome
 from muster_notifier.notification import Notification
@@ -682,30 +682,63 @@ def test_the_owner_of_a_pod_names_a_receiver_and_a_pod_goes_before_its_namespace
                 cluster.Cluster(addresses.Kubernetes(url=api.url)),
                 annotation="muster.dev/notify",
                 receivers=("team-ml", "team-own"),
-                timeout_s=5.0,
+                hear=nobody,
             )
-            assert await found.of(["ml/own"]) == {"team-own"}
-            assert await found.of(["ml/plain", "ml/gone"]) == {"team-ml"}
-            assert await found.of(["ml/own", "ml/plain"]) == {"team-ml", "team-own"}
-            assert await found.of(["ml/../../nodes", "x\r\nHost: y/z", "", "none/a"]) == set()
+            assert await found.of(["ml/own"]) == {"team-own": ("ml/own",)}
+            assert await found.of(["ml/plain", "ml/gone"]) == {"team-ml": ("ml/plain", "ml/gone")}
+            assert await found.of(["ml/own", "ml/plain"]) == {
+                "team-ml": ("ml/plain",),
+                "team-own": ("ml/own",),
+            }
+            assert await found.of(["ml/../../nodes", "x\r\nHost: y/z", "", "none/a"]) == {}
 
     asyncio.run(story())
 
 
-def test_owners_that_cannot_be_asked_in_time_are_nobody() -> None:
-    async def story() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
+async def nobody(_: signals.Owned) -> None:
+    """Hear nothing."""
 
-        async with asyncio.timeout(20), await asyncio.start_server(serve, "127.0.0.1", 0) as silent:
-            url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+
+def test_owners_that_cannot_be_asked_are_asked_again_and_the_newest_alert_counts() -> None:
+    async def story() -> None:
+        heard: asyncio.Queue[signals.Owned] = asyncio.Queue()
+        answer = {"metadata": {"annotations": {"muster.dev/notify": "team-ml"}}}
+        async with asyncio.timeout(20), fake() as server:
+            server.answer(503)
             found = owners.Owners(
-                cluster.Cluster(addresses.Kubernetes(url=url)),
+                cluster.Cluster(addresses.Kubernetes(url=server.url)),
                 annotation="muster.dev/notify",
                 receivers=("team-ml",),
-                timeout_s=0.2,
+                hear=heard.put,
+                again_s=0.01,
             )
-            assert await found.of(["ml/own"]) == set()
+            found.ask(event(alert("a")))
+            newest = event(alert("a", summary="again"))
+            found.ask(newest)
+            found.ask(event(alert("b", pods=())))
+            found.ask(event(alert("c")))
+            found.ask(event(alert("c", AlertState.RESOLVED)))
+            async with asyncio.TaskGroup() as tasks:
+                working = tasks.create_task(found.work())
+                while len(server.got) < 3:
+                    await asyncio.sleep(0.01)  # asks another task
+                assert heard.empty()
+                server.said = [(200, {}, orjson.dumps(answer))]
+                assert await heard.get() == signals.Owned(newest, {"team-ml": ("ml/train-0",)})
+                assert heard.empty()
+                working.cancel()
 
     asyncio.run(story())
+
+
+def event(about: vocabulary.AlertChanged) -> codec.CloudEvent:
+    return codec.CloudEvent(
+        id="1",
+        source="/health",
+        type=about.TYPE,
+        time=T0,
+        instance="1",
+        sequence=1,
+        boot="",
+        data=about,
+    )

@@ -26,6 +26,10 @@ class NoCluster(Exception):
     """There is no Kubernetes API; the text says what was tried."""
 
 
+class Unknown(Exception):
+    """Kubernetes did not say; the text says why."""
+
+
 class _Metadata(msgspec.Struct, frozen=True):
     annotations: dict[str, str] | None = None
 
@@ -69,19 +73,19 @@ class Cluster:
         encoded = b"" if body is None else msgspec.json.encode(body)
         return await self._site.ask(method, below=path, headers=headers, body=encoded)
 
-    async def annotations(self, path: str) -> Mapping[str, str] | None:
-        """Return an object's annotations; None if it cannot be known."""
+    async def annotations(self, path: str) -> Mapping[str, str]:
+        """Return an object's annotations; none if it is gone. Raises Unknown."""
         answer = await self.ask("GET", path)
         if isinstance(answer, answers.Answer):
-            return None
+            raise Unknown(answer.detail)
         if answer.status == _NOT_FOUND:
             return {}
         if answer.status != _OK:
-            return None
+            raise Unknown(f"{path}: HTTP {answer.status}")
         try:
             found = msgspec.json.decode(answer.body, type=_Object)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
+            raise Unknown(f"{path}: the answer is no object of Kubernetes") from None
         return found.metadata.annotations or {}
 
     def _read_token(self) -> str:

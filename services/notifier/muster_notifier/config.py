@@ -108,7 +108,6 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
     receivers: tuple[ReceiverName, ...] = ()
     annotation: str = "muster.dev/notify"
     group_by: tuple[str, ...] = ("node", "kind")
-    timeout_s: sections.Period = 2.0
 
     def __post_init__(self) -> None:
         """Refuse labels that are none."""

@@ -60,6 +60,23 @@ class Group:
             return True
         return self.told is not None and fingerprint in self.told.firing
 
+    def take_delivered(self, notification: notifications.Notification, *, at: float) -> None:
+        """Know that the receiver was told; what it knows to be over is forgotten."""
+        self.told = None
+        if notification.firing_ids:
+            self.told = decision.Told(
+                firing=frozenset(notification.firing_ids),
+                resolved=frozenset(notification.resolved_ids),
+                at=at,
+                id=notification.id,
+                is_acknowledged=notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED,
+            )
+        for name, began in zip(notification.resolved_ids, notification.episodes, strict=True):
+            alert = self.alerts.get(name)
+            is_over = alert is not None and alert.state is vocabulary.AlertState.RESOLVED
+            if alert is not None and is_over and alert.starts_at == began:
+                del self.alerts[name]
+
     def forget_resolved(self, *, told_too: bool) -> None:
         """Drop what is over; without `told_too` only what the receiver has never heard of."""
         for alert in self.resolved():

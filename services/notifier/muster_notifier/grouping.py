@@ -13,13 +13,24 @@ failed changes nothing: the next flush decides again, as in Alertmanager. Timers
 because they follow from when alerts came and when each receiver was last told.
 """
 
-import heapq
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from muster import codec, vocabulary
-from muster_notifier import decision, filing, labels, ledger, muting, routes, signals, turns
+from muster_notifier import (
+    clock,
+    decision,
+    filing,
+    labels,
+    ledger,
+    muting,
+    recalled,
+    routes,
+    signals,
+    telling,
+    turns,
+)
 from muster_notifier import group as groups
 from muster_notifier import notification as notifications
 
@@ -44,14 +55,14 @@ class Grouping:
         they may name. `acknowledging` are those that also hear that somebody has silenced it all.
         """
         self._receivers = dict(receivers)
-        self._acknowledging = frozenset(acknowledging)
+        self._telling = telling.Telling(receivers, acknowledging=acknowledging, muted_by=muted_by)
         self._files = filing.Files(root, owners)
         self._turns = turns.Turns(receivers)
         self._muting = muted_by
-        self._wall = at, now
+        self._clock = clock.WallClock(at, now)
         self._groups: dict[groups.Key, groups.Group] = {}
-        self._timers: list[tuple[float, groups.Key]] = []
-        self._recalled: dict[groups.Key, decision.Told] = {}
+        self._timers = clock.Timers(self._groups.get)
+        self._recalled = recalled.Recalled()
 
     def restore(
         self,
@@ -67,13 +78,14 @@ class Grouping:
         """
         for entry in entries:
             if entry.firing and entry.receiver in self._receivers:
-                self._recalled[entry.receiver, entry.group] = decision.Told(
+                told = decision.Told(
                     firing=frozenset(entry.firing),
                     resolved=frozenset(entry.resolved),
-                    at=self._monotonic(entry.at, now),
+                    at=self._clock.monotonic(entry.at, now),
                     id=entry.id,
                     is_acknowledged=entry.reason is vocabulary.NotificationReason.ACKNOWLEDGED,
                 )
+                self._recalled.restore((entry.receiver, entry.group), told)
         for notification in pending:
             self._expect(notification, now)
         for alert in alerts:
@@ -91,7 +103,7 @@ class Grouping:
             case muting.SilenceChanged():
                 self._muting.hear_silence(event)
             case signals.ClockRead(at):
-                self._wall = at, now
+                self._clock.read(at, now)
             case signals.Delivered(notification):
                 return self._on_delivered(notification, now)
             case signals.Postponed(notification):
@@ -103,29 +115,21 @@ class Grouping:
     def tick(self, now: float) -> Sequence[notifications.Notification]:
         """Flush every group that is due."""
         out: list[notifications.Notification] = []
-        while (deadline := self.next_deadline()) is not None and deadline <= now:
-            _, key = heapq.heappop(self._timers)
-            group = self._groups[key]
-            self._flush_at(group, now + group.route.timing.group_interval_s)
+        while (group := self._timers.pop(now)) is not None:
+            self._timers.set(group, now + group.route.timing.group_interval_s)
             out += self._wait(group, now)
-            out += self._tell_waiting(key[0], now)
+            out += self._tell_waiting(group.key[0], now)
         return out
 
     def next_deadline(self) -> float | None:
         """Return when the next group is flushed."""
-        while self._timers:
-            at, key = self._timers[0]
-            group = self._groups.get(key)
-            if group is not None and group.flush_at == at:
-                return at
-            heapq.heappop(self._timers)
-        return None
+        return self._timers.next()
 
     def oldest_waiting_s(self, receiver: str, now: float) -> float:
         """Return for how long the receiver has kept its oldest notification waiting."""
         since = self._turns.since(receiver)
         since += [
-            self._monotonic(group.on_its_way.at, now)
+            self._clock.monotonic(group.on_its_way.at, now)
             for (name, _), group in self._groups.items()
             if name == receiver and group.on_its_way is not None
         ]
@@ -143,9 +147,24 @@ class Grouping:
         event = heard.event if isinstance(heard, signals.Owned) else heard
         assert isinstance(event.data, vocabulary.AlertChanged), "only alerts are filed"
         self._muting.hear_alert(event.data, labels.of(event.data))
-        came_at = now if is_new else min(now, self._monotonic(event.time, now))
-        for one in filed:
+        came_at = now if is_new else min(now, self._clock.monotonic(event.time, now))
+        for one in (*filed, *self._ended_elsewhere(event.data, filed)):
             self._put(one, now=now, came_at=came_at, is_new=is_new)
+
+    def _ended_elsewhere(
+        self, alert: vocabulary.AlertChanged, filed: Sequence[filing.Filed]
+    ) -> list[filing.Filed]:
+        """Return where an alert that is over was told of before we began, and would not go now."""
+        if alert.state is vocabulary.AlertState.FIRING:
+            return []
+        here = {one.key for one in filed}
+        found: list[filing.Filed] = []
+        for key in self._recalled.heard_of(alert.fingerprint):
+            route = self._files.route_of(key[1])
+            if key not in here and route is not None:
+                was = labels.read(key[1].removeprefix(f"{route.key}:"))
+                found.append(filing.Filed(key, route, alert, was))
+        return found
 
     def _put(self, filed: filing.Filed, *, now: float, came_at: float, is_new: bool) -> None:
         key, route, alert = filed.key, filed.route, filed.alert
@@ -164,12 +183,12 @@ class Grouping:
             due = _flush_after(told.at, now if fires and heard else came_at, timing)
         if group is None:
             group = self._begin(key, route, labels.chosen(filed.labels, route.group_by), told)
-            self._flush_at(group, max(now, due))
+            self._timers.set(group, max(now, due))
         elif not is_new:
-            self._flush_at(group, max(now, min(group.flush_at, due)))
+            self._timers.set(group, max(now, min(group.flush_at, due)))
         group.alerts[alert.fingerprint] = alert
         if timing.resolve_wait_s is not None and group.told is not None and not group.firing():
-            self._flush_at(group, min(group.flush_at, now + timing.resolve_wait_s))
+            self._timers.set(group, min(group.flush_at, now + timing.resolve_wait_s))
 
     def _expect(self, notification: notifications.Notification, now: float) -> None:
         """Know that a notification is in the outbox, and that somebody will say what became."""
@@ -181,8 +200,8 @@ class Grouping:
         group.on_its_way = notification
         group.is_overdue = True
         self._turns.begin(key[0])
-        decided_at = self._monotonic(notification.at, now)
-        self._flush_at(group, max(now, _flush_after(decided_at, now, route.timing)))
+        decided_at = self._clock.monotonic(notification.at, now)
+        self._timers.set(group, max(now, _flush_after(decided_at, now, route.timing)))
 
     def _begin(
         self,
@@ -191,7 +210,7 @@ class Grouping:
         chosen: Mapping[str, str],
         told: decision.Told | None,
     ) -> groups.Group:
-        self._recalled.pop(key, None)
+        self._recalled.drop(key)
         group = groups.Group(key=key, route=route, labels=chosen, flush_at=math.inf, told=told)
         self._groups[key] = group
         return group
@@ -202,20 +221,7 @@ class Grouping:
         group = self._groups.get((notification.receiver, notification.group))
         if group is None:
             return ()  # of a route that is no longer configured
-        group.told = None
-        if notification.firing_ids:
-            group.told = decision.Told(
-                firing=frozenset(notification.firing_ids),
-                resolved=frozenset(notification.resolved_ids),
-                at=self._monotonic(notification.at, now),
-                id=notification.id,
-                is_acknowledged=notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED,
-            )
-        for name, began in zip(notification.resolved_ids, notification.episodes, strict=True):
-            alert = group.alerts.get(name)
-            is_over = alert is not None and alert.state is vocabulary.AlertState.RESOLVED
-            if alert is not None and is_over and alert.starts_at == began:
-                del group.alerts[name]
+        group.take_delivered(notification, at=self._clock.monotonic(notification.at, now))
         return self._on_ended(notification, now)
 
     def _on_postponed(
@@ -258,7 +264,7 @@ class Grouping:
         """Return what is true by now instead of what is tried in vain, if that is no longer."""
         old = group.on_its_way
         assert old is not None, "only what waits is replaced"
-        new = self._decide(group, now)
+        new = self._telling.of(group, at=self._clock.at(now), now=now)
         told = old.firing_ids, old.resolved_ids
         if new is None or (new.firing_ids, new.resolved_ids) == told:
             return []
@@ -269,9 +275,9 @@ class Grouping:
         out: list[notifications.Notification] = []
         while (key := self._turns.next(receiver)) is not None:
             group = self._groups.get(key)
-            notification = self._decide(group, now) if group is not None else None
             if group is None:
                 continue
+            notification = self._telling.of(group, at=self._clock.at(now), now=now)
             if notification is None:
                 self._forget_if_empty(group)
                 continue
@@ -280,83 +286,12 @@ class Grouping:
             out.append(notification)
         return out
 
-    def _decide(self, group: groups.Group, now: float) -> notifications.Notification | None:
-        receiver, name = group.key
-        at = self._at(now)
-        muted = self._muting.mutes_route(group.route, at)
-        if muted is not None:
-            group.muted = dict.fromkeys(group.alerts, muted)
-            group.forget_resolved(told_too=False)
-            return None
-        firing, resolved = self._audible(group, at)
-        reason = decision.reason_to_notify(
-            group.told,
-            firing={alert.fingerprint for alert in firing},
-            resolved={alert.fingerprint for alert in resolved},
-            send_resolved=self._receivers[receiver],
-            repeat_interval_s=group.route.timing.repeat_interval_s,
-            now=now,
-        )
-        if not (firing or resolved) and self._is_acknowledged(group):
-            reason = vocabulary.NotificationReason.ACKNOWLEDGED
-            firing = [alert for alert in group.firing() if group.has_told(alert.fingerprint)]
-        if reason is None or not (firing or resolved):
-            group.forget_resolved(told_too=group.on_its_way is None)
-            return None
-        return notifications.notify(
-            after=group.told.id if group.told else "",
-            receiver=receiver,
-            group=name,
-            labels=group.labels,
-            reason=reason,
-            firing=firing,
-            resolved=resolved,
-            send_resolved=self._receivers[receiver],
-            at=at,
-        )
-
-    def _audible(
-        self, group: groups.Group, at: datetime
-    ) -> tuple[list[vocabulary.AlertChanged], list[vocabulary.AlertChanged]]:
-        """Return what fires and what is over, without what is muted; that is noted."""
-        group.muted = {}
-        firing: list[vocabulary.AlertChanged] = []
-        resolved: list[vocabulary.AlertChanged] = []
-        for alert in list(group.alerts.values()):
-            fires = alert.state is vocabulary.AlertState.FIRING
-            muted = self._muting.mutes(labels.of(alert), at)
-            if muted is None or (not fires and group.has_told(alert.fingerprint)):
-                (firing if fires else resolved).append(alert)
-            elif fires:
-                group.muted[alert.fingerprint] = muted
-            else:
-                del group.alerts[alert.fingerprint]
-        return firing, resolved
-
-    def _is_acknowledged(self, group: groups.Group) -> bool:
-        return group.key[0] in self._acknowledging and decision.is_acknowledged_now(
-            group.told,
-            silenced={name for name, by in group.muted.items() if by.cause in muting.BY_PEOPLE},
-        )
-
     def _forget_if_empty(self, group: groups.Group) -> None:
         if group.alerts or group.on_its_way is not None or group.key not in self._groups:
             return
         del self._groups[group.key]
         if group.told is not None:
-            self._recalled[group.key] = group.told
-
-    def _flush_at(self, group: groups.Group, at: float) -> None:
-        if group.flush_at != at:
-            group.flush_at = at
-            heapq.heappush(self._timers, (at, group.key))
-
-    def _at(self, now: float) -> datetime:
-        at, then = self._wall
-        return at + timedelta(seconds=now - then)
-
-    def _monotonic(self, at: datetime, now: float) -> float:
-        return now - (self._at(now) - at).total_seconds()
+            self._recalled.put(group.key, group.told)
 
 
 def _flush_after(told_at: float, came_at: float, timing: routes.Timing) -> float:

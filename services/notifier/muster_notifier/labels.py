@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from muster import vocabulary
+from muster import matchers, vocabulary
 
 ALL: Final = "..."
 """In `group_by`: every label, so that each alert is a group of its own (as in Alertmanager)."""
@@ -47,6 +47,11 @@ def written(labels: Mapping[str, str]) -> str:
     """Return labels as Alertmanager writes them: `{kind="stuck",node="node-a"}`."""
     shown = (f'{name}="{_escaped(labels[name])}"' for name in sorted(labels))
     return "{" + ",".join(shown) + "}"
+
+
+def read(text: str) -> dict[str, str]:
+    """Return the labels in what `written` wrote."""
+    return {} if text == "{}" else {one.name: one.value for one in matchers.parse(text)}
 
 
 def _escaped(value: str) -> str:

@@ -148,8 +148,8 @@ def _lines(notification: notifications.Notification, alerts: str) -> list[str]:
     closer = look_closer(notification)
     if closer:
         lines.append(f"  look closer: {closer}")
-    if notification.owner:
-        lines.append(line(f"  why you: {notification.owner}"))
+    if notification.why:
+        lines.append(line(f"  why you: {notification.why}"))
     return lines
 
 

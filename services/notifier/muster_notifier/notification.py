@@ -30,8 +30,8 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     `id` is the same for the same news, so that a receiver can drop a repeat after a crash.
     `firing` and `resolved` are the most urgent alerts, of those whose fingerprints `firing_ids` and
     `resolved_ids` hold; `episodes` says when each of the resolved began. `at` is when it was
-    decided. `owner` is set if it goes to the owner of a workload instead of to the receiver's own
-    address. `pods_total` counts the pods of all alerts.
+    decided. `why` says why the receiver is told, where that is not plain: the owner of a workload.
+    `pods_total` counts the pods of all alerts.
     """
 
     id: str
@@ -47,7 +47,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     send_resolved: bool
     at: datetime
     pods_total: int = 0
-    owner: str = ""
+    why: str = ""
     is_test: bool = False
 
     @property
@@ -96,6 +96,7 @@ def notify(  # noqa: PLR0913  # what a notification is made of, each by its name
     resolved: Sequence[vocabulary.AlertChanged],
     send_resolved: bool,
     at: datetime,
+    why: str = "",
 ) -> Notification:
     """Return the notification. `after` is the id of what the receiver heard last, or empty.
 
@@ -119,6 +120,7 @@ def notify(  # noqa: PLR0913  # what a notification is made of, each by its name
         episodes=tuple(alert.starts_at for alert in over),
         send_resolved=send_resolved,
         at=at,
+        why=why,
         pods_total=sum(len(alert.pods) for alert in (*fires, *over)),
     )
 

@@ -38,6 +38,8 @@ class Route:
     mute_times: tuple[str, ...] = ()
     active_times: tuple[str, ...] = ()
     children: tuple["Route", ...] = ()
+    why: str = ""
+    """Why those whom this leads to are told, if they may ask."""
 
     def find(self, labels: Mapping[str, str]) -> list["Route"]:
         """Return the routes that take an alert with these labels; none if this does not match."""

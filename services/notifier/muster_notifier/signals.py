@@ -1,5 +1,6 @@
 """Pure. What the notifier's machine takes in."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,10 +11,10 @@ from muster_notifier import notification as notifications
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """An alert whose pods belong to somebody: receivers that their owners named."""
+    """An alert whose pods belong to somebody: receivers that owners named, and their pods."""
 
     event: codec.CloudEvent
-    owners: frozenset[str]
+    owners: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ def owners(settings: config.Settings) -> routes.Route | None:
         receivers=settings.owners.receivers,
         group_by=settings.owners.group_by,
         timing=root(settings).timing,
+        why=f"the annotation {settings.owners.annotation} of these pods, or of their namespace",
     )
 
 

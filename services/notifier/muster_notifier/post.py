@@ -1,0 +1,139 @@
+"""Door to the post: every receiver with its desk, the outbox they work from, and the ledger."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+
+import prometheus_client
+
+from muster import bus, entry, logs, runtime, streams, vocabulary, workqueue
+from muster_notifier import (
+    addresses,
+    config,
+    deadletters,
+    desk,
+    ledger,
+    receivers,
+    senders,
+    signals,
+)
+from muster_notifier import notification as notifications
+
+UNREADABLE = prometheus_client.Counter(
+    "muster_notifier_unreadable_total", "What was remembered and cannot be read.", ["what"]
+)
+
+
+class Post:
+    """All receivers; `report` hears what became of each letter."""
+
+    def __init__(
+        self,
+        settings: config.Settings,
+        connected: bus.Bus,
+        *,
+        report: Callable[[signals.Outcome], Awaitable[None]],
+    ) -> None:
+        """Raise CannotStart if a receiver cannot be used."""
+        self._settings = settings
+        self._bus = connected
+        self._report = report
+        self._desks: dict[str, asyncio.Queue[runtime.Delivery[desk.Input]]] = {}
+        self._receivers = {r.name: self._receiver(r) for r in settings.receivers}
+
+    def names(self) -> list[str]:
+        """Return the names of all receivers."""
+        return list(self._receivers)
+
+    def away(self) -> list[str]:
+        """Return the receivers that have failed again and again."""
+        return [one.name for one in self._receivers.values() if one.desk.is_away()]
+
+    def give(self, notification: notifications.Notification) -> None:
+        """Take one to send; never waits."""
+        self._receivers[notification.receiver].give(notification)
+
+    async def work(self) -> None:
+        """Send what is given, and what is in the outbox; for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for name, receiver in self._receivers.items():
+                tasks.create_task(receiver.work())
+                tasks.create_task(runtime.drive(receiver.desk, self._desks[name], receiver.act))
+
+    async def recall(self) -> list[ledger.Entry]:
+        """Return the ledger; an entry that cannot be read costs one repeat, and is told."""
+        found = []
+        for key, value in (await self._bus.recall(streams.LEDGER)).items():
+            try:
+                entry_ = ledger.decode(value)
+            except ledger.MalformedEntry as error:
+                UNREADABLE.labels("ledger").inc()
+                logs.logger().error("ledger_entry_unreadable", key=key, error=str(error)[:500])
+                continue
+            found.append(entry_)
+            if entry_.receiver in self._receivers:
+                self._receivers[entry_.receiver].recall(entry_)
+        return found
+
+    async def waiting(self) -> list[notifications.Notification]:
+        """Return what is in the outbox; what is for nobody any more becomes a dead letter."""
+        found = []
+        letters = await workqueue.waiting(self._bus.link, streams.OUTBOX, "muster.outbox.>")
+        for subject, body, headers, _ in letters:
+            try:
+                notification = notifications.decode(body)
+            except notifications.MalformedLetter:
+                continue  # whoever takes it says so
+            if notification.receiver not in self._receivers:
+                dead = deadletters.bury(
+                    notification, deadletters.TO_NOBODY, attempts=0, at=datetime.now(UTC)
+                )
+                await self._put(*dead)
+                await workqueue.remove(self._bus.link, streams.OUTBOX, subject)
+            elif deadletters.REPLAY not in headers and not notification.is_test:
+                found.append(notification)
+        return found
+
+    def _receiver(self, settings: addresses.Receiver) -> receivers.Receiver:
+        try:
+            sender = senders.make(settings, self._settings)
+        except senders.Unusable as error:
+            raise entry.CannotStart(str(error)) from None
+        for problem in sender.problems:
+            logs.logger().error("template_unusable", receiver=settings.name, error=problem)
+        inbox: asyncio.Queue[runtime.Delivery[desk.Input]] = asyncio.Queue(runtime.INBOX_MAX)
+        self._desks[settings.name] = inbox
+
+        async def hear(event: desk.Input) -> None:
+            await inbox.put(runtime.Delivery(event))
+
+        limits = settings.limits
+        return receivers.Receiver(
+            settings.name,
+            sender.send,
+            at_desk=desk.Desk(
+                rate_per_s=limits.rate_per_s or sender.rate_per_s,
+                burst=limits.burst,
+                retry_for_s=limits.retry_for_s,
+                at_once=sender.at_once,
+            ),
+            doors=receivers.Doors(
+                put=self._put,
+                take=self._take,
+                hold_s=workqueue.HOLD_S,
+                remember=self._bus.remember,
+                publish=self._publish,
+                instance=self._bus.instance,
+            ),
+            hear=hear,
+            report=self._report,
+        )
+
+    async def _put(self, subject: str, body: bytes, key: str, headers: Mapping[str, str]) -> None:
+        await workqueue.put(self._bus.link, subject, body, key=key, headers=headers)
+
+    def _take(self, durable: str, subject: str) -> AsyncIterator[workqueue.Job]:
+        return workqueue.take(self._bus.link, streams.OUTBOX, durable=durable, subject=subject)
+
+    async def _publish(self, event: vocabulary.Event, event_id: str) -> None:
+        await self._bus.publish(event, event_id=event_id)
