@@ -31,6 +31,7 @@ _ALLOCATE_TIMEOUT_S: Final = 2.0
 """The kubelet sets no deadline, and while Allocate hangs it admits no pod at all (1.36.2)."""
 _STATUSES_MAX: Final = 16
 _STOP_GRACE_S: Final = 0.5
+_LAST_STEPS_S: Final = 0.1
 
 Request = TypeVar("Request", bound=message.Message)
 Answer = TypeVar("Answer", bound=message.Message)
@@ -39,6 +40,18 @@ ListContext: TypeAlias = rpc.Context[dp.Empty, dp.ListAndWatchResponse]
 
 class ProbeFailed(Exception):
     """Dialling a socket by its path did not reach this instance; the text says what it did."""
+
+
+async def settle() -> None:
+    """Let what gRPC still does after its last server stopped come to its end.
+
+    The event loop cancels what is left when it ends, and gRPC prints a traceback for a call that is
+    cancelled in its last steps (1.85.1, server.pyx.pxi, _schedule_rpc_coro).
+    """
+    tasks = asyncio.all_tasks()
+    left = [task for task in tasks if "rpc_coro" in getattr(task.get_coro(), "__qualname__", "")]
+    if left:
+        await asyncio.wait(left, timeout=_LAST_STEPS_S)
 
 
 class Figures(msgspec.Struct, kw_only=True):

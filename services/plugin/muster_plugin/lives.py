@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from muster import vocabulary
-from muster_plugin import claims, config, inotify, inventory, kubelet, lines, rules
+from muster_plugin import claims, config, endpoint, inotify, inventory, kubelet, lines, rules
 
 _LOOK_PERIOD_S: Final = 5.0
 _SETTLE_MAX_S: Final = 1.0
@@ -145,6 +145,7 @@ class Lives(Mapping[str, kubelet.Life]):
     async def end(self) -> None:
         """End every life: streams, servers, sockets; then others may serve."""
         await asyncio.gather(*(life.end() for life in self._lives.values()))
+        await endpoint.settle()
         self.claims.close()
 
     async def _live(self, life: kubelet.Life, before: asyncio.Task[None] | None) -> None:
