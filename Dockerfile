@@ -23,6 +23,7 @@ COPY services/plugin/muster_plugin /opt/muster/muster_plugin
 COPY services/labeler/muster_labeler /opt/muster/muster_labeler
 COPY services/health/muster_health /opt/muster/muster_health
 COPY services/notifier/muster_notifier /opt/muster/muster_notifier
+COPY services/gate/muster_gate /opt/muster/muster_gate
 # uncompiled imports double every start, and a read-only root stays uncompiled for ever
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/muster
 

@@ -6,6 +6,7 @@ import sys
 from typing import Final
 
 _NEEDS: Final = {
+    "auth": ("cryptography",),
     "cli": ("cyclopts", "rich"),
     "labeler": ("kubernetes",),
     "local": ("aiohttp", "google.protobuf", "grpc"),
@@ -37,6 +38,11 @@ def health() -> int:
 def notifier() -> int:
     """Run the notifier."""
     return _run("muster-notifier", "notifier", "muster_notifier.__main__")
+
+
+def gate() -> int:
+    """Run the gate."""
+    return _run("muster-gate", "auth", "muster_gate.__main__")
 
 
 def missing(*extras: str) -> str | None:

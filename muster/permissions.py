@@ -34,7 +34,8 @@ IMPORTS: Final = """\
 """Under which subjects muster hears it."""
 
 DURABLES: Final = ("notifier",)
-_ANSWER_S: Final = 10
+OWN_INBOX: Final = "_INBOX.{{name()}}.>"
+ANSWER_S: Final = 10
 _USER: Final = re.compile(r"[A-Za-z0-9_-]{1,300}")
 _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9_]{0,251}[a-z0-9])?")
 
@@ -49,12 +50,12 @@ class Grant:
     publish_denied: tuple[str, ...] = ()
     subscribe_denied: tuple[str, ...] = ()
     answers: bool = False
-    """Whether a request may be answered, once, wherever the answer is to go."""
+    """Whether a request may be answered, once, wherever the answer is to go, within ANSWER_S."""
 
 
 def inbox(user: str) -> str:
-    """Return the prefix of the inboxes of a user, one token."""
-    return f"_INBOX_{re.sub('[^A-Za-z0-9_-]', '_', user)}" if user else "_INBOX"
+    """Return the prefix of the inboxes of a user: a token of its own behind `_INBOX`."""
+    return f"_INBOX.{re.sub('[^A-Za-z0-9_-]', '_', user)}" if user else "_INBOX"
 
 
 def plugin(node: str) -> Grant:
@@ -64,12 +65,33 @@ def plugin(node: str) -> Grant:
     """
     if not _NODE.fullmatch(node):
         raise ValueError(f"{node!r} is no node's token")
-    return _plugin(f"plugin_{node}", node)
+    return _plugin(plugin_user(node), node)
+
+
+def plugin_user(node: str) -> str:
+    """Return the user that the plugins on one node are, by its token."""
+    return f"plugin_{node}"
 
 
 def any_plugin() -> Grant:
     """Return the rights of all plugins together, where they cannot be told from one another."""
     return _plugin("plugin", "*")
+
+
+def each_plugin() -> Grant:
+    """Return the rights of the plugins on the node that a user's tag `node` names.
+
+    nats-server fills in `{{name()}}` and `{{tag(x)}}`, which have to be whole tokens
+    (server/auth.go, processUserPermissionsTemplate; 2.15).
+    """
+    return dataclasses.replace(
+        _plugin("plugin", "{{tag(node)}}"), subscribe=("muster.rpc.{{tag(node)}}.>", OWN_INBOX)
+    )
+
+
+def each_reader() -> Grant:
+    """Return the rights of an outside tool, by whatever name."""
+    return dataclasses.replace(reader(""), subscribe=("muster.heartbeat.>", OWN_INBOX))
 
 
 def health() -> Grant:
@@ -249,7 +271,7 @@ def _user(grant: Grant) -> str:
             lines.append(_list("deny", denied))
         lines.append("        }")
     if grant.answers:
-        lines.append(f'        allow_responses: {{max: 1, expires: "{_ANSWER_S}s"}}')
+        lines.append(f'        allow_responses: {{max: 1, expires: "{ANSWER_S}s"}}')
     lines.append("      }}")
     return "".join(f"{line}\n" for line in lines)
 

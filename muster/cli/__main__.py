@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 import muster
 from muster import commands
-from muster.cli import notify
+from muster.cli import auth, notify
 
 if TYPE_CHECKING:
     from muster import codec
@@ -28,6 +28,7 @@ app = cyclopts.App(
     version=f"muster {muster.__version__}",
 )
 app.register_install_completion_command()
+auth.register(app)
 notify.register(app)
 
 _Health = Annotated[str | None, Parameter(env_var="MUSTER_HEALTH_URL")]

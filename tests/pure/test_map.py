@@ -8,7 +8,7 @@ from typing import Any
 from muster import vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("plugin", "labeler", "health", "notifier")
+ROOMS = ("plugin", "labeler", "health", "notifier", "gate")
 SPEAKER = {
     "event": "plugin",
     "heartbeat": "plugin",

@@ -27,7 +27,7 @@ authorization { users = [
   {
     user: node-a, password: a, permissions: {
       publish: ["muster.heartbeat.node-a.>", "muster.event.node-a.>"]
-      subscribe: ["_INBOX_node-a.>", "muster.rpc.node-a.>"]
+      subscribe: ["_INBOX.node-a.>", "muster.rpc.node-a.>"]
     }
   }
 ] }

@@ -30,7 +30,7 @@ TOKENS = st.one_of(
             "event verdict alert label notification sys rpc cmd nats dlq outbox lease $JS API "
             "$KV $SYS ACK STREAM CONSUMER DELETE PURGE CREATE MSG NEXT GET INFO DIRECT "
             "MUSTER_EVENTS MUSTER_ALERTS KV_muster_state muster_state muster_leader _INBOX "
-            "_INBOX_health _INBOX_plugin_node-a _INBOX_plugin_node-b "
+            "_INBOX.health _INBOX.plugin_node-a _INBOX.plugin_node-b plugin_node-a "
         ).split()
     ),
     st.from_regex(r"[a-zA-Z0-9_$-]{1,12}", fullmatch=True),
@@ -110,7 +110,7 @@ def may_publish(subject: str) -> bool:
 
 
 def may_subscribe(subject: str) -> bool:
-    return subject.startswith(("muster.rpc.node-a.", "_INBOX_plugin_node-a."))
+    return subject.startswith(("muster.rpc.node-a.", "_INBOX.plugin_node-a."))
 
 
 def is_filter(subject: str) -> bool:

@@ -1,0 +1,153 @@
+"""Door to a directory of keys: the operator's, the accounts', each role's, and what follows.
+
+A `.seed` file holds one seed a line, the newest first: while a key is changed both are good. All
+else is made of the seeds: accounts.conf for nats-server, credentials, and what the gate signs with.
+"""
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster import accounts, credentials, jwts, nkeys
+
+ANSWER: Final = "answer"
+CHANGEABLE: Final = (ANSWER, *accounts.Role)
+"""The keys that sign every day; the others sign these."""
+_KINDS: Final[dict[str, nkeys.Kind]] = {
+    "operator": nkeys.Kind.OPERATOR,
+    "system": nkeys.Kind.ACCOUNT,
+    "auth": nkeys.Kind.ACCOUNT,
+    "muster": nkeys.Kind.ACCOUNT,
+    "gate": nkeys.Kind.USER,
+    ANSWER: nkeys.Kind.ACCOUNT,
+    **{role.value: nkeys.Kind.ACCOUNT for role in accounts.Role},
+}
+
+
+class BadDirectory(Exception):
+    """The directory is not what it should be; the text says in what."""
+
+
+def make(directory: Path, *, at: float) -> list[str]:
+    """Make all keys and what follows of them; return the files' names. Raises BadDirectory."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # who makes keys anew by mistake locks everybody out
+        if any(directory.glob("*.seed")):
+            raise BadDirectory(
+                f"{directory}: has keys already; change one with `muster auth rotate`"
+            )
+        for name, kind in _KINDS.items():
+            _write(directory / f"{name}.seed", f"{_new(kind).seed}\n")
+        return derive(directory, at=at)
+    except OSError as error:
+        raise BadDirectory(f"{error.filename or directory}: {error.strerror or error}") from None
+
+
+def derive(directory: Path, *, at: float) -> list[str]:
+    """Write accounts.conf, the credentials of each service and the gate's files; return the names.
+
+    Raises BadDirectory.
+    """
+    muster, auth, gate = (_newest(directory, name) for name in ("muster", "auth", "gate"))
+    held = accounts.Keys(
+        operator=_newest(directory, "operator"),
+        system=_newest(directory, "system"),
+        auth=auth,
+        muster=muster,
+        gate=gate.public,
+        answers=[key.public for key in _keys(directory, ANSWER)],
+        roles={r: [key.public for key in _keys(directory, r)] for r in accounts.Role},
+    )
+    signing = {
+        "auth": auth.public,
+        "muster": muster.public,
+        "answer_seed": _newest(directory, ANSWER).seed,
+        "node_seed": _newest(directory, accounts.Role.NODE).seed,
+    }
+    gate_jwt = jwts.encode(accounts.gate_user(gate.public), auth, at=at)
+    made = {
+        "accounts.conf": accounts.configuration(held, _new(nkeys.Kind.USER).public, at=at),
+        "gate.json": msgspec.json.encode(signing).decode() + "\n",
+        "gate.creds": credentials.write(gate_jwt, gate),
+    }
+    for role in accounts.CENTRAL:
+        made[f"{role}.creds"] = user(directory, role, name=role, at=at)
+    try:
+        for name, text in made.items():
+            _write(directory / name, text)
+    except OSError as error:
+        raise BadDirectory(f"{error.filename}: {error.strerror or error}") from None
+    return list(made)
+
+
+def user(
+    directory: Path, role: accounts.Role, *, name: str, at: float, until: float | None = None
+) -> str:
+    """Return the credentials of a new user. Raises BadDirectory."""
+    key = _new(nkeys.Kind.USER)
+    account = _newest(directory, "muster").public
+    claims = accounts.user(role, key.public, name=name, account=account, until=until)
+    return credentials.write(jwts.encode(claims, _newest(directory, role), at=at), key)
+
+
+def rotate(directory: Path, name: str, *, at: float) -> list[str]:
+    """Sign with a new key from now on, and keep the old one good; return the files' names.
+
+    Raises BadDirectory.
+    """
+    seeds = [key.seed for key in _keys(directory, name)]
+    _put(directory, name, [_new(_KINDS[name]).seed, *seeds])
+    return derive(directory, at=at)
+
+
+def drop(directory: Path, name: str, *, at: float) -> list[str]:
+    """Let only the newest key be good; return the files' names. Raises BadDirectory."""
+    _put(directory, name, [_newest(directory, name).seed])
+    return derive(directory, at=at)
+
+
+def _put(directory: Path, name: str, seeds: Sequence[str]) -> None:
+    try:
+        _write(directory / f"{name}.seed", "".join(f"{seed}\n" for seed in seeds))
+    except OSError as error:
+        raise BadDirectory(f"{error.filename}: {error.strerror or error}") from None
+
+
+def _newest(directory: Path, name: str) -> nkeys.Key:
+    return _keys(directory, name)[0]
+
+
+def _keys(directory: Path, name: str) -> list[nkeys.Key]:
+    file = directory / f"{name}.seed"
+    try:
+        seeds = file.read_text("ascii").split()
+        found = [nkeys.Key.from_seed(seed, _KINDS[name]) for seed in seeds]
+    except FileNotFoundError:
+        raise BadDirectory(
+            f"{file}: not there; make all keys with `muster auth init {directory}`"
+        ) from None
+    except OSError as error:
+        raise BadDirectory(f"{file}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise BadDirectory(f"{file}: {error}") from None
+    if not found:
+        raise BadDirectory(f"{file}: empty")
+    return found
+
+
+def _new(kind: nkeys.Kind) -> nkeys.Key:
+    return nkeys.Key(kind, secrets.token_bytes(nkeys.SECRET_BYTES))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a secret; a crash leaves the old one or the new one."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as written:
+        written.write(text)
+    beside.replace(file)

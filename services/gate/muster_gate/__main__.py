@@ -1,0 +1,208 @@
+"""Door to everything: questions of nats-server in, answers out; the cluster's keys kept fresh.
+
+Every replica answers, each question once: they are one queue group. Whoever is connected stays so
+when all are gone; who comes then is refused by nats-server, and comes again.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import nats.aio.client
+
+from muster import accounts, connection, entry, logs, probes, runtime
+from muster_gate import cluster, config, doorkeeper, metrics, questions
+from muster_gate.reasons import Reason
+
+_GROUP: Final = "muster-gate"
+_AGAIN_S: Final = 5.0
+"""So often at most are the keys fetched because somebody shows a token of an unknown one."""
+_WAITING_MAX: Final = 1_000
+_TOLD_EACH_S: Final = 10.0
+_PENDING_MAX: Final = 10_000
+"""Questions behind one another; NATS waits 4 s, and we answer some thousand in a second."""
+
+
+class Gate:
+    """Answers questions, and looks for keys."""
+
+    def __init__(self, settings: config.Settings, keeper: doorkeeper.Doorkeeper, api: str) -> None:
+        self._settings = settings
+        self._keeper = keeper
+        self._api = api
+        self._away = ""
+        self._fetched_at = float("-inf")
+        self._fetching = asyncio.Lock()
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._client: nats.aio.client.Client | None = None
+        self._told: dict[Reason, tuple[float, int]] = {}
+
+    def problem(self) -> str | None:
+        """Say why nobody can be let in, if so."""
+        ring = self._keeper.ring
+        if ring is None or time.time() - ring.heard_at > self._settings.keys.age_max_s:
+            return f"no keys: {self._away or 'not looked yet'}"
+        return None
+
+    async def listen(self, client: nats.aio.client.Client) -> None:
+        """Take questions on a newly connected client; nats-py keeps this when it reconnects."""
+        if client is self._client:
+            return
+        await client.subscribe(
+            accounts.CALLOUT, queue=_GROUP, cb=self.answer, pending_msgs_limit=_PENDING_MAX
+        )
+        self._client = client
+
+    async def answer(self, question: connection.Message) -> None:
+        """Answer a question; one with a key unknown to us waits until keys were looked for."""
+        found = self._decide(question.data)
+        is_new = isinstance(found, doorkeeper.Turned) and found.reason is Reason.UNKNOWN_KEY
+        if is_new and self._may_fetch() and len(self._waiting) < _WAITING_MAX:
+            task = asyncio.create_task(self._answer_later(question))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+        else:
+            await self._say(question, found)
+
+    async def keep_fresh(self) -> None:
+        """Look for keys, the cluster's and our own, again and again."""
+        while True:
+            await self.fetch()
+            await asyncio.sleep(self._settings.keys.refresh_s)
+            self._read_signing()
+
+    async def fetch(self) -> None:
+        """Look for the cluster's keys now."""
+        async with self._fetching:
+            self._fetched_at = asyncio.get_running_loop().time()
+            issuer = self._settings.tokens.issuer
+            try:
+                self._keeper.ring = ring = await asyncio.to_thread(
+                    cluster.fetch,
+                    self._settings.keys,
+                    issuer=issuer,
+                    api=self._api,
+                    at=time.time(),
+                )
+            except cluster.Away as error:
+                metrics.FETCHES.labels("failed").inc()
+                if not self._away:
+                    logs.logger().warning("keys_away", error=str(error))
+                self._away = str(error)
+                return
+        metrics.FETCHES.labels("fetched").inc()
+        metrics.KEYS.set(len(ring.keys))
+        metrics.HEARD.set(ring.heard_at)
+        if self._away:
+            logs.logger().info("keys_back", keys=len(ring.keys))
+        self._away = ""
+
+    async def close(self) -> None:
+        """Drop what waits for keys."""
+        waiting = list(self._waiting)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    def _may_fetch(self) -> bool:
+        again_s = min(_AGAIN_S, self._settings.keys.refresh_s)
+        is_due = asyncio.get_running_loop().time() - self._fetched_at >= again_s
+        return is_due or self._fetching.locked()
+
+    async def _answer_later(self, question: connection.Message) -> None:
+        if self._fetching.locked():
+            async with self._fetching:
+                pass
+        else:
+            await self.fetch()
+        await self._say(question, self._decide(question.data))
+
+    def _decide(self, payload: bytes) -> doorkeeper.Admitted | doorkeeper.Turned:
+        clock = asyncio.get_running_loop().time
+        with metrics.DECIDING.time():
+            return self._keeper.decide(payload, at=time.time(), now=clock())
+
+    async def _say(
+        self, question: connection.Message, found: doorkeeper.Admitted | doorkeeper.Turned
+    ) -> None:
+        if isinstance(found, doorkeeper.Admitted):
+            metrics.ANSWERS.labels("admitted").inc()
+            logs.logger().debug(
+                "admitted", node=found.node, pod=found.pod, lifetime_s=round(found.lifetime_s)
+            )
+        else:
+            metrics.ANSWERS.labels(found.reason.value).inc()
+            self._tell(found)
+        if found.answer and question.reply:
+            with contextlib.suppress(*connection.LOST):
+                await question.respond(found.answer)
+
+    def _tell(self, turned: doorkeeper.Turned) -> None:
+        """Log a refusal; of more for the same reason in a short time only how many."""
+        now = asyncio.get_running_loop().time()
+        next_at, untold = self._told.get(turned.reason, (now, 0))
+        if now < next_at:
+            self._told[turned.reason] = (next_at, untold + 1)
+            return
+        self._told[turned.reason] = (now + _TOLD_EACH_S, 0)
+        logs.logger().warning(
+            "refused",
+            reason=turned.reason,
+            connection=turned.name,
+            host=turned.host,
+            subject=turned.subject,
+            more_before=untold,
+        )
+
+    def _read_signing(self) -> None:
+        try:
+            self._keeper.signing = read_signing(self._settings.signing)
+        except entry.CannotStart as error:
+            logs.logger().error("signing_unusable", error=str(error))
+
+
+def read_signing(file: str) -> questions.Signing:
+    """Return what answers are signed with. Raises CannotStart."""
+    try:
+        return questions.signing(Path(file).read_bytes())
+    except OSError as error:
+        raise entry.CannotStart(f"signing: {file}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise entry.CannotStart(f"signing: {file}: {error}") from None
+
+
+async def serve(settings: config.Settings) -> None:
+    """Serve until SIGTERM."""
+    logs.configure("gate", level=settings.log.level)
+    api = cluster.find_api(settings.keys.api)
+    if settings.keys.file is None and not api:
+        raise entry.CannotStart("keys: this is no pod of a cluster; say keys.file or keys.api")
+    keeper = doorkeeper.Doorkeeper(settings, read_signing(settings.signing))
+    keeper.ring = cluster.kept(settings.keys, issuer=settings.tokens.issuer)
+    gate = Gate(settings, keeper, api)
+    async with contextlib.AsyncExitStack() as stack:
+        link = await stack.enter_async_context(
+            connection.Connection(settings.bus.url, name="muster-gate", prepare=gate.listen)
+        )
+        stack.push_async_callback(gate.close)
+        address = await stack.enter_async_context(
+            probes.serve(
+                settings.http.host,
+                settings.http.port,
+                ready=lambda: gate.problem() if link.is_connected else "not connected to NATS",
+            )
+        )
+        logs.logger().info("listening", http=address)
+        await runtime.run(gate.keep_fresh())
+
+
+def main() -> int:
+    """Run the gate; return the exit code."""
+    return entry.main("gate", config.Settings, serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Door to the cluster's public keys: the API server's, or a file's, and what was kept of them.
+
+The API server shows them to every service account (the role system:service-account-issuer-
+discovery), at /openid/v1/jwks; they are no secret.
+"""
+
+import contextlib
+import http.client
+import os
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster_gate import config, keyring
+
+_OWN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_BYTES_MAX: Final = 1024 * 1024
+_TIMEOUT_S: Final = 2.0
+
+
+class Away(Exception):
+    """The keys could not be had; the text says what was tried."""
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    issuer: str
+    heard_at: float
+    keys: msgspec.Raw
+
+
+def find_api(given: str) -> str:
+    """Return the address of the API server, or nothing where there is none."""
+    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+    if given or not host:
+        return given.rstrip("/")
+    host = f"[{host}]" if ":" in host else host
+    return f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
+
+
+def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> keyring.Keyring:
+    """Return the keys as they are now, and keep them if a cache is set. Raises Away."""
+    try:
+        if rules.file is not None:
+            document = _bounded(Path(rules.file).read_bytes())
+            return keyring.Keyring(issuer=issuer, keys=keyring.read(document), heard_at=at)
+        issuer = issuer or keyring.issuer(_get(f"{api}/.well-known/openid-configuration"))
+        document = _get(f"{api}/openid/v1/jwks")
+        ring = keyring.Keyring(issuer=issuer, keys=keyring.read(document), heard_at=at)
+    except keyring.BadKeys as error:
+        raise Away(f"{rules.file or api}: {error}") from None
+    except OSError as error:
+        raise Away(f"{rules.file}: {error.strerror or error}") from None
+    if rules.cache is not None:
+        # one that cannot be written costs the next start, and no more
+        with contextlib.suppress(OSError):
+            _keep(Path(rules.cache), _Kept(issuer, at, msgspec.Raw(document)))
+    return ring
+
+
+def kept(rules: config.Keys, *, issuer: str) -> keyring.Keyring | None:
+    """Return the keys that were kept, with the time at which they were heard."""
+    if rules.cache is None:
+        return None
+    try:
+        told = msgspec.json.decode(_bounded(Path(rules.cache).read_bytes()), type=_Kept)
+        if issuer not in {"", told.issuer}:
+            return None
+        return keyring.Keyring(
+            issuer=told.issuer, keys=keyring.read(bytes(told.keys)), heard_at=told.heard_at
+        )
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, keyring.BadKeys):
+        return None
+
+
+def _keep(file: Path, what: _Kept) -> None:
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    beside.write_bytes(msgspec.json.encode(what))
+    beside.replace(file)
+
+
+def _bounded(document: bytes) -> bytes:
+    if len(document) > _BYTES_MAX:
+        raise keyring.BadKeys(f"more than {_BYTES_MAX} bytes")
+    return document
+
+
+def _get(url: str) -> bytes:
+    request = urllib.request.Request(url, headers={"Accept": "*/*"})  # noqa: S310  # from settings
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if url.startswith("https:"):
+        request.add_header("Authorization", f"Bearer {_own('token')}")
+        authority = _OWN / "ca.crt"
+        context = ssl.create_default_context(cafile=authority if authority.exists() else None)
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=_TIMEOUT_S) as answer:
+            return _bounded(answer.read(_BYTES_MAX + 1))
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise Away(f"{url}: HTTP {error.code}") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise Away(f"{url}: {getattr(reason, 'strerror', None) or reason}") from None
+
+
+def _own(name: str) -> str:
+    try:
+        return (_OWN / name).read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,140 @@
+"""Pure. The public keys of a cluster's tokens: a JSON Web Key Set (RFC 7517), and for how long.
+
+Kubernetes signs with RSA or with elliptic curves (pkg/serviceaccount/jwt.go, signerFromPrivateKey;
+1.36). A key is for one algorithm only: what a token says of its own algorithm is compared, never
+followed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import msgspec
+from cryptography import exceptions
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
+
+from muster import compact
+
+RSA_BITS_MIN: Final = 2048
+_RSA_BITS_MAX: Final = 8192
+_KEYS_MAX: Final = 64
+_COORDINATE_BYTES: Final = 32
+
+Check: TypeAlias = Callable[[bytes, bytes], None]
+"""From what is signed and its signature to nothing, or InvalidSignature."""
+
+
+class BadKeys(ValueError):
+    """What is no key set, or has no key that we can use."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """One key and the one algorithm that it is for."""
+
+    algorithm: str
+    check: Check
+
+    def is_signed(self, signed: bytes, signature: bytes) -> bool:
+        """Tell whether the owner of this key signed that."""
+        try:
+            self.check(signed, signature)
+        except (exceptions.InvalidSignature, ValueError):
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyring:
+    """The keys by their ids, the issuer they speak for, and when that was last heard, in UTC."""
+
+    issuer: str
+    keys: Mapping[str, PublicKey]
+    heard_at: float
+
+
+class _Key(msgspec.Struct, frozen=True):
+    kty: str
+    kid: str = ""
+    alg: str = ""
+    use: str = "sig"
+    crv: str = ""
+    n: str = ""
+    e: str = ""
+    x: str = ""
+    y: str = ""
+
+
+class _Keys(msgspec.Struct, frozen=True):
+    keys: list[_Key]
+
+
+class _Discovery(msgspec.Struct, frozen=True):
+    issuer: str
+
+
+def issuer(document: bytes) -> str:
+    """Return what /.well-known/openid-configuration says the issuer is. Raises BadKeys."""
+    try:
+        found = msgspec.json.decode(document, type=_Discovery).issuer
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadKeys(f"no OpenID configuration: {error}") from None
+    if not found:
+        raise BadKeys("the OpenID configuration names no issuer")
+    return found
+
+
+def read(document: bytes) -> dict[str, PublicKey]:
+    """Return the keys of a set by id; those that we cannot use are left out. Raises BadKeys."""
+    try:
+        told = msgspec.json.decode(document, type=_Keys).keys
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadKeys(f"no key set: {error}") from None
+    found: dict[str, PublicKey] = {}
+    for one in told[:_KEYS_MAX]:
+        try:
+            key = _key(one)
+        except ValueError:
+            continue
+        if one.kid and one.use == "sig" and one.alg in {"", key.algorithm}:
+            found[one.kid] = key
+    if not found:
+        raise BadKeys(f"none of {len(told)} keys is one for RS256 or ES256 with an id")
+    return found
+
+
+def _key(told: _Key) -> PublicKey:
+    if told.kty == "RSA":
+        return _rsa(_number(told.n), _number(told.e))
+    if (told.kty, told.crv) == ("EC", "P-256"):
+        return _curve(_number(told.x), _number(told.y))
+    raise ValueError("another kind of key")
+
+
+def _rsa(modulus: int, exponent: int) -> PublicKey:
+    if not RSA_BITS_MIN <= modulus.bit_length() <= _RSA_BITS_MAX:
+        raise ValueError("too short, or absurdly long")
+    public = rsa.RSAPublicNumbers(exponent, modulus).public_key()
+    return PublicKey(
+        "RS256",
+        lambda signed, mark: public.verify(mark, signed, padding.PKCS1v15(), hashes.SHA256()),
+    )
+
+
+def _curve(x: int, y: int) -> PublicKey:
+    public = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
+
+    def check(signed: bytes, mark: bytes) -> None:
+        # RFC 7518, 3.4: the two numbers one after the other, not ASN.1
+        if len(mark) != 2 * _COORDINATE_BYTES:
+            raise exceptions.InvalidSignature
+        halves = mark[:_COORDINATE_BYTES], mark[_COORDINATE_BYTES:]
+        two = utils.encode_dss_signature(*(int.from_bytes(half) for half in halves))
+        public.verify(two, signed, ec.ECDSA(hashes.SHA256()))
+
+    return PublicKey("ES256", check)
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(compact.from_base64(text))

@@ -1,0 +1,340 @@
+"""The gate: which tokens are believed, for which node, for how long; and nothing else is."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives import serialization
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import accounts, compact, jwts, nkeys, permissions
+from muster_gate import config, doorkeeper, keyring, pace, questions, tokens
+from muster_gate.reasons import Reason, Refused
+from tests import issuing
+
+NOW = 1_800_000_000.0
+RULES = config.Tokens()
+KEYS = config.Keys()
+SET = issuing.key_set(issuing.jwk("k1", "RS256"), issuing.jwk("e1", "ES256"))
+PUBLIC = keyring.read(SET)
+
+
+def heard(at: float) -> keyring.Keyring:
+    """Return the keys as they were heard at this time."""
+    return keyring.Keyring(issuer=issuing.ISSUER, keys=PUBLIC, heard_at=at)
+
+
+def decided(token: str, *, at: float = NOW, ring: keyring.Keyring | None = None) -> object:
+    """Return who a token is of, or why it is refused; the API server is there if not said."""
+    ring = ring or heard(at)
+    try:
+        return tokens.bearer(token, RULES, KEYS, ring=ring, at=at)
+    except Refused as refusal:
+        return refusal.reason
+
+
+def said(node: str = "node-a", **changed: Any) -> issuing.Claims:
+    return issuing.claims(node, at=NOW, **changed)
+
+
+def bound(**changed: Any) -> issuing.Claims:
+    """Return claims whose `kubernetes.io` differs in these."""
+    whole = said()
+    return whole | {"kubernetes.io": whole["kubernetes.io"] | changed}
+
+
+@pytest.mark.parametrize(("key", "algorithm"), [("k1", "RS256"), ("e1", "ES256")])
+def test_a_good_token_speaks_for_its_pods_node_as_long_as_it_is_good(
+    key: str, algorithm: str
+) -> None:
+    token = issuing.token(said("ip-10-0-0-1.eu.internal"), key, algorithm)
+    assert decided(token, at=NOW + 600) == tokens.Bearer(
+        node="ip-10-0-0-1_eu_internal", pod="muster-plugin-x7x2p", lifetime_s=3000
+    )
+
+
+def test_clocks_may_be_apart_by_the_leeway_and_no_more() -> None:
+    token = issuing.token(said())
+    assert isinstance(decided(token, at=NOW - 30), tokens.Bearer)
+    assert decided(token, at=NOW - 31) == Reason.NOT_YET
+    late = decided(token, at=NOW + 3629)
+    assert isinstance(late, tokens.Bearer)
+    assert late.lifetime_s == 5
+    assert decided(token, at=NOW + 3630) == Reason.EXPIRED
+
+
+PEM = (
+    issuing.rsa_key("k1")
+    .public_key()
+    .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+)
+
+
+def tampered() -> str:
+    """Return a token whose claims name another node than what was signed."""
+    head, _, mark = issuing.token(said()).split(".")
+    return f"{head}.{compact.to_base64(json.dumps(said('node-b')).encode())}.{mark}"
+
+
+WRONG: dict[str, tuple[str, Reason]] = {
+    "nothing": ("", Reason.NO_TOKEN),
+    "no token at all": ("password", Reason.MALFORMED),
+    "four parts": (issuing.token(said()) + ".x", Reason.MALFORMED),
+    "too long": ("x" * 5000, Reason.MALFORMED),
+    "padding": (issuing.token(said()) + "==", Reason.MALFORMED),
+    "alg none": (issuing.token(said(), algorithm="none"), Reason.ALGORITHM),
+    "alg None": (issuing.token(said(), algorithm="None"), Reason.ALGORITHM),
+    "public key as secret": (issuing.by_secret(said(), PEM), Reason.ALGORITHM),
+    "HS256 said to be RS256": (
+        issuing.token(said(), algorithm="HS256", alg="RS256"),
+        Reason.SIGNATURE,
+    ),
+    "RSA key, ES256": (issuing.token(said(), "k1", "ES256"), Reason.ALGORITHM),
+    "curve key, RS256": (issuing.token(said(), "e1", "RS256"), Reason.ALGORITHM),
+    "curve, empty signature": (issuing.token(said(), "e1", "none", alg="ES256"), Reason.SIGNATURE),
+    "critical extension": (issuing.token(said(), crit=["b64"]), Reason.MALFORMED),
+    "key in the header": (
+        issuing.token(said(), "k2", jwk=issuing.jwk("k2", "RS256")),
+        Reason.UNKNOWN_KEY,
+    ),
+    "no key id": (issuing.token(said(), kid=""), Reason.UNKNOWN_KEY),
+    "another cluster's key": (issuing.token(said(), "k2", kid="k1"), Reason.SIGNATURE),
+    "another cluster": (issuing.token(said(), "k2"), Reason.UNKNOWN_KEY),
+    "tampered": (tampered(), Reason.SIGNATURE),
+    "issuer": (issuing.token(said(iss="https://elsewhere")), Reason.ISSUER),
+    "for the API server": (issuing.token(said(aud=[issuing.ISSUER])), Reason.AUDIENCE),
+    "audience alike": (issuing.token(said(aud="muster-nats2")), Reason.AUDIENCE),
+    "expired": (issuing.token(said(lasts_s=-3600)), Reason.EXPIRED),
+    "no expiry": (issuing.token(said(exp=None)), Reason.MALFORMED),
+    "expiry as text": (issuing.token(said(exp="2099")), Reason.MALFORMED),
+    "expiry beyond time": (issuing.token(said(exp=1e300)), Reason.MALFORMED),
+    "not yet": (issuing.token(said(nbf=NOW + 60)), Reason.NOT_YET),
+    "from the future": (issuing.token(said(iat=NOW + 60)), Reason.NOT_YET),
+    "subject": (issuing.token(said(sub="system:serviceaccount:muster:other")), Reason.ACCOUNT),
+    "account": (
+        issuing.token(bound(serviceaccount={"name": "muster-health", "uid": "u"})),
+        Reason.ACCOUNT,
+    ),
+    "namespace": (issuing.token(bound(namespace="default")), Reason.ACCOUNT),
+    "no claims of Kubernetes": (issuing.token(said() | {"kubernetes.io": {}}), Reason.ACCOUNT),
+    "no pod": (issuing.token(bound(pod={})), Reason.NO_NODE),
+    "no node": (issuing.token(bound(node={})), Reason.NO_NODE),
+    "all nodes": (issuing.token(bound(node={"name": "*"})), Reason.NO_NODE),
+    "the fleet": (issuing.token(bound(node={"name": "_fleet"})), Reason.NO_NODE),
+    "a template": (issuing.token(bound(node={"name": "{{name()}}"})), Reason.NO_NODE),
+}
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_a_wrong_token_is_refused_for_the_right_reason(which: str) -> None:
+    token, reason = WRONG[which]
+    assert decided(token) == reason
+
+
+@given(st.text(max_size=60), st.integers(0, 2), st.sampled_from([None, 1]))
+def test_whatever_comes_for_a_token_gets_an_answer(text: str, part: int, whole: object) -> None:
+    parts = issuing.token(said(), "e1", "ES256").split(".")
+    if whole is None:
+        parts[part] = text
+    assert isinstance(decided(text if whole else ".".join(parts)), Reason)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+        max_leaves=4,
+    ),
+    st.sampled_from(sorted(said())),
+)
+def test_whatever_a_signed_token_claims_gets_an_answer(value: object, claim: str) -> None:
+    found = decided(issuing.token(said() | {claim: value}, "e1", "ES256"))
+    assert isinstance(found, (tokens.Bearer, Reason))
+
+
+def test_while_the_api_server_is_away_who_was_let_in_is_let_in_again() -> None:
+    token = issuing.token(said(lasts_s=720))
+    assert decided(token, at=NOW + 800) == Reason.EXPIRED
+    # heard 800 s ago, and then the token was good for 720 s more
+    found = decided(token, at=NOW + 800, ring=heard(NOW))
+    assert isinstance(found, tokens.Bearer)
+    assert found.lifetime_s == 720
+    assert decided(token, at=NOW + 800, ring=heard(NOW + 790)) == Reason.EXPIRED
+    # away from us is not away from everybody
+    new = issuing.token(issuing.claims("node-a", at=NOW + 800))
+    assert isinstance(decided(new, at=NOW + 800, ring=heard(NOW)), tokens.Bearer)
+    old = KEYS.age_max_s + 1
+    assert decided(token, at=NOW + old, ring=heard(NOW)) == Reason.NO_KEYS
+
+
+def test_a_key_set_is_read_without_what_is_no_use_and_refused_if_nothing_is() -> None:
+    small = issuing.rsa_key("small", 1024).public_key().public_numbers()
+    useless = [
+        {"kty": "oct", "kid": "s", "k": "c2VjcmV0"},
+        {"kty": "OKP", "kid": "o", "crv": "Ed25519", "x": "AA"},
+        {"kty": "EC", "kid": "p", "crv": "P-256", "x": "AA", "y": "AA"},
+        issuing.jwk("k1", "RS256") | {"kid": "x", "use": "enc"},
+        issuing.jwk("k1", "RS256") | {"kid": "y", "alg": "RS512"},
+        issuing.jwk("k1", "RS256") | {"kid": ""},
+        {"kty": "RSA", "kid": "t", "e": "AQAB", "n": compact.to_base64(small.n.to_bytes(128))},
+    ]
+    assert set(keyring.read(issuing.key_set(*useless, issuing.jwk("k1", "RS256")))) == {"k1"}
+    for nothing in (issuing.key_set(*useless), issuing.key_set(), b"[]", b"\xff", b""):
+        with pytest.raises(keyring.BadKeys):
+            keyring.read(nothing)
+    assert keyring.issuer(b'{"issuer":"i","jwks_uri":"x"}') == "i"
+    with pytest.raises(keyring.BadKeys):
+        keyring.issuer(b"{}")
+
+
+def key(kind: nkeys.Kind, number: int) -> nkeys.Key:
+    return nkeys.Key(kind, bytes([number]) * 32)
+
+
+SERVER, USER = key(nkeys.Kind.SERVER, 1), key(nkeys.Kind.USER, 2)
+AUTH, MUSTER = key(nkeys.Kind.ACCOUNT, 3), key(nkeys.Kind.ACCOUNT, 4)
+SIGNING = questions.Signing(
+    answer=key(nkeys.Kind.ACCOUNT, 5),
+    node=key(nkeys.Kind.ACCOUNT, 6),
+    auth=AUTH.public,
+    muster=MUSTER.public,
+)
+
+
+def asked(token: str, name: str = "device-plugin node-a", **changed: Any) -> bytes:
+    """Return what nats-server 2.15.1 asks, shortened."""
+    server = {"name": "n", "host": "127.0.0.1", "id": SERVER.public, "version": "2.15.1"}
+    request = {
+        "server_id": server,
+        "user_nkey": USER.public,
+        "client_info": {"host": "10.0.0.7", "id": 11, "name": name, "kind": "Client"},
+        "connect_opts": {"jwt": "eyJ", "auth_token": token, "name": name, "protocol": 1},
+        "type": "authorization_request",
+        "version": 2,
+        **changed,
+    }
+    claims = {"aud": "nats-authorization-request", "sub": AUTH.public, "nats": request}
+    return jwts.encode(claims, SERVER, at=NOW).encode()
+
+
+def keeper(**pace_: Any) -> doorkeeper.Doorkeeper:
+    made = doorkeeper.Doorkeeper(config.Settings(pace=config.Pace(**pace_)), SIGNING)
+    made.ring = heard(NOW)
+    return made
+
+
+class Whole(msgspec.Struct):
+    iss: str
+    sub: str
+    nats: dict[str, Any]
+    aud: str = ""
+    name: str = ""
+    exp: int = 0
+
+
+def test_who_is_let_in_is_a_user_of_the_nodes_scope_for_that_node_and_time() -> None:
+    found = keeper().decide(asked(issuing.token(said())), at=NOW, now=0)
+    assert isinstance(found, doorkeeper.Admitted)
+    assert (found.node, found.pod, found.lifetime_s) == ("node-a", "muster-plugin-x7x2p", 3600)
+    answer = jwts.decode(found.answer.decode(), Whole, nkeys.Kind.ACCOUNT)
+    assert (answer.iss, answer.sub, answer.aud) == (
+        SIGNING.answer.public,
+        USER.public,
+        SERVER.public,
+    )
+    user = jwts.decode(answer.nats.pop("jwt"), Whole, nkeys.Kind.ACCOUNT)
+    expected = {"type": "authorization_response", "version": 2, "issuer_account": AUTH.public}
+    assert answer.nats == expected
+    assert user == Whole(
+        iss=SIGNING.node.public,
+        sub=USER.public,
+        name="plugin_node-a",
+        exp=int(NOW + 3600),
+        nats={
+            "type": "user",
+            "version": 2,
+            "issuer_account": MUSTER.public,
+            "tags": ["node:node-a"],
+        },
+    )
+
+
+def refusal(found: object) -> tuple[Reason, str]:
+    assert isinstance(found, doorkeeper.Turned)
+    error = ""
+    if found.answer:
+        error = jwts.decode(found.answer.decode(), Whole, nkeys.Kind.ACCOUNT).nats["error"]
+    return found.reason, error
+
+
+def test_who_is_refused_is_refused_with_the_reason_and_without_the_token() -> None:
+    for token, reason in WRONG.values():
+        if len(token) < 5000:
+            found = keeper().decide(asked(token), at=NOW, now=0)
+            assert refusal(found) == (reason, f"muster-gate: {reason}")
+            assert not token or token not in repr(found)
+
+
+def test_a_connection_may_not_be_named_like_a_plugin_elsewhere() -> None:
+    good = issuing.token(said())
+    for name in ("device-plugin node-a", "", "muster-health", "two words_here"):
+        assert isinstance(keeper().decide(asked(good, name), at=NOW, now=0), doorkeeper.Admitted), (
+            name
+        )
+    for name in ("device-plugin node-b", "device-plugin _fleet", "x node-a.b"):
+        found = keeper().decide(asked(good, name), at=NOW, now=0)
+        assert refusal(found) == (Reason.NAME, "muster-gate: name")
+
+
+def test_a_question_that_no_server_signed_gets_no_answer() -> None:
+    other: dict[str, Any] = {"server_id": {"id": key(nkeys.Kind.SERVER, 9).public}}
+    good = issuing.token(said())
+    for payload in (b"", b"x", b"\xff" * 9, asked(good, **other), asked(good, user_nkey="U")):
+        assert refusal(keeper().decide(payload, at=NOW, now=0)) == (Reason.UNREADABLE, "")
+
+
+def test_a_node_may_connect_so_often_at_once_and_then_so_often_a_minute() -> None:
+    one = keeper(burst=3, per_minute=6)
+
+    def comes(node: str, now: float) -> bool:
+        found = one.decide(asked(issuing.token(said(node)), ""), at=NOW, now=now)
+        return isinstance(found, doorkeeper.Admitted)
+
+    assert [comes("node-a", 0) for _ in range(5)] == [True, True, True, False, False]
+    assert comes("node-b", 0)
+    assert [comes("node-a", at) for at in (9, 10, 11, 20)] == [False, True, False, True]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(0, 30)), max_size=80))
+def test_a_nodes_pace_is_never_more_than_its_share(comings: list[tuple[str, float]]) -> None:
+    rules = config.Pace(burst=3, per_minute=6)
+    one, now, taken = pace.Pace(rules), 0.0, list[tuple[str, float]]()
+    for node, after in comings:
+        now += after
+        if one.takes(node, now):
+            taken.append((node, now))
+    for number, (node, since) in enumerate(taken):
+        later = [at for n, at in taken[number:] if n == node]
+        for count, until in enumerate(later, start=1):
+            assert count <= rules.burst + (until - since) * rules.per_minute / 60 + 1e-6
+
+
+def test_what_the_gate_may_sign_with_is_told_without_telling_the_secret() -> None:
+    told = {"auth": AUTH.public, "muster": MUSTER.public}
+    seeds = {"answer_seed": SIGNING.answer.seed, "node_seed": SIGNING.node.seed}
+    assert questions.signing(json.dumps(told | seeds).encode()).node.public == SIGNING.node.public
+    for wrong in (told, told | seeds | {"more": 1}, told | seeds | {"node_seed": USER.seed}):
+        with pytest.raises(ValueError, match=r"^not ") as error:
+            questions.signing(json.dumps(wrong).encode())
+        assert USER.seed not in str(error.value)
+
+
+def test_the_scope_of_nodes_is_what_permissions_say_of_one() -> None:
+    template, one = permissions.each_plugin(), permissions.plugin("node-a")
+    for of, its in ((template.publish, one.publish), (template.subscribe, one.subscribe)):
+        filled = [s.replace("{{tag(node)}}", "node-a").replace("{{name()}}", one.user) for s in of]
+        assert filled == list(its)
+    claims = accounts.user(accounts.Role.NODE, "U", name=one.user, account="A")
+    assert claims["nats"]["tags"] == ["node:node-a"]  # type: ignore[index]
