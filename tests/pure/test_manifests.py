@@ -131,7 +131,8 @@ def test_only_the_labeler_may_patch_nodes_and_only_health_sees_leases() -> None:
     }
     assert rights("ClusterRole", "muster-health-leases") == {("leases", "get")}
     assert rights("ClusterRole", "muster-labeler") == {
-        ("nodes", verb) for verb in (*seeing, "patch")
+        *(("nodes", verb) for verb in (*seeing, "patch")),
+        ("nodes/status", "patch"),
     }
     roles = [o for o in objects("minimal") if o["kind"] in {"Role", "ClusterRole"}]
     assert len(roles) == 6

@@ -1,0 +1,49 @@
+"""Our ValidatingAdmissionPolicy, asked as the API server asks it; CEL by its own C++ runtime."""
+
+import functools
+import pathlib
+from typing import Any, Final
+
+import yaml
+from cel_expr_python import cel
+
+FILE: Final = pathlib.Path(__file__).resolve().parents[2] / "k8s/base/admission.yaml"
+LABELER: Final = "system:serviceaccount:muster:muster-labeler"
+_NAMES: Final = ("object", "oldObject", "request", "variables")
+_CEL: Final = cel.NewEnv(variables=dict.fromkeys(_NAMES, cel.Type.DYN))
+
+
+def denied(
+    old: dict[str, Any] | None,
+    new: dict[str, Any] | None,
+    *,
+    operation: str = "UPDATE",
+    subresource: str = "",
+    user: str = LABELER,
+) -> list[str]:
+    """Return what the policy says against a change, in its messages; nothing if it may be."""
+    policy = next(yaml.safe_load_all(FILE.read_text()))["spec"]
+    request = {"operation": operation, "userInfo": {"username": user}}
+    # what is empty is left out
+    request |= {"subResource": subresource} if subresource else {}
+    known: dict[str, Any] = {"request": request, "object": new, "oldObject": old, "variables": {}}
+    if not all(_value(one["expression"], known) for one in policy["matchConditions"]):
+        return []
+    if old is not None and new is not None:
+        # the API server works them out when they are asked for: never for what was refused before
+        for one in policy["variables"]:
+            known["variables"][one["name"]] = _value(one["expression"], known)
+    rules = policy["validations"]
+    return [one["message"] for one in rules if not _value(one["expression"], known)]
+
+
+def _value(expression: str, known: dict[str, Any]) -> Any:
+    value = _compiled(expression).eval(data=known)
+    # failurePolicy Fail: what cannot be told is refused
+    assert value.type() != cel.Type.ERROR, f"{expression}: {value.value()}"
+    return value.plain_value()
+
+
+@functools.cache
+def _compiled(expression: str) -> Any:
+    return _CEL.compile(expression)

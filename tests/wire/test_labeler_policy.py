@@ -1,0 +1,138 @@
+"""What the labeler does, the admission policy lets it do; and nothing else."""
+
+import copy
+import datetime as dt
+import itertools
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from muster.vocabulary import Verdict
+from muster_labeler import condition, facts
+from tests.labeler import cluster as clusters
+from tests.labeler import policy
+from tests.labeler.cluster import KEY, Cluster, node
+
+DO = {"doks.digitalocean.com/gpu-model": "h100"}
+NOW = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+APPLY = "application/apply-patch+yaml"
+
+
+@pytest.fixture
+def here(tmp_path: pathlib.Path) -> Iterator[Cluster]:
+    with clusters.cluster(tmp_path) as found:
+        yield found
+
+
+def judge(here: Cluster, verdict: Verdict) -> None:
+    found = here.node("a")["metadata"]
+    wanted = condition.of({"device-plugin": verdict})
+    body = condition.patch("a", found["uid"], wanted, at=NOW)
+    path = f"/api/v1/nodes/a/status?fieldManager={facts.MANAGER}"
+    here.send("PATCH", path, body, APPLY)
+
+
+def test_what_the_labeler_does_is_allowed(here: Cluster) -> None:
+    here.put(node("a", labels=DO))
+    sights = [here.node("a")]
+    here.run("label-gpus", "--apply", "--yes")
+    sights.append(here.node("a"))
+    here.apply("a", {KEY: "h100", "muster.dev/accelerator": "h100", "nvidia.com/gpu.count": "8"})
+    sights.append(here.node("a"))
+    here.run("unlabel-gpus", "--yes")
+    sights.append(here.node("a"))
+    assert [policy.denied(*pair) for pair in itertools.pairwise(sights)] == [[]] * 3
+
+
+def test_the_condition_is_allowed_as_it_comes_and_as_it_changes(here: Cluster) -> None:
+    here.put(node("a"))
+    sights = [here.node("a")]
+    for verdict in (Verdict.HEALTHY, Verdict.PLUGIN_DOWN):
+        judge(here, verdict)
+        sights.append(here.node("a"))
+    states = [[(c["type"], c["status"]) for c in sight["status"]["conditions"]] for sight in sights]
+    assert states == [
+        [("Ready", "True")],
+        [("Ready", "True"), (condition.TYPE, "True")],
+        [("Ready", "True"), (condition.TYPE, "False")],
+    ]
+    pairs = itertools.pairwise(sights)
+    assert [policy.denied(*pair, subresource="status") for pair in pairs] == [[]] * 2
+
+
+OLD: dict[str, Any] = {
+    "metadata": {"name": "a", "labels": {"team": "x", KEY: "l4"}, "annotations": {"note": "y"}},
+    "spec": {"providerID": "aws:///z/i"},
+    "status": {
+        "capacity": {"nvidia.com/gpu": "8"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "nodeInfo": {"kernelVersion": "6.1"},
+    },
+}
+LABELS = "the labeler may change labels of accelerators only"
+ANNOTATIONS = "the labeler may change annotations of muster.dev only"
+CONDITIONS = "the labeler may write the condition DevicePluginHealthy only"
+STATUS = "the labeler may not change what a node's status says but for its condition"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("metadata.labels", {"team": "z", KEY: "l4"}, LABELS),
+        ("metadata.labels", {KEY: "l4"}, LABELS),
+        ("metadata.labels", None, LABELS),
+        ("metadata.labels", {"team": "x", "cloud.google.com/gke-accelerator": "l4"}, LABELS),
+        ("metadata.labels", {"team": "x", "nvidia.com/gpu": "8"}, LABELS),
+        ("metadata.annotations", {}, ANNOTATIONS),
+        ("metadata.annotations", {"note": "y", "more": "z"}, ANNOTATIONS),
+        (
+            "metadata.finalizers",
+            ["x"],
+            "the labeler may not change a node's finalizers or owners",
+        ),
+        ("spec", {"unschedulable": True}, "the labeler may not change a node's spec"),
+        (
+            "spec.taints",
+            [{"key": "x", "effect": "NoSchedule"}],
+            "the labeler may not change a node's spec",
+        ),
+        ("status.capacity", {"nvidia.com/gpu": "16"}, STATUS),
+        ("status.allocatable", {"nvidia.com/gpu": "16"}, STATUS),
+        ("status.nodeInfo", None, STATUS),
+        ("status.conditions", [{"type": "Ready", "status": "False"}], CONDITIONS),
+        ("status.conditions", [], CONDITIONS),
+        ("status.conditions", None, CONDITIONS),
+    ],
+)
+@pytest.mark.parametrize("subresource", ["", "status"])
+def test_every_other_change_of_a_node_is_refused(
+    path: str, value: object, message: str, subresource: str
+) -> None:
+    new = copy.deepcopy(OLD)
+    *above, last = path.split(".")
+    tree = new
+    for name in above:
+        tree = tree[name]
+    if value is None:
+        del tree[last]
+    else:
+        tree[last] = value
+    assert policy.denied(OLD, new, subresource=subresource) == [message]
+    assert policy.denied(OLD, new, subresource=subresource, user="somebody else") == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "old", "new", "subresource"),
+    [
+        ("CREATE", None, OLD, ""),
+        ("DELETE", OLD, None, ""),
+        ("UPDATE", OLD, OLD, "proxy"),
+    ],
+)
+def test_nodes_are_neither_made_nor_removed_nor_reached(
+    operation: str, old: dict[str, Any], new: dict[str, Any], subresource: str
+) -> None:
+    found = policy.denied(old, new, operation=operation, subresource=subresource)
+    assert found == ["the labeler may patch nodes and nothing else"]
