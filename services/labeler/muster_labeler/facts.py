@@ -4,6 +4,7 @@ Everything may be absent or null: a node without status, a pod without container
 nodes only the labels that say something about accelerators are kept.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -38,8 +39,8 @@ _WHERE: Final = frozenset(
         "node.kubernetes.io/instance-type",
     }
 )
-_SAME: Final = {key: key for key in schemes.KEYS}
-"""Each key once, however many nodes have it."""
+_SHARED_MAX: Final = 4096
+_RUNTIMES: Final = functools.lru_cache(maxsize=64)(str)
 _NUMBER: Final = re.compile(r"([0-9]{1,15})([kMGTPE]i?)?")
 _UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _READY: Final = "Ready"
@@ -219,14 +220,14 @@ def node(raw: RawNode, selector: Mapping[str, str] | None = None) -> Node:
         name=raw.metadata.name,
         uid=raw.metadata.uid,
         version=raw.metadata.resource_version,
-        labels={_SAME.get(key, key): labels[key] for key in labels if _matters(key)},
-        owners=_owners(managed, labels),
-        ours=_ours(managed, labels),
+        labels=_words(tuple((key, labels[key]) for key in labels if _matters(key))),
+        owners=_managers(tuple(_owners(managed, labels).items())),
+        ours=_words(tuple(_ours(managed, labels).items())),
         is_selected=not selector or selector.items() <= labels.items(),
-        capacity=_counts(status.capacity),
-        allocatable=_counts(status.allocatable),
+        capacity=_numbers(tuple(_counts(status.capacity).items())),
+        allocatable=_numbers(tuple(_counts(status.allocatable).items())),
         ready_since=_ready_since(status.conditions),
-        runtime=status.node_info.container_runtime_version if status.node_info else "",
+        runtime=_RUNTIMES(status.node_info.container_runtime_version) if status.node_info else "",
         provider_id=raw.spec.provider_id if raw.spec else "",
     )
 
@@ -242,6 +243,24 @@ def quantity(written: str | int) -> int:
         return max(0, written)
     found = _NUMBER.fullmatch(written)
     return int(found[1]) * _UNITS.get(found[2] or "", 0) if found else 0
+
+
+# of ten thousand nodes most are alike in each of these, and share one mapping
+
+
+@functools.lru_cache(maxsize=_SHARED_MAX)
+def _words(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return dict(items)
+
+
+@functools.lru_cache(maxsize=_SHARED_MAX)
+def _numbers(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    return dict(items)
+
+
+@functools.lru_cache(maxsize=_SHARED_MAX)
+def _managers(items: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[str, tuple[str, ...]]:
+    return dict(items)
 
 
 def _matters(key: str) -> bool:
@@ -267,7 +286,7 @@ def _ours(managed: Iterable[ManagedFields], labels: Mapping[str, str]) -> dict[s
         if entry.manager == MANAGER and b'"f:labels"' in bytes(entry.fields_v1):
             fields = msgspec.json.decode(entry.fields_v1, type=_Fields).metadata.labels
             keys = (field.removeprefix("f:") for field in fields)
-            found.update((_SAME.get(key, key), labels[key]) for key in keys if key in labels)
+            found.update((key, labels[key]) for key in keys if key in labels)
     return found
 
 

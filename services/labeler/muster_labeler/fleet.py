@@ -1,11 +1,19 @@
 """Pure. What each plugin last reported, how each node stands, and what was last told about it."""
 
+import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Final
 
 import msgspec
 
 from muster import codec, vocabulary
 from muster_labeler import desired, facts, guard, sources, states
+
+_SHARED_MAX: Final = 4096
+_LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
+_NOTHING: Final = vocabulary.InventoryReported(node="any", plugin="any", at=_LONG_AGO, devices=())
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,20 +57,18 @@ class Fleet:
         if known is not None and not known.precedes(event):
             return False
         self.heard += 1
-        # the devices of ten thousand nodes need not be kept for their order
-        events[inventory.plugin] = msgspec.structs.replace(
-            event, data=msgspec.structs.replace(inventory, devices=(), gpus=None)
-        )
+        events[inventory.plugin] = _place(event)
         gpus = inventory.gpus
         if gpus is not None and gpus.problem and not gpus.gpus:
             # none could be read; that does not mean that there are none
             return True
         if gpus is not None:
-            self._reports.setdefault(inventory.node, {})[inventory.plugin] = desired.Report(
-                kinds=desired.kinds_of(gpus),
-                is_simulated=gpus.simulated and bool(gpus.gpus),
-                gpus=gpus if self._keeps_gpus else None,
+            report = _shared_report(
+                tuple(desired.kinds_of(gpus).items()), gpus.simulated and bool(gpus.gpus)
             )
+            if self._keeps_gpus:
+                report = dataclasses.replace(report, gpus=gpus)
+            self._reports.setdefault(inventory.node, {})[inventory.plugin] = report
         else:
             self._reports.get(inventory.node, {}).pop(inventory.plugin, None)
         self._look(inventory.node)
@@ -150,7 +156,9 @@ class Fleet:
         ):
             # what we wrote is there
             return False
-        self._told[node] = decision
+        self._told[node] = _shared_decision(
+            decision.action, tuple(decision.labels.items()), decision.reason, decision.source
+        )
         return is_write or told != decision
 
     def waiting(self) -> dict[str, str]:
@@ -183,6 +191,28 @@ class Fleet:
 
     def _look(self, name: str) -> None:
         self._guard.update(name, self.standing(name))
+
+
+def _place(event: codec.CloudEvent) -> codec.CloudEvent:
+    """Return what orders an event among others, without what ten thousand would keep in vain."""
+    return msgspec.structs.replace(event, id="", type="", boot="", time=_LONG_AGO, data=_NOTHING)
+
+
+@functools.lru_cache(maxsize=_SHARED_MAX)
+def _shared_decision(
+    action: desired.Action, labels: tuple[tuple[str, str], ...], reason: str, source: str
+) -> desired.Decision:
+    """Return the same decision for all nodes of which it is taken."""
+    return desired.Decision(action, dict(labels), reason, source)
+
+
+@functools.lru_cache(maxsize=_SHARED_MAX)
+def _shared_report(
+    kinds: tuple[tuple[sources.Product, int], ...],
+    is_simulated: bool,  # noqa: FBT001  # a cache tells arguments by their order
+) -> desired.Report:
+    """Return the same report for all nodes with the same GPUs."""
+    return desired.Report(kinds=dict(kinds), is_simulated=is_simulated)
 
 
 def _is_older(one: facts.Node, other: facts.Node) -> bool:

@@ -1,5 +1,8 @@
 """Pure. All GPU nodes or none: whether a label may be put where none was, kept up to date."""
 
+import collections
+from typing import NamedTuple
+
 from muster_labeler import accelerators, schemes, states
 from muster_labeler.states import Standing, State
 
@@ -7,6 +10,15 @@ _SHOWN_MAX = 5
 _OTHERS = tuple(
     scheme for scheme in schemes.SCHEMES if scheme.is_skypilots and scheme.key != schemes.SKYPILOT
 )
+_CERTAIN = frozenset({accelerators.Reason.EXACT, accelerators.Reason.ALIAS})
+
+
+class _Mark(NamedTuple):
+    """What of a GPU node decides; `named_by` are the other schemes that name it."""
+
+    is_labelled: bool
+    is_named: bool
+    named_by: tuple[str, ...]
 
 
 class Guard:
@@ -16,45 +28,43 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self._nodes: set[str] = set()
-        self._labelled: set[str] = set()
+        self._marks: dict[str, _Mark] = {}
+        self._counts: collections.Counter[_Mark] = collections.Counter()
+        self._shared: dict[_Mark, _Mark] = {}
         self._nameless: set[str] = set()
-        self._uncovered: dict[str, set[str]] = {scheme.key: set() for scheme in _OTHERS}
 
     def update(self, name: str, one: Standing | None) -> None:
         """Take how a node stands now; None if it is gone."""
-        self._put(self._nodes, name, is_in=one is not None and one.state is not State.NOT_GPU)
-        is_gpu = one is not None and name in self._nodes
-        self._put(self._labelled, name, is_in=is_gpu and one is not None and bool(one.current))
-        self._put(self._nameless, name, is_in=is_gpu and one is not None and not _is_named(one))
-        for scheme in _OTHERS:
-            is_in = is_gpu and one is not None and not states.names(one, scheme)
-            self._put(self._uncovered[scheme.key], name, is_in=is_in)
+        old = self._marks.pop(name, None)
+        if old is not None:
+            self._counts[old] -= 1
+        self._nameless.discard(name)
+        if one is None or one.state is State.NOT_GPU:
+            return
+        new = self._shared.setdefault(mark := _mark(one), mark)
+        self._marks[name] = new
+        self._counts[new] += 1
+        if not new.is_named:
+            self._nameless.add(name)
 
     def objection(self) -> str | None:
         """Return why nothing may be labelled anew, or None."""
-        if self._labelled or not self._nodes:
+        if not self._nameless or any(mark.is_labelled for mark in +self._counts):
             return None
-        if self._nameless:
-            shown = ", ".join(sorted(self._nameless)[:_SHOWN_MAX])
-            more = len(self._nameless) - _SHOWN_MAX
-            return f"held: no certain name for {shown}" + (f" and {more} more" if more > 0 else "")
-        return None
+        shown = ", ".join(sorted(self._nameless)[:_SHOWN_MAX])
+        more = len(self._nameless) - _SHOWN_MAX
+        return f"held: no certain name for {shown}" + (f" and {more} more" if more > 0 else "")
 
     def covering(self) -> str | None:
         """Return the key of another scheme that names every GPU node, if there is one."""
-        if self._labelled or not self._nodes:
+        marks = +self._counts
+        if not marks or any(mark.is_labelled for mark in marks):
             return None
-        return next((key for key, missing in self._uncovered.items() if not missing), None)
-
-    @staticmethod
-    def _put(into: set[str], name: str, *, is_in: bool) -> None:
-        if is_in:
-            into.add(name)
-        else:
-            into.discard(name)
+        keys = (scheme.key for scheme in _OTHERS)
+        return next((key for key in keys if all(key in mark.named_by for mark in marks)), None)
 
 
-def _is_named(one: Standing) -> bool:
-    certain = {accelerators.Reason.EXACT, accelerators.Reason.ALIAS}
-    return one.wanted is not None and one.known.name.reason in certain
+def _mark(one: Standing) -> _Mark:
+    is_named = one.wanted is not None and one.known.name.reason in _CERTAIN
+    named_by = tuple(scheme.key for scheme in _OTHERS if states.names(one, scheme))
+    return _Mark(bool(one.current), is_named, named_by)
