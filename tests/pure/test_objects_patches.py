@@ -300,3 +300,22 @@ def test_an_applier_alone_gets_what_it_names_and_applying_twice_changes_nothing(
         return
     assert ownership.leaves(second).keys() <= ownership.leaves(live).keys()
     assert trees.same(applies(live, second, ANN), live)
+
+
+def test_a_writer_is_dated_by_its_last_change_and_nobody_else_by_it() -> None:
+    kubelet = ownership.Writer(manager="kubelet", applies=False, api_version="v1")
+    other = ownership.Writer(manager="other", applies=False, api_version="v1")
+    first = ownership.recorded({}, {"spec": {"t": 1}}, kubelet, at="t1", named=None)
+    second = ownership.recorded(
+        first, {**first, "spec": {"t": 1, "u": 1}}, other, at="t2", named=None
+    )
+    third = ownership.recorded(
+        second, {**second, "spec": {"t": 2, "u": 1}}, kubelet, at="t3", named=None
+    )
+    same = ownership.recorded(third, third, kubelet, at="t4", named=None)
+
+    assert {e.writer.manager: e.time for e in ownership.read(third)} == {
+        "kubelet": "t3",
+        "other": "t2",
+    }
+    assert ownership.read(same) == ownership.read(third)

@@ -65,7 +65,9 @@ def recorded(
 ) -> trees.Tree:
     """Return `new` with `metadata.managedFields` brought up to date.
 
-    An update owns what it changed; an apply owns what it `named`. Nobody owns what is gone.
+    An update owns what it changed; an apply owns what it `named`. Nobody owns what is gone. A
+    writer's time is when it last changed something, be it only a value of what it owned already
+    (apimachinery util/managedfields/internal/managedfieldsupdater.go, 1.36).
     """
     before, after = leaves(old), leaves(new)
     changed = frozenset(path for path, value in after.items() if not _alike(before, path, value))
@@ -79,9 +81,10 @@ def recorded(
         else:
             fields = entry.fields | changed if named is None else named
         fields &= after.keys()
+        wrote = entry.writer == writer and (changed or fields != entry.fields)
         if fields:
-            same = fields == entry.fields
-            kept.append(entry if same else dataclasses.replace(entry, fields=fields, time=at))
+            time = at if wrote else entry.time
+            kept.append(dataclasses.replace(entry, fields=fields, time=time))
     return _with_entries(new, kept)
 
 
