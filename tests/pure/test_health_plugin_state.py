@@ -514,3 +514,25 @@ def test_an_answer_that_never_comes_ends_a_suspicion_undecided() -> None:
     assert plugin.machine.deadline() == 3.5 + 2.0 + 10.0
     assert plugin.machine.tick(15.5) == []
     assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 18.0)
+
+
+def test_a_plugin_that_stood_still_for_long_is_well_again_and_not_slow() -> None:
+    plugin = healthy()
+    for at in (2.0, 3.0):
+        plugin.beat(at)
+    # its loop stood still for a minute; the next beats come as they should
+    for second in range(100):
+        plugin.beat(63.0 + second)
+
+    assert plugin.machine.beats.stretch < SETTINGS.stretch_max
+    assert plugin.machine.verdict is Verdict.HEALTHY
+
+
+def test_a_pause_is_no_pace_and_a_pace_is() -> None:
+    plugin = healthy()
+    plugin.beat(2.0)
+    plugin.beat(62.0)
+    assert plugin.machine.beats.stretch < SETTINGS.stretch_max
+    for second in range(8):
+        plugin.beat(64.0 + 2.0 * second)
+    assert plugin.machine.beats.stretch > SETTINGS.stretch_max

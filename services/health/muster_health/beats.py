@@ -22,6 +22,8 @@ _REPLACED_BEATS: Final = 2.0
 _TURNS_MIN: Final = 3
 _TURN_BEATS: Final = 3.0
 _PACE_WEIGHT: Final = 0.3
+_PACE_MAX: Final = 2.5
+"""What is longer is a silence, and the end of one shall not pass for a slow pace."""
 
 
 class Life(enum.StrEnum):
@@ -73,13 +75,15 @@ class Beats:
         quiet_s = None if self.arrived_at is None else now - self.arrived_at
         if self._is_stale(beat, quiet_s, now):
             return Life.STALE
-        life = Life.FRESH if self._is_fresh(beat, quiet_s) else Life.DOUBTFUL
+        interval_s = max(beat.interval_s, INTERVAL_MIN_S)
+        life = Life.FRESH if self._is_fresh(beat, quiet_s, interval_s) else Life.DOUBTFUL
         if beat.instance == self.instance:
-            self._pace(beat)
+            self._pace(beat, interval_s)
         else:
             self._retire()
-        self.instance, self.seq = beat.instance, beat.seq
-        self.interval_s, self._uptime_s = _interval_s(beat), beat.uptime_s
+            # else the same one for as long as it lives, instead of one for each beat
+            self.instance = beat.instance
+        self.seq, self.interval_s, self._uptime_s = beat.seq, interval_s, beat.uptime_s
         self.arrived_at, self._spoke_since = now, True
         return life
 
@@ -93,11 +97,11 @@ class Beats:
         self._retired, self._retired_seq, self._turns = self.instance, self.seq, 0
         self.stretch = 1.0
 
-    def _pace(self, beat: vocabulary.Heartbeat) -> None:
+    def _pace(self, beat: vocabulary.Heartbeat, interval_s: float) -> None:
         made_s = beat.uptime_s - self._uptime_s
         if self._uptime_s and made_s > 0:
-            each = made_s / (beat.seq - self.seq) / _interval_s(beat)
-            self.stretch += _PACE_WEIGHT * (min(each, 100.0) - self.stretch)
+            each = made_s / (beat.seq - self.seq) / interval_s
+            self.stretch += _PACE_WEIGHT * (min(each, _PACE_MAX) - self.stretch)
 
     def _is_stale(self, beat: vocabulary.Heartbeat, quiet_s: float | None, now: float) -> bool:
         if beat.instance == self.instance:
@@ -114,16 +118,14 @@ class Beats:
             self._turns += 1
         return True
 
-    def _is_fresh(self, beat: vocabulary.Heartbeat, quiet_s: float | None) -> bool:
+    def _is_fresh(
+        self, beat: vocabulary.Heartbeat, quiet_s: float | None, interval_s: float
+    ) -> bool:
         if quiet_s is None or beat.instance != self.instance:
             return True
-        if quiet_s < _SPACED_BEATS * _interval_s(beat):
+        if quiet_s < _SPACED_BEATS * interval_s:
             return False
         if not (beat.uptime_s and self._uptime_s):
             return True
         late_s = quiet_s - (beat.uptime_s - self._uptime_s)
-        return late_s <= _LATE_BEATS * _interval_s(beat)
-
-
-def _interval_s(beat: vocabulary.Heartbeat) -> float:
-    return max(beat.interval_s, INTERVAL_MIN_S)
+        return late_s <= _LATE_BEATS * interval_s
