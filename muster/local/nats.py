@@ -24,7 +24,7 @@ DEFAULT_PORT: Final = 4222
 _START_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 5.0
 _READY: Final = b"Server is ready"
-_CONFIG: Final = f"""\
+CONFIG: Final = f"""\
 system_account: SYS
 no_auth_user: muster
 accounts {{
@@ -116,7 +116,7 @@ class NatsServer:
         config = self._config
         if config is None:
             config = self._directory / "nats.conf"
-            config.write_text(_CONFIG)
+            config.write_text(CONFIG)
         self._process = await asyncio.create_subprocess_exec(
             binary(),
             *("--addr", "127.0.0.1", "--port", str(self.port), "--jetstream"),

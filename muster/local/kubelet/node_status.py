@@ -9,7 +9,7 @@ from collections.abc import Callable
 from muster.local.kubelet import api_client, devices, node_objects
 
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-_LEASE_PERIOD_S = 10.0
+LEASE_PERIOD_S = 10.0
 # The first node status after a start comes this late; a plugin registered by then never shows 0.
 _FIRST_STATUS_S = 0.1
 _NOT_FOUND = 404
@@ -55,12 +55,12 @@ class Node:
             code, answer = await self._api.post(_LEASES, lease)
         _expect_success(code, answer, f"renew {path}")
 
-    async def renew_forever(self) -> None:
+    async def renew_forever(self, period_s: float) -> None:
         """Renew the Lease on its period; the status loop tells when the API is away."""
         while True:
             with contextlib.suppress(api_client.ApiAway):
                 await self.renew()
-            await asyncio.sleep(_LEASE_PERIOD_S)
+            await asyncio.sleep(period_s)
 
     async def _register(self) -> None:
         code, node = await self._api.get(self._path)

@@ -54,13 +54,14 @@ class Kubelet:
     With `api` it keeps the Node, its Lease and its pods there; without, pods come by `allocate`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each has a default but for where it is
         self,
         *,
         directory: pathlib.Path,
         node: str,
         api: str | None = None,
         status_period_s: float = STATUS_PERIOD_S,
+        lease_period_s: float = node_status.LEASE_PERIOD_S,
         stop_grace_s: float = device_manager.STOP_GRACE_S,
         dial_timeout_s: float = plugins.DIAL_TIMEOUT_S,
         plugin_watcher: bool = False,
@@ -74,6 +75,7 @@ class Kubelet:
         self.podresources_socket = self.podresources_directory / _SOCKET
         self._api_url = api
         self._status_period_s = status_period_s
+        self._lease_period_s = lease_period_s
         self._stop_grace_s = stop_grace_s
         self._dial_timeout_s = dial_timeout_s
         self._has_watcher = plugin_watcher
@@ -217,7 +219,7 @@ class Kubelet:
             log=self._log,
         )
         self._spawn(life, report.run(node))
-        self._spawn(life, node.renew_forever())
+        self._spawn(life, node.renew_forever(self._lease_period_s))
         self._spawn(life, pods.run())
 
     def _spawn(

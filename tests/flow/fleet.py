@@ -1,0 +1,363 @@
+"""A fleet on this machine, and what can be done to it: the world of the sixteen failure classes.
+
+Real are nats-server, health, and every plugin: a process, forked from one that has the imports done
+and that knows how to do harm (`tests/programs/sabotaged.py`). The kubelet of each node and the
+Kubernetes API are the stand-ins. Simulated here is what belongs to neither: the plugin's DaemonSet
+and pods, whose status this module writes as a kubelet would, from the process's life and its own
+/readyz; and a cable from a node to NATS, which can be cut so that nothing comes through and nobody
+is told.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+import orjson
+
+from muster.local import kubelet, kubernetes, layout, nats, processes
+from muster.vocabulary import Verdict
+from tests.flow import parts
+
+PLUGIN: Final = "device-plugin"
+RESOURCE: Final = "muster.example/thing"
+DEVICES: Final = 2
+_DEVICES_MAX: Final = 64
+_NAMESPACE: Final = "kube-system"
+_DAEMONSET: Final = "muster-plugin"
+_NODES: Final = "/api/v1/nodes"
+_PODS: Final = f"/api/v1/namespaces/{_NAMESPACE}/pods"
+_LABELS: Final = {"app": "p", "controller-revision-hash": "r1", "pod-template-generation": "1"}
+
+
+class Api:
+    """The Kubernetes API, as its administrator."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self._http = http
+
+    async def do(self, method: str, path: str, body: object = None) -> dict[str, object]:
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        data = None if body is None else orjson.dumps(body)
+        async with self._http.request(
+            method, path, data=data, headers={"Content-Type": kind}
+        ) as answer:
+            tree: dict[str, object] = orjson.loads(await answer.read())
+            assert answer.status < 300, (method, path, tree)
+            return tree
+
+
+class Machine:
+    """A kubelet with a directory, in a task of its own, that can die and begin anew."""
+
+    def __init__(self, directory: Path, node: str, *, api: str | None, pace: parts.Pace) -> None:
+        self.directory = directory
+        self.kubelet: kubelet.Kubelet | None = None
+        self._node, self._api, self._pace = node, api, pace
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self.directory.mkdir(exist_ok=True)
+        self._stop, begun = asyncio.Event(), asyncio.Event()
+        self._task = asyncio.create_task(self._live(begun))
+        await begun.wait()
+
+    async def end(self) -> None:
+        self._stop.set()
+        if self._task is not None:
+            await self._task
+
+    async def _live(self, begun: asyncio.Event) -> None:
+        async with kubelet.Kubelet(
+            directory=self.directory,
+            node=self._node,
+            api=self._api,
+            status_period_s=self._pace.status_s,
+            lease_period_s=self._pace.lease_s,
+        ) as self.kubelet:
+            begun.set()
+            await self._stop.wait()
+        self.kubelet = None
+
+
+class Node:
+    """One node of the fleet: kubelet, plugin, pod, and the cable."""
+
+    def __init__(self, name: str, fleet: "Fleet") -> None:
+        self.name = name
+        self.fleet = fleet
+        self.directory = fleet.directory / name
+        self.machine = Machine(self.directory, name, api=fleet.api_url, pace=fleet.pace)
+        self.cable = parts.Cable(fleet.server.port)
+        self.is_cabled = False
+        self.plugin = self._plugin("plugin", self.directory)
+        self.others: list[tuple[parts.Plugin, Machine]] = []
+        self.has_pod = True
+        """Whether the pod's status is written: the node's kubelet is alive."""
+        self.loops = False
+        """Whether its container, when it has ended, waits to be started again."""
+        self._prober: asyncio.Task[None] | None = None
+        self._throttling: asyncio.Task[None] | None = None
+        self._written: object = None
+        self._devices = 0
+
+    @property
+    def kubelet(self) -> kubelet.Kubelet:
+        assert self.machine.kubelet is not None, f"{self.name} is down"
+        return self.machine.kubelet
+
+    def add_device(self) -> None:
+        """Let the node have one more."""
+        self._device(self._devices).symlink_to("/dev/null")
+        self._devices += 1
+
+    def throttle(self, *, share: float) -> None:
+        """Let the plugin run for this share of the time only, as a cgroup's quota does."""
+        beat_s = self.fleet.pace.beat_s
+
+        async def duty() -> None:
+            while True:
+                self.plugin.send(signal.SIGSTOP)
+                await asyncio.sleep(2 * beat_s * (1 - share))
+                self.plugin.send(signal.SIGCONT)
+                await asyncio.sleep(2 * beat_s * share)
+
+        self._throttling = asyncio.create_task(duty())
+
+    async def unthrottle(self) -> None:
+        """Let it run."""
+        if self._throttling is not None:
+            self._throttling.cancel()
+            await asyncio.gather(self._throttling, return_exceptions=True)
+            self._throttling = None
+            self.plugin.send(signal.SIGCONT)
+
+    def own_socket(self) -> Path:
+        (path,) = (self.directory / "device-plugins").glob("muster-*.sock")
+        return path
+
+    async def start(self, *, with_plugin: bool = True, cabled: bool = False) -> None:
+        """Let the node come to be, and its plugin be listed."""
+        self.is_cabled = cabled
+        if cabled:
+            await self.cable.lay()
+        await self.fleet.api.do("POST", _NODES, {"metadata": {"name": self.name}})
+        await self.machine.start()
+        while self._devices < DEVICES:
+            self.add_device()
+        if with_plugin:
+            await self.start_plugin()
+        self._prober = asyncio.create_task(self._keep_pod())
+
+    async def start_plugin(self) -> None:
+        """Start the plugin's process anew, in a pod of the same name."""
+        self.loops = False
+        if self._prober is None or not await self._has_pod():
+            await self._make_pod()
+        self._configure(self.plugin, self.directory)
+        await self.plugin.start()
+
+    async def start_other(self) -> None:
+        """Start a second plugin of the same name; it finds a kubelet of its own."""
+        directory = self.fleet.directory / f"{self.name}-2"
+        machine = Machine(directory, self.name, api=None, pace=self.fleet.pace)
+        await machine.start()
+        other = self._plugin("other", directory)
+        self.others.append((other, machine))
+        self._configure(other, directory)
+        await other.start()
+
+    async def end_others(self, number: signal.Signals) -> None:
+        while self.others:
+            other, machine = self.others.pop()
+            await other.end(number)
+            await machine.end()
+
+    async def patch(self, **spec: object) -> None:
+        """Change the node's spec."""
+        await self.fleet.api.do("PATCH", f"{_NODES}/{self.name}", {"spec": spec})
+
+    async def close(self) -> None:
+        await self.unthrottle()
+        if self._prober is not None:
+            self._prober.cancel()
+            await asyncio.gather(self._prober, return_exceptions=True)
+        await self.end_others(signal.SIGKILL)
+        await self.plugin.end()
+        await self.machine.end()
+        if self.is_cabled:
+            await self.cable.close()
+
+    def _device(self, number: int) -> Path:
+        return self.directory / f"thing{number}"
+
+    def _plugin(self, name: str, directory: Path) -> parts.Plugin:
+        config = self.fleet.directory / f"{directory.name}.json"
+        log = self.fleet.directory / f"{directory.name}-{name}.log"
+        return parts.Plugin(self.fleet.nursery, config, log)
+
+    def _configure(self, plugin: parts.Plugin, directory: Path) -> None:
+        paths = [str(self._device(number)) for number in range(_DEVICES_MAX)]
+        groups = [{"devices": [{"path": path}]} for path in paths]
+        told = {
+            "node": self.name,
+            "name": PLUGIN,
+            "bus": {"url": self.cable.url if self.is_cabled else self.fleet.server.url},
+            "kubelet": {"directory": str(directory)},
+            "heartbeat": {"interval_s": self.fleet.pace.beat_s},
+            "resources": [{"name": RESOURCE, "groups": groups}],
+        }
+        plugin.config.write_bytes(orjson.dumps(told))
+
+    # what a DaemonSet's controller and a kubelet would write
+
+    @property
+    def _pod(self) -> str:
+        return f"{_PODS}/{_DAEMONSET}-{self.name}"
+
+    async def _has_pod(self) -> bool:
+        found = await self.fleet.api.do("GET", _PODS)
+        items = found["items"]
+        assert isinstance(items, list)
+        return any(pod["metadata"]["name"] == f"{_DAEMONSET}-{self.name}" for pod in items)
+
+    async def _make_pod(self) -> None:
+        body = {
+            "metadata": {"name": f"{_DAEMONSET}-{self.name}", "labels": _LABELS},
+            "spec": {"nodeName": self.name, "containers": [{"name": "p", "image": "p"}]},
+        }
+        await self.fleet.api.do("POST", _PODS, body)
+
+    async def _keep_pod(self) -> None:
+        """Write what becomes of the container, and whether it is ready, as a kubelet does."""
+        pace, failures = self.fleet.pace, 0
+        while True:
+            if self.has_pod and self.plugin.http:
+                runs = self.plugin.runs
+                ready = runs and await self.plugin.is_ready(pace.readiness_s)
+                failures = 0 if ready else failures + 1
+                if not runs or ready or failures >= pace.readiness_failures:
+                    await self._write_pod(runs=runs, ready=ready)
+            await asyncio.sleep(pace.readiness_s if self.plugin.runs else 0.1)
+
+    async def _write_pod(self, *, runs: bool, ready: bool) -> None:
+        now = (runs, ready, self.loops)
+        if now == self._written:
+            return
+        state: dict[str, object] = {"running": {}}
+        if not runs:
+            # a container is started again at once; one that ends again and again has to wait
+            state = {"terminated": {"exitCode": 137}}
+        if not runs and self.loops:
+            state = {"waiting": {"reason": "CrashLoopBackOff"}}
+        status = {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+            "containerStatuses": [{"name": "p", "restartCount": 0, "ready": ready, "state": state}],
+        }
+        await self.fleet.api.do("PATCH", f"{self._pod}/status", {"status": status})
+        self._written = now
+
+
+class Fleet:
+    """Everything; an async context manager. Health starts when it is told to."""
+
+    def __init__(self, pace: parts.Pace) -> None:
+        self.pace = pace
+        self.directory = Path()
+        self.nodes: dict[str, Node] = {}
+        self._open = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            self.directory = Path(tempfile.mkdtemp(prefix="mu-"))
+            stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            config = _nats(self.directory / "nats.conf", self.pace.ping_s)
+            self.server = await stack.enter_async_context(
+                nats.NatsServer(self.directory / "nats", config=config)
+            )
+            self.told = await stack.enter_async_context(parts.listening(self.server.url))
+            stand_in = await stack.enter_async_context(kubernetes.KubernetesApi())
+            self.api_url = stand_in.url
+            self.kubeconfig = self.directory / "kubeconfig"
+            stand_in.write_kubeconfig(self.kubeconfig)
+            http = await stack.enter_async_context(aiohttp.ClientSession(stand_in.url))
+            self.api = Api(http)
+            await self._make_daemonset()
+            self.nursery = parts.Nursery(
+                self.directory / "plugins.log", checks_s=self.pace.checks_s
+            )
+            await self.nursery.start()
+            stack.push_async_callback(self.nursery.close)
+            self.health = self.make_health("health")
+            stack.push_async_callback(self._end)
+            self._open = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self._open.__aexit__(kind, error, at)
+
+    def make_health(self, name: str, **more: Mapping[str, object]) -> processes.Process:
+        """Return a health service of this fleet, to be started; `more` goes over its settings."""
+        sections: dict[str, dict[str, object]] = {
+            "bus": {"url": self.server.url},
+            "cluster": {
+                "kubeconfig": str(self.kubeconfig),
+                "plugins": [{"plugin": PLUGIN, "namespace": _NAMESPACE, "daemonset": _DAEMONSET}],
+            },
+        }
+        for given in (self.pace.health, more):
+            for section, settings in given.items():
+                sections[section] = {**sections.get(section, {}), **settings}
+        file = self.directory / f"{name}.json"
+        file.write_bytes(orjson.dumps(sections))
+        program = layout.Program(name, "muster_health", ("--config", str(file)))
+        return processes.Process(program, self.directory / f"{name}.log")
+
+    def node(self, name: str) -> Node:
+        """Return a node that is to be started."""
+        self.nodes[name] = Node(name, self)
+        return self.nodes[name]
+
+    async def until_healthy(self, names: Sequence[str]) -> None:
+        await self.told.until(
+            lambda: all(self.told.verdict(name) is Verdict.HEALTHY for name in names)
+        )
+
+    async def _make_daemonset(self) -> None:
+        spec = {
+            "selector": {"matchLabels": {"app": "p"}},
+            "template": {"metadata": {"labels": {"app": "p"}}, "spec": {}},
+        }
+        annotations = {"deprecated.daemonset.template.generation": "1"}
+        body = {"metadata": {"name": _DAEMONSET, "annotations": annotations}, "spec": spec}
+        await self.api.do("POST", f"/apis/apps/v1/namespaces/{_NAMESPACE}/daemonsets", body)
+
+    async def _end(self) -> None:
+        await self.health.end()
+        await asyncio.gather(*(node.close() for node in self.nodes.values()))
+
+
+@contextlib.asynccontextmanager
+async def fleet(pace: parts.Pace = parts.FAST) -> AsyncIterator[Fleet]:
+    """Run a fleet without nodes."""
+    async with Fleet(pace) as made:
+        yield made
+
+
+def _nats(file: Path, ping_s: float) -> Path:
+    """Write nats-server's configuration: ours, and how soon a client that is mute is let go."""
+    file.write_text(f'{nats.CONFIG}ping_interval: "{ping_s * 1000:.0f}ms"\nping_max: 2\n')
+    return file

@@ -1,0 +1,305 @@
+"""The parts of a fleet: how fast time passes in it, a cable to NATS, a plugin, what health told."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from muster import bus, streams, vocabulary
+from muster.vocabulary import AlertChanged, AlertState, Verdict, VerdictChanged
+
+PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "sabotaged.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How fast time passes: the periods of all parts, in seconds; `health` are health's settings.
+
+    0 leaves the periods of a plugin's own checks as they are.
+    """
+
+    beat_s: float = 5.0
+    checks_s: float = 0.0
+    status_s: float = 10.0
+    lease_s: float = 10.0
+    ping_s: float = 5.0
+    readiness_s: float = 5.0
+    readiness_failures: int = 3
+    health: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
+CALM: Final = {"storm_min": 1_000_000}
+"""Here many fail at once that have nothing in common, and shall not be called a storm."""
+PRODUCTION: Final = Pace(
+    health={
+        "detection": {**CALM, "patience_s": 0},
+        "bounds": {"alerts_per_minute": 100_000, "alerts_per_node_minute": 10_000},
+    }
+)
+"""Every period as it is by default, and the NATS server of k8s/."""
+FAST: Final = Pace(
+    beat_s=0.5,
+    checks_s=3.0,
+    status_s=1.0,
+    lease_s=2.0,
+    ping_s=0.5,
+    readiness_s=1.0,
+    readiness_failures=2,
+    health={
+        "detection": {
+            **CALM,
+            "interval_s": 0.5,
+            "probe_timeout_s": 1.0,
+            "restart_s": 1.0,
+            "lease_stale_s": 6.0,
+            "review_s": 2.0,
+            "trouble_beats": 6,
+            "mismatch_s": 4.0,
+            "checker_age_s": 8.0,
+            "degraded_s": 2.0,
+            "lag_ms": 400,
+            "recover_s": 3.0,
+            "hold_s": 1.0,
+            "patience_s": 5.0,
+            "missing_s": 4.0,
+            "reconnect_s": 2.0,
+            "skew_s": 60,
+        },
+        "bounds": {"alerts_per_minute": 1_000, "alerts_per_node_minute": 100},
+        "leading": {"ttl_s": 2, "renew_s": 0.5, "margin_s": 0.5, "watchdog_s": 0.5},
+    },
+)
+"""A tenth of production, for stories; what a busy machine does to a process lasts as long."""
+
+
+class Cable:
+    """A way to NATS; `cut` lets nothing through and tells nobody, `mend` begins anew."""
+
+    def __init__(self, port: int) -> None:
+        self.url = ""
+        self._port = port
+        self._whole = asyncio.Event()
+        self._whole.set()
+        self._open: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    async def lay(self) -> None:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        self.url = f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def cut(self) -> None:
+        self._whole.clear()
+
+    def mend(self) -> None:
+        """Let through what comes from now on; what was under way is lost with its connection."""
+        self._drop()
+        self._whole.set()
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._drop()
+        await self._server.wait_closed()
+
+    def _drop(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            await self._whole.wait()
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+            self._open.add(far_writer)
+            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+        except OSError:
+            pass
+        finally:
+            self._open.discard(writer)
+            writer.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while said := await reader.read(65_536):
+                await self._whole.wait()
+                writer.write(said)
+        finally:
+            self._open.discard(writer)
+            writer.transport.abort()
+
+
+class Nursery:
+    """The process that makes plugins; see `tests/programs/sabotaged.py`."""
+
+    def __init__(self, log: Path, *, checks_s: float) -> None:
+        self._log = log
+        self._checks_s = checks_s
+        self._orders, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders.setblocking(False)  # noqa: FBT003
+        self._turn = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, str(PROGRAM), str(self._theirs.fileno())),
+                pass_fds=[self._theirs.fileno()],
+                stderr=log,
+                env=os.environ
+                | {"MUSTER_TEST_PERIOD_S": str(self._checks_s), "GRPC_ENABLE_FORK_SUPPORT": "0"},
+            )
+        self._theirs.close()
+
+    async def make(self, config: Path, pipe: socket.socket) -> int:
+        """Return the process id of a new plugin."""
+        async with self._turn:
+            socket.send_fds(self._orders, [str(config).encode()], [pipe.fileno()])
+            return int(await asyncio.get_running_loop().sock_recv(self._orders, 64))
+
+    async def close(self) -> None:
+        self._orders.close()
+        if self._process is not None:
+            await self._process.wait()
+
+
+class Plugin:
+    """One plugin process; its log is a file as well."""
+
+    def __init__(self, nursery: Nursery, config: Path, log: Path) -> None:
+        self.http = ""
+        self.config = config
+        self._nursery = nursery
+        self._log = log
+        self._pid = 0
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._listens = asyncio.Event()
+        self._obeyed = asyncio.Event()
+
+    @property
+    def runs(self) -> bool:
+        return self._reading is not None and not self._reading.done()
+
+    async def start(self) -> None:
+        """Start, and return when it is connected to what it needs."""
+        assert not self.runs, "one at a time"
+        self._listens.clear()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._pid = await self._nursery.make(self.config, theirs)
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reading = asyncio.create_task(self._read(reader, self._writer))
+        listens = asyncio.create_task(self._listens.wait())
+        await asyncio.wait([listens, self._reading], return_when=asyncio.FIRST_COMPLETED)
+        listens.cancel()
+        assert self.runs, f"it ended: {self._log.read_text()[-2000:]}"
+
+    def send(self, number: signal.Signals) -> None:
+        if self.runs:
+            os.kill(self._pid, number)
+
+    async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        self.send(number)
+        if self._reading is not None:
+            await self._reading
+
+    async def told(self, word: str, number: float) -> None:
+        """Have it do something to itself, which it has done then."""
+        assert self._writer is not None, "started"
+        self._obeyed.clear()
+        self._writer.write(f"{word} {number}\n".encode())
+        await self._obeyed.wait()
+
+    async def is_ready(self, timeout_s: float) -> bool:
+        """Ask as a kubelet does."""
+        host, _, port = self.http.removeprefix("http://").partition(":")
+        with contextlib.suppress(OSError, TimeoutError, ValueError):
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                try:
+                    writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")
+                    return b" 200 " in await reader.readline()
+                finally:
+                    writer.transport.abort()
+        return False
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with self._log.open("ab") as log, contextlib.suppress(ConnectionResetError):
+            while line := await reader.readline():
+                log.write(line)
+                log.flush()
+                said = orjson.loads(line)
+                if said["event"] == "listening":
+                    self.http = said["http"]
+                    self._listens.set()
+                elif said["event"] == "sabotaged":
+                    self._obeyed.set()
+        writer.transport.abort()
+
+
+class Told:
+    """All that is told of verdicts and alerts, and when it came."""
+
+    def __init__(self, ear: bus.Bus) -> None:
+        self.events: list[tuple[float, vocabulary.Event]] = []
+        self._bus = ear
+        self._came = asyncio.Condition()
+
+    async def follow(self) -> None:
+        filters = ["muster.verdict.>", "muster.alert.>"]
+        since = datetime(2000, 1, 1, tzinfo=UTC)
+        async for event in self._bus.follow(streams.ALERTS, filters=filters, since=since):
+            async with self._came:
+                self.events.append((time.monotonic(), event.data))
+                self._came.notify_all()
+
+    async def until(self, enough: Callable[[], bool]) -> None:
+        async with self._came:
+            await self._came.wait_for(enough)
+
+    def verdicts(self, node: str, *, since: float = 0.0) -> list[tuple[float, VerdictChanged]]:
+        return [
+            (at, e)
+            for at, e in self.events
+            if isinstance(e, VerdictChanged) and e.node == node and at >= since
+        ]
+
+    def alerts(self, node: str, *, since: float = 0.0) -> list[tuple[float, AlertChanged]]:
+        return [
+            (at, e)
+            for at, e in self.events
+            if isinstance(e, AlertChanged) and e.node == node and at >= since
+        ]
+
+    def verdict(self, node: str) -> Verdict | None:
+        """The one that stands."""
+        found = self.verdicts(node)
+        return found[-1][1].verdict if found else None
+
+    def firing(self, node: str) -> list[AlertChanged]:
+        """The alerts that are open, as last told."""
+        last = {alert.fingerprint: alert for _, alert in self.alerts(node)}
+        return [alert for alert in last.values() if alert.state is AlertState.FIRING]
+
+
+@contextlib.asynccontextmanager
+async def listening(url: str) -> AsyncIterator[Told]:
+    """Hear all that was and is told."""
+    async with bus.Bus(url, producer="tests/flow", name="ear", owner=True) as ear:
+        told = Told(ear)
+        following = asyncio.create_task(told.follow())
+        try:
+            yield told
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)

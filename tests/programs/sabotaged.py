@@ -1,0 +1,159 @@
+"""Plugins that harm themselves when they are told to.
+
+python sabotaged.py SOCKET_FD
+
+Each message on the socket is the path of a configuration, together with one descriptor: it makes a
+plugin, a process of its own, that is as the shipped one but for its imports, which were done before
+(they are nearly all of what a start costs). The descriptor is where it logs, and where it is told
+one word and one number a line. What a story cannot do to a process from outside is done that way,
+as near to the cause as can be. Each line is answered by `{"event": "sabotaged"}`.
+
+| word   | from then on, for a number above 0; 0 ends it                                      |
+|--------|------------------------------------------------------------------------------------|
+| hang   | its gRPC server takes calls and never answers them, as with a stuck executor       |
+| block  | its event loop stands still, as in a call into a hung library                      |
+| lag    | its event loop stands still for so many seconds of every second                    |
+| mute   | its ListAndWatch sends what it sent last, whatever has changed                     |
+| blind  | whoever checks its devices does not come back: no check succeeds any more          |
+| clock  | its wall clock is so many seconds ahead                                            |
+
+MUSTER_TEST_PERIOD_S shortens the periods of its own checks, so that a story takes less time.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any, Final, NoReturn
+
+from muster_plugin import __main__ as plugin
+from muster_plugin import config, endpoint, kubelet, lean, lives, node, podresources, wire
+
+PERIOD_S: Final = float(os.environ.get("MUSTER_TEST_PERIOD_S", "0"))
+_PR_SET_PDEATHSIG: Final = 1
+said: dict[str, float] = {}
+sent: dict[str, Any] = {}
+
+
+def shorten() -> None:
+    """Let the plugin check itself more often."""
+    longer = kubelet.Periods
+    kubelet.Periods = lambda: longer(probe_s=PERIOD_S)  # type: ignore[assignment, misc]
+    node._LOOK_PERIOD_S = lives._LOOK_PERIOD_S = PERIOD_S  # type: ignore[misc]
+    defaults = podresources.PodResources.follow.__kwdefaults__
+    assert defaults is not None, "it has a period"
+    defaults["period_s"] = PERIOD_S
+
+
+def prepare() -> None:
+    """Put a switch before each of the ways in which it can be harmed."""
+    options, checked = endpoint.Endpoint.get_device_plugin_options, node.Node._checked
+    allocate, listed, wall = endpoint.Endpoint.allocate, wire.device_list, time.time
+
+    async def hanging_options(*given: Any) -> Any:
+        while said.get("hang"):
+            await asyncio.sleep(0.05)
+        return await options(*given)
+
+    async def hanging_allocate(*given: Any) -> Any:
+        while said.get("hang"):
+            await asyncio.sleep(0.05)
+        return await allocate(*given)
+
+    def maybe_checked(self: node.Node, kind: str, at: float) -> None:
+        if not said.get("blind"):
+            checked(self, kind, at)
+
+    def maybe_listed(devices: Any) -> Any:
+        if not said.get("mute") or not sent:
+            sent["last"] = listed(devices)
+        return sent["last"]
+
+    endpoint.Endpoint.get_device_plugin_options = hanging_options  # type: ignore[method-assign, assignment]
+    endpoint.Endpoint.allocate = hanging_allocate  # type: ignore[method-assign, assignment]
+    node.Node._checked = maybe_checked  # type: ignore[method-assign]
+    wire.device_list = maybe_listed
+    time.time = lambda: wall() + said.get("clock", 0.0)
+
+
+def block() -> None:
+    """Stand still for as long as it is told to."""
+    while said.get("block"):
+        time.sleep(0.01)
+
+
+def lag(loop: asyncio.AbstractEventLoop) -> None:
+    """Stand still in each second for as long as it is told to."""
+    seconds = said.get("lag", 0.0)
+    if seconds:
+        time.sleep(seconds)
+        loop.call_later(1.0 - seconds, lag, loop)
+
+
+def obey(loop: asyncio.AbstractEventLoop) -> None:
+    """Take what it is told, on a thread of its own."""
+    for line in sys.stdin:
+        word, _, number = line.partition(" ")
+        said[word] = float(number)
+        if word == "block":
+            loop.call_soon_threadsafe(block)
+        if word == "lag":
+            loop.call_soon_threadsafe(lag, loop)
+        os.write(1, b'{"event":"sabotaged"}\n')
+
+
+async def serve(*given: Any) -> None:
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=obey, args=(loop,), daemon=True).start()
+    await served(*given)
+
+
+def live(path: str, pipe: int) -> NoReturn:
+    """Be the plugin of this configuration, and end."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for descriptor in (0, 1):
+        os.dup2(pipe, descriptor)
+    os.close(pipe)
+    kubelet._PROCESS = os.urandom(config.PROCESS_BYTES).hex()  # type: ignore[misc]
+    sys.argv = ["muster-plugin", "--config", path]
+    code = 1
+    try:
+        code = plugin.main()
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    """Make plugins until nobody is left who wants any."""
+    if PERIOD_S:
+        shorten()
+    prepare()
+    plugin.serve = serve  # type: ignore[assignment]
+    lean.load("nats.aio.client", without=["_hashlib", "aiohttp", "importlib.metadata"])
+    lean.load("prometheus_client", hollow=plugin._HTTP)
+    from muster import bus, codec, probes  # noqa: F401, PLC0415  # after nats, as the plugin does
+    from muster_plugin import metrics  # noqa: F401, PLC0415
+
+    # whose end nobody asks us about
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[1])) as orders:
+        while True:
+            path, (*pipes,), _, _ = socket.recv_fds(orders, 4096, 1)
+            if not path:
+                return
+            born = os.fork()
+            if not born:
+                orders.close()
+                live(path.decode(), pipes[0])
+            os.close(pipes[0])
+            orders.send(str(born).encode())
+
+
+served = plugin.serve
+if __name__ == "__main__":
+    main()
