@@ -35,7 +35,7 @@ _ABANDONED_S: Final = 30.0
 _PUBLISHED = prometheus_client.Counter(
     "muster_bus_published_total", "Messages given to NATS, by outcome.", ["outcome"]
 )
-_RECEIVED = prometheus_client.Counter(
+RECEIVED = prometheus_client.Counter(
     "muster_bus_received_total", "Messages taken from NATS, by outcome.", ["outcome"]
 )
 _QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting for NATS.")
@@ -160,9 +160,9 @@ class Bus:
             try:
                 beat = codec.decode_heartbeat(message.data, subject=message.subject)
             except codec.MalformedEvent as error:
-                _RECEIVED.labels(f"malformed_{error.reason}").inc()
+                RECEIVED.labels(f"malformed_{error.reason}").inc()
                 return
-            _RECEIVED.labels("beat").inc()
+            RECEIVED.labels("beat").inc()
             await handler(beat)
 
         token = node if node == "*" else vocabulary.node_token(node)
@@ -482,9 +482,9 @@ class Bus:
                 message.subject, message.data, position=message.metadata.sequence.stream
             )
         except codec.MalformedEvent as error:
-            _RECEIVED.labels(f"malformed_{error.reason}").inc()
+            RECEIVED.labels(f"malformed_{error.reason}").inc()
             return error
-        _RECEIVED.labels("event").inc()
+        RECEIVED.labels("event").inc()
         return event
 
     async def _set_aside(

@@ -23,6 +23,7 @@ from muster import identity, logs, runtime
 Message = nats.aio.msg.Msg
 Handler = Callable[[Message], Awaitable[None]]
 Prepare = Callable[[nats.aio.client.Client], Awaitable[None]]
+Make = Callable[[], nats.aio.client.Client]
 
 LOST: Final = (OSError, TimeoutError, nats.errors.Error)
 """What nats-py raises when a server is away, slow or unwilling."""
@@ -63,10 +64,18 @@ class Connection:
 
     `url` is one address, or several of a cluster with commas between.
 
-    `prepare` is called with every newly connected client before anybody else may use it.
+    `prepare` is called with every newly connected client before anybody else may use it; `make`
+    makes them.
     """
 
-    def __init__(self, url: str, *, name: str, prepare: Prepare | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        prepare: Prepare | None = None,
+        make: Make = nats.aio.client.Client,
+    ) -> None:
         self.epoch = 0
         """How often we have connected; 0 is never."""
         self._url = url
@@ -74,7 +83,8 @@ class Connection:
         self._name = name
         self._prepare = prepare
         self._log = logs.logger()
-        self._client = nats.aio.client.Client()
+        self._make = make
+        self._client = make()
         self._connected = False
         self._outage_logged = False
         self._changed = asyncio.Condition()
@@ -185,7 +195,7 @@ class Connection:
             await self._subscribe_missing()
             await self._use(client)
 
-        client = self._client = nats.aio.client.Client()
+        client = self._client = self._make()
         self._subscribed = 0
         await client.connect(
             self._url.split(","),

@@ -14,6 +14,7 @@ from muster_health import (
     devices,
     dossier,
     evidence,
+    greetings,
     snapshot,
 )
 from muster_health.snapshot import State
@@ -345,3 +346,28 @@ def test_the_instance_that_stays_is_heard_whichever_came_first() -> None:
     one = dossier.Dossier("a.b", "p", around, now=0.0)
     told = [("old", 1), ("new", 1), ("old", 2), ("new", 1), ("old", 2), ("new", 2), ("old", 3)]
     assert [one.is_news(*said) for said in told] == [True, True, True, False, False, True, True]
+
+
+def test_a_deadline_that_moved_back_is_queued_anew_without_waking_anybody() -> None:
+    waits = deadlines.Deadlines()
+    actual: dict[str, float | None] = {"a": 9.0, "b": 1.5, "c": None, "d": 3.0}
+    for key in actual:
+        waits.set(key, 1.0)
+    waits.follow(2.0, actual.get)
+    assert (waits.due(1.0), waits.due(3.0), waits.due(9.0)) == (["c"], ["b", "d"], ["a"])
+
+
+def test_first_verdicts_are_told_fifty_at_a_time_in_order_and_each_once() -> None:
+    turns = greetings.Greetings()
+    names = [f"node-{number}.p" for number in range(120)]
+    waiting = [name for name in names if turns.must_wait(name, 1.0)]
+    assert waiting == names[50:]
+    assert turns.must_wait(names[60], 1.05)
+    assert turns.turn(1.05) == []
+    assert turns.turn(1.1) == names[50:100]
+    assert turns.must_wait("late.p", 1.15)
+    due = turns.due
+    assert due is not None
+    assert due == pytest.approx(1.2)
+    assert turns.turn(due) == [*names[100:], "late.p"]
+    assert turns.due is None

@@ -9,14 +9,25 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 import prometheus_client
 
-from muster import bus, codec, entry, logs, probes, runtime, streams, vocabulary
+from muster import (
+    bus,
+    codec,
+    connection,
+    entry,
+    logs,
+    probes,
+    pulse,
+    runtime,
+    streams,
+    vocabulary,
+)
 from muster_health import (
     alarm,
     config,
@@ -123,6 +134,7 @@ class Watch:
         self,
         settings: config.Settings,
         connected: bus.Bus,
+        heard: pulse.Pulse,
         leading: leader.Leader,
         watched: detector.Detector,
         inbox: Inbox,
@@ -130,6 +142,7 @@ class Watch:
         self.seen: cluster.Cluster | None = None
         self.alarms: alarm.Alarms | None = None
         self._bus = connected
+        self._pulse = heard
         self._leading = leading
         self._watched = watched
         self._inbox = inbox
@@ -146,7 +159,7 @@ class Watch:
             tasks.create_task(self._watch_link())
             position = await self._remembered()
             tasks.create_task(self._lead())
-            await self._bus.heartbeats(self._beat)
+            await self._pulse.follow(self._beats)
             if not position:
                 # without a memory the last word of each kind is enough; all of the past is not news
                 position = await self._catch_up()
@@ -240,17 +253,33 @@ class Watch:
             await self.put(_report(told, position=told.position))
         return max((told.position for told in newest), default=0)
 
-    async def _beat(self, beat: vocabulary.Heartbeat) -> None:
-        try:
-            self._inbox.put_nowait(runtime.Delivery(signals.Beat(heartbeat=beat)))
-        except asyncio.QueueFull:
-            metrics.BEATS.labels("dropped").inc()
-        else:
-            metrics.BEATS.labels("taken").inc()
+    async def _beats(self, beats: Sequence[vocabulary.Heartbeat]) -> None:
+        """Put beats in, and return when they are dealt with: more can wait in NATS."""
+        done = asyncio.Event()
+
+        async def ack() -> None:
+            done.set()
+
+        await self._inbox.put(runtime.Delivery(signals.Beats(heartbeats=beats), ack))
+        await done.wait()
+        metrics.BEATS.labels("taken").inc(len(beats))
 
     async def _watch_link(self) -> None:
-        async for is_there in self._bus.link.changes():
-            await self.put(signals.BusBack(at=datetime.now(UTC)) if is_there else signals.BusLost())
+        """We hear while both of our connections are there."""
+        links = (self._bus.link, self._pulse.link)
+        there: set[connection.Connection] = set()
+
+        async def watch(link: connection.Connection) -> None:
+            async for is_there in link.changes():
+                (there.add if is_there else there.discard)(link)
+                hears = len(there) == len(links)
+                await self.put(
+                    signals.BusBack(at=datetime.now(UTC)) if hears else signals.BusLost()
+                )
+
+        async with asyncio.TaskGroup() as tasks:
+            for link in links:
+                tasks.create_task(watch(link))
 
 
 def _report(told: codec.CloudEvent, *, position: int) -> signals.FromPlugin:
@@ -287,7 +316,8 @@ async def serve(settings: config.Settings) -> None:
         name = f"muster-health {connected.instance}"
         leading = await stack.enter_async_context(_leader(connected, settings.leading, name))
         inbox: Inbox = asyncio.Queue(runtime.INBOX_MAX)
-        watch = Watch(settings, connected, leading, watched, inbox)
+        beats = await stack.enter_async_context(pulse.Pulse(settings.bus.url, name=name))
+        watch = Watch(settings, connected, beats, leading, watched, inbox)
         stack.push_async_callback(watch.close)
         link = connections.Link(connected.listen, connected.link.knock, connected.link.changes)
         heard = connections.Connections(link, watch.put, name=name)

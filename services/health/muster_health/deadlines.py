@@ -1,6 +1,7 @@
 """Pure. When whom to look at next; moving a deadline back, as every beat does, costs nothing."""
 
 import heapq
+from collections.abc import Callable
 
 
 class Deadlines:
@@ -40,6 +41,23 @@ class Deadlines:
             del self._queued[key]
             keys.append(key)
         return keys
+
+    def follow(self, until: float, look: Callable[[str], float | None]) -> None:
+        """Queue those anew that moved back since, out of all that stand before `until`.
+
+        So whoever is awake anyway saves itself from being woken for each of them.
+        """
+        kept: list[tuple[float, str]] = []
+        while (when := self.earliest()) is not None and when <= until:
+            _, key = heapq.heappop(self._heap)
+            actual = look(key)
+            if actual is not None and actual > when:
+                del self._queued[key]
+                self.set(key, actual)
+            else:
+                kept.append((when, key))
+        for entry in kept:
+            heapq.heappush(self._heap, entry)
 
     def clear(self) -> None:
         """Forget all."""

@@ -19,6 +19,7 @@ from muster_health import (
     deadlines,
     dossier,
     fleet,
+    greetings,
     register,
     sight,
     signals,
@@ -31,9 +32,11 @@ _POSITION_S: Final = 5.0
 _TEND_S: Final = 1.0
 _SOON_S: Final = 0.05
 """For what one plugin's input means for others: later than now, so that `tick` comes to an end."""
+_AHEAD_S: Final = 0.1
 _FLEET_DUE: Final = "fleet"
 """No plugin's key: those contain a dot."""
 _POSITION_DUE: Final = "position"
+_GREETINGS_DUE: Final = "greetings"
 _NOT_EXPECTED: Final = "silent, and no longer expected: the node left, or is to have no plugin"
 
 
@@ -69,6 +72,7 @@ class Detector:
         self._storms = storm.Storms(settings)
         self._fleet = fleet.Fleet(self._around)
         self._cures = cure.Cures(remediation or config.Remediation())
+        self._greetings = greetings.Greetings()
         self._leftover: list[str] = []
 
     def receive(self, event: signals.Input, now: float) -> list[signals.Output]:
@@ -139,6 +143,12 @@ class Detector:
         match event:
             case signals.Beat(heartbeat=beat):
                 return self._hear(beat, now)
+            case signals.Beats(heartbeats=beats):
+                outs: list[signals.Output] = []
+                for beat in beats:
+                    outs += self._hear(beat, now)
+                self._deadlines.follow(now + _AHEAD_S, self._actual)
+                return outs
             case signals.FromPlugin():
                 return self._report(event, now)
             case signals.ProbeAnswered(heartbeat=beat):
@@ -188,10 +198,11 @@ class Detector:
         found = self._register.find_or_add(beat.node, beat.plugin, now)
         if found is None:
             return [signals.Noted(note=signals.Note.REFUSED)]
-        taken = found.state.hear(beat, now)
-        if found.state.silence.heard_at == now:
+        state = found.state
+        taken = state.hear(beat, now)
+        if state.silence.heard_at == now:
             found.hear(beat, self._sight.wall(now))
-        if not taken and found.state.is_calm and not found.has_news(now):
+        if not taken and state.is_calm and not found.has_news(now):
             # as nearly all beats: all that changed is when it is looked at again, to be later
             return []
         return self._take(found, taken, now)
@@ -339,7 +350,21 @@ class Detector:
     def _commit(self, found: dossier.Dossier, now: float) -> list[signals.Output]:
         if not found.has_news(now):
             return []
+        if found.is_new and self._leads and self._greetings.must_wait(found.key, now):
+            self._deadlines.set(_GREETINGS_DUE, self._greetings.due)
+            return []
+        return self._told(found, now)
 
+    def _greet(self, now: float) -> list[signals.Output]:
+        outs: list[signals.Output] = []
+        for key in self._greetings.turn(now):
+            found = self._register.dossiers.get(key)
+            if found is not None and found.has_news(now):
+                outs += self._told(found, now)
+        self._deadlines.set(_GREETINGS_DUE, self._greetings.due)
+        return outs
+
+    def _told(self, found: dossier.Dossier, now: float) -> list[signals.Output]:
         def may_open() -> bool:
             return self._register.spend(found.node, now)
 
@@ -367,6 +392,8 @@ class Detector:
             leader = self._around.leader
             moved = leader is not None and self._fleet.has_moved()
             return [self._fleet.remember(leader or 0)] if moved else []
+        if key == _GREETINGS_DUE:
+            return self._greet(now)
         found = self._register.dossiers.get(key)
         if found is None:
             return []
@@ -376,6 +403,10 @@ class Detector:
             self._deadlines.set(key, due)
             return []
         return self._take(found, found.state.tick(now), now)
+
+    def _actual(self, key: str) -> float | None:
+        found = self._register.dossiers.get(key)
+        return None if found is None else found.deadline()
 
     def _weather(self, found: dossier.Dossier, now: float) -> bool:
         """Watch who becomes suspect; return whether this one has just been frozen."""
@@ -453,6 +484,7 @@ class Detector:
             self._deadlines.set(key, found.deadline())
         self._deadlines.set(_FLEET_DUE, now + 1.0)
         self._deadlines.set(_POSITION_DUE, now + _POSITION_S)
+        self._deadlines.set(_GREETINGS_DUE, self._greetings.due)
         return [
             signals.Noted(note=signals.Note.STALLED, seconds=seconds),
             signals.Noted(note=signals.Note.REBASED),
@@ -467,4 +499,5 @@ class Detector:
             self._deadlines.set(key, found.deadline())
         self._deadlines.set(_FLEET_DUE, now + self._grace_s)
         self._deadlines.set(_POSITION_DUE, now + _POSITION_S)
+        self._deadlines.set(_GREETINGS_DUE, self._greetings.due)
         return [*outs, signals.Noted(note=signals.Note.REBASED)]

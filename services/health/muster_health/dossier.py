@@ -229,6 +229,16 @@ class Dossier:
         """Look again at what is to be told."""
         self._dirty, self._look_due = True, now
 
+    @property
+    def is_new(self) -> bool:
+        """Tell whether all there is to tell is that it is there, and well."""
+        return (
+            self._verdict_told is None
+            and self.state.verdict is vocabulary.Verdict.HEALTHY
+            and not (self._unsaved or self._devices.bad or self.skew.is_skewed)
+            and not (self.telling.told or self.telling.untold)
+        )
+
     def has_news(self, now: float) -> bool:
         """Tell whether `commit` is needed."""
         return self._dirty or (self._look_due is not None and self._look_due <= now)
@@ -374,10 +384,13 @@ class Dossier:
         if not told:
             # the event is acknowledged after this, and does not come again
             return [self._remember(leader)] if self._unsaved else []
-        before = self._remember(leader)
+        before = [self._remember(leader)]
+        if verdict is not None and verdict.previous is None and not self.telling.untold:
+            # should it be told once more after a crash, nobody is told anything new
+            before = []
         self._verdict_untold = None
         self.telling.untold = []
-        return [before, *told, self._remember(leader)]
+        return [*before, *told, self._remember(leader)]
 
     def _changed(self, alert: alerts.Alert, leader: int) -> vocabulary.AlertChanged:
         return alerts.changed(

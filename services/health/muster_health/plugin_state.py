@@ -180,6 +180,8 @@ class PluginState:
         if life is beats.Life.STALE:
             return [signals.Noted(note=signals.Note.BEAT_STALE)]
         self.is_hasty = self.beats.interval_s < interval_s
+        if self._goes_on(beat, former, now):
+            return []
         if self._proves_nothing(beat, life, now):
             return []
         if former and former != beat.instance and self._fell_unseen(former, now):
@@ -389,16 +391,30 @@ class PluginState:
             return now - asked.opened_at < _IN_FLIGHT_S
         return life is beats.Life.DOUBTFUL and (self.is_silent or self.state is State.LOST)
 
-    def _alive(self, beat: vocabulary.Heartbeat, now: float, *, counts: bool) -> list[steps.Step]:
+    def _goes_on(self, beat: vocabulary.Heartbeat, former: str, now: float) -> bool:
+        """Take a beat of one that is well and stays so, as nearly all are, in few steps."""
+        if self.state is not State.HEALTHY or self.verdict is not Verdict.HEALTHY:
+            return False
+        if former != beat.instance or self._reported(beat, now) is not None:
+            return False
         self.silence.broken(now)
         self._take_resources(beat)
-        found = trouble.reported(
+        self._worry.forget()
+        return True
+
+    def _reported(self, beat: vocabulary.Heartbeat, now: float) -> trouble.Trouble | None:
+        return trouble.reported(
             beat,
             self._settings,
             offers=self.offers,
             twins=self.beats.twins(now),
             stretch=self.beats.stretch,
         )
+
+    def _alive(self, beat: vocabulary.Heartbeat, now: float, *, counts: bool) -> list[steps.Step]:
+        self.silence.broken(now)
+        self._take_resources(beat)
+        found = self._reported(beat, now)
         before = self._end_doubt(found)
         match self.state:
             case State.UNKNOWN | State.HEALTHY:
@@ -427,10 +443,12 @@ class PluginState:
 
     def _take_resources(self, beat: vocabulary.Heartbeat) -> None:
         known = self.healthy
-        if len(known) == len(beat.resources) and all(
-            known.get(resource.name) == resource.healthy for resource in beat.resources
-        ):
-            return
+        if len(known) == len(beat.resources):
+            for resource in beat.resources:
+                if known.get(resource.name) != resource.healthy:
+                    break
+            else:
+                return
         self.healthy = {resource.name: resource.healthy for resource in beat.resources}
         self.resources = tuple(self.healthy)
 

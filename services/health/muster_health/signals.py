@@ -1,7 +1,7 @@
 """Pure. What the detector takes in, and what it wants done."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -38,6 +38,13 @@ class Beat:
     """A heartbeat arrived."""
 
     heartbeat: vocabulary.Heartbeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beats:
+    """Heartbeats of many plugins arrived at once, in this order."""
+
+    heartbeats: Sequence[vocabulary.Heartbeat]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +193,7 @@ class Remediated:
 
 Input = (
     Beat
+    | Beats
     | FromPlugin
     | ProbeAnswered
     | ProbeFailed

@@ -1,0 +1,298 @@
+"""Door to NATS: plugins that are only connections, thousands of them in one process.
+
+Each speaks the protocol of nats-server by itself: it beats, answers the probe, and comes back after
+an outage as a plugin does. What it says is what a healthy plugin says, byte for byte; there is no
+kubelet, no device and no process behind it.
+
+    python -m bench.swarm --url nats://... --connections 10000 --nodes 10000
+
+prints `listening` once all are connected. A line on stdin is a command: `kill 37` ends so many for
+good, without a goodbye.
+"""
+
+import argparse
+import asyncio
+import itertools
+import random
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+import orjson
+
+from muster import codec, runtime, vocabulary
+
+GPU: Final = "nvidia.com/gpu"
+PLUGIN: Final = "device-plugin"
+_AT_ONCE: Final = 200
+_BACK_S: Final = (0.1, 0.5)
+"""As `muster.connection` waits before it dials again."""
+_TURN_S: Final = 0.01
+
+
+def name_of(number: int) -> str:
+    """Return the name of a simulated node."""
+    return f"node-{number:06d}.bench.example"
+
+
+class _Node:
+    """One plugin: what it says next."""
+
+    def __init__(self, number: int, interval_s: float) -> None:
+        self.name = name_of(number)
+        self.token = vocabulary.node_token(self.name)
+        self.is_killed = False
+        self._seq = 0
+        self._began_at = time.monotonic()
+        self._instance = f"{random.getrandbits(64):016x}"
+        self._interval_s = interval_s
+        subject = f"muster.heartbeat.{self.token}.{PLUGIN}"
+        self._head = f"PUB {subject} ".encode()
+
+    def beat(self) -> bytes:
+        """Return the next beat, as it goes over the wire."""
+        payload = self.payload()
+        return b"%b%d\r\n%b\r\n" % (self._head, len(payload), payload)
+
+    def payload(self) -> bytes:
+        """Return the next beat."""
+        self._seq += 1
+        beat = vocabulary.Heartbeat(
+            node=self.name,
+            plugin=PLUGIN,
+            instance=self._instance,
+            boot="8b1a9953-c461-4f0c-9ce1-2c1b3a0f1d11",
+            version="0.1.0",
+            seq=self._seq,
+            interval_s=self._interval_s,
+            uptime_s=round(time.monotonic() - self._began_at, 3),
+            wall=round(time.time(), 3),
+            kubelet_socket="123456.1767225600",
+            resources=(
+                vocabulary.ResourceBeat(
+                    name=GPU,
+                    registered_age_s=100.0,
+                    streams=1,
+                    last_send_age_s=1.0,
+                    registrations=1,
+                    probe_ok=True,
+                    probe_ms=0.8,
+                    probe_age_s=1.0,
+                    devices=8,
+                    healthy=8,
+                ),
+            ),
+            loop_lag_ms=0.3,
+        )
+        return codec.encode_heartbeat(beat)
+
+
+class _Link(asyncio.Protocol):
+    """One connection, and the nodes behind it."""
+
+    def __init__(self, swarm: "Swarm", name: str, nodes: list[_Node]) -> None:
+        self.nodes = nodes
+        self.is_open = False
+        self._swarm = swarm
+        self._name = name
+        self._transport: asyncio.Transport | None = None
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Introduce ourselves."""
+        assert isinstance(transport, asyncio.Transport), "TCP"
+        self._transport, self._rest = transport, b""
+        told = {
+            "verbose": False,
+            "pedantic": False,
+            "lang": "python",
+            "version": "0",
+            "protocol": 1,
+            "name": self._name,
+            "headers": True,
+            "no_responders": True,
+        }
+        words = [b"CONNECT %b\r\n" % orjson.dumps(told)]
+        for number, node in enumerate(self.nodes, 1):
+            if not node.is_killed:
+                words.append(f"SUB muster.rpc.{node.token}.{PLUGIN}.probe {number}\r\n".encode())
+        words.append(b"PING\r\n")
+        transport.write(b"".join(words))
+
+    def data_received(self, data: bytes) -> None:
+        """Answer PING and probes."""
+        assert self._transport is not None, "connected"
+        data = self._rest + data
+        while (end := data.find(b"\r\n")) >= 0:
+            words = data[:end].split()
+            after = end + 2
+            if words[0] == b"MSG":
+                size = int(words[-1])
+                if len(data) < after + size + 2:
+                    break
+                after += size + 2
+                if len(words) == 5:  # noqa: PLR2004  # MSG subject sid reply size
+                    answer = self.nodes[int(words[2]) - 1].payload()
+                    self._transport.write(b"PUB %b %d\r\n%b\r\n" % (words[3], len(answer), answer))
+            elif words[0] == b"PING":
+                self._transport.write(b"PONG\r\n")
+            elif words[0] == b"PONG" and not self.is_open:
+                self.is_open = True
+                self._swarm.opened()
+            data = data[after:]
+        self._rest = data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Come back, as a plugin does."""
+        del exc
+        was, self.is_open, self._transport = self.is_open, False, None
+        self._swarm.closed(self, was_open=was)
+
+    def say(self, words: bytes) -> None:
+        """Send, unless the server is away: a plugin skips its beat then."""
+        if self.is_open and self._transport is not None:
+            self._transport.write(words)
+
+    def abort(self) -> None:
+        """Close as the kernel does for a killed process."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Swarm:
+    """Connections to one server, and a clock that has them beat."""
+
+    def __init__(self, url: str, *, connections: int, nodes: int, interval_s: float) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 4222
+        self._interval_s = interval_s
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+        self._open = 0
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        found = [_Node(number, interval_s) for number in range(nodes)]
+        each = nodes // connections
+        self._links = []
+        for number in range(connections):
+            own = found[number * each : (number + 1) * each]
+            name = f"{PLUGIN} {own[0].name}" if each == 1 else f"swarm-{number}"
+            self._links.append(_Link(self, name, own))
+        self._nodes = [(link, node) for link in self._links for node in link.nodes]
+
+    def opened(self) -> None:
+        """Take that one more is connected."""
+        self._open += 1
+        self._changed.set()
+
+    def closed(self, link: _Link, *, was_open: bool) -> None:
+        """Take that one is not; dial again if anybody is left behind it."""
+        self._open -= was_open
+        self._changed.set()
+        if not all(node.is_killed for node in link.nodes):
+            self._later(self._dial(link, random.uniform(*_BACK_S)))  # noqa: S311  # jitter
+
+    async def run(self) -> None:
+        """Connect all, tell so, and beat for ever."""
+        for link in self._links:
+            self._later(self._dial(link, 0.0))
+        await self._all_open("listening")
+        self._later(self._listen())
+        await self._beat()
+
+    async def _all_open(self, event: str) -> None:
+        wanted = sum(not all(node.is_killed for node in link.nodes) for link in self._links)
+        while self._open < wanted:
+            self._changed.clear()
+            await self._changed.wait()
+        _tell(event=event, connections=self._open, nodes=len(self._nodes))
+
+    async def _dial(self, link: _Link, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        loop = asyncio.get_running_loop()
+        while True:
+            async with self._gate:
+                try:
+                    await loop.create_connection(lambda: link, self._host, self._port)
+                except OSError:
+                    pass
+                else:
+                    return
+            await asyncio.sleep(random.uniform(*_BACK_S))  # noqa: S311  # jitter
+
+    async def _beat(self) -> None:
+        """Have each node beat once per interval, evenly spread."""
+        clock = asyncio.get_running_loop().time
+        began_at, done = clock(), 0
+        turns = self._turns()
+        while True:
+            await asyncio.sleep(_TURN_S)
+            due = int((clock() - began_at) / self._interval_s * len(self._nodes))
+            for link, pairs in itertools.groupby(itertools.islice(turns, due - done), _link):
+                if link.is_open:
+                    link.say(b"".join(n.beat() for _, n in pairs if not n.is_killed))
+            done = due
+
+    def _turns(self) -> Iterator[tuple[_Link, _Node]]:
+        while True:
+            yield from self._nodes
+
+    async def _listen(self) -> None:
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        while line := await reader.readline():
+            word, _, count = line.decode().strip().partition(" ")
+            if word == "kill":
+                self._kill(int(count))
+            elif word == "back":
+                self._later(self._all_open("back"))
+
+    def _kill(self, count: int) -> None:
+        living = [pair for pair in self._nodes if not pair[1].is_killed]
+        chosen = random.sample(living, count)
+        for link, node in chosen:
+            node.is_killed = True
+            if all(one.is_killed for one in link.nodes):
+                link.abort()
+        _tell(event="killed", nodes=[node.name for _, node in chosen])
+
+    def _later(self, story: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(story)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _link(pair: tuple[_Link, _Node]) -> _Link:
+    return pair[0]
+
+
+def _tell(**facts: object) -> None:
+    sys.stdout.buffer.write(orjson.dumps(facts) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+async def _serve(chosen: argparse.Namespace) -> None:
+    swarm = Swarm(
+        chosen.url,
+        connections=chosen.connections,
+        nodes=chosen.nodes,
+        interval_s=chosen.interval,
+    )
+    await runtime.run(swarm.run())
+
+
+def main() -> int:
+    """Run a swarm from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.swarm")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--connections", type=int, required=True)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--interval", type=float, default=5.0)
+    asyncio.run(_serve(parser.parse_args()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Pure. First verdicts are told in turns: a fleet that is heard for the first time is no news.
+
+To tell of one takes a round trip to NATS and another to remember it. A hundred thousand at once
+would keep the detector from its beats until it took everybody for silent.
+"""
+
+from typing import Final
+
+_TURN_S: Final = 0.1
+_EACH_TURN: Final = 50
+
+
+class Greetings:
+    """Who is told of now, and who waits, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, None] = {}
+        self._left = 0
+        self._until = 0.0
+
+    @property
+    def due(self) -> float | None:
+        """Return when the next ones have their turn, if anybody waits."""
+        return self._until if self._waiting else None
+
+    def must_wait(self, key: str, now: float) -> bool:
+        """Tell whether this one waits for its turn; else it is told of now."""
+        if self._waiting or not self._has_one(now):
+            self._waiting[key] = None
+            return True
+        self._left -= 1
+        return False
+
+    def turn(self, now: float) -> list[str]:
+        """Return those whose turn has come."""
+        self._has_one(now)
+        keys = [key for key, _ in zip(self._waiting, range(self._left), strict=False)]
+        self._left -= len(keys)
+        for key in keys:
+            del self._waiting[key]
+        return keys
+
+    def _has_one(self, now: float) -> bool:
+        if now >= self._until:
+            self._until, self._left = now + _TURN_S, _EACH_TURN
+        return self._left > 0

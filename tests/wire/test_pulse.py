@@ -1,0 +1,173 @@
+"""The beats of a fleet, heard in gulps from a real nats-server."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import nats.aio.client
+import nats.errors
+import prometheus_client
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import codec, pulse, vocabulary
+from muster.local import nats as local
+
+
+def count(outcome: str) -> float:
+    found = prometheus_client.REGISTRY.get_sample_value(
+        "muster_bus_received_total", {"outcome": outcome}
+    )
+    return found or 0.0
+
+
+def beat(seq: int, node: str = "node-a.example") -> vocabulary.Heartbeat:
+    return vocabulary.Heartbeat(
+        node=node, plugin="device-plugin", instance="one", seq=seq, interval_s=1.0
+    )
+
+
+def play(tmp_path: Path, story: Callable[[local.NatsServer], Awaitable[None]]) -> None:
+    async def played() -> None:
+        async with asyncio.timeout(30), local.NatsServer(tmp_path / "nats") as server:
+            await story(server)
+
+    asyncio.run(played())
+
+
+@asynccontextmanager
+async def speaking(server: local.NatsServer) -> AsyncIterator[nats.aio.client.Client]:
+    client = nats.aio.client.Client()
+    await client.connect(server.url)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+class Ear:
+    """Keeps what it hears; takes more only while `is_free`."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+        self.is_free = asyncio.Event()
+        self.is_free.set()
+        self._changed = asyncio.Condition()
+
+    async def take(self, beats: Sequence[vocabulary.Heartbeat]) -> None:
+        async with self._changed:
+            self.heard += [(one.node, one.seq) for one in beats]
+            self._changed.notify_all()
+        await self.is_free.wait()
+
+    async def until(self, enough: Callable[[], bool]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(enough)
+
+
+async def greet(client: nats.aio.client.Client, ear: Ear) -> None:
+    """Speak until the ear is there: a subscription has no answer."""
+    while not ear.heard:
+        await say(client, beat(0))
+        await client.flush()
+        await asyncio.sleep(0.01)
+
+
+async def say(client: nats.aio.client.Client, *beats: vocabulary.Heartbeat) -> None:
+    for one in beats:
+        await client.publish(one.subject, codec.encode_heartbeat(one))
+
+
+def test_every_believable_beat_is_heard_in_order_and_the_others_are_counted(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        ear = Ear()
+        before = {kind: count(f"malformed_{kind}") for kind in ("wrong_subject", "invalid_data")}
+        async with pulse.Pulse(server.url, name="test") as heard, speaking(server) as client:
+            await heard.follow(ear.take)
+            await greet(client, ear)
+            subject = beat(1).subject
+            await say(client, *(beat(seq) for seq in range(1, 500)))
+            await client.publish(subject, codec.encode_heartbeat(beat(1, node="node-b")))
+            await client.publish(subject, b"MSG x 1 3\r\nPING\r\n")
+            await client.publish(subject, codec.encode_heartbeat(beat(500)), headers={"a": "b"})
+            await ear.until(lambda: ear.heard[-1][1] == 500)
+        said = [seq for _, seq in ear.heard if seq]
+        assert said == [*range(1, 501)]
+        assert count("malformed_wrong_subject") == before["wrong_subject"] + 1
+        assert count("malformed_invalid_data") == before["invalid_data"] + 1
+
+    play(tmp_path, story)
+
+
+def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        ear = Ear()
+        async with pulse.Pulse(server.url, name="test") as heard, speaking(server) as client:
+            await heard.follow(ear.take)
+            await greet(client, ear)
+            ear.is_free.clear()
+            await say(client, beat(1))
+            await client.flush()
+            await ear.until(lambda: ear.heard[-1][1] == 1)
+            await say(client, *(beat(seq) for seq in range(2, 300)))
+            await client.flush()
+            assert ear.heard[-1][1] == 1
+            ear.is_free.set()
+            await ear.until(lambda: ear.heard[-1][1] == 299)
+
+    play(tmp_path, story)
+
+
+def test_beats_are_heard_again_when_a_killed_server_is_back(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        ear = Ear()
+        async with pulse.Pulse(server.url, name="test") as heard:
+            await heard.follow(ear.take)
+            async with speaking(server) as client:
+                await greet(client, ear)
+            changes = heard.link.changes()
+            assert await anext(changes)
+            await server.kill()
+            assert not await anext(changes)
+            await server.start()
+            assert await anext(changes)
+            ear.heard.clear()
+            async with speaking(server) as client:
+                await greet(client, ear)
+
+    play(tmp_path, story)
+
+
+LINES = st.sampled_from(
+    [b"PING\r\n", b"+OK\r\n", b"MSG a.b 1 3\r\nx\r\n\r\n", b"HMSG a.c 1 r 4 6\r\nhh\r\nok\r\n"]
+)
+
+
+@given(st.lists(LINES), st.lists(st.integers(0, 60)))
+def test_however_the_bytes_are_cut_the_messages_are_the_same(
+    lines: list[bytes], cuts: list[int]
+) -> None:
+    whole = b"".join(lines)
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
+    found: list[tuple[bytes, bytes]] = []
+    others: list[bytes] = []
+    rest = b""
+    for begin, end in itertools.pairwise(bounds):
+        messages, more, rest = pulse.split(rest + whole[begin:end])
+        found += messages
+        others += more
+    said = {
+        b"MSG a.b 1 3\r\nx\r\n\r\n": (b"a.b", b"x\r\n"),
+        b"HMSG a.c 1 r 4 6\r\nhh\r\nok\r\n": (b"a.c", b"ok"),
+    }
+    assert found == [said[line] for line in lines if line in said]
+    assert others == [line for line in lines if line not in said]
+    assert rest == b""
+
+
+def test_a_message_without_its_size_is_no_message() -> None:
+    with pytest.raises(nats.errors.ProtocolError):
+        pulse.split(b"MSG a b\r\n")
