@@ -238,6 +238,7 @@ class Story:
             {receiver.name: receiver.send_resolved for receiver in found.receivers},
             root=tree.root(found),
             owners=tree.owners(found),
+            apart=tree.apart(found),
             acknowledging=tree.acknowledging(found),
             muted_by=self.muting,
             at=T0,
@@ -567,6 +568,22 @@ def test_every_label_can_make_a_group_of_its_own() -> None:
     story.says(0, "a", "firing")
     story.says(0, "b", "firing", kind="missing")
     assert [what[3] for what in story.until(30)] == ["b", "a"]
+
+
+def test_an_alertmanager_takes_each_alert_by_itself_and_hears_the_end_of_what_has_changed() -> None:
+    push = addresses.Alertmanager(url="http://am:9093")
+    receivers = (addresses.Receiver(name="am", alertmanager=push),)
+    story = Story(config.Settings(receivers=receivers, group_by=("kind",)))
+    for number in range(300):
+        story.says(0, f"{number:x}", "firing", node=f"n{number}", severity="warning")
+    story.until(30)
+    assert {len(n.firing) for n in story.sent} == {1}
+    assert len(story.sent) == 300
+    story.says(100, "0", "firing", node="n0", severity="critical")
+    assert [
+        (at, reason, [str(a.severity) for a in (*n.firing, *n.resolved)])
+        for (at, _, reason, _), n in zip(story.until(1000), story.sent, strict=True)
+    ][300:] == [(130.0, Reason.FIRST, ["critical"]), (330.0, Reason.ALL_RESOLVED, ["warning"])]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import datetime as dt
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -253,21 +254,23 @@ def test_a_url_does_not_lead_where_it_must_not(url: str, reach: str, why: str) -
     assert why in answer.detail
 
 
-def test_a_name_that_answers_otherwise_between_check_and_connection_gains_nothing() -> None:
+def test_a_name_that_answers_otherwise_between_check_and_connection_gains_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The name is looked up once: what was checked is what is connected to."""
 
     async def story() -> tuple[Answer, int]:
         asked = 0
-        loop = asyncio.get_running_loop()
-        look_up = loop.getaddrinfo
+        look_up = socket.getaddrinfo
 
-        async def getaddrinfo(*about: Any, **more: Any) -> Any:
+        def getaddrinfo(*about: Any, **more: Any) -> Any:
             nonlocal asked
             asked += about[0] == "rebinding.example"
             address = "127.0.0.1" if asked == 1 else "169.254.169.254"
-            return await look_up(address, *about[1:], **more)
+            return look_up(address, *about[1:], **more)
 
-        loop.getaddrinfo = getaddrinfo  # type: ignore[method-assign]
+        # the name server is somebody else's, and an attacker's here
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")

@@ -104,6 +104,7 @@ class _Notifier:
             {receiver.name: receiver.send_resolved for receiver in settings.receivers},
             root=tree.root(settings),
             owners=tree.owners(settings),
+            apart=tree.apart(settings),
             acknowledging=tree.acknowledging(settings),
             muted_by=self._muting,
             at=datetime.now(UTC),

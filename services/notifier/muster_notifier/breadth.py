@@ -1,14 +1,16 @@
 """Door to Apprise: everybody else, at least once and without precise back-off.
 
-Apprise says whether it worked and not why: a failure is temporary, whatever it was.
+Apprise says whether it worked and not why: a failure is temporary, whatever it was. It blocks and
+sleeps, so it has a thread of its own.
 """
 
 import asyncio
+import functools
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from muster_notifier import addresses, answers, message
+from muster_notifier import addresses, answers, aside, message
 from muster_notifier import notification as notifications
 
 
@@ -26,6 +28,7 @@ class Apprise:
         self._apprise: Any = apprise.Apprise()
         if not self._apprise.add(url):
             raise ValueError("apprise: the address is none of those it knows")
+        self._lane = aside.Lane()
         self._timeout_s = timeout_s
         self._templates = templates
 
@@ -37,8 +40,10 @@ class Apprise:
         kind = "failure" if notification.firing_ids else "success"
         try:
             async with asyncio.timeout(self._timeout_s):
-                is_taken = await self._apprise.async_notify(
-                    body=words.text, title=words.title, notify_type=kind
+                is_taken = await self._lane.run(
+                    functools.partial(
+                        self._apprise.notify, body=words.text, title=words.title, notify_type=kind
+                    )
                 )
         except TimeoutError:
             detail = f"apprise: no answer within {self._timeout_s:g} s"

@@ -1,6 +1,7 @@
 """Door to files: a receiver that is a file of JSON lines, and the files that hold secrets."""
 
 import asyncio
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Final
 import msgspec
 import yaml
 
-from muster_notifier import addresses, answers, bodies, message
+from muster_notifier import addresses, answers, aside, bodies, message
 from muster_notifier import notification as notifications
 
 _SECRET_BYTES_MAX: Final = 1024 * 1024
+_WRITE_S: Final = 10.0
 
 
 class NoSecret(Exception):
@@ -24,6 +26,7 @@ class File:
 
     def __init__(self, path: str, templates: addresses.Templates) -> None:
         self._path = Path(path)
+        self._lane = aside.Lane()
         self._templates = templates
 
     async def send(
@@ -33,7 +36,11 @@ class File:
         words = message.compose(notification, self._templates)
         body = bodies.body(notification, words, layout=addresses.Format.CLOUDEVENTS)
         try:
-            await asyncio.to_thread(self._append, body + b"\n")
+            async with asyncio.timeout(_WRITE_S):
+                await self._lane.run(functools.partial(self._append, body + b"\n"))
+        except TimeoutError:
+            detail = f"{self._path}: not written within {_WRITE_S:g} s"
+            return answers.Answer(outcome=answers.Outcome.TIMED_OUT, detail=detail)
         except OSError as error:
             detail = f"{self._path}: {error.strerror}"
             return answers.Answer(outcome=answers.Outcome.NOT_WRITTEN, detail=detail)

@@ -7,7 +7,7 @@ they are asked anew.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +26,7 @@ Owners = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Filed:
-    """An alert for one group, and all of its labels."""
+    """An alert for one group, and the labels that name this."""
 
     key: groups.Key
     route: routes.Route
@@ -45,10 +45,16 @@ class _Known:
 class Files:
     """What is known of every alert; see the module."""
 
-    def __init__(self, root: routes.Route, owners: routes.Route | None) -> None:
-        """`owners` groups what goes to owners of workloads; they may name its receivers."""
+    def __init__(
+        self, root: routes.Route, owners: routes.Route | None, apart: Collection[str]
+    ) -> None:
+        """`owners` groups what goes to owners of workloads; they may name its receivers.
+
+        Those in `apart` take each alert by itself, however a route groups.
+        """
         self._root = root
         self._owners = owners
+        self._apart = frozenset(apart)
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._words: dict[str, str] = {}
         self._place_sets: dict[tuple[groups.Key, ...], Places] = {}
@@ -74,25 +80,14 @@ class Files:
             places = {**before, **places}
         alert = self._slim(alert)
         self._keep(event, alert, places, owners)
-        filed = [
-            Filed(key, route, self._as_told_to(key, route, alert, owners), found)
-            for key, route in places.items()
-        ]
+        filed = [self._filed(key, route, alert, found, owners) for key, route in places.items()]
         left = [key for key in before if key not in places]
         if known is not None and left:
             ended = msgspec.structs.replace(
                 known.alert, state=vocabulary.AlertState.RESOLVED, ends_at=event.time
             )
-            former = labels.of(known.alert)
-            filed += [
-                Filed(
-                    key,
-                    before[key],
-                    self._as_told_to(key, before[key], ended, known.owners),
-                    former,
-                )
-                for key in left
-            ]
+            was = labels.of(known.alert)
+            filed += [self._filed(key, before[key], ended, was, known.owners) for key in left]
         return filed
 
     def route_of(self, group: str) -> routes.Route | None:
@@ -100,29 +95,37 @@ class Files:
         found = [key for key in self._by_key if group.startswith(f"{key}:{{")]
         return self._by_key[max(found, key=len)] if found else None
 
-    def _as_told_to(
+    def _filed(
         self,
         key: groups.Key,
         route: routes.Route,
         alert: vocabulary.AlertChanged,
+        found: Mapping[str, str],
         owners: Owners,
-    ) -> vocabulary.AlertChanged:
+    ) -> Filed:
         """Return the alert as this receiver shall see it: an owner sees no pods of others."""
-        if route is not self._owners or key[0] not in owners:
-            return alert
-        return msgspec.structs.replace(alert, pods=owners[key[0]])
+        receiver = key[0]
+        if route is self._owners and receiver in owners:
+            alert = msgspec.structs.replace(alert, pods=owners[receiver])
+        return Filed(key, route, alert, self._chosen(receiver, route, found))
 
     def _places(self, found: Mapping[str, str], owners: Owners) -> Places:
         places: dict[groups.Key, routes.Route] = {}
         for route in self._root.find(found):
-            name = _name_group(route, found)
             for receiver in route.receivers:
-                places.setdefault((receiver, name), route)
+                places.setdefault(self._key(receiver, route, found), route)
         if self._owners is not None:
-            name = _name_group(self._owners, found)
             for receiver in sorted(set(owners) & set(self._owners.receivers)):
-                places.setdefault((receiver, name), self._owners)
+                places.setdefault(self._key(receiver, self._owners, found), self._owners)
         return places
+
+    def _key(self, receiver: str, route: routes.Route, found: Mapping[str, str]) -> groups.Key:
+        return receiver, f"{route.key}:{labels.written(self._chosen(receiver, route, found))}"
+
+    def _chosen(
+        self, receiver: str, route: routes.Route, found: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        return labels.chosen(found, (labels.ALL,) if receiver in self._apart else route.group_by)
 
     def _keep(
         self,
@@ -167,7 +170,3 @@ class Files:
         if len(self._words) > _WORDS_MAX:
             self._words.clear()
         return self._words.setdefault(text, text)
-
-
-def _name_group(route: routes.Route, found: Mapping[str, str]) -> str:
-    return f"{route.key}:{labels.written(labels.chosen(found, route.group_by))}"

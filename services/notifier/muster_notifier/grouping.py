@@ -44,6 +44,7 @@ class Grouping:
         *,
         root: routes.Route,
         owners: routes.Route | None = None,
+        apart: Collection[str] = (),
         acknowledging: Collection[str] = (),
         muted_by: muting.Muting,
         at: datetime,
@@ -52,11 +53,12 @@ class Grouping:
         """`receivers` maps each name to whether it hears of resolved alerts; `at` is `now`.
 
         `owners` says how what goes to owners of workloads is grouped; its receivers are those that
-        they may name. `acknowledging` are those that also hear that somebody has silenced it all.
+        they may name. Those in `apart` take each alert by itself, those in `acknowledging` also
+        hear that somebody has silenced it all.
         """
         self._receivers = dict(receivers)
         self._telling = telling.Telling(receivers, acknowledging=acknowledging, muted_by=muted_by)
-        self._files = filing.Files(root, owners)
+        self._files = filing.Files(root, owners, apart)
         self._turns = turns.Turns(receivers)
         self._muting = muted_by
         self._clock = clock.WallClock(at, now)
@@ -182,7 +184,7 @@ class Grouping:
         else:
             due = _flush_after(told.at, now if fires and heard else came_at, timing)
         if group is None:
-            group = self._begin(key, route, labels.chosen(filed.labels, route.group_by), told)
+            group = self._begin(key, route, filed.labels, told)
             self._timers.set(group, max(now, due))
         elif not is_new:
             self._timers.set(group, max(now, min(group.flush_at, due)))

@@ -8,8 +8,6 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
-import ipaddress
-import socket
 import ssl
 import urllib.parse
 from collections.abc import Mapping
@@ -17,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import muster
-from muster_notifier import addresses, answers, failures, guard
+from muster_notifier import addresses, answers, failures, guard, names
 
 _HEAD_BYTES_MAX: Final = 64 * 1024
 _BODY_BYTES_MAX: Final = 64 * 1024
@@ -57,6 +55,7 @@ class Site:
         self._host = split.hostname
         self._tls = (tls or ssl.create_default_context()) if split.scheme == "https" else None
         self._port = split.port or (443 if self._tls else 80)
+        self._names = names.Host(self._host, self._port)
         user, _, authority = split.netloc.rpartition("@")
         self._fixed = {"Host": authority.encode("idna").decode()}
         if user:
@@ -112,7 +111,7 @@ class Site:
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the first checked address that answers."""
-        found = await _look_up(self._host, self._port)
+        found = await self._names.addresses()
         problem = guard.refusal(found, self._reach)
         if problem is not None:
             raise Refused(problem)
@@ -145,17 +144,6 @@ class Site:
         lines = [f"{method} {path}{query} HTTP/1.1"]
         lines += [f"{name}: {_value(value)}" for name, value in told.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-async def _look_up(host: str, port: int) -> list[str]:
-    """Return the addresses of a host, each once."""
-    try:
-        return [str(ipaddress.ip_address(host))]
-    except ValueError:
-        pass
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 
 async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from email import utils
 from typing import Final
 
-from muster_notifier import addresses, answers, failures, mails, message
+from muster_notifier import addresses, answers, failures, mails, message, names
 from muster_notifier import notification as notifications
 
 _LINE_BYTES_MAX: Final = 8192
@@ -43,6 +43,7 @@ class Relay:
         self._settings = settings
         self._password = password
         self._templates = templates
+        self._names = names.Host(settings.host, settings.port)
         self._tls: ssl.SSLContext | None = None
         if settings.tls is not addresses.Tls.NONE:
             try:
@@ -74,9 +75,7 @@ class Relay:
         """Deliver a mail; return the addressees that were refused, if not all were."""
         found = self._settings
         is_implicit = found.tls is addresses.Tls.IMPLICIT
-        reader, writer = await asyncio.open_connection(
-            found.host, found.port, ssl=self._tls if is_implicit else None, limit=_LINE_BYTES_MAX
-        )
+        reader, writer = await self._connect(self._tls if is_implicit else None)
         talk = _Talk(reader, writer)
         try:
             await talk.hear()
@@ -102,6 +101,25 @@ class Relay:
             return unknown
         finally:
             writer.transport.abort()
+
+    async def _connect(
+        self, tls: ssl.SSLContext | None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the first address that answers."""
+        found = self._settings
+        failure = OSError(f"{found.host} has no address")
+        for address in await self._names.addresses():
+            try:
+                return await asyncio.open_connection(
+                    address,
+                    found.port,
+                    ssl=tls,
+                    server_hostname=found.host if tls else None,
+                    limit=_LINE_BYTES_MAX,
+                )
+            except OSError as error:
+                failure = error
+        raise failure
 
     async def _address(self, talk: "_Talk") -> list[str]:
         await talk.say(f"MAIL FROM:<{_bare(self._settings.sender)}>")

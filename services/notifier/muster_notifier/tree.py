@@ -41,6 +41,19 @@ def owners(settings: config.Settings) -> routes.Route | None:
     )
 
 
+def apart(settings: config.Settings) -> frozenset[str]:
+    """Return the receivers that take each alert by itself, and put together by themselves.
+
+    An Alertmanager groups, and an Event is about one object: of a message about thousands they
+    would only get the first.
+    """
+    return frozenset(
+        one.name
+        for one in settings.receivers
+        if one.alertmanager is not None or one.kubernetes is not None
+    )
+
+
 def acknowledging(settings: config.Settings) -> frozenset[str]:
     """Return the receivers that can be told that somebody knows."""
     return frozenset(one.name for one in settings.receivers if one.pagerduty is not None)
