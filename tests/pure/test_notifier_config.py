@@ -84,6 +84,11 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
             "receivers[0].webhook: give exactly one of: url, url_from",
         ),
         (
+            "receivers: [{name: a, webhook: {url: 'https://u:secret@h/'}}]",
+            "receivers[0].webhook: url: it holds a password: give it as url_from, in a file or"
+            " variable",
+        ),
+        (
             "time_intervals: [{name: n, time_intervals: [{weekdays: [funday]}]}]",
             "time_intervals[0].time_intervals[0].weekdays: 'funday' is none of these",
         ),

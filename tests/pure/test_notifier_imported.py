@@ -191,12 +191,27 @@ def test_its_rules_and_times_become_ours(tmp_path: Path) -> None:
 
 
 def test_what_is_not_taken_is_named(tmp_path: Path) -> None:
-    assert load(FILE, tmp_path)[1] == [
+    more = FILE.replace("  smtp_from", "  smtp_hello: h\n  smtp_from")
+    more = more.replace("equal: [node]", "equal: [node, cluster]")
+    more = more.replace("{kind: flapping}", "{kind: flapping, team: ml}")
+    more += "mute_time_intervals: []\ntracing: {endpoint: x}\n"
+    more = more.replace(
+        "  - name: 'null'", "  - name: away\n    sns_configs: [{}]\n  - name: 'null'"
+    )
+    assert load(more, tmp_path)[1] == [
         "receivers.0.email_configs.0.html: not taken",
         "receivers.1.webhook_configs.0.http_config.proxy_url: not taken",
         "receivers.1.opsgenie_configs: not taken",
+        "receivers.2: nothing of it is taken: what is routed there is told to nobody",
+        "receivers.2.sns_configs: not taken",
+        "receivers.4.slack_configs.0.channel: not taken: an incoming webhook has its own",
         "route.group_by: no alert of muster has a label cluster",
-        "templates: not taken",
+        "route.routes.1.matchers: no alert of muster has a label team",
+        "inhibit_rules.0.equal: no alert of muster has a label cluster, so it is always equal",
+        "templates: not taken: templates of ours are in docs/notifier.md",
+        "tracing: not taken",
+        "global.resolve_timeout: not needed: health says itself when an alert is over",
+        "global.smtp_hello: not taken",
     ]
 
 

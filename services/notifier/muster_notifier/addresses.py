@@ -73,6 +73,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse no URL, and two."""
         if (self.url is None) == (self.url_from is None):
             raise ValueError("give exactly one of: url, url_from")
+        if self.url is not None and "@" in self.url.partition("://")[2].partition("/")[0]:
+            raise ValueError("url: it holds a password: give it as url_from, in a file or variable")
 
 
 class Format(enum.StrEnum):

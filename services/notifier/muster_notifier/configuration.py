@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster import logs, settings
-from muster_notifier import config, imported
+from muster_notifier import config, foreign, imported
 
 PREFIX: Final = "MUSTER_NOTIFIER"
 
@@ -28,7 +28,7 @@ def translate(text: bytes, source: str) -> tuple[dict[str, Any], list[str]]:
     importer = imported.Importer(str(Path(source).absolute()))
     try:
         tree = importer.read(documents[0] if documents else {})
-    except imported.Unreadable as error:
+    except foreign.Unreadable as error:
         raise settings.BadSettings([f"{source}: {error}"]) from None
     return tree, importer.left_out
 
