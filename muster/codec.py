@@ -21,7 +21,8 @@ TYPE_PREFIX: Final = "dev.muster."
 SCHEMA_PREFIX: Final = "https://muster.dev/schemas/"
 
 _SHOWN_MAX: Final = 120
-_SCHEMA = re.compile(re.escape(SCHEMA_PREFIX) + r"v(\d{1,9})/([a-z_.]+)\.json")
+_SCHEMA = re.compile(re.escape(SCHEMA_PREFIX) + r"v(\d{1,9})(?:\.\d{1,9})*/([a-z_.]+)\.json")
+"""A later minor version adds fields, which readers of today ignore."""
 
 
 class MalformedReason(enum.StrEnum):

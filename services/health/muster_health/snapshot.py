@@ -35,7 +35,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     of events whose event has been dealt with. `leader` is the revision of who wrote it.
     """
 
-    v: int = VERSION
+    # a default would be left out, and a later version would take its own for it
+    v: int = msgspec.field(default_factory=lambda: VERSION)
     node: vocabulary.NodeName
     plugin: vocabulary.PluginName
     state: State

@@ -1,0 +1,213 @@
+"""Door to what this version says: recorded for the tests of later ones, which must understand it.
+
+python scripts/record.py           write tests/recorded/<minor version>, if it is not there yet
+NATS_URL=... python scripts/record.py SECONDS
+                                   the same, with what crosses a running muster's bus meanwhile
+
+What a released version said stays as it is. To record this version anew before its release, remove
+its folder first.
+"""
+
+import asyncio
+import os
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import nats
+import orjson
+from msgspec import inspect
+from nats.aio.msg import Msg
+
+import muster
+from muster import codec, silences, streams, vocabulary
+from muster_health import snapshot
+from muster_notifier import ledger
+from muster_notifier import notification as notifications
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+FOLDER: Final = ROOT / "tests/recorded" / muster.__version__.rpartition(".")[0]
+STORED: Final = {
+    "muster_state": snapshot.Snapshot,
+    "muster_ledger": ledger.Entry,
+    "muster_silences": silences.Silence,
+    "outbox": notifications.Notification,
+}
+"""What the services leave for themselves: the buckets, and the letters of the outbox."""
+
+Message = dict[str, object]
+
+_AT: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+_KINDS_MAX: Final = 4
+_KEPT: Final = re.compile(rf"(?:\$KV\.|muster\.)({'|'.join(STORED)})\.")
+_HEARD: Final = (
+    *("$KV.>", "muster.heartbeat.>"),
+    *(subject for stream in streams.STREAMS for subject in stream.subjects),
+)
+"""Not all there is: who listens to requests as well makes a dead plugin look like a slow one."""
+_WORDS: Final = {"node": "gpu-1.example", "fingerprint": "0123456789abcdef"}
+_NUMBERS: Final = {"v": 1}
+
+
+def spoken() -> dict[str, list[Message]]:
+    """Return each kind of message with every field filled, until every word of it was said."""
+    found: dict[str, list[Message]] = {}
+    for event in vocabulary.EVENTS:
+        found[event.TYPE] = [_event(one) for one in _filled(event)]
+    found["heartbeat"] = [
+        {"subject": beat.subject, "body": orjson.loads(codec.encode_heartbeat(beat))}
+        for beat in _filled(vocabulary.Heartbeat)
+    ]
+    for name, shape in STORED.items():
+        found[name] = [
+            {"subject": "", "body": orjson.loads(msgspec.json.encode(one))}
+            for one in _filled(shape)
+        ]
+    return found
+
+
+def _event(event: vocabulary.Event) -> Message:
+    said = codec.encode(event, event_id="i:1", producer="p", instance="i", sequence=1, boot="b")
+    return {"subject": event.subject, "body": orjson.loads(said)}
+
+
+def _filled(shape: type[Any]) -> list[Any]:
+    """Return values of a shape, as many as its longest list of words has."""
+    made = inspect.type_info(shape)
+    return [_value(made, "", number) for number in range(_words(made))]
+
+
+def _words(kind: inspect.Type) -> int:
+    match kind:
+        case inspect.EnumType():
+            return len(kind.cls)
+        case inspect.StructType():
+            return max((_words(field.type) for field in kind.fields), default=1)
+        case inspect.VarTupleType():
+            return _words(kind.item_type)
+        case inspect.UnionType():
+            return max(_words(one) for one in kind.types)
+        case _:
+            return 1
+
+
+def _value(kind: inspect.Type, name: str, number: int) -> Any:  # noqa: PLR0911  # one for each kind
+    """Return something of this kind, for a field of this name; each word has its turn."""
+    match kind:
+        case inspect.StructType() if kind.cls is silences.Silence:
+            return silences.Silence(
+                id="s-1", matchers=("node=a",), starts_at=_AT, ends_at=_AT, author="a", comment="c"
+            )
+        case inspect.StructType():
+            fields = {field.name: _value(field.type, field.name, number) for field in kind.fields}
+            if kind.cls is snapshot.Snapshot:
+                fields["v"] = snapshot.VERSION
+            return kind.cls(**fields)
+        case inspect.EnumType():
+            words = list(kind.cls)
+            return words[number % len(words)]
+        case inspect.VarTupleType():
+            return (_value(kind.item_type, name, number),)
+        case inspect.TupleType():
+            return tuple(_value(one, name, number) for one in kind.item_types)
+        case inspect.DictType():
+            return {_value(kind.key_type, "key", number): _value(kind.value_type, name, number)}
+        case inspect.UnionType():
+            there = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
+            return _value(there[0], name, number)
+        case _:
+            return _plain(kind, name)
+
+
+def _plain(kind: inspect.Type, name: str) -> object:
+    match kind:
+        case inspect.StrType():
+            text = _WORDS.get(name, name.replace("_", "-"))
+            assert re.fullmatch(kind.pattern or ".*", text), f"{name}: {kind.pattern}"
+            return text
+        case inspect.IntType():
+            return _NUMBERS.get(name, 7)
+        case inspect.FloatType():
+            return 0.5
+        case inspect.BoolType():
+            return True
+        case inspect.DateTimeType():
+            return _AT
+        case _:
+            raise AssertionError(f"{name}: {kind}: say here what to record")
+
+
+class Heard:
+    """What crossed the bus, by what it is; of each a few that differ in their fields."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[object, Message]] = {}
+
+    def hear(self, subject: str, payload: bytes) -> None:
+        """Take a message if it is one of ours and unlike those before."""
+        name = kind_of(subject, payload)
+        if name is None:
+            return
+        body = orjson.loads(payload)
+        known = self.found.setdefault(name, {})
+        if len(known) < _KINDS_MAX:
+            known.setdefault(_shape(body), {"subject": subject, "body": body})
+
+
+def kind_of(subject: str, payload: bytes) -> str | None:
+    """Return what a message is: an event's type, `heartbeat`, a bucket's name; None if not ours."""
+    if kept := _KEPT.match(subject):
+        return kept[1] if payload else None
+    if subject.startswith("muster.heartbeat."):
+        return "heartbeat"
+    try:
+        return codec.decode(subject, payload).type
+    except codec.MalformedEvent:
+        return None
+
+
+def _shape(value: object) -> object:
+    """Return which fields are there and not empty, without what they hold."""
+    match value:
+        case dict():
+            return tuple(sorted((key, _shape(one)) for key, one in value.items() if one))
+        case list():
+            return tuple(sorted({_shape(one) for one in value}, key=repr))
+        case _:
+            return type(value).__name__
+
+
+async def _listen(heard: Heard, seconds: float) -> None:
+    client = await nats.connect(os.environ["NATS_URL"], allow_reconnect=False)
+
+    async def hear(message: Msg) -> None:
+        heard.hear(message.subject, message.data)
+
+    for subject in _HEARD:
+        await client.subscribe(subject, cb=hear)
+    await asyncio.sleep(seconds)
+    await client.close()
+
+
+def main() -> int:
+    """Record; return the exit code."""
+    if FOLDER.exists():
+        print(f"{FOLDER.relative_to(ROOT)} is there already", file=sys.stderr)
+        return 1
+    heard = Heard()
+    if "NATS_URL" in os.environ:
+        asyncio.run(_listen(heard, float(sys.argv[1])))
+    FOLDER.mkdir(parents=True)
+    for name, said in spoken().items():
+        told = said + list(heard.found.get(name, {}).values())
+        lines = b",\n".join(orjson.dumps(one) for one in told)
+        (FOLDER / f"{name}.json").write_bytes(b"[\n" + lines + b"\n]\n")
+        print(f"recorded {name}: {len(told)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
