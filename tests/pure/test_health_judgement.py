@@ -55,6 +55,7 @@ def pod(**other: object) -> tuple[facts.Pod, ...]:
 
 
 JUST_NOW = {"silent_s": 2.0}
+LATER = {"silent_s": 16.0}
 ALONE = {"has_cluster": False, "known": None}
 OUTDATED = {"revision": "a", "current": "b"}
 
@@ -109,9 +110,15 @@ OUTDATED = {"revision": "a", "current": "b"}
             Verdict.STUCK,
             Rule.POD_NOT_READY,
         ),
-        (NOTHING, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
+        (LATER, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
+        ({"waited": True}, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
         (
-            {"link": link("Authentication Failure")},
+            {"link": link("Client Closed", seconds=13.0)},
+            Verdict.UNREACHABLE,
+            Rule.ONLY_BUS_SILENT,
+        ),
+        (
+            {"link": link("Authentication Failure"), **LATER},
             Verdict.UNREACHABLE,
             Rule.ONLY_BUS_SILENT,
         ),
@@ -124,7 +131,17 @@ OUTDATED = {"revision": "a", "current": "b"}
         ({"known": known(pods=pod(ready=False))}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
         ({"link": link("Stale Connection"), **ALONE}, Verdict.STUCK, Rule.CONNECTION_STALE),
         (ALONE, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
-        ({"link": link("Client Closed"), **ALONE}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"link": link("Client Closed"), **ALONE}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
+        (
+            {"link": link("Client Closed"), "known": known(pods=pod(ready=False)), **JUST_NOW},
+            Verdict.PLUGIN_DOWN,
+            Rule.NOT_BACK,
+        ),
+        (
+            {"link": link("Client Closed", seconds=13.0), **ALONE},
+            Verdict.PLUGIN_DOWN,
+            Rule.NOBODY_LISTENS,
+        ),
         ({"known": None}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
         ({"known": facts.Facts(problem="403")}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
     ],
@@ -141,8 +158,19 @@ def test_the_first_row_that_holds_decides(
 
 @pytest.mark.parametrize("what", [{"listens": True}, {"link": link("Stale Connection")}, NOTHING])
 def test_a_lease_no_newer_than_the_missing_beat_is_waited_for(what: dict[str, object]) -> None:
-    assert judgement.judge(scene(known=known(lease_age_s=7.6), **what), SETTINGS) is None
-    assert judgement.judge(scene(known=known(lease_age_s=7.4), **what), SETTINGS) is not None
+    at_once = config.Detection(ready_s=0)
+    assert judgement.judge(scene(known=known(lease_age_s=7.6), **what), at_once) is None
+    assert judgement.judge(scene(known=known(lease_age_s=7.4), **what), at_once) is not None
+
+
+@pytest.mark.parametrize("what", [{"link": link("Stale Connection")}, NOTHING])
+def test_a_pod_that_is_ready_is_believed_when_its_probes_have_had_their_time(
+    what: dict[str, object],
+) -> None:
+    assert judgement.judge(scene(silent_s=14.9, **what), SETTINGS) is None
+    found = judgement.judge(scene(silent_s=15.1, **what), SETTINGS)
+    assert found is not None
+    assert found.verdict is Verdict.UNREACHABLE
 
 
 def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:

@@ -47,6 +47,7 @@ class Case:
         "_facts_due",
         "_give_up_at",
         "_probe_at",
+        "asked_at",
         "cluster_number",
         "doubt",
         "known",
@@ -74,6 +75,8 @@ class Case:
         wait_s = settings.restart_s if ended else 0.0
         self._cluster_awaited = has_cluster and doubt is not Doubt.TROUBLE
         self._probe_at: float | None = now + wait_s
+        self.asked_at = now
+        """When the plugin was asked; what happened to its connection since is newer than that."""
         # what is asked too early says that all is well: a pod's end takes a second to be seen
         self._again_at: float | None = now + wait_s if self._cluster_awaited else None
         self._again = 0
@@ -85,7 +88,7 @@ class Case:
         """Return whom to ask now."""
         asked: list[Ask] = []
         if self._probe_at is not None and self._probe_at <= now:
-            self._probe_at = None
+            self._probe_at, self.asked_at = None, now
             asked.append(Ask.PLUGIN)
         if self._again_at is not None and self._again_at <= now:
             self._again_at = None

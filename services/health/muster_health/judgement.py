@@ -16,15 +16,19 @@ is Running and Ready on a node that still offers what the plugin had.
 | no pod, or none that runs                              | PLUGIN_DOWN | POD_NOT_RUNNING  |
 | it listens, and does not answer                        | STUCK       | NO_ANSWER        |
 | the server closed its connection; the pod is not Ready | STUCK       | POD_NOT_READY    |
+| the pod is well, and may not know better yet (2)       | wait        |                  |
 | quiet, or closed by the server; and the pod is well    | UNREACHABLE | ONLY_BUS_SILENT  |
-| its connection ended just now; and the pod is well (2) | PLUGIN_DOWN | NOT_BACK         |
+| its side closed its connection, and that just now (3)  | PLUGIN_DOWN | NOT_BACK         |
 | the server closed its connection; no pod is known      | STUCK       | CONNECTION_STALE |
 | otherwise                                              | PLUGIN_DOWN | NOBODY_LISTENS   |
 
 (1) Or than a little more, as the node may have died just before that beat was due. A lease is soon
 renewed, or soon stale. No need to wait where the plugin's side closed its connection: the node
 was alive to do so.
-(2) It crashed a moment ago, or only its way to the bus broke: asked again once it is quiet.
+(2) A process that stands still looks as one whose way to the bus is cut, until its readiness probes
+have failed (`ready_s`). No need to wait where its own side closed its connection: that it did.
+(3) It crashed a moment ago and is started again, or only its way to the bus broke: asked again once
+it is quiet.
 """
 
 from collections.abc import Mapping
@@ -143,9 +147,11 @@ def _may_have_died(scene: Scene, lease_age_s: float) -> bool:
     return lease_age_s > scene.silent_s - _DUE_BEATS * scene.interval_s
 
 
-def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule]:
+def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | None:
     pods = scene.known.pods if scene.known is not None else None
-    stale = scene.link.closed is not None and scene.link.closed.by_server
+    closed = scene.link.closed
+    stale = closed is not None and closed.by_server
+    early = (stale or closed is None) and scene.silent_s < settings.ready_s and not scene.waited
     quiet = scene.quiet_s >= settings.suspicion_beats * scene.interval_s
     runs = pods is None or any(pod.runs for pod in pods)
     ready = pods is not None and any(pod.ready for pod in pods)
@@ -154,8 +160,9 @@ def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule]
         (not runs, (Verdict.PLUGIN_DOWN, Rule.POD_NOT_RUNNING)),
         (scene.listens, (Verdict.STUCK, Rule.NO_ANSWER)),
         (stale and pods is not None and not ready, (Verdict.STUCK, Rule.POD_NOT_READY)),
+        (well and early, None),
         (well and (quiet or stale), (Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT)),
-        (well, (Verdict.PLUGIN_DOWN, Rule.NOT_BACK)),
+        (not quiet and not stale, (Verdict.PLUGIN_DOWN, Rule.NOT_BACK)),
         (stale and pods is None, (Verdict.STUCK, Rule.CONNECTION_STALE)),
     )
     otherwise = (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)

@@ -33,7 +33,7 @@ class Links:
     __slots__ = ("_open", "closed", "server")
 
     def __init__(self) -> None:
-        self._open: list[tuple[str, int]] = []
+        self._open: tuple[tuple[str, int], ...] = ()
         self.closed: Closed | None = None
         self.server = ""
 
@@ -45,19 +45,22 @@ class Links:
     def opened(self, server: str, client: int) -> None:
         """Take that the bus accepted one."""
         if (server, client) not in self._open:
-            self._open = [*self._open, (server, client)][-_OPEN_MAX:]
+            self._open = (*self._open, (server, client))[-_OPEN_MAX:]
         self.server, self.closed = server, None
 
     def ended(self, server: str, client: int, reason: str, now: float) -> bool:
         """Take that the bus lost one; return whether that leaves none that we know of."""
-        if (server, client) in self._open:
-            self._open.remove((server, client))
+        self._open = tuple(one for one in self._open if one != (server, client))
         if self._open:
             return False
         self.closed = Closed(at=now, reason=reason, server=server)
         self.server = server
         return True
 
+    def has_ended_since(self, at: float) -> bool:
+        """Tell whether its last one ended after that."""
+        return self.closed is not None and self.closed.at > at
+
     def forget(self) -> None:
         """Take that we were deaf for a while."""
-        self._open, self.closed = [], None
+        self._open, self.closed = (), None

@@ -516,7 +516,8 @@ class PluginState:
             interval_s=self.beats.interval_s,
             ever_heard=self.silence.ever_heard,
             expected=self.expected,
-            listens=bool(asked.listens),
+            # what listened was there when it was asked, and may have gone since
+            listens=bool(asked.listens) and not self.link.has_ended_since(asked.asked_at),
             link=self.link,
             has_cluster=self._inquest.has_cluster,
             known=asked.known,
