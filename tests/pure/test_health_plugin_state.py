@@ -536,3 +536,61 @@ def test_a_pause_is_no_pace_and_a_pace_is() -> None:
     for second in range(8):
         plugin.beat(64.0 + 2.0 * second)
     assert plugin.machine.beats.stretch > SETTINGS.stretch_max
+
+
+def both() -> Plugin:
+    """A plugin of which two instances beat in turns."""
+    plugin = healthy()
+    sequences = {"one": 10, "two": 10}
+    for half in range(12):
+        plugin.instance = "two" if half % 2 else "one"
+        sequences[plugin.instance] += 1
+        plugin.seq = sequences[plugin.instance]
+        plugin.beat(2.0 + half / 2)
+    assert plugin.machine.verdict is Verdict.SPLIT_BRAIN
+    return plugin
+
+
+def test_when_one_of_two_leaves_the_other_is_no_maintenance() -> None:
+    plugin = both()
+    plugin.instance = "two"
+    assert plugin.leaves(8.1) == []
+    plugin.instance, plugin.seq = "one", 50
+    # the second instance, which came unannounced, counts as a fall
+    for second in range(40):
+        plugin.beat(9.0 + second)
+
+    assert plugin.machine.verdict is Verdict.HEALTHY
+
+
+def test_when_both_of_two_leave_nobody_is_down() -> None:
+    plugin = both()
+    for at, plugin.instance in ((8.1, "two"), (8.2, "one")):
+        plugin.leaves(at)
+
+    assert plugin.machine.verdict is Verdict.MAINTENANCE
+
+
+def test_a_plugin_that_starts_has_more_time_to_be_registered() -> None:
+    plugin = Plugin()
+    for second in range(1, 16):
+        assert plugin.beat(float(second), APART, phase=vocabulary.Phase.STARTING) == []
+        assert plugin.machine.verdict is None
+    plugin.beat(17.0, APART, phase=vocabulary.Phase.STARTING)
+
+    assert plugin.machine.verdict is Verdict.DEREGISTERED
+
+
+def test_who_does_not_answer_is_stuck_and_not_only_unregistered() -> None:
+    plugin = healthy()
+    worse = vocabulary.ResourceBeat(
+        name=GPU, problem="registering", streams=0, probe_ok=False, probe_age_s=1.0
+    )
+    plugin.beat(2.0, worse)
+    (concluded, _) = plugin.beat(4.5, worse)
+
+    assert isinstance(concluded, steps.Conclusion)
+    assert concluded.verdict is Verdict.STUCK
+    assert [seen.observed for seen in concluded.evidence] == [
+        f"{GPU}: its own socket does not answer (self-probe 1.0 s ago); registering"
+    ]

@@ -34,6 +34,8 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     trouble_beats: Beats = 2
     trouble_s: sections.Period = 3.0
     """A plugin repairs a lost registration by itself; the shorter of the two is its time for it."""
+    starting_s: sections.Period = 15.0
+    """Its time to be registered first: a kubelet that has just started as well has much to do."""
     mismatch_s: sections.Period = 30.0
     """How long a node may offer another number than its plugin: kubelets tell every 10 s."""
     degraded_s: sections.Period = 30.0

@@ -252,10 +252,13 @@ class PluginState:
     def goodbye(
         self, event: vocabulary.PluginStopping, instance: str, now: float
     ) -> list[steps.Step]:
-        """Take that the plugin leaves as planned."""
+        """Take that the plugin leaves as planned; of two that beat in turns one stays."""
+        stays = self.leaving in {"", instance} and bool(self.beats.twins(now))
         self.leaving = instance
         return_s = event.expected_return_s or self._settings.maintenance_s
         said = evidence.goodbye(event.reason, return_s, said=event.expected_return_s > 0)
+        if stays:
+            return []
         return self._leave(Rule.GOODBYE, (said,), return_s, now)
 
     def started(self) -> None:

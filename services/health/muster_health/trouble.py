@@ -2,12 +2,15 @@
 
 | verdict      | what shows it                                             | for how long      |
 |--------------|-----------------------------------------------------------|-------------------|
-| DEREGISTERED | a problem with the kubelet, or no open stream             | its time to mend  |
 | STUCK        | its own socket does not answer its self-probe             | its time to mend  |
+| DEREGISTERED | a problem with the kubelet, or no open stream             | its time to mend  |
 | MISMATCH     | it saw the kubelet list other devices                     | its time to mend  |
 | MISMATCH     | the node offers another number than it has Healthy        | `mismatch_s`      |
 | SPLIT_BRAIN  | two instances beat in turns                               | at once           |
 | DEGRADED     | a health checker is silent, its loop or its beats are late | `degraded_s`      |
+
+Who does not answer cannot be registered either, so that comes first. A plugin that has only just
+started has `starting_s` to be registered.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,9 +59,10 @@ def reported(
     if _is_well(beat, settings) and offers is None and not twins:
         return _slow(beat, stretch, settings) if stretch > settings.stretch_max else None
     grace_s = mending_s(settings, beat.interval_s)
+    starts = beat.phase is vocabulary.Phase.STARTING
     return (
-        _apart(beat, grace_s)
-        or _stuck(beat, grace_s)
+        _stuck(beat, grace_s)
+        or _apart(beat, settings.starting_s if starts else grace_s)
         or _mismatched(beat, offers, grace_s, settings.mismatch_s)
         or _split(beat, twins)
         or _slow(beat, stretch, settings)
@@ -98,10 +102,17 @@ def _apart(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
 
 
 def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
-    deaf = "registered, but its own socket does not answer (self-probe {:.1f} s ago)"
+    deaf = "{}its own socket does not answer (self-probe {:.1f} s ago){}"
     # an age below 0 is a self-probe that has not run yet
     told = [
-        (r, deaf.format(r.probe_age_s))
+        (
+            r,
+            deaf.format(
+                "" if r.problem else "registered, but ",
+                r.probe_age_s,
+                f"; {r.problem}" if r.problem else "",
+            ),
+        )
         for r in beat.resources
         if not r.probe_ok and r.probe_age_s >= 0
     ]
