@@ -4,6 +4,7 @@ An advisory names its client by user and by a name that the client chose. A plug
 `<plugin> <node>`; a user of that form is believed first, because the server has checked it.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -83,12 +84,18 @@ def decode(subject: str, payload: bytes) -> Told | Other:
     if who is None:
         return Other(found.client.name[:_TEXT_MAX], is_there)
     plugin, node = who
-    server, client = found.server.id[:_TEXT_MAX], found.client.id
+    server, client = _same(found.server.id[:_TEXT_MAX]), found.client.id
     if is_there:
         return signals.Connected(node=node, plugin=plugin, server=server, client=client)
     return signals.Disconnected(
         node=node, plugin=plugin, server=server, client=client, reason=found.reason[:_TEXT_MAX]
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _same(server: str) -> str:
+    """Return one string for all who are connected to a server, instead of one for each."""
+    return server
 
 
 def _plugin(names: Sequence[str]) -> tuple[str, str] | None:

@@ -41,23 +41,56 @@ class Bad:
     pods: tuple[str, ...] = ()
 
 
+class _Harm:
+    """All that is wrong, or was; most plugins never have one of their own."""
+
+    __slots__ = ("bad", "counts", "ended", "short")
+
+    def __init__(self) -> None:
+        self.bad: dict[Group, dict[str, Bad]] = {}
+        self.counts: dict[Group, int] = {}
+        self.short: dict[str, str] = {}
+        self.ended: dict[Group, str] = {}
+
+
+_NONE: Final = _Harm()
+"""Shared, and never written to."""
+_NOTHING: Final[Mapping[str, int]] = {}
+
+
 class Devices:
     """The devices of one plugin with something wrong, by group and id."""
 
-    __slots__ = ("_count", "_max", "bad", "changes", "counts", "ended", "short", "totals")
+    __slots__ = ("_count", "_harm", "_max", "changes", "totals")
 
     def __init__(self, devices_max: int) -> None:
-        self.totals: Mapping[str, int] = {}
+        self.totals: Mapping[str, int] = _NOTHING
         """By resource; empty until the first snapshot."""
-        self.bad: dict[Group, dict[str, Bad]] = {}
-        self.counts: dict[Group, int] = {}
-        """What the beats say; more than `bad` knows by name if an event was lost."""
-        self.short: dict[str, str] = {}
-        self.ended: dict[Group, str] = {}
         self.changes = 0
         """How often a device changed by name, which no beat would tell again."""
+        self._harm = _NONE
         self._max = devices_max
         self._count = 0
+
+    @property
+    def bad(self) -> Mapping[Group, dict[str, Bad]]:
+        """Which devices are known by name."""
+        return self._harm.bad
+
+    @property
+    def counts(self) -> Mapping[Group, int]:
+        """What the beats say; more than `bad` knows by name if an event was lost."""
+        return self._harm.counts
+
+    @property
+    def short(self) -> Mapping[str, str]:
+        """Which resources have fewer devices than expected, in words."""
+        return self._harm.short
+
+    @property
+    def ended(self) -> Mapping[Group, str]:
+        """Why what was wrong no longer is."""
+        return self._harm.ended
 
     def restore(self, known: Iterable[Known]) -> None:
         """Go on where a former process stopped."""
@@ -121,19 +154,26 @@ class Devices:
         """Drop what is known of resources that the plugin no longer has."""
         here = set(present)
         for group in [g for g in (*self.bad, *self.counts) if g[1] not in here]:
-            self.ended[group] = "the plugin no longer has the resource"
-            self._count -= len(self.bad.pop(group, ()))
-            self.counts.pop(group, None)
+            self._own.ended[group] = "the plugin no longer has the resource"
+            self._count -= len(self._own.bad.pop(group, ()))
+            self._own.counts.pop(group, None)
         for name in [name for name in self.short if name not in here]:
             self._shorten(name, "")
 
+    @property
+    def _own(self) -> _Harm:
+        """Return what may be written to."""
+        if self._harm is _NONE:
+            self._harm = _Harm()
+        return self._harm
+
     def _number(self, group: Group, count: int) -> None:
         if count:
-            self.counts[group] = count
+            self._own.counts[group] = count
             return
-        self.counts.pop(group, None)
-        self.ended[group] = "the plugin's heartbeat counts none"
-        self._count -= len(self.bad.pop(group, ()))
+        self._own.counts.pop(group, None)
+        self._own.ended[group] = "the plugin's heartbeat counts none"
+        self._count -= len(self._own.bad.pop(group, ()))
 
     def _remove(self, event: vocabulary.DeviceRemoved) -> None:
         why = f"removed: {event.reason}" if event.reason else "removed"
@@ -143,9 +183,9 @@ class Devices:
 
     def _shorten(self, resource: str, short: str) -> None:
         if short:
-            self.short[resource] = _cut(short)
-        elif self.short.pop(resource, None) is not None:
-            self.ended[AlertKind.DEVICES_SHORT, resource] = "as many devices as expected"
+            self._own.short[resource] = _cut(short)
+        elif self._own.short.pop(resource, None) is not None:
+            self._own.ended[AlertKind.DEVICES_SHORT, resource] = "as many devices as expected"
 
     def _set(self, group: Group, device: str, bad: Bad, *, holds: bool) -> bool:
         if holds:
@@ -155,17 +195,17 @@ class Devices:
         if devices is not None and devices.pop(device, None) is not None:
             self._count -= 1
             self.changes += 1
-            self.ended[group] = bad.why or "the plugin reports it Healthy"
+            self._own.ended[group] = bad.why or "the plugin reports it Healthy"
             if not devices:
-                del self.bad[group]
+                del self._own.bad[group]
         return True
 
     def _put(self, group: Group, device: str, bad: Bad) -> bool:
-        devices = self.bad.setdefault(group, {})
+        devices = self._own.bad.setdefault(group, {})
         if device not in devices:
             if self._count >= self._max:
                 if not devices:
-                    del self.bad[group]
+                    del self._own.bad[group]
                 return False
             self._count += 1
         if devices.get(device) != bad:

@@ -389,7 +389,7 @@ class Dossier:
             # should it be told once more after a crash, nobody is told anything new
             before = []
         self._verdict_untold = None
-        self.telling.untold = []
+        self.telling.untold = ()
         return [*before, *told, self._remember(leader)]
 
     def _changed(self, alert: alerts.Alert, leader: int) -> vocabulary.AlertChanged:
@@ -423,7 +423,7 @@ class Dossier:
             bad=self._devices.known(),
             firing=tuple(self.telling.told.values()),
             untold_verdict=self._verdict_untold,
-            untold_alerts=tuple(self.telling.untold),
+            untold_alerts=self.telling.untold,
             remedied=self._remedied,
             leader=leader,
         )

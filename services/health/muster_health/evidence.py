@@ -1,5 +1,6 @@
 """Pure. Observations in words a person understands; each names who saw it."""
 
+import functools
 from collections.abc import Iterable
 from typing import Final
 
@@ -80,6 +81,7 @@ def fell(falls: int, window_s: float) -> vocabulary.Evidence:
     return seen("health", f"failed {falls} times within {window_s / 60:g} min")
 
 
+@functools.cache
 def alive() -> vocabulary.Evidence:
     """Say that a first sign of life shows nothing wrong."""
     return seen("heartbeat", "alive, and reports nothing wrong")

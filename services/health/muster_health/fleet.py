@@ -94,7 +94,7 @@ class Fleet:
         if not told:
             return [], due
         before = self.remember(leader)
-        self.telling.untold = []
+        self.telling.untold = ()
         return [before, *told, self.remember(leader)], due
 
     def has_moved(self) -> bool:
@@ -111,7 +111,7 @@ class Fleet:
             interval_s=0.0,
             position=self.position,
             firing=tuple(self.telling.told.values()),
-            untold_alerts=tuple(self.telling.untold),
+            untold_alerts=self.telling.untold,
             leader=leader,
         )
         return signals.Remember(key=KEY, value=snapshot.encode(known), revision=leader)

@@ -1,5 +1,6 @@
 """Pure. Every node and plugin that is known or expected, and what one node may cost."""
 
+import functools
 from collections.abc import Iterable, Mapping
 
 from muster.vocabulary import Verdict
@@ -12,9 +13,16 @@ class Node:
     __slots__ = ("bucket", "offers", "plugins")
 
     def __init__(self) -> None:
-        self.plugins: dict[str, dossier.Dossier] = {}
+        self.plugins: tuple[dossier.Dossier, ...] = ()
         self.offers: Mapping[str, facts.Offer] | None = None
         self.bucket: budget.Bucket | None = None
+
+    def find(self, plugin: str) -> dossier.Dossier | None:
+        """Return one of its plugins; there are few, and mostly one."""
+        for found in self.plugins:
+            if found.plugin == plugin:
+                return found
+        return None
 
 
 class Register:
@@ -30,28 +38,29 @@ class Register:
     def find(self, node: str, plugin: str) -> dossier.Dossier | None:
         """Return what is known of a plugin, if anything."""
         home = self._nodes.get(node)
-        return None if home is None else home.plugins.get(plugin)
+        return None if home is None else home.find(plugin)
 
     def find_or_add(self, node: str, plugin: str, now: float) -> dossier.Dossier | None:
         """Return what is known of a plugin, new if need be; None if its node has too many."""
         home = self._nodes.get(node)
         if home is None:
             home = self._nodes[node] = Node()
-        found = home.plugins.get(plugin)
+        found = home.find(plugin)
         if found is not None:
             return found
         if len(home.plugins) >= self._around.bounds.plugins_per_node:
             return None
-        found = dossier.Dossier(node, plugin, self._around, now=now)
+        found = dossier.Dossier(node, _same(plugin), self._around, now=now)
         found.state.offers = home.offers
-        self.dossiers[found.key] = home.plugins[plugin] = found
+        self.dossiers[found.key] = found
+        home.plugins = (*home.plugins, found)
         return found
 
     def remove(self, gone: dossier.Dossier) -> None:
         """Forget a plugin."""
         del self.dossiers[gone.key]
         home = self._nodes[gone.node]
-        del home.plugins[gone.plugin]
+        home.plugins = tuple(found for found in home.plugins if found is not gone)
         if not home.plugins:
             del self._nodes[gone.node]
 
@@ -77,7 +86,7 @@ class Register:
         home.offers = offers
         if offers is None and not home.plugins:
             del self._nodes[node]
-        for found in home.plugins.values():
+        for found in home.plugins:
             found.state.offers = offers
 
     def inhibit(self, changed: dossier.Dossier) -> Iterable[dossier.Dossier]:
@@ -86,12 +95,12 @@ class Register:
         if len(plugins) == 1:
             return
         down = [
-            name
-            for name, found in sorted(plugins.items())
+            found.plugin
+            for found in sorted(plugins, key=lambda found: found.plugin)
             if found.state.verdict is Verdict.NODE_DOWN
         ]
-        for name, found in plugins.items():
-            inhibited = bool(down) and name != down[0]
+        for found in plugins:
+            inhibited = bool(down) and found.plugin != down[0]
             if inhibited is not found.inhibited:
                 found.inhibited = inhibited
                 yield found
@@ -119,6 +128,12 @@ class Register:
         if self._bucket is None:
             self._bucket = budget.Bucket(self._around.bounds.alerts_per_minute, now)
         return self._bucket
+
+
+@functools.lru_cache(maxsize=64)
+def _same(plugin: str) -> str:
+    """Return one string for the plugins of one name on all nodes, instead of one for each."""
+    return plugin
 
 
 def _causes(expected: facts.Expected) -> tuple[str, ...]:

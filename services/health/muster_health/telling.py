@@ -7,9 +7,10 @@ What is told is remembered first, with what is still to be told; then told; then
 without. A crash at any point between repeats a telling under the same id, or nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from muster import vocabulary
 from muster_health import alerts, config, damping
@@ -27,22 +28,27 @@ class _Marks:
 Why = Callable[[alerts.Key], tuple[vocabulary.Evidence, ...]]
 
 
+_NONE: Final[Mapping[alerts.Key, alerts.Alert]] = {}
+_NO_MARKS: Final[Mapping[alerts.Key, _Marks]] = {}
+"""Shared by all who have no alerts, as nearly all."""
+
+
 class Telling:
     """The open alerts of one owner as they were told, and what is on its way."""
 
     __slots__ = ("_bounds", "_marks", "_settings", "told", "untold")
 
     def __init__(self, settings: config.Detection, bounds: config.Bounds) -> None:
-        self.told: dict[alerts.Key, alerts.Alert] = {}
-        self.untold: list[alerts.Alert] = []
+        self.told: Mapping[alerts.Key, alerts.Alert] = _NONE
+        self.untold: tuple[alerts.Alert, ...] = ()
         self._settings = settings
         self._bounds = bounds
-        self._marks: dict[alerts.Key, _Marks] = {}
+        self._marks: Mapping[alerts.Key, _Marks] = _NO_MARKS
 
     def load(self, firing: Iterable[alerts.Alert], untold: Iterable[alerts.Alert]) -> None:
         """Take what a process before us, or beside us, told and had still to tell."""
         self.told = {alert.key: alert for alert in firing}
-        self.untold = list(untold)
+        self.untold = tuple(untold)
 
     def follow(
         self,
@@ -76,8 +82,9 @@ class Telling:
 
     def end_all(self, at: datetime, evidence: tuple[vocabulary.Evidence, ...]) -> None:
         """Resolve all that is open."""
-        self.untold += [alert.resolved(at, evidence) for alert in self.told.values()]
-        self.told = {}
+        ended = (alert.resolved(at, evidence) for alert in self.told.values())
+        self.untold = (*self.untold, *ended)
+        self.told = _NONE
 
     def _open(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
         if alert.resource:
@@ -109,20 +116,22 @@ class Telling:
             if now < due:
                 return due
             marks.cleared_at = None
-        del self.told[key]
-        self.untold.append(told.resolved(at, why_ended(key)))
+        self.told = {other: alert for other, alert in self.told.items() if other != key}
+        self.untold = (*self.untold, told.resolved(at, why_ended(key)))
         return None
 
     def _say(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
-        self.told[key] = alert
+        self.told = {**self.told, key: alert}
         self._marked(key, now).told_at = now
-        self.untold.append(alert)
+        self.untold = (*self.untold, alert)
 
     def _marked(self, key: alerts.Key, now: float) -> _Marks:
         marks = self._marks.get(key)
         if marks is None:
-            if len(self._marks) >= 2 * self._bounds.alerts_per_plugin:
+            kept = dict(self._marks)
+            if len(kept) >= 2 * self._bounds.alerts_per_plugin:
                 # names of resources are the plugin's choice: the oldest one makes room
-                del self._marks[next(iter(self._marks))]
-            marks = self._marks[key] = _Marks(damping.Damping(self._settings), now)
+                del kept[next(iter(kept))]
+            marks = kept[key] = _Marks(damping.Damping(self._settings), now)
+            self._marks = kept
         return marks
