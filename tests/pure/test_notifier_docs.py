@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from muster import settings, vocabulary
-from muster_notifier import addresses, config, message, tree
+from muster_notifier import addresses, answers, config, message, tree
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "notifier.md").read_text("utf-8")
@@ -29,6 +29,11 @@ def test_every_name_of_the_templates_is_listed() -> None:
 @pytest.mark.parametrize("way", addresses.WAYS)
 def test_every_receiver_has_its_guarantee(way: str) -> None:
     assert re.search(rf"^\| `{way}`.*\|.*\|.*\|", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize("outcome", answers.Outcome)
+def test_every_outcome_is_explained(outcome: answers.Outcome) -> None:
+    assert re.search(rf"^\| .*`{outcome}`.*\|.*\|.*\|", TEXT, re.MULTILINE)
 
 
 @pytest.mark.parametrize("kind", ["health_silent", "dead_letters"])

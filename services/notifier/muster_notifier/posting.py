@@ -8,6 +8,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import functools
 import ssl
 import urllib.parse
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ class Site:
         if split.scheme not in {"http", "https"} or not split.hostname:
             raise ValueError("a URL such as https://host/path is expected")
         self._host = split.hostname
-        self._tls = (tls or ssl.create_default_context()) if split.scheme == "https" else None
+        self._tls = (tls or _tls()) if split.scheme == "https" else None
         self._port = split.port or (443 if self._tls else 80)
         self._names = names.Host(self._host, self._port)
         user, _, authority = split.netloc.rpartition("@")
@@ -144,6 +145,12 @@ class Site:
         lines = [f"{method} {path}{query} HTTP/1.1"]
         lines += [f"{name}: {_value(value)}" for name, value in told.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Return the context of everybody: each would hold all certificates of the machine."""
+    return ssl.create_default_context()
 
 
 async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
