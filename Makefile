@@ -71,8 +71,8 @@ test-compose: $(STAMP) ## build the image, bring compose.yaml up, play the demo 
 LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11
 lock: $(STAMP) ## renew the locked dependencies of the image
 	@$(BIN)/pip install --quiet uv
-	@$(BIN)/uv pip compile $(LOCK) --upgrade --extra plugin --extra labeler --extra health --extra notifier pyproject.toml --output-file requirements/services.lock
-	@$(BIN)/uv pip compile $(LOCK) --constraint requirements/services.lock --extra plugin --extra labeler --extra health --extra notifier --extra local --extra cli pyproject.toml --output-file requirements/laptop.lock
+	@$(BIN)/uv pip compile $(LOCK) --upgrade --extra plugin --extra labeler --extra health --extra notifier --extra auth pyproject.toml --output-file requirements/services.lock
+	@$(BIN)/uv pip compile $(LOCK) --constraint requirements/services.lock --extra plugin --extra labeler --extra health --extra notifier --extra auth --extra local --extra cli pyproject.toml --output-file requirements/laptop.lock
 
 sbom: $(STAMP) ## list what is in the images, as CycloneDX, in build/
 	@$(BIN)/python scripts/sbom.py

@@ -12,8 +12,8 @@ from tests import deployed
 
 PROJECT = tomllib.loads((deployed.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = {
-    "services": ("plugin", "labeler", "health", "notifier"),
-    "laptop": ("plugin", "labeler", "health", "notifier", "local", "cli"),
+    "services": ("plugin", "labeler", "health", "notifier", "auth"),
+    "laptop": ("plugin", "labeler", "health", "notifier", "auth", "local", "cli"),
 }
 
 
