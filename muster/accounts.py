@@ -75,7 +75,7 @@ def user(role: Role, public: str, *, name: str, account: str, until: float | Non
     claims: Claims = {"sub": public, "name": name, "nats": nats}
     if role is Role.NODE:
         nats["tags"] = [f"{NODE_TAG}:{name.removeprefix(permissions.plugin_user(''))}"]
-    return claims if until is None else claims | {"exp": int(until)}
+    return claims if until is None else claims | {"exp": round(until)}
 
 
 def gate_user(public: str) -> Claims:
@@ -176,6 +176,7 @@ def _template(role: Role) -> Claims:
     if grant.answers:
         found["resp"] = {"max": 1, "ttl": permissions.ANSWER_S * 10**9}
     if role in {Role.NODE, Role.READER}:
+        # of credentials; for whom the gate lets in only the server's limits hold (auth_callout.go)
         found |= {"subs": _SUBSCRIPTIONS_MAX, "payload": _PAYLOAD_MAX}
     return found
 

@@ -55,7 +55,8 @@ class Program:
         if self.module.startswith("muster.local."):
             return replace(self, arguments=(*self.arguments, "--http", address))
         variable = f"{self.module.upper()}__HTTP__PORT"
-        return replace(self, environment={variable: address.rpartition(":")[2]})
+        port = {variable: address.rpartition(":")[2]}
+        return replace(self, environment={**self.environment, **port})
 
 
 def kubernetes(kubeconfig: str, *more: str) -> Program:

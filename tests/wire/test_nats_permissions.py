@@ -4,13 +4,11 @@ import asyncio
 import contextlib
 import json
 import re
-import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import nats.aio.client
 import nats.errors
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,31 +16,10 @@ from hypothesis import strategies as st
 
 from muster import bus, connection, permissions, runtime, streams, vocabulary, workqueue
 from muster.local import nats as local
+from tests import subjects
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN = ("muster.heartbeat.node-a.", "muster.event.node-a.")
 USERS = ("health", "labeler", "notifier", "reader", "admin", "plugin_node-a", "plugin_node-b")
-
-TOKENS = st.one_of(
-    st.sampled_from(
-        (  # noqa: SIM905
-            "node-a node-b node-a_x _fleet device-plugin * > health critical muster heartbeat "
-            "event verdict alert label notification sys rpc cmd nats dlq outbox lease $JS API "
-            "$KV $SYS ACK STREAM CONSUMER DELETE PURGE CREATE MSG NEXT GET INFO DIRECT "
-            "MUSTER_EVENTS MUSTER_ALERTS KV_muster_state muster_state muster_leader _INBOX "
-            "_INBOX.health _INBOX.plugin_node-a _INBOX.plugin_node-b plugin_node-a "
-        ).split()
-    ),
-    st.from_regex(r"[a-zA-Z0-9_$-]{1,12}", fullmatch=True),
-)
-KINDS = st.sampled_from(["heartbeat", "event", "rpc", "verdict", "alert", "sys", "lease", "cmd"])
-SUBJECTS = st.one_of(
-    st.lists(TOKENS, min_size=1, max_size=6).map(".".join),
-    st.tuples(KINDS, TOKENS, st.lists(TOKENS, max_size=3)).map(
-        lambda drawn: ".".join(["muster", drawn[0], drawn[1], *drawn[2]])
-    ),
-)
-"""Subjects and filters, near those that mean something."""
 
 
 def shipped(where: Path) -> Path:
@@ -60,31 +37,11 @@ def shipped(where: Path) -> Path:
     return file
 
 
-class Client:
-    """A client, and what it was refused."""
-
-    def __init__(self, user: str) -> None:
-        self.user = user
-        self.raw = nats.aio.client.Client()
-        self.refused: list[str] = []
-
-    async def _note(self, error: Exception) -> None:
-        self.refused.append(str(error).lower())
-
-
 @contextlib.asynccontextmanager
-async def client(server: local.NatsServer, user: str) -> AsyncIterator[Client]:
-    made = Client(user)
-    await made.raw.connect(
-        address(server, user),
-        inbox_prefix=permissions.inbox(user),
-        error_cb=made._note,
-        allow_reconnect=False,
-    )
-    try:
+async def client(server: local.NatsServer, user: str) -> AsyncIterator[subjects.Client]:
+    prefix = permissions.inbox(user)
+    async with subjects.client(address(server, user), inbox_prefix=prefix) as made:
         yield made
-    finally:
-        await made.raw.close()
 
 
 def address(server: local.NatsServer, user: str) -> str:
@@ -104,57 +61,23 @@ def run(where: Path, story: Callable[[local.NatsServer], Coroutine[object, objec
     asyncio.run(whole())
 
 
-def may_publish(subject: str) -> bool:
-    """Say what a plugin on node-a may say, in other words than the configuration does."""
-    return subject.startswith(OWN)
-
-
-def may_subscribe(subject: str) -> bool:
-    return subject.startswith(("muster.rpc.node-a.", "_INBOX.plugin_node-a."))
-
-
-def is_filter(subject: str) -> bool:
-    return ">" not in subject.split(".")[:-1]
-
-
 def test_of_all_a_plugin_may_try_to_say_only_its_own_nodes_is_heard(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         server = local.NatsServer(tmp_path / "nats", config=shipped(tmp_path))
         runner.run(server.start())
 
         @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-        @given(st.lists(SUBJECTS, min_size=20, max_size=60))
-        def holds(subjects: list[str]) -> None:
-            runner.run(story(subjects))
+        @given(st.lists(subjects.SUBJECTS, min_size=20, max_size=60))
+        def holds(said: list[str]) -> None:
+            runner.run(story(said))
 
-        async def story(subjects: list[str]) -> None:
+        async def story(said: list[str]) -> None:
             async with (
                 asyncio.timeout(20),
-                client(server, "admin") as all_hearing,
+                client(server, "admin") as hearing,
                 client(server, "plugin_node-a") as plugin,
             ):
-                heard: list[str] = []
-                mark = uuid.uuid4().bytes
-
-                async def hear(message: connection.Message) -> None:
-                    if message.data == mark:
-                        heard.append(message.subject)
-
-                await all_hearing.raw.subscribe(">", cb=hear)
-                await all_hearing.raw.subscribe("$SYS.>", cb=hear)
-                await all_hearing.raw.flush()
-                for subject in subjects:
-                    await plugin.raw.publish(subject, mark)
-                await plugin.raw.flush()
-                await all_hearing.raw.flush()
-                await until(lambda: len(heard) >= sum(map(may_publish, subjects)))
-                assert heard == [s for s in subjects if may_publish(s)]
-                others = [s for s in subjects if not may_publish(s)]
-                await until(lambda: len(plugin.refused) >= len(others))
-                assert [
-                    f'publish to "{s.lower()}"' in r
-                    for s, r in zip(others, plugin.refused, strict=True)
-                ] == [True] * len(others)
+                await subjects.only_its_own_is_heard(said, hearing=hearing, plugin=plugin)
 
         try:
             holds()
@@ -168,35 +91,17 @@ def test_of_all_a_plugin_may_try_to_hear_only_its_own_requests_come(tmp_path: Pa
         runner.run(server.start())
 
         @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-        @given(st.lists(SUBJECTS.filter(is_filter), min_size=10, max_size=60))
-        def holds(subjects: list[str]) -> None:
-            runner.run(story(subjects))
+        @given(st.lists(subjects.SUBJECTS.filter(subjects.is_filter), min_size=10, max_size=60))
+        def holds(heard: list[str]) -> None:
+            runner.run(story(heard))
 
-        async def story(subjects: list[str]) -> None:
+        async def story(heard: list[str]) -> None:
             async with (
                 asyncio.timeout(20),
                 client(server, "admin") as speaker,
                 client(server, "plugin_node-a") as plugin,
             ):
-                heard: list[str] = []
-
-                async def hear(message: connection.Message) -> None:
-                    heard.append(message.subject)
-
-                for subject in subjects:
-                    await plugin.raw.subscribe(subject, cb=hear)
-                await plugin.raw.flush()
-                others = [s for s in subjects if not may_subscribe(s)]
-                await until(lambda: len(plugin.refused) >= len(others))
-                assert len(plugin.refused) == len(others)
-                for subject in subjects:
-                    await speaker.raw.publish(re.sub(r"(?<=\.)[*>]", "x", subject), b"")
-                for node in ("node-a", "node-b"):
-                    await speaker.raw.publish(f"muster.rpc.{node}.device-plugin.probe", b"")
-                    await speaker.raw.publish(f"muster.event.{node}.device-plugin.x", b"")
-                await speaker.raw.flush()
-                await plugin.raw.flush()
-                assert [s for s in heard if not may_subscribe(s)] == []
+                await subjects.only_its_own_comes(heard, speaker=speaker, plugin=plugin)
 
         try:
             holds()
@@ -204,32 +109,14 @@ def test_of_all_a_plugin_may_try_to_hear_only_its_own_requests_come(tmp_path: Pa
             runner.run(server.stop())
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for what other tasks of this loop still have to take in."""
-    async with asyncio.timeout(5):
-        while not holds():
-            await asyncio.sleep(0.001)
-
-
-CENTRAL_WRITES = [
-    *("$KV.muster_state.node-a.device-plugin", "$KV.muster_leader.health", "$KV.muster_silences.a"),
-    *("$JS.API.STREAM.DELETE.MUSTER_EVENTS", "$JS.API.STREAM.PURGE.MUSTER_EVENTS"),
-    *("$JS.API.STREAM.UPDATE.MUSTER_EVENTS", "$JS.API.STREAM.CREATE.OTHER", "$JS.API.INFO"),
-    *("$JS.API.CONSUMER.DELETE.MUSTER_EVENTS.health", "$JS.API.STREAM.MSG.DELETE.MUSTER_EVENTS"),
-    *("$JS.API.CONSUMER.CREATE.MUSTER_EVENTS.health", "$JS.ACK.MUSTER_EVENTS.health.1.1.1.1.1"),
-    *("$JS.API.CONSUMER.MSG.NEXT.MUSTER_ALERTS.notifier", "muster.nats.disconnect"),
-    *("muster.verdict.node-a.device-plugin.x", "muster.alert.node-a.critical.x.y"),
-]
-
-
 @pytest.mark.parametrize("user", ["plugin_node-a", "reader"])
 def test_who_only_reports_or_reads_alters_nothing(tmp_path: Path, user: str) -> None:
     async def story(server: local.NatsServer) -> None:
         async with client(server, user) as one:
-            for subject in CENTRAL_WRITES:
+            for subject in subjects.WRITES:
                 await one.raw.publish(subject, b"{}")
             await one.raw.flush()
-            await until(lambda: len(one.refused) == len(CENTRAL_WRITES))
+            await subjects.until(lambda: len(one.refused) == len(subjects.WRITES))
 
     run(tmp_path, story)
 
@@ -259,7 +146,7 @@ def test_nobody_hears_the_answers_to_another(tmp_path: Path) -> None:
                 for wide in ("_INBOX.>", ">", "*.>", "$SYS.>", "*"):
                     await one.raw.subscribe(wide)
                 await one.raw.flush()
-                await until(lambda: len(one.refused) == len(others) + 5)  # noqa: B023
+                await subjects.until(lambda: len(one.refused) == len(others) + 5)  # noqa: B023
 
     run(tmp_path, story)
 
@@ -267,10 +154,9 @@ def test_nobody_hears_the_answers_to_another(tmp_path: Path) -> None:
 def test_a_wrong_password_and_no_password_are_refused(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         for url in (server.url, server.url.replace("//", "//health:wrong@")):
-            made = Client("")
             with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
-                await made.raw.connect(url, allow_reconnect=False, error_cb=made._note)
-            await made.raw.close()
+                async with subjects.client(url):
+                    pass
 
     run(tmp_path, story)
 
@@ -283,7 +169,7 @@ def test_what_one_client_may_cost_is_bounded(tmp_path: Path) -> None:
                 await one.raw.publish("muster.event.node-a.p.x", b"x" * 2_000_000)
             for number in range(250):
                 await one.raw.subscribe(f"muster.rpc.node-a.p.{number}")
-            await until(lambda: one.raw.is_closed)
+            await subjects.until(lambda: one.raw.is_closed)
             assert "maximum subscriptions" in str(one.raw.last_error).lower()
 
     run(tmp_path, story)

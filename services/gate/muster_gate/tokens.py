@@ -21,7 +21,7 @@ _TOKEN_MAX: Final = 4096
 _LATEST: Final = 2**40
 _AWAY_REFRESHES: Final = 2
 """After so many periods without an answer the API server is taken for away."""
-_LIFETIME_MIN_S: Final = 5.0
+_LIFETIME_MIN_S: Final = 1.0
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
 

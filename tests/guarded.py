@@ -1,0 +1,192 @@
+"""A nats-server that believes keys and tokens, the gates before it, and a cluster that issues."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from muster import credentials, probes
+from muster.cli import keyfiles
+from muster.local import layout, processes
+from muster.local import nats as local
+from tests import issuing, subjects
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Cluster:
+    """What an API server shows of its keys, at an address of its own; it can go and come back."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.keys = [issuing.jwk("k1", "RS256")]
+        self.asked = 0
+        self._port = 0
+        self._stack = contextlib.AsyncExitStack()
+
+    async def come(self) -> None:
+        """Be there."""
+        routes = {
+            "/openid/v1/jwks": self._show,
+            "/.well-known/openid-configuration": lambda: (
+                200,
+                "application/json",
+                json.dumps({"issuer": issuing.ISSUER}).encode(),
+            ),
+        }
+        self.url = await self._stack.enter_async_context(
+            probes.serve("127.0.0.1", self._port, ready=probes.always, more=routes)
+        )
+        self._port = int(self.url.rpartition(":")[2])
+
+    async def go(self) -> None:
+        """Be away."""
+        await self._stack.aclose()
+
+    def _show(self) -> probes.Answer:
+        self.asked += 1
+        return 200, "application/json", issuing.key_set(*self.keys)
+
+
+class World:
+    """One server, some gates; an async context manager."""
+
+    def __init__(self, where: Path, *, gates: int = 1, **settings: Any) -> None:
+        self.where = where
+        self.keys = where / "keys"
+        self.cluster = Cluster()
+        keyfiles.make(self.keys, at=time.time())
+        self.server = local.NatsServer(where / "nats", config=configured(self.keys, where))
+        self.gates: list[processes.Process] = []
+        self._count = gates
+        self._settings = settings
+
+    async def __aenter__(self) -> Self:
+        """Start everything, and let the streams be made."""
+        await self.cluster.come()
+        await self.server.start()
+        for number in range(self._count):
+            self.gates.append(self._gate(number))
+        await asyncio.gather(*(gate.start() for gate in self.gates))
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """End everything."""
+        await asyncio.gather(*(gate.end() for gate in self.gates))
+        await self.server.stop()
+        await self.cluster.go()
+
+    async def open(self, *gates: processes.Process) -> None:
+        """Wait until gates are ready."""
+        async with asyncio.timeout(10):
+            for gate in gates or self.gates:
+                while await asyncio.to_thread(_status, f"{gate.addresses['http']}/readyz") != 200:
+                    await asyncio.sleep(0.02)
+
+    def reload(self) -> None:
+        """Have the server read its configuration again."""
+        configured(self.keys, self.where)
+        os.kill(self.server.pid, signal.SIGHUP)
+
+    def plugin(
+        self, token: str, **options: Any
+    ) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
+        """Connect with a token."""
+        prefix = {"inbox_prefix": "_INBOX.plugin_node-a"}
+        return subjects.client(self.server.url, token=token, **prefix | options)
+
+    def holder(self, text: str) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
+        """Connect with credentials."""
+        found = credentials.read(text)
+        return subjects.client(
+            self.server.url,
+            user_jwt_cb=found.jwt.encode,
+            signature_cb=found.sign,
+            inbox_prefix=f"_INBOX.{found.name}",
+        )
+
+    def admin(self) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
+        """Connect as who may do everything."""
+        return self.holder((self.keys / "admin.creds").read_text())
+
+    async def counted(self) -> dict[str, int]:
+        """Return how often each answer was given, by all gates that are there."""
+        total: dict[str, int] = {}
+        for gate in self.gates:
+            if gate.is_running:
+                text = await asyncio.to_thread(_read, f"{gate.addresses['http']}/metrics")
+                for outcome, count in re.findall(r'answers_total\{outcome="(\w+)"\} (\d+)', text):
+                    total[outcome] = total.get(outcome, 0) + int(count)
+        return total
+
+    def logged(self, event: str) -> Sequence[dict[str, Any]]:
+        """Return the lines of this event in the gates' logs."""
+        lines = [line for gate in self.gates for line in gate.log.read_bytes().splitlines()]
+        return [told for told in map(orjson.loads, lines) if told["event"] == event]
+
+    def _gate(self, number: int) -> processes.Process:
+        settings = {
+            "signing": str(self.keys / "gate.json"),
+            "bus": {"url": self.server.url},
+            "keys": {
+                "api": self.cluster.url,
+                "refresh_s": 0.3,
+                "cache": str(self.where / f"cache-{number}.json"),
+            },
+            **self._settings,
+        }
+        file = self.where / f"gate-{number}.yaml"
+        file.write_text(json.dumps(settings))
+        program = layout.Program(
+            f"gate-{number}",
+            "muster_gate",
+            ("--config", str(file)),
+            {"NATS_CREDS": str(self.keys / "gate.creds"), "NATS_TOKEN_FILE": ""},
+        )
+        return processes.Process(program, self.where / f"gate-{number}.log")
+
+
+def configured(keys: Path, where: Path) -> Path:
+    """Write the configuration that is shipped, with these keys, on ports that are free."""
+    text = (ROOT / "k8s/base/nats/nats.conf").read_text("utf-8")
+    text = text.replace("http: 8222\n", "").replace("port: 4222\n", "")
+    text = re.sub(r"(pid_file|  store_dir): .*\n", "", text)
+    file = where / "shipped.conf"
+    file.write_text(text.replace("include accounts.conf", (keys / "accounts.conf").read_text()))
+    return file
+
+
+def token(node: str = "node-a", key: str = "k1", **changed: Any) -> str:
+    """Return a token that is good now."""
+    return issuing.token(issuing.claims(node, at=time.time(), **changed), key)
+
+
+def _status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310  # ours
+            return int(answer.status)
+    except OSError:
+        pass
+    return 0
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310  # ours
+        text: str = answer.read().decode()
+        return text

@@ -1,0 +1,143 @@
+"""All that somebody might try to say or hear on the bus, for tests of who may."""
+
+import asyncio
+import contextlib
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import nats.aio.client
+from hypothesis import strategies as st
+
+from muster import connection
+
+OWN = ("muster.heartbeat.node-a.", "muster.event.node-a.")
+HEARD = ("muster.rpc.node-a.", "_INBOX.plugin_node-a.")
+
+_TOKENS = st.one_of(
+    st.sampled_from(
+        (  # noqa: SIM905
+            "node-a node-b node-a_x _fleet device-plugin * > health critical muster heartbeat "
+            "event verdict alert label notification sys rpc cmd nats dlq outbox lease $JS API "
+            "$KV $SYS ACK STREAM CONSUMER DELETE PURGE CREATE MSG NEXT GET INFO DIRECT REQ USER "
+            "AUTH ACCOUNT CLAIMS UPDATE MUSTER_EVENTS MUSTER_ALERTS KV_muster_state muster_state "
+            "muster_leader _INBOX _R_ {{tag(node)}} plugin_node-a plugin_node-b "
+        ).split()
+    ),
+    st.from_regex(r"[a-zA-Z0-9_$-]{1,12}", fullmatch=True),
+)
+_KINDS = st.sampled_from(["heartbeat", "event", "rpc", "verdict", "alert", "sys", "lease", "cmd"])
+SUBJECTS = st.one_of(
+    st.lists(_TOKENS, min_size=1, max_size=6).map(".".join),
+    st.tuples(_KINDS, _TOKENS, st.lists(_TOKENS, max_size=3)).map(
+        lambda drawn: ".".join(["muster", drawn[0], drawn[1], *drawn[2]])
+    ),
+)
+"""Subjects and filters, near those that mean something."""
+
+WRITES = [
+    *("$KV.muster_state.node-a.device-plugin", "$KV.muster_leader.health", "$KV.muster_silences.a"),
+    *("$JS.API.STREAM.DELETE.MUSTER_EVENTS", "$JS.API.STREAM.PURGE.MUSTER_EVENTS"),
+    *("$JS.API.STREAM.UPDATE.MUSTER_EVENTS", "$JS.API.STREAM.CREATE.OTHER", "$JS.API.INFO"),
+    *("$JS.API.CONSUMER.DELETE.MUSTER_EVENTS.health", "$JS.API.STREAM.MSG.DELETE.MUSTER_EVENTS"),
+    *("$JS.API.CONSUMER.CREATE.MUSTER_EVENTS.health", "$JS.ACK.MUSTER_EVENTS.health.1.1.1.1.1"),
+    *("$JS.API.CONSUMER.MSG.NEXT.MUSTER_ALERTS.notifier", "muster.nats.disconnect"),
+    *("muster.verdict.node-a.device-plugin.x", "muster.alert.node-a.critical.x.y"),
+]
+"""What only those may say who conclude, keep or mend."""
+
+
+def may_publish(subject: str) -> bool:
+    """Say what a plugin on node-a may say, in other words than the configuration does."""
+    return subject.startswith(OWN)
+
+
+def may_subscribe(subject: str) -> bool:
+    """Say the same of what it may hear."""
+    return subject.startswith(HEARD)
+
+
+def is_filter(subject: str) -> bool:
+    """Tell whether nats-server takes this for a filter at all."""
+    return ">" not in subject.split(".")[:-1]
+
+
+class Client:
+    """A client of nats-py alone, and what it was refused."""
+
+    def __init__(self) -> None:
+        self.raw = nats.aio.client.Client()
+        self.refused: list[str] = []
+
+    async def note(self, error: Exception) -> None:
+        """Remember a refusal."""
+        self.refused.append(str(error).lower())
+
+
+@contextlib.asynccontextmanager
+async def client(url: str, **options: Any) -> AsyncIterator[Client]:
+    """Connect, once."""
+    made = Client()
+    try:
+        await made.raw.connect(url, error_cb=made.note, allow_reconnect=False, **options)
+        yield made
+    finally:
+        await made.raw.close()
+
+
+async def until(holds: Callable[[], bool], *, limit_s: float = 5) -> None:
+    """Wait for what other tasks of this loop, or other processes, still have to do."""
+    async with asyncio.timeout(limit_s):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def only_its_own_is_heard(
+    subjects: Sequence[str], *, hearing: Client, plugin: Client
+) -> None:
+    """Have a plugin on node-a say something to every subject; `hearing` may hear everything."""
+    heard: list[str] = []
+    mark = uuid.uuid4().bytes
+
+    async def hear(message: connection.Message) -> None:
+        if message.data == mark:
+            heard.append(message.subject)
+
+    for everything in (">", "$SYS.>"):
+        await hearing.raw.subscribe(everything, cb=hear)
+    await hearing.raw.flush()
+    for subject in subjects:
+        await plugin.raw.publish(subject, mark)
+    await plugin.raw.flush()
+    await hearing.raw.flush()
+    await until(lambda: len(heard) >= sum(map(may_publish, subjects)))
+    assert heard == [s for s in subjects if may_publish(s)]
+    others = [s for s in subjects if not may_publish(s)]
+    await until(lambda: len(plugin.refused) >= len(others))
+    assert [
+        f'publish to "{s.lower()}"' in r for s, r in zip(others, plugin.refused, strict=True)
+    ] == [True] * len(others)
+
+
+async def only_its_own_comes(subjects: Sequence[str], *, speaker: Client, plugin: Client) -> None:
+    """Have a plugin on node-a listen to every subject; `speaker` may say everything."""
+    heard: list[str] = []
+
+    async def hear(message: connection.Message) -> None:
+        heard.append(message.subject)
+
+    for subject in subjects:
+        await plugin.raw.subscribe(subject, cb=hear)
+    await plugin.raw.flush()
+    others = [s for s in subjects if not may_subscribe(s)]
+    await until(lambda: len(plugin.refused) >= len(others))
+    assert len(plugin.refused) == len(others)
+    for subject in subjects:
+        await speaker.raw.publish(re.sub(r"(?<=\.)[*>]", "x", subject), b"")
+    for node in ("node-a", "node-b"):
+        await speaker.raw.publish(f"muster.rpc.{node}.device-plugin.probe", b"")
+        await speaker.raw.publish(f"muster.event.{node}.device-plugin.x", b"")
+    await speaker.raw.flush()
+    await plugin.raw.flush()
+    assert [s for s in heard if not may_subscribe(s)] == []

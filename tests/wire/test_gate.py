@@ -1,0 +1,238 @@
+"""The gate before a real nats-server with the shipped configuration: who comes in, for what."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import nats.errors
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muster import accounts, connection
+from muster.cli import keyfiles
+from tests import guarded, issuing, subjects
+
+
+def run(world: guarded.World, story: Callable[[guarded.World], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(40), world:
+            await story(world)
+
+    asyncio.run(whole())
+
+
+async def is_refused(world: guarded.World, token: str, **options: str) -> bool:
+    try:
+        async with world.plugin(token, **options):
+            return False
+    except (nats.errors.Error, TimeoutError, OSError):
+        return True
+
+
+def test_whoever_has_a_token_speaks_and_hears_for_its_node_only(tmp_path: Path) -> None:
+    with asyncio.Runner() as runner:
+        world = guarded.World(tmp_path, pace={"burst": 1000})
+        runner.run(world.__aenter__())
+
+        @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+        @given(
+            st.lists(subjects.SUBJECTS, min_size=20, max_size=60),
+            st.lists(subjects.SUBJECTS.filter(subjects.is_filter), min_size=10, max_size=60),
+        )
+        def holds(said: list[str], heard: list[str]) -> None:
+            runner.run(story(said, heard))
+
+        async def story(said: list[str], heard: list[str]) -> None:
+            token = guarded.token()
+            async with asyncio.timeout(20), world.admin() as admin:
+                async with world.plugin(token) as plugin:
+                    await subjects.only_its_own_is_heard(said, hearing=admin, plugin=plugin)
+                async with world.admin() as other, world.plugin(token) as plugin:
+                    await subjects.only_its_own_comes(heard, speaker=other, plugin=plugin)
+
+        try:
+            holds()
+        finally:
+            runner.run(world.__aexit__(None, None, None))
+
+
+def test_a_compromised_plugin_can_alter_read_and_flood_nothing(tmp_path: Path) -> None:
+    async def story(world: guarded.World) -> None:
+        async with world.admin() as admin:
+            await admin.raw.jetstream().add_stream(
+                name="MUSTER_EVENTS", subjects=["muster.event.>"]
+            )
+            await admin.raw.jetstream().publish("muster.event.node-b.p.x", b"of another")
+            await floods(world)
+            kept = await admin.raw.jetstream().stream_info("MUSTER_EVENTS")
+            assert kept.state.messages == 1
+
+    async def floods(world: guarded.World) -> None:
+        async with world.plugin(guarded.token("node-a")) as one:
+            reads = [f"$JS.API.DIRECT.GET.MUSTER_EVENTS.muster.event.node-b.{x}" for x in "ab"]
+            reads += [
+                "$JS.API.STREAM.MSG.GET.MUSTER_EVENTS",
+                "$JS.API.CONSUMER.CREATE.MUSTER_EVENTS",
+            ]
+            for subject in (*subjects.WRITES, *reads):
+                await one.raw.publish(subject, b"{}", reply="_INBOX.plugin_node-a.x")
+            await one.raw.flush()
+            await subjects.until(lambda: len(one.refused) == len(subjects.WRITES) + len(reads))
+            with pytest.raises(nats.errors.MaxPayloadError):
+                await one.raw.publish("muster.event.node-a.p.x", b"x" * 2_000_000)
+            for number in range(250):
+                await one.raw.subscribe(f"muster.rpc.node-a.p.{number}")
+            await subjects.until(lambda: one.raw.is_closed)
+            assert "maximum subscriptions" in str(one.raw.last_error).lower()
+        async with contextlib.AsyncExitStack() as many:
+            for _ in range(4):
+                await many.enter_async_context(world.plugin(guarded.token("node-a")))
+            assert await is_refused(world, guarded.token("node-a"))
+            assert not await is_refused(world, guarded.token("node-b"))
+        assert await is_refused(world, guarded.token("node-c"), name="device-plugin node-b")
+        assert (await world.counted()).items() >= {"too_often": 1, "name": 1}.items()
+
+    run(guarded.World(tmp_path, pace={"burst": 5, "per_minute": 0.1}), story)
+
+
+def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
+    async def story(world: guarded.World) -> None:
+        now = time.time()
+        wrong = {
+            "unknown_key": guarded.token(key="k3"),
+            "algorithm": issuing.token(issuing.claims("node-a", at=now), algorithm="none"),
+            "expired": issuing.token(issuing.claims("node-a", at=now - 7200)),
+            "not_yet": issuing.token(issuing.claims("node-a", at=now + 600)),
+            "audience": guarded.token(aud=["https://kubernetes.default.svc"]),
+            "issuer": guarded.token(iss="https://elsewhere"),
+            "account": guarded.token(sub="system:serviceaccount:muster:muster-health"),
+            "malformed": "password",
+            "signature": issuing.token(issuing.claims("node-a", at=now), "k2", kid="k1"),
+        }
+        refused = await asyncio.gather(*(is_refused(world, one) for one in wrong.values()))
+        assert all(refused)
+        assert await is_refused(world, "")
+        assert await world.counted() == {**dict.fromkeys(wrong, 1), "no_token": 1}
+        reasons = [told["reason"] for told in world.logged("refused")]
+        assert sorted(reasons) == sorted([*wrong, "no_token"])
+        text = b"".join(gate.log.read_bytes() for gate in world.gates).decode()
+        assert not any(one in text for one in wrong.values() if one != "password")
+        dotted = guarded.token("ip-10-0-0-1.eu.internal")
+        async with world.plugin(dotted) as one, world.admin() as admin:
+            await admin.raw.subscribe("muster.event.>", cb=heard.put)
+            await admin.raw.flush()
+            await one.raw.publish("muster.event.ip-10-0-0-1_eu_internal.p.x", b"")
+            await one.raw.publish("muster.event.ip-10-0-0-1.eu.internal.p", b"")
+            await one.raw.flush()
+            await subjects.until(lambda: len(one.refused) == 1)
+            assert (await heard.get()).subject == "muster.event.ip-10-0-0-1_eu_internal.p.x"
+
+    heard: asyncio.Queue[connection.Message] = asyncio.Queue()
+    run(guarded.World(tmp_path), story)
+
+
+def test_gates_may_die_and_the_cluster_may_change_its_keys_or_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    monkeypatch.setenv("NATS_TOKEN_FILE", str(file))
+
+    async def story(world: guarded.World) -> None:
+        file.write_text(guarded.token("node-b"))
+        async with world.plugin(guarded.token()) as old:
+            await world.gates[0].kill()
+            answers = [is_refused(world, guarded.token()) for _ in range(4)]
+            assert await asyncio.gather(*answers) == [False] * 4
+            await world.gates[1].kill()
+            async with connection.Connection(world.server.url, name="device-plugin node-b") as link:
+                assert await is_refused(world, guarded.token())
+                # who is connected is no concern of the gates'
+                await old.raw.publish("muster.event.node-a.p.x", b"")
+                await old.raw.flush()
+                assert not link.is_connected
+                await world.cluster.go()
+                await world.gates[0].start()
+                # the keys were kept, and who was refused comes again
+                await link.client()
+                assert await is_refused(world, guarded.token(key="k2"))
+                world.cluster.keys = [issuing.jwk("k2", "RS256")]
+                await world.cluster.come()
+                await rotated(world)
+                await renewed(link)
+            assert not old.refused
+            assert old.raw.is_connected
+
+    async def rotated(world: guarded.World) -> None:
+        async with asyncio.timeout(5):
+            while await is_refused(world, guarded.token(key="k2")):
+                await asyncio.sleep(0.05)
+        assert await is_refused(world, guarded.token(key="k1"))
+
+    async def renewed(link: connection.Connection) -> None:
+        """Have a short token end, and another be there by then."""
+        epoch = link.epoch
+        live = link.live_client()
+        assert live is not None
+        file.write_text(guarded.token("node-b", "k2", lasts_s=2))
+        await live.force_reconnect()
+        await subjects.until(lambda: link.epoch == epoch + 1 and link.is_connected)
+        file.write_text(guarded.token("node-b", "k2"))
+        await subjects.until(lambda: link.epoch == epoch + 2, limit_s=10)
+        assert link.is_connected
+
+    run(guarded.World(tmp_path, gates=2), story)
+
+
+def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Path) -> None:
+    async def story(world: guarded.World) -> None:
+        now = time.time()
+
+        def made(role: accounts.Role, name: str, **more: float) -> str:
+            return keyfiles.user(world.keys, role, name=name, at=time.time(), **more)
+
+        of_a = made(accounts.Role.NODE, "plugin_node-a")
+        reader = made(accounts.Role.READER, "reader_grafana")
+        short = made(accounts.Role.READER, "reader_short", until=now + 2)
+        async with (
+            world.admin() as admin,
+            world.holder(of_a) as plugin,
+            world.holder(reader) as grafana,
+            world.holder(short) as ends,
+        ):
+            said = ["muster.event.node-b.p.x", "muster.event.node-a.p.x", *subjects.WRITES]
+            await subjects.only_its_own_is_heard(said, hearing=admin, plugin=plugin)
+            for subject in subjects.WRITES:
+                await grafana.raw.publish(subject, b"{}")
+            await grafana.raw.subscribe("muster.heartbeat.>")
+            await grafana.raw.subscribe("_INBOX.reader_other.>")
+            await grafana.raw.flush()
+            await subjects.until(lambda: len(grafana.refused) == len(subjects.WRITES) + 1)
+            keyfiles.rotate(world.keys, "node", at=now)
+            keyfiles.rotate(world.keys, "reader", at=now)
+            world.reload()
+            new = made(accounts.Role.READER, "reader_grafana")
+            async with asyncio.timeout(5):
+                while not await comes(world, new):
+                    await asyncio.sleep(0.02)
+            assert await comes(world, reader)
+            await subjects.until(lambda: ends.raw.is_closed)
+            keyfiles.drop(world.keys, "reader", at=now)
+            world.reload()
+            # who was let in by the old key is sent away
+            await subjects.until(lambda: grafana.raw.is_closed)
+            assert not await comes(world, reader)
+            assert await comes(world, new)
+            assert await comes(world, of_a)
+            assert not plugin.raw.is_closed
+
+    async def comes(world: guarded.World, text: str) -> bool:
+        try:
+            async with world.holder(text):
+                return True
+        except (nats.errors.Error, OSError):
+            return False
+
+    run(guarded.World(tmp_path, gates=0), story)
