@@ -30,8 +30,9 @@ import threading
 import time
 from typing import Any, Final, NoReturn
 
+from muster import lean
 from muster_plugin import __main__ as plugin
-from muster_plugin import config, endpoint, kubelet, lean, lives, node, podresources, wire
+from muster_plugin import config, endpoint, kubelet, lives, node, podresources, wire
 
 PERIOD_S: Final = float(os.environ.get("MUSTER_TEST_PERIOD_S", "0"))
 _PR_SET_PDEATHSIG: Final = 1

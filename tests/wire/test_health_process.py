@@ -182,7 +182,7 @@ class Told:
     async def until_remembered(self, node: str) -> None:
         """Wait until the service has nothing left to do about what it told."""
         key = f"{node}.{PLUGIN}"
-        while b"untold" in (await self._bus.recall(streams.STATE))[key]:  # no event
+        while b"untold" in (await self._bus.recall(streams.STATE)).get(key, b"untold"):  # no event
             await asyncio.sleep(0)
 
     async def until_verdict(self, node: str, verdict: Verdict) -> None:

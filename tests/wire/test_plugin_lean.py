@@ -20,7 +20,8 @@ print(*sorted(unwanted & sys.modules.keys()))
 """
 LEFT_BEHIND = """
 import sys
-from muster_plugin import lean
+import muster_plugin
+from muster import lean
 lean.load("prometheus_client", hollow=["http.server", "wsgiref", "wsgiref.simple_server"])
 lean.load("nats.aio.client", without=["aiohttp", "importlib.metadata"])
 import http.server, importlib.metadata, prometheus_client
@@ -50,7 +51,7 @@ async def story():
 asyncio.run(story())
 """
 NOTHING_LOADED_FIRST = """
-from muster_plugin import lean
+from muster import lean
 lean.load("nats.aio.client", without=["aiohttp"])
 """
 

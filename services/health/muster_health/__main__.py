@@ -21,6 +21,7 @@ from muster import (
     codec,
     connection,
     entry,
+    lean,
     logs,
     probes,
     pulse,
@@ -356,6 +357,8 @@ async def _api(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> "k
     """Return the Kubernetes API, or None where there is none. Raises CannotStart."""
     if settings.kubeconfig is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         return None
+    # aiohttp keeps the classes that it finds
+    lean.fully("ssl")
     from muster import kube  # noqa: PLC0415  # 20 MiB that are not needed without a cluster
 
     try:

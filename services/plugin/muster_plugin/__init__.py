@@ -6,7 +6,7 @@ imports structlog first decides what it drags in.
 
 from google.protobuf.internal import api_implementation
 
-from muster_plugin import lean
+from muster import lean
 
 # TLS is for those whose bus speaks it; the rest is imported by what is used, and hardly ever used
 lean.later("ssl", classes=["SSLContext", "SSLSocket"])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 import muster
-from muster import entry, logs, runtime, settings, vocabulary
+from muster import entry, lean, logs, runtime, settings, vocabulary
 from muster_plugin import (
     aside,
     beats,
@@ -28,7 +28,6 @@ from muster_plugin import (
     gpus,
     inotify,
     kubelet,
-    lean,
     lines,
     nvml,
     presets,

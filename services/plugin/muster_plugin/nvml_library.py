@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-from muster_plugin import gpu, gpu_rules, lean, nvml_words
+from muster import lean
+from muster_plugin import gpu, gpu_rules, nvml_words
 
 Binding: TypeAlias = Any
 """The module pynvml, which has no types."""

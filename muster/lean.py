@@ -1,4 +1,4 @@
-"""Door to Python's import system: loads what the plugin needs fast, and no more than that.
+"""Door to Python's import system: loads what a process needs fast, and no more than that.
 
 Packages load more than they are used for: structlog loads rich where it is installed (40 ms,
 5 MiB) and its console (7 ms), nats-py aiohttp (100 ms, 11 MiB) and always the reader of package
@@ -65,6 +65,11 @@ def later(module: str, *, classes: Sequence[str] = ()) -> None:
     if package:
         load(package)
         setattr(sys.modules[package], child, found)
+
+
+def fully(module: str) -> None:
+    """Load what `later` put off, because somebody is about to keep what they find in it."""
+    hasattr(importlib.import_module(module), "anything")
 
 
 def load(module: str, *, without: Sequence[str] = (), hollow: Sequence[str] = ()) -> None:
