@@ -68,7 +68,7 @@ def test_every_service_takes_the_settings_it_is_given(overlay: str) -> None:
         "notifier": notifier_config.Settings,
     }
     for name, shape in shapes.items():
-        text = file_in(overlay, f"muster-{name}", f"{name}.yaml")
+        text = file_in(overlay, f"muster-{name}-settings", f"{name}.yaml")
         (tree,) = settings.parse(text.encode(), source=name)
         settings.validate(shape, tree, source=name)
 
@@ -135,6 +135,10 @@ def test_only_the_labeler_may_patch_nodes_and_only_health_sees_leases() -> None:
         ("nodes/status", "patch"),
     }
     roles = [o for o in objects("minimal") if o["kind"] in {"Role", "ClusterRole"}]
+    settings = labeler_config.Settings()
+    named = [name for o in roles for r in o["rules"] for name in r.get("resourceNames", [])]
+    # kustomize renames what has the name of a ConfigMap that it makes, also here
+    assert named == [settings.lease.name, "muster-inventory"]
     assert len(roles) == 6
     assert "secrets" not in json.dumps(roles)
 
@@ -190,7 +194,7 @@ def certify(where: Path) -> None:
 
 
 def test_fuse_is_as_skypilot_asks_for_it() -> None:
-    tree = yaml.safe_load(file_in("fuse", "muster-plugin", "plugin.yaml"))
+    tree = yaml.safe_load(file_in("fuse", "muster-plugin-settings", "plugin.yaml"))
     (resource,) = tree["resources"]
     assert resource["name"] == "smarter-devices/fuse"
 
@@ -237,7 +241,9 @@ def test_the_chart_puts_everything_where_it_is_installed() -> None:
 
 def by_name(found: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
     """Return objects by what they are; settings as trees, names without kustomize's hashes."""
-    plain = json.loads(re.sub(r'"(muster-[a-z]+)-[a-z0-9]{10}"', r'"\1"', json.dumps(found)))
+    plain = json.loads(
+        re.sub(r'"(muster-(?:nats|[a-z]+-settings))-[a-z0-9]{10}"', r'"\1"', json.dumps(found))
+    )
     for one in plain:
         for name in one.get("data", {}):
             if name.endswith(".yaml"):
