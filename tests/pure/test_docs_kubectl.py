@@ -32,15 +32,17 @@ def told(pattern: str) -> list[tuple[Path, str]]:
 
 
 def test_every_selector_of_a_page_finds_something() -> None:
-    selectors = told(r"(?:-l|--selector)[ =]([^\s`]+)")
+    selectors = told(r"(?:-l|--selector)[ =]('[^']+'|[^\s`]+)")
     assert len(selectors) > 1
     for page, selector in selectors:
-        wanted = dict(pair.split("=", 1) for pair in selector.split(","))
-        assert any(wanted.items() <= labels.items() for labels in carried()), (page, selector)
+        one_of = re.fullmatch(r"'(\S+) in \(([^)]+)\)'", selector)
+        key, values = one_of.groups() if one_of else selector.split("=")
+        there = {labels.get(key) for labels in carried()}
+        assert set(values.split(", ")) <= there, (page, selector)
 
 
 def test_every_folder_that_is_applied_is_there() -> None:
-    folders = told(r"-k (\S+)")
+    folders = [(page, folder) for page, folder in told(r"-k (\S+)") if folder != "DIR"]
     assert folders
     assert [f for _, f in folders if not (deployed.ROOT / f / "kustomization.yaml").exists()] == []
 

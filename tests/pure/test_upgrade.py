@@ -1,0 +1,84 @@
+"""The order of an upgrade is the one that events ask for, and an uninstall leaves what is said."""
+
+import re
+from typing import Final
+
+import pytest
+
+from tests import deployed
+from tests.pure import test_map
+
+PAGE: Final = (deployed.ROOT / "docs/upgrade.md").read_text("utf-8")
+PART_OF: Final = "app.kubernetes.io/part-of"
+NAME: Final = "app.kubernetes.io/name"
+
+
+def steps() -> list[set[str]]:
+    """Return which names each step of an upgrade applies; the last one applies everything."""
+    found = re.findall(r"^kubectl apply -k DIR(?: -l (.+))?$", PAGE, re.MULTILINE)
+    return [set(re.findall(r"muster-[a-z]+", selector)) for selector in found]
+
+
+def deletions() -> set[tuple[str, str]]:
+    """Return the kinds, in lower case, that an uninstall deletes by label, and where."""
+    commands = re.findall(
+        rf"^kubectl (?:-n (\S+) )?delete (\S+) -l {PART_OF}=muster", PAGE, re.MULTILINE
+    )
+    return {(place, kind) for place, kinds in commands for kind in kinds.split(",")}
+
+
+def test_who_listens_is_upgraded_before_who_speaks() -> None:
+    order = {name.removeprefix("muster-"): at for at, names in enumerate(steps()) for name in names}
+    order.setdefault("plugin", len(steps()) - 1)
+    early = [
+        (event, speaker, listener)
+        for event, (_, speaker, listeners) in test_map.table().items()
+        for listener in listeners - {"-"}
+        if speaker != listener and order[listener] >= order[speaker]
+    ]
+    assert early == []
+    assert order["nats"] == 0
+    assert steps()[-1] == set()
+
+
+@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+def test_a_step_brings_all_that_its_workloads_read(overlay: str) -> None:
+    maps = {
+        o["metadata"]["name"]: o["metadata"]["labels"][NAME]
+        for o in deployed.objects(overlay)
+        if o["kind"] == "ConfigMap"
+    }
+    accounts = {
+        o["metadata"]["name"]: o["metadata"]["labels"][NAME]
+        for o in deployed.objects(overlay)
+        if o["kind"] == "ServiceAccount"
+    }
+    for name, pod in deployed.pods(overlay).items():
+        read = [v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v]
+        assert {maps[one] for one in read} == {name}
+        assert accounts[pod["serviceAccountName"]] == name
+
+
+@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+def test_everything_has_the_label_and_a_command_that_takes_it_away(overlay: str) -> None:
+    for found in deployed.objects(overlay):
+        what = (found["kind"], found["metadata"]["name"])
+        assert found["metadata"]["labels"][PART_OF] == "muster", what
+        place = found["metadata"].get("namespace", "")
+        if what != ("Namespace", "muster") and place != "muster":
+            assert (place, found["kind"].lower()) in deletions(), what
+
+
+def test_what_services_make_in_the_cluster_is_named_on_the_page() -> None:
+    rules = [
+        rule
+        for found in deployed.objects("minimal")
+        if found["kind"] in {"Role", "ClusterRole"}
+        for rule in found["rules"]
+    ]
+    created = {one for rule in rules if "create" in rule["verbs"] for one in rule["resources"]}
+    told = {"leases": "Lease `", "configmaps": "ConfigMap `", "events": "Events about nodes"}
+    assert created == told.keys()
+    assert [one for one, words in told.items() if words not in PAGE] == []
+    named = {name for rule in rules for name in rule.get("resourceNames", ())}
+    assert [name for name in named if f"`{name}`" not in PAGE] == []
