@@ -113,13 +113,7 @@ class World:
 
     def holder(self, text: str) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
         """Connect with credentials."""
-        found = credentials.read(text)
-        return subjects.client(
-            self.server.url,
-            user_jwt_cb=found.jwt.encode,
-            signature_cb=found.sign,
-            inbox_prefix=f"_INBOX.{found.name}",
-        )
+        return holder(self.server, text)
 
     def admin(self) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
         """Connect as who may do everything."""
@@ -160,6 +154,19 @@ class World:
             {"NATS_CREDS": str(self.keys / "gate.creds"), "NATS_TOKEN_FILE": ""},
         )
         return processes.Process(program, self.where / f"gate-{number}.log")
+
+
+def holder(
+    server: local.NatsServer, text: str
+) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
+    """Connect with credentials."""
+    found = credentials.read(text)
+    return subjects.client(
+        server.url,
+        user_jwt_cb=found.jwt.encode,
+        signature_cb=found.sign,
+        inbox_prefix=f"_INBOX.{found.name}",
+    )
 
 
 def configured(keys: Path, where: Path) -> Path:

@@ -6,6 +6,7 @@ once and never written: nobody can issue another certificate that its clients wo
 
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,11 +16,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+_HOST = re.compile(r"(\*\.)?[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _SKEW = timedelta(minutes=5)
 
 
 def make(directory: Path, hosts: Sequence[str], *, at: datetime, lasts: timedelta) -> list[str]:
-    """Write ca.crt, tls.crt and tls.key for these hosts; return their names. Raises OSError."""
+    """Write ca.crt, tls.crt and tls.key for these hosts; return their names.
+
+    Raises OSError, and ValueError for what is no host.
+    """
+    names = [_name(host) for host in hosts]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     root = (
@@ -37,7 +43,7 @@ def make(directory: Path, hosts: Sequence[str], *, at: datetime, lasts: timedelt
         .add_extension(_usage(signs=False), critical=True)
         # servers of one cluster are clients of one another
         .add_extension(x509.ExtendedKeyUsage(use), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_name(one) for one in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
             critical=False,
@@ -91,4 +97,6 @@ def _name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not _HOST.fullmatch(host):
+            raise ValueError(f"--host: {host!r} is no name or address of a host") from None
         return x509.DNSName(host)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster import bus, connection, permissions, runtime, streams, vocabulary, workqueue
+from muster import accounts, bus, connection, permissions, runtime, streams, vocabulary, workqueue
+from muster.cli import keyfiles
 from muster.local import nats as local
-from tests import subjects
+from tests import guarded, subjects
 
 ROOT = Path(__file__).resolve().parents[2]
 USERS = ("health", "labeler", "notifier", "reader", "admin", "plugin_node-a", "plugin_node-b")
@@ -181,79 +183,126 @@ def event(node: str) -> vocabulary.Event:
     )
 
 
-def test_every_role_can_do_its_work(tmp_path: Path) -> None:
-    async def story(server: local.NatsServer) -> None:
-        def of(user: str, *, owner: bool = False) -> bus.Bus:
-            return bus.Bus(address(server, user), producer="t", name=user, owner=owner)
+def credentials(keys: Path, user: str) -> Path:
+    """Write the credentials of one of USERS, and return the file."""
+    role = accounts.Role(user) if user in set(accounts.Role) else accounts.Role.NODE
+    name = "reader_x" if user == "reader" else user
+    file = keys / f"{name}.test"
+    file.write_text(keyfiles.user(keys, role, name=name, at=time.time()))
+    return file
 
-        async with (
-            of("plugin_node-a") as plugin,
-            of("health", owner=True) as health,
-            of("labeler", owner=True) as labeler,
-            of("notifier", owner=True) as notifier,
-            of("reader") as reader,
-        ):
-            await health.link.client()
-            told = (
-                *(plugin.publish(event("node-a")), health.is_reachable(timeout_s=2)),
-                health.publish(tick()),
-            )
-            assert all(await asyncio.gather(*told))
-            await plugin.answer("muster.rpc.node-a.device-plugin.probe", lambda: b"here")
-            await (await plugin.link.client()).flush()
-            asked = "muster.rpc.node-a.device-plugin.probe"
-            assert await health.ask(asked, timeout_s=2) == b"here"
-            ticks = notifier.consume(
-                streams.ALERTS, durable="notifier", filters=streams.ALERTS.subjects
-            )
-            await first(ticks)
-            assert await health.newest(streams.EVENTS, "muster.event.>") != []
-            ago = datetime.now(UTC) - timedelta(hours=1)
-            for one in (health, labeler):
-                await first(one.follow(streams.EVENTS, filters=streams.EVENTS.subjects, since=ago))
-            await health.remember(streams.STATE, "node-a.device-plugin", b"{}")
-            assert await health.recall(streams.STATE) == {"node-a.device-plugin": b"{}"}
-            claimed = await health.claim(
-                streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2
-            )
-            again = await health.claim(
-                streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2
-            )
-            assert (claimed.written, again.written) == (True, False)
-            await health.release(streams.LEADER, "health", revision=claimed.revision, timeout_s=2)
-            assert await labeler.newest(streams.EVENTS, "muster.event.>") != []
-            assert await labeler.newest(streams.ALERTS, "muster.sys.>") != []
-            assert await notifier.newest(streams.ALERTS, "muster.sys.>") != []
-            await notifier.remember(streams.LEDGER, "k", b"v")
-            assert await notifier.recall(streams.LEDGER) == {"k": b"v"}
-            letters = "muster.outbox.console.>"
-            await workqueue.put(notifier.link, "muster.outbox.console.g", b"letter", key="1")
-            assert len(await workqueue.waiting(notifier.link, streams.OUTBOX, letters)) == 1
-            taken = workqueue.take(
-                notifier.link, streams.OUTBOX, durable="receiver-console", subject=letters
-            )
-            job: workqueue.Job = await first(taken)
-            await job.done()
-            assert await workqueue.waiting(notifier.link, streams.OUTBOX, letters) == []
-            assert await workqueue.remove(notifier.link, streams.OUTBOX, letters)
-            assert await first(workqueue.follow(notifier.link, streams.SILENCES)) is None
-            since = datetime.now(UTC) - timedelta(hours=1)
-            for stream in (streams.EVENTS, streams.ALERTS):
-                await first(reader.follow(stream, filters=stream.subjects, since=since))
-        async with client(server, "health") as hearing:
-            heard: asyncio.Queue[connection.Message] = asyncio.Queue()
-            await hearing.raw.subscribe("muster.nats.>", cb=heard.put)
-            await hearing.raw.flush()
-            async with client(server, "plugin_node-b"):
-                assert (await heard.get()).subject == "muster.nats.connect"
 
-    def tick() -> vocabulary.Event:
-        return vocabulary.WatchdogTicked(
-            node=vocabulary.FLEET, at=datetime.now(UTC), holder="t", leader=1, interval_s=10.0
-        )
+class Users:
+    """Everybody who is somebody on a server, by password or by credentials."""
+
+    def __init__(self, server: local.NatsServer, keys: Path | None) -> None:
+        self._server = server
+        self._keys = keys
+
+    @contextlib.asynccontextmanager
+    async def bus(self, user: str, *, owner: bool = False) -> AsyncIterator[bus.Bus]:
+        with pytest.MonkeyPatch.context() as patch:
+            url = address(self._server, user)
+            if self._keys:
+                url = self._server.url
+                patch.setenv("NATS_CREDS", str(credentials(self._keys, user)))
+            found = bus.Bus(url, producer="t", name=user, owner=owner)
+            await found.__aenter__()
+            await found.link.client()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_exit(found)
+            yield found
+
+    def raw(self, user: str) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
+        if self._keys is None:
+            return client(self._server, user)
+        return guarded.holder(self._server, credentials(self._keys, user).read_text())
+
+
+async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
+    told = (
+        *(plugin.publish(event("node-a")), health.is_reachable(timeout_s=2)),
+        health.publish(tick()),
+    )
+    assert all(await asyncio.gather(*told))
+    await plugin.answer("muster.rpc.node-a.device-plugin.probe", lambda: b"here")
+    await (await plugin.link.client()).flush()
+    asked = "muster.rpc.node-a.device-plugin.probe"
+    assert await health.ask(asked, timeout_s=2) == b"here"
+    assert await health.newest(streams.EVENTS, "muster.event.>") != []
+    ago = datetime.now(UTC) - timedelta(hours=1)
+    await first(health.follow(streams.EVENTS, filters=streams.EVENTS.subjects, since=ago))
+    await health.remember(streams.STATE, "node-a.device-plugin", b"{}")
+    assert await health.recall(streams.STATE) == {"node-a.device-plugin": b"{}"}
+    claimed = await health.claim(streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2)
+    again = await health.claim(streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2)
+    assert (claimed.written, again.written) == (True, False)
+    await health.release(streams.LEADER, "health", revision=claimed.revision, timeout_s=2)
+
+
+async def notifies(notifier: bus.Bus) -> None:
+    ticks = notifier.consume(streams.ALERTS, durable="notifier", filters=streams.ALERTS.subjects)
+    await first(ticks)
+    assert await notifier.newest(streams.ALERTS, "muster.sys.>") != []
+    await notifier.remember(streams.LEDGER, "k", b"v")
+    assert await notifier.recall(streams.LEDGER) == {"k": b"v"}
+    letters = "muster.outbox.console.>"
+    await workqueue.put(notifier.link, "muster.outbox.console.g", b"letter", key="1")
+    assert len(await workqueue.waiting(notifier.link, streams.OUTBOX, letters)) == 1
+    taken = workqueue.take(
+        notifier.link, streams.OUTBOX, durable="receiver-console", subject=letters
+    )
+    job: workqueue.Job = await first(taken)
+    await job.done()
+    assert await workqueue.waiting(notifier.link, streams.OUTBOX, letters) == []
+    assert await workqueue.remove(notifier.link, streams.OUTBOX, letters)
+    assert await first(workqueue.follow(notifier.link, streams.SILENCES)) is None
+
+
+async def all_work(users: Users) -> None:
+    async with (
+        users.bus("health", owner=True) as health,
+        users.bus("plugin_node-a") as plugin,
+        users.bus("labeler", owner=True) as labeler,
+        users.bus("notifier", owner=True) as notifier,
+        users.bus("reader") as reader,
+    ):
+        await judges(plugin, health)
+        await notifies(notifier)
+        assert await labeler.newest(streams.EVENTS, "muster.event.>") != []
+        assert await labeler.newest(streams.ALERTS, "muster.sys.>") != []
+        ago = datetime.now(UTC) - timedelta(hours=1)
+        await first(labeler.follow(streams.EVENTS, filters=streams.EVENTS.subjects, since=ago))
+        since = datetime.now(UTC) - timedelta(hours=1)
+        for stream in (streams.EVENTS, streams.ALERTS):
+            await first(reader.follow(stream, filters=stream.subjects, since=since))
+    async with users.raw("health") as hearing:
+        heard: asyncio.Queue[connection.Message] = asyncio.Queue()
+        await hearing.raw.subscribe("muster.nats.>", cb=heard.put)
+        await hearing.raw.flush()
+        async with users.raw("plugin_node-b"):
+            assert (await heard.get()).subject == "muster.nats.connect"
+
+
+def tick() -> vocabulary.Event:
+    return vocabulary.WatchdogTicked(
+        node=vocabulary.FLEET, at=datetime.now(UTC), holder="t", leader=1, interval_s=10.0
+    )
+
+
+@pytest.mark.parametrize("by", ["password", "credentials"])
+def test_every_role_can_do_its_work(tmp_path: Path, by: str) -> None:
+    async def story() -> None:
+        async with asyncio.timeout(40):
+            if by == "password":
+                async with local.NatsServer(tmp_path / "nats", config=shipped(tmp_path)) as server:
+                    await all_work(Users(server, None))
+            else:
+                async with guarded.World(tmp_path, gates=0) as world:
+                    await all_work(Users(world.server, world.keys))
 
     before = violations()
-    run(tmp_path, story)
+    asyncio.run(story())
     assert violations() == before
 
 

@@ -1,0 +1,157 @@
+"""`muster auth` as people run it: keys, credentials, certificates, and what goes wrong."""
+
+import asyncio
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from muster import bus, vocabulary
+from muster.cli import auth
+from muster.local import nats
+from tests import guarded
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ran(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process; return the exit code, and what was said to whom."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = auth.auth([*map(str, arguments)], result_action="return_value")
+        told = capfd.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+def test_a_reader_runs_the_program_that_was_printed_with_the_file_that_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Run
+) -> None:
+    keys, ca = tmp_path / "keys", tmp_path / "ca"
+    assert ran("init", keys)[0] == 0
+    assert ran("local-ca", ca)[0] == 0
+    config = guarded.configured(keys, tmp_path)
+    tls = (guarded.ROOT / "k8s/overlays/production/nats.conf").read_text()
+    found = re.search(r"(?ms)^tls \{.*?^\}\n", tls)
+    assert found is not None
+    config.write_text(config.read_text() + found[0].replace("/etc/nats-tls", str(ca)))
+    port = nats.free_port()
+    creds, url = tmp_path / "grafana.creds", f"tls://localhost:{port}"
+    code, program, errors = ran(
+        "reader", "--name", "grafana", "--out", creds, "--url", url, "--keys", keys
+    )
+    assert (code, errors) == (0, "")
+    assert len([line for line in program.splitlines() if not line.startswith("#")]) == 5
+
+    async def story() -> None:
+        async with (
+            asyncio.timeout(30),
+            nats.NatsServer(tmp_path / "nats", port=port, config=config),
+        ):
+            # nats-server is asked in plain words first, and says that it speaks TLS
+            monkeypatch.setenv("NATS_CREDS", str(keys / "health.creds"))
+            monkeypatch.setenv("NATS_CA", str(ca / "ca.crt"))
+            listening = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", program),
+                env=os.environ | {"NATS_CREDS": str(creds)},
+                stdout=asyncio.subprocess.PIPE,
+            )
+            async with bus.Bus(url, producer="t", name="t", owner=True) as health:
+                assert listening.stdout is not None
+                said = asyncio.create_task(listening.stdout.readline())
+                while not said.done():
+                    await health.publish(tick())
+                    await asyncio.wait([said], timeout=0.2)
+                assert b"watchdog.ticked" in await said
+            listening.terminate()
+            await listening.communicate()
+
+    asyncio.run(story())
+
+
+def tick() -> vocabulary.Event:
+    return vocabulary.WatchdogTicked(
+        node=vocabulary.FLEET, at=datetime.now(UTC), holder="t", leader=1, interval_s=10.0
+    )
+
+
+def test_keys_are_for_their_owner_alone_and_are_never_made_twice(tmp_path: Path, ran: Run) -> None:
+    keys = tmp_path / "keys"
+    code, told, _ = ran("init", keys)
+    assert code == 0
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in keys.iterdir()} == {0o600}
+    seeds = {file.name: file.read_text() for file in keys.glob("*.seed")}
+    assert not any(seed.strip() in told for seed in seeds.values())
+    # every file that the printed commands name is there
+    named = re.findall(r"--from-file=(?:[a-z.]+=)?(\S+)", told.replace("$who", "health"))
+    assert {Path(name).name for name in named} == {
+        *("accounts.conf", "gate.json", "gate.creds", "health.creds")
+    }
+    assert all(Path(name).exists() for name in named)
+    code, _, errors = ran("init", keys)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "has keys already" in errors
+    assert {file.name: file.read_text() for file in keys.glob("*.seed")} == seeds
+
+
+def test_a_key_is_changed_in_two_steps(tmp_path: Path, ran: Run) -> None:
+    keys = tmp_path / "keys"
+    ran("init", keys)
+    before = (keys / "node.seed").read_text()
+    code, told, _ = ran("rotate", "node", "--keys", keys)
+    assert (code, "muster auth rotate node --drop" in told) == (0, True)
+    assert (keys / "node.seed").read_text().endswith(before)
+    new = (keys / "node.seed").read_text().split()[0]
+    assert new in (keys / "gate.json").read_text()
+    assert ran("rotate", "node", "--drop", "--keys", keys)[0] == 0
+    assert (keys / "node.seed").read_text().split() == [new]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("node", "node-a"), "muster.seed: not there; make all keys with `muster auth init"),
+        (("node", "Not_A_Node"), "is not a Kubernetes node name"),
+        (("node", "_fleet"), "is no node's token"),
+        (("node", "node-a", "--valid", "soon"), "--valid: 'soon' is not like 12h, 30d or 1y"),
+        (("node", "node-a", "--valid", "99y"), "at most 10y"),
+        (("reader", "--name", "two words"), "letters, digits, '-' and '_'"),
+        (("reader", "--name", ""), "--name: empty"),
+        (("rotate", "operator"), "'operator' is none of answer, node, reader"),
+        (("local-ca", "/proc/nowhere"), "/proc/nowhere"),
+        (("local-ca", "x", "--host", "ä ö"), "--host"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_exit_code_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ran: Run,
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.setenv("MUSTER_AUTH_KEYS", str(tmp_path / "none"))
+    code, told, errors = ran(*arguments)
+    assert (code, told, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith(f"muster auth {arguments[0]}: ")
+    assert said in errors
+
+
+def test_a_bad_seed_is_named_and_not_repeated(tmp_path: Path, ran: Run) -> None:
+    keys = tmp_path / "keys"
+    ran("init", keys)
+    seed = (keys / "reader.seed").read_text()
+    (keys / "reader.seed").write_text(seed.replace(seed[9], "A" if seed[9] != "A" else "B"))
+    code, _, errors = ran("reader", "--name", "x", "--keys", keys)
+    assert (code, errors) == (
+        2,
+        f"muster auth reader: {keys}/reader.seed: not a key: its checksum is wrong\n",
+    )
