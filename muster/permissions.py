@@ -140,6 +140,11 @@ def notifier() -> Grant:
             *_reads(letters),
             *(f"$JS.API.DIRECT.GET.{letters}.>", f"$JS.API.STREAM.PURGE.{letters}"),
             *_writes(streams.LEDGER),
+            *(
+                f"$KV.{streams.LEADER.name}.notifier",
+                f"$JS.API.STREAM.MSG.GET.KV_{streams.LEADER.name}",
+            ),
+            f"$JS.API.STREAM.PURGE.KV_{streams.LEADER.name}",
             *_reads(f"KV_{streams.LEDGER.name}"),
             *_reads(f"KV_{streams.SILENCES.name}"),
             f"$JS.API.CONSUMER.CREATE.{outbox}.>",

@@ -39,6 +39,7 @@ from muster_notifier import (
     selfwatch,
     senders,
     signals,
+    tenure,
     tree,
     vigil,
     watchdog,
@@ -80,14 +81,17 @@ async def _serve(settings: config.Settings) -> None:
         replicas=settings.streams.replicas,
     ) as connected:
         notifier = _Notifier(settings, connected)
-        async with probes.serve(
-            settings.http.host,
-            settings.http.port,
-            ready=notifier.problem,
-            more={"/state": notifier.state},
-        ) as address:
+        async with (
+            notifier.tenure,
+            probes.serve(
+                settings.http.host,
+                settings.http.port,
+                ready=notifier.problem,
+                more={"/state": notifier.state},
+            ) as address,
+        ):
             logs.logger().info("listening", http=address)
-            await runtime.run(notifier.run())
+            await runtime.run(notifier.run(), notifier.tenure.lost())
 
 
 class _Notifier:
@@ -110,7 +114,8 @@ class _Notifier:
             at=datetime.now(UTC),
             now=self._clock(),
         )
-        self._post = post.Post(settings, connected, report=self._hear)
+        self.tenure = _tenure(settings, connected)
+        self._post = post.Post(settings, connected, report=self._hear, may_act=self.tenure.held)
         voice = selfwatch.Voice(instance=connected.instance, runbook_url=settings.runbook_url)
         self._vigil = vigil.Vigil(voice, self._hear)
         self._ping = _ping(settings)
@@ -124,6 +129,8 @@ class _Notifier:
         """Return why the notifier is not ready, or None."""
         if not self._bus.link.is_connected:
             return "NATS is away"
+        if not self.tenure.is_ours:
+            return f"another notifier acts: {self.tenure.holder or 'unknown'}"
         return None if self._is_restored else "the ledger is being read"
 
     def _is_well(self) -> bool:
@@ -140,7 +147,8 @@ class _Notifier:
         return 200, "application/json", msgspec.json.encode(found)
 
     async def run(self) -> None:
-        """Restore, then notify for ever."""
+        """Wait for our turn, restore, then notify for ever."""
+        await self.tenure.held()
         follower = workqueue.follow(self._bus.link, streams.SILENCES)
         async for change in follower:
             if change is None:
@@ -192,6 +200,7 @@ class _Notifier:
         filters = [_ALERTS, _VERDICTS, _TICKS]
         deliveries = self._bus.consume(streams.ALERTS, durable="notifier", filters=filters)
         async for delivery in deliveries:
+            await self.tenure.held()
             match delivery.event.data:
                 case vocabulary.WatchdogTicked() as tick:
                     if self._watchdog.leader == 0:
@@ -237,6 +246,17 @@ class _Notifier:
         async for is_connected in self._bus.link.changes():
             change = watchdog.BusBack() if is_connected else watchdog.BusLost()
             await self._ticks.put(runtime.Delivery(change))
+
+
+def _tenure(settings: config.Settings, connected: bus.Bus) -> tenure.Tenure:
+    where = streams.LEADER, "notifier"
+    lock = tenure.Lock(
+        claim=functools.partial(connected.claim, *where),
+        release=functools.partial(connected.release, *where),
+        ttl_s=settings.acting.ttl_s,
+        renew_s=settings.acting.renew_s,
+    )
+    return tenure.Tenure(lock, instance=connected.instance)
 
 
 def _ping(settings: config.Settings) -> posting.Site | None:

@@ -124,6 +124,18 @@ class Watchdog(msgspec.Struct, frozen=True, kw_only=True):
     ping_interval_s: sections.Period = 60.0
 
 
+class Acting(msgspec.Struct, frozen=True, kw_only=True):
+    """Of several notifiers one acts; how soon the next takes over when it is gone."""
+
+    ttl_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 10
+    renew_s: sections.Period = 2.5
+
+    def __post_init__(self) -> None:
+        """Refuse what would be lost between two renewals."""
+        if 2 * self.renew_s > self.ttl_s:
+            raise ValueError("ttl_s: must be at least twice renew_s")
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All of them. The keys from `group_by` to `routes` are the root of the route tree.
 
@@ -153,6 +165,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         addresses.Receiver(name="console", console=addresses.Console()),
     )
     owners: Owners = Owners()
+    acting: Acting = Acting()
     watchdog: Watchdog = Watchdog()
     templates: addresses.Templates = addresses.Templates()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"

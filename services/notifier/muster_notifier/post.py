@@ -33,11 +33,13 @@ class Post:
         connected: bus.Bus,
         *,
         report: Callable[[signals.Outcome], Awaitable[None]],
+        may_act: Callable[[], Awaitable[None]],
     ) -> None:
-        """Raise CannotStart if a receiver cannot be used."""
+        """Raise CannotStart if a receiver cannot be used. `may_act` returns once we may."""
         self._settings = settings
         self._bus = connected
         self._report = report
+        self._may_act = may_act
         self._desks: dict[str, asyncio.Queue[runtime.Delivery[desk.Input]]] = {}
         self._receivers = {r.name: self._receiver(r) for r in settings.receivers}
 
@@ -118,6 +120,7 @@ class Post:
                 at_once=sender.at_once,
             ),
             doors=receivers.Doors(
+                may_act=self._may_act,
                 put=self._put,
                 take=self._take,
                 hold_s=workqueue.HOLD_S,

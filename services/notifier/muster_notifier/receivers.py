@@ -71,8 +71,9 @@ class Job(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """What a receiver needs of the bus."""
+    """What a receiver needs of the bus; `may_act` returns once nobody else acts."""
 
+    may_act: Callable[[], Awaitable[None]]
     put: Callable[[str, bytes, str, Mapping[str, str]], Awaitable[None]]
     take: Callable[[str, str], AsyncIterator[Job]]
     hold_s: float
@@ -156,6 +157,7 @@ class Receiver:
                 continue
             notification = self._outgoing.pop(next(iter(self._outgoing)))
             self._posted += 1
+            await self._doors.may_act()
             await self._doors.put(
                 f"muster.outbox.{self.name}.{notifications.token(notification.group)}",
                 notifications.encode(notification),
@@ -214,6 +216,7 @@ class Receiver:
         if notification.is_silent and not _is_extra(letter):
             answer = answers.Answer(outcome=answers.Outcome.TAKEN, detail="nothing to say")
         else:
+            await self._doors.may_act()
             answer = await self._send(notification, known)
             _ATTEMPTS.labels(self.name, answer.kind, answer.outcome).inc()
         if answer.kind is answers.Kind.TAKEN:
@@ -224,6 +227,8 @@ class Receiver:
     async def _settle(self, letter: desk.Letter, answer: answers.Answer, *, attempts: int) -> None:
         """Remember that it was told, before anybody forgets that it was to be."""
         notification = letter.notification
+        # whoever was stopped meanwhile must not write over what its successor wrote
+        await self._doors.may_act()
         if not _is_extra(letter):
             entry = ledger.entry_of(notification, attempts=attempts, data=answer.data)
             self._entries[notification.group] = entry

@@ -1,0 +1,105 @@
+"""Of two notifiers one acts; and one that was stopped meanwhile acts no more."""
+
+import asyncio
+import pathlib
+import signal
+from collections.abc import Awaitable, Callable
+
+import orjson
+
+from bench import sink
+from muster.local import layout, processes
+
+
+class Pair:
+    """Two notifiers of the same settings, on one NATS server."""
+
+    def __init__(self, world: sink.World, told: sink.Sink) -> None:
+        self.world = world
+        self.told = told
+        self.both: list[processes.Process] = []
+        self.names: list[str] = []
+
+    async def start(self, name: str) -> processes.Process:
+        file = self.world.directory / f"{name}.json"
+        receiver = {"name": "hook", "webhook": {"url": self.told.url, "reach": "loopback"}}
+        settings: dict[str, object] = {
+            "bus": {"url": self.world.server.url},
+            "receivers": [receiver],
+            "group_wait_s": 0,
+            "group_interval_s": 0.1,
+            "watchdog": {"enabled": False},
+            "acting": {"ttl_s": 1, "renew_s": 0.3},
+        }
+        file.write_bytes(orjson.dumps(settings))
+        program = layout.Program("notifier", "muster_notifier", ("--config", str(file)))
+        made = processes.Process(program, self.world.directory / f"{name}.log")
+        await made.start()
+        self.both.append(made)
+        self.names.append(name)
+        return made
+
+    async def hears(self, number: int) -> None:
+        """Return once what fires was told."""
+        await self.world.says(number, "firing", node=f"node-{number}")
+        group = f'{{}}:{{kind="stuck",node="node-{number}"}}'
+        await self.told.wait_for(lambda taken: any(one.group == group for one in taken), 15)
+        while sum(self.log(one).count("delivered") for one in self.names) < number:
+            await asyncio.sleep(0.02)  # another process writes it
+
+    def log(self, name: str) -> list[str]:
+        lines = (self.world.directory / f"{name}.log").read_text().splitlines()
+        return [str(orjson.loads(line)["event"]) for line in lines]
+
+    async def logs(self, name: str, event: str) -> None:
+        while event not in self.log(name):  # another process writes it
+            await asyncio.sleep(0.02)
+
+
+def play(story: Callable[[Pair], Awaitable[None]], directory: pathlib.Path) -> None:
+    async def played() -> None:
+        async with asyncio.timeout(40), sink.sink() as told, sink.world(directory) as world:
+            pair = Pair(world, told)
+            try:
+                await story(pair)
+            finally:
+                for one in pair.both:
+                    await one.kill()
+
+    asyncio.run(played())
+
+
+def test_of_two_notifiers_one_acts_and_the_other_takes_its_place(tmp_path: pathlib.Path) -> None:
+    async def story(pair: Pair) -> None:
+        first = await pair.start("first")
+        await pair.hears(1)
+        second = await pair.start("second")
+        await pair.logs("second", "waiting_for_lock")
+        await pair.hears(2)
+        await pair.hears(3)
+        await first.kill()
+        await pair.hears(4)
+        assert "acting" in pair.log("second")
+        await pair.start("third")
+        await pair.logs("third", "waiting_for_lock")
+        await second.end()
+        await pair.hears(5)
+        assert len({one.key for one in pair.told.taken}) == len(pair.told.taken) == 5
+
+    play(story, tmp_path)
+
+
+def test_a_notifier_that_was_stopped_meanwhile_acts_no_more(tmp_path: pathlib.Path) -> None:
+    async def story(pair: Pair) -> None:
+        first = await pair.start("first")
+        await pair.hears(1)
+        first.signal(signal.SIGSTOP)
+        await pair.start("second")
+        await pair.hears(2)
+        first.signal(signal.SIGCONT)
+        await first.wait()
+        assert pair.log("first")[-1] == "another_notifier_acts"
+        await pair.hears(3)
+        assert len({one.key for one in pair.told.taken}) == len(pair.told.taken) == 3
+
+    play(story, tmp_path)
