@@ -1,7 +1,6 @@
 """Door to NATS for the command: silences are added, listed and expired."""
 
 import asyncio
-import getpass
 import sys
 import uuid
 from collections.abc import Coroutine, Sequence
@@ -13,7 +12,7 @@ import rich.console
 import rich.table
 from rich.markup import escape
 
-from muster import bus, client, silences, streams, workqueue
+from muster import bus, client, silences, streams, user, workqueue
 
 _BUS_S: Final = 5.0
 
@@ -33,7 +32,7 @@ def add(
         "matchers": tuple(matchers),
         "starts_at": now,
         "ends_at": now + duration,
-        "author": author or getpass.getuser(),
+        "author": author or user.name(),
         "comment": comment,
     }
     try:

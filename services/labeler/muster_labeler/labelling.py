@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import getpass
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from typing import Final
 import msgspec
 
 import muster
-from muster import kube
+from muster import kube, user
 from muster_labeler import (
     access,
     facts,
@@ -153,7 +152,7 @@ async def _written(
     queue = list(reversed(work))
     failures: list[tuple[str, nodes.Failure]] = []
     say = options.progress()
-    actor = f"{getpass.getuser()} with muster {chosen.command}"
+    actor = f"{user.name()} with muster {chosen.command}"
 
     async def write() -> None:
         while queue:
