@@ -10,7 +10,7 @@ import email.utils
 import itertools
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from types import TracebackType
 from typing import Final, Self
@@ -22,6 +22,8 @@ import prometheus_client
 from muster import kubeclient
 
 LOST: Final = (OSError, TimeoutError, aiohttp.ClientError, kubeclient.ApiException)
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises on bytes; too deep a nesting ends in the last."""
 NoCluster = kubeclient.NoCluster
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
@@ -99,7 +101,7 @@ class Answer:
             return ""
         text = self.body[: 4 * _TEXT_MAX].decode("utf-8", "replace")[:_TEXT_MAX]
         if self.status:
-            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            with contextlib.suppress(*UNREADABLE):
                 text = msgspec.json.decode(self.body, type=_Status).message or text
         short = " ".join(text.split())[:_MESSAGE_MAX]
         status = f"HTTP {self.status} " if self.status else ""
@@ -122,10 +124,8 @@ async def find(
     timeout_s: float = _CREDENTIALS_S,
 ) -> "Api":
     """Return the API of a kubeconfig, else of the cluster this runs in. Raises NoCluster."""
-    found = await kubeclient.configuration(
-        kubeconfig=kubeconfig, context=context, timeout_s=timeout_s
-    )
-    return Api(found, attempts=attempts)
+    where = await kubeclient.where(kubeconfig=kubeconfig, context=context, timeout_s=timeout_s)
+    return Api(where, attempts=attempts)
 
 
 class Api:
@@ -134,14 +134,13 @@ class Api:
     What may pass is asked again, `attempts` times at most; without a number, while there is time.
     """
 
-    def __init__(
-        self, configuration: kubeclient.Configuration, *, attempts: int | None = None
-    ) -> None:
-        self._api = kubeclient.ApiClient(configuration)
+    def __init__(self, where: kubeclient.Where, *, attempts: int | None = None) -> None:
+        self._api = kubeclient.ApiClient(where.configuration)
         self._attempts = attempts
         self._told: tuple[datetime, float] | None = None
         """What its clock said, and when on ours."""
-        self.server = str(configuration.host)
+        self.server = str(where.configuration.host)
+        self.context = where.context
 
     def now(self) -> datetime | None:
         """Return what the API server's own clock says now, within a second; None if unheard."""
@@ -210,7 +209,7 @@ class Api:
                 raise Refused(answer)
             try:
                 page = msgspec.json.decode(answer.body, type=_List)
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 text = f"unreadable: {error}".encode()
                 raise Refused(Answer(what=answer.what, status=0, body=text)) from None
             yield Page(page.items or [], page.metadata.resource_version)
@@ -294,6 +293,8 @@ def _answer(what: str, response: aiohttp.ClientResponse, body: bytes) -> Answer:
     date: datetime | None = None
     with contextlib.suppress(TypeError, ValueError):
         date = email.utils.parsedate_to_datetime(response.headers.get("Date", ""))
+        # RFC 5322 3.3: "-0000" is a time of UTC, and Python's is then without a zone
+        date = date if date.tzinfo else date.replace(tzinfo=UTC)
     wait_s = 0.0
     with contextlib.suppress(ValueError):
         wait_s = min(_WAIT_MAX_S, max(0.0, float(response.headers.get("Retry-After", "0"))))

@@ -5,12 +5,15 @@ that no request here needs. Measured with kubernetes 37 and CPython 3.11.
 """
 
 import asyncio
+import contextlib
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import pathlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import yaml
@@ -47,8 +50,10 @@ for _name in _MADE:
     # others may import for themselves what these did not
     del sys.modules[_name]
 
-__all__ = ["ApiClient", "ApiException", "Configuration", "NoCluster", "configuration"]
+__all__ = ["ApiClient", "ApiException", "Configuration", "NoCluster", "Where", "where"]
 
+_WRONG: Final = (ConfigException, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_LIBRARY: Final = "kubernetes.aio.config.kube_config"
 _BYTES_MAX: Final = 16 * 1024 * 1024
 
 
@@ -56,42 +61,63 @@ class NoCluster(Exception):
     """The settings lead to no Kubernetes API; the text says what was tried."""
 
 
-async def configuration(
-    *, kubeconfig: str | None, context: str | None, timeout_s: float
-) -> Configuration:
+@dataclass(frozen=True, slots=True)
+class Where:
+    """How to reach an API; `context` is the one of the kubeconfig, if it was one."""
+
+    configuration: Configuration
+    context: str | None = None
+
+
+async def where(*, kubeconfig: str | None, context: str | None, timeout_s: float) -> Where:
     """Return how to reach the API of a kubeconfig, else of the cluster this runs in.
 
     Like kubectl: of several files those that are there, and the first `current-context` there is.
     A program that gives credentials is waited for no longer than `timeout_s`. Raises NoCluster.
     """
     found = Configuration()
-    where = kubeconfig or "the cluster this runs in"
+    named = kubeconfig or "the cluster this runs in"
     try:
         if kubeconfig is None:
             load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
-            return found
+            return Where(found)
         files = await asyncio.to_thread(_files, kubeconfig.split(os.pathsep))
-        async with asyncio.timeout(timeout_s):
-            await load_kube_config(  # type: ignore[no-untyped-call]  # as the library has it
-                config_file=os.pathsep.join(file for file, _ in files),
-                context=context or next((named for _, named in files if named), None),
-                client_configuration=found,
-                persist_config=False,
-            )
+        context = context or next((name for _, name in files if name), None)
+        with _complaints() as complaints:
+            async with asyncio.timeout(timeout_s):
+                await load_kube_config(  # type: ignore[no-untyped-call]  # as the library has it
+                    config_file=os.pathsep.join(file for file, _ in files),
+                    context=context,
+                    client_configuration=found,
+                    persist_config=False,
+                )
     except TimeoutError:
-        raise NoCluster(f"kubernetes: {where}: no credentials within {timeout_s:g} s") from None
+        raise NoCluster(f"kubernetes: {named}: no credentials within {timeout_s:g} s") from None
     except OSError as error:
-        raise NoCluster(f"kubernetes: {where}: {error.strerror or error}") from None
-    except (
-        ConfigException,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        yaml.YAMLError,
-    ) as error:
-        raise NoCluster(f"kubernetes: {where}: {' '.join(str(error).split())}") from None
-    return found
+        raise NoCluster(f"kubernetes: {named}: {error.strerror or error}") from None
+    except (*_WRONG, yaml.YAMLError) as error:
+        raise NoCluster(f"kubernetes: {named}: {' '.join(str(error).split())}") from None
+    if complaints:
+        # the library would go on as nobody
+        raise NoCluster(f"kubernetes: {named}: {' '.join(complaints[0].split())}")
+    return Where(found, context)
+
+
+@contextlib.contextmanager
+def _complaints() -> Iterator[list[str]]:
+    """Give what the library only logs: that there are no credentials to be had."""
+    said: list[str] = []
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    heard, logger = Heard(logging.ERROR), logging.getLogger(_LIBRARY)
+    logger.addHandler(heard)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(heard)
 
 
 def _files(paths: Sequence[str]) -> list[tuple[str, str | None]]:

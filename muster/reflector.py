@@ -161,7 +161,7 @@ class Reflector(Generic[Shape, Kept]):
         try:
             told = msgspec.json.decode(line, type=_Told)
             bare = msgspec.json.decode(told.object, type=_Bare)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except kube.UNREADABLE:
             _UNREADABLE.inc()
             return False
         if told.type == "ERROR":
@@ -180,7 +180,7 @@ class Reflector(Generic[Shape, Kept]):
     def _read(self, raw: msgspec.Raw) -> Kept | None:
         try:
             return self._sink.keep(self._decoder.decode(raw))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except kube.UNREADABLE:
             _UNREADABLE.inc()
             return None
 

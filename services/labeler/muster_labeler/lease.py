@@ -34,7 +34,12 @@ class _Spec(msgspec.Struct, frozen=True, rename="camel"):
 
 class _Lease(msgspec.Struct, frozen=True):
     metadata: facts.Metadata
-    spec: _Spec = _Spec()
+    spec: _Spec | None = None
+
+    @property
+    def holder(self) -> str | None:
+        """Return who holds it, if anybody does."""
+        return self.spec.holder_identity if self.spec else None
 
 
 class Lease:
@@ -89,11 +94,11 @@ class Lease:
         if found is None:
             return
         if isinstance(found, _Lease):
-            seen = (found.spec.holder_identity, found.spec.renew_time)
+            seen = (found.holder, found.spec.renew_time if found.spec else None)
             if seen != self._seen:
                 self._seen, self._seen_at = seen, asked_at
-            is_ours = found.spec.holder_identity == self.identity
-            is_free = not found.spec.holder_identity
+            is_ours = found.holder == self.identity
+            is_free = not found.holder
             if not (is_ours or is_free or asked_at - self._seen_at > self._lasts_s):
                 self._until = float("-inf")
                 return
@@ -109,8 +114,8 @@ class Lease:
 
     async def _write(self, found: _Lease | None, timeout_s: float) -> bool:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        is_ours = found is not None and found.spec.holder_identity == self.identity
-        transitions = (found.spec.lease_transitions or 0) if found else 0
+        is_ours = found is not None and found.holder == self.identity
+        transitions = (found.spec.lease_transitions or 0) if found and found.spec else 0
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -134,7 +139,7 @@ class Lease:
     async def _release(self) -> None:
         self._until = float("-inf")
         found = await self._read(_RELEASE_S)
-        if isinstance(found, _Lease) and found.spec.holder_identity == self.identity:
+        if isinstance(found, _Lease) and found.holder == self.identity:
             body = {
                 "apiVersion": "coordination.k8s.io/v1",
                 "kind": "Lease",
@@ -153,7 +158,9 @@ class Lease:
             return None
         try:
             return msgspec.json.decode(answer.body, type=_Lease)
-        except msgspec.MsgspecError:
+        except kube.UNREADABLE as error:
+            text = f"unreadable: {error}".encode()
+            self._note(kube.Answer(what=answer.what, status=0, body=text))
             return None
 
     def _note(self, answer: kube.Answer) -> None:

@@ -146,7 +146,7 @@ async def write(
 def _decoded(verb: str, name: str, answer: kube.Answer) -> facts.Node | Failure:
     try:
         return facts.node(_DECODER.decode(answer.body))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except kube.UNREADABLE as error:
         return Failure(f"{verb} node {name}: {error}", is_passing=True)
 
 

@@ -1,0 +1,200 @@
+"""The door to the Kubernetes API: whose cluster it is, and answers that nobody should give."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from muster import kube, kubeclient, reflector
+
+
+def config(server: str, **user: object) -> dict[str, object]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": server, "cluster": {"server": f"http://{server}"}}],
+        "users": [{"name": server, "user": user}],
+        "contexts": [{"name": server, "context": {"cluster": server, "user": server}}],
+    }
+
+
+def written(path: pathlib.Path, tree: object) -> str:
+    path.write_text(json.dumps(tree))
+    return str(path)
+
+
+def server(kubeconfig: str, context: str | None = None) -> tuple[str, str | None]:
+    async def found() -> tuple[str, str | None]:
+        async with await kube.find(kubeconfig=kubeconfig, context=context, timeout_s=1) as api:
+            return api.server, api.context
+
+    return asyncio.run(found())
+
+
+def test_of_several_files_those_that_are_there_count_and_the_first_context_as_with_kubectl(
+    tmp_path: pathlib.Path,
+) -> None:
+    files = [
+        written(tmp_path / "none", config("none")),
+        str(tmp_path / "missing"),
+        written(tmp_path / "a", {**config("a"), "current-context": "a"}),
+        written(tmp_path / "b", {**config("b"), "current-context": "b"}),
+    ]
+    together = os.pathsep.join(files)
+    assert server(together) == ("http://a", "a")
+    assert server(together, "b") == ("http://b", "b")
+    with pytest.raises(kube.NoCluster, match="none of these files is there"):
+        server(os.pathsep.join([str(tmp_path / "x"), str(tmp_path / "y")]))
+
+
+PLUGIN = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never"}
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("echo", "failed to decode process output"),
+        ("/no/such/program", "No such file or directory"),
+        ("false", "process returned 1"),
+    ],
+)
+def test_a_program_that_gives_no_credentials_is_an_error_and_nobody_goes_on_as_anonymous(
+    tmp_path: pathlib.Path, command: str, problem: str
+) -> None:
+    user = {"exec": {**PLUGIN, "command": command}}
+    file = written(tmp_path / "k", {**config("a", **user), "current-context": "a"})
+    with pytest.raises(kube.NoCluster, match=problem):
+        server(file)
+
+
+def test_a_program_that_hangs_is_not_waited_for(tmp_path: pathlib.Path) -> None:
+    pid = tmp_path / "pid"
+    script = f"echo $$ > {pid}; exec sleep 30"
+    user = {"exec": {**PLUGIN, "command": "sh", "args": ["-c", script]}}
+    file = written(tmp_path / "k", {**config("a", **user), "current-context": "a"})
+    began = time.monotonic()
+    with pytest.raises(kube.NoCluster, match="no credentials within 1 s"):
+        server(file)
+    assert time.monotonic() - began < 10
+    os.kill(int(pid.read_text()), 9)
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[kube.Api]:
+    """Give an API that answers everything so."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    configuration = kubeclient.Configuration()
+    port = listening.sockets[0].getsockname()[1]
+    configuration.host = f"http://127.0.0.1:{port}"
+    async with listening, kube.Api(kubeclient.Where(configuration), attempts=1) as api:
+        yield api
+
+
+def http(body: bytes, *more: bytes, status: bytes = b"200 OK") -> bytes:
+    head = (b"HTTP/1.1 " + status, b"Content-Length: %d" % len(body), b"Connection: close", *more)
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+DEEP = b'{"items":' + b"[" * 200_000
+BAD = [
+    b"\xff\xfe{}",
+    b'{"items":[{"metadata":{"name":"\xff"}}]}',
+    DEEP,
+    b"<html>",
+    b"",
+    b"[]",
+    b"null",
+]
+
+
+@pytest.mark.parametrize("body", BAD)
+def test_a_list_that_cannot_be_read_is_refused_and_no_crash(body: bytes) -> None:
+    async def story() -> list[msgspec.Raw]:
+        async with answering(http(body)) as api:
+            return [item async for page in api.pages("/x", timeout_s=5) for item in page.items]
+
+    if b'\xff"' in body:
+        # the list can be read, the object in it not
+        assert len(asyncio.run(story())) == 1
+        return
+    with pytest.raises(kube.Refused, match="unreadable"):
+        asyncio.run(story())
+
+
+@pytest.mark.parametrize("date", [b"Sat, 21 Nov 2026 10:00:00 -0000", b"nonsense", b"99999999999"])
+def test_an_odd_clock_is_no_crash(date: bytes) -> None:
+    async def story() -> tuple[bool, bool]:
+        async with answering(http(b"{}", b"Date: " + date)) as api:
+            answer = await api.ask("GET", "/x", timeout_s=5)
+            now = api.now()
+            return answer.is_ok, now is None or now.tzinfo is not None
+
+    assert asyncio.run(story()) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "after", [b"nan", b"-1", b"1e999", b"soon", b"Sat, 21 Nov 2026 10:00:00 GMT"]
+)
+def test_an_odd_retry_after_waits_no_longer_than_the_time_there_is(after: bytes) -> None:
+    async def story() -> int:
+        busy = http(b"{}", b"Retry-After: " + after, status=b"429 Too Many Requests")
+        async with answering(busy) as api, asyncio.timeout(5):
+            return (await api.ask("GET", "/x", timeout_s=0.5, attempts=9)).status
+
+    assert asyncio.run(story()) == 429
+
+
+LINES = [
+    b'{"type":"ERROR","object":null}',
+    b'{"type":"BOOKMARK","object":{"metadata":[]}}',
+    b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"\xff"}}}',
+    b'{"type":"ADDED","object":' + b"[" * 200_000,
+    b"<html>",
+    b'{"type":7}',
+]
+
+
+class _Shape(msgspec.Struct):
+    metadata: dict[str, object]
+
+
+def test_lines_of_a_watch_that_nobody_understands_are_left_out() -> None:
+    seen: list[_Shape] = []
+    good = b'{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"2"}}}'
+    body = b"\n".join([*LINES, good, b""])
+
+    async def story() -> None:
+        done = asyncio.Event()
+
+        def put(one: _Shape) -> None:
+            seen.append(one)
+            done.set()
+
+        async with answering(http(body)) as api:
+            sink = reflector.Sink(lambda shape: shape, seen.extend, put, put)
+            watched = reflector.Reflector(api, "/x", _Shape, sink)
+            # as after a list
+            watched._version = "1"
+            task = asyncio.create_task(watched.run())
+            async with asyncio.timeout(5):
+                await done.wait()
+            assert not task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(story())
+    assert seen[0].metadata["name"] == "a"
