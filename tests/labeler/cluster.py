@@ -107,7 +107,8 @@ class Cluster:
 
     def run(self, *words: str, kubeconfig: str | None = None) -> tuple[int, str, str]:
         """Call a command; return its exit code, what it printed and what it told on stderr."""
-        given = ["--kubeconfig", kubeconfig or self.kubeconfig] if words[0] != "gpu-name" else []
+        file = self.kubeconfig if kubeconfig is None else kubeconfig
+        given = ["--kubeconfig", file] if file and words[0] != "gpu-name" else []
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:

@@ -124,13 +124,22 @@ def test_partitions_that_only_nvml_knows_of_have_no_name() -> None:
 def test_an_alias_wins_over_guesses_and_never_over_refusals() -> None:
     aliases = {"NVIDIA T400 4GB": "t400-small", "NVIDIA A100-SXM4-80GB MIG 3g.40gb": "a100"}
     found = [
-        accelerators.name(product, aliases=aliases) for product in (*aliases, "nvidia t400 4gb ")
+        accelerators.name(product, aliases=aliases)
+        for product in (*aliases, "nvidia t400 4gb ", "NVIDIA-T400-4GB", "NVIDIA T400 4GB X")
     ]
     assert found == [
         Name("t400-small", Reason.ALIAS),
         Name(None, Reason.MIG),
         Name("t400-small", Reason.ALIAS),
+        Name("t400-small", Reason.ALIAS),
+        Name("t400-x", Reason.FALLBACK),
     ]
+
+
+@pytest.mark.parametrize("memory_mib", [0, -5])
+def test_no_memory_is_unknown_memory(memory_mib: int) -> None:
+    assert accelerators.name("NVIDIA A100-SXM4-80GB", memory_mib) == Name("a100-80gb", Reason.EXACT)
+    assert accelerators.name("NVIDIA A100", memory_mib) == Name("a100", Reason.MEMORY_UNKNOWN)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,11 @@ def test_sources_are_believed_in_their_order() -> None:
     full = sources.known(node(labels=labels), views)
     assert [claim.source for claim in full.claims] == list(Source)
     assert full.of == Claim(
-        Source.AGENT, "1 x NVIDIA H100 80GB HBM3 (81559 MiB)", Name("h100", Reason.EXACT), 81559
+        Source.AGENT,
+        "1 x NVIDIA H100 80GB HBM3 (81559 MiB)",
+        Name("h100", Reason.EXACT),
+        81559,
+        "NVIDIA H100 80GB HBM3",
     )
     assert not full.is_conflict
     without = [

@@ -5,6 +5,7 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import orjson
 import pytest
@@ -162,6 +163,36 @@ def test_what_is_not_certain_is_written_only_when_told(
     assert here.labels("a")[KEY] == label
 
 
+def test_a_label_that_nobody_is_known_to_own_is_not_ours_to_change(here: Cluster) -> None:
+    here.put(node("a", labels={KEY: "l4", **DO}))
+    patch: dict[str, Any] = {"metadata": {"managedFields": [{}]}}
+    here.send("PATCH", "/api/v1/nodes/a", patch, "application/merge-patch+json")
+    assert "managedFields" not in here.node("a")["metadata"]
+    code, out, _ = here.run("label-gpus", "--apply", "--yes")
+    assert (code, here.labels("a")[KEY]) == (1, "l4")
+    assert "owned by nobody that is known; --overwrite" in out
+    assert here.run("label-gpus", "--apply", "--yes", "--overwrite")[0] == 0
+    assert here.labels("a")[KEY] == "h100"
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [(refusals.Reason.FORBIDDEN, 4), (refusals.Reason.NOT_FOUND, 3), (refusals.Reason.EXPIRED, 3)],
+)
+def test_nodes_that_cannot_be_listed_are_no_empty_cluster(
+    here: Cluster, reason: refusals.Reason, code: int
+) -> None:
+    here.put(node("a", labels=DO))
+    here.api.refuse("/api/v1/nodes", reason)
+    for words in (("label-gpus", "--apply", "--yes"), ("unlabel-gpus", "--yes"), ("check", "gpu")):
+        got, _, told = here.run(*words, "--timeout", "3s")
+        assert (words, got) == (words, code)
+        assert words[0] == "check" or told.count("\n") == 1
+    assert (
+        here.run("check", "all", "--output", "junit", "--timeout", "3s")[1].count("<skipped") >= 1
+    )
+
+
 def test_simulated_gpus_are_labelled_only_when_told(here: Cluster) -> None:
     kinds = {"a": {Product("NVIDIA L4", 23034): 2}}
     here.put(node("a"), clusters.reports(kinds, simulated=frozenset({"a"})))
@@ -244,6 +275,9 @@ def test_a_cluster_without_gpus_is_no_error(here: Cluster) -> None:
             0,
         ),
         (["--tsv"], "Tesla T4\tmany\n", "", 2),
+        (["--tsv"], "Tesla T4\t0\n", "", 2),
+        (["NVIDIA L4", "--memory-mib", "0"], "", "", 2),
+        (["NVIDIA L4", "--memory-mib", "-5"], "", "", 2),
         ([], "", "", 2),
         (["NVIDIA L4", "--tsv"], "", "", 2),
         (["\x1b[31m"], "", "31m\tfallback\n", 0),

@@ -95,15 +95,15 @@ def name(
     and win over guesses, but make no name where there must be none (partitions, error texts).
     """
     text = product.strip().lower()
-    words = [word for word in re.split(r"[^a-z0-9.]+", text) if word]
+    words = _words(text)
     is_shared = "shared" in words
     core = tuple(word for word in words if word not in _FILLERS and word != "shared")
     refusal = _refusal(text, words, core, is_mig=is_mig, is_vgpu=is_vgpu)
     if refusal is not None:
         return Name(None, refusal, is_shared)
-    value, reason = _reviewed(text, aliases), Reason.ALIAS
+    value, reason = _reviewed(words, aliases), Reason.ALIAS
     if value is None:
-        memory = memory_mib if memory_mib is not None else _memory_said(words)
+        memory = memory_mib if memory_mib and memory_mib > 0 else _memory_said(words)
         value, reason = _model(_Words(core=core, is_quadro="quadro" in words, memory_mib=memory))
     if value is not None and not is_name(value):
         return Name(None, Reason.NOT_A_NAME, is_shared)
@@ -135,8 +135,13 @@ def _refusal(
     return None if core else Reason.NO_MODEL
 
 
-def _reviewed(text: str, aliases: Mapping[str, str]) -> str | None:
-    return next((value for known, value in aliases.items() if known.strip().lower() == text), None)
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[^a-z0-9.]+", text) if word]
+
+
+def _reviewed(words: Sequence[str], aliases: Mapping[str, str]) -> str | None:
+    """Return the name of the whole product, however its words are joined: NVML and GFD differ."""
+    return next((aliases[known] for known in aliases if _words(known.lower()) == words), None)
 
 
 def _model(words: _Words) -> tuple[str | None, Reason]:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 from datetime import UTC, datetime
 
@@ -10,6 +11,7 @@ from muster_labeler import (
     access,
     checks,
     findings,
+    inventory,
     naming,
     options,
     reports,
@@ -26,7 +28,7 @@ def run(chosen: argparse.Namespace) -> int:
     try:
         known = naming.aliases(chosen.aliases)
         report = asyncio.run(_report(chosen, known))
-    except naming.BadAliases as error:
+    except (naming.BadAliases, options.Mistake) as error:
         return options.mistake("check", str(error))
     except (kube.NoCluster, survey.Unreachable) as error:
         options.tell("check", str(error))
@@ -43,7 +45,16 @@ async def _report(chosen: argparse.Namespace, aliases: dict[str, str]) -> findin
         await read.begin(_rights(topics))
         seen = await _read(read, topics, chosen, aliases, api)
         progress("")
-    where = findings.Where(context=chosen.context, kubeconfig=chosen.kubeconfig)
+    if chosen.node and seen.nodes is not None and chosen.node not in {n.name for n in seen.nodes}:
+        raise options.Mistake(f"no such node: {chosen.node}")
+    where = findings.Where(
+        context=api.context,
+        kubeconfig=chosen.kubeconfig or os.environ.get("KUBECONFIG"),
+        aliases=str(chosen.aliases) if chosen.aliases else None,
+        namespace=chosen.muster_namespace
+        if chosen.muster_namespace != inventory.NAMESPACE
+        else None,
+    )
     cluster = chosen.context or api.server
     return checks.report(seen, topics, where, cluster=cluster, only=chosen.node)
 
@@ -64,7 +75,7 @@ async def _read(
     wants_pods = topics != [Topic.GPU]
     nodes = await read.nodes()
     slices = await read.slices()
-    agents, _ = await read.reports(chosen.muster_namespace)
+    agents, simulated = await read.reports(chosen.muster_namespace)
     pods = await read.pods() if wants_pods else None
     events = await read.events() if wants_pods else None
     is_annotated = any(pod.is_annotated for pod in pods or ())
@@ -74,6 +85,7 @@ async def _read(
         now=api.now() or datetime.now(UTC),
         nodes=nodes,
         views=sources.Views(agents, survey.of_slices(slices), aliases),
+        simulated=simulated,
         slices=slices,
         pods=pods,
         events=events,

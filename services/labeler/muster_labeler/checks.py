@@ -32,10 +32,12 @@ def report(
 ) -> findings.Report:
     """Return everything that is found in a cluster, about `only` one node if it is named."""
     found: list[Finding] = list(_unread(seen.unread, where))
-    notes = [f"{one.what}: {one.why}" for one in seen.unread if not one.is_forbidden]
+    notes = [f"{one.what}: {one.why}" for one in seen.unread if _is_notable(one)]
     fleet = states.fleet(seen.nodes or (), seen.views)
     if Topic.GPU in topics and seen.nodes is not None:
-        found.extend(gpu_findings.found(seen.nodes, seen.views, where, only=only))
+        found.extend(
+            gpu_findings.found(seen.nodes, seen.views, where, simulated=seen.simulated, only=only)
+        )
         covering = states.covering(fleet)
         if covering is not None:
             notes.append(f"{covering} names the model of every GPU node: nothing to label")
@@ -43,8 +45,6 @@ def report(
         found.extend(fuse_findings.found(seen, where, only=only))
     if Topic.AUTOSCALER in topics:
         found.extend(autoscaler_findings.found(seen, where, only=only))
-    if only is not None and seen.nodes is not None and all(n.name != only for n in seen.nodes):
-        notes.append(f"there is no node {only}")
     checked = {"nodes": len(seen.nodes or ()), "gpuNodes": len(fleet)}
     if seen.pods is not None:
         checked["fusePods"] = sum(not pod.is_agent for pod in seen.pods)
@@ -60,16 +60,23 @@ def report(
 
 def _unread(unread: Iterable[world.Unread], where: findings.Where) -> Iterable[Finding]:
     for one in unread:
-        if not one.is_forbidden:
+        if _is_notable(one):
             continue
+        path = one.what if one.what.startswith("/") else ""
+        asking = ("get", "--raw", path) if path else ("auth", "can-i", "list", one.what, "-A")
         yield Finding(
-            id=Id.ACCESS,
+            id=Id.ACCESS if one.is_forbidden else Id.UNREAD,
             severity=Severity.UNKNOWN,
             scope=Scope.CLUSTER,
             object=one.what,
             message=f"cannot be seen: {one.why}",
-            fix=Fix(command=where.kubectl("auth", "can-i", "list", one.what, "-A")),
+            fix=Fix(command=where.kubectl(*asking)),
         )
+
+
+def _is_notable(one: world.Unread) -> bool:
+    """Tell whether something may stay unseen: a source to which we have no right."""
+    return one.is_forbidden and not one.is_needed
 
 
 def _once(found: Iterable[Finding]) -> list[Finding]:

@@ -31,7 +31,10 @@ class Scope(enum.StrEnum):
 
 
 class Id(enum.StrEnum):
-    """Every finding there is; a number is never given to another. ACCESS: no right to see."""
+    """Every finding there is; a number is never given to another.
+
+    ACCESS: no right to see; UNREAD: could not be seen.
+    """
 
     GPU001 = "GPU001"
     GPU002 = "GPU002"
@@ -59,6 +62,7 @@ class Id(enum.StrEnum):
     AS005 = "AS005"
     AS006 = "AS006"
     ACCESS = "ACCESS"
+    UNREAD = "UNREAD"
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,14 +110,21 @@ class Exit(enum.IntEnum):
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """How commands reach the cluster that was looked at: as the one that was called did."""
+    """How commands reach the cluster that was looked at, and see what was seen.
+
+    `aliases` is a file of reviewed names; `namespace` is muster's where it is not the usual one.
+    """
 
     context: str | None = None
     kubeconfig: str | None = None
+    aliases: str | None = None
+    namespace: str | None = None
 
     def muster(self, *words: str) -> str:
         """Return a command of ours."""
-        return shlex.join(["muster", *words, *self._options()])
+        named = ["--muster-namespace", self.namespace] if self.namespace else []
+        reviewed = ["--aliases", self.aliases] if self.aliases else []
+        return shlex.join(["muster", *words, *self._options(), *named, *reviewed])
 
     def kubectl(self, *words: str) -> str:
         """Return a command of kubectl."""
@@ -153,11 +164,12 @@ def report(
 def exit_code(found: Report, *, strict: bool) -> Exit:
     """Return what a report amounts to.
 
-    Missing rights count only where nothing worse was seen: what is known to be broken is broken.
+    What could not be seen counts only where nothing worse was: what is known to be broken is.
     """
     counts = {Severity(word) for word, count in found.summary.items() if count}
     if Severity.ERROR in counts or (strict and counts & {Severity.WARN, Severity.SUGGEST}):
         return Exit.PROBLEMS
-    if any(one.id is Id.ACCESS for one in found.findings):
+    ids = {one.id for one in found.findings}
+    if Id.ACCESS in ids:
         return Exit.NO_RIGHTS
-    return Exit.FINE
+    return Exit.UNREACHABLE if Id.UNREAD in ids else Exit.FINE

@@ -1,11 +1,11 @@
 """Pure. What is wrong with the labels of GPU nodes: GPU001 to GPU010."""
 
-import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from muster_labeler import facts, schemes, sources, states
+from muster_labeler import facts, plan, schemes, sources, states
 from muster_labeler.accelerators import Reason
 from muster_labeler.findings import Finding, Fix, Id, Scope, Severity, Where
 from muster_labeler.states import Standing, State
@@ -33,30 +33,46 @@ _PROVIDERS: Final = {
 _NEITHER: Final = frozenset({State.NOT_GPU, State.LABELLED_OK, State.FOREIGN_OWNED})
 
 
+@dataclass(frozen=True, slots=True)
+class _Remedy:
+    """What labels the cluster, and whether a program may do it unasked."""
+
+    fix: Fix
+    is_safe: bool
+
+
 def found(
-    nodes: Sequence[facts.Node], views: sources.Views, where: Where, *, only: str | None = None
+    nodes: Sequence[facts.Node],
+    views: sources.Views,
+    where: Where,
+    *,
+    simulated: Collection[str] = (),
+    only: str | None = None,
 ) -> list[Finding]:
     """Return the findings about all nodes; of `only` one, if named, judged as part of the fleet."""
     fleet = states.fleet(nodes, views)
     covering = states.covering(fleet)
+    remedy = _label_all(fleet, simulated, where)
     result: list[Finding] = []
     for one in fleet:
         if only in {None, one.node.name}:
-            result.extend(_of_node(one, covering, where))
+            result.extend(_of_node(one, covering, where, remedy))
     for node in nodes:
         if only in {None, node.name}:
             result.extend(_invalid(node, where))
             result.extend(_held_unready(node, where))
-    return [*result, *_mixed_schemes(fleet, covering, where)]
+    return [*result, *_mixed_schemes(fleet, covering, where, remedy.fix)]
 
 
-def _of_node(one: Standing, covering: str | None, where: Where) -> Iterable[Finding]:
+def _of_node(
+    one: Standing, covering: str | None, where: Where, remedy: _Remedy
+) -> Iterable[Finding]:
     name = one.node.name
     if one.state in _NEITHER or (covering is not None and _is_covered(one)):
         return
     match one.state:
         case State.UNLABELLED:
-            yield _unlabelled(one, where)
+            yield _unlabelled(one, remedy)
         case State.WRONG:
             yield _wrong(one, where)
         case State.NO_GPU:
@@ -112,7 +128,18 @@ def _is_covered(one: Standing) -> bool:
     return one.state in {State.UNLABELLED, State.AMBIGUOUS, State.UNREACHABLE}
 
 
-def _unlabelled(one: Standing, where: Where) -> Finding:
+def _label_all(fleet: Sequence[Standing], simulated: Collection[str], where: Where) -> _Remedy:
+    """Return what labels all GPU nodes; of one that cannot be labelled yet, what shows why."""
+    allowed = plan.Allowed(simulated=bool(simulated))
+    left = plan.left_out(plan.rows(fleet, allowed, simulated=simulated))
+    if left:
+        return _Remedy(Fix(command=where.muster("check", "gpu", "--node", left[0])), is_safe=False)
+    option = ["--simulated"] if simulated else []
+    command = where.muster("label-gpus", "--apply", "--yes", *option)
+    return _Remedy(Fix(command=command), is_safe=not simulated)
+
+
+def _unlabelled(one: Standing, remedy: _Remedy) -> Finding:
     is_empty = not one.node.usable
     return Finding(
         id=Id.GPU001,
@@ -122,13 +149,14 @@ def _unlabelled(one: Standing, where: Where) -> Finding:
         message=f"no label {schemes.SKYPILOT}: it would be {one.wanted}"
         + (", but no accelerator can be had" if is_empty else ""),
         evidence=_said(one),
-        fix=Fix(command=where.muster("label-gpus", "--apply", "--yes")),
-        safe_to_auto_apply=True,
+        fix=remedy.fix,
+        safe_to_auto_apply=remedy.is_safe,
     )
 
 
 def _wrong(one: Standing, where: Where) -> Finding:
     owners = ", ".join(one.others)
+    is_guess = one.known.name.reason is Reason.MEMORY_UNKNOWN
     return Finding(
         id=Id.GPU002,
         severity=Severity.ERROR,
@@ -139,7 +167,8 @@ def _wrong(one: Standing, where: Where) -> Finding:
         evidence=(f"{schemes.SKYPILOT}={one.current}", *_said(one)),
         fix=Fix(
             command=where.muster(
-                "label-gpus", "--apply", "--overwrite", "--yes", "--node", one.node.name
+                *("label-gpus", "--apply", "--overwrite", "--yes", "--node", one.node.name),
+                *(["--force-ambiguous"] if is_guess else []),
             )
         ),
     )
@@ -153,10 +182,12 @@ def _uncertain(one: Standing, where: Where) -> Finding:
     elif name.reason is Reason.MEMORY_UNKNOWN:
         message = f"may be {name.value}; its memory is unknown, and decides"
         command = where.muster("label-gpus", "--apply", "--force-ambiguous", "--yes")
+    elif one.known.of is not None and one.known.of.source is sources.Source.INSTANCE_TYPE:
+        message = f"only its instance type says what it has, perhaps {name.value}"
+        command = where.muster("label-gpus", "--apply", "--from-instance-type", "--yes")
     else:
         message = f"an unknown model, perhaps {name.value}: review it, and name it in an alias file"
-        entry = f"{_quoted(_product(one))}: {name.value}"
-        command = f"echo {shlex.quote(entry)} >> {ALIASES}"
+        command = _review(one, name.value, where)
     return Finding(
         id=Id.GPU006,
         severity=Severity.WARN,
@@ -219,16 +250,16 @@ def _held_unready(node: facts.Node, where: Where) -> Iterable[Finding]:
 
 
 def _mixed_schemes(
-    fleet: Sequence[Standing], covering: str | None, where: Where
+    fleet: Sequence[Standing], covering: str | None, where: Where, label_all: Fix
 ) -> Iterable[Finding]:
     partial = states.partial(fleet)
     if covering is not None or not partial:
         return
     ours = sum(one.is_ours for one in fleet)
     hidden = len(fleet) - next(iter(partial.values()))
-    fix = where.muster("label-gpus", "--apply", "--yes")
+    fix = label_all
     if ours and len(partial) > 1:
-        fix = where.muster("unlabel-gpus", "--yes")
+        fix = Fix(command=where.muster("unlabel-gpus", "--yes"))
     yield Finding(
         id=Id.GPU004,
         severity=Severity.ERROR,
@@ -237,7 +268,7 @@ def _mixed_schemes(
         message=f"{next(iter(partial))} is on some GPU nodes only: "
         f"SkyPilot reads one scheme and does not see the other {hidden}",
         evidence=tuple(f"{key}: {count} of {len(fleet)}" for key, count in partial.items()),
-        fix=Fix(command=fix),
+        fix=fix,
     )
 
 
@@ -255,10 +286,16 @@ def _resources(node: facts.Node) -> tuple[str, ...]:
     ) or ("no accelerator in its capacity",)
 
 
-def _product(one: Standing) -> str:
-    text = one.known.of.text if one.known.of else ""
-    of_label = text.partition("=")[2] if "=" in text else text
-    return re.sub(r"^\d+ x ", "", of_label).partition(" (")[0]
+def _review(one: Standing, value: str, where: Where) -> str:
+    """Return what adds a product to the file of reviewed names, and shows that it is read."""
+    product = one.known.of.product if one.known.of else ""
+    if not (product and product.isprintable()):
+        return _show(one.node.name, where)
+    file = where.aliases or ALIASES
+    entry = shlex.join(["echo", f"{_quoted(product)}: {value}"])
+    return f"{entry} >> {shlex.quote(file)} && " + shlex.join(
+        ["muster", "gpu-name", "--aliases", file, "--", product]
+    )
 
 
 def _quoted(text: str) -> str:

@@ -65,13 +65,21 @@ async def _run(chosen: argparse.Namespace, aliases: dict[str, str]) -> int:
         found = await read.nodes()
         if found is None:
             options.tell(chosen.command, "; ".join(one.why for one in read.unread))
-            return Exit.UNREACHABLE
+            is_forbidden = any(one.is_forbidden for one in read.unread)
+            return Exit.NO_RIGHTS if is_forbidden else Exit.UNREACHABLE
         unknown = sorted(set(chosen.node or ()) - {node.name for node in found})
         if unknown:
             return options.mistake(chosen.command, f"no such node: {', '.join(unknown)}")
         rows, objection = await _planned(chosen, aliases, read, found)
         options.progress()("")
         sys.stdout.write(tables.written(rows))
+        for one in read.unread:
+            options.tell(chosen.command, f"not seen: {one.why}")
+        if is_writing and any(not one.is_forbidden for one in read.unread):
+            options.tell(
+                chosen.command, "nothing is written: who knows best may not have been heard"
+            )
+            return Exit.UNREACHABLE
         if objection is not None:
             options.tell(chosen.command, f"nothing is written: {objection}; --partial")
             return Exit.PROBLEMS

@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -14,6 +15,7 @@ from muster_labeler import accelerators, reports
 _FILE_BYTES_MAX: Final = 1024 * 1024
 _LINES_MAX: Final = 100_000
 _LINE_MAX: Final = 4096
+_MEMORY: Final = re.compile(r"0*[1-9][0-9]{0,11}")
 
 
 class BadAliases(Exception):
@@ -53,6 +55,8 @@ def run(chosen: argparse.Namespace) -> int:
         known = aliases(chosen.aliases)
     except BadAliases as error:
         return _mistake(str(error))
+    if chosen.memory_mib is not None and chosen.memory_mib <= 0:
+        return _mistake("--memory-mib: more than 0")
     if chosen.tsv == (chosen.product is not None):
         return _mistake("name one product, or give --tsv and products on standard input")
     if not chosen.tsv:
@@ -84,7 +88,7 @@ def _lines(lines: Iterable[str], known: Mapping[str, str], *, is_mig: bool) -> I
             continue
         product, _, memory = text[:_LINE_MAX].partition("\t")
         memory = memory.strip()
-        if memory and not (memory.isascii() and memory.isdigit() and len(memory) <= 12):  # noqa: PLR2004  # more is no memory
+        if memory and not _MEMORY.fullmatch(memory):
             raise ValueError(f"line {number}: {memory[:40]!r} is no memory in MiB")
         yield _answer(product, int(memory) if memory else None, known, is_mig=is_mig)
 

@@ -19,6 +19,10 @@ _ATTEMPTS: Final = 4
 _DEFAULT: Final = "~/.kube/config"
 
 
+class Mistake(Exception):
+    """What was asked for cannot be; the text says why."""
+
+
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Let a command be told which cluster."""
     parser.add_argument("--context", help="context of the kubeconfig (default: its current one)")

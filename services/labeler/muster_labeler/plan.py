@@ -78,9 +78,13 @@ def removals(standings: Sequence[Standing], *, only: Collection[str] = ()) -> li
         if one.is_ours and not one.others:
             found.append(_made(one, Step.REMOVE, None, "ours"))
         else:
-            owners = ", ".join(one.others) or "nobody that is known"
-            found.append(_made(one, Step.KEEP, one.current, f"owned by {owners}"))
+            found.append(_made(one, Step.KEEP, one.current, f"owned by {one.foreign}"))
     return found
+
+
+def left_out(planned: Sequence[Row]) -> list[str]:
+    """Return the GPU nodes that would have no usable label when all is done."""
+    return [row.node for row in planned if not row.is_labelled_after]
 
 
 def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None) -> str | None:
@@ -92,7 +96,7 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
     is_new = any(row.step is Step.WRITE and not row.current for row in planned)
     if not is_new or allowed.partial:
         return None
-    left = [row.node for row in planned if not row.is_labelled_after]
+    left = left_out(planned)
     if covering is not None and left:
         return f"{covering} names every GPU node already; labels on some would hide {_named(left)}"
     if left:
@@ -127,8 +131,8 @@ def _refusal(one: Standing, reason: Reason, allowed: Allowed, *, is_simulated: b
         by_type = one.known.of is not None and one.known.of.source == "instance type"
         option = "--from-instance-type" if by_type else "--allow-unknown, or an alias"
         return f"only a guess; {option}"
-    if one.current is not None and one.others and not allowed.overwrite:
-        return f"owned by {', '.join(one.others)}; --overwrite"
+    if one.foreign and not allowed.overwrite:
+        return f"owned by {one.foreign}; --overwrite"
     return None
 
 

@@ -55,7 +55,7 @@ def _text(report: Report) -> Iterable[str]:
         yield "To mend:"
         for command, ids in commands.items():
             yield f"  # {', '.join(ids)}"
-            yield f"  {command}"
+            yield plain(f"  {command}")
     said = ", ".join(f"{count} {severity}" for severity, count in report.summary.items() if count)
     seen = ", ".join(f"{count} {what}" for what, count in report.checked.items())
     if report.findings:

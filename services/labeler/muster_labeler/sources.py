@@ -38,12 +38,16 @@ Kinds = Mapping[Product, int]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one source says: a name, and the words it was made of."""
+    """What one source says: a name, and the words it was made of.
+
+    `product` is what a reviewed name can be given to: empty for several, or what is none.
+    """
 
     source: Source
     text: str
     name: Name
     memory_mib: int | None = None
+    product: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,8 @@ def _claims(node: facts.Node, readings: Iterable[schemes.Reading], views: Views)
         if is_gfd and name.reason is Reason.FALLBACK:
             name = accelerators.name(reading.value, memory, aliases=views.aliases)
         source = Source.GFD if is_gfd else Source.CLOUD
-        yield Claim(source, f"{reading.scheme.key}={reading.value}", name, memory)
+        text = f"{reading.scheme.key}={reading.value}"
+        yield Claim(source, text, name, memory, reading.value if is_gfd else "")
     instance_type = node.labels.get(instance_types.KEY, "")
     hint = instance_types.hint(instance_type)
     if hint is not None and node.has_accelerators:
@@ -146,8 +151,13 @@ def _claim(source: Source, products: Kinds, aliases: Mapping[str, str]) -> Claim
     ]
     text = shown(products) or NO_GPU
     memory = {product.memory_mib for product in products}
+    called = {product.name for product in products}
     return Claim(
-        source, text, accelerators.of_node(names), memory.pop() if len(memory) == 1 else None
+        source,
+        text,
+        accelerators.of_node(names),
+        memory.pop() if len(memory) == 1 else None,
+        called.pop() if len(called) == 1 else "",
     )
 
 

@@ -72,6 +72,13 @@ class Standing:
         return tuple(o for o in self.node.owners.get(schemes.SKYPILOT, ()) if o != MANAGER)
 
     @property
+    def foreign(self) -> str:
+        """Return in words whose label this is, empty if it is ours alone or there is none."""
+        if self.current is None or (self.is_ours and not self.others):
+            return ""
+        return ", ".join(self.others) or "nobody that is known"
+
+    @property
     def is_ours(self) -> bool:
         """Tell whether we own the label."""
         return MANAGER in self.node.owners.get(schemes.SKYPILOT, ())

@@ -98,7 +98,10 @@ class Survey:
             raise Unreachable(answer.problem)
         lacking = await access.missing(self._api, rights, timeout_s=self._left_s())
         self._missing = frozenset(lacking)
-        self.unread.extend(world.Unread(f"{r.resource}", f"no right to {r}", True) for r in lacking)  # noqa: FBT003
+        self.unread.extend(
+            world.Unread(right.resource, f"no right to {right}", is_forbidden=True)
+            for right in lacking
+        )
 
     async def nodes(self) -> list[facts.Node] | None:
         """Return all nodes."""
@@ -130,10 +133,11 @@ class Survey:
 
     async def slices(self) -> list[facts.Slice]:
         """Return DRA's devices; none where there is no DRA or no right."""
+        known = len(self.unread)
         for path in _SLICES:
             found = await self._all(path, pods.RawSlice, pods.slice_of, is_optional=True)
-            if found is not None:
-                return found
+            if found is not None or len(self.unread) > known:
+                return found or []
         return []
 
     async def reports(self, namespace: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
@@ -146,8 +150,8 @@ class Survey:
         try:
             found = msgspec.json.decode(answer.body, type=_ConfigMap)
             return inventory.decoded(found.data.get(inventory.KEY, ""))
-        except (msgspec.MsgspecError, inventory.Unreadable) as error:
-            self.unread.append(world.Unread(path, f"unreadable: {error}", is_forbidden=False))
+        except (*kube.UNREADABLE, inventory.Unreadable) as error:
+            self.unread.append(world.Unread(path, f"unreadable: {error}"))
             return {}, frozenset()
 
     async def autoscalers(self) -> tuple[world.ClusterAutoscaler | None, world.Karpenter | None]:
@@ -204,7 +208,7 @@ class Survey:
                     for item in page.items:
                         try:
                             one = read(decoder.decode(item))
-                        except (msgspec.MsgspecError, UnicodeDecodeError):
+                        except kube.UNREADABLE:
                             bad += 1
                             continue
                         if one is not None:
@@ -216,16 +220,22 @@ class Survey:
                 self._note(path, error.answer, is_optional=is_optional)
                 return None
             if bad:
-                self.unread.append(world.Unread(path, f"{bad} unreadable", is_forbidden=False))
+                self.unread.append(world.Unread(path, f"{bad} unreadable"))
             return found
-        self.unread.append(world.Unread(path, "the list expired again and again", False))  # noqa: FBT003
+        self.unread.append(world.Unread(path, "the list expired again and again"))
         return None
 
     def _note(self, path: str, answer: kube.Answer, *, is_optional: bool) -> None:
-        if answer.is_ok or answer.status == HTTPStatus.NOT_FOUND:
+        if answer.is_ok or (is_optional and answer.status == HTTPStatus.NOT_FOUND):
             return
-        is_forbidden = answer.is_forbidden and not is_optional
-        self.unread.append(world.Unread(path, answer.problem, is_forbidden))
+        self.unread.append(
+            world.Unread(
+                path,
+                answer.problem,
+                is_forbidden=answer.is_forbidden,
+                is_needed=not is_optional,
+            )
+        )
 
     def _left_s(self) -> float:
         return max(0.001, self._deadline - self._clock())
@@ -265,7 +275,7 @@ def _status(body: bytes) -> tuple[str, datetime | None]:
     """Return the autoscaler's status and when it was written, by its annotation or its text."""
     try:
         found = msgspec.json.decode(body, type=_ConfigMap)
-    except msgspec.MsgspecError:
+    except kube.UNREADABLE:
         return "", None
     text = found.data.get("status", "")
     said = (found.metadata.annotations or {}).get("cluster-autoscaler.kubernetes.io/last-updated")

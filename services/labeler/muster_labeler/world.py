@@ -9,11 +9,15 @@ from muster_labeler import facts, sources
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What could not be read, and why: for want of a right, or otherwise."""
+    """What could not be read, and why: for want of a right, or otherwise.
+
+    `is_needed` without which nothing can be decided: sources are others' to switch on and to show.
+    """
 
     what: str
     why: str
-    is_forbidden: bool
+    is_forbidden: bool = False
+    is_needed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,7 @@ class World:
     now: datetime
     nodes: Sequence[facts.Node] | None = None
     views: sources.Views = sources.NOTHING_MORE
+    simulated: frozenset[str] = frozenset()
     slices: Sequence[facts.Slice] = ()
     pods: Sequence[facts.Pod] | None = None
     events: Sequence[facts.Told] | None = None
