@@ -142,7 +142,12 @@ OUTDATED = {"revision": "a", "current": "b"}
             Verdict.PLUGIN_DOWN,
             Rule.NOBODY_LISTENS,
         ),
-        ({"known": None}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"known": None, **LATER}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        (
+            {"known": None, "link": link("Client Closed"), **JUST_NOW},
+            Verdict.PLUGIN_DOWN,
+            Rule.NOT_BACK,
+        ),
         ({"known": facts.Facts(problem="403")}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
     ],
 )
@@ -161,6 +166,17 @@ def test_a_lease_no_newer_than_the_missing_beat_is_waited_for(what: dict[str, ob
     at_once = config.Detection(ready_s=0)
     assert judgement.judge(scene(known=known(lease_age_s=7.6), **what), at_once) is None
     assert judgement.judge(scene(known=known(lease_age_s=7.4), **what), at_once) is not None
+
+
+@pytest.mark.parametrize("what", [{"link": link("Stale Connection")}, {"listens": True}, NOTHING])
+def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, object]) -> None:
+    assert judgement.judge(scene(known=None, **what), SETTINGS) is None
+    for later in ({"silent_s": 16.0}, {"waited": True}):
+        found = judgement.judge(scene(known=None, **what, **later), SETTINGS)
+        assert found is not None
+        assert ("kubernetes", "no answer from the Kubernetes API") in [
+            (seen.source, seen.observed) for seen in found.evidence
+        ]
 
 
 @pytest.mark.parametrize("what", [{"link": link("Stale Connection")}, NOTHING])

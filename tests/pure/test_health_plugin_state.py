@@ -594,3 +594,16 @@ def test_who_does_not_answer_is_stuck_and_not_only_unregistered() -> None:
     assert [seen.observed for seen in concluded.evidence] == [
         f"{GPU}: its own socket does not answer (self-probe 1.0 s ago); registering"
     ]
+
+
+def test_of_two_that_beat_in_turns_neither_falls_however_long_each_is_heard() -> None:
+    plugin = healthy()
+    sequences = {"one": 10, "two": 10}
+    for turn in range(6):
+        plugin.instance = "two" if turn % 2 else "one"
+        for second in range(4):
+            sequences[plugin.instance] += 1
+            plugin.seq = sequences[plugin.instance]
+            plugin.beat(4.0 + 6.0 * turn + second)
+
+    assert plugin.machine.verdict is Verdict.SPLIT_BRAIN

@@ -80,12 +80,16 @@ class Beats:
         if beat.instance == self.instance:
             self._pace(beat, interval_s)
         else:
-            self._retire()
+            self._retire(beat.instance, now)
             # else the same one for as long as it lives, instead of one for each beat
             self.instance = beat.instance
         self.seq, self.interval_s, self._uptime_s = beat.seq, interval_s, beat.uptime_s
         self.arrived_at, self._spoke_since = now, True
         return life
+
+    def comes_back(self, instance: str) -> bool:
+        """Tell whether this one beat before the one that beats now: it was there all the time."""
+        return instance == self._retired
 
     def twins(self, now: float) -> str:
         """Say in words that two instances beat in turns; empty if they do not."""
@@ -93,8 +97,12 @@ class Beats:
             return ""
         return f"two processes beat in turns: {self.instance} and {self._retired}"
 
-    def _retire(self) -> None:
-        self._retired, self._retired_seq, self._turns = self.instance, self.seq, 0
+    def _retire(self, successor: str, now: float) -> None:
+        if successor == self._retired:
+            self._turns, self._retired_at = self._turns + 1, now
+        else:
+            self._turns = 0
+        self._retired, self._retired_seq = self.instance, self.seq
         self.stretch = 1.0
 
     def _pace(self, beat: vocabulary.Heartbeat, interval_s: float) -> None:

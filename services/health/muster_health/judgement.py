@@ -6,6 +6,7 @@ is Running and Ready on a node that still offers what the plugin had.
 
 | nobody listens, or no answer, and                      | verdict     | rule             |
 |--------------------------------------------------------|-------------|------------------|
+| Kubernetes did not answer, and may yet (2)             | wait        |                  |
 | the node is not in the cluster                         | MAINTENANCE | NODE_GONE        |
 | the pod is being deleted                               | MAINTENANCE | POD_DELETED      |
 | nobody listens; the node is unschedulable or to go     | MAINTENANCE | NODE_PLANNED     |
@@ -26,7 +27,7 @@ is Running and Ready on a node that still offers what the plugin had.
 renewed, or soon stale. No need to wait where the plugin's side closed its connection: the node
 was alive to do so.
 (2) A process that stands still looks as one whose way to the bus is cut, until its readiness probes
-have failed (`ready_s`). No need to wait where its own side closed its connection: that it did.
+have failed (`ready_s`). Again no need to wait where its own side closed its connection.
 (3) It crashed a moment ago and is started again, or only its way to the bus broke: asked again once
 it is quiet.
 """
@@ -129,6 +130,7 @@ def _decide(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | 
     replaced = bool(pods) and all(pod.is_outdated or pod.deleting for pod in pods)
     deleted = bool(pods) and all(pod.deleting for pod in pods)
     rows = (
+        (scene.has_cluster and scene.known is None and _is_early(scene, settings), None),
         (known.exists is False, (Verdict.MAINTENANCE, Rule.NODE_GONE)),
         (deleted, (Verdict.MAINTENANCE, Rule.POD_DELETED)),
         (gone and bool(known.planned), (Verdict.MAINTENANCE, Rule.NODE_PLANNED)),
@@ -147,11 +149,16 @@ def _may_have_died(scene: Scene, lease_age_s: float) -> bool:
     return lease_age_s > scene.silent_s - _DUE_BEATS * scene.interval_s
 
 
+def _is_early(scene: Scene, settings: config.Detection) -> bool:
+    closed = scene.link.closed
+    if scene.waited or not scene.ever_heard or (closed is not None and not closed.by_server):
+        return False
+    return scene.silent_s < settings.ready_s
+
+
 def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | None:
     pods = scene.known.pods if scene.known is not None else None
-    closed = scene.link.closed
-    stale = closed is not None and closed.by_server
-    early = (stale or closed is None) and scene.silent_s < settings.ready_s and not scene.waited
+    stale = scene.link.closed is not None and scene.link.closed.by_server
     quiet = scene.quiet_s >= settings.suspicion_beats * scene.interval_s
     runs = pods is None or any(pod.runs for pod in pods)
     ready = pods is not None and any(pod.ready for pod in pods)
@@ -160,7 +167,7 @@ def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule]
         (not runs, (Verdict.PLUGIN_DOWN, Rule.POD_NOT_RUNNING)),
         (scene.listens, (Verdict.STUCK, Rule.NO_ANSWER)),
         (stale and pods is not None and not ready, (Verdict.STUCK, Rule.POD_NOT_READY)),
-        (well and early, None),
+        (well and _is_early(scene, settings), None),
         (well and (quiet or stale), (Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT)),
         (not quiet and not stale, (Verdict.PLUGIN_DOWN, Rule.NOT_BACK)),
         (stale and pods is None, (Verdict.STUCK, Rule.CONNECTION_STALE)),

@@ -178,6 +178,7 @@ class PluginState:
     def hear(self, beat: vocabulary.Heartbeat, now: float) -> list[steps.Step]:
         """Take a heartbeat."""
         former, interval_s = self.beats.instance, self.beats.interval_s
+        is_new = former not in {"", beat.instance} and not self.beats.comes_back(beat.instance)
         life = self.beats.take(beat, now)
         if life is beats.Life.STALE:
             return [signals.Noted(note=signals.Note.BEAT_STALE)]
@@ -186,7 +187,7 @@ class PluginState:
             return []
         if self._proves_nothing(beat, life, now):
             return []
-        if former and former != beat.instance and self._fell_unseen(former, now):
+        if is_new and self._fell_unseen(former, now):
             return self._flap(beat, now)
         return self._alive(beat, now, counts=life is beats.Life.FRESH)
 
