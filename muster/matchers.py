@@ -1,21 +1,25 @@
 """Pure. Matchers of labels, in Alertmanager's words: `severity="critical"`, `node=~"gpu-.*"`.
 
 A label that an alert has not is empty. Regular expressions match whole values, as there
-(prometheus/alertmanager pkg/labels/matcher.go).
+(prometheus/alertmanager pkg/labels/matcher.go), and are RE2's: whoever may write a silence must not
+be able to keep the notifier busy for ever with one expression.
 """
 
 import enum
-import functools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final, assert_never
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, assert_never
+
+if TYPE_CHECKING:
+    import re2
 
 _NAME: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*(=~|!~|!=|=)\s*")
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"\s*', re.DOTALL)
 _BARE: Final = re.compile(r'[^\s,"{}]*(?:\s+[^\s,"{}]+)*\s*')
 _ESCAPES: Final = {"\\": "\\", '"': '"', "n": "\n"}
 _SHOWN_MAX: Final = 120
+_PATTERN_BYTES_MAX: Final = 1024 * 1024
 
 
 class Operator(enum.StrEnum):
@@ -34,6 +38,7 @@ class Matcher:
     name: str
     operator: Operator
     value: str
+    pattern: "re2._Regexp | None" = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         """Write it as Alertmanager does."""
@@ -49,21 +54,25 @@ class Matcher:
             case Operator.NOT_EQUAL:
                 return value != self.value
             case Operator.MATCHES:
-                return _pattern(self.value).fullmatch(value) is not None
+                return self._matches(value)
             case Operator.MATCHES_NOT:
-                return _pattern(self.value).fullmatch(value) is None
+                return not self._matches(value)
             case _:
                 assert_never(self.operator)
+
+    def _matches(self, value: str) -> bool:
+        assert self.pattern is not None, "made by `matcher`"
+        return self.pattern.fullmatch(value) is not None
 
 
 def matcher(name: str, operator: Operator, value: str) -> Matcher:
     """Return a matcher. Raises ValueError for a regular expression that is none."""
-    if operator in {Operator.MATCHES, Operator.MATCHES_NOT}:
-        try:
-            _pattern(value)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"{name}{operator}{value[:_SHOWN_MAX]!r}: {error}") from None
-    return Matcher(name, operator, value)
+    if operator in {Operator.EQUAL, Operator.NOT_EQUAL}:
+        return Matcher(name, operator, value)
+    try:
+        return Matcher(name, operator, value, _pattern(value))
+    except ValueError as error:
+        raise ValueError(f"{name}{operator}{value[:_SHOWN_MAX]!r}: {error}") from None
 
 
 def parse(text: str) -> tuple[Matcher, ...]:
@@ -116,6 +125,14 @@ def _unescape(escaped: re.Match[str]) -> str:
     return _ESCAPES.get(escaped[1], escaped[0])
 
 
-@functools.lru_cache(maxsize=1_000)
-def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(text, re.DOTALL)
+def _pattern(text: str) -> "re2._Regexp":
+    import re2  # noqa: PLC0415  # 3 MiB, for those who use regular expressions
+
+    options = re2.Options()
+    options.log_errors = False
+    options.dot_nl = True
+    options.max_mem = _PATTERN_BYTES_MAX
+    try:
+        return re2.compile(text, options)
+    except re2.error as error:
+        raise ValueError(error.args[0].decode(errors="replace")) from None

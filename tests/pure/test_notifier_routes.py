@@ -79,6 +79,24 @@ def test_what_is_no_matcher_is_refused(text: str) -> None:
         matchers.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (r'a=~"(x)\\1"', "invalid escape sequence"),
+        ('a=~"(?=x)"', "invalid perl operator"),
+        ('a=~"((x{1,1000}){1,1000}){1,1000}"', "repetition"),
+    ],
+)
+def test_what_could_take_for_ever_to_match_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        matchers.parse(text)
+
+
+def test_no_expression_takes_long_to_match() -> None:
+    parsed = matchers.parse('node=~"([a-z0-9]+-?)*X"')
+    assert not matchers.all_hold(parsed, {"node": "gpu-node-" + "a" * 200})
+
+
 @given(value=st.text(max_size=50))
 def test_a_matcher_reads_what_it_writes(value: str) -> None:
     one = matchers.matcher("a", matchers.Operator.EQUAL, value)
