@@ -3,10 +3,10 @@
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 import warnings
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import kubernetes_validate
@@ -15,7 +15,9 @@ import pytest
 import yaml
 
 from muster import permissions, settings
+from muster.cli import certificates, keyfiles
 from muster.local import nats
+from muster_gate import config as gate_config
 from muster_health import config as health_config
 from muster_labeler import config as labeler_config
 from muster_notifier import config as notifier_config
@@ -104,7 +106,7 @@ def test_the_plugin_has_no_rights_at_the_api_and_the_mounts_it_needs(overlay: st
     mounts = {
         m["mountPath"]: m.get("readOnly", False)
         for m in pod["containers"][0]["volumeMounts"]
-        if m["mountPath"] not in {"/etc/nats-tls", "/var/run/cdi"}
+        if m["mountPath"] not in {"/etc/nats-tls", "/var/run/cdi", "/var/run/secrets/muster-nats"}
     }
     assert mounts == {
         "/var/lib/kubelet/device-plugins": False,
@@ -143,7 +145,7 @@ def test_only_the_labeler_may_patch_nodes_and_only_health_sees_leases() -> None:
     assert "secrets" not in json.dumps(roles)
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", [one for one in OVERLAYS if one != "production"])
 def test_every_user_of_nats_has_its_password_from_the_secret_and_no_file_holds_one(
     overlay: str,
 ) -> None:
@@ -153,44 +155,85 @@ def test_every_user_of_nats_has_its_password_from_the_secret_and_no_file_holds_o
             "name": "muster-nats",
             "key": permissions.variable(name),
         }
-        scheme = "tls" if overlay == "production" else "nats"
         url = env[f"MUSTER_{name.upper()}__BUS__URL"]["value"]
-        assert url == f"{scheme}://{name}:$(NATS_PASSWORD)@muster-nats:4222"
+        assert url == f"nats://{name}:$(NATS_PASSWORD)@muster-nats:4222"
     assert [o for o in objects(overlay) if o["kind"] == "Secret"] == []
 
 
-@pytest.mark.parametrize("overlay", ["minimal", "production"])
-def test_nats_server_takes_its_configuration(overlay: str, tmp_path: Path) -> None:
-    names = ["nats.conf", "accounts.conf"] + (["base.conf"] if overlay == "production" else [])
-    for name in names:
-        text = file_in(overlay, "muster-nats", name).replace("/etc/nats-tls", str(tmp_path))
-        (tmp_path / name).write_text(text)
-    if overlay == "production":
-        certify(tmp_path)
+def test_in_production_nobody_has_a_password_and_each_shows_what_is_its_own() -> None:
+    volumes = {
+        name: {v["name"]: v for v in pod["volumes"]} for name, pod in pods("production").items()
+    }
+    environment = {
+        name: {e["name"]: e.get("value", "") for e in pod["containers"][0]["env"]}
+        for name, pod in pods("production").items()
+    }
+    assert "NATS_PASSWORD" not in deployed.rendered("production")
+    assert "envFrom" not in pods("production")["muster-nats"]["containers"][0]
+    for name in (*CENTRAL, "plugin", "gate"):
+        told = environment[f"muster-{name}"]
+        assert told[f"MUSTER_{name.upper()}__BUS__URL"] == "tls://muster-nats:4222"
+        assert told["NATS_CA"] == "/etc/nats-tls/ca.crt"
+    for name in CENTRAL:
+        assert environment[f"muster-{name}"]["NATS_CREDS"] == "/etc/nats-creds/nats.creds"
+        assert volumes[f"muster-{name}"]["creds"]["secret"]["secretName"] == f"muster-{name}-creds"
+    shown = environment["muster-plugin"]["NATS_TOKEN_FILE"]
+    assert shown == "/var/run/secrets/muster-nats/token"
+    (token,) = volumes["muster-plugin"]["nats-token"]["projected"]["sources"]
+    assert token["serviceAccountToken"] == {
+        "path": "token",
+        "audience": gate_config.Tokens().audience,
+        "expirationSeconds": 3600,
+    }
+
+
+def test_the_gate_takes_its_settings_and_believes_the_plugins_account() -> None:
+    pod = pods("production")["muster-gate"]
+    told = {e["name"]: e.get("value", "muster") for e in pod["containers"][0]["env"]}
+    found = settings.load(gate_config.Settings, prefix="MUSTER_GATE", file=None, environment=told)
+    assert (found.tokens.namespace, found.tokens.account) == ("muster", "muster-plugin")
+    assert pods("production")["muster-plugin"]["serviceAccountName"] == found.tokens.account
+    (keys,) = [v for v in pod["volumes"] if v["name"] == "keys"]
+    assert found.signing == "/etc/muster-gate/gate.json"
+    assert keys["secret"]["secretName"] == "muster-gate"
+    assert only("production", "Deployment", "muster-gate")["spec"]["replicas"] == 2
+
+
+def test_nats_server_takes_its_configuration(tmp_path: Path) -> None:
+    for name in ("nats.conf", "accounts.conf"):
+        (tmp_path / name).write_text(file_in("minimal", "muster-nats", name))
     users = [*(grant.user for grant in permissions.central()), "plugin"]
-    environment = {permissions.variable(user): "p" for user in users} | {"POD_NAME": "n"}
+    taken(tmp_path, {permissions.variable(user): "p" for user in users})
+
+
+def test_nats_server_takes_the_configuration_of_production(tmp_path: Path) -> None:
+    (configuration,) = [
+        v for v in pods("production")["muster-nats"]["volumes"] if v["name"] == "configuration"
+    ]
+    files = {
+        item["path"]: source["configMap"]["name"]
+        for source in configuration["projected"]["sources"]
+        for item in source["configMap"]["items"]
+    }
+    assert files.keys() == {"nats.conf", "base.conf", "accounts.conf"}
+    assert files["accounts.conf"] == "muster-accounts"
+    keyfiles.make(tmp_path, at=1_800_000_000)
+    for name in ("nats.conf", "base.conf"):
+        text = file_in("production", "muster-nats", name).replace("/etc/nats-tls", str(tmp_path))
+        (tmp_path / name).write_text(text)
+    certificates.make(tmp_path, ["muster-nats"], at=datetime.now(UTC), lasts=timedelta(days=1))
+    taken(tmp_path, {"POD_NAME": "n"})
+
+
+def taken(where: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
-        [nats.binary(), "-t", "-c", str(tmp_path / "nats.conf")],
+        [nats.binary(), "-t", "-c", str(where / "nats.conf")],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def certify(where: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl to make a certificate with")
-    made = ("-subj", "/CN=n", "-keyout", "tls.key", "-out", "tls.crt")
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *made],
-        cwd=where,
-        capture_output=True,
-        check=True,
-    )
-    shutil.copy(where / "tls.crt", where / "ca.crt")
 
 
 def test_fuse_is_as_skypilot_asks_for_it() -> None:
