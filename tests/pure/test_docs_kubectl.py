@@ -13,10 +13,11 @@ TEXT = {page.relative_to(deployed.ROOT): page.read_text("utf-8") for page in PAG
 
 def carried() -> list[dict[str, str]]:
     """Return the labels of every object and of every pod."""
-    found = [o["metadata"].get("labels", {}) for o in deployed.objects("minimal")]
+    objects = [*deployed.objects("minimal"), *deployed.objects("production")]
+    found = [o["metadata"].get("labels", {}) for o in objects]
     return found + [
         o["spec"]["template"]["metadata"]["labels"]
-        for o in deployed.objects("minimal")
+        for o in objects
         if "template" in o.get("spec", {})
     ]
 

@@ -1,0 +1,135 @@
+"""Which pods need more than the Pod Security level `restricted`: each need is explained."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests import deployed
+
+SECTION: Final = (deployed.ROOT / "docs/install.md").read_text("utf-8")
+VOLUMES: Final = {
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"),
+    *("persistentVolumeClaim", "projected", "secret"),
+}
+SELINUX: Final = {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
+
+
+def exceptions(overlay: str) -> set[str]:
+    """Return what the level refuses (kubernetes.io, Pod Security Standards), by workload."""
+    return {
+        f"{name}: {what}"
+        for name, pod in deployed.pods(overlay).items()
+        for what in [*_of_pod(pod), *_of_containers(pod)]
+    }
+
+
+def _of_pod(pod: deployed.Object) -> Iterator[str]:
+    yield from (key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key))
+    for volume in pod["volumes"]:
+        (kind,) = volume.keys() - {"name"}
+        if kind == "hostPath":
+            yield f"hostPath {volume[kind]['path']}"
+        elif kind not in VOLUMES:
+            yield kind
+
+
+def _of_containers(pod: deployed.Object) -> Iterator[str]:
+    for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        held = {**pod.get("securityContext", {}), **container.get("securityContext", {})}
+        if any("hostPort" in port for port in container.get("ports", [])):
+            yield "hostPort"
+        if held.get("privileged"):
+            yield "privileged"
+        if held.get("allowPrivilegeEscalation") is not False:
+            yield "allowPrivilegeEscalation"
+        capabilities = held.get("capabilities", {})
+        if "ALL" not in capabilities.get("drop", []):
+            yield "capabilities"
+        yield from (f"capability {one}" for one in capabilities.get("add", []))
+        if held.get("seccompProfile", {}).get("type") not in {"RuntimeDefault", "Localhost"}:
+            yield "seccomp"
+        if held.get("runAsNonRoot") is not True or held.get("runAsUser") == 0:
+            yield "runAsUser 0"
+        selinux = held.get("seLinuxOptions", {})
+        if selinux.get("type", "") not in SELINUX or selinux.keys() & {"user", "role"}:
+            yield f"seLinuxOptions {selinux['type']}"
+        yield from ("procMount" for _ in [0] if held.get("procMount", "Default") != "Default")
+
+
+def explained() -> dict[str, str]:
+    """Return the exceptions of the page's table, with their reasons."""
+    rows = re.findall(r"^\| `(muster-[a-z]+: [^`]+)`[^|]*\| ([^|]+) \|$", SECTION, re.MULTILINE)
+    return dict(rows)
+
+
+def test_every_exception_is_explained_and_no_other_is_said() -> None:
+    needed = {one for overlay in deployed.OVERLAYS for one in exceptions(overlay)}
+    assert needed == explained().keys()
+    assert all(len(reason) > len("because") for reason in explained().values())
+
+
+@pytest.mark.parametrize("overlay", ["minimal", "fuse", "production"])
+def test_only_the_plugin_is_an_exception_and_by_these_alone(overlay: str) -> None:
+    assert exceptions(overlay) == {
+        "muster-plugin: runAsUser 0",
+        "muster-plugin: hostPath /dev",
+        "muster-plugin: hostPath /var/lib/kubelet/device-plugins",
+        "muster-plugin: hostPath /var/lib/kubelet/plugins_registry",
+        "muster-plugin: hostPath /var/lib/kubelet/pod-resources",
+    }
+
+
+@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+def test_the_namespace_says_what_it_must_allow_and_warns_of_the_rest(overlay: str) -> None:
+    labels = deployed.only(overlay, "Namespace", "muster")["metadata"]["labels"]
+    level = "pod-security.kubernetes.io/"
+    found = {key.removeprefix(level): value for key, value in labels.items() if level in key}
+    assert found == {"enforce": "privileged", "audit": "restricted", "warn": "restricted"}
+
+
+@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+def test_nobody_is_reached_but_by_a_rule(overlay: str) -> None:
+    closed = deployed.only(overlay, "NetworkPolicy", "muster-closed")["spec"]
+    assert closed == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    plugin = deployed.only(overlay, "NetworkPolicy", "muster-plugin")["spec"]
+    assert plugin["policyTypes"] == ["Egress"]
+    ports = [port["port"] for rule in plugin["egress"] for port in rule["ports"]]
+    assert ports == [4222, 53, 53]
+
+
+@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+def test_what_there_is_two_of_is_spread_and_never_evicted_at_once(overlay: str) -> None:
+    for found in deployed.objects(overlay):
+        name = found["metadata"]["name"]
+        if found["kind"] not in {"Deployment", "StatefulSet"} or found["spec"]["replicas"] == 1:
+            continue
+        own = {"matchLabels": {"app.kubernetes.io/name": name}}
+        pod = found["spec"]["template"]["spec"]
+        spread = [one["labelSelector"] for one in pod.get("topologySpreadConstraints", [])]
+        apart = pod.get("affinity", {}).get("podAntiAffinity", {})
+        wanted = apart.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+        assert own in [*spread, *(one["labelSelector"] for one in wanted)], name
+        budget = deployed.only(overlay, "PodDisruptionBudget", name)["spec"]
+        assert budget == {"maxUnavailable": 1, "selector": own}
+
+
+@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+def test_every_pod_is_critical_says_what_it_needs_and_has_room(overlay: str) -> None:
+    for name, pod in deployed.pods(overlay).items():
+        class_ = "system-node-critical" if name == "muster-plugin" else "system-cluster-critical"
+        assert pod["priorityClassName"] == class_, name
+        for container in pod["containers"]:
+            needs = container["resources"]
+            request, limit = (_mib(needs[kind]["memory"]) for kind in ("requests", "limits"))
+            # no tiny limit: what is killed for a leak of its own takes devices or watchers away
+            assert limit >= 4 * request, name
+            assert "cpu" not in needs["limits"], name
+            assert container["livenessProbe"], name
+            assert container["readinessProbe"], name
+
+
+def _mib(quantity: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)(Mi|Gi)", quantity).groups()  # type: ignore[union-attr]
+    return int(number) * {"Mi": 1, "Gi": 1024}[unit]
