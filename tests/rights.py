@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from tests import deployed
 
-ACCOUNTS: Final = ("plugin", "nats", "health", "labeler", "notifier")
+ACCOUNTS: Final = ("plugin", "nats", "gate", "health", "labeler", "notifier")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _may_not() -> Iterator[Question]:
         yield Question(account, "list", "configmaps", "muster")
         yield Question(account, "patch", "validatingadmissionpolicies.admissionregistration.k8s.io")
         yield Question(account, "patch", "clusterroles.rbac.authorization.k8s.io")
-    for account in ("plugin", "nats", "notifier"):
+    for account in ("plugin", "nats", "gate", "notifier"):
         yield Question(account, "get", "nodes")
         yield Question(account, "get", "pods", "muster")
         yield Question(account, "create", "events", "default")

@@ -31,7 +31,7 @@ def test_every_right_that_is_given_is_on_the_table() -> None:
 def test_every_account_is_asked_about() -> None:
     there = {
         found["metadata"]["name"]
-        for found in deployed.objects("minimal")
+        for found in deployed.objects("production")
         if found["kind"] == "ServiceAccount"
     }
     assert there == {f"muster-{account}" for account in rights.ACCOUNTS}

@@ -37,7 +37,7 @@ def test_who_listens_is_upgraded_before_who_speaks() -> None:
         if speaker != listener and order[listener] >= order[speaker]
     ]
     assert early == []
-    assert order["nats"] == 0
+    assert (order["nats"], order["gate"]) == (0, 0)
     assert steps()[-1] == set()
 
 
