@@ -227,7 +227,8 @@ class Reporter:
                     await self._node.problem_turned.wait()
                 self._node.problem_turned.clear()
             except TimeoutError:
-                self._lag_s = clock() - due
+                # after a late beat the next is due at once, and punctual: that is no recovery
+                self._lag_s = max(clock() - due, min(self._lag_s, interval_s) / 2)
                 due = max(due + interval_s, clock())
             self._beat_at = clock()
             self._sequence += 1
