@@ -1,8 +1,8 @@
 """The failure classes a to p: how each is made, what must be said of it, how it is mended.
 
-A class that a plugin mends by itself within a moment is made twice: as it comes, when nobody is to
-be told anything, and so that it lasts. `played` makes one on one node of a `fleet.Fleet` and tells
-what came of it; l is not among them, because there it is health itself that fails.
+What a plugin mends by itself within a moment is made twice: as it comes (`MENDED`), when nobody is
+to be told anything, and so that it lasts. `played` makes one on one node of a `fleet.Fleet` and
+tells what came of it; l is not among them, because there it is health itself that fails.
 """
 
 import asyncio
@@ -38,6 +38,8 @@ class Fault:
     alert: AlertKind | None
     evidence: tuple[str, ...] = ()
     passes: frozenset[Verdict] = frozenset()
+    falls: frozenset[Verdict] = frozenset()
+    """Verdicts that may stand for a moment, of which nobody is to be told."""
     absent: bool = False
     cabled: bool = False
     slow: bool = False
@@ -139,9 +141,10 @@ def _is_well(node: fleets.Node) -> bool:
 
 def _strange(node: fleets.Node, fault: Fault, began: float) -> tuple[str, ...]:
     told = node.fleet.told
-    fine = {Verdict.HEALTHY, fault.verdict, *fault.passes}
+    fine = {Verdict.HEALTHY, fault.verdict, *fault.passes, *fault.falls}
     verdicts = [e for _, e in told.verdicts(node.name, since=began) if e.verdict not in fine]
-    alerts = [e for _, e in told.alerts(node.name, since=began) if e.kind is not fault.alert]
+    kinds = {fault.alert, *(AlertKind(verdict.lower()) for verdict in fault.passes)}
+    alerts = [e for _, e in told.alerts(node.name, since=began) if e.kind not in kinds]
     return (
         *(f"{e.verdict} ({e.rule})" for e in verdicts),
         *(f"alert {e.kind} {e.state}" for e in alerts),
@@ -209,7 +212,7 @@ async def add_device_unheard(node: fleets.Node) -> None:
 
 async def be_heard(node: fleets.Node) -> None:
     await node.plugin.told("mute", 0)
-    await drop_stream(node)
+    node.add_device()
 
 
 async def cut(node: fleets.Node) -> None:
@@ -270,6 +273,34 @@ async def come(node: fleets.Node) -> None:
     await node.start(with_plugin=False)
 
 
+MENDED: Final = (
+    Fault(
+        name="a-restarts",
+        title="the process crashes and comes back at once",
+        inject=restart,
+        heal=nothing,
+        verdict=None,
+        alert=None,
+        falls=frozenset({Verdict.PLUGIN_DOWN}),
+    ),
+    Fault(
+        name="e-mends",
+        title="its ListAndWatch breaks, and it registers again",
+        inject=drop_stream,
+        heal=nothing,
+        verdict=None,
+        alert=None,
+    ),
+    Fault(
+        name="f-mends",
+        title="its socket is removed, and it makes another",
+        inject=remove_socket,
+        heal=nothing,
+        verdict=None,
+        alert=None,
+    ),
+)
+"""What a plugin mends by itself: nobody is to be told anything."""
 FAULTS: Final = (
     Fault(
         name="a",
@@ -281,15 +312,6 @@ FAULTS: Final = (
         evidence=("connection closed", "nobody listens", "CrashLoopBackOff"),
     ),
     Fault(
-        name="a-restarts",
-        title="the process crashes and comes back at once",
-        inject=restart,
-        heal=nothing,
-        verdict=None,
-        alert=None,
-        passes=frozenset({Verdict.PLUGIN_DOWN}),
-    ),
-    Fault(
         name="b",
         title="its gRPC server takes calls and never answers",
         inject=tell("hang", 1),
@@ -297,6 +319,8 @@ FAULTS: Final = (
         verdict=Verdict.STUCK,
         alert=AlertKind.STUCK,
         evidence=("its own socket does not answer",),
+        # when it answers again, it is yet to be registered again
+        passes=frozenset({Verdict.DEREGISTERED}),
     ),
     Fault(
         name="c",
@@ -326,14 +350,6 @@ FAULTS: Final = (
         evidence=(fleets.RESOURCE, "registration"),
     ),
     Fault(
-        name="e-mends",
-        title="its ListAndWatch breaks, and it registers again",
-        inject=drop_stream,
-        heal=nothing,
-        verdict=None,
-        alert=None,
-    ),
-    Fault(
         name="f",
         title="its socket is removed, and it cannot register another",
         inject=remove_socket_for_ever,
@@ -341,14 +357,6 @@ FAULTS: Final = (
         verdict=Verdict.DEREGISTERED,
         alert=AlertKind.DEREGISTERED,
         evidence=(fleets.RESOURCE, "registration"),
-    ),
-    Fault(
-        name="f-mends",
-        title="its socket is removed, and it makes another",
-        inject=remove_socket,
-        heal=nothing,
-        verdict=None,
-        alert=None,
     ),
     Fault(
         name="g",
@@ -386,6 +394,8 @@ FAULTS: Final = (
         verdict=Verdict.NODE_DOWN,
         alert=AlertKind.NODE_DOWN,
         evidence=(r"lease renewed \d+ s ago",),
+        # when it boots, its kubelet is there before its plugin
+        passes=frozenset({Verdict.PLUGIN_DOWN}),
         cabled=True,
     ),
     Fault(

@@ -21,7 +21,7 @@ from typing import Final, Self
 import aiohttp
 import orjson
 
-from muster.local import kubelet, kubernetes, layout, nats, processes
+from muster.local import kubelet, nats
 from muster.vocabulary import Verdict
 from tests.flow import parts
 
@@ -120,14 +120,14 @@ class Node:
 
     def throttle(self, *, share: float) -> None:
         """Let the plugin run for this share of the time only, as a cgroup's quota does."""
-        beat_s = self.fleet.pace.beat_s
+        slow_s = self.fleet.pace.slow_s
 
         async def duty() -> None:
             while True:
                 self.plugin.send(signal.SIGSTOP)
-                await asyncio.sleep(2 * beat_s * (1 - share))
+                await asyncio.sleep(slow_s * (1 - share))
                 self.plugin.send(signal.SIGCONT)
-                await asyncio.sleep(2 * beat_s * share)
+                await asyncio.sleep(slow_s * share)
 
         self._throttling = asyncio.create_task(duty())
 
@@ -243,7 +243,8 @@ class Node:
                 runs = self.plugin.runs
                 ready = runs and await self.plugin.is_ready(pace.readiness_s)
                 failures = 0 if ready else failures + 1
-                if not runs or ready or failures >= pace.readiness_failures:
+                known = not runs or ready or failures >= pace.readiness_failures
+                if known and self.has_pod:
                     await self._write_pod(runs=runs, ready=ready)
             await asyncio.sleep(pace.readiness_s if self.plugin.runs else 0.1)
 
@@ -284,11 +285,16 @@ class Fleet:
                 nats.NatsServer(self.directory / "nats", config=config)
             )
             self.told = await stack.enter_async_context(parts.listening(self.server.url))
-            stand_in = await stack.enter_async_context(kubernetes.KubernetesApi())
-            self.api_url = stand_in.url
             self.kubeconfig = self.directory / "kubeconfig"
-            stand_in.write_kubeconfig(self.kubeconfig)
-            http = await stack.enter_async_context(aiohttp.ClientSession(stand_in.url))
+            stand_in = parts.Service(
+                "muster.local.kubernetes",
+                ("--kubeconfig", str(self.kubeconfig)),
+                self.directory / "kubernetes.log",
+            )
+            stack.push_async_callback(stand_in.end)
+            await stand_in.start()
+            self.api_url = stand_in.http
+            http = await stack.enter_async_context(aiohttp.ClientSession(stand_in.http))
             self.api = Api(http)
             await self._make_daemonset()
             self.nursery = parts.Nursery(
@@ -309,7 +315,7 @@ class Fleet:
     ) -> None:
         await self._open.__aexit__(kind, error, at)
 
-    def make_health(self, name: str, **more: Mapping[str, object]) -> processes.Process:
+    def make_health(self, name: str, **more: Mapping[str, object]) -> parts.Service:
         """Return a health service of this fleet, to be started; `more` goes over its settings."""
         sections: dict[str, dict[str, object]] = {
             "bus": {"url": self.server.url},
@@ -323,8 +329,9 @@ class Fleet:
                 sections[section] = {**sections.get(section, {}), **settings}
         file = self.directory / f"{name}.json"
         file.write_bytes(orjson.dumps(sections))
-        program = layout.Program(name, "muster_health", ("--config", str(file)))
-        return processes.Process(program, self.directory / f"{name}.log")
+        return parts.Service(
+            "muster_health", ("--config", str(file)), self.directory / f"{name}.log"
+        )
 
     def node(self, name: str) -> Node:
         """Return a node that is to be started."""

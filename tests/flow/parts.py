@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +35,8 @@ class Pace:
     ping_s: float = 5.0
     readiness_s: float = 5.0
     readiness_failures: int = 3
+    slow_s: float = 10.0
+    """How often a slow process stands still."""
     health: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
@@ -51,26 +53,29 @@ FAST: Final = Pace(
     beat_s=0.5,
     checks_s=3.0,
     status_s=1.0,
-    lease_s=2.0,
-    ping_s=0.5,
+    lease_s=1.0,
+    ping_s=1.0,
     readiness_s=1.0,
     readiness_failures=2,
+    slow_s=1.5,
     health={
         "detection": {
             **CALM,
             "interval_s": 0.5,
+            "suspicion_beats": 6,
             "probe_timeout_s": 1.0,
             "restart_s": 1.0,
-            "lease_stale_s": 6.0,
+            "lease_stale_s": 4.0,
+            "ready_s": 6.0,
             "review_s": 2.0,
             "trouble_beats": 6,
             "mismatch_s": 4.0,
             "checker_age_s": 8.0,
             "degraded_s": 2.0,
-            "lag_ms": 400,
+            "lag_ms": 200,
             "recover_s": 3.0,
             "hold_s": 1.0,
-            "patience_s": 5.0,
+            "patience_s": 4.0,
             "missing_s": 4.0,
             "reconnect_s": 2.0,
             "skew_s": 60,
@@ -245,6 +250,62 @@ class Plugin:
                 elif said["event"] == "sabotaged":
                     self._obeyed.set()
         writer.transport.abort()
+
+
+class Service:
+    """A program that says when it listens. It may be started again and again."""
+
+    def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
+        self.http = ""
+        self._module = module
+        self._arguments = arguments
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._listens = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start, and return when it listens."""
+        self._listens.clear()
+        with self._log.open("ab") as log:
+            # without a function of ours between fork and exec: gRPC's threads would not survive it
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", self._module, *self._arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                limit=1024 * 1024,
+            )
+        assert self._process.stdout is not None, "a pipe"
+        self._reading = asyncio.create_task(self._read(self._process.stdout))
+        listens = asyncio.create_task(self._listens.wait())
+        await asyncio.wait([listens, self._reading], return_when=asyncio.FIRST_COMPLETED)
+        listens.cancel()
+        assert not self._reading.done(), f"it ended: {self._log.read_text()[-2000:]}"
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None, "started"
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it, if it runs; nothing of it is left then."""
+        if self._process is None or self._reading is None:
+            return
+        self.send(number)
+        self.send(signal.SIGCONT)
+        await self._process.wait()
+        await self._reading
+
+    async def _read(self, stdout: asyncio.StreamReader) -> None:
+        with self._log.open("ab") as log:
+            while line := await stdout.readline():
+                log.write(line)
+                log.flush()
+                said = orjson.loads(line)
+                if said["event"] == "listening":
+                    self.http = said["http"]
+                    self._listens.set()
 
 
 class Told:
