@@ -1,0 +1,79 @@
+"""The page about installing says what is there: ports, files, settings, images."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from muster import streams
+from tests import deployed
+
+PAGE: Final = (deployed.ROOT / "docs/install.md").read_text("utf-8")
+COMPOSE: Final = yaml.safe_load((deployed.ROOT / "compose.yaml").read_text("utf-8"))
+
+
+def test_the_page_has_every_port_of_compose_and_no_other() -> None:
+    told = set(re.findall(r"^\| (\d{4}) \|", PAGE, re.MULTILINE))
+    there = {
+        port.split(":")[1]
+        for service in COMPOSE["services"].values()
+        for port in service.get("ports", [])
+    }
+    assert told == there
+
+
+def test_the_page_counts_the_containers() -> None:
+    running = [name for name, one in COMPOSE["services"].items() if "profiles" not in one]
+    words = {12: "Twelve", 13: "Thirteen", 14: "Fourteen"}
+    assert f"\n{words[len(running)]} containers" in PAGE
+
+
+def test_the_page_has_every_overlay() -> None:
+    told = set(re.findall(r"^\| `([a-z]+)` \| ", PAGE, re.MULTILINE))
+    assert told >= set(deployed.OVERLAYS)
+    assert {folder.name for folder in (deployed.ROOT / "k8s/overlays").iterdir()} == set(
+        deployed.OVERLAYS
+    )
+
+
+def test_a_folder_made_as_the_page_says_renders_with_the_image_it_names(tmp_path: Path) -> None:
+    (written,) = re.findall(r"cat > my-muster/kustomization.yaml <<EOF\n(.*?)EOF", PAGE, re.DOTALL)
+    (component,) = re.findall(r"`(components: [^`]+)`", PAGE)
+    (tmp_path / "muster").symlink_to(deployed.ROOT)
+    folder = tmp_path / "my-muster"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(f"{written}{component}\n")
+    found = [one for one in yaml.safe_load_all(deployed.render(folder)) if one]
+    images = {
+        container["image"]
+        for one in found
+        if "template" in one.get("spec", {})
+        for container in one["spec"]["template"]["spec"]["containers"]
+    }
+    nats = {image for image in images if image.startswith("docker.io/library/nats:")}
+    assert images - nats == {"registry.example.com/muster:0.1.0"}
+    assert "PrometheusRule" in {one["kind"] for one in found}
+
+
+def test_the_secret_that_the_page_makes_has_every_password_that_is_read() -> None:
+    (users,) = re.findall(r"for user in ([A-Z ]+); do", PAGE)
+    read = {
+        env["valueFrom"]["secretKeyRef"]["key"]
+        for pod in deployed.pods("minimal").values()
+        for container in pod["containers"]
+        for env in container.get("env", [])
+        if "secretKeyRef" in env.get("valueFrom", {})
+    }
+    accounts = deployed.file_in("minimal", "muster-nats", "accounts.conf")
+    read |= set(re.findall(r"\$(NATS_PASSWORD_\w+)", accounts))
+    assert read == {f"NATS_PASSWORD_{user}" for user in users.split()}
+
+
+def test_streams_fit_where_they_are_kept() -> None:
+    claim = deployed.only("minimal", "StatefulSet", "muster-nats")["spec"]["volumeClaimTemplates"]
+    disk = int(claim[0]["spec"]["resources"]["requests"]["storage"].removesuffix("Gi")) * 2**30
+    conf = deployed.file_in("minimal", "muster-nats", "nats.conf")
+    (store,) = re.findall(r"max_file_store: (\d+)GB", conf)
+    kept = sum(one.bytes_max for one in (*streams.STREAMS, *streams.BUCKETS))
+    assert kept < int(store) * 2**30 < disk
