@@ -84,9 +84,16 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
             "receivers[0].webhook: give exactly one of: url, url_from",
         ),
         (
+            'receivers: [{name: a, email: {host: h, sender: a@b.c, to: ["a@b.c,\\nb@b.c"]}}]',
+            "receivers[0].email.to: 'a@b.c,\\nb@b.c' is not one address such as ops@example.com",
+        ),
+        (
+            "receivers: [{name: a, email: {host: h, sender: nonsense, to: [a@b.c]}}]",
+            "receivers[0].email.sender: 'nonsense' is not one address such as ops@example.com",
+        ),
+        (
             "receivers: [{name: a, webhook: {url: 'https://u:secret@h/'}}]",
-            "receivers[0].webhook.url: it holds a password: give it as url_from, in a file or"
-            " variable",
+            "receivers[0].webhook.url: it holds a password: give it as url_from",
         ),
         (
             "time_intervals: [{name: n, time_intervals: [{weekdays: [funday]}]}]",

@@ -4,6 +4,7 @@ import datetime as dt
 import itertools
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,26 @@ def test_a_temporary_failure_is_tried_again_until_it_has_taken_too_long() -> Non
     assert found.receive(answered(a, AWAY), 0.5) == []
     assert found.tick(1.5) == [desk.Send(a, 3)]
     assert found.receive(answered(a, AWAY), 1.5) == [desk.Dead(a, 3, AWAY)]
+
+
+@pytest.mark.parametrize(
+    ("shows_repeats", "sent_at"),
+    [(True, [0.0, 30.0, 150.0, 750.0, 4350.0]), (False, [0.0, 0.5, 1.5, 3.5, 7.5])],
+)
+def test_what_may_have_been_taken_is_sent_a_few_times_where_repeats_are_seen(
+    sent_at: list[float], *, shows_repeats: bool
+) -> None:
+    unknown = Answer(outcome=Outcome.TIMED_OUT, detail="", is_unknown=True)
+    found = desk.Desk(rate_per_s=1000, burst=9, retry_for_s=1e5, shows_repeats=shows_repeats)
+    a = letter("a")
+    out = found.receive(a, 0.0)
+    for number, at in enumerate(sent_at, start=1):
+        assert out == [desk.Send(a, number)]
+        told = found.receive(answered(a, unknown), at)
+        if number == len(sent_at):
+            assert told == ([desk.Dead(a, number, unknown)] if shows_repeats else [])
+        else:
+            out = found.tick(sent_at[number])
 
 
 def test_what_is_newer_takes_the_place_of_what_waits() -> None:

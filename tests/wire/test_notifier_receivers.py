@@ -5,7 +5,9 @@ import contextlib
 import datetime as dt
 import email
 import email.policy
+import os
 import pathlib
+import resource
 import ssl
 import subprocess
 import sys
@@ -410,6 +412,61 @@ def test_a_file_gets_one_line_for_each_notification(tmp_path: pathlib.Path) -> N
     )
 
 
+def test_a_line_that_does_not_fit_into_a_file_leaves_no_half_of_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    file = tmp_path / "told.jsonl"
+    found = sender(file=addresses.File(path=str(file)))
+    assert send(found, FIRES).kind is Kind.TAKEN
+    size = file.stat().st_size
+    was = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, was[1]))
+    try:
+        answer = send(found, OVER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, was)
+    assert answer.outcome is Outcome.NOT_WRITTEN
+    assert file.stat().st_size == size
+    assert send(found, OVER).kind is Kind.TAKEN
+    assert len([orjson.loads(line) for line in file.read_bytes().splitlines()]) == 2
+
+
+def test_what_is_no_file_is_not_written_and_waits_for_nobody(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    answer = send(sender(file=addresses.File(path=str(tmp_path / "pipe"))), FIRES)
+    assert answer.outcome is Outcome.NOT_WRITTEN
+
+
+def test_a_slow_body_after_a_good_status_is_a_message_that_was_taken(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
+            await reader.read()
+            writer.close()
+
+        async with asyncio.timeout(20), await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            hook = addresses.Slack(
+                webhook_from=secret(tmp_path, url), reach=LOOPBACK, timeout_s=0.5
+            )
+            bot = addresses.Slack(
+                token_from=secret(tmp_path, "xoxb"),
+                channel="#a",
+                url=url,
+                reach=LOOPBACK,
+                timeout_s=0.2,
+            )
+            taken = await sender(slack=hook).send(FIRES, {})
+            assert taken == Answer(outcome=Outcome.TAKEN, detail="HTTP 200")
+            unknown = await sender(slack=bot).send(FIRES, {})
+            assert (unknown.outcome, unknown.is_unknown) == (Outcome.TIMED_OUT, True)
+
+    asyncio.run(story())
+
+
 def test_kubernetes_gets_events_on_node_and_pod_and_a_repeat_adds_none() -> None:
     async def story() -> None:
         async with asyncio.timeout(20), kubernetes.KubernetesApi() as api:
@@ -451,11 +508,14 @@ class Mailbox:
     def __init__(self) -> None:
         self.mails: list[tuple[str, list[str], bytes]] = []
         self.unknown: set[str] = set()
+        self.grey: set[str] = set()
         self.refusal = ""
 
     async def handle_RCPT(  # noqa: N802  # aiosmtpd's name
         self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any
     ) -> str:
+        if address in self.grey:
+            return "450 greylisted"
         if address in self.unknown:
             return "550 no such user"
         envelope.rcpt_tos.append(address)
@@ -565,6 +625,7 @@ def test_a_mail_relay_that_is_not_believed_or_says_no_gets_no_mail(tmp_path: pat
             found = by_mail(port, certificate, tmp_path)
             mailbox.unknown = {"ann@example.com"}
             answer = await found.send(FIRES, {})
+            assert answer.kind is Kind.TAKEN
             assert answer.detail.endswith("; unknown there: ann@example.com")
             mailbox.refusal = "452 mailbox full"
             assert (await found.send(FIRES, {})).kind is Kind.TEMPORARY
@@ -575,6 +636,30 @@ def test_a_mail_relay_that_is_not_believed_or_says_no_gets_no_mail(tmp_path: pat
             assert len(mailbox.mails) == 1
 
     asyncio.run(story())
+
+
+def test_an_addressee_whom_the_relay_may_take_later_is_tried_again_alone(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story() -> Mailbox:
+        async with asyncio.timeout(20), relay(tmp_path) as (mailbox, port, certificate):
+            found = by_mail(port, certificate, tmp_path)
+            mailbox.grey = {"ann@example.com"}
+            answer = await found.send(FIRES, {})
+            assert answer.outcome is Outcome.UNWELL
+            assert answer.detail.endswith("ann@example.com: 450 greylisted to RCPT")
+            assert (await found.send(FIRES, {})).outcome is Outcome.UNWELL
+            mailbox.grey = set()
+            assert (await found.send(FIRES, {})).kind is Kind.TAKEN
+            assert (await found.send(OVER, {})).kind is Kind.TAKEN
+            return mailbox
+
+    mailbox = asyncio.run(story())
+    assert [to for _, to, _ in mailbox.mails] == [
+        ["ops@example.com"],
+        ["ann@example.com"],
+        ["ops@example.com", "ann@example.com"],
+    ]
 
 
 def test_a_mail_relay_without_encryption_gets_no_mail(tmp_path: pathlib.Path) -> None:
@@ -604,7 +689,7 @@ def test_apprise_reaches_everybody_else_and_a_failure_is_temporary_whatever_it_w
         found = sender(apprise=addresses.Apprise(url_from=secret(tmp_path, address)))
         assert await found.send(FIRES, {}) == Answer(outcome=Outcome.TAKEN, detail="apprise: sent")
         assert await found.send(OVER, {}) == Answer(
-            outcome=Outcome.FAILED, detail="apprise: not sent"
+            outcome=Outcome.FAILED, detail="apprise: not sent", is_unknown=True
         )
         assert [path for path, _, _ in server.got] == ["POST /told/", "POST /told/"]
         first, last = server.bodies()

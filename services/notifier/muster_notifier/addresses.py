@@ -4,6 +4,7 @@ Secrets are never settings: a setting says in which file or variable a secret is
 """
 
 import enum
+import re
 from typing import Annotated, Final
 
 import msgspec
@@ -18,6 +19,10 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]
 MailName = Annotated[str, msgspec.Meta(min_length=3, max_length=254)]
 MailNames = Annotated[tuple[MailName, ...], msgspec.Meta(min_length=1, max_length=100)]
 
+_MAIL: Final = re.compile(
+    # with a name before it or without, on one line
+    r"[^\s@<>,\x00-\x1f]+@[^\s@<>,\x00-\x1f]+|[^@<>,\x00-\x1f]*<[^\s@<>,]+@[^\s@<>,]+>"
+)
 WAYS: Final = (
     "webhook",
     "slack",
@@ -74,7 +79,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         if (self.url is None) == (self.url_from is None):
             raise ValueError("give exactly one of: url, url_from")
         if self.url is not None and "@" in self.url.partition("://")[2].partition("/")[0]:
-            raise ValueError("url: it holds a password: give it as url_from, in a file or variable")
+            raise ValueError("url: it holds a password: give it as url_from")
 
 
 class Format(enum.StrEnum):
@@ -146,6 +151,10 @@ class Email(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse half a login, and a password in clear text."""
         if bool(self.username) != (self.password_from is not None):
             raise ValueError("give both of: username, password_from; or none")
+        for name, given in (("sender", (self.sender,)), ("to", self.to)):
+            for one in given:
+                if not _MAIL.fullmatch(one):
+                    raise ValueError(f"{name}: {one!r} is not one address such as ops@example.com")
         if self.username and self.tls is Tls.NONE:
             raise ValueError("tls: none: a password is sent encrypted, or not at all")
 

@@ -45,6 +45,7 @@ class Outcome(enum.StrEnum):
     GONE = "gone"
     TOO_LARGE = "too_large"
     FORBIDDEN_ADDRESS = "forbidden_address"
+    BROKEN = "broken"
 
 
 _REFUSED: Final = frozenset(
@@ -56,6 +57,7 @@ _REFUSED: Final = frozenset(
         Outcome.GONE,
         Outcome.TOO_LARGE,
         Outcome.FORBIDDEN_ADDRESS,
+        Outcome.BROKEN,
     }
 )
 _STATUSES: Final = {
@@ -78,12 +80,14 @@ class Answer:
     """What a receiver said to one attempt, and how long it asked us to stay away.
 
     `data` is what we must know to say more about the same group, such as the message to edit.
+    `is_unknown` says that all of the message was sent, and nobody said whether it was taken.
     """
 
     outcome: Outcome
     detail: str
     retry_after_s: float | None = None
     data: Mapping[str, str] = field(default_factory=dict)
+    is_unknown: bool = False
 
     @property
     def kind(self) -> Kind:

@@ -47,7 +47,9 @@ class Apprise:
                 )
         except TimeoutError:
             detail = f"apprise: no answer within {self._timeout_s:g} s"
-            return answers.Answer(outcome=answers.Outcome.TIMED_OUT, detail=detail)
+            outcome = answers.Outcome.TIMED_OUT
+            return answers.Answer(outcome=outcome, detail=detail, is_unknown=True)
         if is_taken:
             return answers.Answer(outcome=answers.Outcome.TAKEN, detail="apprise: sent")
-        return answers.Answer(outcome=answers.Outcome.FAILED, detail="apprise: not sent")
+        outcome = answers.Outcome.FAILED
+        return answers.Answer(outcome=outcome, detail="apprise: not sent", is_unknown=True)

@@ -10,6 +10,7 @@
 | being sent | refused | dead |
 | being sent | temporary failure, a newer one waits behind it | superseded by that |
 | being sent | temporary failure, tried for `retry_for_s` | dead |
+| being sent | perhaps taken, and it shows repeats | tried again after `UNKNOWN_S`, then dead |
 | being sent | temporary failure | postponed: waits for its back-off |
 
 A token bucket keeps the receiver's rate, `Retry-After` closes the desk to everybody, and after
@@ -27,6 +28,8 @@ from muster_notifier import notification as notifications
 
 SENDING_MAX: Final = 4
 FAILURES_MAX: Final = 5
+UNKNOWN_S: Final = (30.0, 120.0, 600.0, 3600.0)
+"""When to send again what may have been taken, where people would see it again each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,7 @@ class _Slot:
     began_at: float
     due_at: float
     attempts: int = 0
+    unknown: int = 0
     is_sending: bool = False
     next: Letter | None = None
 
@@ -143,9 +147,16 @@ class Desk:
     """See the module."""
 
     def __init__(
-        self, *, rate_per_s: float, burst: int, retry_for_s: float, at_once: int = SENDING_MAX
+        self,
+        *,
+        rate_per_s: float,
+        burst: int,
+        retry_for_s: float,
+        at_once: int = SENDING_MAX,
+        shows_repeats: bool = False,
     ) -> None:
         """Send at most `at_once` letters side by side."""
+        self._shows_repeats = shows_repeats
         self._at_once = at_once
         self._bucket = _Bucket(rate_per_s, burst)
         self._retry_for_s = retry_for_s
@@ -201,7 +212,7 @@ class Desk:
             slot.next = letter
             return out
         out.append(Superseded(slot.letter))
-        slot.letter, slot.began_at = letter, now
+        slot.letter, slot.began_at, slot.unknown = letter, now, 0
         return [*out, *self._send_due(now)]
 
     def _answered(self, event: Answered, now: float) -> list[Output]:
@@ -214,14 +225,19 @@ class Desk:
         if answer.kind is answers.Kind.TEMPORARY:
             self._failures += 1
             delay_s = answers.delay_s(slot.attempts, answer, chance=event.chance)
+            is_doubtful = answer.is_unknown and self._shows_repeats
+            if is_doubtful and slot.unknown < len(UNKNOWN_S):
+                delay_s = max(delay_s, UNKNOWN_S[slot.unknown])
+            is_over = is_doubtful and slot.unknown >= len(UNKNOWN_S)
+            slot.unknown += is_doubtful
             if answer.retry_after_s is not None or self._failures >= FAILURES_MAX:
                 self._closed_until = max(self._closed_until, now + delay_s)
             if slot.next is not None:
                 out.append(Superseded(letter))
                 slot.letter, slot.next = slot.next, None
-                slot.began_at = now
+                slot.began_at, slot.unknown = now, 0
                 self._wait(slot, now + delay_s)
-            elif now + delay_s > slot.began_at + self._retry_for_s:
+            elif is_over or now + delay_s > slot.began_at + self._retry_for_s:
                 out.append(Dead(letter, slot.attempts, answer))
                 self._end(slot, now)
             else:
@@ -245,7 +261,7 @@ class Desk:
             del self._slots[name]
             return
         slot.letter, slot.next = slot.next, None
-        slot.began_at, slot.attempts = now, 0
+        slot.began_at, slot.attempts, slot.unknown = now, 0, 0
         self._wait(slot, now)
 
     def _wait(self, slot: _Slot, until: float) -> None:

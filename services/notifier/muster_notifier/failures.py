@@ -11,8 +11,13 @@ RAISED: Final = (OSError, EOFError, ValueError, asyncio.LimitOverrunError)
 """What can be raised while somebody is asked; every one is temporary."""
 
 
-def meaning(error: Exception, *, where: str, timeout_s: float, language: str) -> answers.Answer:
-    """Return what it means that an attempt ended without an answer."""
+def meaning(
+    error: Exception, *, where: str, timeout_s: float, language: str, is_sent: bool
+) -> answers.Answer:
+    """Return what it means that an attempt ended without an answer.
+
+    `is_sent` says that all had been sent by then.
+    """
     match error:
         case TimeoutError():
             outcome, detail = answers.Outcome.TIMED_OUT, f"no answer within {timeout_s:g} s"
@@ -29,4 +34,4 @@ def meaning(error: Exception, *, where: str, timeout_s: float, language: str) ->
             outcome, detail = answers.Outcome.UNREACHABLE, error.strerror or str(error)
         case _:
             outcome, detail = answers.Outcome.NONSENSE, f"the answer is not {language}"
-    return answers.Answer(outcome=outcome, detail=f"{where}: {detail}")
+    return answers.Answer(outcome=outcome, detail=f"{where}: {detail}", is_unknown=is_sent)

@@ -1,8 +1,10 @@
 """Door to files: a receiver that is a file of JSON lines, and the files that hold secrets."""
 
 import asyncio
+import errno
 import functools
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -48,10 +50,22 @@ class File:
 
     def _append(self, line: bytes) -> None:
         # one write of a whole line: lines of several writers do not mix
-        opened = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        opened = os.open(self._path, flags, 0o640)
         try:
-            os.write(opened, line)
-            os.fsync(opened)
+            was = os.fstat(opened)
+            if not stat.S_ISREG(was.st_mode):
+                raise OSError(errno.EINVAL, "no regular file")
+            try:
+                written = os.write(opened, line)
+                os.fsync(opened)
+            except OSError:
+                os.ftruncate(opened, was.st_size)
+                raise
+            if written < len(line):
+                # half a line would make the next one unreadable too
+                os.ftruncate(opened, was.st_size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(opened)
 

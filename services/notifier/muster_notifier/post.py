@@ -118,6 +118,7 @@ class Post:
                 burst=limits.burst,
                 retry_for_s=limits.retry_for_s,
                 at_once=sender.at_once,
+                shows_repeats=sender.at_once == 1,
             ),
             doors=receivers.Doors(
                 may_act=self._may_act,

@@ -8,6 +8,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import enum
 import functools
 import ssl
 import urllib.parse
@@ -23,6 +24,9 @@ _BODY_BYTES_MAX: Final = 64 * 1024
 _SAID_MAX: Final = 300
 _CONTINUE: Final = 100
 _SUCCESS: Final = 200
+_TAKEN: Final = 2
+_REFUSAL_S: Final = 1.0
+"""What a refusal says is worth no longer wait."""
 
 
 class Refused(Exception):
@@ -36,6 +40,21 @@ class Response:
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
+
+
+class Read(enum.Enum):
+    """What of an answer is read beside its head: a receiver may talk slowly, or for ever."""
+
+    BODY = enum.auto()
+    REFUSAL = enum.auto()
+    NOTHING = enum.auto()
+
+
+@dataclass(slots=True)
+class _Trace:
+    """How far a request came."""
+
+    is_sent: bool = False
 
 
 class Site:
@@ -76,36 +95,48 @@ class Site:
         below: str = "",
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
-        read: bool = True,
+        read: Read = Read.BODY,
     ) -> Response | answers.Answer:
         """Send one request; an Answer says why there is no response.
 
-        `below` is added to the URL's path. Without `read` the response's body is left unread: a
-        receiver that talks slowly or for ever costs no more than its head.
+        `below` is added to the URL's path.
         """
+        trace = _Trace()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._exchange(self._head(method, below, headers, body) + body, read)
+                request = self._head(method, below, headers, body) + body
+                return await self._exchange(request, read, trace)
         except Refused as refused:
             return answers.Answer(
                 outcome=answers.Outcome.FORBIDDEN_ADDRESS, detail=f"{self.where}: {refused}"
             )
         except failures.RAISED as error:
             return failures.meaning(
-                error, where=self.where, timeout_s=self._timeout_s, language="HTTP"
+                error,
+                where=self.where,
+                timeout_s=self._timeout_s,
+                language="HTTP",
+                is_sent=trace.is_sent,
             )
 
-    async def _exchange(self, request: bytes, read: bool) -> Response:  # noqa: FBT001  # as `ask` has it
+    async def _exchange(self, request: bytes, read: Read, trace: _Trace) -> Response:
         reader, writer = await self._connect()
         try:
             writer.write(request)
             # a receiver may refuse early and stop reading; its answer is there all the same
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
+            trace.is_sent = True
             status = _CONTINUE
             while status < _SUCCESS:
                 status, headers = _parse(await reader.readuntil(b"\r\n\r\n"))
-            body = await _body(reader, headers) if read else b""
+            body = b""
+            if read is Read.BODY:
+                body = await _body(reader, headers)
+            elif read is Read.REFUSAL and status // 100 != _TAKEN:
+                with contextlib.suppress(*failures.RAISED):
+                    async with asyncio.timeout(_REFUSAL_S):
+                        body = await _body(reader, headers)
             return Response(status, headers, body)
         finally:
             writer.transport.abort()
@@ -197,7 +228,7 @@ async def post_json(
 ) -> answers.Answer:
     """Post JSON; what a refusal says is told as well."""
     told = {"Content-Type": "application/json", **(headers or {})}
-    answer = await site.ask("POST", below=below, headers=told, body=body)
+    answer = await site.ask("POST", below=below, headers=told, body=body, read=Read.REFUSAL)
     if isinstance(answer, answers.Answer):
         return answer
     found = answers.of_status(answer.status, answer.headers)

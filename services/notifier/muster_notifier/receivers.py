@@ -217,12 +217,23 @@ class Receiver:
             answer = answers.Answer(outcome=answers.Outcome.TAKEN, detail="nothing to say")
         else:
             await self._doors.may_act()
-            answer = await self._send(notification, known)
+            answer = await self._attempt(notification, known)
             _ATTEMPTS.labels(self.name, answer.kind, answer.outcome).inc()
         if answer.kind is answers.Kind.TAKEN:
             await self._settle(letter, answer, attempts=sending.attempt)
         chance = random.random()  # noqa: S311  # jitter, not a secret
         await self._hear(desk.Answered(letter=letter, answer=answer, chance=chance))
+
+    async def _attempt(
+        self, notification: notifications.Notification, known: Mapping[str, str]
+    ) -> answers.Answer:
+        """Send once. A fault of ours costs this letter, and not everybody every life of ours."""
+        try:
+            return await self._send(notification, known)
+        except Exception as error:  # noqa: BLE001  # it would end the next process the same way
+            logs.logger().error("send_broken", **_facts(notification), exc_info=error)
+            detail = f"a fault of the notifier: {type(error).__name__}"
+            return answers.Answer(outcome=answers.Outcome.BROKEN, detail=detail)
 
     async def _settle(self, letter: desk.Letter, answer: answers.Answer, *, attempts: int) -> None:
         """Remember that it was told, before anybody forgets that it was to be."""
@@ -240,7 +251,9 @@ class Receiver:
         at = datetime.now(UTC)
         _SECONDS.labels(self.name).observe(max(0.0, (at - notification.at).total_seconds()))
         _TOLD.labels(self.name, notification.reason, "delivered").inc()
-        logs.logger().info("delivered", **_facts(notification), attempts=attempts)
+        logs.logger().info(
+            "delivered", **_facts(notification), attempts=attempts, answer=answer.detail
+        )
         await self._doors.publish(
             vocabulary.NotificationDelivered(
                 node=notification.node,

@@ -5,10 +5,15 @@ import base64
 import contextlib
 import re
 import ssl
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from email import utils
 from typing import Final
 
+import prometheus_client
+
+from muster import logs
 from muster_notifier import addresses, answers, failures, mails, message, names
 from muster_notifier import notification as notifications
 
@@ -23,6 +28,13 @@ _CODES: Final = {
     552: answers.Outcome.TOO_LARGE,
 }
 _TEMPORARY: Final = 4
+_LEFT_MAX: Final = 1_000
+
+_NOBODY = prometheus_client.Counter(
+    "muster_notifier_addressees_refused_total",
+    "Addressees that a mail relay did not know.",
+    ["relay"],
+)
 
 
 class _Refused(Exception):
@@ -43,6 +55,7 @@ class Relay:
         self._settings = settings
         self._password = password
         self._templates = templates
+        self._left: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         self._names = names.Host(settings.host, settings.port)
         self._tls: ssl.SSLContext | None = None
         if settings.tls is not addresses.Tls.NONE:
@@ -54,24 +67,52 @@ class Relay:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> answers.Answer:
-        """Send one mail to everybody; whoever the relay does not know is named."""
+        """Send one mail to everybody; whoever the relay does not know is named.
+
+        Whom it may take later (greylisting answers so to every first try) is tried again alone.
+        """
+        trace, to = _Trace(), self._left.get(notification.id, self._settings.to)
         words = message.compose(notification, self._templates)
         found = self._settings
         body = mails.mail(notification, words, sender=found.sender, to=found.to)
         where = f"{found.host}:{found.port}"
         try:
             async with asyncio.timeout(found.timeout_s):
-                unknown = await self._converse(body)
+                left_out = await self._converse(body, to, trace)
         except _Refused as refused:
             return answers.Answer(
                 outcome=_outcome(refused.code), detail=f"{where}: {message.line(str(refused))}"
             )
         except failures.RAISED as error:
-            return failures.meaning(error, where=where, timeout_s=found.timeout_s, language="SMTP")
-        said = f"; unknown there: {', '.join(unknown)}" if unknown else ""
+            return failures.meaning(
+                error,
+                where=where,
+                timeout_s=found.timeout_s,
+                language="SMTP",
+                is_sent=trace.is_sent,
+            )
+        return self._partly(notification.id, left_out, where)
+
+    def _partly(self, name: str, refused: Mapping[str, _Refused], where: str) -> answers.Answer:
+        """Return the answer to a mail that was taken for some; those who may be later are kept."""
+        later = tuple(to for to, why in refused.items() if why.code // 100 == _TEMPORARY)
+        never = {to: why for to, why in refused.items() if to not in later}
+        if never:
+            _NOBODY.labels(where).inc(len(never))
+            logs.logger().error("addressees_refused", relay=where, addressees=sorted(never))
+        if later:
+            self._left[name] = later
+            if len(self._left) > _LEFT_MAX:
+                self._left.popitem(last=False)
+            said = message.line("; ".join(f"{to}: {refused[to]}" for to in later))
+            return answers.Answer(outcome=answers.Outcome.UNWELL, detail=f"{where}: {said}")
+        self._left.pop(name, None)
+        said = f"; unknown there: {', '.join(never)}" if never else ""
         return answers.Answer(outcome=answers.Outcome.TAKEN, detail=f"taken by {where}{said}")
 
-    async def _converse(self, body: bytes) -> list[str]:
+    async def _converse(
+        self, body: bytes, to: Sequence[str], trace: "_Trace"
+    ) -> dict[str, _Refused]:
         """Deliver a mail; return the addressees that were refused, if not all were."""
         found = self._settings
         is_implicit = found.tls is addresses.Tls.IMPLICIT
@@ -90,15 +131,16 @@ class Relay:
             if found.username:
                 token = f"\0{found.username}\0{self._password}".encode()
                 await talk.say(f"AUTH PLAIN {base64.b64encode(token).decode()}", shown="AUTH")
-            unknown = await self._address(talk)
+            refused = await self._address(talk, to)
             await talk.say("DATA")
             dotted = re.sub(rb"(?m)^\.", b"..", body.rstrip(b"\r\n"))
             writer.write(dotted + b"\r\n.\r\n")
             await writer.drain()
+            trace.is_sent = True
             await talk.hear()
             with contextlib.suppress(OSError, _Refused, asyncio.IncompleteReadError):
                 await talk.say("QUIT")
-            return unknown
+            return refused
         finally:
             writer.transport.abort()
 
@@ -121,19 +163,25 @@ class Relay:
                 failure = error
         raise failure
 
-    async def _address(self, talk: "_Talk") -> list[str]:
+    async def _address(self, talk: "_Talk", to: Sequence[str]) -> dict[str, _Refused]:
         await talk.say(f"MAIL FROM:<{_bare(self._settings.sender)}>")
-        unknown: list[str] = []
-        last: _Refused | None = None
-        for name in self._settings.to:
+        refused: dict[str, _Refused] = {}
+        for name in to:
             try:
                 await talk.say(f"RCPT TO:<{_bare(name)}>")
-            except _Refused as refused:
-                unknown.append(name)
-                last = refused
-        if last is not None and len(unknown) == len(self._settings.to):
-            raise last
-        return unknown
+            except _Refused as said:
+                refused[name] = said
+        if len(refused) == len(to):
+            # as long as one of them may be taken later, so may the mail
+            raise min(refused.values(), key=lambda said: said.code)
+        return refused
+
+
+@dataclass(slots=True)
+class _Trace:
+    """How far a mail came."""
+
+    is_sent: bool = False
 
 
 class _Talk:

@@ -84,7 +84,7 @@ async def ping(site: posting.Site, *, interval_s: float, alive: Callable[[], boo
     was_taken = True
     while True:
         if alive():
-            answer = await site.ask("GET", read=False)
+            answer = await site.ask("GET", read=posting.Read.NOTHING)
             if not isinstance(answer, answers.Answer):
                 answer = answers.of_status(answer.status, answer.headers)
             _PINGS.labels(answer.kind).inc()

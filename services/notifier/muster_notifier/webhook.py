@@ -46,7 +46,7 @@ class Webhook:
             headers |= signature.headers(self._keys, key=notification.id, at_s=at_s, body=body)
         if self._bearer:
             headers["Authorization"] = f"Bearer {self._bearer}"
-        answer = await self._site.ask("POST", headers=headers, body=body, read=False)
+        answer = await self._site.ask("POST", headers=headers, body=body, read=posting.Read.NOTHING)
         if isinstance(answer, posting.Response):
             return answers.of_status(answer.status, answer.headers)
         return answer
