@@ -444,9 +444,13 @@ def test_a_slow_body_after_a_good_status_is_a_message_that_was_taken(
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
-            await reader.read()
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
             writer.close()
+            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+            ended.release()
 
+        ended = asyncio.Semaphore(0)
         async with asyncio.timeout(20), await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             hook = addresses.Slack(
@@ -463,6 +467,8 @@ def test_a_slow_body_after_a_good_status_is_a_message_that_was_taken(
             assert taken == Answer(outcome=Outcome.TAKEN, detail="HTTP 200")
             unknown = await sender(slack=bot).send(FIRES, {})
             assert (unknown.outcome, unknown.is_unknown) == (Outcome.TIMED_OUT, True)
+            for _ in (taken, unknown):
+                await ended.acquire()
 
     asyncio.run(story())
 
