@@ -1,7 +1,7 @@
 """Door to the process: beats and events in, verdicts and alerts out.
 
-Everything goes through one inbox into one machine; what the machine wants done about an input is
-done before the input is acknowledged. Probes run beside it, and their answers are inputs.
+Everything goes through one inbox into one machine; what the machine wants told and remembered is
+done beside it, in order. Probes run beside it too, and their answers are inputs.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from muster_health import (
     config,
     connections,
     detector,
+    lanes,
     leader,
     metrics,
     signals,
@@ -128,7 +129,7 @@ def _named(found: signals.Input) -> str:
 class Watch:
     """Hears everything for one detector, and does what it says.
 
-    `put` is its inbox; `seen` the cluster, if there is one.
+    `put` is its inbox; `seen` the cluster, if there is one; `lanes` must run.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Watch:
     ) -> None:
         self.seen: cluster.Cluster | None = None
         self.alarms: alarm.Alarms | None = None
+        self.lanes = lanes.Lanes()
         self._bus = connected
         self._pulse = heard
         self._leading = leading
@@ -183,13 +185,34 @@ class Watch:
             case signals.Publish() | signals.Remember() | signals.Remediate():
                 revision = self._leading.revision()
                 if revision is not None:
-                    await self._tell(out, functools.partial(self._leading.still, revision))
+                    await self._later(out, functools.partial(self._leading.still, revision))
             case _:
                 assert_never(out)
 
     async def close(self) -> None:
         """Drop all questions."""
         await self._prober.close()
+
+    async def _later(
+        self,
+        out: signals.Publish | signals.Remember | signals.Remediate,
+        still: Callable[[], bool],
+    ) -> None:
+        """Have it done in its order; the detector goes on meanwhile."""
+        act = functools.partial(self._tell, out, still)
+        match out:
+            case signals.Publish():
+                node = out.event.node
+            case signals.Remember():
+                node = vocabulary.node_of(out.key.partition(".")[0])
+            case signals.Remediate():
+                node = out.node
+            case _:
+                assert_never(out)
+        if node == vocabulary.FLEET:
+            await self.lanes.put_last(act)
+        else:
+            await self.lanes.put(node, act)
 
     async def _tell(
         self,
@@ -341,6 +364,7 @@ async def serve(settings: config.Settings) -> None:
         await runtime.run(
             runtime.drive(watched, inbox, watch.act),
             watch.listen(),
+            watch.lanes.run(),
             heard.run(),
             watch.alarms.run(),
             watchdog.tick(

@@ -75,7 +75,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """What one node, and the fleet, may have us keep or tell."""
 
-    alerts_per_minute: Many = 20
+    alerts_per_minute: Many = 60
     alerts_per_node_minute: Many = 10
     plugins_per_node: Many = 16
     devices_per_plugin: Many = 4096

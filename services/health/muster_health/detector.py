@@ -32,7 +32,7 @@ _POSITION_S: Final = 5.0
 _TEND_S: Final = 1.0
 _SOON_S: Final = 0.05
 """For what one plugin's input means for others: later than now, so that `tick` comes to an end."""
-_AHEAD_S: Final = 0.1
+_AHEAD_S: Final = 0.2
 _FLEET_DUE: Final = "fleet"
 """No plugin's key: those contain a dot."""
 _POSITION_DUE: Final = "position"
@@ -476,9 +476,12 @@ class Detector:
         return self._stand_still(late_s, now) if late_s else []
 
     def _stand_still(self, seconds: float, now: float) -> list[signals.Output]:
-        self._deadlines.clear()
         self._storms.shift(seconds)
         for key, found in self._register.dossiers.items():
+            if found.state.is_calm:
+                # as nearly all; its deadline moved back, and stays queued
+                found.state.shift(seconds, now)
+                continue
             found.state.stood_still(seconds, now)
             self._weather(found, now)
             self._deadlines.set(key, found.deadline())

@@ -303,6 +303,11 @@ class PluginState:
         self._worry.forget()
         self._shift(paused_s)
 
+    def shift(self, seconds: float, now: float) -> None:
+        """Make the waits of one that is calm longer: we stood still for so long."""
+        self.silence.shift(seconds, now)
+        self.expected_due += seconds
+
     def stood_still(self, seconds: float, now: float) -> None:
         """Make every wait longer: we stood still for so long."""
         self.silence.shift(seconds, now)
