@@ -3,18 +3,19 @@
 import asyncio
 import os
 import re
+import shutil
 import stat
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from muster import bus, vocabulary
-from muster.cli import auth
+from muster import bus, connection, vocabulary
+from muster.cli import auth, certificates
 from muster.local import nats
-from tests import guarded
+from tests import guarded, subjects
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -155,3 +156,42 @@ def test_a_bad_seed_is_named_and_not_repeated(tmp_path: Path, ran: Run) -> None:
         2,
         f"muster auth reader: {keys}/reader.seed: not a key: its checksum is wrong\n",
     )
+
+
+def test_a_client_believes_a_new_authority_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, believed = tmp_path / "served", tmp_path / "believed"
+    config, port = tmp_path / "nats.conf", nats.free_port()
+    files = f'cert_file: "{served}/tls.crt", key_file: "{served}/tls.key"'
+    config.write_text(f"tls {{ {files} }}\n")
+    monkeypatch.setenv("NATS_CA", str(believed / "ca.crt"))
+
+    def certify(where: Path) -> None:
+        certificates.make(where, ["localhost"], at=datetime.now(UTC), lasts=timedelta(days=1))
+
+    async def story() -> None:
+        server = nats.NatsServer(tmp_path / "nats", port=port, config=config)
+        async with (
+            asyncio.timeout(30),
+            server,
+            connection.Connection(f"tls://localhost:{port}", name="t") as link,
+        ):
+            for epoch in (1, 2):
+                before = distrusted()
+                await subjects.until(lambda: distrusted() > before, limit_s=10)  # noqa: B023
+                assert not link.is_connected
+                shutil.copy(served / "ca.crt", believed / "ca.crt")
+                await subjects.until(lambda: link.is_connected, limit_s=10)
+                assert link.epoch == epoch
+                if epoch == 1:
+                    certify(served)
+                    await server.stop()
+                    await server.start()
+
+    def distrusted() -> float:
+        return float(connection._ERRORS.labels("SSLCertVerificationError")._value.get())
+
+    certify(served)
+    certify(believed)
+    asyncio.run(story())

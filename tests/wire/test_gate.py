@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import shutil
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from muster import accounts, connection
 from muster.cli import keyfiles
-from tests import guarded, issuing, subjects
+from tests import guarded, issuing, running, subjects
 
 
 def run(world: guarded.World, story: Callable[[guarded.World], Awaitable[None]]) -> None:
@@ -195,12 +197,11 @@ def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Pa
 
         of_a = made(accounts.Role.NODE, "plugin_node-a")
         reader = made(accounts.Role.READER, "reader_grafana")
-        short = made(accounts.Role.READER, "reader_short", until=now + 2)
         async with (
             world.admin() as admin,
             world.holder(of_a) as plugin,
             world.holder(reader) as grafana,
-            world.holder(short) as ends,
+            world.holder(made(accounts.Role.READER, "reader_short", until=time.time() + 3)) as ends,
         ):
             said = ["muster.event.node-b.p.x", "muster.event.node-a.p.x", *subjects.WRITES]
             await subjects.only_its_own_is_heard(said, hearing=admin, plugin=plugin)
@@ -236,3 +237,30 @@ def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Pa
             return False
 
     run(guarded.World(tmp_path, gates=0), story)
+
+
+def test_the_plugin_itself_comes_in_by_its_token_and_loads_nothing_for_it(tmp_path: Path) -> None:
+    root = Path(tempfile.mkdtemp(prefix="mu-"))
+    (root / "device-plugins").mkdir()
+    file, config = tmp_path / "token", tmp_path / "plugin.yaml"
+    running.written(config, running.resource("example.com/null", "/dev/null"))
+
+    async def story(world: guarded.World) -> None:
+        file.write_text(guarded.token())
+        heard: asyncio.Queue[connection.Message] = asyncio.Queue()
+        async with world.admin() as admin:
+            await admin.raw.jetstream().add_stream(name="E", subjects=["muster.event.>"])
+            await admin.raw.subscribe("muster.event.>", cb=heard.put)
+            await admin.raw.flush()
+            url = {"MUSTER_PLUGIN__BUS__URL": world.server.url, "NATS_TOKEN_FILE": str(file)}
+            async with running.plugin(root, config, **url) as plugin:
+                subject = (await heard.get()).subject
+                assert subject == "muster.event.node-a.device-plugin.plugin.started"
+                maps = Path(f"/proc/{plugin.process.pid}/maps").read_text()
+                assert "cryptography" not in maps
+        assert (await world.counted())["admitted"] == 1
+
+    try:
+        run(guarded.World(tmp_path), story)
+    finally:
+        shutil.rmtree(root)
