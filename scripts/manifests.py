@@ -6,9 +6,11 @@ python scripts/manifests.py --check   write nothing; exit 1 and name what is sta
 
 import argparse
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import yaml
 
@@ -19,8 +21,14 @@ from scripts import dashboard
 ROOT: Final = Path(__file__).resolve().parent.parent
 
 
+_Object: TypeAlias = dict[str, Any]
+_Key: TypeAlias = tuple[str, str]
+
 _IN_CHART: Final = (
-    (r"^(\s+)image: muster$", r'\1image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"'),
+    (
+        r"^(\s+)image: muster(?::0\.1\.0)?$",
+        r'\1image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"',
+    ),
     (r"namespace: muster\b", r"namespace: {{ .Release.Namespace }}"),
     (r"serviceaccount:muster:", r"serviceaccount:{{ .Release.Namespace }}:"),
 )
@@ -49,27 +57,69 @@ def _chart(accounts: bytes) -> dict[Path, bytes]:
     for name in ("podmonitor.yaml", "rules.yaml"):
         there = ROOT / "k8s/components/monitoring" / name
         found[chart / "files/monitoring" / name] = there.read_bytes()
+    others = _of_production()
     for file in sorted(base.glob("*.yaml")):
         if file.name not in {"kustomization.yaml", "namespace.yaml"}:
-            text = file.read_text("utf-8")
-            assert "{{" not in text, f"{file}: Helm would read it"
-            for pattern, put in _IN_CHART:
-                text = re.sub(pattern, put, text, flags=re.MULTILINE)
-            found[chart / "templates" / file.name] = (
-                f"{{{{- /* made by scripts/manifests.py from k8s/base/{file.name} */ -}}}}\n{text}"
-            ).encode()
-    told = {
+            parts = file.read_text("utf-8").rstrip().split("\n---\n")
+            text = "\n---\n".join(
+                f"{{{{- if not .Values.production.enabled }}}}\n{part}\n{{{{- end }}}}"
+                if _key(yaml.safe_load(part)) in others
+                else part
+                for part in parts
+            )
+            found[chart / "templates" / file.name] = _template(f"{text}\n", f"k8s/base/{file.name}")
+    found[chart / "files/production.conf"] = (
+        ROOT / "k8s/overlays/production/nats.conf"
+    ).read_bytes()
+    told = yaml.safe_dump_all(others.values(), sort_keys=False, width=1000)
+    whole = f"{{{{- if .Values.production.enabled }}}}\n{told}{{{{- end }}}}\n"
+    found[chart / "templates/production.yaml"] = _template(whole, "k8s/overlays/production")
+    settings = {
         name: yaml.safe_load((base / f"settings/{name}.yaml").read_text("utf-8"))
         for name in ("plugin", "health", "labeler", "notifier")
     }
     values = {
         "image": {"repository": "muster", "tag": "0.1.0"},
         "monitoring": {"enabled": False},
-        "settings": told,
+        "production": {"enabled": False},
+        "settings": settings,
     }
     text = yaml.safe_dump(values, sort_keys=False)
     found[chart / "values.yaml"] = f"# made by scripts/manifests.py from k8s/base\n{text}".encode()
     return found
+
+
+def _template(text: str, source: str) -> bytes:
+    """Return manifests as Helm reads them."""
+    for pattern, put in _IN_CHART:
+        text = re.sub(pattern, put, text, flags=re.MULTILINE)
+    return f"{{{{- /* made by scripts/manifests.py from {source} */ -}}}}\n{text}".encode()
+
+
+def _of_production() -> dict[_Key, _Object]:
+    """Return what the overlay of production has and the minimal one has not, or otherwise."""
+    minimal, production = _rendered("minimal"), _rendered("production")
+    return {
+        key: one
+        for key, one in production.items()
+        # the chart makes ConfigMaps itself
+        if one != minimal.get(key) and key[0] != "ConfigMap"
+    }
+
+
+def _rendered(overlay: str) -> dict[_Key, _Object]:
+    """Return the objects of an overlay, without the hashes in their names."""
+    kubectl = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
+    command = [kubectl, "kustomize", str(ROOT / "k8s/overlays" / overlay)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603  # ours
+    text = re.sub(
+        r"\b(muster-(?:nats|[a-z]+-settings))-[a-z0-9]{10}$", r"\1", text, flags=re.MULTILINE
+    )
+    return {_key(one): one for one in yaml.safe_load_all(text)}
+
+
+def _key(one: _Object) -> _Key:
+    return one["kind"], one["metadata"]["name"]
 
 
 def _compose() -> dict[Path, bytes]:

@@ -265,6 +265,11 @@ def test_the_chart_says_what_the_minimal_overlay_says() -> None:
     assert by_name(of_chart({})) == by_name(expected)
 
 
+def test_the_chart_for_production_says_what_the_overlay_says() -> None:
+    expected = [o for o in objects("production") if o["kind"] != "Namespace"]
+    assert by_name(of_chart({"production": {"enabled": True}})) == by_name(expected)
+
+
 def test_the_chart_with_monitoring_says_what_the_component_says(tmp_path: Path) -> None:
     expected = [
         o
@@ -275,7 +280,8 @@ def test_the_chart_with_monitoring_says_what_the_component_says(tmp_path: Path) 
 
 
 def test_the_chart_puts_everything_where_it_is_installed() -> None:
-    told = of_chart({"monitoring": {"enabled": True}}, namespace="elsewhere")
+    both = {"monitoring": {"enabled": True}, "production": {"enabled": True}}
+    told = of_chart(both, namespace="elsewhere")
     places = {o["metadata"].get("namespace") for o in told}
     assert places == {None, "elsewhere", "kube-node-lease", "default"}
     subjects = [s for o in told if o["kind"].endswith("RoleBinding") for s in o["subjects"]]

@@ -17,6 +17,7 @@ import orjson
 import pytest
 import yaml
 
+from muster.cli import keyfiles
 from scripts import dashboard
 from tests import deployed, running
 from tests.cluster import server
@@ -43,6 +44,11 @@ async def central(name: str, kubeconfig: Path) -> AsyncIterator[running.Plugin]:
     section = {"health": "CLUSTER", "labeler": "KUBERNETES"}.get(name)
     if section:
         given[f"{prefix}{section}__KUBECONFIG"] = str(kubeconfig)
+    if name == "gate":
+        keys = kubeconfig.with_name("keys")
+        keyfiles.make(keys, at=1_800_000_000)
+        given |= {f"{prefix}SIGNING": f"{keys}/gate.json"}
+        given |= {f"{prefix}KEYS__FILE": "/none", f"{prefix}TOKENS__ISSUER": "none"}
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", f"muster_{name}"), stdout=pipe, stderr=pipe, env=os.environ | given
@@ -55,7 +61,7 @@ async def central(name: str, kubeconfig: Path) -> AsyncIterator[running.Plugin]:
 
 
 async def exported() -> dict[str, set[str]]:
-    """Return every series that the four processes export, with the labels that were seen."""
+    """Return every series that the five processes export, with the labels that were seen."""
     root = Path(tempfile.mkdtemp(prefix="mu-"))
     for folder in ("device-plugins", "plugins_registry", "pod-resources"):
         (root / folder).mkdir()
@@ -65,7 +71,7 @@ async def exported() -> dict[str, set[str]]:
     try:
         async with contextlib.AsyncExitStack() as stack:
             wanted = [running.plugin(root, config)]
-            wanted += [central(name, kubeconfig) for name in deployed.CENTRAL]
+            wanted += [central(name, kubeconfig) for name in (*deployed.CENTRAL, "gate")]
             processes = [await stack.enter_async_context(one) for one in wanted]
             told = await asyncio.gather(*(_scraped(process) for process in processes))
     finally:
