@@ -21,16 +21,14 @@ _HOSTS: Final = ("localhost", "127.0.0.1", "::1", "muster-nats", "*.muster-nats"
 _IN_CLUSTER: Final = ("muster-nats.muster", "*.muster-nats.muster.svc.cluster.local")
 _Keys = Annotated[Path, Parameter(name=["--keys", "-k"], env_var="MUSTER_AUTH_KEYS")]
 _SECRETS: Final = """\
-keep {directory} where only you can read it; operator.seed, system.seed, auth.seed and muster.seed
-never leave it. For k8s/overlays/production:
+Keep {directory} where only you can read it. What the cluster gets of it, the first time and
+whenever it has changed:
 
-kubectl create namespace muster
-kubectl -n muster create configmap muster-accounts --from-file={directory}/accounts.conf
-kubectl -n muster create secret generic muster-gate --from-file={directory}/gate.json \\
-  --from-file={directory}/gate.creds
+into() {{ kubectl -n muster create "$@" --dry-run=client -o yaml | kubectl apply -f -; }}
+into configmap muster-accounts --from-file={directory}/accounts.conf
+into secret generic muster-gate --from-file={directory}/gate.json --from-file={directory}/gate.creds
 for who in health labeler notifier; do
-  kubectl -n muster create secret generic muster-$who-creds \\
-    --from-file=nats.creds={directory}/$who.creds
+  into secret generic muster-$who-creds --from-file=nats.creds={directory}/$who.creds
 done"""
 _SUBSCRIBER: Final = """\
 # NATS_CREDS={creds} python this.py   (pip install 'muster-k8s[auth]')
@@ -80,7 +78,8 @@ def accounts(*, keys: _Keys = Path("muster-keys")) -> int:
     def made() -> list[str]:
         from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
 
-        return [_wrote(keys, keyfiles.derive(keys, at=time.time()))]
+        names = keyfiles.derive(keys, at=time.time())
+        return [_wrote(keys, names), "", _SECRETS.format(directory=keys)]
 
     return _run("accounts", made)
 
@@ -219,7 +218,8 @@ def local_ca(directory: Path, *, host: tuple[str, ...] = (), valid: str = "1y") 
         return [
             _wrote(directory, names),
             f"clients: NATS_CA={directory / 'ca.crt'}; in a cluster:",
-            f"kubectl -n muster create secret generic muster-nats-tls --from-file={directory}",
+            "kubectl -n muster create secret generic muster-nats-tls "
+            + " ".join(f"--from-file={directory}/{name}" for name in names),
         ]
 
     return _run("local-ca", made)

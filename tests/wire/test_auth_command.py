@@ -5,17 +5,19 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 
 from muster import bus, connection, vocabulary
 from muster.cli import auth, certificates
 from muster.local import nats
-from tests import guarded, subjects
+from tests import deployed, guarded, subjects
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -92,16 +94,46 @@ def test_keys_are_for_their_owner_alone_and_are_never_made_twice(tmp_path: Path,
     assert {stat.S_IMODE(file.stat().st_mode) for file in keys.iterdir()} == {0o600}
     seeds = {file.name: file.read_text() for file in keys.glob("*.seed")}
     assert not any(seed.strip() in told for seed in seeds.values())
-    # every file that the printed commands name is there
-    named = re.findall(r"--from-file=(?:[a-z.]+=)?(\S+)", told.replace("$who", "health"))
-    assert {Path(name).name for name in named} == {
-        *("accounts.conf", "gate.json", "gate.creds", "health.creds")
-    }
-    assert all(Path(name).exists() for name in named)
     code, _, errors = ran("init", keys)
     assert (code, errors.count("\n")) == (2, 1)
     assert "has keys already" in errors
     assert {file.name: file.read_text() for file in keys.glob("*.seed")} == seeds
+
+
+def test_the_printed_commands_make_what_production_mounts(tmp_path: Path, ran: Run) -> None:
+    kubectl = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
+    made = tmp_path / "made.yaml"
+    stand_in = tmp_path / "kubectl"
+    applies = f"cat >> {made}; echo --- >> {made}"
+    stand_in.write_text(f'#!/bin/sh\ncase "$1" in apply) {applies};; *) {kubectl} "$@";; esac\n')
+    stand_in.chmod(0o700)
+    _, keys, _ = ran("init", tmp_path / "keys")
+    _, tls, _ = ran("local-ca", tmp_path / "tls")
+    script = "\n".join((keys[keys.index("into()") :], tls.splitlines()[-1] + " --dry-run=client"))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["/bin/sh", "-e"], input=script, text=True, env={"PATH": path}, check=True)
+    found = {
+        (one["kind"], one["metadata"]["namespace"], one["metadata"]["name"]): set(one["data"])
+        for one in yaml.safe_load_all(made.read_text())
+        if one
+    }
+    assert found == {
+        ("ConfigMap", "muster", "muster-accounts"): {"accounts.conf"},
+        ("Secret", "muster", "muster-gate"): {"gate.json", "gate.creds"},
+        **{("Secret", "muster", f"muster-{who}-creds"): {"nats.creds"} for who in deployed.CENTRAL},
+    }
+    mounted = {
+        (kind, name)
+        for pod in deployed.pods("production").values()
+        for volume in pod["volumes"]
+        for source in (volume, *volume.get("projected", {}).get("sources", ()))
+        for kind, key in (("ConfigMap", "configMap"), ("Secret", "secret"))
+        if key in source
+        for name in [source[key].get("name") or source[key]["secretName"]]
+    }
+    rendered = {(o["kind"], o["metadata"]["name"]) for o in deployed.objects("production")}
+    made_by_hand = {(kind, name) for kind, _, name in found} | {("Secret", "muster-nats-tls")}
+    assert mounted - rendered == made_by_hand
 
 
 def test_a_key_is_changed_in_two_steps(tmp_path: Path, ran: Run) -> None:
