@@ -135,6 +135,10 @@ PANELS: Final = (
         unit="ops",
     ),
     Panel(
+        "Who asked the gate to come in, in 15 minutes",
+        (("sum by (outcome) (increase(muster_gate_answers_total[15m]))", "{{outcome}}"),),
+    ),
+    Panel(
         "The labeler's decisions, and nodes that wait",
         (
             ("sum by (action) (increase(muster_labeler_decisions_total[15m]))", "{{action}}"),
