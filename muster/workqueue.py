@@ -50,17 +50,17 @@ async def put(
     *,
     key: str,
     headers: Mapping[str, str] | None = None,
-) -> None:
+) -> bool:
     """Store a message, however long that takes; what repeats it under the same `key` is dropped.
 
-    A queue that is full takes it when there is room.
+    A queue that is full takes it when there is room. Returns whether it was none that was dropped.
     """
     backoff = connection.Backoff()
     failures = 0
     while True:
         client = await link.client()
         try:
-            await client.jetstream().publish(
+            stored = await client.jetstream().publish(
                 subject,
                 body,
                 timeout=_PUT_TIMEOUT_S,
@@ -79,7 +79,7 @@ async def put(
             runtime.end_if_cancelled()
             if failures >= _FAILURES_TOLD:
                 logs.logger().info("message_stored_late", subject=subject, attempts=failures + 1)
-            return
+            return not stored.duplicate
 
 
 async def take(
@@ -153,13 +153,20 @@ async def subjects(link: connection.Connection, stream: streams.Stream, subject:
             await backoff.wait()
 
 
-async def remove(link: connection.Connection, stream: streams.Stream, subject: str) -> bool:
-    """Remove everything under a subject; tell whether the server said so."""
+async def remove(
+    link: connection.Connection, stream: streams.Stream, subject: str, *, up_to: int = 0
+) -> bool:
+    """Remove what is under a subject; tell whether the server said so.
+
+    With `up_to` what came after that place in the stream stays.
+    """
     client = link.live_client()
     if client is None:
         return False
     try:
-        await client.jetstream().purge_stream(stream.name, subject=subject)
+        await client.jetstream().purge_stream(
+            stream.name, subject=subject, seq=up_to + 1 if up_to else None
+        )
     except (nats.js.errors.Error, *connection.LOST):
         return False
     runtime.end_if_cancelled()

@@ -1,9 +1,9 @@
 """Door to NATS for the command: dead letters are listed, shown and replayed."""
 
 import asyncio
+import hashlib
 import json
 import sys
-import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +27,7 @@ class Letter:
     subject: str
     body: bytes
     headers: Mapping[str, str]
+    number: int
 
     @property
     def id(self) -> str:
@@ -77,7 +78,7 @@ def _bus(url: str | None) -> bus.Bus:
 
 async def _all(connected: bus.Bus) -> list[Letter]:
     found = await workqueue.waiting(connected.link, streams.DEAD_LETTERS, _SUBJECTS)
-    return [Letter(subject, body, headers) for subject, body, headers, _ in found]
+    return [Letter(*one) for one in found]
 
 
 async def _list(url: str | None, *, as_json: bool) -> int:
@@ -126,16 +127,20 @@ async def _replay(letter_id: str, url: str | None) -> int:
             and letter_id in {letter.id, letter.receiver, "all"}
         ]
         for letter in letters:
-            name = uuid.uuid4().hex
-            await workqueue.put(
+            # who asks for the same at the same time asks for one
+            name = hashlib.sha256(f"{letter.subject} {letter.number}".encode()).hexdigest()[:32]
+            is_new = await workqueue.put(
                 connected.link,
                 f"muster.outbox.{letter.receiver}.replay-{name}",
                 letter.body,
-                key=name,
+                key=f"replay {name}",
                 headers={"Muster-Replay": "1"},
             )
-            await workqueue.remove(connected.link, streams.DEAD_LETTERS, letter.subject)
-            print(f"{letter.id}: back in the outbox of {letter.receiver}")
+            await workqueue.remove(
+                connected.link, streams.DEAD_LETTERS, letter.subject, up_to=letter.number
+            )
+            where = f"back in the outbox of {letter.receiver}"
+            print(f"{letter.id}: {where if is_new else f'{where} already'}")
     return 0 if letters else _mistake(f"no dead notification is called {letter_id}")
 
 

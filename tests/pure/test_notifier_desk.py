@@ -258,6 +258,24 @@ def test_every_letter_ends_in_one_way_and_no_group_is_sent_twice_at_once(  # noq
     assert found.waiting == 0
 
 
+def test_a_message_of_several_requests_costs_as_many_turns() -> None:
+    found = make(rate=1.0, burst=1)
+    two = Answer(outcome=Outcome.TAKEN, detail="", requests=2)
+    sent: list[float] = []
+
+    def heard(outs: Sequence[desk.Output], now: float) -> None:
+        for out in outs:
+            if isinstance(out, desk.Send):
+                sent.append(round(now, 3))
+                heard(found.receive(answered(out.letter, two), now), now)
+
+    for index in range(4):
+        heard(found.receive(letter(str(index)), 0.0), 0.0)
+    while (deadline := found.next_deadline()) is not None:
+        heard(found.tick(deadline), deadline)
+    assert sent == [0.0, 2.0, 4.0, 6.0]
+
+
 def test_a_wait_never_passes_a_longer_one_that_was_asked_for() -> None:
     asked = Answer(outcome=Outcome.UNWELL, detail="", retry_after_s=7.0)
     assert answers.delay_s(1, asked, chance=0.0) == 7.0

@@ -294,6 +294,23 @@ def test_what_should_have_been_told_while_nobody_was_here_is_told_at_once() -> N
     ]
 
 
+def test_a_clock_that_was_set_back_makes_no_group_wait() -> None:
+    health, driven = Health(), machine()
+    entry = ledger.Entry(
+        receiver="r",
+        group='{}:{kind="stuck",node="node-a"}',
+        reason=Reason.FIRST,
+        firing=("0" * 15 + "a",),
+        resolved=(),
+        at=T0 + dt.timedelta(hours=3),
+        id="x",
+        attempts=1,
+    )
+    driven.restore([entry], [], [health.fires("a")], now=0.0)
+    driven.receive(health.fires("b"), 1.0)
+    assert run(driven, until=400) == [(300.0, Reason.NEW_ALERTS, "ab", "")]
+
+
 def test_a_restart_does_not_shorten_what_a_group_has_to_wait() -> None:
     health = Health()
     before = machine()

@@ -75,6 +75,16 @@ def test_a_tick_of_a_former_leader_is_none() -> None:
     assert machine.tick(25.0) == (watchdog.Silent(seconds=25.0, holder="b"),)
 
 
+def test_after_the_bus_came_back_whoever_ticks_first_is_believed() -> None:
+    machine = connected()
+    machine.receive(ticked(57, "a"), 0.0)
+    machine.receive(watchdog.BusLost(), 1.0)
+    machine.receive(BACK, 2.0)
+    assert not machine.is_stale(1)
+    machine.receive(ticked(1, "b"), 3.0)
+    assert (machine.leader, machine.is_stale(1), machine.is_stale(0)) == (1, False, True)
+
+
 def test_revisions_that_begin_again_are_believed_after_a_silence() -> None:
     machine = connected()
     machine.receive(ticked(900, "b"), 0.0)

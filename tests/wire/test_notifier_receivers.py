@@ -34,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:Deprecati
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 LOOPBACK = addresses.Reach.LOOPBACK
+QUICK = addresses.Limits(rate_per_s=1000)
 GROUP = '{}:{kind="stuck",node="node-a"}'
 
 
@@ -163,7 +164,8 @@ def slack(server: Fake, directory: pathlib.Path) -> senders.Sender:
             channel="#gpu",
             url=f"{server.url}/api",
             reach=LOOPBACK,
-        )
+        ),
+        limits=QUICK,
     )
 
 
@@ -177,7 +179,7 @@ def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pa
         )
         last = await channel.send(OVER, first.data)
         assert last == Answer(
-            outcome=Outcome.TAKEN, detail="ok", data={"channel": "C1", "ts": "17.1"}
+            outcome=Outcome.TAKEN, detail="ok", data={"channel": "C1", "ts": "17.1"}, requests=2
         )
         paths = [path for path, _, _ in server.got]
         assert paths == [
@@ -479,12 +481,13 @@ def test_kubernetes_gets_events_on_node_and_pod_and_a_repeat_adds_none() -> None
             found = sender(
                 config.Settings(kubernetes=addresses.Kubernetes(url=api.url)),
                 kubernetes=addresses.KubernetesEvents(),
+                limits=QUICK,
             )
             async with aiohttp.ClientSession(api.url) as http:
                 await http.post("/api/v1/namespaces", json={"metadata": {"name": "ml"}})
             for _ in range(2):
                 answer = await found.send(FIRES, {})
-                assert answer == Answer(outcome=Outcome.TAKEN, detail="2 events")
+                assert answer == Answer(outcome=Outcome.TAKEN, detail="2 events", requests=2)
             assert (await found.send(OVER, {})).kind is Kind.TAKEN
             async with (
                 aiohttp.ClientSession(api.url) as http,

@@ -115,7 +115,13 @@ class _Notifier:
             now=self._clock(),
         )
         self.tenure = _tenure(settings, connected)
-        self._post = post.Post(settings, connected, report=self._hear, may_act=self.tenure.held)
+        self._post = post.Post(
+            settings,
+            connected,
+            report=self._hear,
+            may_act=self.tenure.held,
+            firing=self._machine.firing,
+        )
         voice = selfwatch.Voice(instance=connected.instance, runbook_url=settings.runbook_url)
         self._vigil = vigil.Vigil(voice, self._hear)
         self._ping = _ping(settings)

@@ -81,6 +81,7 @@ class Answer:
 
     `data` is what we must know to say more about the same group, such as the message to edit.
     `is_unknown` says that all of the message was sent, and nobody said whether it was taken.
+    `requests` counts what was asked for one message.
     """
 
     outcome: Outcome
@@ -88,6 +89,7 @@ class Answer:
     retry_after_s: float | None = None
     data: Mapping[str, str] = field(default_factory=dict)
     is_unknown: bool = False
+    requests: int = 1
 
     @property
     def kind(self) -> Kind:

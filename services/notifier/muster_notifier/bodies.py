@@ -103,13 +103,13 @@ def fitting(made: Callable[[int], bytes], count: int, bytes_max: int) -> bytes:
         count //= 2
 
 
-def alert_of(alert: vocabulary.AlertChanged) -> Alert:
+def alert_of(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> Alert:
     """Return one alert in Alertmanager's words."""
     found = {
         "summary": alert.summary,
         "evidence": "; ".join(f"{seen.source}: {seen.observed}" for seen in alert.evidence),
         "devices": message.devices(alert),
-        "pods": message.pods(alert),
+        "pods": message.pods(notification, alert),
         "runbook_url": alert.runbook,
         "advice": alert.advice,
     }
@@ -152,7 +152,7 @@ def _version4(
     _: message.Message,
     shown: Sequence[vocabulary.AlertChanged],
 ) -> _Version4:
-    alerts = [alert_of(alert) for alert in shown]
+    alerts = [alert_of(notification, alert) for alert in shown]
     return _Version4(
         group_key=notification.group,
         truncated_alerts=notification.told_total - len(shown),

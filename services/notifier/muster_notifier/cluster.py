@@ -5,6 +5,7 @@ here. The token is read anew for each: Kubernetes replaces it within the hour.
 """
 
 import asyncio
+import dataclasses
 import os
 import ssl
 from collections.abc import Mapping, Sequence
@@ -99,7 +100,11 @@ class Cluster:
 class Events:
     """The receiver that is Kubernetes Events."""
 
-    def __init__(self, cluster: Cluster, settings: addresses.KubernetesEvents) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: addresses.KubernetesEvents, *, pace_s: float
+    ) -> None:
+        """Wait `pace_s` between requests."""
+        self._pace_s = pace_s
         self._cluster = cluster
         self._settings = settings
 
@@ -113,15 +118,19 @@ class Events:
         return await self._write(found)
 
     async def _write(self, events: Sequence[regarding.Event]) -> answers.Answer:
-        for event in events:
+        for number, event in enumerate(events):
+            if number:
+                await asyncio.sleep(self._pace_s)
             path = f"/apis/events.k8s.io/v1/namespaces/{event.namespace}/events"
             answer = await self._cluster.ask("POST", path, event.body)
             if isinstance(answer, answers.Answer):
-                return answer
+                return dataclasses.replace(answer, requests=number + 1)
             gone = answer.status == _NOT_FOUND and event.namespace != self._settings.namespace
             if answer.status == _CONFLICT or gone:
                 continue
             meaning = answers.of_status(answer.status, answer.headers)
             if meaning.kind is not answers.Kind.TAKEN:
-                return meaning
-        return answers.Answer(outcome=answers.Outcome.TAKEN, detail=f"{len(events)} events")
+                return dataclasses.replace(meaning, requests=number + 1)
+        count = len(events)
+        detail = f"{count} events"
+        return answers.Answer(outcome=answers.Outcome.TAKEN, detail=detail, requests=max(1, count))

@@ -134,6 +134,10 @@ class _Bucket:
         self._fill(now)
         self.tokens -= 1
 
+    def spend(self, count: int) -> None:
+        """Take what was used beside, also if there is none."""
+        self.tokens -= count
+
     def _fill(self, now: float) -> None:
         if self.at is not None:
             self.tokens = min(float(self.burst), self.tokens + (now - self.at) * self.rate)
@@ -221,6 +225,7 @@ class Desk:
         assert slot.letter == letter, "an answer to what was not sent"
         slot.is_sending = False
         self._sending -= 1
+        self._bucket.spend(answer.requests - 1)
         out: list[Output] = []
         if answer.kind is answers.Kind.TEMPORARY:
             self._failures += 1

@@ -7,7 +7,7 @@ they are asked anew.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -89,6 +89,12 @@ class Files:
             was = labels.of(known.alert)
             filed += [self._filed(key, before[key], ended, was, known.owners) for key in left]
         return filed
+
+    def firing(self, fingerprints: Iterable[str]) -> frozenset[str]:
+        """Return those alerts that fire, of these."""
+        known = ((name, self._known.get(name)) for name in fingerprints)
+        fires = vocabulary.AlertState.FIRING
+        return frozenset(name for name, one in known if one and one.alert.state is fires)
 
     def route_of(self, group: str) -> routes.Route | None:
         """Return the route that a group's name speaks of, if there still is one."""

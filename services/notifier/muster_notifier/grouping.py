@@ -83,7 +83,8 @@ class Grouping:
                 told = decision.Told(
                     firing=frozenset(entry.firing),
                     resolved=frozenset(entry.resolved),
-                    at=self._clock.monotonic(entry.at, now),
+                    # a clock that was set back must not make a group wait
+                    at=min(now, self._clock.monotonic(entry.at, now)),
                     id=entry.id,
                     is_acknowledged=entry.reason is vocabulary.NotificationReason.ACKNOWLEDGED,
                 )
@@ -136,6 +137,10 @@ class Grouping:
             if name == receiver and group.on_its_way is not None
         ]
         return max((now - at for at in since), default=0.0)
+
+    def firing(self, fingerprints: Iterable[str]) -> frozenset[str]:
+        """Return those alerts that fire, of these."""
+        return self._files.firing(fingerprints)
 
     def view(self, now: float) -> list[groups.View]:
         """Return every group as it stands."""
@@ -202,7 +207,7 @@ class Grouping:
         group.on_its_way = notification
         group.is_overdue = True
         self._turns.begin(key[0])
-        decided_at = self._clock.monotonic(notification.at, now)
+        decided_at = min(now, self._clock.monotonic(notification.at, now))
         self._timers.set(group, max(now, _flush_after(decided_at, now, route.timing)))
 
     def _begin(

@@ -37,7 +37,9 @@ def event(
         details: Json = {
             "text": message.cut(words.text, 10_000),
             "group": notification.labels,
-            "alerts": [msgspec.to_builtins(bodies.alert_of(alert)) for alert in shown],
+            "alerts": [
+                msgspec.to_builtins(bodies.alert_of(notification, alert)) for alert in shown
+            ],
             "truncated_alerts": notification.told_total - len(shown),
         }
         return msgspec.json.encode(_event(notification, words, routing_key, details))
@@ -73,7 +75,7 @@ def _event(
     return found | {
         "payload": {
             "summary": message.cut(words.title, _SUMMARY_MAX),
-            "source": notification.node,
+            "source": first.node,
             "severity": _SEVERITIES[severity],
             "timestamp": first.starts_at.isoformat(),
             "component": first.plugin,

@@ -136,8 +136,12 @@ def _alerts(
     told = (*notification.firing, *notification.told_resolved)
     lines: list[str] = []
     for alert in told[:_LINE_ALERTS_MAX]:
-        own = _filled("alert", templates.alert, _alert_facts(alert), problems)
-        lines += [line(one) for one in own.split("\n")] if own is not None else alert_lines(alert)
+        own = _filled("alert", templates.alert, _alert_facts(notification, alert), problems)
+        lines += (
+            [line(one) for one in own.split("\n")]
+            if own is not None
+            else alert_lines(notification, alert)
+        )
     more = notification.told_total - min(len(told), _LINE_ALERTS_MAX)
     return [*lines, f"  and {more} more alerts"] if more > 0 else lines
 
@@ -153,7 +157,9 @@ def _lines(notification: notifications.Notification, alerts: str) -> list[str]:
     return lines
 
 
-def alert_lines(alert: vocabulary.AlertChanged) -> list[str]:
+def alert_lines(
+    notification: notifications.Notification, alert: vocabulary.AlertChanged
+) -> list[str]:
     """Return one alert in lines."""
     where = " ".join((alert.node, alert.plugin, alert.resource, devices(alert))).split()
     fires = alert.state is vocabulary.AlertState.FIRING
@@ -168,7 +174,7 @@ def alert_lines(alert: vocabulary.AlertChanged) -> list[str]:
         lines.append(line(f"  how sure: {how_sure(alert.evidence)}"))
         lines += [line(f"  {seen.source}: {seen.observed}") for seen in alert.evidence]
     if alert.pods:
-        lines.append(line(f"  pods that hold it: {pods(alert)}"))
+        lines.append(line(f"  pods that hold it: {pods(notification, alert)}"))
     if fires and alert.advice:
         lines.append(line(f"  advice: {alert.advice}"))
     return lines
@@ -188,9 +194,9 @@ def devices(alert: vocabulary.AlertChanged) -> str:
     return ",".join(alert.devices) + (f" and {more} more" if more > 0 else "")
 
 
-def pods(alert: vocabulary.AlertChanged) -> str:
+def pods(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> str:
     """Return the pods, the first of them if there are many."""
-    more = len(alert.pods) - _LINE_PODS_MAX
+    more = notification.pods_of.get(alert.fingerprint, len(alert.pods)) - _LINE_PODS_MAX
     shown = ", ".join(alert.pods[:_LINE_PODS_MAX])
     return shown + (f" and {more} more" if more > 0 else "")
 
@@ -214,7 +220,9 @@ def _facts(notification: notifications.Notification) -> dict[str, str]:
     }
 
 
-def _alert_facts(alert: vocabulary.AlertChanged) -> dict[str, str]:
+def _alert_facts(
+    notification: notifications.Notification, alert: vocabulary.AlertChanged
+) -> dict[str, str]:
     found = {
         "state": alert.state,
         "severity": alert.severity,
@@ -227,7 +235,7 @@ def _alert_facts(alert: vocabulary.AlertChanged) -> dict[str, str]:
         "since": moment(alert.starts_at),
         "until": moment(alert.ends_at) if alert.ends_at else "",
         "evidence": "; ".join(f"{seen.source}: {seen.observed}" for seen in alert.evidence),
-        "pods": pods(alert),
+        "pods": pods(notification, alert),
         "runbook": alert.runbook,
         "advice": alert.advice,
     }

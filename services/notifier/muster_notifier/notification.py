@@ -31,7 +31,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     `firing` and `resolved` are the most urgent alerts, of those whose fingerprints `firing_ids` and
     `resolved_ids` hold; `episodes` says when each of the resolved began. `at` is when it was
     decided. `why` says why the receiver is told, where that is not plain: the owner of a workload.
-    `pods_total` counts the pods of all alerts.
+    `pods_total` counts the pods of all alerts, `pods_of` those of an alert that has many.
     """
 
     id: str
@@ -47,6 +47,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     send_resolved: bool
     at: datetime
     pods_total: int = 0
+    pods_of: dict[str, int] = {}
     why: str = ""
     is_test: bool = False
 
@@ -122,6 +123,7 @@ def notify(  # noqa: PLR0913  # what a notification is made of, each by its name
         at=at,
         why=why,
         pods_total=sum(len(alert.pods) for alert in (*fires, *over)),
+        pods_of={a.fingerprint: len(a.pods) for a in (*fires, *over) if len(a.pods) > PODS_MAX},
     )
 
 

@@ -1,7 +1,7 @@
 """Door to the post: every receiver with its desk, the outbox they work from, and the ledger."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 import prometheus_client
@@ -34,12 +34,14 @@ class Post:
         *,
         report: Callable[[signals.Outcome], Awaitable[None]],
         may_act: Callable[[], Awaitable[None]],
+        firing: Callable[[Iterable[str]], frozenset[str]],
     ) -> None:
         """Raise CannotStart if a receiver cannot be used. `may_act` returns once we may."""
         self._settings = settings
         self._bus = connected
         self._report = report
         self._may_act = may_act
+        self._firing = firing
         self._desks: dict[str, asyncio.Queue[runtime.Delivery[desk.Input]]] = {}
         self._receivers = {r.name: self._receiver(r) for r in settings.receivers}
 
@@ -84,8 +86,12 @@ class Post:
         for subject, body, headers, _ in letters:
             try:
                 notification = notifications.decode(body)
-            except notifications.MalformedLetter:
-                continue  # whoever takes it says so
+            except notifications.MalformedLetter as error:
+                name = subject.split(".")[2]
+                if name not in self._receivers:
+                    await self._put(*deadletters.unreadable(name, body, str(error)))
+                    await workqueue.remove(self._bus.link, streams.OUTBOX, subject)
+                continue  # else whoever takes it says so
             if notification.receiver not in self._receivers:
                 dead = deadletters.bury(
                     notification, deadletters.TO_NOBODY, attempts=0, at=datetime.now(UTC)
@@ -122,6 +128,7 @@ class Post:
             ),
             doors=receivers.Doors(
                 may_act=self._may_act,
+                firing=self._firing,
                 put=self._put,
                 take=self._take,
                 hold_s=workqueue.HOLD_S,

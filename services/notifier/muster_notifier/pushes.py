@@ -24,7 +24,7 @@ def alerts(notification: notifications.Notification, *, believed_for: timedelta)
     until = (notification.at + believed_for).isoformat()
     found = []
     for alert in (*notification.firing, *notification.resolved):
-        told = bodies.alert_of(alert)
+        told = bodies.alert_of(notification, alert)
         ends_at = alert.ends_at.isoformat() if alert.ends_at is not None else until
         found.append(
             _Postable(

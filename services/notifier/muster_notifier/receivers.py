@@ -7,7 +7,7 @@ for too long for, is among the dead letters first.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import prometheus_client
 
 from muster import logs, streams, vocabulary
-from muster_notifier import answers, deadletters, desk, ledger, signals
+from muster_notifier import answers, deadletters, desk, ledger, replays, signals
 from muster_notifier import notification as notifications
 
 Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[answers.Answer]]
@@ -71,9 +71,13 @@ class Job(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """What a receiver needs of the bus; `may_act` returns once nobody else acts."""
+    """What a receiver needs of others; `may_act` returns once nobody else acts.
+
+    `firing` returns those alerts that fire, of these.
+    """
 
     may_act: Callable[[], Awaitable[None]]
+    firing: Callable[[Iterable[str]], frozenset[str]]
     put: Callable[[str, bytes, str, Mapping[str, str]], Awaitable[None]]
     take: Callable[[str, str], AsyncIterator[Job]]
     hold_s: float
@@ -106,6 +110,8 @@ class Receiver:
         self._jobs: dict[int, Job] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._posted = 0
+        # replays that are news after all
+        self._counted: set[int] = set()
         self._is_away = False
         # one for each group, the newest: the machine bounds how many groups these are
         self._outgoing: dict[str, notifications.Notification] = {}
@@ -136,17 +142,17 @@ class Receiver:
                 self._tasks.create_task(self._deliver_whole(output))
             case desk.Done(letter):
                 self._note(None)
-                if not _is_extra(letter):
+                if not self._is_extra(letter):
                     await self._report(signals.Delivered(letter.notification))
             case desk.Postponed(letter, answer):
                 self._note(answer)
-                if not _is_extra(letter):
+                if not self._is_extra(letter):
                     await self._report(signals.Postponed(letter.notification))
             case desk.Superseded(letter):
                 await self._finish(letter)
             case desk.Dead(letter, attempts, answer):
                 await self._bury(letter, answer, attempts=attempts)
-                if not _is_extra(letter):
+                if not self._is_extra(letter):
                     await self._report(signals.Failed(letter.notification))
 
     async def _post(self) -> None:
@@ -184,7 +190,7 @@ class Receiver:
                 is_replay=deadletters.REPLAY in job.headers,
             )
             entry = self._entries.get(notification.group)
-            if not _is_extra(letter) and entry is not None and entry.id == notification.id:
+            if not self._is_extra(letter) and entry is not None and entry.id == notification.id:
                 # it was sent, and somebody ended before it could leave the outbox
                 await job.done()
                 await self._report(signals.Delivered(notification))
@@ -210,19 +216,39 @@ class Receiver:
             raise
 
     async def _deliver(self, sending: desk.Send) -> None:
-        letter, notification = sending.letter, sending.letter.notification
-        entry = self._entries.get(notification.group)
-        known = entry.data if entry is not None and entry.firing and not _is_extra(letter) else {}
-        if notification.is_silent and not _is_extra(letter):
+        letter = sending.letter
+        notification = self._now(letter)
+        entry = self._entries.get(letter.notification.group)
+        is_open = entry is not None and entry.firing and not self._is_extra(letter)
+        if notification is None or (notification.is_silent and not self._is_extra(letter)):
             answer = answers.Answer(outcome=answers.Outcome.TAKEN, detail="nothing to say")
         else:
             await self._doors.may_act()
+            known = entry.data if entry is not None and is_open else {}
             answer = await self._attempt(notification, known)
             _ATTEMPTS.labels(self.name, answer.kind, answer.outcome).inc()
         if answer.kind is answers.Kind.TAKEN:
             await self._settle(letter, answer, attempts=sending.attempt)
         chance = random.random()  # noqa: S311  # jitter, not a secret
         await self._hear(desk.Answered(letter=letter, answer=answer, chance=chance))
+
+    def _now(self, letter: desk.Letter) -> notifications.Notification | None:
+        """Return what is to be said; of a letter that is sent again by hand what is true by now.
+
+        If that still fires and the receiver does not know, it is news like any other: the ledger
+        knows of it, and so its end will be told.
+        """
+        notification = letter.notification
+        if not letter.is_replay or notification.is_test:
+            return notification
+        entry = self._entries.get(notification.group)
+        fires = self._doors.firing(notification.firing_ids)
+        found = replays.as_now(notification, fires=fires, told=entry.firing if entry else ())
+        if found is not None and found.firing_ids:
+            self._counted.add(letter.number)
+        if found is None:
+            logs.logger().info("replay_says_nothing_new", **_facts(notification))
+        return found
 
     async def _attempt(
         self, notification: notifications.Notification, known: Mapping[str, str]
@@ -240,7 +266,7 @@ class Receiver:
         notification = letter.notification
         # whoever was stopped meanwhile must not write over what its successor wrote
         await self._doors.may_act()
-        if not _is_extra(letter):
+        if not self._is_extra(letter):
             entry = ledger.entry_of(notification, attempts=attempts, data=answer.data)
             self._entries[notification.group] = entry
             key = ledger.key_of(self.name, notification.group)
@@ -265,7 +291,7 @@ class Receiver:
                 resolved=notification.resolved_ids if notification.send_resolved else (),
                 attempts=attempts,
             ),
-            f"{notification.id}:delivered:{letter.number if _is_extra(letter) else 0}",
+            f"{notification.id}:delivered:{letter.number if self._is_extra(letter) else 0}",
         )
 
     async def _bury(self, letter: desk.Letter, answer: answers.Answer, *, attempts: int) -> None:
@@ -298,9 +324,15 @@ class Receiver:
         await self._finish(letter)
 
     async def _finish(self, letter: desk.Letter) -> None:
+        self._counted.discard(letter.number)
         job = self._jobs.pop(letter.number, None)
         if job is not None:
             await job.done()
+
+    def _is_extra(self, letter: desk.Letter) -> bool:
+        """Tell whether it is a repeat or a test, of which neither ledger nor groups know."""
+        is_again = letter.is_replay and letter.number not in self._counted
+        return is_again or letter.notification.is_test
 
     def _note(self, answer: answers.Answer | None) -> None:
         """Log once when a receiver goes away, and once when it is back."""
@@ -311,11 +343,6 @@ class Receiver:
         elif answer is None and self._is_away:
             logs.logger().info("receiver_back", receiver=self.name)
         self._is_away = answer is not None
-
-
-def _is_extra(letter: desk.Letter) -> bool:
-    """Tell whether it is a repeat or a test, of which neither ledger nor groups know."""
-    return letter.is_replay or letter.notification.is_test
 
 
 def _facts(notification: notifications.Notification) -> dict[str, str]:

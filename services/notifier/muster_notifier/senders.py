@@ -124,17 +124,20 @@ def _site(found: addresses.Address, secrets: _Secrets) -> posting.Site:
     return posting.Site(url, timeout_s=found.timeout_s, reach=found.reach)
 
 
-def _make(  # noqa: PLR0911  # one line for each way
+def _make(  # noqa: C901, PLR0911  # one line for each way
     receiver: addresses.Receiver,
     templates: addresses.Templates,
     settings: config.Settings,
     secrets: _Secrets,
 ) -> tuple[receivers.Send, float]:
+    def pace(default: float) -> float:
+        return 1 / (receiver.limits.rate_per_s or default)
+
     match receiver:
         case addresses.Receiver(webhook=addresses.Webhook() as found):
             return _webhook(found, templates, secrets).send, _MANY
         case addresses.Receiver(slack=addresses.Slack() as found):
-            return _slack(found, templates, secrets), _SLACK
+            return _slack(found, templates, secrets, pace_s=pace(_SLACK)), _SLACK
         case addresses.Receiver(pagerduty=addresses.PagerDuty() as found):
             where = posting.Site(found.url, timeout_s=found.timeout_s, reach=found.reach)
             key = secrets.read(found.routing_key_from)
@@ -152,7 +155,8 @@ def _make(  # noqa: PLR0911  # one line for each way
             )
             return push.send, _MANY
         case addresses.Receiver(kubernetes=addresses.KubernetesEvents() as found):
-            return cluster.Events(cluster.Cluster(settings.kubernetes), found).send, _EVENTS
+            api = cluster.Cluster(settings.kubernetes)
+            return cluster.Events(api, found, pace_s=pace(_EVENTS)).send, _EVENTS
         case addresses.Receiver(apprise=addresses.Apprise() as found):
             url = secrets.read(found.url_from)
             others = breadth.Apprise(url, timeout_s=found.timeout_s, templates=templates)
@@ -177,7 +181,11 @@ def _webhook(
 
 
 def _slack(
-    found: addresses.Slack, templates: addresses.Templates, secrets: _Secrets
+    found: addresses.Slack,
+    templates: addresses.Templates,
+    secrets: _Secrets,
+    *,
+    pace_s: float,
 ) -> receivers.Send:
     if found.webhook_from is not None:
         url = secrets.read(found.webhook_from)
@@ -186,7 +194,9 @@ def _slack(
     assert found.token_from is not None, "a channel has one of the two"
     where = posting.Site(found.url, timeout_s=found.timeout_s, reach=found.reach)
     token = secrets.read(found.token_from)
-    return slack.Channel(where, token=token, channel=found.channel, templates=templates).send
+    return slack.Channel(
+        where, token=token, channel=found.channel, templates=templates, pace_s=pace_s
+    ).send
 
 
 def _believed(settings: config.Settings) -> timedelta:

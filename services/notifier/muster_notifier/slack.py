@@ -3,6 +3,7 @@
 With an incoming webhook instead of a bot's token every change is a message of its own.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -19,9 +20,15 @@ class Channel:
     """One channel, by a bot's token."""
 
     def __init__(
-        self, site: posting.Site, *, token: str, channel: str, templates: addresses.Templates
+        self,
+        site: posting.Site,
+        *,
+        token: str,
+        channel: str,
+        templates: addresses.Templates,
+        pace_s: float,
     ) -> None:
-        """Take the API's address, such as https://slack.com/api."""
+        """Take the API's address, such as https://slack.com/api; wait `pace_s` between requests."""
         self._site = site
         self._headers = {
             "Authorization": f"Bearer {token}",
@@ -29,6 +36,7 @@ class Channel:
         }
         self._channel = channel
         self._templates = templates
+        self._pace_s = pace_s
 
     async def send(
         self, notification: notifications.Notification, known: Mapping[str, str]
@@ -43,9 +51,11 @@ class Channel:
         if isinstance(reply, answers.Answer):
             return reply
         if blocks.is_gone(reply):
-            return await self._begin(content)
+            await asyncio.sleep(self._pace_s)
+            return replace(await self._begin(content), requests=2)
         if not reply.ok:
             return blocks.meaning(reply)
+        await asyncio.sleep(self._pace_s)
         told = await self._call(
             "chat.postMessage",
             {
@@ -55,7 +65,7 @@ class Channel:
             },
         )
         answer = told if isinstance(told, answers.Answer) else blocks.meaning(told)
-        return replace(answer, data=where)
+        return replace(answer, data=where, requests=2)
 
     async def _begin(self, content: blocks.Json) -> answers.Answer:
         reply = await self._call("chat.postMessage", {"channel": self._channel, **content})

@@ -12,7 +12,8 @@
 | any      | we were late ourselves             | the same, and the wait begins anew |
 
 A tick of an older leader than the newest is none. Once the newest has been silent for a whole wait
-an older revision counts again: a lock bucket that was lost counts from 1.
+an older revision counts again: a lock bucket that was lost counts from 1. So does the first one
+after the bus came back: NATS may have lost its store.
 """
 
 from collections.abc import Sequence
@@ -64,6 +65,7 @@ class Watchdog:
         self.is_silent = False
         self._wait_s = patience_s
         self._holder = ""
+        self._is_sure = False
         self._heard_at: float | None = None
         self._began_at: float | None = None
         self._deadline: float | None = None
@@ -75,6 +77,7 @@ class Watchdog:
                 self._deadline = None
                 return ()
             case BusBack():
+                self._is_sure = False
                 if self._began_at is None:
                     self._began_at = now
                 self._wait(now)
@@ -101,12 +104,13 @@ class Watchdog:
 
     def is_stale(self, leader: int) -> bool:
         """Tell whether what a leader of this revision says is that of a former one."""
-        return leader < self.leader and not self.is_silent
+        return leader < self.leader and not self.is_silent and self._is_sure
 
     def _tick(self, event: vocabulary.WatchdogTicked, now: float) -> Sequence[Output]:
         if self.is_stale(event.leader):
             return ()
         silence_s = self._silence_s(now)
+        self._is_sure = True
         self.leader, self._holder, self._heard_at = event.leader, event.holder, now
         self._wait_s = _INTERVALS * event.interval_s
         self._wait(now)
