@@ -1,10 +1,13 @@
-"""Door to a notifier that is killed at random points: what is lost, and what is told twice.
+"""Door to services that are killed at random points: what is lost, and what is told twice.
 
-python -m bench.crashes [--quick] [--json FILE]
+python -m bench.crashes [--of notifier|health] [--quick] [--json FILE]
 
-It tells the stand-ins of six services at once (`bench.services`), so each kill hits all of them.
+The notifier tells the stand-ins of six services at once (`bench.services`), so each kill hits all
+of them. Health watches plugins that go through a script (`bench.scripted`), so it is known what had
+to be told.
 """
 
+import argparse
 import asyncio
 import itertools
 import random
@@ -17,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench import services, sink, table
+from bench import scripted, services, sink, table
 
 _NODES: Final = 8
 _POINTS_S: Final = (0.0, 0.9)
 """From the start of the process: reading, deciding, sending and remembering lie in between."""
+_HEALTH_POINTS_S: Final = (0.0, 3.0)
+"""The same for health: starting, restoring, waiting for the lead of the killed one, leading."""
 _END_S: Final = 30.0
 _TIMES: Final = {"group_wait_s": 0, "group_interval_s": 0.05, "repeat_interval_s": 86_400}
 
@@ -41,7 +46,44 @@ class Result:
     dropped: int
 
 
-async def measure(options: table.Options) -> list[table.Row]:
+async def measure(options: table.Options, *, of: str) -> list[table.Row]:
+    """Kill one of them again and again."""
+    return await (_notifier(options) if of == "notifier" else _health(options))
+
+
+async def _health(options: table.Options) -> list[table.Row]:
+    """Kill it 10 times, or 200."""
+    chance = random.Random(1)  # noqa: S311  # the points of death are no secret
+    points_s = [chance.uniform(*_HEALTH_POINTS_S) for _ in range(10 if options.quick else 200)]
+    directory = Path(tempfile.mkdtemp(prefix="mu-"))
+    for name in ("calm", "killed"):
+        (directory / name).mkdir()
+    try:
+        calm = await scripted.crashed(directory / "calm", points_s=(), nodes=4, timeout_s=_END_S)
+        found = await scripted.crashed(
+            directory / "killed", points_s=points_s, nodes=4, timeout_s=_END_S
+        )
+    finally:
+        shutil.rmtree(directory)
+    how = f"{len(points_s)} SIGKILLs at random points, {found.alerts} alerts by a script"
+    calmly = f"without a kill: {calm.lost} lost, {calm.strange} more"
+    disorder = not (found.in_order and found.leaders_in_order)
+    return [
+        table.Row(name="alerts lost", value=found.lost, unit="", target=0, how=how),
+        table.Row(
+            name="alerts told twice, or wrongly",
+            value=found.strange,
+            unit="",
+            target=0,
+            how=calmly,
+        ),
+        table.Row(
+            name="alerts out of order", value=disorder, unit="", target=0, how="of a node, a leader"
+        ),
+    ]
+
+
+async def _notifier(options: table.Options) -> list[table.Row]:
     """Kill it 20 times, or 500."""
     kills = 20 if options.quick else 500
     directory = Path(tempfile.mkdtemp(prefix="mu-"))
@@ -150,5 +192,13 @@ def _result(
     )
 
 
+def main() -> int:
+    """Run it."""
+    more = argparse.ArgumentParser(add_help=False)
+    more.add_argument("--of", default="notifier", choices=["notifier", "health"], help="who dies")
+    of = more.parse_known_args()[0].of
+    return table.main("crashes", lambda options: measure(options, of=of), more=more)
+
+
 if __name__ == "__main__":
-    sys.exit(table.main("crashes", measure))
+    sys.exit(main())

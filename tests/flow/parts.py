@@ -62,7 +62,7 @@ FAST: Final = Pace(
         "detection": {
             **CALM,
             "interval_s": 0.5,
-            "suspicion_beats": 6,
+            "suspicion_beats": 10,
             "probe_timeout_s": 1.0,
             "restart_s": 1.0,
             "lease_stale_s": 4.0,
