@@ -28,6 +28,17 @@ def test_without_a_user_of_its_own_its_name_counts() -> None:
     )
 
 
+def test_who_is_a_plugin_of_one_node_is_not_believed_to_be_anothers() -> None:
+    own = advisory(name="device-plugin a.b", user="plugin_a_b")
+    assert advisories.decode(advisories.CONNECT, own) == signals.Connected(
+        node="a.b", plugin="device-plugin", server="NA", client=7
+    )
+    other = advisory(name="device-plugin c", user="plugin_a_b")
+    assert advisories.decode(advisories.DISCONNECT, other) == advisories.Other(
+        "device-plugin c", is_there=False
+    )
+
+
 @pytest.mark.parametrize(
     "name", ["", "muster-health", "notifier", "Plugin a", "p A_b", "p ", " a", "p _fleet", "p a b"]
 )

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import re
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -264,3 +267,46 @@ def test_the_plugin_itself_comes_in_by_its_token_and_loads_nothing_for_it(tmp_pa
         run(guarded.World(tmp_path), story)
     finally:
         shutil.rmtree(root)
+
+
+def test_a_mistake_gets_one_line_and_exit_code_2_and_sigterm_ends_it_in_order(
+    tmp_path: Path,
+) -> None:
+    keyfiles.make(tmp_path / "keys", at=time.time())
+    (tmp_path / "bad.json").write_text('{"node_seed": "SECRET"}')
+    good = {"MUSTER_GATE__SIGNING": f"{tmp_path}/keys/gate.json"}
+    given = {
+        "MUSTER_GATE__BUS__URL": "nats://127.0.0.1:1",
+        "MUSTER_GATE__KEYS__API": "http://[::1]",
+    }
+    mistakes = {
+        "signing: /etc/muster-gate/gate.json: No such file": given,
+        "signing: .*: not as `muster auth init` writes it": given
+        | {"MUSTER_GATE__SIGNING": f"{tmp_path}/bad.json"},
+        "keys: this is no pod of a cluster; say keys.file or keys.api": good,
+        "tokens.issuer: has to be said when keys.file is": good | {"MUSTER_GATE__KEYS__FILE": "/x"},
+    }
+
+    async def run_one(environment: dict[str, str]) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "muster_gate"),
+            env=os.environ | environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        if b"listening" in await process.stdout.readline():
+            process.terminate()
+        _, errors = await process.communicate()
+        return process.returncode, errors.decode()
+
+    async def story() -> None:
+        async with asyncio.timeout(30):
+            ends = await asyncio.gather(*map(run_one, [*mistakes.values(), {**given, **good}]))
+        assert ends.pop() == (0, "")
+        for (code, said), expected in zip(ends, mistakes, strict=True):
+            assert (code, said.count("\n")) == (2, 1)
+            assert re.search(expected, said), said
+            assert "SECRET" not in said
+
+    asyncio.run(story())

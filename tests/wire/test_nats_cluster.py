@@ -2,51 +2,25 @@
 
 import asyncio
 import contextlib
+import json
 import re
-import shutil
-import subprocess
+import ssl
+import time
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from nats import errors
 
 from muster import bus, streams, vocabulary
-from muster.local import nats
-from tests import deployed
+from muster.cli import certificates, keyfiles
+from muster.local import layout, nats, processes
+from tests import deployed, issuing, subjects
 
 ASSETS = [one.name for one in streams.STREAMS] + [f"KV_{one.name}" for one in streams.BUCKETS]
 CONFIGURATION = deployed.ROOT / "k8s/overlays/production/nats.conf"
 BASE = deployed.ROOT / "k8s/base/nats"
-
-
-def certify(where: Path) -> None:
-    """Make what the Secret muster-nats-tls holds; a route's two ends both show it."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl to make a certificate with")
-    command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
-    command += " -subj /CN=muster-nats -keyout tls.key -out tls.crt"
-    named = "subjectAltName=IP:127.0.0.1,DNS:localhost"
-    usage = "extendedKeyUsage=serverAuth,clientAuth"
-    subprocess.run(
-        [
-            openssl,
-            *command.split(),
-            "-addext",
-            named,
-            "-addext",
-            usage,
-            "-keyout",
-            "tls.key",
-            "-out",
-            "tls.crt",
-        ],
-        cwd=where,
-        capture_output=True,
-        check=True,
-    )
-    shutil.copy(where / "tls.crt", where / "ca.crt")
 
 
 def configured(where: Path, *, name: str, port: int, others: list[int]) -> Path:
@@ -61,17 +35,18 @@ def configured(where: Path, *, name: str, port: int, others: list[int]) -> Path:
     )
     base = (BASE / "nats.conf").read_text("utf-8")
     base = re.sub(r"(port|http|pid_file|  store_dir): .*\n", "", base)
-    accounts = (BASE / "accounts.conf").read_text("utf-8")
-    passwords = {f"{word}: secret\n" for word in re.findall(r"\$(NATS_PASSWORD_\w+)", accounts)}
+    accounts = (where / "accounts.conf").read_text("utf-8")
     text = text.replace("include base.conf", base.replace("include accounts.conf", accounts))
     file = where / f"{name}.conf"
-    file.write_text("".join([f"POD_NAME: {name}\n", *sorted(passwords), text]))
+    file.write_text(f"POD_NAME: {name}\n{text}")
     return file
 
 
 @contextlib.asynccontextmanager
 async def three(where: Path) -> AsyncIterator[list[nats.NatsServer]]:
-    certify(where)
+    # a route's two ends both show the certificate
+    certificates.make(where, ["127.0.0.1"], at=datetime.now(UTC), lasts=timedelta(days=1))
+    keyfiles.make(where, at=time.time())
     routes = [nats.free_port() for _ in range(3)]
     async with contextlib.AsyncExitStack() as stack:
         servers = [
@@ -102,14 +77,37 @@ async def replicas(ear: bus.Bus) -> list[int]:
     return counts
 
 
+@contextlib.asynccontextmanager
+async def gate(where: Path, urls: str) -> AsyncIterator[None]:
+    """Run a gate that believes the tokens of one key."""
+    (where / "jwks.json").write_bytes(issuing.key_set(issuing.jwk("e1", "ES256")))
+    settings = {
+        "signing": f"{where}/gate.json",
+        "bus": {"url": urls},
+        "keys": {"file": f"{where}/jwks.json"},
+        "tokens": {"issuer": issuing.ISSUER},
+    }
+    (where / "gate.yaml").write_text(json.dumps(settings))
+    credentials = {"NATS_CREDS": f"{where}/gate.creds"}
+    program = layout.Program("g", "muster_gate", ("--config", f"{where}/gate.yaml"), credentials)
+    process = processes.Process(program, where / "gate.log")
+    await process.start()
+    try:
+        yield
+    finally:
+        await process.end()
+
+
 def test_streams_get_the_replicas_they_are_told_keep_them_and_outlive_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NATS_CA", str(tmp_path / "ca.crt"))
+    monkeypatch.setenv("NATS_CREDS", str(tmp_path / "admin.creds"))
 
     async def story() -> None:
         async with asyncio.timeout(50), three(tmp_path) as servers:
-            urls = ",".join(f"tls://admin:secret@127.0.0.1:{one.port}" for one in servers)
+            addresses = [f"tls://127.0.0.1:{one.port}" for one in servers]
+            urls = ",".join(addresses)
 
             def of(count: int) -> bus.Bus:
                 return bus.Bus(
@@ -120,8 +118,9 @@ def test_streams_get_the_replicas_they_are_told_keep_them_and_outlive_a_server(
                 assert await replicas(before) == [1] * len(ASSETS)
             async with of(3) as told:
                 assert await replicas(told) == [3] * len(ASSETS)
-            async with of(1) as untold:
+            async with of(1) as untold, gate(tmp_path, urls):
                 assert await replicas(untold) == [3] * len(ASSETS)
+                await asyncio.gather(*(comes_in(address) for address in addresses))
                 await servers[0].kill()
                 event = vocabulary.WatchdogTicked(
                     node=vocabulary.FLEET, at=datetime.now(UTC), leader=1, holder="h", interval_s=10
@@ -130,5 +129,19 @@ def test_streams_get_the_replicas_they_are_told_keep_them_and_outlive_a_server(
                 assert [
                     one.data for one in await untold.newest(streams.ALERTS, "muster.sys.>")
                 ] == [event]
+                await asyncio.gather(*(comes_in(address) for address in addresses[1:]))
+
+    async def comes_in(address: str) -> None:
+        """Connect with a token, wherever the gate is."""
+        token = issuing.token(issuing.claims("node-a", at=time.time()), "e1", "ES256")
+        trusted = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+        while True:
+            with contextlib.suppress(OSError, TimeoutError, errors.Error):
+                async with subjects.client(address, token=token, tls=trusted) as plugin:
+                    await plugin.raw.publish("muster.event.node-a.p.x", b"")
+                    await plugin.raw.publish("muster.event.node-b.p.x", b"")
+                    await plugin.raw.flush()
+                    await subjects.until(lambda: len(plugin.refused) == 1)
+                    return
 
     asyncio.run(story())

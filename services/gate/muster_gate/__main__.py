@@ -195,8 +195,13 @@ async def serve(settings: config.Settings) -> None:
                 ready=lambda: gate.problem() if link.is_connected else "not connected to NATS",
             )
         )
-        logs.logger().info("listening", http=address)
-        await runtime.run(gate.keep_fresh())
+
+        async def work() -> None:
+            # only now SIGTERM is heard
+            logs.logger().info("listening", http=address)
+            await gate.keep_fresh()
+
+        await runtime.run(work())
 
 
 def main() -> int:

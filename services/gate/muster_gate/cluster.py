@@ -102,7 +102,7 @@ def _get(url: str) -> bytes:
     except urllib.error.HTTPError as error:
         error.close()
         raise Away(f"{url}: HTTP {error.code}") from None
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise Away(f"{url}: {getattr(reason, 'strerror', None) or reason}") from None
 

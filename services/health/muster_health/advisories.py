@@ -1,7 +1,8 @@
 """Pure. What nats-server tells of connections, in our words: who came, who went, which server ends.
 
 An advisory names its client by user and by a name that the client chose. A plugin's reads
-`<plugin> <node>`; a user of that form is believed first, because the server has checked it.
+`<plugin> <node>`; a user of that form is believed first, because the server has checked it. Where
+the user says which node's plugin it is, nobody believes a name of another node.
 """
 
 import functools
@@ -11,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import permissions, vocabulary
 from muster_health import signals
 
 _PREFIX: Final = "muster.nats."
@@ -81,7 +82,7 @@ def decode(subject: str, payload: bytes) -> Told | Other:
         # a leaf that dies takes its clients along and is all that is told of them
         return signals.ServerEvent(server=found.client.name[:_TEXT_MAX], what="leaf_lost")
     who = _plugin((found.client.user, found.client.name))
-    if who is None:
+    if who is None or not _may_be(who[1], found.client.user):
         return Other(found.client.name[:_TEXT_MAX], is_there)
     plugin, node = who
     server, client = _same(found.server.id[:_TEXT_MAX]), found.client.id
@@ -96,6 +97,12 @@ def decode(subject: str, payload: bytes) -> Told | Other:
 def _same(server: str) -> str:
     """Return one string for all who are connected to a server, instead of one for each."""
     return server
+
+
+def _may_be(node: str, user: str) -> bool:
+    """Tell whether a user may be a plugin of this node; most users say nothing of nodes."""
+    is_of_one = user.startswith(permissions.plugin_user(""))
+    return not is_of_one or user == permissions.plugin_user(vocabulary.node_token(node))
 
 
 def _plugin(names: Sequence[str]) -> tuple[str, str] | None:
