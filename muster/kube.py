@@ -37,6 +37,7 @@ _TEXT_MAX: Final = 300
 _MESSAGE_MAX: Final = 1000
 """Of the API's own words: they name each owner of each field that is in conflict."""
 _LINE_BYTES_MAX: Final = 8 * 1024 * 1024
+_BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 _PAGE: Final = 500
 
 _REQUESTS: Final = prometheus_client.Counter(
@@ -212,6 +213,8 @@ class Api:
             except UNREADABLE as error:
                 text = f"unreadable: {error}".encode()
                 raise Refused(Answer(what=answer.what, status=0, body=text)) from None
+            if not page.metadata.resource_version:
+                raise Refused(Answer(what=answer.what, status=0, body=b"unreadable: no list"))
             yield Page(page.items or [], page.metadata.resource_version)
             token = page.metadata.continue_
             if not token:
@@ -256,7 +259,7 @@ class Api:
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s)
             response = await self._send(verb, path, query, body, content, timeout)
-            answer = _answer(what, response, await response.read())
+            answer = _answer(what, response, await _body(response))
             if answer.date is not None:
                 self._told = answer.date, asyncio.get_running_loop().time()
         except LOST as error:
@@ -287,6 +290,17 @@ class Api:
         found = await self._api.call_api(*request, _request_timeout=timeout)
         response: aiohttp.ClientResponse = found.response
         return response
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """Return a whole body. Raises ConnectionError for one without end."""
+    found = bytearray()
+    async for chunk in response.content.iter_any():
+        found += chunk
+        if len(found) > _BODY_BYTES_MAX:
+            response.close()
+            raise ConnectionError(f"a body of more than {_BODY_BYTES_MAX} bytes")
+    return bytes(found)
 
 
 def _answer(what: str, response: aiohttp.ClientResponse, body: bytes) -> Answer:

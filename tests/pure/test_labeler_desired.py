@@ -1,3 +1,4 @@
+import dataclasses
 import datetime as dt
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from msgspec.structs import replace
 from muster import codec, settings, vocabulary
 from muster.vocabulary import Verdict
 from muster_labeler import (
+    accelerators,
+    budget,
     condition,
     config,
     desired,
@@ -150,13 +153,18 @@ def test_sources_that_disagree_label_nothing() -> None:
 def test_a_scheme_that_covers_the_cluster_leaves_nothing_to_do() -> None:
     found = decide(Mode.APPLY, {L4: 2}, covering="x/y")
     told = "x/y names every GPU node: nothing to label"
-    assert found == decision(Action.NOTHING, LABEL, told)
+    assert found == decision(Action.NOTHING, {}, told)
     assert decide(Mode.APPLY, {L4: 2}, WRONG, covering="x/y").action is Action.APPLY
+    # it is about SkyPilot's label alone
+    both = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.MUSTER))
+    beside = decide(Mode.APPLY, {L4: 2}, covering="x/y", policy=both)
+    assert (beside.action, KEY in beside.labels, len(beside.labels)) == (Action.APPLY, False, 3)
+    assert decide(Mode.APPLY, {L4: 2}, objection="held", covering="x/y", policy=both) == beside
 
 
 def test_an_objection_holds_new_labels_and_no_corrections() -> None:
     held = "held: no certain name for b"
-    assert decide(Mode.APPLY, {L4: 2}, objection=held) == decision(Action.WAIT, LABEL, held)
+    assert decide(Mode.APPLY, {L4: 2}, objection=held) == decision(Action.HOLD, LABEL, held)
     assert decide(Mode.APPLY, {L4: 2}, WRONG, objection=held).action is Action.APPLY
     assert decide(Mode.SUGGEST, {L4: 2}, objection=held).action is Action.SUGGEST
 
@@ -239,8 +247,13 @@ def test_a_gpu_in_mig_mode_is_partitioned_before_it_has_devices_and_a_virtual_on
     assert desired.kinds_of(node) == {kind: 1}
 
 
-def made(*nodes: facts.Node) -> fleet.Fleet:
-    found = fleet.Fleet(aliases={}, is_blind=not nodes)
+def made(
+    *nodes: facts.Node, policy: config.Policy | None = None, simulated: bool = False
+) -> fleet.Fleet:
+    rules = desired.Rules(
+        mode=Mode.APPLY, policy=policy or config.Policy(), may_label_simulated=simulated
+    )
+    found = fleet.Fleet(rules, aliases={}, is_blind=not nodes)
     found.replace(nodes)
     return found
 
@@ -301,15 +314,211 @@ def test_a_node_that_waits_is_tried_again_until_it_is_settled() -> None:
 def test_no_node_is_labelled_before_every_gpu_node_has_a_name() -> None:
     here = [facts.Node(name=name, capacity={"nvidia.com/gpu": 1}) for name in "ab"]
     found = made(*here)
-    assert found.objection() == "held: no certain name for a, b"
+    held = "held: all GPU nodes or none, and the policy cannot label"
+    assert found.objection() == f"{held} a, b"
     found.take(report("NVIDIA L4", sequence=1))
-    assert found.objection() == "held: no certain name for b"
+    assert found.objection() == f"{held} b"
     found.take(report("NVIDIA L4", sequence=1, node="b"))
     assert found.objection() is None
     found.put(WRONG)
     found.put(facts.Node(name="c", capacity={"nvidia.com/gpu": 1}))
     # the scheme is the cluster's now: each further label mends
     assert found.objection() is None
+
+
+GPU = {"nvidia.com/gpu": 1}
+HELD = "held: all GPU nodes or none, and the policy cannot label b"
+
+
+@pytest.mark.parametrize(
+    ("policy", "other", "more", "held"),
+    [
+        (config.Policy(), facts.Node(name="b", capacity=GPU), {}, None),
+        # whatever keeps the policy from a node keeps it from all
+        (
+            config.Policy(nodes={"pool": "x"}),
+            facts.Node(name="b", capacity=GPU, is_selected=False),
+            {},
+            HELD,
+        ),
+        (config.Policy(), facts.Node(name="b", capacity=GPU), {"simulated": True}, HELD),
+        (
+            config.Policy(reasons=(accelerators.Reason.ALIAS,)),
+            facts.Node(name="b", capacity=GPU),
+            {},
+            "held: all GPU nodes or none, and the policy cannot label a, b",
+        ),
+        (config.Policy(), facts.Node(name="b", capacity=GPU, labels={KEY: ""}), {}, HELD),
+        (
+            config.Policy(),
+            facts.Node(name="b", capacity=GPU, labels={schemes.GFD_PRODUCT: "Tesla-T4"}),
+            {},
+            HELD,
+        ),
+    ],
+)
+def test_the_service_labels_all_gpu_nodes_or_none_whatever_the_policy_says(
+    policy: config.Policy, other: facts.Node, more: dict[str, Any], held: str | None
+) -> None:
+    found = made(facts.Node(name="a", capacity=GPU), other, policy=policy)
+    found.take(report("NVIDIA L4", sequence=1))
+    found.take(report("NVIDIA L4", sequence=1, node="b", **more))
+    assert found.objection() == held
+
+
+def test_a_policy_that_takes_guesses_is_held_by_none() -> None:
+    reasons = (accelerators.Reason.EXACT, accelerators.Reason.FALLBACK)
+    found = made(facts.Node(name="a", capacity=GPU), policy=config.Policy(reasons=reasons))
+    found.take(report("NVIDIA T400 4GB", sequence=1))
+    assert found.objection() is None
+
+
+def test_what_was_reported_of_a_node_goes_with_it() -> None:
+    born = facts.Node(name="a", uid="1", created=T0, capacity=GPU)
+    found = made(born)
+    found.take(report("NVIDIA L4", sequence=1))
+    assert found.reported()[0] == {"a": {L4: 1}}
+    found.drop("a")
+    found.put(dataclasses.replace(born, uid="2"))
+    assert found.report("a") == desired.NO_REPORT
+    # what comes late is of the former node
+    later = T0 + dt.timedelta(hours=1)
+    found.put(dataclasses.replace(born, uid="3", created=later))
+    assert not found.take(report("NVIDIA L4", sequence=2))
+    assert found.reported()[0] == {}
+
+
+def test_a_node_made_anew_unseen_is_another_and_an_older_inventory_not_its() -> None:
+    born = facts.Node(name="a", uid="1", created=T0, capacity=GPU)
+    found = made(born)
+    found.take(report("NVIDIA L4", sequence=1))
+    found.put(dataclasses.replace(born, uid="2"))
+    assert found.report("a") == desired.NO_REPORT
+    blind = made()
+    blind.take(report("NVIDIA L4", sequence=1))
+    blind.is_blind = False
+    blind.replace([dataclasses.replace(born, created=T0 + dt.timedelta(hours=1))])
+    assert blind.report("a") == desired.NO_REPORT
+
+
+OURS = {KEY: (facts.MANAGER,)}
+
+
+def ours(value: str, product: str, **labels: str) -> facts.Node:
+    """Return a node that we labelled of this product."""
+    return facts.Node(
+        name="a",
+        labels={KEY: value, **labels},
+        owners=dict.fromkeys((KEY, *labels), (facts.MANAGER,)),
+        ours={KEY: value, **labels},
+        told_of=(AGENT, product),
+    )
+
+
+OF_L4 = "2 x NVIDIA L4 (23034 MiB)"
+A100 = Product("NVIDIA A100")
+
+
+@pytest.mark.parametrize(
+    ("node", "kinds", "action"),
+    [
+        # swapped for what has a certain name: it gets that
+        (ours("t4", "2 x Tesla T4 (15360 MiB)"), {L4: 2}, Action.APPLY),
+        # for what must have none, or only a guess: ours goes
+        (ours("l4", OF_L4), {L4_SLICED: 2}, Action.WITHDRAW),
+        (ours("l4", OF_L4), {L4_VIRTUAL: 2}, Action.WITHDRAW),
+        (ours("l4", OF_L4), {L4: 1, T400: 1}, Action.WITHDRAW),
+        (ours("l4", OF_L4), {T400: 2}, Action.WITHDRAW),
+        (ours("l4", OF_L4), {A100: 2}, Action.WITHDRAW),
+        (ours("l4", OF_L4), {Product(""): 2}, Action.REFUSE),
+        # a person's alias or option named the same GPUs: that stays, also of fewer
+        (ours("t400-small", "2 x NVIDIA T400 4GB (4096 MiB)"), {T400: 1}, Action.SUGGEST),
+        (ours("a100", "1 x NVIDIA A100"), {A100: 2}, Action.NOTHING),
+        # another's is not ours to take
+        (FOREIGN, {L4_SLICED: 2}, Action.REFUSE),
+        (FOREIGN, {T400: 2}, Action.SUGGEST),
+    ],
+)
+def test_a_label_of_ours_never_outlives_the_gpus_it_was_written_of(
+    node: facts.Node, kinds: sources.Kinds, action: Action
+) -> None:
+    assert decide(Mode.APPLY, kinds, node).action is action
+    assert decide(Mode.SUGGEST, kinds, node).action in {Action.SUGGEST, Action.NOTHING}
+
+
+def test_what_nobody_is_known_to_own_is_not_ours_to_change() -> None:
+    node = facts.Node(name="a", labels={KEY: "t4"})
+    told = f"{KEY}=t4 is owned by nobody that is known"
+    assert decide(Mode.APPLY, {L4: 2}, node) == decision(Action.REFUSE, LABEL, told)
+
+
+def test_our_own_labels_are_no_second_opinion() -> None:
+    node = ours("t4", "1 x Tesla T4", **{schemes.GFD_PRODUCT: "Tesla-T4"})
+    policy = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.NVIDIA))
+    assert decide(Mode.APPLY, {L4: 2}, node, policy=policy).action is Action.APPLY
+    bare = dataclasses.replace(node, labels={schemes.GFD_PRODUCT: "Tesla-T4"}, capacity=GPU)
+    assert made(bare).covering() is None
+    assert made(dataclasses.replace(bare, ours={})).covering() == schemes.GFD_PRODUCT
+
+
+def test_labels_of_ours_that_nothing_speaks_for_any_more_go() -> None:
+    memory, count = labelsets.MEMORY, labelsets.COUNT
+    node = ours("l4", OF_L4, **{"muster.dev/accelerator": "l4", count: "2", memory: "1"})
+    both = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.MUSTER))
+    kinds = {L4: 1, Product("NVIDIA L4", 1): 1}
+    found = decide(Mode.APPLY, kinds, node, policy=both)
+    assert (found.action, found.drop) == (Action.APPLY, frozenset({memory}))
+    shrunk = decide(Mode.APPLY, {L4: 2}, node)
+    assert shrunk.action is Action.APPLY
+    assert shrunk.drop == {memory, count, "muster.dev/accelerator"}
+    # a command wrote SkyPilot's: it is no set of this policy
+    alone = decide(Mode.APPLY, {L4: 2}, node, policy=config.Policy(labels=(LabelSet.MUSTER,)))
+    assert alone.drop == frozenset()
+
+
+def test_with_one_set_alone_skypilots_label_decides_nothing() -> None:
+    policy = config.Policy(labels=(LabelSet.MUSTER,))
+    for node in (NODE, FOREIGN):
+        found = decide(
+            Mode.APPLY, {L4: 2}, node, policy=policy, covering="x/y", objection="held: b"
+        )
+        assert (found.action, KEY in found.labels) == (Action.APPLY, False)
+
+
+def test_a_node_that_is_held_says_why_and_is_not_tried_again_and_again() -> None:
+    found = made()
+    assert not found.settle("a", Decision(Action.HOLD, LABEL, "held: b"), cause="c")
+    assert (found.waiting(), found.held()) == ({}, {"a": "c"})
+    shown = found.view()["a"]
+    assert (shown.is_waiting, shown.reason) == (True, "held: b")
+
+
+def test_what_the_api_refused_is_told_once_and_tried_again() -> None:
+    found = made()
+    refused = Decision(Action.REFUSE, LABEL, "label node a: HTTP 403 no")
+    assert found.settle("a", refused, cause="c", may_pass=True)
+    assert not found.settle("a", refused, cause="c", may_pass=True)
+    assert found.denied() == {"a": "c"}
+    assert found.settle("a", Decision(Action.APPLY, LABEL, EXACT), cause="c")
+    assert found.denied() == {}
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 20)), max_size=60))
+def test_one_node_is_never_written_more_often_than_that_in_twice_the_time(
+    story: list[tuple[str, float]],
+) -> None:
+    restraint = budget.Restraint(3, 60.0)
+    now, written = 0.0, list[tuple[str, float]]()
+    for node, later in story:
+        now += later
+        if restraint.may(node, now):
+            restraint.wrote(node, now)
+            written.append((node, now))
+        restraint.forget(now)
+    for node, first in written:
+        within = [at for name, at in written if name == node and first <= at < first + 60]
+        assert len(within) <= 6
+    assert all(restraint.may(node, now + 60) for node in "ab")
 
 
 LABELS = st.sampled_from(
@@ -354,8 +563,9 @@ def test_the_guard_that_is_kept_up_to_date_says_what_one_made_anew_says(
         standings = {one.node.name: one for one in cluster(drawn)}
         fresh = guard.Guard()
         for name in "abcde":
-            kept.update(name, standings.get(name))
-            fresh.update(name, standings.get(name))
+            one = standings.get(name)
+            kept.update(name, one, may_label=one is not None and one.wanted is not None)
+            fresh.update(name, one, may_label=one is not None and one.wanted is not None)
         assert (kept.objection(), kept.covering()) == (fresh.objection(), fresh.covering())
         assert kept.covering() == states.covering(list(standings.values()))
 

@@ -63,7 +63,7 @@ class World:
             vocabulary.InventoryReported(
                 node="node-a",
                 plugin="device-plugin",
-                at=T0,
+                at=dt.datetime.now(dt.UTC),
                 devices=(),
                 gpus=vocabulary.GpuNode(gpus=gpus, simulated=simulated),
             )

@@ -38,3 +38,30 @@ class Budget:
         assert self._under_way, "what was answered was under way"
         self._under_way -= 1
         self._counted.append(now + self._window_s)
+
+
+class Restraint:
+    """How often one node may be written: who else changes its label is not fought without end."""
+
+    def __init__(self, most: int, within_s: float) -> None:
+        self._most = most
+        self._within_s = within_s
+        self._written: dict[str, tuple[float, int]] = {}
+        """Since when, and how often."""
+
+    def may(self, node: str, now: float) -> bool:
+        """Tell whether a node may be written once more."""
+        since, count = self._written.get(node, (now, 0))
+        return now - since >= self._within_s or count < self._most
+
+    def wrote(self, node: str, now: float) -> None:
+        """Take that it was written."""
+        since, count = self._written.get(node, (now, 0))
+        is_over = now - since >= self._within_s
+        self._written[node] = (now, 1) if is_over else (since, count + 1)
+
+    def forget(self, now: float) -> None:
+        """Let go what was written so long ago that it does not count."""
+        old = [node for node, (since, _) in self._written.items() if now - since >= self._within_s]
+        for node in old:
+            del self._written[node]

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from muster import vocabulary
-from muster_labeler import accelerators, config, labelsets, schemes, sources
+from muster_labeler import config, labelsets, schemes, sources
 from muster_labeler.states import Standing, State
 
 KEY: Final = schemes.SKYPILOT
@@ -23,16 +23,18 @@ class Action(enum.StrEnum):
     WITHDRAW = "withdraw"
     REFUSE = "refuse"
     WAIT = "wait"
+    HOLD = "hold"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is done, with which labels, and why; `source` is who knew."""
+    """What is done, with which labels, and why; `source` is who knew. `drop` are keys that go."""
 
     action: Action
     labels: Mapping[str, str]
     reason: str
     source: str = ""
+    drop: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ def decide(  # noqa: PLR0911  # a line for each rule, in order, is the point
     """Return what to do about a node.
 
     `covering` is another scheme that names every GPU node; `objection` is why no node may be
-    labelled that has no label yet.
+    labelled that has no label yet. Both are about SkyPilot's label alone.
     """
     name, of = one.known.name, one.known.of
     source = str(of.source) if of else ""
@@ -96,34 +98,61 @@ def decide(  # noqa: PLR0911  # a line for each rule, in order, is the point
     if of is None or of.text == sources.NO_GPU:
         return _without_gpu(one, rules, source)
     if one.state is State.CONFLICT or name.value is None:
-        said = "; ".join(f"{c.source}: {c.text}" for c in one.known.claims)
-        is_conflict = one.state is State.CONFLICT
-        reason = f"sources disagree: {said}" if is_conflict else f"{name.reason}: {of.text}"
-        return Decision(_refused(rules), {}, reason, source)
-    labels = labelsets.labels(rules.policy.labels, name.value, kinds=report.kinds, gpus=report.gpus)
-    if labels.items() <= {**one.node.labels, **one.node.ours}.items():
-        return Decision(Action.NOTHING, labels, "labelled already", source)
+        return _nameless(one, rules, source)
+    sets = rules.policy.labels
+    labels = labelsets.labels(sets, name.value, kinds=report.kinds, gpus=report.gpus)
     if covering is not None and not one.current:
-        text = f"{covering} names every GPU node: nothing to label"
-        return Decision(Action.NOTHING, labels, text, source)
+        labels.pop(KEY, None)
+        if not labels:
+            text = f"{covering} names every GPU node: nothing to label"
+            return Decision(Action.NOTHING, labels, text, source)
+    drop = labelsets.stale(one.node.ours, labels, sets, gpus=report.gpus)
+    if labels.items() <= {**one.node.labels, **one.node.ours}.items() and not drop:
+        return Decision(Action.NOTHING, labels, "labelled already", source)
     simulated = "simulated, " if report.is_simulated else ""
     reason = f"{simulated}{name.reason}: {of.text}"
-    if not _is_allowed(one, name, rules, report):
-        return Decision(Action.SUGGEST, labels, reason, source)
-    return _applied(one, labels, reason, source, objection)
+    if rules.mode is config.Mode.APPLY and may_label(one, rules, report):
+        wanted = Decision(Action.APPLY, labels, reason, source, drop)
+        return _applied(one, wanted, objection)
+    if KEY in labels and _may_withdraw(one, rules):
+        return Decision(Action.WITHDRAW, {}, f"withdrawn: {reason}", source)
+    return Decision(Action.SUGGEST, labels, reason, source)
 
 
-def _applied(
-    one: Standing, labels: Mapping[str, str], reason: str, source: str, objection: str | None
-) -> Decision:
+def may_label(one: Standing, rules: Rules, report: Report) -> bool:
+    """Tell whether the policy lets a node have the name that its GPUs are known by."""
+    name = one.known.name
+    return (
+        name.value is not None
+        and one.state is not State.CONFLICT
+        and name.reason in rules.policy.reasons
+        and one.node.is_selected
+        and (rules.may_label_simulated or not report.is_simulated)
+    )
+
+
+def _nameless(one: Standing, rules: Rules, source: str) -> Decision:
+    """Return what becomes of a node whose GPUs must not be named, or nobody can name."""
+    assert one.known.of is not None, "somebody said something"
+    if one.state is State.CONFLICT:
+        said = "; ".join(f"{c.source}: {c.text}" for c in one.known.claims)
+        return Decision(_refused(rules), {}, f"sources disagree: {said}", source)
+    reason = f"{one.known.name.reason}: {one.known.of.text}"
+    if _may_withdraw(one, rules):
+        return Decision(Action.WITHDRAW, {}, f"withdrawn: {reason}", source)
+    return Decision(_refused(rules), {}, reason, source)
+
+
+def _applied(one: Standing, wanted: Decision, objection: str | None) -> Decision:
     """Return what becomes of labels that the policy allows."""
-    wanted = labels.get(KEY)
-    if one.current not in {None, wanted} and one.others:
-        owners = ", ".join(one.others)
-        return Decision(Action.REFUSE, labels, f"{KEY}={one.current} is owned by {owners}", source)
+    if KEY not in wanted.labels:
+        return wanted
+    if one.current not in {None, wanted.labels[KEY]} and one.foreign:
+        reason = f"{KEY}={one.current} is owned by {one.foreign}"
+        return Decision(Action.REFUSE, wanted.labels, reason, wanted.source)
     if objection is not None and not one.current:
-        return Decision(Action.WAIT, labels, objection, source)
-    return Decision(Action.APPLY, labels, reason, source)
+        return Decision(Action.HOLD, wanted.labels, objection, wanted.source)
+    return wanted
 
 
 def event_of(decision: Decision, *, node: str, at: datetime) -> vocabulary.LabelEvent | None:
@@ -150,13 +179,9 @@ def _refused(rules: Rules) -> Action:
     return Action.REFUSE if rules.mode is config.Mode.APPLY else Action.NOTHING
 
 
-def _is_allowed(one: Standing, name: accelerators.Name, rules: Rules, report: Report) -> bool:
-    return (
-        rules.mode is config.Mode.APPLY
-        and name.reason in rules.policy.reasons
-        and one.node.is_selected
-        and (rules.may_label_simulated or not report.is_simulated)
-    )
+def _may_withdraw(one: Standing, rules: Rules) -> bool:
+    is_ours_to_do = rules.mode is config.Mode.APPLY and one.node.is_selected
+    return is_ours_to_do and one.is_outdated
 
 
 def _without_gpu(one: Standing, rules: Rules, source: str) -> Decision:

@@ -8,7 +8,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -25,6 +25,7 @@ _ACCELERATORS: Final = re.compile(
     r"|habana\.ai/gaudi|google\.com/tpu"
 )
 """Resources that make a node one with accelerators; `*_monitoring` is not for computing."""
+_PARTS: Final = "nvidia.com/mig-"
 _PCI: Final = re.compile(
     r"feature\.node\.kubernetes\.io/pci-((03|12|0b40)[0-9a-f]*_)?(10de|1002)\.present"
 )
@@ -44,6 +45,7 @@ _RUNTIMES: Final = functools.lru_cache(maxsize=64)(str)
 _NUMBER: Final = re.compile(r"([0-9]{1,15})([kMGTPE]i?)?")
 _UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _READY: Final = "Ready"
+_LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class Node:
     """A node: what it is labelled, who labelled it, what it has and offers.
 
     `owners` are the field managers of each label that names a model; `ours` are all labels that we
-    own. `ready_since` is None while it is not Ready. `is_selected` if a selector took it.
+    own, `told_of` the source and the product that the newest came from. `ready_since` is None while
+    it is not Ready. `is_selected` if a selector took it.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ours: Mapping[str, str] = field(default_factory=dict)
+    told_of: tuple[str, str] = ("", "")
+    created: datetime | None = None
     is_selected: bool = True
     capacity: Mapping[str, int] = field(default_factory=dict)
     allocatable: Mapping[str, int] = field(default_factory=dict)
@@ -83,6 +88,15 @@ class Node:
     def has_accelerators(self) -> bool:
         """Tell whether resources or PCI labels say that it has accelerators."""
         return bool(self.accelerators) or any(_PCI.fullmatch(key) for key in self.labels)
+
+    @property
+    def has_partitions(self) -> bool:
+        """Tell whether it offers parts of GPUs (MIG, strategy mixed)."""
+        return any(count and name.startswith(_PARTS) for name, count in self.capacity.items())
+
+    def is_ours_alone(self, key: str) -> bool:
+        """Tell whether we own a label, and nobody else does."""
+        return key in self.ours and self.owners.get(key) == (MANAGER,)
 
     @property
     def usable(self) -> int:
@@ -180,12 +194,18 @@ class Metadata(_Shape, frozen=True):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     managed_fields: list[ManagedFields] | None = None
+    creation_timestamp: str | None = None
+
+
+class _Provenance(msgspec.Struct, frozen=True):
+    source: str = ""
+    product: str = ""
 
 
 class _Condition(_Shape, frozen=True):
     type: str = ""
     status: str = ""
-    last_transition_time: datetime | None = None
+    last_transition_time: str | None = None
 
 
 class _NodeInfo(_Shape, frozen=True):
@@ -223,6 +243,8 @@ def node(raw: RawNode, selector: Mapping[str, str] | None = None) -> Node:
         labels=_words(tuple((key, labels[key]) for key in labels if _matters(key))),
         owners=_managers(tuple(_owners(managed, labels).items())),
         ours=_words(tuple(_ours(managed, labels).items())),
+        told_of=_told_of((raw.metadata.annotations or {}).get(PROVENANCE)),
+        created=moment(raw.metadata.creation_timestamp),
         is_selected=not selector or selector.items() <= labels.items(),
         capacity=_numbers(tuple(_counts(status.capacity).items())),
         allocatable=_numbers(tuple(_counts(status.allocatable).items())),
@@ -263,6 +285,15 @@ def _managers(items: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[str, tu
     return dict(items)
 
 
+def moment(written: str | None) -> datetime | None:
+    """Return a time; None for what is none: for that no node is left out."""
+    try:
+        found = datetime.fromisoformat(written or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
+
+
 def _matters(key: str) -> bool:
     return key in schemes.KEYS or key in _WHERE or _PCI.fullmatch(key) is not None
 
@@ -275,9 +306,25 @@ def _counts(written: Mapping[str, str | int] | None) -> dict[str, int]:
     }
 
 
+@functools.lru_cache(maxsize=_SHARED_MAX)
+def _told(source: str, product: str) -> tuple[str, str]:
+    return source, product
+
+
+def _told_of(provenance: str | None) -> tuple[str, str]:
+    if provenance is None:
+        return _told("", "")
+    try:
+        found = msgspec.json.decode(provenance, type=_Provenance)
+    except (msgspec.MsgspecError, RecursionError):
+        return _told("", "")
+    return _told(found.source, found.product)
+
+
 def _ready_since(conditions: list[_Condition] | None) -> datetime | None:
     ready = next((c for c in conditions or () if c.type == _READY), None)
-    return ready.last_transition_time if ready and ready.status == "True" else None
+    is_ready = ready is not None and ready.status == "True"
+    return (moment(ready.last_transition_time) or _LONG_AGO) if ready and is_ready else None
 
 
 def _ours(managed: Iterable[ManagedFields], labels: Mapping[str, str]) -> dict[str, str]:

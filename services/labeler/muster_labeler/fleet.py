@@ -3,15 +3,16 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
 
 from muster import codec, vocabulary
-from muster_labeler import desired, facts, guard, sources, states
+from muster_labeler import desired, facts, guard, labelsets, sources, states
 
 _SHARED_MAX: Final = 4096
+_SKEW: Final = timedelta(minutes=1)
 _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 _NOTHING: Final = vocabulary.InventoryReported(node="any", plugin="any", at=_LONG_AGO, devices=())
 
@@ -29,21 +30,27 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class Fleet:
     """The nodes with GPUs, by name.
 
-    `keeps_gpus` if every detail of them is needed for labels. While it `is_blind`, the cluster's
-    nodes are not known, and those that are reported count as there.
+    While it `is_blind`, the cluster's nodes are not known, and those that are reported count as
+    there.
     """
 
     def __init__(
-        self, *, aliases: Mapping[str, str], keeps_gpus: bool = False, is_blind: bool = False
+        self, rules: desired.Rules, *, aliases: Mapping[str, str], is_blind: bool = False
     ) -> None:
         self.is_blind = is_blind
+        self._rules = rules
         self._aliases = aliases
-        self._keeps_gpus = keeps_gpus
+        # every detail of them is needed for these labels alone
+        self._keeps_gpus = labelsets.LabelSet.NVIDIA in rules.policy.labels
         self._events: dict[str, dict[str, codec.CloudEvent]] = {}
         self._reports: dict[str, dict[str, desired.Report]] = {}
         self._nodes: dict[str, facts.Node] = {}
         self._told: dict[str, desired.Decision] = {}
-        self._waiting: dict[str, str] = {}
+        self._waiting: dict[str, tuple[str, str]] = {}
+        """For what cause each was looked at, and what it waits for."""
+        self._held: dict[str, tuple[str, str]] = {}
+        """The same of those that wait for all others, and need not be tried again till then."""
+        self._denied: dict[str, str] = {}
         self._guard = guard.Guard()
         self.heard = 0
         """How many inventories were taken; the same number, the same `reported`."""
@@ -55,6 +62,9 @@ class Fleet:
         events = self._events.setdefault(inventory.node, {})
         known = events.get(inventory.plugin)
         if known is not None and not known.precedes(event):
+            return False
+        node = self._nodes.get(inventory.node)
+        if node is not None and _is_of_another(event, node):
             return False
         self.heard += 1
         events[inventory.plugin] = _place(event)
@@ -80,7 +90,12 @@ class Fleet:
         if known is not None and _is_older(node, known):
             # the watch has not come to what we read back
             return False
+        if known is not None and known.uid != node.uid:
+            # deleted and made again, and nobody told us
+            self.drop(node.name)
+            known = None
         self._nodes[node.name] = node
+        self._forget_others(node)
         if known is not None and _alike(known, node):
             return False
         self._look(node.name)
@@ -94,15 +109,18 @@ class Fleet:
     def replace(self, nodes: Iterable[facts.Node]) -> list[str]:
         """Take all nodes there are; return the names of those that changed or went."""
         there = {node.name: node for node in nodes}
-        gone = [name for name in self.names() if name not in there]
+        gone = [name for name in self._nodes if name not in there]
         for name in gone:
             self.drop(name)
         return [name for name, node in there.items() if self.put(node)]
 
     def drop(self, name: str) -> None:
-        """Take that a node is gone; it comes again as another one."""
-        for kept in (self._nodes, self._told, self._waiting):
+        """Take that a node is gone, with its GPUs: what comes again by that name is another."""
+        for kept in (self._nodes, self._told, self._waiting, self._held, self._denied):
             kept.pop(name, None)
+        self._events.pop(name, None)
+        self._reports.pop(name, None)
+        self.heard += 1
         self._guard.update(name, None)
 
     def report(self, name: str) -> desired.Report:
@@ -136,16 +154,26 @@ class Fleet:
         """Return the key of another scheme that makes ours needless, if there is one."""
         return self._guard.covering()
 
-    def settle(self, node: str, decision: desired.Decision, *, cause: str) -> bool:
+    def settle(
+        self, node: str, decision: desired.Decision, *, cause: str, may_pass: bool = False
+    ) -> bool:
         """Note a decision that was carried out; True if it is news.
 
         A write is always news; a suggestion or refusal once, until something else is true of the
-        node. A node that waits is tried again, for the same `cause`.
+        node. A node that waits is tried again, for the same `cause`; so is, less often, one of
+        which the refusal `may_pass`, such as a right that is missing.
         """
-        if decision.action is desired.Action.WAIT:
-            self._waiting[node] = cause
-            return False
         self._waiting.pop(node, None)
+        self._denied.pop(node, None)
+        self._held.pop(node, None)
+        if decision.action is desired.Action.WAIT:
+            self._waiting[node] = (cause, decision.reason)
+            return False
+        if decision.action is desired.Action.HOLD:
+            self._held[node] = (cause, decision.reason)
+            return False
+        if may_pass:
+            self._denied[node] = cause
         told = self._told.get(node)
         is_write = decision.action in {desired.Action.APPLY, desired.Action.WITHDRAW}
         if (
@@ -157,13 +185,25 @@ class Fleet:
             # what we wrote is there
             return False
         self._told[node] = _shared_decision(
-            decision.action, tuple(decision.labels.items()), decision.reason, decision.source
+            decision.action,
+            tuple(decision.labels.items()),
+            decision.reason,
+            decision.source,
+            decision.drop,
         )
         return is_write or told != decision
 
     def waiting(self) -> dict[str, str]:
         """Return the nodes that are to be tried again, and for what cause."""
-        return dict(self._waiting)
+        return {node: cause for node, (cause, _) in self._waiting.items()}
+
+    def held(self) -> dict[str, str]:
+        """Return the nodes that wait until all can be labelled, and for what cause."""
+        return {node: cause for node, (cause, _) in self._held.items()}
+
+    def denied(self) -> dict[str, str]:
+        """Return the nodes that the API refused to have labelled, and for what cause."""
+        return dict(self._denied)
 
     def names(self) -> list[str]:
         """Return every node that is known, from the cluster or from reports."""
@@ -171,39 +211,63 @@ class Fleet:
 
     def reported(self) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
         """Return the GPUs by node, and which are simulated, for the commands."""
-        kinds = {name: self.report(name).kinds for name, found in self._reports.items() if found}
+        kinds = {
+            name: self.report(name).kinds
+            for name, found in self._reports.items()
+            if found and (self.is_blind or name in self._nodes)
+        }
         kinds = {name: found for name, found in kinds.items() if found}
         return kinds, frozenset(name for name in kinds if self.report(name).is_simulated)
 
     def view(self) -> dict[str, View]:
         """Return every node of which something is known as it stands."""
         views = {}
-        for node in sorted(self._reports.keys() | self._told.keys()):
+        waiting = {**self._waiting, **self._held}
+        for node in sorted(self._reports.keys() | self._told.keys() | waiting.keys()):
             told = self._told.get(node)
+            waits_for = waiting.get(node, ("", ""))[1]
             views[node] = View(
                 gpus=sum(self.report(node).kinds.values()),
                 action=told.action if told else None,
                 labels=told.labels if told else {},
-                reason=told.reason if told else "",
-                is_waiting=node in self._waiting,
+                reason=waits_for or (told.reason if told else ""),
+                is_waiting=node in waiting,
             )
         return views
 
     def _look(self, name: str) -> None:
-        self._guard.update(name, self.standing(name))
+        one = self.standing(name)
+        may_label = one is not None and desired.may_label(one, self._rules, self.report(name))
+        self._guard.update(name, one, may_label=may_label)
+
+    def _forget_others(self, node: facts.Node) -> None:
+        """Let go what was reported of a former node of this name."""
+        events = self._events.get(node.name, {})
+        for plugin in [name for name, event in events.items() if _is_of_another(event, node)]:
+            del events[plugin]
+            self._reports.get(node.name, {}).pop(plugin, None)
 
 
 def _place(event: codec.CloudEvent) -> codec.CloudEvent:
     """Return what orders an event among others, without what ten thousand would keep in vain."""
-    return msgspec.structs.replace(event, id="", type="", boot="", time=_LONG_AGO, data=_NOTHING)
+    return msgspec.structs.replace(event, id="", type="", boot="", data=_NOTHING)
+
+
+def _is_of_another(event: codec.CloudEvent, node: facts.Node) -> bool:
+    """Tell whether an inventory is of a former node of this name; clocks may differ a little."""
+    return node.created is not None and event.time < node.created - _SKEW
 
 
 @functools.lru_cache(maxsize=_SHARED_MAX)
 def _shared_decision(
-    action: desired.Action, labels: tuple[tuple[str, str], ...], reason: str, source: str
+    action: desired.Action,
+    labels: tuple[tuple[str, str], ...],
+    reason: str,
+    source: str,
+    drop: frozenset[str],
 ) -> desired.Decision:
     """Return the same decision for all nodes of which it is taken."""
-    return desired.Decision(action, dict(labels), reason, source)
+    return desired.Decision(action, dict(labels), reason, source, drop)
 
 
 @functools.lru_cache(maxsize=_SHARED_MAX)
@@ -228,6 +292,7 @@ def _alike(one: facts.Node, other: facts.Node) -> bool:
         and one.labels == other.labels
         and one.ours == other.ours
         and one.owners == other.owners
+        and one.told_of == other.told_of
         and one.is_selected == other.is_selected
         and one.accelerators == other.accelerators
     )

@@ -1,7 +1,7 @@
 """Pure. Which labels a node gets besides SkyPilot's: ours, NVIDIA's, and NFD's file of features."""
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from muster import vocabulary
@@ -43,6 +43,26 @@ def labels(
     if LabelSet.NVIDIA in sets and gpus is not None:
         found.update(gfd.labels(gpus))
     return found
+
+
+def stale(
+    ours: Iterable[str],
+    wanted: Mapping[str, str],
+    sets: Collection[LabelSet],
+    *,
+    gpus: vocabulary.GpuNode | None,
+) -> frozenset[str]:
+    """Return which labels of ours nothing speaks for any more.
+
+    SkyPilot's stays where it is not for us to write: a person's command wrote it. So do NVIDIA's
+    where they are, and nobody reported the GPUs.
+    """
+    unsaid = f"{gfd.DOMAIN}/" if LabelSet.NVIDIA in sets and gpus is None else None
+    return frozenset(
+        key
+        for key in ours
+        if key not in wanted and key != schemes.SKYPILOT and not (unsaid and key.startswith(unsaid))
+    )
 
 
 def feature_file(wanted: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ said `--overwrite`. What was written is read back; a difference is a failure.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
@@ -25,11 +25,15 @@ _DECODER: Final = msgspec.json.Decoder(facts.RawNode)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What was not done, and why; `is_passing` if it may be another time, `is_gone` if never."""
+    """What was not done, and why.
+
+    `is_passing` if it may be in a moment, `is_gone` if never; `is_conflict` if it is another's.
+    """
 
     text: str
     is_passing: bool = False
     is_gone: bool = False
+    is_conflict: bool = False
 
 
 class Nodes:
@@ -53,21 +57,26 @@ class Nodes:
         labels: Mapping[str, str],
         *,
         provenance: str,
+        drop: Collection[str] = (),
         force: bool = False,
     ) -> facts.Node | Failure:
         """Write labels and their provenance, keep what else is ours; return what was read back.
 
+        But for the labels of ours to `drop`.
+
         The node's uid goes along: a node that was deleted meanwhile is a conflict, where without it
         server-side apply would create one (apiserver endpoints/handlers/patch.go).
         """
-        wanted = {**node.ours, **labels}
+        kept = {key: value for key, value in node.ours.items() if key not in drop}
+        wanted = {**kept, **labels}
         metadata = {
             "name": node.name,
             "uid": node.uid,
             "labels": wanted,
             "annotations": {facts.PROVENANCE: provenance},
         }
-        return await self._apply(node, metadata, labels, force=force)
+        expected: dict[str, str | None] = {**dict.fromkeys(drop), **labels}
+        return await self._apply(node, metadata, expected, force=force)
 
     async def unlabel(self, node: facts.Node) -> facts.Node | Failure:
         """Remove everything of ours from a node: what an apply leaves out, goes; read it back."""
@@ -99,7 +108,12 @@ class Nodes:
         if isinstance(now, Failure):
             return now
         there = {**now.labels, **now.ours}
-        wrong = [key for key in sorted(expected) if there.get(key) != expected[key]]
+        # what another owns as well stays, and is not ours any more
+        wrong = [
+            key
+            for key, value in sorted(expected.items())
+            if (key in now.ours if value is None else there.get(key) != value)
+        ]
         if not wrong:
             return now
         read = ", ".join(f"{key}={there.get(key)!r}" for key in wrong)
@@ -156,4 +170,5 @@ def _failure(verb: str, name: str, answer: kube.Answer) -> Failure:
         f"{verb} node {name}: {said}",
         is_passing=answer.is_passing,
         is_gone=answer.status == HTTPStatus.NOT_FOUND,
+        is_conflict=answer.status == HTTPStatus.CONFLICT,
     )

@@ -182,6 +182,12 @@ KEYS: Final = (
 """Every label that is worth keeping of a node."""
 
 OWNED: Final = frozenset(
-    {SKYPILOT, MUSTER, "muster.dev/accelerator-count", "muster.dev/accelerator-memory-mib"}
+    {
+        SKYPILOT,
+        MUSTER,
+        GFD_PRODUCT,
+        "muster.dev/accelerator-count",
+        "muster.dev/accelerator-memory-mib",
+    }
 )
 """Labels whose owners matter: those that we may write."""

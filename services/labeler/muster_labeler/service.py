@@ -6,8 +6,9 @@ worker, so that it is decided in order.
 """
 
 import asyncio
+import itertools
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,16 @@ import prometheus_client
 
 import muster
 from muster import codec, logs, vocabulary
-from muster_labeler import condition, config, desired, facts, fleet, labelsets, states
+from muster_labeler import (
+    budget,
+    config,
+    desired,
+    facts,
+    fleet,
+    judging,
+    states,
+    telling,
+)
 
 if TYPE_CHECKING:
     # they load the Kubernetes client, which not everybody has use for
@@ -25,6 +35,10 @@ if TYPE_CHECKING:
     from muster_labeler import lease, nodes, notes
 
 _WORKERS: Final = 8
+_DENIED_ROUNDS: Final = 6
+_WRITES_MAX: Final = 10
+_WITHIN_S: Final = 60.0
+_FOUGHT: Final = f"written {_WRITES_MAX} times within a minute: somebody else changes it, too"
 _INVENTORY_S: Final = 2.0
 
 _DECISIONS = prometheus_client.Counter(
@@ -51,7 +65,7 @@ class Ears:
 
     newest: Callable[[], AsyncIterator[codec.CloudEvent]]
     follow: Sequence[Callable[[], AsyncIterator[codec.CloudEvent]]]
-    publish: Callable[[vocabulary.Event, str], Awaitable[None]]
+    publish: telling.Publish
 
 
 class Service:
@@ -62,21 +76,21 @@ class Service:
         self._settings = settings
         self._ears = ears
         self._cluster = cluster
-        policy = settings.policy
         self._rules = desired.Rules(
-            mode=settings.mode, policy=policy, may_label_simulated=settings.simulated
+            mode=settings.mode,
+            policy=settings.policy,
+            may_label_simulated=settings.simulated,
         )
-        self._fleet = fleet.Fleet(
-            aliases=settings.aliases,
-            keeps_gpus=labelsets.LabelSet.NVIDIA in policy.labels,
-            is_blind=True,
-        )
+        self._fleet = fleet.Fleet(self._rules, aliases=settings.aliases, is_blind=True)
+        self._restraint = budget.Restraint(_WRITES_MAX, _WITHIN_S)
+        self._clock = asyncio.get_running_loop().time
         self._queues: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(_WORKERS)]
         self._causes: dict[str, str] = {}
-        self._held: str | None = None
-        self._verdicts: dict[str, dict[str, vocabulary.VerdictChanged]] = {}
-        self._judged: dict[str, condition.Condition] = {}
-        self._unjudged: set[str] = set()
+        self._is_held = False
+        self._covering: str | None = None
+        notes = cluster.notes if cluster else None
+        self._telling = telling.Telling(ears.publish, notes)
+        self._judging = judging.Judging(notes)
         sink = facts.Sink(self._replaced, self._put, self._dropped)
         self._reflector = cluster.reflector(sink) if cluster else None
         self._lease = cluster.lease(self._lead_changed) if cluster and cluster.lease else None
@@ -107,6 +121,7 @@ class Service:
                 tasks.create_task(self._work(queue))
             for follow in self._ears.follow:
                 tasks.create_task(self._listen(follow))
+            tasks.create_task(self._telling.run())
             tasks.create_task(self._try_again())
             if self._cluster is not None:
                 tasks.create_task(self._list_gpus())
@@ -131,10 +146,7 @@ class Service:
                 if self._fleet.take(event):
                     self._look(event.node, event.id)
             case vocabulary.VerdictChanged() as verdict:
-                known = self._verdicts.setdefault(verdict.node, {})
-                newest = known.get(verdict.plugin)
-                if newest is None or newest.leader <= verdict.leader:
-                    known[verdict.plugin] = verdict
+                if self._judging.hear(verdict):
                     self._look(verdict.node, event.id)
             case _:
                 pass
@@ -144,11 +156,21 @@ class Service:
         if node not in self._causes:
             self._queues[zlib.crc32(node.encode()) % _WORKERS].put_nowait(node)
         self._causes[node] = cause
-        held = self._fleet.objection()
-        if held != self._held:
-            self._held = held
-            for name, waits_for in self._fleet.waiting().items():
-                self._look(name, waits_for)
+        self._look_at_others()
+
+    def _look_at_others(self) -> None:
+        """Have those looked at of which something else is true now that a node changed."""
+        held, covering = self._fleet.objection(), self._fleet.covering()
+        if (held is not None) != self._is_held:
+            self._is_held = held is not None
+            if self._settings.mode is config.Mode.APPLY:
+                logs.logger().info("held" if held else "held_no_more", reason=held or "")
+            for name, cause in self._fleet.held().items():
+                self._look(name, cause)
+        if covering != self._covering:
+            self._covering = covering
+            for name in self._fleet.names():
+                self._look(name, f"covering:{name}:{covering}")
 
     def _replaced(self, found: list[facts.Node]) -> None:
         self._fleet.is_blind = False
@@ -163,24 +185,26 @@ class Service:
 
     def _dropped(self, name: str) -> None:
         self._fleet.drop(name)
-        self._judged.pop(name, None)
-        self._unjudged.discard(name)
+        self._judging.drop(name)
+        self._look_at_others()
 
     def _lead_changed(self) -> None:
         if not self._may_write():
-            # what another replica writes from now on we do not know
-            self._judged.clear()
+            self._judging.forget()
         for name in self._fleet.names():
             self._look(name, f"lead:{name}")
 
     async def _try_again(self) -> None:
-        while True:
+        for round_ in itertools.count(1):
             await asyncio.sleep(self._settings.retry_s)
+            self._restraint.forget(self._clock())
             waiting = self._fleet.waiting()
-            _WAITING.set(len(waiting))
+            _WAITING.set(len(waiting) + len(self._fleet.held()))
+            if round_ % _DENIED_ROUNDS == 0:
+                waiting |= self._fleet.denied()
             for node, cause in waiting.items():
                 self._look(node, cause)
-            for node in self._unjudged:
+            for node in self._judging.unwritten():
                 self._look(node, f"condition:{node}")
 
     async def _work(self, queue: asyncio.Queue[str]) -> None:
@@ -188,15 +212,16 @@ class Service:
             node = await queue.get()
             cause = self._causes.pop(node, node)
             await self._settle(node, cause)
-            if self._settings.condition:
-                await self._judge(node)
+            one = self._fleet.standing(node)
+            if self._settings.condition and one is not None and self._may_write():
+                await self._judging.judge(one.node)
 
     async def _settle(self, node: str, cause: str) -> None:
-        """Decide about a node, do it, and tell it if it is news."""
+        """Decide about a node, do it, and have it told if it is news."""
         if not self._may_tell():
             return
-        decision = await self._carry_out(node)
-        is_news = self._fleet.settle(node, decision, cause=cause)
+        decision, may_pass = await self._carry_out(node)
+        is_news = self._fleet.settle(node, decision, cause=cause, may_pass=may_pass)
         _DECISIONS.labels(decision.action).inc()
         if not is_news or decision.source == "":
             return
@@ -207,19 +232,17 @@ class Service:
             labels=dict(decision.labels),
             reason=decision.reason,
         )
-        event = desired.event_of(decision, node=node, at=datetime.now(UTC))
-        if event is None:
-            return
-        await self._ears.publish(event, f"{cause}:{event.TYPE}")
+        self._telling.tell(decision, node=node, cause=cause)
         one = self._fleet.standing(node)
         is_written_down = self._settings.kubernetes.events and self._may_write()
-        if self._cluster is not None and one is not None and one.node.uid and is_written_down:
-            await self._cluster.notes.tell(one.node, decision)
+        if one is not None and one.node.uid and is_written_down:
+            self._telling.note(one.node, decision)
 
-    async def _carry_out(self, name: str) -> desired.Decision:
+    async def _carry_out(self, name: str) -> tuple[desired.Decision, bool]:
+        """Return what became of a node, and whether a refusal may pass."""
         one = self._fleet.standing(name)
         if one is None:
-            return desired.Decision(desired.Action.NOTHING, {}, "no such node")
+            return desired.Decision(desired.Action.NOTHING, {}, "no such node"), False
         decision = desired.decide(
             one,
             self._rules,
@@ -228,12 +251,17 @@ class Service:
             objection=None if self._settings.policy.partial else self._fleet.objection(),
         )
         if decision.action not in {desired.Action.APPLY, desired.Action.WITHDRAW}:
-            return decision
+            return decision, False
         if self._fleet.is_blind or not self._may_write():
-            return _waits(decision, "the Kubernetes API is away")
+            return _waits(decision, "the Kubernetes API is away"), False
+        if not self._restraint.may(name, self._clock()):
+            return _waits(decision, _FOUGHT), False
+        self._restraint.wrote(name, self._clock())
         return await self._written(one, decision)
 
-    async def _written(self, one: states.Standing, decision: desired.Decision) -> desired.Decision:
+    async def _written(
+        self, one: states.Standing, decision: desired.Decision
+    ) -> tuple[desired.Decision, bool]:
         """Write what was decided; return what became of it."""
         assert self._cluster is not None, "only what could be read is written"
         door = self._cluster.door
@@ -241,35 +269,25 @@ class Service:
             done = await door.unlabel(one.node)
         else:
             provenance = _provenance(one, decision)
-            done = await door.label(one.node, decision.labels, provenance=provenance)
+            done = await door.label(
+                one.node, decision.labels, provenance=provenance, drop=decision.drop
+            )
         if isinstance(done, facts.Node):
             self._fleet.written(one.node, done)
-            return decision
+            return decision, False
         if done.is_gone:
-            return desired.Decision(desired.Action.NOTHING, {}, "the node is gone")
+            return desired.Decision(desired.Action.NOTHING, {}, "the node is gone"), False
         if done.is_passing:
-            return _waits(decision, done.text)
-        return desired.Decision(desired.Action.REFUSE, decision.labels, done.text, decision.source)
-
-    async def _judge(self, name: str) -> None:
-        """Write the condition of a node, if it is another than we last wrote."""
-        verdicts = self._verdicts.get(name)
-        one = self._fleet.standing(name)
-        if not verdicts or one is None or self._cluster is None or not self._may_write():
-            return
-        wanted = condition.of({plugin: found.verdict for plugin, found in verdicts.items()})
-        if self._judged.get(name) == wanted:
-            return
-        if await self._cluster.notes.judge(one.node, wanted):
-            self._judged[name] = wanted
-            self._unjudged.discard(name)
-        else:
-            self._unjudged.add(name)
+            return _waits(decision, done.text), False
+        refusal = desired.Decision(
+            desired.Action.REFUSE, decision.labels, done.text, decision.source
+        )
+        return refusal, not done.is_conflict
 
     async def _list_gpus(self) -> None:
         """Write down, now and then, what agents report: the commands read it."""
         assert self._cluster is not None, "there is a cluster to write it down in"
-        written = 0
+        written = -1
         while True:
             heard = self._fleet.heard
             is_due = heard != written and self._may_write()

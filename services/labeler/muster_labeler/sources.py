@@ -4,6 +4,7 @@ Sources that disagree make a finding, never a label: one of them is wrong, and n
 """
 
 import enum
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -84,6 +85,7 @@ NO_GPU: Final = "no GPU"
 NOTHING_MORE: Final = Views({}, {}, {})
 
 _PRODUCTS_SHOWN_MAX: Final = 5
+_COUNTS: Final = re.compile(r"(?:^|(?<=, ))\d+ x ")
 _FOREIGN: Final = frozenset({"skypilot", "muster"})
 """Schemes that people and we write: what they say is judged, and judges nothing."""
 
@@ -114,24 +116,39 @@ def shown(products: Kinds) -> str:
     return ", ".join(told[:_PRODUCTS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
+def kinds_in(text: str) -> str:
+    """Return what was `shown` but for how many there are of each."""
+    return _COUNTS.sub("", text)
+
+
 def _claims(node: facts.Node, readings: Iterable[schemes.Reading], views: Views) -> Iterable[Claim]:
     if node.name in views.agents:
         yield _claim(Source.AGENT, views.agents[node.name], views.aliases)
     if node.name in views.slices:
         yield _claim(Source.DRA, views.slices[node.name], views.aliases)
-    labels = [r for r in readings if r.fault is None and r.scheme.id not in _FOREIGN]
+    labels = [
+        reading
+        for reading in readings
+        # what we wrote ourselves is no second opinion
+        if reading.fault is None
+        and reading.scheme.id not in _FOREIGN
+        and not node.is_ours_alone(reading.scheme.key)
+    ]
     for reading in sorted(labels, key=lambda reading: reading.scheme.id != "gfd"):
         is_gfd = reading.scheme.id == "gfd"
         memory = _memory(node, reading)
         name = reading.name
         if is_gfd and name.reason is Reason.FALLBACK:
             name = accelerators.name(reading.value, memory, aliases=views.aliases)
+        if node.has_partitions:
+            # labels name the card
+            name = Name(None, Reason.MIG)
         source = Source.GFD if is_gfd else Source.CLOUD
         text = f"{reading.scheme.key}={reading.value}"
         yield Claim(source, text, name, memory, reading.value if is_gfd else "")
     instance_type = node.labels.get(instance_types.KEY, "")
     hint = instance_types.hint(instance_type)
-    if hint is not None and node.has_accelerators:
+    if hint is not None and node.has_accelerators and not node.has_partitions:
         reason = Reason.EXACT if views.may_use_instance_type else Reason.FALLBACK
         yield Claim(
             Source.INSTANCE_TYPE, f"{instance_types.KEY}={instance_type}", Name(hint, reason)

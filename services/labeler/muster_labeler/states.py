@@ -79,6 +79,20 @@ class Standing:
         return ", ".join(self.others) or "nobody that is known"
 
     @property
+    def is_outdated(self) -> bool:
+        """Tell whether the label is ours, and was written of other GPUs than are there now."""
+        of, (source, product) = self.known.of, self.node.told_of
+        if of is None or not self.node.is_ours_alone(schemes.SKYPILOT):
+            return False
+        if self.known.name.reason in {Reason.NO_NAME, Reason.NOT_A_NAME}:
+            # trouble with a driver, not other GPUs
+            return False
+        if self.known.name.reason in _NEVER:
+            return True
+        is_other = source == of.source and sources.kinds_in(product) != sources.kinds_in(of.text)
+        return is_other and self.current != self.wanted
+
+    @property
     def is_ours(self) -> bool:
         """Tell whether we own the label."""
         return MANAGER in self.node.owners.get(schemes.SKYPILOT, ())
