@@ -1,0 +1,20 @@
+"""What health waits for elsewhere is as long there as it believes."""
+
+from pathlib import Path
+
+import yaml
+
+from muster_health import config
+
+_PLUGIN = Path(__file__).resolve().parents[2] / "k8s" / "base" / "plugin.yaml"
+
+
+def test_a_plugin_that_stands_still_is_not_ready_before_health_believes_that_it_is() -> None:
+    (daemonset,) = (
+        one for one in yaml.safe_load_all(_PLUGIN.read_text()) if one["kind"] == "DaemonSet"
+    )
+    (container,) = daemonset["spec"]["template"]["spec"]["containers"]
+    probe = container["readinessProbe"]
+    seconds = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
+
+    assert seconds < config.Detection().ready_s
