@@ -182,6 +182,8 @@ async def serve(settings: config.Settings) -> None:
         raise entry.CannotStart("keys: this is no pod of a cluster; say keys.file or keys.api")
     keeper = doorkeeper.Doorkeeper(settings, read_signing(settings.signing))
     keeper.ring = cluster.kept(settings.keys, issuer=settings.tokens.issuer)
+    if keeper.ring is not None:
+        metrics.HEARD.set(keeper.ring.heard_at)
     gate = Gate(settings, keeper, api)
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(
