@@ -36,6 +36,10 @@ _EXPECTED: Final = re.compile(
     r"Expected `(?P<kinds>[^`]+)`(, got `[^`]+`)?"
     r"( (?P<length>of length )?(?P<bound>[<>]=?) (?P<limit>\S+))?"
 )
+_SECRET: Final = re.compile(
+    r"token|secret|password|credential|bearer|_key\b|_key_from", re.IGNORECASE
+)
+_OF_URL: Final = re.compile(r"(://)[^/?#]*(?=@)|(?<=\?).+")
 _AT: Final = re.compile(r" - at `(?:key in )?\$(?P<at>.*)`$", re.DOTALL)
 _STEP: Final = re.compile(r"\[(\d+)\]|\.([^.\[\]]+)")
 _KEY: Final = re.compile(r"[A-Za-z_]\w*(?=[:.\[])")
@@ -121,7 +125,8 @@ def _section(
             hint = quoting.near(quoting.key(name), fields)
             unread.update(field.name for known, field in fields.items() if f" {known}?" in hint)
             hint = hint or f"known keys: {', '.join(fields)}"
-            text = f"unknown key (value {quoting.said(value)}); {hint}"
+            shown = _shown(value, _below(path, quoting.key(name)))
+            text = f"unknown key (value {quoting.said(shown)}); {hint}"
             problems.append(Problem(_below(path, quoting.key(name)), text))
             continue
         field, so_far = fields[name], len(problems)
@@ -198,7 +203,7 @@ def _value(kind: Any, value: Any, path: str, problems: list[Problem]) -> Any:
             if isinstance(item, Mapping):
                 found.append(_section(shape, item, f"{path}[{index}]", problems))
             else:
-                text = f"expected a mapping of keys, found {quoting.said(item)}"
+                text = f"expected a mapping of keys, found {quoting.said(_shown(item, path))}"
                 problems.append(Problem(f"{path}[{index}]", text))
                 found.append(None)
         return tuple(found)
@@ -244,7 +249,16 @@ def _wrong(kind: Any, value: Any, path: str, error: str) -> Problem:
         except (LookupError, TypeError):
             break
         path = f"{path}[{index}]" if index else _below(path, name)
-    return Problem(path, _complaint(kind, value, error))
+    return Problem(path, _complaint(kind, _shown(value, path), error))
+
+
+def _shown(value: Any, path: str) -> Any:
+    """Return a value as it may be told: people write secrets where only their place belongs."""
+    if isinstance(value, str) and _SECRET.search(path.rpartition(".")[2]):
+        return "(not shown)"
+    if isinstance(value, str) and "://" in value:
+        return _OF_URL.sub(r"\1(not shown)", value)
+    return value
 
 
 def _complaint(kind: Any, value: Any, error: str) -> str:

@@ -6,11 +6,21 @@ so that people can see what was silenced.
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
-from muster import matchers
+from muster import matchers, quoting, vocabulary
+
+LABELS: Final = ("alertname", "device", "kind", "node", "plugin", "resource", "severity")
+"""Those that alerts have."""
+
+_KINDS: Final = tuple(map(str, vocabulary.AlertKind))
+_VALUES: Final = {
+    "alertname": _KINDS,
+    "kind": _KINDS,
+    "severity": tuple(map(str, vocabulary.Severity)),
+}
 
 
 class MalformedSilence(ValueError):
@@ -47,6 +57,19 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
         """Return it ended at this time, if it has not ended before."""
         ends_at = min(self.ends_at, max(at, self.starts_at))
         return msgspec.structs.replace(self, ends_at=ends_at)
+
+
+def doubt(matcher: matchers.Matcher) -> str:
+    """Return why a matcher can mean nothing: a label or a value that no alert has; else nothing."""
+    if matcher.name not in LABELS:
+        hint = quoting.near(matcher.name, LABELS) or f"there are: {', '.join(LABELS)}"
+        return f"no alert has a label {matcher.name}; {hint}"
+    values = _VALUES.get(matcher.name, ())
+    is_one = matcher.operator in {matchers.Operator.EQUAL, matchers.Operator.NOT_EQUAL}
+    if not is_one or not values or matcher.value in {"", *values}:
+        return ""
+    hint = quoting.near(matcher.value, values) or f"there are: {', '.join(values)}"
+    return f"no {matcher.name} is called {matcher.value}; {hint}"
 
 
 def encode(silence: Silence) -> bytes:

@@ -96,6 +96,33 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
             "receivers[0].webhook.url: it holds a password: give it as url_from",
         ),
         (
+            "routes: [{matchers: ['sevirity=critical']}]",
+            'routes[0]: sevirity="critical": no alert has a label sevirity; did you mean severity?',
+        ),
+        (
+            "routes: [{matchers: ['kind=nodedown']}]",
+            'routes[0]: kind="nodedown": no kind is called nodedown; did you mean node_down?',
+        ),
+        (
+            (
+                "inhibit_rules: [{source_matchers: [kind=stuck], target_matchers: [kind=stuck],"
+                " equal: [nod]}]"
+            ),
+            "inhibit_rules[0].equal: no alert has a label nod; there are: ",
+        ),
+        (
+            "receivers: [{name: a, slack: {token: xoxb-SECRET, channel: x}}]",
+            "receivers[0].slack.token: unknown key (value '(not shown)'); did you mean token_from?",
+        ),
+        (
+            "receivers: [{name: a, slack: {token_from: xoxb-SECRET, channel: x}}]",
+            "receivers[0].slack.token_from: expected a mapping of keys, found '(not shown)'",
+        ),
+        (
+            "receivers: [{name: a, webhook: {url: 'ftp://u:PASS@h/x?token=T'}}]",
+            "receivers[0].webhook.url: 'ftp://(not shown)@h/x?(not shown)' is not of the form",
+        ),
+        (
             "time_intervals: [{name: n, time_intervals: [{weekdays: [funday]}]}]",
             "time_intervals[0].time_intervals[0].weekdays: 'funday' is none of these",
         ),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from muster import settings
-from muster_notifier import addresses, config, configuration, files, tree
+from muster_notifier import addresses, config, configuration, files, intervals, tree
 
 FILE = """
 global:
@@ -206,13 +206,63 @@ def test_what_is_not_taken_is_named(tmp_path: Path) -> None:
         "receivers.2.sns_configs: not taken",
         "receivers.4.slack_configs.0.channel: not taken: an incoming webhook has its own",
         "route.group_by: no alert of muster has a label cluster",
-        "route.routes.1.matchers: no alert of muster has a label team",
-        "inhibit_rules.0.equal: no alert of muster has a label cluster, so it is always equal",
+        'route.routes.1.matchers: team="ml": no alert has a label team: not taken',
+        "inhibit_rules.0.equal: no alert of muster has cluster: left out",
         "templates: not taken: templates of ours are in docs/notifier.md",
         "tracing: not taken",
         "global.resolve_timeout: not needed: health says itself when an alert is over",
         "global.smtp_hello: not taken",
     ]
+
+
+def test_rules_and_routes_that_would_mean_something_else_here_are_left_out(
+    tmp_path: Path,
+) -> None:
+    critical, warning = "[severity=critical]", "[severity=warning]"
+    rules = [
+        f"{{source_matchers: {critical}, target_matchers: {warning}, equal: [cluster, instance]}}",
+        f"{{source_matchers: [alertname=Watchdog], target_matchers: {warning}}}",
+        f"{{source_matchers: {critical}, target_matchers: {warning}, equal: [node, cluster]}}",
+    ]
+    text = FILE.replace("group_by: [alertname, cluster]", "group_by: [alertname]").replace(
+        "matchers: ['severity=\"critical\"'", "matchers: ['env!=\"dev\"', 'severity=\"critical\"'"
+    )
+    head, _, tail = text.partition("inhibit_rules:")
+    text = head + f"inhibit_rules: [{', '.join(rules)}]\ntime_intervals:"
+    text += tail.partition("time_intervals:")[2]
+    found, left_out = load(text, tmp_path)
+    assert [(rule.source_matchers, rule.equal) for rule in found.inhibit_rules] == [
+        (("severity=critical",), ("node",))
+    ]
+    assert sorted(line for line in left_out if line.startswith(("inhibit", "route"))) == [
+        (
+            "inhibit_rules.0: not taken: no alert of muster has cluster, instance, so it would hold"
+            " between all"
+        ),
+        (
+            'inhibit_rules.1.source_matchers: alertname="Watchdog": no alertname is called'
+            " Watchdog: not taken"
+        ),
+        "inhibit_rules.1: not taken: no alert of muster meets it, or every one does",
+        "inhibit_rules.2.equal: no alert of muster has cluster: left out",
+        (
+            'route.routes.0.matchers: env!="dev": no alert has a label env: left out, as it always'
+            " holds"
+        ),
+    ]
+    assert found.routes[0].matchers == ('severity="critical"', 'node=~"gpu-.*"')
+
+
+def test_times_and_ranges_may_stand_without_quotes(tmp_path: Path) -> None:
+    text = FILE.replace("'09:00'", "08:00").replace("'17:00'", "18:00")
+    text = text.replace("years: [2026]", "months: [1:12]")
+    (times,) = load(text, tmp_path)[0].time_intervals[0].time_intervals
+    assert times.interval() == intervals.interval(
+        times=[("08:00", "18:00")],
+        weekdays=["monday:friday"],
+        months=["1:12"],
+        location="Europe/Berlin",
+    )
 
 
 @pytest.mark.parametrize(

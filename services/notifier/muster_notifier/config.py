@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import matchers, sections
+from muster import sections
 from muster_notifier import addresses, intervals, labels
 
 RECEIVERS_MAX: Final = 64
@@ -40,7 +40,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse matchers and labels that are none."""
-        matchers.parse_all(self.matchers)
+        labels.refuse_doubtful(self.matchers)
         labels.refuse_unknown(self.group_by or ())
 
 
@@ -53,15 +53,19 @@ class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
     equal: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse matchers that are none."""
-        matchers.parse_all((*self.source_matchers, *self.target_matchers))
+        """Refuse matchers and labels that are none: unknown ones would be equal everywhere."""
+        labels.refuse_doubtful((*self.source_matchers, *self.target_matchers))
+        labels.refuse_unknown(self.equal, where="equal")
 
 
 class TimeRange(msgspec.Struct, frozen=True, kw_only=True):
-    """From a time of day until another, `09:00` to `17:00`."""
+    """From a time of day until another, `09:00` to `17:00`.
 
-    start_time: str
-    end_time: str
+    YAML takes 18:00 without quotes for a number, of minutes: the same is meant.
+    """
+
+    start_time: str | int
+    end_time: str | int
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +85,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     def interval(self) -> intervals.Interval:
         """Return what it means."""
         return intervals.interval(
-            times=[(one.start_time, one.end_time) for one in self.times],
+            times=[(_clock(one.start_time), _clock(one.end_time)) for one in self.times],
             weekdays=self.weekdays,
             days_of_month=self.days_of_month,
             months=self.months,
@@ -190,6 +194,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             _refuse_unknown("receiver", route.receivers or (), names)
             given = (*(route.mute_times or ()), *(route.active_times or ()))
             _refuse_unknown("time interval", given, times)
+
+
+def _clock(given: str | int) -> str:
+    return given if isinstance(given, str) else f"{given // 60:02}:{given % 60:02}"
 
 
 def _walk(given: tuple[Route, ...]) -> Iterator[Route]:

@@ -8,9 +8,10 @@ where they are: a setting says where in the file one is.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from muster import matchers
+from muster import matchers, silences
 from muster_notifier import foreign, imported_receivers, labels
 
+_MINUTES: Final = 60
 _GLOBAL: Final = {
     *("smtp_smarthost", "smtp_from", "smtp_require_tls", "smtp_auth_username"),
     *("smtp_auth_password", "smtp_auth_password_file", "slack_api_url", "slack_api_url_file"),
@@ -47,17 +48,20 @@ class Importer:
             *self._read.items(top.get("mute_time_intervals"), "mute_time_intervals"),
         ]
         root = self._route(self._read.mapping(top["route"], "route"), "route")
+        if root is None:
+            raise foreign.Unreadable("route: the root has matchers that no alert of muster meets")
+        rules = [
+            self._inhibition(self._read.mapping(item, f"inhibit_rules.{index}"), index)
+            for index, item in enumerate(
+                self._read.items(top.get("inhibit_rules"), "inhibit_rules")
+            )
+        ]
         found: foreign.Tree = {
             "default_receivers": root.pop("receivers", []),
             "group_by": root.pop("group_by", []),
             "routes": root.pop("routes", []),
             "receivers": receivers,
-            "inhibit_rules": [
-                self._inhibition(self._read.mapping(item, f"inhibit_rules.{index}"), index)
-                for index, item in enumerate(
-                    self._read.items(top.get("inhibit_rules"), "inhibit_rules")
-                )
-            ],
+            "inhibit_rules": [one for one in rules if one is not None],
             "time_intervals": [self._time(item, index) for index, item in enumerate(times)],
         }
         for key in ("group_wait_s", "group_interval_s", "repeat_interval_s"):
@@ -68,16 +72,18 @@ class Importer:
         self._read.leave(general, "global", _GLOBAL)
         return found
 
-    def _route(self, given: Mapping[str, object], path: str) -> foreign.Tree:  # noqa: C901  # key by key
+    def _route(self, given: Mapping[str, object], path: str) -> foreign.Tree | None:  # noqa: C901  # key by key
         found: foreign.Tree = {}
         if "receiver" in given:
             name = str(given["receiver"])
             if name not in self._receivers.names:
                 raise foreign.Unreadable(f"{path}.receiver: no receiver is called {name}")
             found["receivers"] = self._receivers.names[name]
-        matchers = self._matchers(given, path, "matchers", "match", "match_re")
-        if matchers:
-            found["matchers"] = matchers
+        asked = self._matchers(given, path, "matchers", "match", "match_re")
+        if asked is None:
+            return None
+        if asked:
+            found["matchers"] = asked
         if "continue" in given:
             found["continue"] = bool(given["continue"])
         if "group_by" in given:
@@ -97,51 +103,60 @@ class Importer:
                 found[ours] = [str(name) for name in self._read.items(given[theirs], path)]
         below = self._read.items(given.get("routes"), f"{path}.routes")
         if below:
-            found["routes"] = [
+            taken = [
                 self._route(
                     self._read.mapping(item, f"{path}.routes.{index}"), f"{path}.routes.{index}"
                 )
                 for index, item in enumerate(below)
             ]
+            found["routes"] = [one for one in taken if one is not None]
         known = {"receiver", "matchers", "match", "match_re", "continue", "group_by", "routes"}
         known |= {"group_wait", "group_interval", "repeat_interval"}
         self._read.leave(given, path, known | {"mute_time_intervals", "active_time_intervals"})
         return found
 
-    def _inhibition(self, given: Mapping[str, object], index: int) -> foreign.Tree:
+    def _inhibition(self, given: Mapping[str, object], index: int) -> foreign.Tree | None:
         path = f"inhibit_rules.{index}"
-        found: foreign.Tree = {
-            "source_matchers": self._matchers(
-                given, path, "source_matchers", "source_match", "source_match_re"
-            ),
-            "target_matchers": self._matchers(
-                given, path, "target_matchers", "target_match", "target_match_re"
-            ),
-            "equal": [str(name) for name in self._read.items(given.get("equal"), f"{path}.equal")],
-        }
-        for name in self._read.items(given.get("equal"), f"{path}.equal"):
-            if name not in labels.NAMES:
-                text = f"no alert of muster has a label {name}, so it is always equal"
-                self._read.differ(f"{path}.equal", text)
-        if "name" in given:
-            found["name"] = str(given["name"])
         known = {"source_matchers", "source_match", "source_match_re", "equal", "name"}
         known |= {"target_matchers", "target_match", "target_match_re"}
         self._read.leave(given, path, known)
-        return found
+        source, target = (
+            self._matchers(given, path, f"{side}_matchers", f"{side}_match", f"{side}_match_re")
+            for side in ("source", "target")
+        )
+        equal = [str(name) for name in self._read.items(given.get("equal"), f"{path}.equal")]
+        here = [name for name in equal if name in labels.NAMES]
+        unknown = ", ".join(name for name in equal if name not in here)
+        if not source or not target:
+            self._read.differ(path, "not taken: no alert of muster meets it, or every one does")
+            return None
+        if unknown and not here:
+            text = f"not taken: no alert of muster has {unknown}, so it would hold between all"
+            self._read.differ(path, text)
+            return None
+        if unknown:
+            self._read.differ(f"{path}.equal", f"no alert of muster has {unknown}: left out")
+        found: foreign.Tree = {"source_matchers": source, "target_matchers": target, "equal": here}
+        return found | ({"name": str(given["name"])} if "name" in given else {})
 
     def _matchers(
         self, given: Mapping[str, object], path: str, new: str, equal: str, regex: str
-    ) -> list[str]:
+    ) -> list[str] | None:
+        """Return matchers, without those that every alert of muster meets; None if none can."""
         found = [str(text) for text in self._read.items(given.get(new), f"{path}.{new}")]
         for key, operator in ((equal, "="), (regex, "=~")):
             for name, value in self._read.mapping(given.get(key) or {}, f"{path}.{key}").items():
                 shown = str(value).replace("\\", "\\\\").replace('"', '\\"')
                 found.append(f'{name}{operator}"{shown}"')
-        for name in _names(found):
-            if name not in labels.NAMES:
-                self._read.differ(f"{path}.{new}", f"no alert of muster has a label {name}")
-        return found
+        met = [one for one in _parsed(found) if silences.doubt(one)]
+        never = [one for one in met if not one.holds({})]
+        for one in met:
+            why = silences.doubt(one).partition(";")[0]
+            shown = "not taken" if never else "left out, as it always holds"
+            self._read.differ(f"{path}.{new}", f"{one}: {why}: {shown}")
+        if never:
+            return None
+        return [text for text in found if not any(map(silences.doubt, _parsed([text])))]
 
     def _time(self, given: object, index: int) -> foreign.Tree:
         found = self._read.mapping(given, f"time_intervals.{index}")
@@ -156,13 +171,21 @@ class Importer:
         found: foreign.Tree = dict(self._read.mapping(given, path))
         for key in ("weekdays", "days_of_month", "months", "years"):
             if key in found:
-                found[key] = [str(one) for one in self._read.items(found[key], f"{path}.{key}")]
+                given_ = self._read.items(found[key], f"{path}.{key}")
+                found[key] = [_text(one, is_year=key == "years") for one in given_]
         return found
 
 
-def _names(texts: Sequence[str]) -> list[str]:
-    """Return the labels in matchers; what is no matcher is refused elsewhere, with its path."""
+def _text(given: object, *, is_year: bool) -> str:
+    """Return a range as it was written: YAML takes 1:12 for a number, of minutes."""
+    if isinstance(given, int) and given >= _MINUTES and not is_year:
+        return f"{given // _MINUTES}:{given % _MINUTES}"
+    return str(given)
+
+
+def _parsed(texts: Sequence[str]) -> Sequence[matchers.Matcher]:
+    """Return the matchers; what is none is refused elsewhere, with its path."""
     try:
-        return [one.name for one in matchers.parse_all(texts)]
+        return matchers.parse_all(texts)
     except ValueError:
-        return []
+        return ()

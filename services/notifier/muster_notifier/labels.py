@@ -1,14 +1,14 @@
 """Pure. The labels of an alert: what routes, groups, silences and inhibitions look at."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from muster import matchers, vocabulary
+from muster import matchers, silences, vocabulary
 
 ALL: Final = "..."
 """In `group_by`: every label, so that each alert is a group of its own (as in Alertmanager)."""
 
-NAMES: Final = ("alertname", "device", "kind", "node", "plugin", "resource", "severity")
+NAMES: Final = silences.LABELS
 
 
 def of(alert: vocabulary.AlertChanged) -> dict[str, str]:
@@ -35,12 +35,20 @@ def chosen(labels: Mapping[str, str], group_by: Collection[str]) -> dict[str, st
     return {name: labels[name] for name in sorted(group_by) if name in labels}
 
 
-def refuse_unknown(names: Collection[str]) -> None:
+def refuse_unknown(names: Collection[str], *, where: str = "group_by") -> None:
     """Raise ValueError for labels that no alert has."""
     unknown = sorted(set(names) - {*NAMES, ALL})
     if unknown:
         known = ", ".join((*NAMES, ALL))
-        raise ValueError(f"group_by: no alert has a label {', '.join(unknown)}; there are: {known}")
+        raise ValueError(f"{where}: no alert has a label {', '.join(unknown)}; there are: {known}")
+
+
+def refuse_doubtful(texts: Iterable[str]) -> None:
+    """Raise ValueError for matchers that are none, or that no alert can ever meet or miss."""
+    for text in texts:
+        for one in matchers.parse(text):
+            if why := silences.doubt(one):
+                raise ValueError(f"{one}: {why}")
 
 
 def written(labels: Mapping[str, str]) -> str:
