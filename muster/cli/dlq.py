@@ -8,11 +8,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import rich.console
-import rich.table
-from rich.markup import escape
-
 from muster import bus, client, streams, workqueue
+from muster.cli import tables
 
 _BUS_S: Final = 10.0
 _SUBJECTS: Final = "muster.dlq.>"
@@ -88,18 +85,19 @@ async def _list(url: str | None, *, as_json: bool) -> int:
         for letter in letters:
             print(json.dumps({"id": letter.id, "subject": letter.subject, **letter.headers}))
         return 0
-    table = rich.table.Table("id", "receiver", "group", "died", "tries", "why")
-    for letter in letters:
-        headers = letter.headers
-        table.add_row(
+    rows = [
+        (
             letter.id,
             letter.receiver or "(event)",
-            escape(headers.get("Muster-Group") or headers.get("Muster-Subject", "")),
-            headers.get("Muster-Died-At", "")[:19],
-            headers.get("Muster-Attempts", ""),
-            escape(letter.error),
+            letter.headers.get("Muster-Group") or letter.headers.get("Muster-Subject", ""),
+            letter.headers.get("Muster-Died-At", "")[:19],
+            letter.headers.get("Muster-Attempts", ""),
+            letter.error,
         )
-    rich.console.Console().print(table if letters else "no dead letters")
+        for letter in letters
+    ]
+    names = ("id", "receiver", "group", "died", "tries", "why")
+    tables.show(names, rows, nothing="no dead letters")
     return 0
 
 

@@ -9,6 +9,7 @@ import cyclopts
 from cyclopts import Parameter
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_LONGEST = timedelta(days=366)
 _Url = Annotated[str | None, Parameter(env_var="NATS_URL")]
 
 silence = cyclopts.App(name="silence", help="Have nothing told of some alerts for a while.")
@@ -46,7 +47,7 @@ def silence_add(
     matchers
         As Alertmanager writes them: `node=node-a`, `'kind=~"stuck|missing"'`.
     duration
-        For how long: `90s`, `15m`, `2h`, `7d`.
+        For how long: `90s`, `15m`, `1h30m`, `7d`; a year at most.
     comment
         Why.
     author
@@ -59,7 +60,10 @@ def silence_add(
 
     lasts = _age(duration)
     if lasts is None:
-        print(f"muster silence: --duration: {duration!r} is none such as 2h", file=sys.stderr)
+        print(
+            f"muster silence: --duration: {duration!r} is none such as 2h or 1h30m, up to a year",
+            file=sys.stderr,
+        )
         return 2
     return command.add(matchers, duration=lasts, comment=comment, author=author, url=url)
 
@@ -173,5 +177,8 @@ def dlq_replay(
 
 
 def _age(text: str) -> timedelta | None:
-    found = re.fullmatch(r"(\d{1,5})([smhdw])", text)
-    return timedelta(seconds=int(found[1]) * _UNITS[found[2]]) if found else None
+    if not re.fullmatch(r"(\d{1,5}[smhdw])+", text):
+        return None
+    parts = re.findall(r"(\d+)([smhdw])", text)
+    found = timedelta(seconds=sum(int(count) * _UNITS[unit] for count, unit in parts))
+    return found if timedelta(0) < found <= _LONGEST else None

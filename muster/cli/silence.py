@@ -8,13 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
-import rich.console
-import rich.table
-from rich.markup import escape
 
 from muster import bus, client, silences, streams, user, workqueue
+from muster import matchers as parsing
+from muster.cli import status, tables
 
 _BUS_S: Final = 5.0
+_KEPT: Final = timedelta(days=5)
+"""For how long people can see what was silenced, as in Alertmanager."""
 
 
 def add(
@@ -26,6 +27,14 @@ def add(
     url: str | None,
 ) -> int:
     """Write a silence that begins now; print its id."""
+    if not matchers:
+        return _mistake("say what to silence, such as node=node-a")
+    try:
+        doubts = [f"{m}: {why}" for m in parsing.parse_all(matchers) if (why := silences.doubt(m))]
+    except ValueError as error:
+        return _mistake(str(error))
+    if doubts:
+        return _mistake("; ".join(doubts))
     now = datetime.now(UTC)
     given = {
         "id": uuid.uuid4().hex[:12],
@@ -73,6 +82,9 @@ def _bus(url: str | None) -> bus.Bus:
 async def _write(silence: silences.Silence, url: str | None) -> int:
     async with _bus(url) as connected:
         await connected.remember(streams.SILENCES, silence.id, silences.encode(silence))
+        for key, old in (await _all(connected)).items():
+            if old.ends_at < silence.starts_at - _KEPT:
+                await connected.remember(streams.SILENCES, key, b"")
     print(silence.id)
     return 0
 
@@ -99,15 +111,20 @@ async def _show(url: str | None, *, everything: bool, as_json: bool) -> int:
         for silence in shown:
             print(silences.encode(silence).decode())
         return 0
-    table = rich.table.Table("id", "what", "until", "author", "comment")
-    for silence in shown:
-        until = f"{silence.ends_at.astimezone():%Y-%m-%d %H:%M}"
-        ended = "" if now < silence.ends_at else " (over)"
-        what = escape(" ".join(silence.matchers))
-        table.add_row(
-            silence.id, what, until + ended, escape(silence.author), escape(silence.comment)
+    rows = [
+        (
+            silence.id,
+            " ".join(silence.matchers),
+            (
+                f"{silence.ends_at.astimezone():%Y-%m-%d %H:%M}"
+                f"{'' if now < silence.ends_at else ' (over)'}"
+            ),
+            silence.author,
+            silence.comment,
         )
-    rich.console.Console().print(table if shown else "no silences")
+        for silence in shown
+    ]
+    tables.show(("id", "what", "until", "author", "comment"), rows, nothing="no silences")
     return 0
 
 
@@ -118,7 +135,10 @@ async def _all(connected: bus.Bus) -> dict[str, silences.Silence]:
             break
         key, value = change
         if value:
-            found[key] = silences.decode(value)
+            try:
+                found[key] = silences.decode(value)
+            except silences.MalformedSilence as error:
+                _mistake(status.plain(f"{key} is no silence: {error}"))
     return found
 
 

@@ -69,6 +69,23 @@ def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
             code, _, errors = await muster(url, "silence", "add", 'node=~".*"', "--comment", "x")
             assert code == 2
             assert "these match everything" in errors
+            for given, problem in (
+                (["nod=node-a"], 'nod="node-a": no alert has a label nod; did you mean node?'),
+                (["kind=stukc"], 'kind="stukc": no kind is called stukc; did you mean stuck?'),
+                ([], "say what to silence, such as node=node-a"),
+                (["node=a", "--duration", "0s"], "--duration: '0s' is none such as 2h or 1h30m"),
+                (["node=a", "--duration", "99999w"], "--duration: '99999w' is none such as 2h"),
+            ):
+                code, _, errors = await muster(url, "silence", "add", *given, "--comment", "x")
+                assert code == 2
+                assert errors.startswith(f"muster silence: {problem}")
+            async with bus.Bus(url, producer="test", name="bad") as connected:
+                await connected.remember(streams.SILENCES, "bad", b"{}")
+            args = ("--duration", "1h30m", "--comment", "\x1b[31m" + "x" * 100)
+            assert (await muster(url, "silence", "add", "node=a", *args))[0] == 0
+            code, out, errors = await muster(url, "silence", "list")
+            assert (code, "x" * 100 in out, "\x1b" in out) == (0, True, False)
+            assert errors.startswith("muster silence: bad is no silence: ")
 
     asyncio.run(story())
 
@@ -88,9 +105,30 @@ def test_a_receiver_is_tested_and_what_it_answered_is_printed(tmp_path: pathlib.
             assert orjson.loads(received.body)["data"]["test"] is True
             hook.behave(webhook.Behaviour(status=401))
             code, out, _ = await muster("", *test)
-            assert (code, out.splitlines()[-1]) == (1, "answered: refused: HTTP 401")
+            assert (code, out.splitlines()[-1]) == (1, "answered: refused (unauthorized): HTTP 401")
         code, _, errors = await muster("", "notify", "test", "x", "--config", str(file))
         assert (code, errors) == (2, "muster notify: no receiver is called x; there are: ops\n")
+
+    asyncio.run(story())
+
+
+def test_a_test_of_a_pager_leaves_nothing_open(tmp_path: pathlib.Path) -> None:
+    async def story() -> None:
+        (tmp_path / "key").write_text("R0")
+        file = tmp_path / "notifier.json"
+        async with webhook.WebhookReceiver() as hook:
+            about = {"url": hook.url, "reach": "loopback"}
+            way = {"routing_key_from": {"file": str(tmp_path / "key")}, **about}
+            receivers = [{"name": "pager", "pagerduty": way}]
+            receivers.append({"name": "am", "alertmanager": about})
+            file.write_bytes(orjson.dumps({"receivers": receivers}))
+            for name in ("pager", "am"):
+                assert (await muster("", "notify", "test", name, "--config", str(file)))[0] == 0
+            bodies = [orjson.loads(received.body) for received in hook.received()]
+        assert [one["event_action"] for one in bodies[:2]] == ["trigger", "resolve"]
+        fires, ended = bodies[2][0], bodies[3][0]
+        assert fires["labels"] == ended["labels"]
+        assert ended["endsAt"] < fires["endsAt"]
 
     asyncio.run(story())
 

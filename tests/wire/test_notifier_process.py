@@ -6,6 +6,7 @@ import datetime as dt
 import pathlib
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -346,6 +347,25 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: pathlib.Path) -> 
     assert asyncio.run(ends("receivers: [{name: a, webhook: {url: 'http://h:99999/'}}]")) == (
         2,
         "muster-notifier: receiver a: Port out of range 0-65535\n",
+    )
+
+
+def test_a_check_finds_what_would_not_start(tmp_path: pathlib.Path) -> None:
+    def said(receivers: str) -> tuple[int, str]:
+        file = tmp_path / "checked.yaml"
+        file.write_text(f"receivers: [{receivers}]")
+        program = (sys.executable, "-m", "muster_notifier", "--config", str(file), "--check")
+        done = subprocess.run(program, check=False, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    assert said("{name: a, console: {}}") == (0, "")
+    assert said("{name: a, slack: {channel: x, token_from: {env: NO_SUCH}}}") == (
+        2,
+        "muster-notifier: receiver a: the variable NO_SUCH is not set\n",
+    )
+    assert said("{name: a, console: {}, templates: {title: $sumary}}") == (
+        2,
+        "muster-notifier: receiver a: template title: nothing is called $sumary\n",
     )
 
 

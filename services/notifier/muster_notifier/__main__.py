@@ -68,7 +68,20 @@ def main() -> int:
         config.Settings,
         lambda settings, _: _serve(settings),
         formats=configuration.FORMATS,
+        resolve=_checked,
     )
+
+
+def _checked(settings: config.Settings) -> config.Settings:
+    """Return settings with which every receiver can be made: secrets are there, and all else."""
+    for receiver in settings.receivers:
+        try:
+            sender = senders.make(receiver, settings)
+        except senders.Unusable as error:
+            raise entry.CannotStart(str(error)) from None
+        for problem in sender.problems:
+            raise entry.CannotStart(f"receiver {receiver.name}: template {problem}")
+    return settings
 
 
 async def _serve(settings: config.Settings) -> None:

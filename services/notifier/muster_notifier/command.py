@@ -23,6 +23,7 @@ from muster_notifier import (
     labels,
     message,
     muting,
+    replays,
     senders,
     tree,
 )
@@ -100,9 +101,22 @@ async def _test(found: config.Settings, name: str) -> int:
     templates = receivers[name].templates
     print("sent:", message.compose(told, templates).text, sep="\n")  # noqa: T201  # a command prints
     answer = await sender.send(told, {})
+    _show(answer)
+    if answer.kind is not answers.Kind.TAKEN:
+        return 1
+    if receivers[name].pagerduty is not None or receivers[name].alertmanager is not None:
+        # a test must leave nothing open
+        ended = replays.as_now(told, fires=frozenset(), told=())
+        assert ended is not None, "an example fires"
+        print("sent: its end")  # noqa: T201  # the same
+        _show(await sender.send(ended, answer.data))
+    return 0
+
+
+def _show(answer: answers.Answer) -> None:
     retry = f"; asks us to wait {answer.retry_after_s:g} s" if answer.retry_after_s else ""
-    print(f"answered: {answer.kind}: {answer.detail}{retry}")  # noqa: T201  # the same
-    return 0 if answer.kind is answers.Kind.TAKEN else 1
+    known = "" if answer.kind is answers.Kind.TAKEN else f" ({answer.outcome})"
+    print(f"answered: {answer.kind}{known}: {answer.detail}{retry}")  # noqa: T201  # a command prints
 
 
 def _example(receiver: str, *, at: datetime) -> notifications.Notification:
@@ -164,8 +178,12 @@ async def _learn(found: config.Settings, muted_by: muting.Muting) -> None:
             if change is None:
                 break
             key, value = change
-            if value:
+            if not value:
+                continue
+            try:
                 muted_by.hear_silence(muting.SilenceChanged(key, silences.decode(value)))
+            except silences.MalformedSilence as error:
+                _tell(f"silence {key} cannot be read: {error}")
         newest: dict[str, codec.CloudEvent] = {}
         for event in await connected.newest(streams.ALERTS, "muster.alert.>"):
             assert isinstance(event.data, vocabulary.AlertChanged), "the filter says so"

@@ -8,6 +8,8 @@ from muster_notifier import foreign
 
 _NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _SMTP_PORT: Final = 25
+_SMTPS_PORT: Final = 465
+"""RFC 8314: encrypted from the start, as Alertmanager has it."""
 
 
 class Receivers:
@@ -73,6 +75,9 @@ class Receivers:
         )
         if bearer is not None:
             found["bearer_from"] = bearer
+        if bearer is not None and str(authorization.get("type", "Bearer")).lower() != "bearer":
+            text = f"{authorization['type']} is none of ours: sent as Bearer"
+            self._read.differ(f"{path}.http_config.authorization.type", text)
         self._read.leave(http, f"{path}.http_config", {"authorization"})
         known = {"url", "url_file", "send_resolved", "max_alerts", "timeout", "http_config"}
         self._read.leave(given, path, known)
@@ -112,12 +117,13 @@ class Receivers:
             self._read.differ(path, "not taken: smarthost, from and to are needed")
             return None
         encrypted = bool(given.get("require_tls", self._global.get("smtp_require_tls", True)))
+        implicit = port == str(_SMTPS_PORT)
         found: foreign.Tree = {
             "host": host,
             "port": int(port) if port.isdigit() else _SMTP_PORT,
             "sender": str(sender),
             "to": [name.strip() for name in str(given["to"]).split(",")],
-            "tls": "starttls" if encrypted else "none",
+            "tls": "implicit" if implicit else "starttls" if encrypted else "none",
         }
         username = told("auth_username", "smtp_auth_username")
         password = self._read.secret(given, path, "auth_password") or self._read.secret(
@@ -125,6 +131,8 @@ class Receivers:
         )
         if username and password is not None:
             found |= {"username": str(username), "password_from": password}
+        elif username:
+            self._read.differ(f"{path}.auth_username", "not taken: no auth_password")
         tls = self._read.mapping(given.get("tls_config") or {}, f"{path}.tls_config")
         if tls.get("ca_file"):
             found["ca_file"] = str(tls["ca_file"])

@@ -25,7 +25,9 @@ def as_now(
     if still:
         return None if still <= set(told) else notification
     over = tuple(
-        msgspec.structs.replace(alert, state=vocabulary.AlertState.RESOLVED)
+        msgspec.structs.replace(
+            alert, state=vocabulary.AlertState.RESOLVED, ends_at=notification.at
+        )
         for alert in notification.firing
     )
     began = tuple(alert.starts_at for alert in notification.firing)
