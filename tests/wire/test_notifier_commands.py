@@ -100,6 +100,8 @@ def test_a_receiver_is_tested_and_what_it_answered_is_printed(tmp_path: pathlib.
             code, out, _ = await muster("", *test)
             assert code == 0
             assert "TEST, nothing is wrong: [FIRING] stuck on node-example" in out
+            host = hook.url.removeprefix("http://").rstrip("/")
+            assert out.startswith(f"sent:\nPOST {host}\n{{")
             assert out.splitlines()[-1] == "answered: taken: HTTP 200"
             (received,) = hook.received()
             assert orjson.loads(received.body)["data"]["test"] is True

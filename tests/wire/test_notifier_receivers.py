@@ -238,7 +238,12 @@ def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pa
             {},
             Answer(outcome=Outcome.UNWELL, detail="Slack: internal_error"),
         ),
-        (200, "?", {}, Answer(outcome=Outcome.UNWELL, detail="Slack: internal_error")),
+        (
+            200,
+            "?",
+            {},
+            Answer(outcome=Outcome.NONSENSE, detail="Slack: this is no answer of its API"),
+        ),
         (503, None, {}, Answer(outcome=Outcome.UNWELL, detail="HTTP 503")),
     ],
 )
@@ -485,6 +490,10 @@ def test_kubernetes_gets_events_on_node_and_pod_and_a_repeat_adds_none() -> None
             )
             async with aiohttp.ClientSession(api.url) as http:
                 await http.post("/api/v1/namespaces", json={"metadata": {"name": "ml"}})
+                spec = {"containers": [{"name": "c", "image": "i"}]}
+                pod = {"metadata": {"name": "train-0"}, "spec": spec}
+                made = await http.post("/api/v1/namespaces/ml/pods", json=pod)
+                uid = (await made.json())["metadata"]["uid"]
             for _ in range(2):
                 answer = await found.send(FIRES, {})
                 assert answer == Answer(outcome=Outcome.TAKEN, detail="2 events", requests=2)
@@ -494,6 +503,7 @@ def test_kubernetes_gets_events_on_node_and_pod_and_a_repeat_adds_none() -> None
                 http.get("/apis/events.k8s.io/v1/events") as response,
             ):
                 items = (await response.json())["items"]
+        assert {item["regarding"]["uid"] for item in items} == {"node-a", uid}
         shown = sorted(
             (item["regarding"]["kind"], item["metadata"]["namespace"], item["reason"], item["type"])
             for item in items

@@ -19,7 +19,9 @@ _COLOURS: Final = {
     vocabulary.Severity.INFO: "#439fe0",
 }
 _GOOD: Final = "#2eb67d"
+_NO_ANSWER: Final = "this is no answer of its API"
 _ERRORS: Final = {
+    _NO_ANSWER: answers.Outcome.NONSENSE,
     "ratelimited": answers.Outcome.RATE_LIMITED,
     "internal_error": answers.Outcome.UNWELL,
     "fatal_error": answers.Outcome.UNWELL,
@@ -59,7 +61,9 @@ def content(notification: notifications.Notification, words: message.Message) ->
         }
     ]
     if rest:
-        text = "```" + message.cut(_escaped(rest), _SECTION_MAX - 6) + "```"
+        # three of them in an alert's words would end the block
+        shown = _escaped(rest).replace("```", "'''")
+        text = "```" + message.cut(shown, _SECTION_MAX - 6) + "```"
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text}})
     return {
         "text": _escaped(words.title),
@@ -92,7 +96,7 @@ def read(body: bytes) -> Reply:
     try:
         return msgspec.json.decode(body, type=Reply)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Reply(error="internal_error")
+        return Reply(error=_NO_ANSWER)
 
 
 def is_gone(reply: Reply) -> bool:

@@ -32,6 +32,7 @@ class Unknown(Exception):
 
 
 class _Metadata(msgspec.Struct, frozen=True):
+    uid: str = ""
     annotations: dict[str, str] | None = None
 
 
@@ -76,18 +77,28 @@ class Cluster:
 
     async def annotations(self, path: str) -> Mapping[str, str]:
         """Return an object's annotations; none if it is gone. Raises Unknown."""
+        return (await self._metadata(path)).annotations or {}
+
+    async def uid(self, path: str) -> str:
+        """Return an object's uid; empty if it is gone, or cannot be known."""
+        try:
+            return (await self._metadata(path)).uid
+        except Unknown:
+            return ""
+
+    async def _metadata(self, path: str) -> _Metadata:
         answer = await self.ask("GET", path)
         if isinstance(answer, answers.Answer):
             raise Unknown(answer.detail)
         if answer.status == _NOT_FOUND:
-            return {}
+            return _Metadata()
         if answer.status != _OK:
             raise Unknown(f"{path}: HTTP {answer.status}")
         try:
             found = msgspec.json.decode(answer.body, type=_Object)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise Unknown(f"{path}: the answer is no object of Kubernetes") from None
-        return found.metadata.annotations or {}
+        return found.metadata
 
     def _read_token(self) -> str:
         try:
@@ -122,7 +133,12 @@ class Events:
             if number:
                 await asyncio.sleep(self._pace_s)
             path = f"/apis/events.k8s.io/v1/namespaces/{event.namespace}/events"
-            answer = await self._cluster.ask("POST", path, event.body)
+            body = event.body
+            if event.pod:
+                # kubectl describe pod looks for events with the pod's uid
+                where = f"/api/v1/namespaces/{event.namespace}/pods/{event.pod}"
+                body = regarding.with_uid(body, await self._cluster.uid(where))
+            answer = await self._cluster.ask("POST", path, body)
             if isinstance(answer, answers.Answer):
                 return dataclasses.replace(answer, requests=number + 1)
             gone = answer.status == _NOT_FOUND and event.namespace != self._settings.namespace

@@ -23,6 +23,7 @@ from muster_notifier import (
     labels,
     message,
     muting,
+    posting,
     replays,
     senders,
     tree,
@@ -98,22 +99,23 @@ async def _test(found: config.Settings, name: str) -> int:
     for problem in sender.problems:
         _tell(f"template: {problem}")
     told = _example(name, at=datetime.now(UTC))
-    templates = receivers[name].templates
-    print("sent:", message.compose(told, templates).text, sep="\n")  # noqa: T201  # a command prints
+    asked: list[str] = []
+    posting.ASKED.set(asked)
     answer = await sender.send(told, {})
-    _show(answer)
+    _show(answer, asked or [message.compose(told, receivers[name].templates).text], sender)
     if answer.kind is not answers.Kind.TAKEN:
         return 1
     if receivers[name].pagerduty is not None or receivers[name].alertmanager is not None:
         # a test must leave nothing open
         ended = replays.as_now(told, fires=frozenset(), told=())
         assert ended is not None, "an example fires"
-        print("sent: its end")  # noqa: T201  # the same
-        _show(await sender.send(ended, answer.data))
+        asked.clear()
+        _show(await sender.send(ended, answer.data), asked, sender)
     return 0
 
 
-def _show(answer: answers.Answer) -> None:
+def _show(answer: answers.Answer, asked: list[str], sender: senders.Sender) -> None:
+    print("sent:", *map(sender.mask, asked), sep="\n")  # noqa: T201  # a command prints
     retry = f"; asks us to wait {answer.retry_after_s:g} s" if answer.retry_after_s else ""
     known = "" if answer.kind is answers.Kind.TAKEN else f" ({answer.outcome})"
     print(f"answered: {answer.kind}{known}: {answer.detail}{retry}")  # noqa: T201  # a command prints

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 
+from muster import matchers, silences
 from muster_notifier import config, labels, muting, tree
 
 
@@ -15,9 +16,9 @@ def explain(
 ) -> list[str]:
     """Return the lines."""
     lines = [f"alert      {labels.written(given)}"]
-    unknown = sorted(set(given) - set(labels.NAMES))
-    if unknown:
-        lines.append(f"note       no alert of muster has: {', '.join(unknown)}")
+    for name in sorted(given):
+        why = silences.doubt(matchers.Matcher(name, matchers.Operator.EQUAL, given[name]))
+        lines += [f"note       {why}"] if why else []
     muted = muted_by.mutes(given, at)
     for route in tree.root(settings).find(given):
         lines.append(f"route      {route.key}")
@@ -31,5 +32,9 @@ def explain(
         by_time = muted_by.mutes_route(route, at)
         if by_time is not None:
             lines.append(f"  quiet    {by_time.cause}: {by_time.by}")
+    if settings.owners.receivers:
+        group = labels.written(labels.chosen(given, settings.owners.group_by))
+        who = ", ".join(settings.owners.receivers)
+        lines.append(f"owners     of its pods may name {who}; group {group}")
     lines.append(f"quiet      {muted.cause}: {muted.by}" if muted else "quiet      no: it is told")
     return lines

@@ -11,8 +11,11 @@ from typing import Final
 from muster_notifier import addresses
 
 _METADATA: Final = frozenset(
-    # of AWS (also by IPv6), Alibaba and Oracle; outside link-local addresses
-    map(ipaddress.ip_address, ("fd00:ec2::254", "100.100.100.200", "192.0.0.192"))
+    # of AWS by IPv6, Alibaba, Oracle and Azure: outside link-local addresses
+    map(
+        ipaddress.ip_address,
+        ("fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16"),
+    )
 )
 _SHARED: Final = ipaddress.ip_network("100.64.0.0/10")
 _TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")

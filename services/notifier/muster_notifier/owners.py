@@ -17,7 +17,7 @@ from muster_notifier import cluster, regarding, signals
 
 _BELIEVED_S: Final = 60.0
 _KNOWN_MAX: Final = 10_000
-_PODS_MAX: Final = 100
+_PODS_MAX: Final = 1_000
 _AT_ONCE: Final = 8
 _AGAIN_MAX_S: Final = 60.0
 
@@ -91,7 +91,10 @@ class Owners:
 
         Raises cluster.Unknown.
         """
-        asked = list(dict.fromkeys(pods))[:_PODS_MAX]
+        asked = list(dict.fromkeys(pods))
+        if len(asked) > _PODS_MAX:
+            logs.logger().warning("owners_of_the_first_pods_only", pods=len(asked))
+            del asked[_PODS_MAX:]
         texts = await asyncio.gather(*(self._of(pod) for pod in asked), return_exceptions=True)
         named: dict[str, tuple[str, ...]] = {}
         for pod, text in zip(asked, texts, strict=True):

@@ -7,6 +7,7 @@ Redirects are not followed. The URL may hold a secret, so only its host is ever 
 import asyncio
 import base64
 import contextlib
+import contextvars
 import dataclasses
 import enum
 import functools
@@ -40,6 +41,10 @@ class Response:
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
+
+
+ASKED: Final = contextvars.ContextVar[list[str] | None]("ASKED", default=None)
+"""Where requests are written down, if somebody wants to see them."""
 
 
 class Read(enum.Enum):
@@ -102,6 +107,10 @@ class Site:
         `below` is added to the URL's path.
         """
         trace = _Trace()
+        asked = ASKED.get()
+        if asked is not None:
+            where = f"{method} {self._host}:{self._port}{self._path.rstrip('/')}{below}"
+            asked.append(f"{where}\n{body.decode('utf-8', 'replace')}")
         try:
             async with asyncio.timeout(self._timeout_s):
                 request = self._head(method, below, headers, body) + body
@@ -150,13 +159,15 @@ class Site:
         failure = OSError(f"{self._host} has no address")
         for address in found:
             try:
-                return await asyncio.open_connection(
-                    address,
-                    self._port,
-                    ssl=self._tls,
-                    server_hostname=self._host if self._tls else None,
-                    limit=_HEAD_BYTES_MAX,
-                )
+                # one that swallows everything must leave time for the others
+                async with asyncio.timeout(self._timeout_s / len(found)):
+                    return await asyncio.open_connection(
+                        address,
+                        self._port,
+                        ssl=self._tls,
+                        server_hostname=self._host if self._tls else None,
+                        limit=_HEAD_BYTES_MAX,
+                    )
             except OSError as error:
                 failure = error
         raise failure

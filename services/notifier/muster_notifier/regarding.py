@@ -27,10 +27,11 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One Event and the namespace it goes to."""
+    """One Event, the namespace it goes to, and the pod it is about, if it is."""
 
     namespace: str
     body: Json
+    pod: str = ""
 
 
 def events(notification: notifications.Notification, *, namespace: str, pods: bool) -> list[Event]:
@@ -40,8 +41,17 @@ def events(notification: notifications.Notification, *, namespace: str, pods: bo
     for alert in told[:_ALERTS_MAX]:
         for where, about in _about(alert, namespace=namespace, pods=pods):
             number = len(found)
-            found.append(Event(where, _event(notification, alert, where, about, number)))
+            body = _event(notification, alert, where, about, number)
+            pod = str(about["name"]) if about["kind"] == "Pod" else ""
+            found.append(Event(where, body, pod))
     return found
+
+
+def with_uid(body: Json, uid: str) -> Json:
+    """Return an Event that names its object's uid, if there is one."""
+    about = body["regarding"]
+    assert isinstance(about, dict), "made here"
+    return {**body, "regarding": {**about, "uid": uid}} if uid else body
 
 
 def pod_of(text: str) -> tuple[str, str] | None:

@@ -1,8 +1,9 @@
 """Door to every way of reaching somebody: a receiver's settings become what sends to it."""
 
 import dataclasses
+import functools
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -48,10 +49,13 @@ class Unusable(Exception):
 class Sender:
     """What sends, how often it may by default, and what of its templates cannot be used.
 
+    `mask` takes its secrets out of a text.
+
     `at_once` is 1 where a receiver cannot drop a repeat: a crash then repeats one message at most.
     """
 
     send: receivers.Send
+    mask: Callable[[str], str]
     rate_per_s: float
     at_once: int
     problems: tuple[str, ...] = ()
@@ -73,7 +77,8 @@ def make(receiver: addresses.Receiver, settings: config.Settings) -> Sender:
     repeats = receiver.slack or receiver.email or receiver.teams or receiver.apprise
     at_once = 1 if repeats is not None else desk.SENDING_MAX
     problems = tuple(message.problems_of(templates))
-    return Sender(_masking(send, secrets.hidden()), rate, at_once, problems)
+    mask = functools.partial(_without, tuple(secrets.hidden()))
+    return Sender(_masking(send, mask), mask, rate, at_once, problems)
 
 
 class _Secrets:
@@ -96,17 +101,20 @@ class _Secrets:
         return sorted((one for one in hidden if len(one) >= _SECRET_MIN), key=len, reverse=True)
 
 
-def _masking(send: receivers.Send, hidden: Iterable[str]) -> receivers.Send:
+def _without(hidden: Iterable[str], text: str) -> str:
+    for secret in hidden:
+        text = text.replace(secret, "(secret)")
+    return text
+
+
+def _masking(send: receivers.Send, mask: Callable[[str], str]) -> receivers.Send:
     """Return it without secrets in its answers: some servers say what they were sent."""
 
     async def masked(
         notification: notifications.Notification, known: Mapping[str, str]
     ) -> answers.Answer:
         answer = await send(notification, known)
-        detail = answer.detail
-        for secret in hidden:
-            detail = detail.replace(secret, "(secret)")
-        return dataclasses.replace(answer, detail=detail)
+        return dataclasses.replace(answer, detail=mask(answer.detail))
 
     return masked
 

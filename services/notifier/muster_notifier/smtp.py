@@ -14,7 +14,7 @@ from typing import Final
 import prometheus_client
 
 from muster import logs
-from muster_notifier import addresses, answers, failures, mails, message, names
+from muster_notifier import addresses, answers, failures, mails, message, names, posting
 from muster_notifier import notification as notifications
 
 _LINE_BYTES_MAX: Final = 8192
@@ -76,6 +76,9 @@ class Relay:
         found = self._settings
         body = mails.mail(notification, words, sender=found.sender, to=found.to)
         where = f"{found.host}:{found.port}"
+        asked = posting.ASKED.get()
+        if asked is not None:
+            asked.append(f"SMTP {where} to {', '.join(to)}\n{words.text}")
         try:
             async with asyncio.timeout(found.timeout_s):
                 left_out = await self._converse(body, to, trace)
