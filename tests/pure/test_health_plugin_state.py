@@ -1,10 +1,11 @@
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health import config, plugin_state, signals, snapshot, steps
+from muster_health import config, facts, plugin_state, signals, snapshot, steps
 from muster_health.rules import Rule
 from muster_health.signals import Note
 from muster_health.snapshot import State
@@ -607,3 +608,55 @@ def test_of_two_that_beat_in_turns_neither_falls_however_long_each_is_heard() ->
             plugin.beat(4.0 + 6.0 * turn + second)
 
     assert plugin.machine.verdict is Verdict.SPLIT_BRAIN
+
+
+HAS = vocabulary.ResourceBeat(
+    name=GPU, streams=1, probe_ok=True, probe_age_s=0.1, healthy=8, registered_age_s=100.0
+)
+OFFERS = {GPU: facts.Offer(capacity=8, allocatable=8)}
+FEWER = {GPU: facts.Offer(capacity=8, allocatable=7)}
+APART_SAID = f"{GPU}: the plugin has 8 Healthy, the node offers 7 of 8"
+
+
+def settled(resource: vocabulary.ResourceBeat = HAS) -> Plugin:
+    """A plugin that has had what it has for 40 s."""
+    plugin = Plugin()
+    plugin.machine.offered(OFFERS, 0.5)
+    for second in range(1, 41):
+        plugin.beat(float(second), resource)
+    return plugin
+
+
+def test_a_node_that_changes_what_it_offers_is_asked_about_within_seconds() -> None:
+    plugin = settled()
+    plugin.machine.offered(FEWER, 40.5)
+    assert plugin.machine.deadline() == 42.5
+    number = plugin.suspected(42.5)
+    _, concluded, _ = plugin.machine.answered(plugin.says(42.6, HAS), number, 42.6)
+
+    assert isinstance(concluded, steps.Conclusion)
+    assert concluded.verdict is Verdict.MISMATCH
+    assert [seen.observed for seen in concluded.evidence] == [APART_SAID]
+
+
+def test_a_kubelet_has_its_time_to_tell_of_a_new_registration() -> None:
+    plugin = settled()
+    plugin.machine.offered(FEWER, 40.5)
+    number = plugin.suspected(42.5)
+    again = msgspec.structs.replace(HAS, registered_age_s=1.0)
+    assert plugin.machine.answered(plugin.says(42.6, again), number, 42.6) == [REFUTED]
+    for second in range(43, 70):
+        plugin.beat(float(second), again)
+    assert plugin.machine.verdict is Verdict.HEALTHY
+
+
+def test_a_kubelet_has_its_time_to_tell_of_what_the_plugin_changed() -> None:
+    plugin = settled()
+    fewer = msgspec.structs.replace(HAS, healthy=6)
+    for second in range(41, 71):
+        plugin.beat(float(second), fewer)
+    verdicts = [plugin.machine.verdict]
+    plugin.beat(71.5, fewer)
+    verdicts.append(plugin.machine.verdict)
+
+    assert verdicts == [Verdict.HEALTHY, Verdict.MISMATCH]

@@ -183,7 +183,8 @@ class Detector:
             case signals.ExpectedNodes():
                 return self._expect(event, now)
             case signals.NodeOffers(node=node, offers=offers):
-                self._register.offer(node, offers)
+                for found in self._register.offer(node, offers, now):
+                    self._deadlines.set(found.key, found.deadline())
                 return []
             case signals.Leadership(revision=revision):
                 return self._lead(revision, now)

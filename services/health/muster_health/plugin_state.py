@@ -82,6 +82,7 @@ class PluginState:
         "_review_due",
         "_review_s",
         "_settings",
+        "_settled_at",
         "_worry",
         "beats",
         "expected",
@@ -127,6 +128,8 @@ class PluginState:
         self._before = State.UNKNOWN
         self._inquest = inquest.Inquest(settings, has_cluster=has_cluster)
         self._conviction = conviction.Conviction(settings)
+        self._settled_at = now
+        """Since when it has had what it has."""
         self._worry = worry.Worry()
         self._recovery = recovery.Recovery(settings)
         self._return_due: float | None = None
@@ -246,11 +249,26 @@ class PluginState:
 
     def hint(self, event: vocabulary.PluginDeregistered, now: float) -> list[steps.Step]:
         """Take that a registration was lost a moment ago: worth a question, if it lasts."""
-        hears = self.state in {State.UNKNOWN, State.HEALTHY, State.RECOVERING}
-        if hears and self._worry.found is None:
+        if self._may_worry:
             grace_s = trouble.mending_s(self._settings, self.beats.interval_s)
             self._worry.about(trouble.deregistered(event, grace_s), now)
         return []
+
+    def offered(self, offers: Mapping[str, facts.Offer] | None, now: float) -> None:
+        """Take what the node offers: worth a question, if that is not due to the plugin."""
+        self.offers = offers
+        is_settled = now - self._settled_at >= self._settings.mismatch_s
+        if offers is None or not is_settled or not self._may_worry:
+            return
+        grace_s = trouble.mending_s(self._settings, self.beats.interval_s)
+        found = trouble.offered(self.healthy, offers, grace_s)
+        if found is not None:
+            self._worry.about(found, now)
+
+    @property
+    def _may_worry(self) -> bool:
+        hears = self.state in {State.UNKNOWN, State.HEALTHY, State.RECOVERING}
+        return hears and self._worry.found is None
 
     def goodbye(
         self, event: vocabulary.PluginStopping, instance: str, now: float
@@ -258,10 +276,10 @@ class PluginState:
         """Take that the plugin leaves as planned; of two that beat in turns one stays."""
         stays = self.leaving in {"", instance} and bool(self.beats.twins(now))
         self.leaving = instance
-        return_s = event.expected_return_s or self._settings.maintenance_s
-        said = evidence.goodbye(event.reason, return_s, said=event.expected_return_s > 0)
         if stays:
             return []
+        return_s = event.expected_return_s or self._settings.maintenance_s
+        said = evidence.goodbye(event.reason, return_s, said=event.expected_return_s > 0)
         return self._leave(Rule.GOODBYE, (said,), return_s, now)
 
     def started(self) -> None:
@@ -409,7 +427,7 @@ class PluginState:
         if former != beat.instance or self._reported(beat, now) is not None:
             return False
         self.silence.broken(now)
-        self._take_resources(beat)
+        self._take_resources(beat, now)
         self._worry.forget()
         return True
 
@@ -418,13 +436,14 @@ class PluginState:
             beat,
             self._settings,
             offers=self.offers,
+            settled_s=now - self._settled_at,
             twins=self.beats.twins(now),
             stretch=self.beats.stretch,
         )
 
     def _alive(self, beat: vocabulary.Heartbeat, now: float, *, counts: bool) -> list[steps.Step]:
         self.silence.broken(now)
-        self._take_resources(beat)
+        self._take_resources(beat, now)
         found = self._reported(beat, now)
         before = self._end_doubt(found)
         match self.state:
@@ -452,7 +471,7 @@ class PluginState:
             case _:
                 assert_never(self.state)
 
-    def _take_resources(self, beat: vocabulary.Heartbeat) -> None:
+    def _take_resources(self, beat: vocabulary.Heartbeat, now: float) -> None:
         known = self.healthy
         if len(known) == len(beat.resources):
             for resource in beat.resources:
@@ -462,6 +481,7 @@ class PluginState:
                 return
         said = tuple((resource.name, resource.healthy) for resource in beat.resources)
         self.resources, self.healthy = _shared(said)
+        self._settled_at = now
 
     def _end_doubt(self, found: trouble.Trouble | None) -> list[steps.Step]:
         asked, self._inquest.case, self.is_frozen = self._inquest.case, None, False
@@ -606,7 +626,7 @@ class PluginState:
     def _flap(self, beat: vocabulary.Heartbeat, now: float) -> list[steps.Step]:
         before = self._end_doubt(None)
         self.silence.broken(now)
-        self._take_resources(beat)
+        self._take_resources(beat, now)
         self._worry.forget()
         self._recovery.begin()
         self.state = State.RECOVERING

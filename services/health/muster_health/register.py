@@ -80,14 +80,17 @@ class Register:
         gone = [self.find(node, plugin) for node in before.keys() - nodes.keys()]
         return present, [found for found in gone if found is not None]
 
-    def offer(self, node: str, offers: Mapping[str, facts.Offer] | None) -> None:
-        """Take what a node offers; None is that there is no such node."""
+    def offer(
+        self, node: str, offers: Mapping[str, facts.Offer] | None, now: float
+    ) -> Iterable[dossier.Dossier]:
+        """Take what a node offers (None: there is no such node); return its plugins."""
         home = self._nodes.setdefault(node, Node())
         home.offers = offers
         if offers is None and not home.plugins:
             del self._nodes[node]
         for found in home.plugins:
-            found.state.offers = offers
+            found.state.offered(offers, now)
+        return home.plugins
 
     def inhibit(self, changed: dossier.Dossier) -> Iterable[dossier.Dossier]:
         """Let one alert say that a node is down; return the plugins for which that changes."""

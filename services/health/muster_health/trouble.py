@@ -5,9 +5,12 @@
 | STUCK        | its own socket does not answer its self-probe             | its time to mend  |
 | DEREGISTERED | a problem with the kubelet, or no open stream             | its time to mend  |
 | MISMATCH     | it saw the kubelet list other devices                     | its time to mend  |
-| MISMATCH     | the node offers another number than it has Healthy        | `mismatch_s`      |
+| MISMATCH     | the node offers another number than it has Healthy        | `mismatch_s` (1)  |
 | SPLIT_BRAIN  | two instances beat in turns                               | at once           |
 | DEGRADED     | a health checker is silent, its loop or its beats are late | `degraded_s`      |
+
+(1) The kubelet tells of what the plugin changed, or of a new registration, every 10 s only. But
+where that is long ago, the node itself has changed: then the plugin has its time to mend.
 
 Who does not answer cannot be registered either, so that comes first. A plugin that has only just
 started has `starting_s` to be registered.
@@ -46,13 +49,14 @@ def reported(
     settings: config.Detection,
     *,
     offers: Mapping[str, facts.Offer] | None = None,
+    settled_s: float = 0.0,
     twins: str = "",
     stretch: float = 1.0,
 ) -> Trouble | None:
     """Return the worst that a beat tells, or None; a plugin that drains may lose its streams.
 
-    `offers` is what the node offers; `twins` says that two instances beat, `stretch` how slowly
-    one does.
+    `offers` is what the node offers, and `settled_s` for how long the plugin has had what it has;
+    `twins` says that two instances beat, `stretch` how slowly one does.
     """
     if beat.phase is vocabulary.Phase.DRAINING:
         return None
@@ -63,7 +67,7 @@ def reported(
     return (
         _stuck(beat, grace_s)
         or _apart(beat, settings.starting_s if starts else grace_s)
-        or _mismatched(beat, offers, grace_s, settings.mismatch_s)
+        or _mismatched(beat, offers, grace_s, settings.mismatch_s, settled_s)
         or _split(beat, twins)
         or _slow(beat, stretch, settings)
     )
@@ -92,9 +96,17 @@ def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Troubl
     )
 
 
+def offered(
+    had: Mapping[str, int], offers: Mapping[str, facts.Offer], grace_s: float
+) -> Trouble | None:
+    """Return what it asks for, if it lasts, that a node now offers other than the plugin had."""
+    told = list(_offered_otherwise(had, offers))
+    return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, told, grace_s)
+
+
 def _apart(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
     told = [
-        (r, r.problem or "the kubelet has no ListAndWatch stream open")
+        (r.name, r.problem or "the kubelet has no ListAndWatch stream open")
         for r in beat.resources
         if r.problem or not r.streams
     ]
@@ -106,7 +118,7 @@ def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
     # an age below 0 is a self-probe that has not run yet
     told = [
         (
-            r,
+            r.name,
             deaf.format(
                 "" if r.problem else "registered, but ",
                 r.probe_age_s,
@@ -124,12 +136,18 @@ def _mismatched(
     offers: Mapping[str, facts.Offer] | None,
     grace_s: float,
     mismatch_s: float,
+    settled_s: float,
 ) -> Trouble | None:
-    odd = [(r, r.apart) for r in beat.resources if r.apart]
+    odd = [(r.name, r.apart) for r in beat.resources if r.apart]
     if odd or offers is None:
         return _of(Verdict.MISMATCH, Rule.KUBELET_LISTS_OTHERS, odd, grace_s)
-    offered = list(_offered_otherwise(beat.resources, offers))
-    return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, offered, mismatch_s)
+    had = {r.name: r.healthy for r in beat.resources}
+    told = list(_offered_otherwise(had, offers))
+    names = {name for name, _ in told}
+    ages_s = (r.registered_age_s for r in beat.resources if r.name in names)
+    is_settled = min((settled_s, *ages_s)) >= mismatch_s
+    wait_s = grace_s if is_settled else mismatch_s
+    return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, told, wait_s)
 
 
 def _split(beat: vocabulary.Heartbeat, twins: str) -> Trouble | None:
@@ -140,13 +158,13 @@ def _split(beat: vocabulary.Heartbeat, twins: str) -> Trouble | None:
 
 
 def _offered_otherwise(
-    resources: Iterable[vocabulary.ResourceBeat], offers: Mapping[str, facts.Offer]
-) -> Iterable[tuple[vocabulary.ResourceBeat, str]]:
-    for resource in resources:
-        offer = offers.get(resource.name, facts.Offer(capacity=0, allocatable=0))
-        if offer.allocatable != resource.healthy:
+    had: Mapping[str, int], offers: Mapping[str, facts.Offer]
+) -> Iterable[tuple[str, str]]:
+    for name, healthy in had.items():
+        offer = offers.get(name, facts.Offer(capacity=0, allocatable=0))
+        if offer.allocatable != healthy:
             node = f"the node offers {offer.allocatable} of {offer.capacity}"
-            yield resource, f"the plugin has {resource.healthy} Healthy, {node}"
+            yield name, f"the plugin has {healthy} Healthy, {node}"
 
 
 def _slow(beat: vocabulary.Heartbeat, stretch: float, settings: config.Detection) -> Trouble | None:
@@ -178,7 +196,7 @@ def _slow(beat: vocabulary.Heartbeat, stretch: float, settings: config.Detection
 def _of(
     verdict: Verdict,
     rule: Rule,
-    told: list[tuple[vocabulary.ResourceBeat, str]],
+    told: list[tuple[str, str]],
     grace_s: float,
 ) -> Trouble | None:
     if not told:
@@ -186,10 +204,9 @@ def _of(
     return Trouble(
         verdict=verdict,
         rule=rule,
-        resources=tuple(resource.name for resource, _ in told),
+        resources=tuple(name for name, _ in told),
         evidence=tuple(
-            evidence.seen("plugin", f"{resource.name}: {text}")
-            for resource, text in told[:_SHOWN_MAX]
+            evidence.seen("plugin", f"{name}: {text}") for name, text in told[:_SHOWN_MAX]
         ),
         grace_s=grace_s,
     )

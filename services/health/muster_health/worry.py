@@ -16,9 +16,10 @@ class Worry:
     def about(self, found: trouble.Trouble, now: float) -> bool:
         """Take trouble; return whether it has lasted long enough.
 
-        Trouble of another patience begins anew; of the same one it is the same trouble, turned.
+        Other trouble of another patience begins anew; of the same one it is the same, turned.
         """
-        if self.found is None or self.found.grace_s != found.grace_s:
+        known = self.found
+        if known is None or (known.grace_s != found.grace_s and known.rule is not found.rule):
             self.since = now
         self.found = found
         due = self.since + found.grace_s
