@@ -11,8 +11,8 @@ from muster import vocabulary
 _DIGITS: Final = 2
 _NEVER: Final = -1.0
 _PROBES_MISSED_MAX: Final = 3
-_PROBLEM_MAX: Final = 300
-"""The whole text is in the event; a beat has to stay small."""
+_TEXTS_MAX: Final = (300, 100, 30, 10)
+"""So long may a text be, if there is room, and never empty; the whole text is in the event."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,27 +73,19 @@ def heartbeat(
     *,
     now: float,
     wall: float,
+    bytes_max: int,
 ) -> vocabulary.Heartbeat:
-    """Make a beat: `now` in the monotonic seconds of all the times given, `wall` for people."""
-    return vocabulary.Heartbeat(
-        node=who.node,
-        plugin=who.plugin,
-        instance=who.instance,
-        boot=who.boot,
-        version=who.version,
-        config_hash=who.config_hash,
-        seq=vitals.seq,
-        interval_s=who.interval_s,
-        uptime_s=_age(who.started_at, now),
-        wall=round(wall, _DIGITS),
-        phase=vitals.phase,
-        kubelet_socket=vitals.kubelet,
-        resources=tuple(_resource(state, now) for state in resources),
-        checkers={name: _age(at, now) for name, at in vitals.checked_at.items()},
-        loop_lag_ms=round(vitals.lag_s * 1000, _DIGITS),
-        reconnects=vitals.reconnects,
-        problems=tuple(problem[:_PROBLEM_MAX] for problem in vitals.problems),
-    )
+    """Make a beat: `now` in the monotonic seconds of all the times given, `wall` for people.
+
+    One of more than `bytes_max` bytes would be believed by nobody, so that many long texts are cut:
+    the numbers tell whether all is well, and the events tell all of why not.
+    """
+    known = [*resources]
+    for text_max in _TEXTS_MAX:
+        beat = _heartbeat(who, vitals, known, now=now, wall=wall, text_max=text_max)
+        if len(msgspec.json.encode(beat)) <= bytes_max:
+            break
+    return beat
 
 
 def readiness(resources: Iterable[ResourceState], *, now: float, probe_s: float) -> str | None:
@@ -118,7 +110,37 @@ def first_beat_s(node: str, interval_s: float) -> float:
     return share * interval_s
 
 
-def _resource(state: ResourceState, now: float) -> vocabulary.ResourceBeat:
+def _heartbeat(
+    who: Identity,
+    vitals: Vitals,
+    resources: Iterable[ResourceState],
+    *,
+    now: float,
+    wall: float,
+    text_max: int,
+) -> vocabulary.Heartbeat:
+    return vocabulary.Heartbeat(
+        node=who.node,
+        plugin=who.plugin,
+        instance=who.instance,
+        boot=who.boot,
+        version=who.version,
+        config_hash=who.config_hash,
+        seq=vitals.seq,
+        interval_s=who.interval_s,
+        uptime_s=_age(who.started_at, now),
+        wall=round(wall, _DIGITS),
+        phase=vitals.phase,
+        kubelet_socket=vitals.kubelet,
+        resources=tuple(_resource(state, now, text_max) for state in resources),
+        checkers={name: _age(at, now) for name, at in vitals.checked_at.items()},
+        loop_lag_ms=round(vitals.lag_s * 1000, _DIGITS),
+        reconnects=vitals.reconnects,
+        problems=tuple(problem[:text_max] for problem in vitals.problems),
+    )
+
+
+def _resource(state: ResourceState, now: float, text_max: int) -> vocabulary.ResourceBeat:
     probe = state.probe
     return vocabulary.ResourceBeat(
         name=state.name,
@@ -132,9 +154,9 @@ def _resource(state: ResourceState, now: float) -> vocabulary.ResourceBeat:
         devices=state.devices,
         healthy=state.healthy,
         allocated=state.allocated,
-        problem=state.problem,
-        short=state.short,
-        apart=state.apart,
+        problem=state.problem[:text_max],
+        short=state.short[:text_max],
+        apart=state.apart[:text_max],
         degraded=state.conditions.get(vocabulary.Condition.DEGRADED, 0),
         unmonitored=state.conditions.get(vocabulary.Condition.UNMONITORED, 0),
     )
