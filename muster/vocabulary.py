@@ -254,7 +254,8 @@ class Device(_Struct, frozen=True, kw_only=True):
     """One schedulable unit as the kubelet sees it. `reason` says why it is not Healthy.
 
     `physical` is the uuid of the GPU or MIG device behind it, the same for all its replicas; empty
-    for anything else.
+    for anything else. It stands for `count` units that are alike but for their ids, of which `id`
+    is the first.
     """
 
     id: DeviceId
@@ -264,6 +265,7 @@ class Device(_Struct, frozen=True, kw_only=True):
     simulated: bool = False
     numa_node: int | None = None
     physical: str = ""
+    count: Annotated[int, msgspec.Meta(ge=1, le=2**31)] = 1
 
 
 class Event(_Struct, frozen=True, kw_only=True):
@@ -352,7 +354,10 @@ class DeviceAdded(PluginEvent, frozen=True, kw_only=True):
 
 
 class DeviceRemoved(PluginEvent, frozen=True, kw_only=True):
-    """A device left the list for good; `physical` as in `Device`, once the last replica left."""
+    """A device left the list for good; `physical` as in `Device`, once the last replica left.
+
+    So do `count` replicas of one GPU or MIG device together, of which `device_id` is the first.
+    """
 
     TYPE = "device.removed"
     SUBJECT = "muster.event.{node}.{plugin}.device.removed"
@@ -360,6 +365,7 @@ class DeviceRemoved(PluginEvent, frozen=True, kw_only=True):
     device_id: DeviceId
     reason: Text = ""
     physical: str = ""
+    count: Annotated[int, msgspec.Meta(ge=1, le=2**31)] = 1
 
 
 class DeviceHealthChanged(PluginEvent, frozen=True, kw_only=True):

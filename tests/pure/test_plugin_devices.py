@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import vocabulary
+from muster import codec, vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.vocabulary import Health
 from muster_plugin import (
@@ -24,6 +24,7 @@ from muster_plugin import (
     wire,
 )
 
+LARGE = codec.EVENT_BYTES_MAX
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 FUSE, KVM, TUN = (
     found.Node(path=f"/dev/{name}", kind=found.Kind.CHAR, major=10, minor=minor)
@@ -288,7 +289,11 @@ def test_a_fault_of_a_gpu_reaches_all_its_mig_devices_and_one_of_an_instance_tha
     look(devices, configured=(), offers=offers)
 
     def unhealthy() -> list[str]:
-        return [d.physical for d in devices.snapshot(AT).devices if d.health is Health.UNHEALTHY]
+        return [
+            d.physical
+            for d in devices.snapshot(AT, bytes_max=LARGE).event.devices
+            if d.health is Health.UNHEALTHY
+        ]
 
     devices.apply(fault(GPU_0, gi=2))
     assert unhealthy() == ["MIG-b"]
@@ -348,10 +353,7 @@ def test_a_gpu_that_is_broken_when_it_is_first_seen_is_never_called_healthy() ->
     events = look(devices, configured=(), offers=(SHARED,))
     assert [
         event.device.health for event in events if isinstance(event, vocabulary.DeviceAdded)
-    ] == [
-        Health.HEALTHY if device.startswith(GPU_1) else Health.UNHEALTHY
-        for device in sorted(unit.id for unit in SHARED.units)
-    ]
+    ] == [Health.HEALTHY if uuid == GPU_1 else Health.UNHEALTHY for uuid in sorted([GPU_0, GPU_1])]
 
 
 def test_a_gpu_that_comes_back_broken_is_not_told_to_be_healthy() -> None:
@@ -382,24 +384,21 @@ def test_a_fault_of_a_stranger_changes_nothing() -> None:
     assert made().apply(fault("GPU-stranger")) == []
 
 
-def test_a_snapshot_holds_every_device_with_its_reason() -> None:
+def test_a_snapshot_holds_every_device_with_its_reason_and_replicas_that_are_alike_once() -> None:
     devices = made()
     devices.apply(fault(GPU_1))
     look(devices, FUSE, offers=(SHARED,))
-    snapshot = devices.snapshot(AT)
-    told = {device.id: (device.health, device.reason) for device in snapshot.devices}
+    snapshot = devices.snapshot(AT, bytes_max=LARGE).event
+    told = {d.id: (d.count, d.health, d.reason) for d in snapshot.devices}
     assert told == {
-        "fuse-0": (Health.HEALTHY, ""),
-        "fuse-1": (Health.HEALTHY, ""),
-        "kvm-0": (Health.UNHEALTHY, "/dev/kvm is gone"),
-        "kvm-1": (Health.UNHEALTHY, "/dev/kvm is gone"),
-        f"{GPU_0}::0": (Health.HEALTHY, ""),
-        f"{GPU_0}::1": (Health.HEALTHY, ""),
-        f"{GPU_1}::0": (Health.UNHEALTHY, "broken"),
-        f"{GPU_1}::1": (Health.UNHEALTHY, "broken"),
+        "fuse-0": (2, Health.HEALTHY, ""),
+        "kvm-0": (1, Health.UNHEALTHY, "/dev/kvm is gone"),
+        "kvm-1": (1, Health.UNHEALTHY, "/dev/kvm is gone"),
+        f"{GPU_0}::0": (2, Health.HEALTHY, ""),
+        f"{GPU_1}::0": (2, Health.UNHEALTHY, "broken"),
     }
     assert snapshot.resources == ("a.com/fuse", "nvidia.com/gpu")
-    assert devices.snapshot(AT) == snapshot
+    assert devices.snapshot(AT, bytes_max=LARGE) == (snapshot, "")
 
 
 def test_simulated_gpus_of_two_nodes_have_different_uuids() -> None:
@@ -660,26 +659,40 @@ NEVER = beats.ResourceState(
 )
 
 
+WHO = beats.Identity(
+    node="n1",
+    plugin="p",
+    instance="i",
+    boot="b",
+    version="1",
+    config_hash="c",
+    interval_s=5.0,
+    started_at=90.0,
+)
+VITALS = beats.Vitals(
+    seq=7,
+    phase=vocabulary.Phase.SERVING,
+    kubelet="1.2",
+    checked_at={"sockets": 109.5},
+    lag_s=0.0012,
+    reconnects=1,
+)
+
+
+def test_a_beat_that_nobody_would_believe_is_cut_and_still_says_what_is_wrong() -> None:
+    wrong = msgspec.structs.replace(NEVER, problem="\0" * 2000, short="x" * 900, apart="y" * 900)
+    states = [msgspec.structs.replace(wrong, name=f"{n}.com/{'z' * 240}") for n in range(64)]
+    vitals = msgspec.structs.replace(VITALS, problems=("p" * 2000,) * 21)
+    most = codec.HEARTBEAT_BYTES_MAX
+    beat = beats.heartbeat(WHO, vitals, states, now=110.0, wall=1.0, bytes_max=most)
+    assert codec.decode_heartbeat(codec.encode_heartbeat(beat)) == beat
+    assert [one.name for one in beat.resources] == [one.name for one in states]
+    assert all(one.problem and one.short and one.apart for one in beat.resources)
+
+
 def test_a_beat_tells_ages_and_says_never_where_nothing_happened() -> None:
-    who = beats.Identity(
-        node="n1",
-        plugin="p",
-        instance="i",
-        boot="b",
-        version="1",
-        config_hash="c",
-        interval_s=5.0,
-        started_at=90.0,
-    )
-    vitals = beats.Vitals(
-        seq=7,
-        phase=vocabulary.Phase.SERVING,
-        kubelet="1.2",
-        checked_at={"sockets": 109.5},
-        lag_s=0.0012,
-        reconnects=1,
-    )
-    beat = beats.heartbeat(who, vitals, [STATE, NEVER], now=110.0, wall=1.234)
+    states = [STATE, NEVER]
+    beat = beats.heartbeat(WHO, VITALS, states, now=110.0, wall=1.234, bytes_max=LARGE)
     assert beat == vocabulary.Heartbeat(
         node="n1",
         plugin="p",

@@ -217,7 +217,7 @@ class Devices:
         totals: dict[str, int] = {}
         present: dict[tuple[str, str], vocabulary.Device] = {}
         for device in listed:
-            totals[device.resource] = totals.get(device.resource, 0) + 1
+            totals[device.resource] = totals.get(device.resource, 0) + device.count
             known = present.setdefault((device.resource, _key(device)), device)
             if known.health is Health.HEALTHY:
                 present[device.resource, _key(device)] = device

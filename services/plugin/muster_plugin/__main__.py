@@ -251,13 +251,19 @@ class Reporter:
                 )
             )
             self._node.teller.publish_to(connected.enqueue)
-            connected.enqueue(self._node.inventory.snapshot(datetime.now(UTC)))
+            self._tell_all(connected)
 
     async def _snapshots(self, connected: "bus.Bus") -> None:
         while True:
             await asyncio.sleep(self._settings.snapshot_period_s)
             if connected.link.is_connected:
-                connected.enqueue(self._node.inventory.snapshot(datetime.now(UTC)))
+                self._tell_all(connected)
+
+    def _tell_all(self, connected: "bus.Bus") -> None:
+        from muster import codec  # noqa: PLC0415  # loaded with the bus
+
+        at = datetime.now(UTC)
+        connected.enqueue(self._node.snapshot(at, bytes_max=codec.EVENT_BYTES_MAX))
 
     async def _goodbye(self, connected: "bus.Bus") -> None:
         self._is_draining = True
@@ -311,6 +317,8 @@ class Reporter:
         await self._node.configure(here, config_hash=found.hash, restart=restart)
 
     def _heartbeat(self, connected: "bus.Bus") -> vocabulary.Heartbeat:
+        from muster import codec  # noqa: PLC0415  # loaded with the bus
+
         vitals = beats.Vitals(
             seq=self._sequence,
             phase=self._phase,
@@ -321,7 +329,14 @@ class Reporter:
             problems=self._node.teller.standing,
         )
         now = time.monotonic()
-        return beats.heartbeat(self._who, vitals, self._node.states(), now=now, wall=time.time())
+        return beats.heartbeat(
+            self._who,
+            vitals,
+            self._node.states(),
+            now=now,
+            wall=time.time(),
+            bytes_max=codec.HEARTBEAT_BYTES_MAX,
+        )
 
     @property
     def _phase(self) -> vocabulary.Phase:

@@ -9,17 +9,32 @@ same answer.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from muster import vocabulary
-from muster_plugin import findings, gpu, gpu_answer, lifecycle, rules, units
+from muster_plugin import (
+    advertised,
+    findings,
+    gpu,
+    gpu_answer,
+    lifecycle,
+    listing,
+    reports,
+    rules,
+    units,
+)
 
-_CONDITIONS: Final = {
-    gpu.Effect.DEGRADED: vocabulary.Condition.DEGRADED,
-    gpu.Effect.UNMONITORED: vocabulary.Condition.UNMONITORED,
-}
+_ENVELOPE_BYTES: Final = 32 * 1024
+"""What is in the message beside devices and GPUs: the names of all resources, CloudEvents' own."""
+
+
+class Snapshot(NamedTuple):
+    """All there is, as an event; `problem` says what it leaves out, empty if nothing."""
+
+    event: vocabulary.InventoryReported
+    problem: str
 
 
 class Inventory:
@@ -29,9 +44,8 @@ class Inventory:
         self._node = node
         self._plugin = plugin
         self._findings = findings.Findings()
-        self._rules: dict[str, rules.Resource] = {}
-        self._lives: dict[str, lifecycle.Lifecycle] = {}
-        self._pods: Mapping[str, Mapping[str, str]] = {}
+        self._reports = reports.Reports(node, plugin, self._findings)
+        self._resources: dict[str, advertised.Advertised] = {}
         self.gpus: vocabulary.GpuNode | None = None
         """What a snapshot tells about the GPUs themselves."""
         self.terms = gpu_answer.Terms()
@@ -53,21 +67,19 @@ class Inventory:
         are_new = self._gpu_rules != self.terms.rules
         self._gpu_rules = self.terms.rules
         events: list[vocabulary.PluginEvent] = []
-        for name in [*self._lives]:
-            if name not in offers and self._rules[name] not in configured:
+        for name, one in [*self._resources.items()]:
+            if name not in offers and one.rule not in configured:
                 events += self._forget(name, at)
         for name, offer in offers.items():
-            policy = lifecycle.policy(offer.rule)
-            life = self._lives.setdefault(name, lifecycle.Lifecycle(name, policy))
-            was = self._rules.get(name, offer.rule)
-            if was != offer.rule or (are_new and not offer.rule.groups):
+            one = self._resources.setdefault(name, self._begun(offer))
+            if one.rule != offer.rule or (are_new and not offer.rule.groups):
                 meant = lifecycle.Reconfigured(offer.units)
-                events += self._events(life, life.receive(meant, now), at)
-            life.policy = policy
-            self._rules[name] = offer.rule
-        for name, life in self._lives.items():
+                events += self._reports.of_units(one, one.receive(meant, now), at)
+            one.follow(offer.rule)
+        for name, one in self._resources.items():
             there = offers[name].units if name in offers else ()
-            events += self._events(life, life.receive(lifecycle.Looked(there), now), at)
+            one.simulated = bool(self.gpus and self.gpus.simulated)
+            events += self._reports.of_units(one, one.receive(lifecycle.Looked(there), now), at)
         self._drop_empty(offers)
         return events
 
@@ -75,34 +87,34 @@ class Inventory:
         self, resource: str, unit: units.Unit, problem: str, *, now: float, at: datetime
     ) -> list[vocabulary.PluginEvent]:
         """Take the result of a check; empty `problem` if the device is well."""
-        life = self._lives.get(resource)
-        if life is None:
+        one = self._resources.get(resource)
+        if one is None:
             return []
-        return [*self._events(life, life.receive(lifecycle.Checked(unit, problem), now), at)]
+        facts = one.receive(lifecycle.Checked(unit, problem), now)
+        return [*self._reports.of_units(one, facts, at)]
 
     def held(
         self, pods: Mapping[str, Mapping[str, str]] | None, *, now: float, at: datetime
     ) -> list[vocabulary.PluginEvent]:
         """Take which pod holds what, by resource and device id; None if nobody knows."""
-        self._pods = pods or {}
         events: list[vocabulary.PluginEvent] = []
-        for name, life in self._lives.items():
-            held = None if pods is None else frozenset(pods.get(name, ()))
-            events += self._events(life, life.receive(lifecycle.Held(held), now), at)
+        for name, one in self._resources.items():
+            facts = one.held(None if pods is None else pods.get(name, {}), now)
+            events += self._reports.of_units(one, facts, at)
         self._drop_empty()
         return events
 
     def tick(self, *, now: float, at: datetime) -> list[vocabulary.PluginEvent]:
         """Let go of what has been lost for long enough."""
         events: list[vocabulary.PluginEvent] = []
-        for life in self._lives.values():
-            events += self._events(life, life.tick(now), at)
+        for one in self._resources.values():
+            events += self._reports.of_units(one, one.tick(now), at)
         self._drop_empty()
         return events
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed."""
-        deadlines = (life.next_deadline() for life in self._lives.values())
+        deadlines = (one.next_deadline() for one in self._resources.values())
         return min((at for at in deadlines if at is not None), default=None)
 
     def apply(self, finding: gpu.Finding) -> list[vocabulary.PluginEvent]:
@@ -113,221 +125,108 @@ class Inventory:
         """
         if not self._findings.apply(finding):
             return []
-        met = {
-            (name, unit.physical): unit.gpu.part
-            for name in self._lives
-            for unit in self.offered(name)
-            if unit.gpu is not None and finding.part.covers(unit.gpu.part)
-        }
-        return [self._found(name, key, part, finding) for (name, key), part in sorted(met.items())]
+        events: list[vocabulary.PluginEvent] = []
+        for _, one in sorted(self._resources.items()):
+            one.turned(finding.part)
+            events += (
+                self._reports.of_finding(one, name, part, finding)
+                for name, part in sorted(one.parts(finding.part).items())
+            )
+        return events
 
     # What others ask
 
     @property
     def resources(self) -> tuple[str, ...]:
         """Every resource that is advertised now."""
-        return tuple(self._lives)
+        return tuple(self._resources)
 
     @property
     def standing(self) -> dict[str, str]:
         """Which match has the name of each resource that a match gave its name."""
         return {
             name: units[0].physical
-            for name in self._lives
-            if self._rules[name].per_match and (units := self.offered(name))
+            for name, one in self._resources.items()
+            if one.rule.per_match and (units := one.offered())
         }
 
     def rule(self, resource: str) -> rules.Resource | None:
         """Return the rule that a resource follows."""
-        return self._rules.get(resource)
+        one = self._resources.get(resource)
+        return one.rule if one else None
 
     def devices(self, resource: str) -> tuple[vocabulary.Device, ...]:
         """Return the devices of a resource as they are now, in an order that is always the same."""
-        life = self._lives.get(resource)
-        return tuple(self._now(life, device) for device in life.devices()) if life else ()
+        one = self._resources.get(resource)
+        return one.devices() if one else ()
 
     def unit(self, resource: str, device_id: str) -> units.Unit | None:
         """Return what stands behind an id, or None if it is none of ours."""
-        life = self._lives.get(resource)
-        return life.unit(device_id) if life else None
+        one = self._resources.get(resource)
+        return one.unit(device_id) if one else None
 
     def offered(self, resource: str) -> tuple[units.Unit, ...]:
         """Return everything of a resource that a container could be given."""
-        life = self._lives.get(resource)
-        found = (life.unit(device.id) for device in life.devices()) if life else ()
-        return tuple(unit for unit in found if unit is not None)
+        one = self._resources.get(resource)
+        return one.offered() if one else ()
 
     def to_check(self, resource: str) -> tuple[units.Unit, ...]:
         """Return one unit for each thing of a resource that is there to be examined."""
-        life = self._lives.get(resource)
-        return life.to_check() if life else ()
+        one = self._resources.get(resource)
+        return one.to_check() if one else ()
 
     def count(self, resource: str) -> Counter[vocabulary.Health]:
         """Count the devices of a resource by health."""
-        return Counter(device.health for device in self.devices(resource))
+        one = self._resources.get(resource)
+        return one.count() if one else Counter()
 
     def conditions(self, resource: str) -> Counter[vocabulary.Condition]:
         """Count the Healthy devices of a resource of which there is something to be known."""
-        counted: Counter[vocabulary.Condition] = Counter()
-        for device in self.devices(resource):
-            unit = self.unit(resource, device.id)
-            if device.health is vocabulary.Health.HEALTHY and unit and unit.gpu:
-                counted.update(
-                    condition
-                    for effect, condition in _CONDITIONS.items()
-                    if self._findings.reason(unit.gpu.part, effect)
-                )
-        return counted
+        one = self._resources.get(resource)
+        return one.conditions() if one else Counter()
 
     def shortage(self, resource: str) -> str:
         """Say that there are fewer devices than expected; empty if there are enough."""
-        life = self._lives.get(resource)
-        if life is None or life.problem:
-            return life.problem if life else ""
-        look, rule = self.terms.look, self._rules[resource]
-        if rule.groups or look.driver is gpu.Driver.READY or not look.on_bus:
+        one = self._resources.get(resource)
+        if one is None or one.problem:
+            return one.problem if one else ""
+        look = self.terms.look
+        if one.rule.groups or look.driver is gpu.Driver.READY or not look.on_bus:
             return ""
         # a node without GPUs may well be configured for them; one that has some offers none
         return f"{look.on_bus} NVIDIA GPUs on the PCI bus, and {look.driver}: {look.problem}"[:1000]
 
-    def snapshot(self, at: datetime) -> vocabulary.InventoryReported:
-        """Return the whole inventory as an event."""
-        return vocabulary.InventoryReported(
+    def snapshot(self, at: datetime, *, bytes_max: int) -> Snapshot:
+        """Return the whole inventory as an event of so many bytes at most."""
+        alike = listing.alike(
+            (device, unit.physical)
+            for one in self._resources.values()
+            for device, unit in zip(one.devices(), one.offered(), strict=True)
+        )
+        room = bytes_max - _ENVELOPE_BYTES - len(msgspec.json.encode(self.gpus))
+        listed = listing.fitting(alike, room)
+        event = vocabulary.InventoryReported(
             node=self._node,
             at=at,
             plugin=self._plugin,
-            devices=tuple(device for name in self.resources for device in self.devices(name)),
+            devices=listed.devices,
             resources=self.resources,
             gpus=self.gpus,
         )
+        return Snapshot(event, listed.problem)
+
+    def _begun(self, offer: units.Offer) -> advertised.Advertised:
+        return advertised.Advertised(offer.name, offer.rule, self._findings)
 
     def _drop_empty(self, offered: Iterable[str] = ()) -> None:
-        for name in [*self._lives]:
-            if (
-                self._rules[name].per_match
-                and name not in offered
-                and not self._lives[name].devices()
-            ):
-                del self._lives[name], self._rules[name]
+        for name, one in [*self._resources.items()]:
+            if one.rule.per_match and name not in offered and not one.offered():
+                del self._resources[name]
 
     def _forget(self, name: str, at: datetime) -> Iterator[vocabulary.PluginEvent]:
-        gone = [
-            lifecycle.Removed(unit.id, lifecycle.CONFIGURATION, unit.physical if unit.gpu else "")
-            for unit in self.offered(name)
-        ]
-        life = self._lives.pop(name)
-        del self._rules[name]
-        return self._events(life, gone, at)
-
-    def _now(self, life: lifecycle.Lifecycle, device: vocabulary.Device) -> vocabulary.Device:
-        """Return a device with what is found against its GPU."""
-        unit = life.unit(device.id)
-        if unit is None or unit.gpu is None:
-            return device
-        told = msgspec.structs.replace(
-            device, physical=unit.physical, simulated=bool(self.gpus and self.gpus.simulated)
-        )
-        wrong = self._findings.reason(unit.gpu.part, gpu.Effect.UNHEALTHY)
-        if not wrong:
-            return told
-        reason = f"{told.reason}; {wrong}" if told.reason else wrong
-        return msgspec.structs.replace(told, health=vocabulary.Health.UNHEALTHY, reason=reason)
-
-    def _events(
-        self, life: lifecycle.Lifecycle, facts: Iterable[lifecycle.Fact], at: datetime
-    ) -> Iterator[vocabulary.PluginEvent]:
-        """Tell of what became of units; of a GPU once, not for each of its replicas."""
-        told: set[tuple[str, vocabulary.Health]] = set()
-        for fact in facts:
-            match fact:
-                case lifecycle.Added(device=device):
-                    yield self._added(self._now(life, device), at)
-                case lifecycle.Removed(device_id=device_id, reason=reason, physical=physical):
-                    is_left = any(u.physical == physical for u in self.offered(life.resource))
-                    yield vocabulary.DeviceRemoved(
-                        node=self._node,
-                        plugin=self._plugin,
-                        at=at,
-                        resource=life.resource,
-                        device_id=device_id,
-                        reason=reason,
-                        physical="" if is_left else physical,
-                    )
-                case lifecycle.Turned(device_id=device_id, health=health):
-                    unit = life.unit(device_id)
-                    part = unit.gpu.part if unit and unit.gpu else None
-                    name = unit.physical if unit and part else device_id
-                    is_bad = part and self._findings.reason(part, gpu.Effect.UNHEALTHY)
-                    if (name, health) not in told and not (
-                        is_bad and health is vocabulary.Health.HEALTHY
-                    ):
-                        told.add((name, health))
-                        yield self._turned(life.resource, name, fact, at)
-
-    def _added(self, device: vocabulary.Device, at: datetime) -> vocabulary.PluginEvent:
-        return vocabulary.DeviceAdded(node=self._node, plugin=self._plugin, at=at, device=device)
-
-    def _turned(
-        self, resource: str, name: str, fact: lifecycle.Turned, at: datetime
-    ) -> vocabulary.PluginEvent:
-        return vocabulary.DeviceHealthChanged(
-            node=self._node,
-            plugin=self._plugin,
-            at=at,
-            resource=resource,
-            device_id=name,
-            health=fact.health,
-            reason=fact.reason,
-            code=fact.code,
-            pods=self._holders(resource, name),
-        )
-
-    def _found(
-        self, resource: str, name: str, part: gpu.Part, finding: gpu.Finding
-    ) -> vocabulary.PluginEvent:
-        """Tell of a finding about one device of a resource."""
-        condition = _CONDITIONS.get(finding.effect)
-        if condition is not None:
-            return vocabulary.DeviceConditionChanged(
-                node=self._node,
-                plugin=self._plugin,
-                at=finding.at,
-                resource=resource,
-                device_id=name,
-                condition=condition,
-                holds=isinstance(finding, gpu.Began),
-                reason=finding.reason,
-                code=finding.code,
-                policy=finding.policy,
-                evidence=finding.evidence,
-                pods=self._holders(resource, name),
-            )
-        left = self._findings.reason(part, gpu.Effect.UNHEALTHY)
-        still = f"{finding.reason}; but {left}" if left else finding.reason
-        is_over = isinstance(finding, gpu.Ended)
-        return vocabulary.DeviceHealthChanged(
-            node=self._node,
-            plugin=self._plugin,
-            at=finding.at,
-            resource=resource,
-            device_id=name,
-            health=vocabulary.Health.HEALTHY if not left else vocabulary.Health.UNHEALTHY,
-            reason=still if is_over else finding.reason,
-            code=finding.code,
-            policy=finding.policy,
-            evidence=finding.evidence,
-            pods=self._holders(resource, name),
-        )
-
-    def _holders(self, resource: str, name: str) -> tuple[str, ...]:
-        """Return the pods that hold a device, or a replica of it."""
-        pods = self._pods.get(resource, {})
-        found = {pod for held, pod in pods.items() if self._is_of(resource, held, name)}
-        return tuple(sorted(found))
-
-    def _is_of(self, resource: str, device_id: str, name: str) -> bool:
-        unit = self.unit(resource, device_id)
-        return device_id == name or (unit is not None and unit.physical == name)
+        one = self._resources.pop(name)
+        gone = one.leave()
+        return self._reports.of_units(one, gone, at)
 
 
 def resource_of(event: vocabulary.PluginEvent) -> str:

@@ -158,7 +158,15 @@ class Lifecycle:
 
     def devices(self) -> tuple[vocabulary.Device, ...]:
         """Return what is advertised, by id."""
-        return tuple(self._device(self._lives[name]) for name in sorted(self._lives))
+        return tuple(self.device(name) for name in sorted(self._lives))
+
+    def device(self, device_id: str) -> vocabulary.Device:
+        """Return how an id that is advertised is advertised."""
+        return self._device(self._lives[device_id])
+
+    def offered(self) -> tuple[units.Unit, ...]:
+        """Return what stands behind every id, by id."""
+        return tuple(self._lives[name].unit for name in sorted(self._lives))
 
     def unit(self, device_id: str) -> units.Unit | None:
         """Return what stands behind an id, or None if it is not advertised."""
@@ -189,6 +197,15 @@ class Lifecycle:
             yield from _turn(life, before)
         for name in sorted(seen.keys() - self._lives.keys()):
             yield self._begin(seen[name])
+
+    def leave(self) -> Sequence[Fact]:
+        """Let go of everything: nothing of it is meant any more."""
+        gone = [
+            Removed(unit.id, CONFIGURATION, unit.physical if unit.gpu else "")
+            for unit in self.offered()
+        ]
+        self._lives.clear()
+        return gone
 
     def _reconfigured(self, wanted: dict[str, units.Unit]) -> Iterator[Fact]:
         """Let go of what was there, and is not meant any more; what was lost before, leaves so."""

@@ -109,6 +109,10 @@ class Node:
         self._reason = _Reason.START
         self._devices = units.Plan()
         self._problems: tuple[str, ...] = ()
+        self._unlisted = ""
+        self._untold: list[vocabulary.PluginEvent] = []
+        self._telling = asyncio.Lock()
+        self._found = asyncio.Event()
         self._has_looked = asyncio.Event()
 
     # What others ask
@@ -135,6 +139,14 @@ class Node:
             if age_s > _STUCK_S:
                 return f"the last look at the {kind} was {age_s:.0f} s ago"
         return None
+
+    def snapshot(self, at: datetime, *, bytes_max: int) -> vocabulary.InventoryReported:
+        """Return the whole inventory as an event; that not all of it can be told is a problem."""
+        event, problem = self.inventory.snapshot(at, bytes_max=bytes_max)
+        if problem != self._unlisted:
+            self._unlisted = problem
+            self._tell_problems()
+        return event
 
     # What a life asks and tells
 
@@ -185,7 +197,7 @@ class Node:
             self._age(),
             self._examiner.examine(),
             self._pods.follow(),
-            *([self._seen.watch(self._take_judged)] if self._seen else []),
+            *([self._seen.watch(self._take_judged), self._tell_found()] if self._seen else []),
         )
 
     async def look(self) -> None:
@@ -237,12 +249,18 @@ class Node:
         )
 
     async def take(self, events: Iterable[vocabulary.PluginEvent]) -> None:
-        """Bring changes to the kubelet, then to the bus."""
-        told = [*events]
-        # a resource that was named by what it held may have left with the last of it
-        self.lives.match(self._reason)
-        await self.lives.advertise({inventory.resource_of(event) for event in told})
-        self._tell(told)
+        """Bring changes to the kubelet, then to the bus, in order.
+
+        What changes meanwhile waits, and is brought together: of many changes to a long list the
+        kubelet needs only the last.
+        """
+        self._untold += events
+        async with self._telling:
+            told, self._untold = self._untold, []
+            # a resource that was named by what it held may have left with the last of it
+            self.lives.match(self._reason)
+            await self.lives.advertise({inventory.resource_of(event) for event in told})
+            self._tell(told)
         self._aged.set()
         self._examiner.turned.set()
 
@@ -298,9 +316,19 @@ class Node:
                 await self.take(self._planned())
                 self._begin()
             case gpu.Began() | gpu.Ended():
-                await self.take(self.inventory.apply(judged))
+                self._untold += self.inventory.apply(judged)
+                self._found.set()
+                # hundreds may wait to be judged, and something else to be done
+                await asyncio.sleep(0)
             case _:
                 assert_never(judged)
+
+    async def _tell_found(self) -> None:
+        """Bring what was found out about GPUs to the kubelet and the bus."""
+        while True:
+            await self._found.wait()
+            self._found.clear()
+            await self.take([])
 
     async def _heard(self, listing: agreement.Listing | None) -> None:
         """Take what the kubelet says of pods and devices."""
@@ -374,8 +402,12 @@ class Node:
         if self._specs.write(wanted):
             # its directory may be new, and is to be watched
             self._sights.changed.set()
+        self._tell_problems()
+
+    def _tell_problems(self) -> None:
         unwritten = (f"{name}: {text}" for name, text in self._specs.problems.items())
-        if self.teller.problems((*self._problems, *unwritten)):
+        unlisted = [self._unlisted] if self._unlisted else []
+        if self.teller.problems((*self._problems, *unwritten, *unlisted)):
             self.problem_turned.set()
 
     def _tell(self, events: Iterable[vocabulary.PluginEvent]) -> None:

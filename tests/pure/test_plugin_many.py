@@ -1,0 +1,170 @@
+"""Thousands of devices: what is told of them, and what that costs."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Final
+
+import msgspec
+import pytest
+
+from muster import codec, vocabulary
+from muster.vocabulary import Device, Health
+from muster_health import devices as health_devices
+from muster_plugin import gpu, ids, inventory, listing, rules, units
+
+AT: Final = datetime(2026, 11, 1, tzinfo=UTC)
+GPU: Final = "nvidia.com/gpu"
+UUIDS: Final = tuple(sorted(ids.gpu_uuid("n1", index) for index in range(8)))
+RULE: Final = rules.Resource(name=GPU, groups=(), env="")
+
+
+def shared(replicas: int) -> inventory.Inventory:
+    """Return eight GPUs of so many replicas each."""
+    made = inventory.Inventory(node="n1", plugin="p")
+    parts = {uuid: gpu.Part(gpu=uuid) for uuid in UUIDS}
+    of_gpus = tuple(
+        units.Unit(
+            id=f"{uuid}::{number}",
+            physical=uuid,
+            identity={0: uuid},
+            gpu=gpu.Device(part=part, uuid=uuid, index="0"),
+        )
+        for uuid, part in parts.items()
+        for number in range(replicas)
+    )
+    offer = units.Offer(name=GPU, rule=RULE, units=of_gpus)
+    events = made.look(units.Plan(offers=(offer,)), [RULE], now=0.0, at=AT)
+    assert [e.device.count for e in events if isinstance(e, vocabulary.DeviceAdded)] == (
+        [replicas] * len(UUIDS)
+    )
+    return made
+
+
+def fault(uuid: str, number: int) -> gpu.Began:
+    return gpu.Began(
+        part=gpu.Part(gpu=uuid),
+        effect=gpu.Effect.UNHEALTHY,
+        code=f"xid-{number}",
+        reason=f"XID {number}",
+        at=AT,
+    )
+
+
+def encoded(event: vocabulary.Event) -> bytes:
+    return codec.encode(event, event_id="e", producer="p", instance="i", sequence=1, boot="b")
+
+
+def calls(work: Callable[[], object]) -> int:
+    """Count the calls of Python functions, which no busy machine changes."""
+    count = 0
+
+    def called(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_eight_gpus_in_a_thousand_replicas_each_fit_into_one_snapshot_that_health_believes() -> (
+    None
+):
+    many = shared(1000)
+    many.apply(fault(UUIDS[0], 79))
+    event, problem = many.snapshot(AT, bytes_max=codec.EVENT_BYTES_MAX)
+    assert problem == ""
+    read = codec.decode(event.subject, encoded(event)).data
+    assert read == event
+    register = health_devices.Devices(100)
+    assert register.apply(read)
+    assert register.totals == {GPU: 8000}
+    assert [*register.bad[vocabulary.AlertKind.DEVICE_UNHEALTHY, GPU]] == [UUIDS[0]]
+
+
+def test_what_a_plugin_of_an_earlier_version_lists_one_by_one_counts_as_before() -> None:
+    register = health_devices.Devices(100)
+    one_by_one = tuple(Device(id=f"{UUIDS[0]}::{n}", resource=GPU) for n in range(4))
+    event = vocabulary.InventoryReported(node="n1", plugin="p", at=AT, devices=one_by_one)
+    register.apply(msgspec.json.decode(msgspec.json.encode(event), type=type(event)))
+    assert register.totals == {GPU: 4}
+
+
+def test_replicas_of_a_gpu_that_leave_together_are_told_once() -> None:
+    many = shared(1000)
+    events = many.look(units.Plan(), (), now=1.0, at=AT)
+    assert [(e.physical, e.count) for e in events if isinstance(e, vocabulary.DeviceRemoved)] == [
+        (uuid, 1000) for uuid in UUIDS
+    ]
+
+
+def nodes(count: int, bad: int, *, reason: str = "/dev/x is gone") -> list[Device]:
+    return [
+        Device(
+            id=f"node-{number}",
+            resource="a.com/x",
+            health=Health.UNHEALTHY if number < bad else Health.HEALTHY,
+            reason=reason if number < bad else "",
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("devices", "entries", "words"),
+    [
+        (nodes(100, 10), 100, ""),
+        (nodes(10_000, 10), 11, "only how many"),
+        (nodes(10_000, 9_000), 22, "a few of each resource"),
+        (nodes(10_000, 9_000, reason="\0" * 900), 22, "a few of each resource"),
+    ],
+)
+def test_too_many_devices_are_summed_up_and_what_is_wrong_is_named_first(
+    devices: list[Device], entries: int, words: str
+) -> None:
+    listed = listing.fitting(devices, 300_000)
+    assert len(listed.devices) == entries
+    assert len(msgspec.json.encode(listed.devices)) <= 300_000
+    assert listed.problem.endswith(words)
+    assert sum(device.count for device in listed.devices) == len(devices)
+
+    def healths(them: list[Device]) -> Counter[Health]:
+        counted: Counter[Health] = Counter()
+        for device in them:
+            counted[device.health] += device.count
+        return counted
+
+    assert healths([*listed.devices]) == healths(devices)
+
+
+def test_a_finding_costs_as_much_as_its_gpu_has_replicas_however_many_hold() -> None:
+    few, many = shared(50), shared(500)
+    begins = [fault(uuid, number) for number in range(50) for uuid in UUIDS]
+
+    def find(there: inventory.Inventory) -> int:
+        there.devices(GPU)
+        return calls(lambda: [there.apply(finding) for finding in begins])
+
+    found = find(few), find(many)
+    # that a GPU is asked for by uuid once makes up the first; nothing is asked for each device
+    assert found[1] < found[0] * 10
+    assert found[0] < len(begins) * 250
+
+
+def test_a_list_is_made_of_each_device_once_however_many_findings_hold() -> None:
+    many = shared(1000)
+    for number in range(300):
+        for uuid in UUIDS:
+            many.apply(fault(uuid, number))
+    once = calls(lambda: many.devices(GPU))
+    assert once < 8_000 * 12
+    assert many.count(GPU) == {Health.UNHEALTHY: 8_000}
+    # heartbeats and metrics ask again, and nothing has changed
+    assert calls(lambda: many.devices(GPU)) < 10
