@@ -215,6 +215,14 @@ async def be_heard(node: fleets.Node) -> None:
     node.add_device()
 
 
+async def miscount(node: fleets.Node) -> None:
+    await node.miscount(-1)
+
+
+async def count(node: fleets.Node) -> None:
+    await node.miscount(0)
+
+
 async def cut(node: fleets.Node) -> None:
     node.cable.cut()
 
@@ -363,6 +371,15 @@ FAULTS: Final = (
         title="it has one device more than the kubelet knows",
         inject=add_device_unheard,
         heal=be_heard,
+        verdict=Verdict.MISMATCH,
+        alert=AlertKind.MISMATCH,
+        evidence=(r"the plugin has \d+ Healthy, the node offers \d+ of \d+",),
+    ),
+    Fault(
+        name="g-node",
+        title="the node offers one device less than there are",
+        inject=miscount,
+        heal=count,
         verdict=Verdict.MISMATCH,
         alert=AlertKind.MISMATCH,
         evidence=(r"the plugin has \d+ Healthy, the node offers \d+ of \d+",),

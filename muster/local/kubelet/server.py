@@ -86,6 +86,7 @@ class Kubelet:
         self._manager = device_manager.DeviceManager()
         self._registered: collections.Counter[str] = collections.Counter()
         self._counts: dict[str, tuple[int, int]] = {}
+        self._miscounts: dict[str, int] = {}
         self._began_s = 0.0
         self._life = contextlib.AsyncExitStack()
 
@@ -137,6 +138,10 @@ class Kubelet:
     def accept_registrations(self, accepts: bool) -> None:  # noqa: FBT001 (a switch has one value)
         """Refuse every Register with UNAVAILABLE while False."""
         self._accepts = accepts
+
+    def miscount(self, resource: str, by: int) -> None:
+        """Offer so many more of a resource than there are, as a device manager with a bug would."""
+        self._miscounts[resource] = by
 
     async def drop_stream(self, resource: str) -> bool:
         """Close the connection as after an error on its stream; False if there is none."""
@@ -231,6 +236,9 @@ class Kubelet:
         status = self._manager.status(self._now())
         if status.removed:
             self._changed()
+        for resource, by in self._miscounts.items():
+            if resource in status.allocatable:
+                status.allocatable[resource] += by
         return status
 
     async def _connect(self, resource: str, path: str) -> None:
