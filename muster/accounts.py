@@ -25,13 +25,8 @@ _NO_LIMIT: Final = -1
 _SUBSCRIPTIONS_MAX: Final = 20
 _PAYLOAD_MAX: Final = 1_048_576
 _VERSION: Final = 2
-_HEARD: Final = (
-    ("connect", "$SYS.ACCOUNT.{account}.CONNECT", "muster.nats.connect"),
-    ("disconnect", "$SYS.ACCOUNT.{account}.DISCONNECT", "muster.nats.disconnect"),
-    ("lameduck", "$SYS.SERVER.*.LAMEDUCK", "muster.nats.lameduck.$1"),
-    ("shutdown", "$SYS.SERVER.*.SHUTDOWN", "muster.nats.shutdown.$1"),
-)
-"""The name, the system account's subject, and muster's: what `permissions.IMPORTS` says."""
+_OF_CLIENTS: Final = ("CONNECT", "DISCONNECT")
+_OF_SERVERS: Final = ("LAMEDUCK", "SHUTDOWN")
 
 
 class Role(enum.StrEnum):
@@ -57,6 +52,7 @@ class Keys:
     system: nkeys.Key
     auth: nkeys.Key
     muster: nkeys.Key
+    plugins: nkeys.Key
     gate: str
     """The one user of the account AUTH."""
     answers: Sequence[str]
@@ -94,10 +90,10 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
     `sentinel` is the public key of a user that nobody is: who brings a token and no credentials is
     taken for it until the gate has answered.
     """
-    account = keys.muster.public
     accounts = (
         (keys.system, _system()),
         (keys.auth, _auth(keys)),
+        (keys.plugins, _plugins(keys)),
         (keys.muster, _muster(keys)),
     )
     operator = {"type": "operator", "version": _VERSION, "system_account": keys.system.public}
@@ -108,7 +104,6 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
     }
     lines = [
         "# made by `muster auth`; what it says is signed, and no secret",
-        f"# the account of muster is {account}",
         f"operator: {jwts.encode(_named(keys.operator, 'muster', operator), keys.operator, at=at)}",
         f"system_account: {keys.system.public}",
         "resolver: MEMORY",
@@ -125,45 +120,73 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
 
 
 def _system() -> Claims:
-    exports = [
-        {"name": name, "subject": subject.format(account="*"), "type": "stream"}
-        | ({"account_token_position": 3} if "{account}" in subject else {})
-        for name, subject, _ in _HEARD
-    ]
+    # who imports what is in the accounts, which only the operator can write
+    subjects = [f"$SYS.ACCOUNT.*.{what}" for what in _OF_CLIENTS]
+    subjects += [f"$SYS.SERVER.*.{what}" for what in _OF_SERVERS]
+    exports = [_stream(subject) for subject in subjects]
     return {"name": "SYS", "nats": _kind("account") | {"limits": _limits(), "exports": exports}}
 
 
 def _auth(keys: Keys) -> Claims:
-    asks = {"auth_users": [keys.gate], "allowed_accounts": [keys.muster.public]}
+    asks = {"auth_users": [keys.gate], "allowed_accounts": [keys.plugins.public]}
     held = {"limits": _limits(), "signing_keys": list(keys.answers), "authorization": asks}
     return {"name": "AUTH", "nats": _kind("account") | held}
 
 
-def _muster(keys: Keys) -> Claims:
-    account = keys.muster.public
-    stored = {
-        "mem_storage": _NO_LIMIT,
-        "disk_storage": _NO_LIMIT,
-        "streams": _NO_LIMIT,
-        "consumer": _NO_LIMIT,
+def _plugins(keys: Keys) -> Claims:
+    held = {
+        "limits": _limits(),
+        "exports": [_stream("muster.heartbeat.>"), _service("muster.rpc.>")],
+        "imports": [_from(keys.muster, _service("muster.event.>"))],
+        "signing_keys": _signers(keys, [Role.NODE]),
     }
+    return {"name": permissions.PLUGINS, "nats": _kind("account") | held}
+
+
+def _muster(keys: Keys) -> Claims:
+    stored = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), _NO_LIMIT)
     imports = [
-        {
-            "name": name,
-            "subject": subject.format(account=account),
-            "account": keys.system.public,
-            "local_subject": put,
-            "type": "stream",
-        }
-        for name, subject, put in _HEARD
+        _from(keys.system, _stream(f"$SYS.ACCOUNT.{account.public}.{what}"), to=what.lower())
+        for account in (keys.muster, keys.plugins)
+        for what in _OF_CLIENTS
     ]
-    signers = [
+    imports += [
+        _from(keys.system, _stream(f"$SYS.SERVER.*.{what}"), to=f"{what.lower()}.$1")
+        for what in _OF_SERVERS
+    ]
+    imports += [
+        _from(keys.plugins, _stream("muster.heartbeat.>")),
+        _from(keys.plugins, _service("muster.rpc.>")),
+    ]
+    held = {
+        "limits": _limits() | stored,
+        "exports": [_service("muster.event.>")],
+        "imports": imports,
+        "signing_keys": _signers(keys, [role for role in Role if role is not Role.NODE]),
+    }
+    return {"name": permissions.ACCOUNT, "nats": _kind("account") | held}
+
+
+def _signers(keys: Keys, roles: Collection[Role]) -> list[Claims]:
+    return [
         {"kind": "user_scope", "key": key, "role": role, "template": _template(role)}
-        for role in Role
+        for role in roles
         for key in keys.roles.get(role, ())
     ]
-    held = {"limits": _limits() | stored, "imports": imports, "signing_keys": signers}
-    return {"name": permissions.ACCOUNT, "nats": _kind("account") | held}
+
+
+def _stream(subject: str) -> Claims:
+    return {"name": subject, "subject": subject, "type": "stream"}
+
+
+def _service(subject: str) -> Claims:
+    return {"name": subject, "subject": subject, "type": "service"}
+
+
+def _from(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
+    """Return an import of what an account shares, below `muster.nats` where `to` says so."""
+    whole = {**shared, "account": account.public}
+    return whole | {"local_subject": f"muster.nats.{to}"} if to else whole
 
 
 def _template(role: Role) -> Claims:

@@ -13,6 +13,9 @@ from typing import Final
 from muster import streams
 
 ACCOUNT: Final = "MUSTER"
+PLUGINS: Final = "PLUGINS"
+"""Plugins have an account of their own. JetStream sends its acknowledgement wherever a message asks
+it to, with nobody's rights: within one account a plugin could have it written to any bucket."""
 EXPORTS: Final = """\
     exports: [
       {stream: "$SYS.ACCOUNT.*.CONNECT", account_token_position: 3}
@@ -32,6 +35,27 @@ IMPORTS: Final = """\
     ]
 """
 """Under which subjects muster hears it."""
+_OF_PLUGINS: Final = """\
+    exports: [
+      {stream: "muster.heartbeat.>", accounts: [MUSTER]}
+      {service: "muster.rpc.>", accounts: [MUSTER]}
+    ]
+    imports: [{service: {account: MUSTER, subject: "muster.event.>"}}]
+"""
+_TO_PLUGINS: Final = """\
+    exports: [{service: "muster.event.>", accounts: [PLUGINS]}]
+"""
+_MORE_EXPORTS: Final = """\
+      {stream: "$SYS.ACCOUNT.PLUGINS.CONNECT", accounts: [MUSTER]}
+      {stream: "$SYS.ACCOUNT.PLUGINS.DISCONNECT", accounts: [MUSTER]}
+"""
+_MORE_IMPORTS: Final = """\
+      {stream: {account: SYS, subject: "$SYS.ACCOUNT.PLUGINS.CONNECT"}, to: muster.nats.connect}
+      {stream: {account: SYS, subject: "$SYS.ACCOUNT.PLUGINS.DISCONNECT"}
+       to: muster.nats.disconnect}
+      {stream: {account: PLUGINS, subject: "muster.heartbeat.>"}}
+      {service: {account: PLUGINS, subject: "muster.rpc.>"}}
+"""
 
 DURABLES: Final = ("notifier",)
 OWN_INBOX: Final = "_INBOX.{{name()}}.>"
@@ -49,6 +73,7 @@ class Grant:
     subscribe: tuple[str, ...]
     publish_denied: tuple[str, ...] = ()
     subscribe_denied: tuple[str, ...] = ()
+    account: str = ACCOUNT
     answers: bool = False
     """Whether a request may be answered, once, wherever the answer is to go, within ANSWER_S."""
 
@@ -185,12 +210,14 @@ def central() -> tuple[Grant, ...]:
 
 def configuration(grants: Iterable[Grant]) -> str:
     """Return the accounts for nats-server; each password is in the environment, see `variable`."""
-    users = "".join(_user(grant) for grant in grants)
+    held = tuple(grants)
     return (
         "# made by scripts/manifests.py from muster/permissions.py\n"
         "system_account: SYS\naccounts {\n  SYS {\n"
-        f"{EXPORTS}  }}\n  {ACCOUNT} {{\n    jetstream: enabled\n    users: [\n{users}    ]\n"
-        f"{IMPORTS}  }}\n}}\n"
+        f"{_longer(EXPORTS, _MORE_EXPORTS)}  }}\n"
+        f"  {PLUGINS} {{\n{_users(PLUGINS, held)}{_OF_PLUGINS}  }}\n"
+        f"  {ACCOUNT} {{\n    jetstream: enabled\n{_users(ACCOUNT, held)}"
+        f"{_TO_PLUGINS}{_longer(IMPORTS, _MORE_IMPORTS)}  }}\n}}\n"
     )
 
 
@@ -202,6 +229,7 @@ def variable(user: str) -> str:
 def _plugin(user: str, node: str) -> Grant:
     return _grant(
         user,
+        account=PLUGINS,
         publish=(f"muster.heartbeat.{node}.>", f"muster.event.{node}.>"),
         subscribe=(f"muster.rpc.{node}.>",),
         answers=True,
@@ -215,6 +243,7 @@ def _grant(
     subscribe: Sequence[str] = (),
     publish_denied: Sequence[str] = (),
     answers: bool = False,
+    account: str = ACCOUNT,
 ) -> Grant:
     if not _USER.fullmatch(user):
         raise ValueError(f"{user!r} is no user: letters, digits, '-' and '_'")
@@ -223,6 +252,7 @@ def _grant(
         publish=tuple(dict.fromkeys(publish)),
         subscribe=(*subscribe, f"{inbox(user)}.>"),
         publish_denied=tuple(publish_denied),
+        account=account,
         answers=answers,
     )
 
@@ -261,6 +291,16 @@ def _keeps_streams() -> tuple[str, ...]:
     return tuple(
         f"$JS.API.STREAM.{verb}.{name}" for name in names for verb in ("INFO", "CREATE", "UPDATE")
     )
+
+
+def _longer(block: str, lines: str) -> str:
+    """Return a list with more in it."""
+    return block.removesuffix("    ]\n") + lines + "    ]\n"
+
+
+def _users(account: str, grants: Iterable[Grant]) -> str:
+    users = "".join(_user(grant) for grant in grants if grant.account == account)
+    return f"    users: [\n{users}    ]\n"
 
 
 def _user(grant: Grant) -> str:

@@ -141,3 +141,28 @@ async def only_its_own_comes(subjects: Sequence[str], *, speaker: Client, plugin
     await speaker.raw.flush()
     await plugin.raw.flush()
     assert [s for s in heard if not may_subscribe(s)] == []
+
+
+async def nothing_is_written_by_replies(*, hearing: Client, plugin: Client) -> None:
+    """Have a plugin on node-a ask for the acknowledgement of its events where it may not write.
+
+    The stream of events must be there; `hearing` may hear everything.
+    """
+    targets = [*WRITES, "muster.outbox.x.y", "_INBOX.health.x", "muster.heartbeat.node-b.p"]
+    heard: list[str] = []
+
+    async def hear(message: connection.Message) -> None:
+        heard.append(message.subject)
+
+    await hearing.raw.subscribe(">", cb=hear)
+    await hearing.raw.flush()
+    for target in targets:
+        await plugin.raw.publish("muster.event.node-a.p.x", b"{}", reply=target)
+    # the last is acknowledged last
+    await plugin.raw.jetstream().publish("muster.event.node-a.p.x", b"{}")
+    # nats-server itself refuses an acknowledgement as a place for answers
+    said = len(targets) + 1 - len(plugin.refused)
+    assert len(plugin.refused) == sum(target.startswith("$JS.ACK.") for target in targets)
+    await until(lambda: heard.count("muster.event.node-a.p.x") == said)
+    await hearing.raw.flush()
+    assert [s for s in heard if s in targets] == []

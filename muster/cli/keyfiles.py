@@ -22,6 +22,7 @@ _KINDS: Final[dict[str, nkeys.Kind]] = {
     "system": nkeys.Kind.ACCOUNT,
     "auth": nkeys.Kind.ACCOUNT,
     "muster": nkeys.Kind.ACCOUNT,
+    "plugins": nkeys.Kind.ACCOUNT,
     "gate": nkeys.Kind.USER,
     ANSWER: nkeys.Kind.ACCOUNT,
     **{role.value: nkeys.Kind.ACCOUNT for role in accounts.Role},
@@ -53,19 +54,20 @@ def derive(directory: Path, *, at: float) -> list[str]:
 
     Raises BadDirectory.
     """
-    muster, auth, gate = (_newest(directory, name) for name in ("muster", "auth", "gate"))
+    auth, gate, plugins = (_newest(directory, name) for name in ("auth", "gate", "plugins"))
     held = accounts.Keys(
         operator=_newest(directory, "operator"),
         system=_newest(directory, "system"),
         auth=auth,
-        muster=muster,
+        muster=_newest(directory, "muster"),
+        plugins=plugins,
         gate=gate.public,
         answers=[key.public for key in _keys(directory, ANSWER)],
         roles={r: [key.public for key in _keys(directory, r)] for r in accounts.Role},
     )
     signing = {
         "auth": auth.public,
-        "muster": muster.public,
+        "plugins": plugins.public,
         "answer_seed": _newest(directory, ANSWER).seed,
         "node_seed": _newest(directory, accounts.Role.NODE).seed,
     }
@@ -90,7 +92,8 @@ def user(
 ) -> str:
     """Return the credentials of a new user. Raises BadDirectory."""
     key = _new(nkeys.Kind.USER)
-    account = _newest(directory, "muster").public
+    owner = "plugins" if role is accounts.Role.NODE else "muster"
+    account = _newest(directory, owner).public
     claims = accounts.user(role, key.public, name=name, account=account, until=until)
     return credentials.write(jwts.encode(claims, _newest(directory, role), at=at), key)
 

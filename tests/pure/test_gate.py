@@ -194,12 +194,12 @@ def key(kind: nkeys.Kind, number: int) -> nkeys.Key:
 
 
 SERVER, USER = key(nkeys.Kind.SERVER, 1), key(nkeys.Kind.USER, 2)
-AUTH, MUSTER = key(nkeys.Kind.ACCOUNT, 3), key(nkeys.Kind.ACCOUNT, 4)
+AUTH, PLUGINS = key(nkeys.Kind.ACCOUNT, 3), key(nkeys.Kind.ACCOUNT, 4)
 SIGNING = questions.Signing(
     answer=key(nkeys.Kind.ACCOUNT, 5),
     node=key(nkeys.Kind.ACCOUNT, 6),
     auth=AUTH.public,
-    muster=MUSTER.public,
+    plugins=PLUGINS.public,
 )
 
 
@@ -255,7 +255,7 @@ def test_who_is_let_in_is_a_user_of_the_nodes_scope_for_that_node_and_time() -> 
         nats={
             "type": "user",
             "version": 2,
-            "issuer_account": MUSTER.public,
+            "issuer_account": PLUGINS.public,
             "tags": ["node:node-a"],
         },
     )
@@ -322,7 +322,7 @@ def test_a_nodes_pace_is_never_more_than_its_share(comings: list[tuple[str, floa
 
 
 def test_what_the_gate_may_sign_with_is_told_without_telling_the_secret() -> None:
-    told = {"auth": AUTH.public, "muster": MUSTER.public}
+    told = {"auth": AUTH.public, "plugins": PLUGINS.public}
     seeds = {"answer_seed": SIGNING.answer.seed, "node_seed": SIGNING.node.seed}
     assert questions.signing(json.dumps(told | seeds).encode()).node.public == SIGNING.node.public
     for wrong in (told, told | seeds | {"more": 1}, told | seeds | {"node_seed": USER.seed}):

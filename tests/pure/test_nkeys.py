@@ -117,11 +117,13 @@ class Account(msgspec.Struct):
 
 def test_each_role_has_its_scope_and_an_old_key_only_while_it_is_changed() -> None:
     keys = {role: [f"A{role}1", f"A{role}2"] for role in accounts.Role}
+    four = [nkeys.Key(nkeys.Kind.ACCOUNT, bytes([number]) * 32) for number in range(4)]
     held = accounts.Keys(
         operator=nkeys.Key(nkeys.Kind.OPERATOR, bytes(32)),
-        system=ONE,
-        auth=ONE,
-        muster=ONE,
+        system=four[0],
+        auth=four[1],
+        muster=four[2],
+        plugins=four[3],
         gate=USER.public,
         answers=["AX"],
         roles=keys,
@@ -132,7 +134,10 @@ def test_each_role_has_its_scope_and_an_old_key_only_while_it_is_changed() -> No
         for line in text.splitlines()
         if line.startswith("  A")
     ]
-    signers = found[-1].nats["signing_keys"]
+    assert not any(key.seed in text for key in four)
+    (plugins, muster) = (found[-2].nats["signing_keys"], found[-1].nats["signing_keys"])
+    assert {s["role"] for s in plugins} == {"node"}
+    signers = plugins + muster
     assert [(s["role"], s["key"]) for s in signers] == [
         (role.value, key) for role in accounts.Role for key in keys[role]
     ]
@@ -142,4 +147,3 @@ def test_each_role_has_its_scope_and_an_old_key_only_while_it_is_changed() -> No
         assert by_role[role]["pub"]["allow"] == list(grant.publish)
         assert by_role[role]["pub"].get("deny", []) == list(grant.publish_denied)
         assert by_role[role]["sub"] == {"allow": list(grant.subscribe)}
-    assert "seed" not in text

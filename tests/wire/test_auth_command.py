@@ -152,7 +152,7 @@ def test_a_key_is_changed_in_two_steps(tmp_path: Path, ran: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("node", "node-a"), "muster.seed: not there; make all keys with `muster auth init"),
+        (("node", "node-a"), ".seed: not there; make all keys with `muster auth init"),
         (("node", "Not_A_Node"), "is not a Kubernetes node name"),
         (("node", "_fleet"), "is no node's token"),
         (("node", "node-a", "--valid", "soon"), "--valid: 'soon' is not like 12h, 30d or 1y"),

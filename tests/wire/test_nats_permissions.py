@@ -123,6 +123,14 @@ def test_who_only_reports_or_reads_alters_nothing(tmp_path: Path, user: str) -> 
     run(tmp_path, story)
 
 
+def test_no_acknowledgement_is_written_where_a_plugin_may_not_write(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with client(server, "admin") as hearing, client(server, "plugin_node-a") as plugin:
+            await subjects.nothing_is_written_by_replies(hearing=hearing, plugin=plugin)
+
+    run(tmp_path, story)
+
+
 def test_a_reader_cannot_make_itself_the_consumer_of_a_service(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with client(server, "reader") as reader:

@@ -66,12 +66,12 @@ class Signing:
     answer: nkeys.Key
     node: nkeys.Key
     auth: str
-    muster: str
+    plugins: str
 
 
 class _Signing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     auth: str
-    muster: str
+    plugins: str
     answer_seed: str
     node_seed: str
 
@@ -86,7 +86,7 @@ def signing(document: bytes) -> Signing:
         answer=nkeys.Key.from_seed(told.answer_seed, nkeys.Kind.ACCOUNT),
         node=nkeys.Key.from_seed(told.node_seed, nkeys.Kind.ACCOUNT),
         auth=nkeys.check(told.auth, nkeys.Kind.ACCOUNT),
-        muster=nkeys.check(told.muster, nkeys.Kind.ACCOUNT),
+        plugins=nkeys.check(told.plugins, nkeys.Kind.ACCOUNT),
     )
 
 
@@ -127,7 +127,7 @@ def admitted(asked: Question, who: tokens.Bearer, keys: Signing, *, at: float) -
         accounts.Role.NODE,
         asked.user,
         name=permissions.plugin_user(who.node),
-        account=keys.muster,
+        account=keys.plugins,
         until=at + who.lifetime_s,
     )
     return _answer(asked, {"jwt": jwts.encode(user, keys.node, at=at)}, keys, at=at)
