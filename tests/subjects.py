@@ -148,7 +148,8 @@ async def nothing_is_written_by_replies(*, hearing: Client, plugin: Client) -> N
 
     The stream of events must be there; `hearing` may hear everything.
     """
-    targets = [*WRITES, "muster.outbox.x.y", "_INBOX.health.x", "muster.heartbeat.node-b.p"]
+    targets = [*WRITES, "muster.outbox.x.y", "_INBOX.health.x"]
+    targets += [f"muster.{kind}.node-b.p.x" for kind in ("event", "heartbeat", "rpc")]
     heard: list[str] = []
 
     async def hear(message: connection.Message) -> None:
