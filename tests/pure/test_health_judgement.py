@@ -179,6 +179,14 @@ def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, objec
         ]
 
 
+def test_kubernetes_is_asked_again_about_one_that_does_not_come_back() -> None:
+    gone = scene(known=None, link=link("Client Closed", seconds=13.0), silent_s=14.0)
+    assert judgement.judge(gone, SETTINGS) is None
+    found = judgement.judge(dataclasses.replace(gone, waited=True), SETTINGS)
+    assert found is not None
+    assert (found.verdict, found.rule) == (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)
+
+
 @pytest.mark.parametrize("what", [{"link": link("Stale Connection")}, NOTHING])
 def test_a_pod_that_is_ready_is_believed_when_its_probes_have_had_their_time(
     what: dict[str, object],

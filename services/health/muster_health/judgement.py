@@ -6,7 +6,7 @@ is Running and Ready on a node that still offers what the plugin had.
 
 | nobody listens, or no answer, and                      | verdict     | rule             |
 |--------------------------------------------------------|-------------|------------------|
-| Kubernetes did not answer, and may yet (2)             | wait        |                  |
+| Kubernetes did not answer, and may yet (2) (3)         | wait        |                  |
 | the node is not in the cluster                         | MAINTENANCE | NODE_GONE        |
 | the pod is being deleted                               | MAINTENANCE | POD_DELETED      |
 | nobody listens; the node is unschedulable or to go     | MAINTENANCE | NODE_PLANNED     |
@@ -29,7 +29,7 @@ was alive to do so.
 (2) A process that stands still looks as one whose way to the bus is cut, until its readiness probes
 have failed (`ready_s`). Again no need to wait where its own side closed its connection.
 (3) It crashed a moment ago and is started again, or only its way to the bus broke: asked again once
-it is quiet.
+it is quiet, and Kubernetes then until it answers, some times.
 """
 
 from collections.abc import Mapping
@@ -130,7 +130,7 @@ def _decide(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | 
     replaced = bool(pods) and all(pod.is_outdated or pod.deleting for pod in pods)
     deleted = bool(pods) and all(pod.deleting for pod in pods)
     rows = (
-        (scene.has_cluster and scene.known is None and _is_early(scene, settings), None),
+        (_may_answer_yet(scene, settings), None),
         (known.exists is False, (Verdict.MAINTENANCE, Rule.NODE_GONE)),
         (deleted, (Verdict.MAINTENANCE, Rule.POD_DELETED)),
         (gone and bool(known.planned), (Verdict.MAINTENANCE, Rule.NODE_PLANNED)),
@@ -149,6 +149,19 @@ def _may_have_died(scene: Scene, lease_age_s: float) -> bool:
     return lease_age_s > scene.silent_s - _DUE_BEATS * scene.interval_s
 
 
+def _may_answer_yet(scene: Scene, settings: config.Detection) -> bool:
+    if not scene.has_cluster or scene.known is not None or scene.waited:
+        return False
+    closed = scene.link.closed
+    if closed is None or closed.by_server:
+        return _is_early(scene, settings)
+    return _is_quiet(scene, settings)
+
+
+def _is_quiet(scene: Scene, settings: config.Detection) -> bool:
+    return scene.quiet_s >= settings.suspicion_beats * scene.interval_s
+
+
 def _is_early(scene: Scene, settings: config.Detection) -> bool:
     closed = scene.link.closed
     if scene.waited or not scene.ever_heard or (closed is not None and not closed.by_server):
@@ -159,7 +172,7 @@ def _is_early(scene: Scene, settings: config.Detection) -> bool:
 def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | None:
     pods = scene.known.pods if scene.known is not None else None
     stale = scene.link.closed is not None and scene.link.closed.by_server
-    quiet = scene.quiet_s >= settings.suspicion_beats * scene.interval_s
+    quiet = _is_quiet(scene, settings)
     runs = pods is None or any(pod.runs for pod in pods)
     ready = pods is not None and any(pod.ready for pod in pods)
     well = ready and _offers_all(scene)
