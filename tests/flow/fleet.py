@@ -245,15 +245,19 @@ class Node:
     async def _keep_pod(self) -> None:
         """Write what becomes of the container, and whether it is ready, as a kubelet does."""
         pace, failures = self.fleet.pace, 0
+        clock = asyncio.get_running_loop().time
         while True:
+            began, runs = clock(), self.plugin.runs
             if self.has_pod and self.plugin.http:
-                runs = self.plugin.runs
-                ready = runs and await self.plugin.is_ready(pace.readiness_s)
+                ready = runs and await self.plugin.is_ready(pace.readiness_timeout_s)
                 failures = 0 if ready else failures + 1
                 known = not runs or ready or failures >= pace.readiness_failures
                 if known and self.has_pod:
                     await self._write_pod(runs=runs, ready=ready)
-            await asyncio.sleep(pace.readiness_s if self.plugin.runs else 0.1)
+            period_s = pace.readiness_s if runs else 0.1
+            while clock() < began + period_s and self.plugin.runs is runs:
+                # the end of a container is seen at once
+                await asyncio.sleep(0.2)
 
     async def _write_pod(self, *, runs: bool, ready: bool) -> None:
         now = (runs, ready, self.loops)

@@ -34,7 +34,8 @@ class Pace:
     lease_s: float = 10.0
     ping_s: float = 5.0
     readiness_s: float = 5.0
-    readiness_failures: int = 3
+    readiness_timeout_s: float = 2.0
+    readiness_failures: int = 2
     slow_s: float = 10.0
     """How often a slow process stands still."""
     health: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
@@ -56,6 +57,7 @@ FAST: Final = Pace(
     lease_s=1.0,
     ping_s=1.0,
     readiness_s=1.0,
+    readiness_timeout_s=1.0,
     readiness_failures=2,
     slow_s=1.5,
     health={
