@@ -39,6 +39,7 @@ _MESSAGE_MAX: Final = 1000
 _LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 _BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 _PAGE: Final = 500
+_PAGES_MAX: Final = 1000
 
 _REQUESTS: Final = prometheus_client.Counter(
     "muster_kubernetes_requests_total", "Requests to the Kubernetes API.", ["verb", "status"]
@@ -201,7 +202,7 @@ class Api:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         token = ""
-        while True:
+        for _ in range(_PAGES_MAX):
             asked = {**(query or {}), "limit": str(_PAGE)} | ({"continue": token} if token else {})
             answer = await self.ask(
                 "GET", path, query=asked, timeout_s=max(0.001, deadline - clock())
@@ -219,6 +220,7 @@ class Api:
             token = page.metadata.continue_
             if not token:
                 return
+        raise Refused(Answer(what=f"get {path}", status=0, body=b"a list without end"))
 
     async def watch(
         self, path: str, query: Mapping[str, str], *, idle_s: float

@@ -100,6 +100,8 @@ from muster_labeler.accelerators import Name, Reason
         ("Failed to initialize NVML: Driver/library version mismatch", 1, None, Reason.NOT_A_NAME),
         ("No devices were found", None, None, Reason.NOT_A_NAME),
         ("[Unknown Error]", None, None, Reason.NOT_A_NAME),
+        ("[N/A]", None, None, Reason.NOT_A_NAME),
+        ("ERR!", None, None, Reason.NOT_A_NAME),
         ("NVIDIA Graphics", None, None, Reason.NO_MODEL),
         ("数据中心", None, None, Reason.NO_MODEL),
         ("RTX " + "x" * 300, None, None, Reason.NOT_A_NAME),

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from muster_labeler import budget, facts, inventory, pods, schemes, sources
 from muster_labeler.sources import Product
 
+L4 = Product("NVIDIA L4", 23034)
+
 
 def read(tree: object) -> facts.Node:
     return facts.node(msgspec.json.decode(orjson.dumps(tree), type=facts.RawNode))
@@ -103,10 +105,31 @@ def test_an_inventory_comes_back_as_it_was_written(nodes: dict[str, dict[Product
     assert (found, found_simulated) == (nodes, simulated)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"products":[],"nodes":{"a":[7]}}', "\0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"products":[],"nodes":{"a":[7]}}',
+        "\0",
+        '{"products":[["x"]],"nodes":{"a":{"-1":1}}}',
+    ],
+)
 def test_what_is_no_inventory_is_refused(text: str) -> None:
     with pytest.raises(inventory.Unreadable):
         inventory.decoded(text)
+
+
+def test_a_node_that_says_too_much_keeps_no_other_from_being_written() -> None:
+    odd = {Product(f"{index} " + "x" * 900): 1 for index in range(120)}
+    loud = {f"loud-{index}": odd for index in range(10)}
+    kinds, _ = inventory.decoded(inventory.encoded({**loud, "a": {L4: 1}}))
+    assert kinds == {"a": {L4: 1}}
+    wide = {f"{index:0250}": {Product(f"{index} " + "x" * 200): 1} for index in range(5000)}
+    text = inventory.encoded(wide)
+    assert len(text) < inventory.BYTES_MAX
+    assert inventory.decoded(text)[0].items() <= wide.items()
 
 
 def test_ten_thousand_nodes_fit_into_a_config_map() -> None:
@@ -192,6 +215,6 @@ def test_a_slice_tells_products_and_memory_of_both_versions() -> None:
             node="a",
             driver="gpu.nvidia.com",
             is_all_nodes=False,
-            products=(("NVIDIA L4", 24576),),
+            products=(("NVIDIA L4", 24576, False),),
             devices=("gpu-0",),
         )

@@ -118,6 +118,11 @@ def test_each_scheme_is_read_back_into_the_same_names(
     assert (read_name, read_fault) == (name, fault)
 
 
+def test_what_a_scheme_makes_no_name_of_has_none() -> None:
+    (read,) = schemes.read({"cloud.google.com/gke-accelerator": "nvidia-.x"})
+    assert read.name == Name(None, Reason.NOT_A_NAME)
+
+
 def test_empty_values_on_cpu_nodes_of_coreweave_say_nothing() -> None:
     assert schemes.read({"gpu.nvidia.com/class": "", "cloud.google.com/gke-accelerator": ""}) == []
 

@@ -449,9 +449,10 @@ def test_karpenter_needs_its_gate_and_an_overlay(here: Cluster) -> None:
         ("AS002", "suggest", "karpenter/every NodePool"),
         ("AS003", "suggest", "karpenter"),
     ]
-    assert (
-        "FEATURE_GATES=SpotToSpot=true,NodeOverlay=true" in first["findings"][1]["fix"]["command"]
-    )
+    assert shlex.split(first["findings"][1]["fix"]["command"])[5:] == [
+        *("set", "env", "deployment/karpenter", "-n", "kube-system"),
+        "FEATURE_GATES=SpotToSpot=true,NodeOverlay=true",
+    ]
     overlay = {
         "kind": "NodeOverlay",
         "metadata": {"name": "fuse"},
@@ -590,6 +591,39 @@ def test_what_a_product_is_called_commands_no_terminal_and_no_shell(here: Cluste
     assert (code, all(c.isprintable() or c == "\n" for c in out)) == (0, True)
     _, report = here.check("gpu", "--muster-namespace", "default")
     assert report["findings"][0]["fix"]["command"].startswith("kubectl ")
+
+
+@pytest.mark.parametrize("output", ["json", "junit"])
+def test_a_program_reads_one_document_also_where_there_is_no_cluster(
+    here: Cluster, output: str
+) -> None:
+    code, out, told = here.run("check", "--output", output, kubeconfig="/nowhere")
+    assert (code, told.count("\n")) == (3, 1)
+    if output == "json":
+        assert [f["id"] for f in orjson.loads(out)["findings"]] == ["UNREAD"]
+    else:
+        assert ET.fromstring(out).get("skipped") == "1"  # noqa: S314  # of our own making
+
+
+@pytest.mark.parametrize(
+    ("provider", "key", "severity"),
+    [
+        ("", "accelerator", None),
+        ("", EKS, None),
+        ("kind://x", "accelerator", None),
+        ("kind://x", EKS, "warn"),
+        ("azure:///x", "accelerator", "error"),
+        ("external-cloudstack:///x", "accelerator", "error"),
+        ("gce://x", EKS, None),
+    ],
+)
+def test_a_key_is_an_autoscalers_where_that_autoscaler_can_be(
+    here: Cluster, provider: str, key: str, severity: str | None
+) -> None:
+    here.put(node(gpus=None, labels={key: "frontend"}, provider=provider))
+    _, report = here.check("gpu")
+    told = [f["severity"] for f in report["findings"] if f["id"] == "GPU009"]
+    assert told == ([severity] if severity else [])
 
 
 def test_junit_has_a_case_for_each_finding(here: Cluster) -> None:

@@ -1,7 +1,10 @@
 """`muster label-gpus` and `unlabel-gpus` against the API stand-in."""
 
+import datetime as dt
+import os
 import pathlib
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +14,8 @@ import orjson
 import pytest
 
 from muster.local.kubernetes import refusals
-from muster_labeler import facts
+from muster.vocabulary import Verdict
+from muster_labeler import condition, facts
 from muster_labeler.sources import Product
 from tests.labeler import cluster as clusters
 from tests.labeler.cluster import GFD, KEY, Cluster, node
@@ -99,7 +103,30 @@ def test_on_a_terminal_a_person_is_asked(
             check=False,
         )
     assert (done.returncode, here.labels("a").get(KEY)) == (code, label)
-    assert b"Write 1 nodes? [y/N] " in done.stderr
+    assert b"Label 1 nodes of http://127.0.0.1:" in done.stderr
+
+
+def test_who_interrupts_the_question_is_not_kept_waiting(here: Cluster) -> None:
+    here.put(node("a", labels=DO))
+    ours, theirs = pty.openpty()
+    with open(ours, "r+b", buffering=0), open(theirs, "rb", buffering=0) as stdin:  # noqa: PTH123  # descriptors
+        asked = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "muster_labeler.command", "label-gpus", "--apply"),
+                *("--kubeconfig", here.kubeconfig),
+            ],
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        assert asked.stderr is not None
+        said = b""
+        while b"[y/N]" not in said:
+            said += os.read(asked.stderr.fileno(), 4096)
+        asked.send_signal(signal.SIGINT)
+        assert asked.wait(10) == 130
+        asked.stderr.close()
+    assert KEY not in here.labels("a")
 
 
 def test_in_no_second_the_api_gets_more_writes_than_the_rate(here: Cluster) -> None:
@@ -227,6 +254,84 @@ def test_unlabel_removes_what_is_ours_and_nothing_else(here: Cluster) -> None:
     )
     assert here.run("unlabel-gpus", "--yes")[0] == 0
     assert (here.labels("a"), here.labels("b")) == ({KEY: "mine", **T4}, T4)
+
+
+def test_unlabel_takes_all_that_is_ours_beside_the_labels_of_others(here: Cluster) -> None:
+    here.put(node("a", labels={KEY: "mine", **T4}), node("b"), node("c", gpus=None))
+    for name in "abc":
+        here.apply(name, {"muster.dev/accelerator": "t4", "nvidia.com/gpu.count": "8"})
+    here.apply("b", {"muster.dev/accelerator": "t4", KEY: "t4"})
+    code, out, _ = here.run("unlabel-gpus", "--yes", "--node", "a", "--node", "b")
+    assert (code, out.splitlines()[-1]) == (0, "2 of 2 nodes written and read back")
+    assert (here.labels("a"), here.labels("b")) == ({KEY: "mine", **T4}, {})
+    assert here.labels("c") == {"muster.dev/accelerator": "t4", "nvidia.com/gpu.count": "8"}
+    assert here.run("unlabel-gpus", "--yes")[0] == 0
+    assert here.labels("c") == {}
+
+
+def test_who_unlabels_some_nodes_is_told_that_they_are_hidden_then(here: Cluster) -> None:
+    here.put(node("a"), node("b"))
+    for name in "ab":
+        here.apply(name, {KEY: "t4"})
+    told = here.run("unlabel-gpus", "--yes", "--node", "a")[2]
+    assert told == "muster unlabel-gpus: without the label SkyPilot does not see a\n"
+    assert (here.labels("a"), here.labels("b")) == ({}, {KEY: "t4"})
+
+
+def test_unlabel_removes_the_labelers_objects_when_told_to(here: Cluster) -> None:
+    here.put(node("a"), clusters.reports({"a": {Product("NVIDIA L4", 23034): 8}}))
+    wanted = condition.of({"device-plugin": Verdict.PLUGIN_DOWN})
+    uid = here.node("a")["metadata"]["uid"]
+    body = condition.patch("a", uid, wanted, at=dt.datetime.now(dt.UTC))
+    path = f"/api/v1/nodes/a/status?fieldManager={facts.MANAGER}"
+    here.send("PATCH", path, body, "application/apply-patch+yaml")
+    words = ("unlabel-gpus", "--objects", "--muster-namespace", "default")
+    kinds = [[c["type"] for c in here.node("a")["status"]["conditions"]]]
+    for more in ("--dry-run", "--yes"):
+        assert here.run(*words, more)[0] == 0
+        kinds.append([c["type"] for c in here.node("a")["status"]["conditions"]])
+    assert kinds == [["Ready", condition.TYPE], ["Ready", condition.TYPE], ["Ready"]]
+    assert here.send("GET", "/api/v1/namespaces/default/configmaps")["items"] == []
+
+
+@pytest.mark.parametrize(
+    "words", [("--app", "--yes"), ("--apply", "--ye"), ("--rate", "nan"), ("--rate", "0")]
+)
+def test_what_is_not_written_out_is_not_done(here: Cluster, words: tuple[str, ...]) -> None:
+    here.put(node("a", labels=DO))
+    assert here.run("label-gpus", *words)[0] == 2
+    assert KEY not in here.labels("a")
+
+
+def test_a_part_of_a_gpu_is_no_whole_card_whoever_tells_of_it(here: Cluster) -> None:
+    whole = {GFD: "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.memory": "81920"}
+    parts = {"nvidia.com/mig-1g.10gb": "7"}
+    virtual = {GFD: "NVIDIA-A40", "nvidia.com/vgpu.present": "true"}
+    karpenter = {"karpenter.k8s.aws/instance-gpu-name": "a100"}
+    attributes = {"productName": {"string": "NVIDIA A100-SXM4-80GB"}, "type": {"string": "mig"}}
+    device = {"name": "d", "attributes": attributes, "capacity": {"memory": {"value": "9728Mi"}}}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "c", "devices": [device]}
+    here.put(
+        node("a", gpus=None, resources=parts, labels=whole),
+        node("b", labels=virtual),
+        node("c"),
+        node("d", gpus=None, resources=parts, labels=karpenter),
+        {"kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": spec},
+    )
+    code, out, _ = here.run("label-gpus", "--apply", "--yes", "--partial", "--force-ambiguous")
+    assert (code, out.splitlines()[-1]) == (1, "4 refused")
+    report = orjson.loads(here.run("check", "gpu", "--output", "json")[1])
+    assert [f["object"] for f in report["findings"] if f["id"] == "GPU007"] == list("abcd")
+
+
+def test_who_may_know_better_and_was_not_heard_keeps_it_from_writing(here: Cluster) -> None:
+    here.put(node("a", labels=DO))
+    limited = here.user(("*", "resourceslices"), ("*", "configmaps"))
+    code, _, told = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
+    assert (code, KEY in here.labels("a"), told.count("not seen: ")) == (1, False, 2)
+    assert told.endswith("nothing is written: who knows best could not be heard; --unheard\n")
+    assert here.run("label-gpus", "--apply", "--yes", "--unheard", kubeconfig=limited)[0] == 0
+    assert here.labels("a")[KEY] == "h100"
 
 
 def test_labelling_keeps_the_other_labels_that_are_ours(here: Cluster) -> None:

@@ -117,6 +117,7 @@ def _labeler(
         )
         cluster = service.Cluster(
             door=nodes.Nodes(api, turns, timeout_s=where.timeout_s),
+            pace=turns,
             notes=notes.Notes(api, turns, namespace=where.namespace, timeout_s=where.timeout_s),
             reflector=lambda sink: reflector.Reflector(
                 api,

@@ -15,6 +15,8 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?")
 """A label value (apimachinery validation.IsValidLabelValue), in lower case, not empty."""
 
 _NO_NAMES: Final = ("failed", "error", "no devices")
+_PLACEHOLDERS: Final = frozenset({"[n/a]", "n/a", "err!", "[err!]", "[unknown]", "[not supported]"})
+"""What nvidia-smi writes where it cannot tell."""
 _MIG = re.compile(r"\d+g\.\d+gb")
 _VGPU = re.compile(r"\d+[cqab]")
 _MEMORY = re.compile(r"(\d+)gb?")
@@ -126,7 +128,7 @@ def _refusal(
     """Return why there must be no name, whatever people or rules say."""
     if not text:
         return Reason.NO_NAME
-    if any(word in text for word in _NO_NAMES):
+    if text in _PLACEHOLDERS or any(word in text for word in _NO_NAMES):
         return Reason.NOT_A_NAME
     if is_mig or any(word == "mig" or _MIG.fullmatch(word) for word in words):
         return Reason.MIG

@@ -122,9 +122,11 @@ def _gate(world: World, where: Where) -> Iterable[Finding]:
         evidence=(f"FEATURE_GATES={karpenter.gates}",),
         fix=Fix(
             command=where.kubectl(
-                *("set", "env", "deployment", "-A", "-l", "app.kubernetes.io/name=karpenter"),
+                *("set", "env", f"deployment/{karpenter.name}", "-n", karpenter.namespace),
                 f"FEATURE_GATES={_with_gate(karpenter.gates)}",
-            ),
+            )
+            if karpenter.name
+            else "",
             docs=_DOCS,
         ),
     )

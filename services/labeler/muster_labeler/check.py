@@ -32,6 +32,14 @@ def run(chosen: argparse.Namespace) -> int:
         return options.mistake("check", str(error))
     except (kube.NoCluster, survey.Unreachable) as error:
         options.tell("check", str(error))
+        if chosen.output != reports.Output.TEXT:
+            # a program reads one document, whatever happened
+            unread = world.World(
+                now=datetime.now(UTC), unread=[world.Unread("cluster", str(error))]
+            )
+            cluster = chosen.context or chosen.kubeconfig or "cluster"
+            report = checks.report(unread, [], findings.Where(), cluster=cluster)
+            sys.stdout.write(reports.written(report, reports.Output(chosen.output)))
         return Exit.UNREACHABLE
     sys.stdout.write(reports.written(report, reports.Output(chosen.output)))
     return findings.exit_code(report, strict=chosen.strict)

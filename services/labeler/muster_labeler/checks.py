@@ -32,7 +32,7 @@ def report(
 ) -> findings.Report:
     """Return everything that is found in a cluster, about `only` one node if it is named."""
     found: list[Finding] = list(_unread(seen.unread, where))
-    notes = [f"{one.what}: {one.why}" for one in seen.unread if _is_notable(one)]
+    notes = [one.why for one in seen.unread if _is_notable(one)]
     fleet = states.fleet(seen.nodes or (), seen.views)
     if Topic.GPU in topics and seen.nodes is not None:
         found.extend(

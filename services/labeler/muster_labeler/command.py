@@ -7,6 +7,7 @@ import argparse
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from muster_labeler import options
 from muster_labeler.findings import Exit
@@ -47,8 +48,15 @@ def _run(chosen: argparse.Namespace) -> int:
             return labelling.run(chosen)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes options as they are written: `--app` is not `--apply`."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(allow_abbrev=False, **given)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="muster", description="Look at clusters, label GPUs.")
+    parser = _Parser(prog="muster", description="Look at clusters, label GPUs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_check(commands.add_parser("check", help="say what is wrong; read only"))
     _add_label(commands.add_parser("label-gpus", help="label GPU nodes; without --apply only show"))
@@ -78,6 +86,7 @@ def _add_label(parser: argparse.ArgumentParser) -> None:
         ("--from-instance-type", "also names concluded from the instance type"),
         ("--overwrite", "also where somebody else owns the label; the old value is kept"),
         ("--partial", "also if that leaves GPU nodes without a label"),
+        ("--unheard", "also if agents or DRA may know better, and could not be heard"),
         ("--simulated", "also nodes whose GPUs are simulated"),
     ]:
         parser.add_argument(name, action="store_true", help=text)
@@ -86,6 +95,9 @@ def _add_label(parser: argparse.ArgumentParser) -> None:
 def _add_unlabel(parser: argparse.ArgumentParser) -> None:
     options.add_cluster(parser)
     parser.add_argument("--dry-run", action="store_true", help="only show")
+    parser.add_argument(
+        "--objects", action="store_true", help="remove also what else the labeler wrote down"
+    )
     _add_which(parser)
 
 

@@ -7,8 +7,9 @@ from typing import Final
 import msgspec
 
 from muster.vocabulary import Verdict
+from muster_labeler import facts
 
-TYPE: Final = "DevicePluginHealthy"
+TYPE: Final = facts.CONDITION
 
 _WELL: Final = (Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED)
 _UNSEEN: Final = (Verdict.UNREACHABLE, Verdict.NODE_DOWN)

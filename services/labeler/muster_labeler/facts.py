@@ -18,6 +18,7 @@ from muster_labeler import schemes
 MANAGER: Final = "muster-labeler"
 """Our field manager, the service's and the commands': what it owns, either may change."""
 PROVENANCE: Final = "muster.dev/label-provenance"
+CONDITION: Final = "DevicePluginHealthy"
 FUSE_ANNOTATION: Final = "muster.dev/fuse"
 
 _ACCELERATORS: Final = re.compile(
@@ -65,6 +66,7 @@ class Node:
     ours: Mapping[str, str] = field(default_factory=dict)
     told_of: tuple[str, str] = ("", "")
     created: datetime | None = None
+    has_condition: bool = False
     is_selected: bool = True
     capacity: Mapping[str, int] = field(default_factory=dict)
     allocatable: Mapping[str, int] = field(default_factory=dict)
@@ -93,6 +95,11 @@ class Node:
     def has_partitions(self) -> bool:
         """Tell whether it offers parts of GPUs (MIG, strategy mixed)."""
         return any(count and name.startswith(_PARTS) for name, count in self.capacity.items())
+
+    @property
+    def is_virtual(self) -> bool:
+        """Tell whether GPU feature discovery says that its GPUs are virtual."""
+        return self.labels.get(schemes.VGPU) == "true"
 
     def is_ours_alone(self, key: str) -> bool:
         """Tell whether we own a label, and nobody else does."""
@@ -145,12 +152,12 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The devices of a DRA ResourceSlice, by product and memory."""
+    """The devices of a DRA ResourceSlice: product, memory, and whether it is a part of a GPU."""
 
     node: str
     driver: str
     is_all_nodes: bool
-    products: tuple[tuple[str, int | None], ...]
+    products: tuple[tuple[str, int | None, bool], ...]
     devices: tuple[str, ...]
 
 
@@ -245,6 +252,7 @@ def node(raw: RawNode, selector: Mapping[str, str] | None = None) -> Node:
         ours=_words(tuple(_ours(managed, labels).items())),
         told_of=_told_of((raw.metadata.annotations or {}).get(PROVENANCE)),
         created=moment(raw.metadata.creation_timestamp),
+        has_condition=any(c.type == CONDITION for c in status.conditions or ()),
         is_selected=not selector or selector.items() <= labels.items(),
         capacity=_numbers(tuple(_counts(status.capacity).items())),
         allocatable=_numbers(tuple(_counts(status.allocatable).items())),

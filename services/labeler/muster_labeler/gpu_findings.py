@@ -25,6 +25,7 @@ _AUTOSCALERS_GPUS: Final = frozenset(
 _PROVIDERS: Final = {
     "aws": frozenset({"k8s.amazonaws.com/accelerator"}),
     "azure": frozenset({"kubernetes.azure.com/accelerator", "accelerator"}),
+    "external-cloudstack": frozenset({"accelerator"}),
     "digitalocean": frozenset({"cloud.digitalocean.com/gpu-node"}),
     "gce": frozenset({"cloud.google.com/gke-accelerator"}),
     "hcloud": frozenset({"hcloud/gpu-node"}),
@@ -235,8 +236,11 @@ def _held_unready(node: facts.Node, where: Where) -> Iterable[Finding]:
     if node.ready_since is None:
         return
     provider = node.provider_id.partition("://")[0]
+    if not provider:
+        # no autoscaler can know whose machine this is
+        return
     # a key is one provider's; where we do not know whose cloud this is, it may matter
-    mine = _PROVIDERS.get(provider, schemes.AUTOSCALER_KEYS)
+    mine = _PROVIDERS.get(provider, schemes.AUTOSCALER_KEYS - {"accelerator"})
     for key in sorted(mine & node.labels.keys()):
         yield Finding(
             id=Id.GPU009,

@@ -15,6 +15,8 @@ CONFIG_MAP: Final = "muster-inventory"
 NAMESPACE: Final = "muster"
 KEY: Final = "inventory.json"
 BYTES_MAX: Final = 900_000
+_KINDS_MAX: Final = 32
+_NAME_MAX: Final = 300
 
 
 class Unreadable(ValueError):
@@ -36,7 +38,24 @@ class _Inventory(msgspec.Struct, frozen=True):
 
 
 def encoded(nodes: Mapping[str, sources.Kinds], simulated: frozenset[str] = frozenset()) -> str:
-    """Return the nodes' kinds of GPU as text; the same nodes, always the same text."""
+    """Return the nodes' kinds of GPU as text; the same nodes, always the same text.
+
+    What one node says in too many words is left out, and what does not fit: of a node that is not
+    there nothing is claimed. So no node can keep the others' from being written.
+    """
+    modest = {name: kinds for name, kinds in nodes.items() if _is_modest(kinds)}
+    text = _encoded(modest, simulated)
+    while len(text.encode()) > BYTES_MAX:
+        modest = dict(sorted(modest.items())[: len(modest) * 9 // 10])
+        text = _encoded(modest, simulated)
+    return text
+
+
+def _is_modest(kinds: sources.Kinds) -> bool:
+    return len(kinds) <= _KINDS_MAX and all(len(kind.name) <= _NAME_MAX for kind in kinds)
+
+
+def _encoded(nodes: Mapping[str, sources.Kinds], simulated: frozenset[str]) -> str:
     kinds = sorted({p for found in nodes.values() for p in found}, key=repr)
     number = {product: index for index, product in enumerate(kinds)}
     written = _Inventory(
@@ -50,13 +69,19 @@ def encoded(nodes: Mapping[str, sources.Kinds], simulated: frozenset[str] = froz
     return msgspec.json.encode(written).decode()
 
 
+def _index(number: str) -> int:
+    if not (number.isascii() and number.isdecimal()):
+        raise ValueError(f"{number!r} is no number of a product")
+    return int(number)
+
+
 def decoded(text: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
     """Return the GPUs by node, and which nodes are simulated. Raises Unreadable."""
     try:
         found = msgspec.json.decode(text, type=_Inventory)
         kinds = [sources.Product(p.name, p.memory_mib, p.is_mig, p.is_vgpu) for p in found.products]
         nodes: dict[str, sources.Kinds] = {
-            name: {kinds[int(number)]: count for number, count in counts.items()}
+            name: {kinds[_index(number)]: count for number, count in counts.items()}
             for name, counts in found.nodes.items()
         }
     except (msgspec.MsgspecError, IndexError, ValueError) as error:

@@ -13,22 +13,27 @@ import muster
 from muster import kube, user
 from muster_labeler import (
     access,
+    asking,
     facts,
     naming,
     nodes,
+    objects,
     options,
     pace,
     plan,
+    reports,
     schemes,
     sources,
     states,
     survey,
     tables,
+    world,
 )
 from muster_labeler.findings import Exit
 from muster_labeler.plan import Row, Step
 
-_WRITERS: Final = 16
+_WRITERS: Final = 32
+_RATE_MAX: Final = 1000.0
 _ONE_TIMEOUT_S: Final = 10.0
 _RIGHTS: Final = (
     access.Right("list", "nodes"),
@@ -40,12 +45,12 @@ _FAILURES_SHOWN_MAX: Final = 20
 
 def run(chosen: argparse.Namespace) -> int:
     """Label or unlabel what was chosen; return the exit code."""
-    if chosen.rate <= 0:
-        return options.mistake(chosen.command, "--rate: more than 0 nodes a second")
+    if not 0 < chosen.rate <= _RATE_MAX:
+        return options.mistake(chosen.command, f"--rate: more than 0 and at most {_RATE_MAX:g}")
     try:
         known = naming.aliases(chosen.aliases)
         return asyncio.run(_run(chosen, known))
-    except naming.BadAliases as error:
+    except (naming.BadAliases, options.Mistake) as error:
         return options.mistake(chosen.command, str(error))
     except (kube.NoCluster, survey.Unreachable) as error:
         options.tell(chosen.command, str(error))
@@ -69,21 +74,23 @@ async def _run(chosen: argparse.Namespace, aliases: dict[str, str]) -> int:
             return Exit.NO_RIGHTS if is_forbidden else Exit.UNREACHABLE
         unknown = sorted(set(chosen.node or ()) - {node.name for node in found})
         if unknown:
-            return options.mistake(chosen.command, f"no such node: {', '.join(unknown)}")
-        rows, objection = await _planned(chosen, aliases, read, found)
+            raise options.Mistake(f"no such node: {', '.join(unknown)}")
+        if chosen.command == "unlabel-gpus":
+            rows, objection = plan.removals(found, only=chosen.node or ()), None
+        else:
+            rows, objection = await _planned(chosen, aliases, read, found)
         options.progress()("")
         sys.stdout.write(tables.written(rows))
-        for one in read.unread:
-            options.tell(chosen.command, f"not seen: {one.why}")
-        if is_writing and any(not one.is_forbidden for one in read.unread):
-            options.tell(
-                chosen.command, "nothing is written: who knows best may not have been heard"
-            )
-            return Exit.UNREACHABLE
+        if objection is None and is_writing:
+            objection = _unheard(chosen, read.unread)
+        elif read.unread:
+            _unheard(chosen, read.unread)
         if objection is not None:
-            options.tell(chosen.command, f"nothing is written: {objection}; --partial")
-            return Exit.PROBLEMS
-        return await _carry_out(chosen, api, rows, is_writing=is_writing)
+            options.tell(chosen.command, f"nothing is written: {objection}")
+            is_unread = any(not one.is_forbidden for one in read.unread)
+            return Exit.UNREACHABLE if is_unread else Exit.PROBLEMS
+        judged = [node.name for node in found if node.has_condition]
+        return await _carry_out(chosen, api, rows, is_writing=is_writing, judged=judged)
 
 
 async def _planned(
@@ -94,16 +101,13 @@ async def _planned(
 ) -> tuple[list[Row], str | None]:
     slices = await read.slices()
     agents, simulated = await read.reports(chosen.muster_namespace)
-    is_unlabelling = chosen.command == "unlabel-gpus"
     views = sources.Views(
         agents,
         survey.of_slices(slices),
         aliases,
-        may_use_instance_type=not is_unlabelling and chosen.from_instance_type,
+        may_use_instance_type=chosen.from_instance_type,
     )
     fleet = states.fleet(found, views)
-    if is_unlabelling:
-        return plan.removals(fleet, only=chosen.node or ()), None
     allowed = plan.Allowed(
         unknown=chosen.allow_unknown,
         ambiguous=chosen.force_ambiguous,
@@ -114,22 +118,45 @@ async def _planned(
     )
     rows = plan.rows(fleet, allowed, simulated=simulated, only=chosen.node or ())
     covering = states.covering(fleet)
-    return rows, plan.objection(rows, allowed, covering=covering)
+    objection = plan.objection(rows, allowed, covering=covering)
+    return rows, f"{objection}; --partial" if objection else None
+
+
+def _unheard(chosen: argparse.Namespace, unread: Sequence[world.Unread]) -> str | None:
+    """Tell what could not be seen; return why nothing may be written then."""
+    for one in unread:
+        options.tell(chosen.command, f"not seen: {one.why}")
+    if not unread or (chosen.command == "label-gpus" and chosen.unheard):
+        return None
+    return "who knows best could not be heard; --unheard"
 
 
 async def _carry_out(
-    chosen: argparse.Namespace, api: kube.Api, rows: Sequence[Row], *, is_writing: bool
+    chosen: argparse.Namespace,
+    api: kube.Api,
+    rows: Sequence[Row],
+    *,
+    is_writing: bool,
+    judged: Sequence[str],
 ) -> int:
+    """Do it; `judged` are the nodes with our condition."""
     work = [row for row in rows if row.step in {Step.WRITE, Step.REMOVE}]
     refused = [row for row in rows if row.step is Step.REFUSE]
-    if not work:
+    is_unlabelling = chosen.command == "unlabel-gpus"
+    hidden = plan.left_out(rows) if is_unlabelling else []
+    if work and hidden and len(hidden) < len(rows):
+        options.tell(chosen.command, f"without the label SkyPilot does not see {_few(hidden)}")
+    is_emptying = is_unlabelling and chosen.objects
+    if not work and not is_emptying:
         return Exit.PROBLEMS if refused else Exit.FINE
     if not is_writing:
-        options.tell(chosen.command, f"{len(work)} nodes would be written; --apply does it")
+        how = "without --dry-run it is done" if is_unlabelling else "--apply does it"
+        options.tell(chosen.command, f"{len(work)} nodes would be written; {how}")
         return Exit.FINE
-    if not chosen.yes and not await _agreed(chosen.command, len(work)):
+    if not chosen.yes and not await _agreed(chosen, api, len(work)):
         return Exit.USAGE if not sys.stdin.isatty() else Exit.PROBLEMS
-    door = nodes.Nodes(api, pace.Pace(chosen.rate), timeout_s=_ONE_TIMEOUT_S)
+    turns = pace.Pace(chosen.rate)
+    door = nodes.Nodes(api, turns, timeout_s=_ONE_TIMEOUT_S)
     failures = await _written(chosen, door, work)
     done = len(work) - len(failures)
     for node, failure in failures[:_FAILURES_SHOWN_MAX]:
@@ -138,19 +165,33 @@ async def _carry_out(
     if len(failures) > _FAILURES_SHOWN_MAX:
         options.tell(chosen.command, f"and {len(failures) - _FAILURES_SHOWN_MAX} more")
     sys.stdout.write(f"{done} of {len(work)} nodes written and read back\n")
-    broken = [failure for _, failure in failures if not failure.is_gone]
+    broken = [failure.text for _, failure in failures if not failure.is_gone]
+    if is_emptying:
+        left = await objects.remove(
+            api,
+            turns,
+            nodes=judged,
+            namespace=chosen.muster_namespace,
+            timeout_s=_ONE_TIMEOUT_S,
+        )
+        for text in left:
+            options.tell(chosen.command, text)
+        broken.extend(left)
     return Exit.PROBLEMS if broken or refused else Exit.FINE
 
 
-async def _agreed(command: str, count: int) -> bool:
+async def _agreed(chosen: argparse.Namespace, api: kube.Api, count: int) -> bool:
     """Ask a person; nobody is asked where there is no terminal."""
     if not sys.stdin.isatty():
-        options.tell(command, f"{count} nodes: this is no terminal; say --yes")
+        options.tell(chosen.command, f"{count} nodes: this is no terminal; say --yes")
         return False
-    sys.stderr.write(f"Write {count} nodes? [y/N] ")
-    sys.stderr.flush()
-    answer = await asyncio.to_thread(sys.stdin.readline)
-    return answer.strip().lower() in {"y", "yes"}
+    where = f"{api.server} (context {api.context})" if api.context else api.server
+    do = "Remove our labels from" if chosen.command == "unlabel-gpus" else "Label"
+    return await asking.agreed(reports.plain(f"{do} {count} nodes of {where}?"))
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")  # noqa: PLR2004
 
 
 async def _written(

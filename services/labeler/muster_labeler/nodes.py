@@ -139,9 +139,15 @@ async def write(
     query: Mapping[str, str] | None = None,
     content: str = kube.APPLY,
 ) -> kube.Answer:
-    """Write something; each try takes a turn: an API in trouble gets no more than usual."""
+    """Write something; each try takes a turn: an API in trouble gets no more than usual.
+
+    Who may not write any more when the turn comes does not.
+    """
+    answer = kube.Answer(what=f"{verb.lower()} {path}", status=0, body=b"another leads by now")
     for attempt in range(1, _TRIES + 1):
         async with pace.turn():
+            if not pace.may_write():
+                break
             answer = await api.ask(
                 verb,
                 path,

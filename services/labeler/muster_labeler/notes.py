@@ -38,7 +38,8 @@ class Notes:
         self._pace = pace
         self._namespace = namespace
         self._timeout_s = timeout_s
-        self._written = 0
+        self._written = -1
+        self._left_out = False
         self._ails: set[str] = set()
 
     async def tell(self, node: facts.Node, decision: desired.Decision) -> None:
@@ -83,7 +84,11 @@ class Notes:
         """Write down what agents reported, if it is not there yet; return whether it is."""
         text = inventory.encoded(kinds, simulated)
         mark = zlib.crc32(text.encode())
-        if mark == self._written or not kinds or len(text) > inventory.BYTES_MAX:
+        left_out = kinds.keys() - inventory.decoded(text)[0].keys()
+        if left_out and not self._left_out:
+            logs.logger().warning("inventory_cut", nodes=len(left_out), such_as=min(left_out))
+        self._left_out = bool(left_out)
+        if mark == self._written:
             return True
         path = f"/api/v1/namespaces/{self._namespace}/configmaps/{inventory.CONFIG_MAP}"
         body = {

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from muster_labeler import budget
 
@@ -15,6 +15,8 @@ class Pace:
         self._line = asyncio.Lock()
         self._answered = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
+        self.may_write: Callable[[], bool] = _always
+        """Whether we may write, asked when a turn has come: who waited long may not know it yet."""
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncGenerator[None, None]:
@@ -31,3 +33,7 @@ class Pace:
         finally:
             self._budget.answered(self._clock())
             self._answered.set()
+
+
+def _always() -> bool:
+    return True

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from muster_labeler import accelerators, schemes
+from muster_labeler import accelerators, facts, schemes, states
 from muster_labeler.accelerators import Reason
 from muster_labeler.states import Standing, State
 
@@ -69,16 +69,22 @@ def rows(
     ]
 
 
-def removals(standings: Sequence[Standing], *, only: Collection[str] = ()) -> list[Row]:
-    """Return a row for each node that has a label: ours goes, others' stay."""
+def removals(nodes: Sequence[facts.Node], *, only: Collection[str] = ()) -> list[Row]:
+    """Return a row for each node with labels of ours, or with the label: others' stay."""
     found = []
-    for one in standings:
-        if one.current is None or (only and one.node.name not in only):
+    for node in sorted(nodes, key=lambda node: node.name):
+        one = states.standing(node)
+        if one.current is None and not node.ours:
             continue
-        if one.is_ours and not one.others:
-            found.append(_made(one, Step.REMOVE, None, "ours"))
-        else:
+        if only and node.name not in only:
+            found.append(_made(one, Step.KEEP, one.current, "not asked for"))
+        elif not node.ours:
             found.append(_made(one, Step.KEEP, one.current, f"owned by {one.foreign}"))
+        elif one.foreign:
+            reason = f"what is ours; {schemes.SKYPILOT} is owned by {one.foreign}"
+            found.append(_made(one, Step.REMOVE, one.current, reason))
+        else:
+            found.append(_made(one, Step.REMOVE, None, "ours"))
     return found
 
 

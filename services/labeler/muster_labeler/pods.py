@@ -199,13 +199,17 @@ def _matters(annotation: str) -> bool:
     return annotation.startswith((facts.FUSE_ANNOTATION, "required-plugins.noderesource.dev"))
 
 
-def _product(device: _Device) -> tuple[str, int | None] | None:
-    found = _bare(device.attributes or {}).get("productName")
+def _product(device: _Device) -> tuple[str, int | None, bool] | None:
+    """Return product, memory and whether it is a part (k8s-dra-driver-gpu, deviceinfo.go)."""
+    attributes = _bare(device.attributes or {})
+    found = attributes.get("productName")
     if found is None or not found.string:
         return None
     memory = _bare(device.capacity or {}).get("memory")
     memory_mib = facts.quantity(memory.value) // _MIB if memory else 0
-    return found.string, memory_mib or None
+    kind = attributes.get("type")
+    is_part = (kind is not None and kind.string not in {None, "gpu"}) or "profile" in attributes
+    return found.string, memory_mib or None, is_part
 
 
 def _bare(values: Mapping[str, Held]) -> dict[str, Held]:

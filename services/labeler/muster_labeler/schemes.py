@@ -17,6 +17,7 @@ from muster_labeler.accelerators import Name, Reason
 SKYPILOT: Final = "skypilot.co/accelerator"
 MUSTER: Final = "muster.dev/accelerator"
 GFD_PRODUCT: Final = "nvidia.com/gpu.product"
+VGPU: Final = "nvidia.com/vgpu.present"
 
 AUTOSCALER_KEYS: Final = frozenset(
     {
@@ -92,6 +93,8 @@ def read(labels: Mapping[str, str]) -> list[Reading]:
             continue
         fault = _fault(scheme, value)
         name = Name(None, Reason.NO_NAME) if fault else scheme.read(value, _memory(scheme, labels))
+        if name.value is not None and not accelerators.is_name(name.value):
+            name = Name(None, Reason.NOT_A_NAME)
         found.append(Reading(scheme, value, name, fault))
     return found
 
@@ -177,7 +180,7 @@ KEYS: Final = (
     frozenset(scheme.key for scheme in SCHEMES)
     | frozenset(scheme.memory_key for scheme in SCHEMES if scheme.memory_key)
     | AUTOSCALER_KEYS
-    | {"muster.dev/accelerator-count", "muster.dev/accelerator-memory-mib"}
+    | {"muster.dev/accelerator-count", "muster.dev/accelerator-memory-mib", VGPU}
 )
 """Every label that is worth keeping of a node."""
 

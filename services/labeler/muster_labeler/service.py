@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     # they load the Kubernetes client, which not everybody has use for
     from muster import reflector
     from muster_labeler import lease, nodes, notes
+    from muster_labeler import pace as pacing
 
 _WORKERS: Final = 8
 _DENIED_ROUNDS: Final = 6
@@ -54,6 +55,7 @@ class Cluster:
     """The Kubernetes API as the service uses it."""
 
     door: "nodes.Nodes"
+    pace: "pacing.Pace"
     notes: "notes.Notes"
     reflector: "Callable[[facts.Sink], reflector.Reflector[facts.RawNode, facts.Node]]"
     lease: "Callable[[Callable[[], None]], lease.Lease] | None"
@@ -94,6 +96,8 @@ class Service:
         sink = facts.Sink(self._replaced, self._put, self._dropped)
         self._reflector = cluster.reflector(sink) if cluster else None
         self._lease = cluster.lease(self._lead_changed) if cluster and cluster.lease else None
+        if cluster is not None:
+            cluster.pace.may_write = self._may_write
 
     def view(self) -> dict[str, fleet.View]:
         """Return every node as it stands."""

@@ -140,15 +140,16 @@ def _claims(node: facts.Node, readings: Iterable[schemes.Reading], views: Views)
         name = reading.name
         if is_gfd and name.reason is Reason.FALLBACK:
             name = accelerators.name(reading.value, memory, aliases=views.aliases)
-        if node.has_partitions:
+        if node.has_partitions or node.is_virtual:
             # labels name the card
-            name = Name(None, Reason.MIG)
+            name = Name(None, Reason.MIG if node.has_partitions else Reason.VGPU)
         source = Source.GFD if is_gfd else Source.CLOUD
         text = f"{reading.scheme.key}={reading.value}"
         yield Claim(source, text, name, memory, reading.value if is_gfd else "")
     instance_type = node.labels.get(instance_types.KEY, "")
     hint = instance_types.hint(instance_type)
-    if hint is not None and node.has_accelerators and not node.has_partitions:
+    is_whole = not (node.has_partitions or node.is_virtual)
+    if hint is not None and node.has_accelerators and is_whole:
         reason = Reason.EXACT if views.may_use_instance_type else Reason.FALLBACK
         yield Claim(
             Source.INSTANCE_TYPE, f"{instance_types.KEY}={instance_type}", Name(hint, reason)

@@ -181,7 +181,10 @@ class Survey:
         if karpenters or overlays:
             given = {name for one in overlays or () for name in one.spec.capacity or {}}
             karpenter = world.Karpenter(
-                gates=_gates(karpenters[0]) if karpenters else "", overlays=tuple(sorted(given))
+                namespace=karpenters[0].metadata.namespace if karpenters else "",
+                name=karpenters[0].metadata.name if karpenters else "",
+                gates=_gates(karpenters[0]) if karpenters else "",
+                overlays=tuple(sorted(given)),
             )
         return scaler, karpenter
 
@@ -246,7 +249,7 @@ def of_slices(slices: Sequence[facts.Slice]) -> dict[str, sources.Kinds]:
     found: dict[str, Counter[sources.Product]] = {}
     for one in slices:
         if one.node and one.driver in _GPU_DRIVERS and one.products:
-            kinds = [sources.Product(name, memory) for name, memory in one.products]
+            kinds = [sources.Product(*product) for product in one.products]
             found.setdefault(one.node, Counter()).update(kinds)
     return dict(found)
 

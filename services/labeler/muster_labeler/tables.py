@@ -18,10 +18,10 @@ _WORDS: Final = {
 
 
 def written(rows: Sequence[Row]) -> str:
-    """Return the rows for people, and how many of each kind; what changes stands first."""
+    """Return the rows for people, and how many of each kind; what needs a person stands first."""
     if not rows:
         return "no GPU node\n"
-    order = (Step.WRITE, Step.REMOVE, Step.REFUSE, Step.KEEP)
+    order = (Step.REFUSE, Step.WRITE, Step.REMOVE, Step.KEEP)
     sorted_ = sorted(rows, key=lambda row: (order.index(row.step), row.node))
     lines = [_HEAD, *(_cells(row) for row in sorted_[:_ROWS_MAX])]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD) - 1)]

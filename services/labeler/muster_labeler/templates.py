@@ -96,6 +96,9 @@ def _azure(node: facts.Node, resource: str) -> Setting:
     name = resource.replace("_", "~2").replace("/", "_")
     key = f"k8s.io_cluster-autoscaler_node-template_resources_{name}"
     found = _AZURE.fullmatch(node.provider_id)
-    group, scale_set = (found[1], found[2]) if found else ("", "the scale set")
-    words = ["az", "vmss", "update", "-g", group, "-n", scale_set, "--set", f"tags.{key}={SLOTS}"]
+    scale_set = found[2] if found else "the scale set"
+    # `az vmss update --set tags.KEY` would take the dots of the key for a path
+    identity = node.provider_id.removeprefix("azure://").rpartition("/virtualMachines/")[0]
+    words = ["az", "tag", "update", "--operation", "Merge", "--resource-id", identity]
+    words += ["--tags", f"{key}={SLOTS}"]
     return Setting("azure", scale_set, f"tag {key}={SLOTS}", shlex.join(words) if found else "")

@@ -34,6 +34,8 @@ class ClusterAutoscaler:
 class Karpenter:
     """Karpenter: its gates, and the resources that NodeOverlays give."""
 
+    namespace: str = ""
+    name: str = ""
     gates: str = ""
     overlays: tuple[str, ...] = ()
     pools: tuple[str, ...] = ()
