@@ -135,6 +135,22 @@ def test_what_a_product_lacks_is_unknown_and_nothing_is_wrong_with_it(node: fake
     asyncio.run(story())
 
 
+def test_of_two_gpus_with_one_uuid_the_first_counts_and_that_is_told(node: fake.Fake) -> None:
+    first = followed.UUIDS[0]
+    node.write(scenes.h100x8().having(2, scenes.h100x8().gpus[0]))
+
+    async def story() -> None:
+        async with followed.followed(node) as (_, look):
+            assert [one.uuid for one in look.gpus] == [
+                first,
+                followed.UUIDS[1],
+                *followed.UUIDS[3:],
+            ]
+            assert look.problem == f"GPU 2: its uuid {first} is that of GPU 0 too; it is left out"
+
+    asyncio.run(story())
+
+
 # No driver
 
 

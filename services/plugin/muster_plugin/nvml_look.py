@@ -93,6 +93,12 @@ def devices(nvml: nvml_library.Binding, files: Files, *, before: Sequence[vocabu
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             uuid = nvml.nvmlDeviceGetUUID(handle)
+            if uuid in handles:
+                problems.append(
+                    f"GPU {index}: its uuid {uuid} is that of GPU {gpus[uuid].index} too; "
+                    "it is left out"
+                )
+                continue
             gpus[uuid] = _gpu(nvml, handle, files, uuid=uuid, index=index, problems=problems)
         except (nvml.NVMLError, UnicodeDecodeError) as error:
             name = _name(nvml, error)
