@@ -474,6 +474,30 @@ data:
 """
 
 
+ELSEWHERE = """
+apiVersion: apps/v1
+kind: DaemonSet
+spec:
+  template:
+    spec:
+      containers:
+        - name: nvidia-device-plugin-ctr
+          env:
+            - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+            - {name: MIG_STRATEGY, valueFrom: {configMapKeyRef: {name: a, key: mig}}}
+          envFrom: [{configMapRef: {name: a}}]
+"""
+
+
+def test_a_variable_whose_value_stands_elsewhere_is_not_taken_and_named() -> None:
+    found = imported(ELSEWHERE)
+    assert gpus(found) == {}
+    assert differences(found) == [
+        "MIG_STRATEGY: its value stands elsewhere (valueFrom); not taken",
+        "envFrom: its variables stand elsewhere; not taken",
+    ]
+
+
 def test_a_daemonset_is_read_with_its_configmap() -> None:
     found = imported(MANIFESTS)
     assert gpus(found) == {

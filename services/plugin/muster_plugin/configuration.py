@@ -73,9 +73,15 @@ def _imported(text: bytes, *, source: str, peer: Format, domain: str | None) -> 
             for text in manifest.devices
         ]
         return generic.read_flags(flags, domain=domain or manifest.domain)
-    if peer is Format.NVIDIA and nvidia.is_told(manifest.arguments, manifest.environment):
+    told = manifest.arguments, manifest.environment, manifest.elsewhere
+    if peer is Format.NVIDIA and nvidia.is_told(*told):
         document = _inside(manifest, peer, source) if _files(manifest, peer, source) else None
-        return nvidia.read(document, arguments=manifest.arguments, environment=manifest.environment)
+        return nvidia.read(
+            document,
+            arguments=manifest.arguments,
+            environment=manifest.environment,
+            elsewhere=manifest.elsewhere,
+        )
     return _meaning(_inside(manifest, peer, source), peer, domain)
 
 

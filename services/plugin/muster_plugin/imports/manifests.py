@@ -9,6 +9,9 @@ from typing import Final
 
 import msgspec
 
+ENV_FROM: Final = "envFrom"
+"""Stands for all variables that a ConfigMap or Secret names."""
+
 _ITEMS_MAX: Final = 1_000
 _NONE: Final = (None, None)
 
@@ -16,7 +19,8 @@ _NONE: Final = (None, None)
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that hold configuration: files of ConfigMaps, and values of `--device` flags.
 
-    `arguments` and `environment` are those of all containers, in the order of the manifests.
+    `arguments` and `environment` are those of all containers, in the order of the manifests;
+    `elsewhere` are the variables whose values the manifests do not hold (`valueFrom`, `envFrom`).
     """
 
     files: tuple[tuple[str, str], ...]
@@ -24,6 +28,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     domain: str | None
     arguments: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
 
 def find(documents: Sequence[object]) -> Found | None:
@@ -39,6 +44,7 @@ def find(documents: Sequence[object]) -> Found | None:
         domain=domains[-1] if domains else None,
         arguments=tuple(arguments),
         environment=tuple(pair for manifest in manifests for pair in _variables(manifest)),
+        elsewhere=tuple(name for manifest in manifests for name in _elsewhere(manifest)),
     )
 
 
@@ -78,6 +84,17 @@ def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
             name, value = (one.get("name"), one.get("value")) if isinstance(one, Mapping) else _NONE
             if isinstance(name, str) and isinstance(value, str) and value:
                 yield name, value
+
+
+def _elsewhere(manifest: Mapping[object, object]) -> Iterator[str]:
+    """Name the variables that get their values from somewhere else; of `envFrom` only itself."""
+    for container in _containers(manifest):
+        given = container.get("env")
+        for one in given if isinstance(given, list) else []:
+            if isinstance(one, Mapping) and one.get("valueFrom"):
+                yield str(one.get("name"))
+        if container.get("envFrom"):
+            yield ENV_FROM
 
 
 def _containers(manifest: Mapping[object, object]) -> Iterator[Mapping[object, object]]:

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from muster_plugin import gpu_rules, refusals, rulebook
-from muster_plugin.imports import iktos, nvidia_settings, nvidia_sharing, tree
+from muster_plugin.imports import iktos, manifests, nvidia_settings, nvidia_sharing, tree
 
 Kind = nvidia_settings.Kind
 
@@ -21,6 +21,7 @@ _SECTIONS: Final = ("flags", "flags.plugin", "flags.gfd", "imex")
 _FORK: Final = ("passDeviceSpecs", "deviceListStrategy", "deviceIDStrategy")
 """What the iktos fork reads below `flags`, and NVIDIA below `flags.plugin`."""
 _FLAGS: Final = frozenset(flag for one in nvidia_settings.EVERY for flag in one.flags)
+_VARIABLES: Final = frozenset(name for one in nvidia_settings.EVERY for name in one.variables)
 _ONE_DASH: Final = re.compile(r"-[a-z]{2}")
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
@@ -44,10 +45,12 @@ class _Given(msgspec.Struct, frozen=True):
     is_text: bool = True
 
 
-def is_told(arguments: Sequence[str], environment: Variables) -> bool:
+def is_told(
+    arguments: Sequence[str], environment: Variables, elsewhere: Sequence[str] = ()
+) -> bool:
     """Say whether there is a setting among containers' arguments and variables."""
     told = {_dashed(argument).partition("=")[0] for argument in arguments}
-    told |= {name for name, _ in environment}
+    told |= {name for name, _ in environment} | {*elsewhere}
     return any(not told.isdisjoint([*one.flags, *one.variables]) for one in nvidia_settings.EVERY)
 
 
@@ -56,17 +59,19 @@ def read(
     *,
     arguments: Sequence[str] = (),
     environment: Variables = (),
+    elsewhere: Sequence[str] = (),
 ) -> tree.Imported:
     """Return the section `gpus` that all this stands for. Raises tree.Unreadable.
 
-    A configuration that is only a text is the iktos fork's `original:new:replicas,...`.
+    Of the variables `elsewhere` only the names are known. A configuration that is only a text is
+    the iktos fork's `original:new:replicas,...`.
     """
     reader = tree.Reader("NVIDIA")
     ours: _Tree = {}
     file: _Tree = {}
     if isinstance(configuration, str) and ":" in configuration:
         _read_fork(reader, configuration, "resource-config", ours)
-    elif configuration is not None or not is_told(arguments, environment):
+    elif configuration is not None or not is_told(arguments, environment, elsewhere):
         file = reader.mapping(configuration, "", _TOP)
         if configuration and not file and not reader.problems:
             reader.refuse("", f"has none of the keys of NVIDIA's file: {', '.join(_TOP)}")
@@ -80,12 +85,21 @@ def read(
     fork = _given(reader, nvidia_settings.RESOURCE_CONFIG, {}, arguments, environment)
     if fork is not None:
         _read_fork(reader, str(fork.value), fork.path, ours)
-    for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
-        if flag.startswith("--") and flag not in _FLAGS:
-            reader.differ(refusals.said(flag), "no setting of GPUs is called so; left out")
+    _tell_unread(reader, arguments, elsewhere)
     nvidia_sharing.read_sharing(reader, file.get("sharing"), ours)
     nvidia_sharing.read_resources(reader, file.get("resources"), ours)
     return _imported(reader, ours)
+
+
+def _tell_unread(reader: tree.Reader, arguments: Sequence[str], elsewhere: Sequence[str]) -> None:
+    for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
+        if flag.startswith("--") and flag not in _FLAGS:
+            reader.differ(refusals.said(flag), "no setting of GPUs is called so; left out")
+    for variable in dict.fromkeys(elsewhere):
+        if variable in _VARIABLES:
+            reader.differ(variable, "its value stands elsewhere (valueFrom); not taken")
+        elif variable == manifests.ENV_FROM:
+            reader.differ(variable, "its variables stand elsewhere; not taken")
 
 
 def _imported(reader: tree.Reader, ours: _Tree) -> tree.Imported:
