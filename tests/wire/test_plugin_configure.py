@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster_plugin import configure
+from muster_plugin import configure, ids
 
 FUSE = "apiVersion: muster.dev/v1\nresources: [{name: a.b/fuse, groups: [%s]}]\n"
 GROUP = "resources[0].groups[0]"
@@ -161,6 +161,53 @@ def test_what_the_rules_mean_on_this_machine_is_shown(
         ),
         "",
     )
+
+
+def test_which_gpus_the_rules_mean_is_shown_or_why_none(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "muster.yaml"
+    sharing = "{resources: [{name: nvidia.com/gpu, replicas: 4, devices: [0]}]}"
+    file.write_text(f"gpus: {{sharing: {sharing}}}\nsimulated_gpus: {{count: 2, product: H100}}\n")
+    first, other = (ids.gpu_uuid("n1", index) for index in range(2))
+    code, printed, told = called(capfd, "show", str(file), "--matches", "--node", "n1")
+    rows = [line.split(None, 1) for line in printed.splitlines()]
+    assert (code, told, rows) == (
+        0,
+        "",
+        [
+            ["RESOURCE", f"{'DEVICE':{len(first) + 14}}  GIVES"],
+            *sorted(
+                [
+                    ["nvidia.com/gpu", f"{first}::0 and 3 more  GPU 0, H100"],
+                    ["nvidia.com/gpu", f"{other:{len(first) + 14}}  GPU 1, H100"],
+                ]
+            ),
+        ],
+    )
+    file.write_text("gpus: {library: /nowhere/libnvidia-ml.so.1}")
+    code, printed, told = called(capfd, "show", str(file), "--matches")
+    assert (code, printed.splitlines()[1:]) == (0, ["nvidia.com/gpu  -       nothing is there"])
+    assert told.startswith("muster config: no GPU can be used: no_library: ")
+
+
+def test_words_that_are_no_xid_are_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "muster.yaml"
+    file.write_text(
+        "gpus: {health: {disable: '94,lots'}}\n"
+        "nodes: [{match: a-*, gpus: {health: {enable: xid79}}}]\n"
+    )
+    _, _, told = called(capfd, "validate", str(file))
+    assert told.splitlines() == [
+        f"muster config: {file}: warning: gpus.health.disable: 'lots' is no XID; left out",
+        f"muster config: {file}: warning: nodes[0].gpus.health.enable: 'xid79' is no XID; left out",
+    ]
+    _, _, told = called(capfd, "show", str(file), "--node", "a-1")
+    assert told.splitlines() == [
+        f"muster config: {file}: warning: gpus.health.enable: 'xid79' is no XID; left out"
+    ]
 
 
 def test_what_can_be_used_and_finds_nothing_is_a_warning(

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from muster import quoting, settings, shapes, vocabulary
-from muster_plugin import config, configuration, devfs, rulebook, units
+from muster_plugin import config, configuration, matches, policy, rulebook
 
 _BYTES_MAX: Final = 1024 * 1024 + 1
 _PEERS: Final = [form.value for form in configuration.Format if form != "muster"]
@@ -117,52 +117,31 @@ def _import(chosen: argparse.Namespace) -> None:
 
 
 def _show(chosen: argparse.Namespace) -> None:
-    found = _at(chosen, _read(chosen))
+    read = _read(chosen)
+    found = _at(chosen, read)
     if found == rulebook.Here():
         _print(b"# nothing on this node")
     elif chosen.matches:
-        _show_matches(found)
+        here = matches.look(found, read.simulated_gpus, chosen.node or read.node)
+        _print("\n".join(here.lines).encode())
+        for problem in here.problems:
+            _tell(problem)
     else:
         shown = rulebook.Rules(
             api_version=rulebook.API_VERSION, resources=found.resources, gpus=found.gpus
         )
         _print(msgspec.yaml.encode(shown))
-
-
-def _show_matches(found: rulebook.Here) -> None:
-    """Look at this machine as the plugin would, and print each device with what it gives."""
-    entries = [nodes for resource in found.resources for _, nodes in resource.nodes()]
-    plan = units.plan(found.resources, devfs.scan(entries))
-    rows = [("RESOURCE", "DEVICE", "GIVES")]
-    for offer in plan.offers:
-        rows += _rows(offer) or [(offer.name, "-", "nothing is there")]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for name, device, gives in rows:
-        _print(f"{name:{widths[0]}}  {device:{widths[1]}}  {gives}".encode())
-    for problem in plan.problems:
-        _tell(problem)
-    if found.gpus:
-        _tell("GPUs are not looked at here")
-
-
-def _rows(offer: units.Offer) -> list[tuple[str, str, str]]:
-    """Give a row for each thing; its ids are told by the first."""
-    things: dict[str, list[units.Unit]] = {}
-    for unit in offer.units:
-        things.setdefault(unit.physical, []).append(unit)
-    rows = []
-    for same in things.values():
-        more = f" and {len(same) - 1} more" if len(same) > 1 else ""
-        paths = [device.host_path for device in same[0].devices]
-        paths += [mount.host_path for mount in same[0].mounts]
-        rows.append((offer.name, f"{same[0].id}{more}", ", ".join(paths)))
-    return rows
+        for warning in policy.warnings(found.gpus):
+            _tell(f"{chosen.file}: warning: {warning}")
 
 
 def _validate(chosen: argparse.Namespace) -> None:
     read = _read(chosen)
     found = _at(chosen, read)
-    for warning in rulebook.warnings(read.resources, read.nodes):
+    of_gpus = [*policy.warnings(read.gpus)]
+    for at, some in enumerate(read.nodes):
+        of_gpus += (f"nodes[{at}].{warning}" for warning in policy.warnings(some.gpus))
+    for warning in (*rulebook.warnings(read.resources, read.nodes), *of_gpus):
         _tell(f"{chosen.file}: warning: {warning}")
     is_asked = bool(chosen.node or chosen.label)
     told = [_counted(found)]

@@ -249,6 +249,16 @@ class Policy:
         return (said.title if said else "") or "of no known meaning"
 
 
+def warnings(gpus: gpu_rules.Gpus | None) -> Iterator[str]:
+    """Say what the configuration's two lists leave out, by their keys there."""
+    if gpus is None:
+        return
+    keys = {DISABLE: "disable", ENABLE: "enable"}
+    for problem in lists(gpus.health.disable, gpus.health.enable).problems:
+        variable, _, text = problem.partition(": ")
+        yield f"gpus.health.{keys[variable]}: {text}"
+
+
 def lists(disable: str, enable: str) -> Lists:
     """Read NVIDIA's two lists (health.go, newHealthCheckXIDs).
 
