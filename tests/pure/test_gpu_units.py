@@ -521,7 +521,7 @@ def test_expected_are_devices_and_not_replicas() -> None:
     rule = told(migStrategy="mixed", expect={"min": 3}, **sharing({"name": USUAL, "replicas": 4}))
     plan = gpu_units.plan(look(*MIXED), rule)
     assert {offer.name: offer.rule.expect for offer in plan.offers} == {
-        USUAL: rules.Expect(min=12),
+        USUAL: rules.Expect(min=3),
         "nvidia.com/mig-1g.5gb": None,
         "nvidia.com/mig-2g.10gb": None,
     }

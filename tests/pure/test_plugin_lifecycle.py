@@ -206,6 +206,16 @@ def test_fewer_devices_than_expected_is_a_problem_in_words() -> None:
     assert life.problem == "expected at least 2 devices, found 1"
 
 
+def test_of_shared_gpus_each_is_expected_once() -> None:
+    life = lifecycle.Lifecycle("nvidia.com/gpu", lifecycle.Policy(expected=2, of_gpus=True))
+    replicas = tuple(
+        units.Unit(id=f"GPU-a::{number}", physical="GPU-a", identity={0: "GPU-a"})
+        for number in range(4)
+    )
+    life.receive(lifecycle.Looked(replicas), 0.0)
+    assert life.problem == "expected at least 2 GPUs or MIG devices, found 1"
+
+
 def test_patience_is_what_the_rule_says() -> None:
     groups = (rules.Group(devices=(rules.Nodes(path="/dev/a"),)),)
     plain = rules.Resource(name="a.example/a", groups=groups)

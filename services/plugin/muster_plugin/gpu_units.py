@@ -50,7 +50,7 @@ def plan(look: gpu.Look, told: gpu_rules.Gpus) -> units.Plan:
     offers = tuple(
         units.Offer(
             name=name,
-            rule=_rule(name, shares, told, is_lasting=name in lasting),
+            rule=_rule(name, told, is_lasting=name in lasting),
             units=_units(name, shares, problems),
         )
         for name, shares in offered.items()
@@ -220,25 +220,18 @@ def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[un
     return tuple(sorted(made[: units.DEVICES_MAX], key=lambda unit: unit.id))
 
 
-def _rule(
-    name: str, shares: Sequence[_Share], told: gpu_rules.Gpus, *, is_lasting: bool
-) -> rules.Resource:
+def _rule(name: str, told: gpu_rules.Gpus, *, is_lasting: bool) -> rules.Resource:
     """Return how a resource is kept, in the words of device nodes.
 
     One that lasts only as long as its devices is `per_match`, and so has no name of its own.
     """
-    expect = None
-    if is_lasting and told.expect is not None:
-        # devices are expected, and ids are counted
-        replicas = min((share.replicas or 1 for share in shares), default=1)
-        expect = rules.Expect(min=told.expect.min * replicas)
     domain = name.partition("/")[0]
     return rules.Resource(
         name=name if is_lasting else f"{domain}/{names.EACH}",
         groups=(),
         per_match=not is_lasting,
         env="",
-        expect=expect,
+        expect=told.expect if is_lasting else None,
         grace_s=told.grace_s,
         registration=told.registration,
     )

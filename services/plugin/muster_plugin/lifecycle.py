@@ -44,13 +44,17 @@ HEALTHY: Final = "device-healthy"
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient to be, and how many devices are right here (0: any number)."""
+    """How patient to be, and how many devices are right here (0: any number).
+
+    Of GPUs (`of_gpus`) each counts once, whatever the number of its replicas.
+    """
 
     grace_s: float = 60.0
     good_looks: int = 1
     good_checks: int = 1
     checked: bool = False
     expected: int = 0
+    of_gpus: bool = False
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -113,6 +117,7 @@ def policy(rule: rules.Resource) -> Policy:
         good_checks=rule.checks.good,
         checked=rule.checks.open or bool(rule.checks.command),
         expected=rule.expect.min if rule.expect else 0,
+        of_gpus=not rule.groups,
     )
 
 
@@ -185,10 +190,15 @@ class Lifecycle:
     @property
     def problem(self) -> str:
         """Say that there are fewer devices than expected; empty if there are enough."""
-        there = sum(life.lost_at is None for life in self._lives.values())
+        if not self.policy.expected:
+            return ""
+        found = [life.unit for life in self._lives.values() if life.lost_at is None]
+        there, what = len(found), "devices"
+        if self.policy.of_gpus:
+            there, what = len({unit.physical for unit in found}), "GPUs or MIG devices"
         if there >= self.policy.expected:
             return ""
-        return f"expected at least {self.policy.expected} devices, found {there}"
+        return f"expected at least {self.policy.expected} {what}, found {there}"
 
     def _looked(self, seen: dict[str, units.Unit], now: float) -> Iterator[Fact]:
         for name, life in self._lives.items():
