@@ -323,6 +323,33 @@ def test_waits_that_fail_or_are_cut_short_do_not_spin(node: fake.Fake) -> None:
     asyncio.run(story())
 
 
+def test_a_call_that_never_comes_back_is_left_behind_and_the_others_are_watched_anew(
+    node: fake.Fake, tmp_path: Path
+) -> None:
+    kernel = tmp_path / "proc/driver/nvidia/gpus"
+    (kernel / "0000:1b:00.0").mkdir(parents=True)
+    node.write(scenes.h100x8())
+    hasty = msgspec.structs.replace(followed.PERIODS, leave_s=0.2)
+
+    async def story() -> None:
+        async with followed.followed(node, periods=hasty) as (here, _):
+            await here.of_each(gpu.Poll)
+            node.add("hang call=nvmlDeviceGetTemperature gpu=6 times=1")
+            await here.until(gpu.Watch, is_it=lambda one: one.problem != "")
+            # the kernel has another GPU now, so that NVML is to be begun anew
+            (kernel / "0000:1c:00.0").mkdir()
+            await here.until(gpu.Look)
+            for uuid in followed.UUIDS:
+                await here.until(gpu.Poll, is_it=lambda poll, uuid=uuid: poll.gpu == uuid)  # type: ignore[misc]
+            node.drop("hang")
+            (kernel / "0000:1d:00.0").mkdir()
+            await here.until(gpu.Look)
+        assert node.misuses() == {}
+        assert node.counts()["nvmlShutdown"] >= node.counts()["nvmlInitWithFlags"] - 1
+
+    asyncio.run(story())
+
+
 # GPUs that change
 
 

@@ -2,8 +2,10 @@
 
 No call of NVML is made on the loop. No call can be cut short either: each is waited for as long as
 it takes, and told of when it is late, for then nobody watches that GPU. NVML is given up and begun
-anew when GPUs came or went, when the driver went away or handles are stale, and only with nothing
-under way; between two beginnings there is a pause, longer each time.
+anew when GPUs came or went, when the driver went away or handles are stale, and then nothing may be
+under way; between two beginnings there is a pause, longer each time. What never comes back is left
+behind: NVML counts its beginnings, so that the other GPUs are watched by a new one, and the ends
+are made up for when nothing is under way any more.
 """
 
 import asyncio
@@ -56,6 +58,7 @@ class Nvml:
         self._flights = nvml_flights.Flights()
         self._beginning: asyncio.Task[_Begun] | None = None
         self._session: nvml_session.Session | None = None
+        self._left: list[tuple[nvml_flights.Flights, nvml_session.Session]] = []
         self._known = nvml_session.Known()
         self._told: gpu.Look | None = None
         self._log = logs.logger()
@@ -158,14 +161,29 @@ class Nvml:
     async def _end(self, session: nvml_session.Session, watchers: nvml_watch.Watchers) -> None:
         """End NVML once all that is under way has come back, and remember what it told."""
         session.events.stop()
-        late_s = self._periods.answer_s
-        if not await self._flights.all_back(late_s):
+        late_s, longest_s = self._periods.answer_s, self._periods.leave_s
+        is_over = await self._flights.all_back(late_s)
+        if not is_over:
             uuids = [one.uuid for one in session.look.gpus]
             watchers.turn(uuids, "end", f"NVML has not answered for {late_s:g} s")
-            while not await self._flights.all_back(late_s):
-                continue
+            is_over = await self._flights.all_back(longest_s)
         self._known, self._session = session.known, None
-        await asyncio.wait([self._flights.begin(self._lane, session.end)])
+        self._left.append((self._flights, session))
+        if not is_over:
+            self._log.error("nvml_left_behind", waited_s=late_s + longest_s)
+        elif all([await flights.all_back(0) for flights, _ in self._left]):
+            ended = self._flights.begin(self._lane, self._end_all)
+            if (await asyncio.wait([ended], timeout=longest_s))[0]:
+                return
+            self._log.error("nvml_hangs_at_the_end", waited_s=longest_s)
+        else:
+            return
+        self._flights, self._lane = nvml_flights.Flights(), aside.Lane()
+
+    def _end_all(self) -> None:
+        """Make up for every beginning; runs in a thread, with nothing under way."""
+        while self._left:
+            self._left.pop()[1].end()
 
     def _tell(self, look: gpu.Look, seen: Seen) -> None:
         """Tell a look; one that says again why there is nothing to see is no news."""

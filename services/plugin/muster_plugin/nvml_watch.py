@@ -35,6 +35,8 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     """How often is tried to read what could not be read."""
     begin_first_s: float = 1.0
     begin_max_s: float = 30.0
+    leave_s: float = 60.0
+    """What has not come back then is left behind."""
     close_s: float = 1.5
 
 
