@@ -77,7 +77,7 @@ def _token(file: str) -> str:
         token = ""
     # nats-server takes 4 KiB a line
     if not re.fullmatch(r"[!-~]{1,3500}", token):
-        raise Unusable(f"{file}: no token")
+        raise Unusable(f"{file}: no token, or one longer than 3,500 letters")
     return token
 
 
