@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+import urllib.request
 from datetime import UTC, datetime
 from typing import Final
 
@@ -121,6 +122,45 @@ def test_an_xid_takes_all_replicas_of_its_gpu_and_gives_all_of_them_back() -> No
             assert here.of(Changed)[2].reason.endswith("; but XID 48: Double Bit ECC Error")
 
     node.run(story)
+
+
+def test_thousands_of_replicas_are_told_and_a_burst_of_xids_takes_each_gpu_once() -> None:
+    async def story() -> None:
+        sharing = {"resources": [{"name": GPU, "replicas": 400}]}
+        async with (
+            node.node(scenes.h100x8()) as here,
+            here.plugin(here.configure({"sharing": sharing, "health": FOREVER})) as plugin,
+        ):
+            await here.offers(GPU, healthy=3200)
+            told = await here.event(vocabulary.InventoryReported)
+            assert [(one.physical, one.count) for one in told.devices] == [
+                (uuid, 400) for uuid in UUIDS
+            ]
+            assert told.gpus is not None
+            codes = range(200, 220)
+            for code in codes:
+                for number in (0, 5):
+                    here.gpus.xid(number, code)
+            bad = {f"{UUIDS[gpu]}::{replica}" for gpu in (0, 5) for replica in range(400)}
+            await here.unhealthy(GPU, *bad)
+            for uuid in (UUIDS[0], UUIDS[5]):
+                await here.event(Changed, device_id=uuid, code=f"xid-{codes[-1]}")
+            assert len(here.of(Changed)) == 2 * len(codes)
+            address = (await plugin.said("listening"))["http"]
+            metrics = await asyncio.to_thread(_get, f"{address}/metrics")
+            assert {
+                'muster_plugin_xids_total{xid="219"} 2.0',
+                'muster_plugin_gpu_findings{code="xid-219",effect="unhealthy"} 2.0',
+                f'muster_plugin_devices{{health="Unhealthy",resource="{GPU}"}} 800.0',
+                f'muster_plugin_device_conditions{{condition="degraded",resource="{GPU}"}} 0.0',
+            } <= {*metrics.splitlines()}
+
+    node.run(story)
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  # our own process
+        return str(answer.read(), "utf-8")
 
 
 def test_an_xid_takes_the_mig_device_it_names_and_one_that_names_none_the_whole_gpu() -> None:

@@ -1,6 +1,7 @@
 """Door to the node's GPUs: whoever sees them is heard, and what is seen of them is judged."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
@@ -40,6 +41,8 @@ class Gpus:
         self, source: Source, health: "gpu_health.GpuHealth", line: lines.Line[Seen, Judged]
     ) -> None:
         self.source = source
+        self.xids: Counter[int] = Counter()
+        """How often the driver reported each XID."""
         self._health = health
         self._line = line
 
@@ -56,6 +59,8 @@ class Gpus:
 
     def receive(self, event: Seen, now: float) -> Sequence[Judged]:
         """Judge what is seen."""
+        if isinstance(event, gpu.Xid):
+            self.xids[event.xid] += 1
         found = self._health.receive(event, now)
         return [*found, event] if isinstance(event, gpu.Look) else found
 

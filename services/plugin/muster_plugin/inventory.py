@@ -185,6 +185,10 @@ class Inventory:
         one = self._resources.get(resource)
         return one.conditions() if one else Counter()
 
+    def findings(self) -> dict[tuple[gpu.Effect, str], int]:
+        """Count what holds against GPUs, by what it does and its code."""
+        return self._findings.count()
+
     def shortage(self, resource: str) -> str:
         """Say that there are fewer devices than expected; empty if there are enough."""
         one = self._resources.get(resource)

@@ -41,11 +41,38 @@ class Collector(registry.Collector):
             for health in vocabulary.Health:
                 healths.add_metric([life.resource, health], count[health])
         yield healths
+        yield from self._gpus()
         yield core.GaugeMetricFamily(
             "muster_plugin_beat_age_seconds", "Since the last beat.", value=self._beat_age_s()
         )
 
         yield from self._troubles(time.monotonic())
+
+    def _gpus(self) -> Iterator[core.Metric]:
+        conditions = core.GaugeMetricFamily(
+            "muster_plugin_device_conditions",
+            "Healthy devices of which there is something to be known.",
+            labels=["resource", "condition"],
+        )
+        for life in self._lives.values():
+            counts = self._devices.conditions(life.resource)
+            for condition in vocabulary.Condition:
+                conditions.add_metric([life.resource, condition], counts[condition])
+        yield conditions
+        findings = core.GaugeMetricFamily(
+            "muster_plugin_gpu_findings",
+            "What holds against GPUs and parts of them, by what it does.",
+            labels=["effect", "code"],
+        )
+        for (effect, code), count in sorted(self._devices.findings().items()):
+            findings.add_metric([effect, code], count)
+        yield findings
+        xids = core.CounterMetricFamily(
+            "muster_plugin_xids", "XIDs that the driver reported, ignored ones too.", labels=["xid"]
+        )
+        for xid, count in sorted(self._node.xids.items()):
+            xids.add_metric([str(xid)], count)
+        yield xids
 
     def _troubles(self, now: float) -> Iterator[core.Metric]:
         ages = core.GaugeMetricFamily(

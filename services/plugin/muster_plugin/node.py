@@ -128,6 +128,11 @@ class Node:
         return {**self._checked_at, **(self._seen.source.checked_at if self._seen else {})}
 
     @property
+    def xids(self) -> Mapping[int, int]:
+        """How often the driver reported each XID."""
+        return self._seen.xids if self._seen else {}
+
+    @property
     def sees_gpus(self) -> bool:
         """Whether somebody looks at the GPUs; who does is chosen at the start."""
         return self._seen is not None
