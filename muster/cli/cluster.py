@@ -75,7 +75,7 @@ async def label_gpus(url: str, *words: str) -> tuple[int, str]:
         file.flush()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "muster_labeler.command", "label-gpus", *words),
-            *("--kubeconfig", file.name, "--muster-namespace", "default"),
+            *("--kubeconfig", file.name),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -219,7 +219,7 @@ class Demo:
 
     async def _labels_applied(self) -> str:
         url = self._place.http("kubernetes")
-        listed = f"{url}/api/v1/namespaces/default/configmaps"
+        listed = f"{url}/api/v1/namespaces/muster/configmaps"
         await cluster.until(listed, _lists_every_node)
         options = ("--apply", "--yes", "--simulated")
         alone, said = await cluster.label_gpus(url, *options, "--node", layout.NODES[0].name)

@@ -61,7 +61,8 @@ class Program:
 
 def kubernetes(kubeconfig: str, *more: str) -> Program:
     """Return the stand-in for the Kubernetes API, with `more` options."""
-    return Program("kubernetes", "muster.local.kubernetes", ("--kubeconfig", kubeconfig, *more))
+    options = ("--kubeconfig", kubeconfig, "--namespace", "muster", *more)
+    return Program("kubernetes", "muster.local.kubernetes", options)
 
 
 def webhook() -> Program:
@@ -116,8 +117,7 @@ def health_settings(*, nats: str) -> Settings:
 
 def labeler_settings(*, nats: str, kubeconfig: str) -> Settings:
     """Return the settings of the labeler: it suggests."""
-    cluster = {"kubeconfig": kubeconfig, "namespace": "default"}
-    return {"bus": {"url": nats}, "mode": "suggest", "kubernetes": cluster}
+    return {"bus": {"url": nats}, "mode": "suggest", "kubernetes": {"kubeconfig": kubeconfig}}
 
 
 def notifier_settings(*, nats: str, webhook_url: str, reach: str = "loopback") -> Settings:

@@ -10,7 +10,7 @@ import base64
 import binascii
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import orjson
@@ -75,16 +75,26 @@ class _Change:
 
 
 class Store:
-    """All objects. `version` is where the counter begins; methods raise `RequestError` only."""
+    """All objects. `version` is where the counter begins, `more` are namespaces that are there.
 
-    def __init__(self, *, at: str, version: int = 0, limits: Limits | None = None) -> None:
+    Methods raise `RequestError` only.
+    """
+
+    def __init__(
+        self,
+        *,
+        at: str,
+        version: int = 0,
+        limits: Limits | None = None,
+        more: Sequence[str] = (),
+    ) -> None:
         self.version = version
         self._limits = limits or Limits()
         self._buckets: dict[str, dict[Key, trees.Tree]] = {
             resource.bucket: {} for resource in resources.RESOURCES
         }
         self._log: list[_Change] = []
-        for name in NAMESPACES:
+        for name in (*NAMESPACES, *more):
             place = resources.Place(resource=resources.NAMESPACES)
             write = writes.Write(place=place, manager="", at=at, uid=f"{name}-0", suffix="")
             self.create({"metadata": {"name": name}}, write)

@@ -18,7 +18,7 @@ import random
 import time
 import urllib.parse
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 import orjson
@@ -52,7 +52,8 @@ _PLAIN = {"/readyz": "ok", "/healthz": "ok", "/livez": "ok"}
 class KubernetesApi:
     """The API as an asynchronous context manager: `async with KubernetesApi() as api: api.url`.
 
-    `bookmark_period_s` is how often a watch that asked for bookmarks gets one; `audit_log` a file.
+    `bookmark_period_s` is how often a watch that asked for bookmarks gets one; `audit_log` a file;
+    `namespaces` are there beside those of every cluster.
     """
 
     def __init__(
@@ -62,10 +63,12 @@ class KubernetesApi:
         bookmark_period_s: float = 5.0,
         limits: objects.Limits | None = None,
         audit_log: pathlib.Path | None = None,
+        namespaces: Sequence[str] = (),
     ) -> None:
         self.url = ""
         # after a restart every version of the former life is older than the log: 410, and relist
-        self._store = objects.Store(at=_now(), version=int(time.time() * 1000), limits=limits)
+        version = int(time.time() * 1000)
+        self._store = objects.Store(at=_now(), version=version, limits=limits, more=namespaces)
         self._address = http
         self._audit_log = audit_log
         self._refused: dict[str, refusals.Reason] = {}
@@ -281,7 +284,9 @@ def _now() -> str:
 
 async def _serve(options: argparse.Namespace) -> None:
     stopped = httpd.stop_on_signals()
-    async with KubernetesApi(http=options.http, audit_log=options.audit_log_path) as api:
+    async with KubernetesApi(
+        http=options.http, audit_log=options.audit_log_path, namespaces=options.namespace
+    ) as api:
         if options.kubeconfig is not None:
             try:
                 api.write_kubeconfig(options.kubeconfig)
@@ -299,6 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--http", type=httpd.address, default=httpd.LOCAL, metavar="HOST:PORT")
     parser.add_argument("--kubeconfig", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--audit-log-path", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--namespace", action="append", default=[], metavar="NAME")
     options = parser.parse_args(arguments)
     try:
         asyncio.run(_serve(options))
