@@ -22,8 +22,10 @@ _AGAIN_S: Final = 5.0
 """So often at most are the keys fetched because somebody shows a token of an unknown one."""
 _WAITING_MAX: Final = 1_000
 _TOLD_EACH_S: Final = 10.0
-_PENDING_MAX: Final = 10_000
-"""Questions behind one another; NATS waits 4 s, and we answer some thousand in a second."""
+_QUESTIONS_MAX: Final = 20_000
+_LATE_S: Final = 1.5
+"""A client waits for 2 s and then comes again: an answer after that is work for nobody, and keeps
+the next ones waiting as long."""
 
 
 class Gate:
@@ -39,6 +41,9 @@ class Gate:
         self._waiting: set[asyncio.Task[None]] = set()
         self._client: nats.aio.client.Client | None = None
         self._told: dict[Reason, tuple[float, int]] = {}
+        self._questions: asyncio.Queue[tuple[float, connection.Message]] = asyncio.Queue(
+            _QUESTIONS_MAX
+        )
 
     def problem(self) -> str | None:
         """Say why nobody can be let in, if so."""
@@ -52,20 +57,35 @@ class Gate:
         if client is self._client:
             return
         await client.subscribe(
-            accounts.CALLOUT, queue=_GROUP, cb=self.answer, pending_msgs_limit=_PENDING_MAX
+            accounts.CALLOUT, queue=_GROUP, cb=self.take, pending_msgs_limit=_QUESTIONS_MAX
         )
         self._client = client
 
-    async def answer(self, question: connection.Message) -> None:
-        """Answer a question; one with a key unknown to us waits until keys were looked for."""
-        found = self._decide(question.data)
-        is_new = isinstance(found, doorkeeper.Turned) and found.reason is Reason.UNKNOWN_KEY
-        if is_new and self._may_fetch() and len(self._waiting) < _WAITING_MAX:
-            task = asyncio.create_task(self._answer_later(question))
-            self._waiting.add(task)
-            task.add_done_callback(self._waiting.discard)
-        else:
-            await self._say(question, found)
+    async def take(self, question: connection.Message) -> None:
+        """Keep a question until its turn; of too many the newest are nobody's."""
+        try:
+            self._questions.put_nowait((asyncio.get_running_loop().time(), question))
+        except asyncio.QueueFull:
+            metrics.ANSWERS.labels(Reason.LATE.value).inc()
+
+    async def answer(self) -> None:
+        """Answer questions; one with a key unknown to us waits until keys were looked for."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            since, question = await self._questions.get()
+            if clock() - since > _LATE_S:
+                metrics.ANSWERS.labels(Reason.LATE.value).inc()
+                continue
+            found = self._decide(question.data)
+            is_new = isinstance(found, doorkeeper.Turned) and found.reason is Reason.UNKNOWN_KEY
+            if is_new and self._may_fetch() and len(self._waiting) < _WAITING_MAX:
+                task = asyncio.create_task(self._answer_later(question))
+                self._waiting.add(task)
+                task.add_done_callback(self._waiting.discard)
+            else:
+                await self._say(question, found)
+            # questions come and answers go in between
+            await asyncio.sleep(0)
 
     async def keep_fresh(self) -> None:
         """Look for keys, the cluster's and our own, again and again."""
@@ -203,7 +223,7 @@ async def serve(settings: config.Settings) -> None:
             logs.logger().info("listening", http=address)
             await gate.keep_fresh()
 
-        await runtime.run(work())
+        await runtime.run(work(), gate.answer())
 
 
 def main() -> int:

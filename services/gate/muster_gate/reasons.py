@@ -27,6 +27,8 @@ class Reason(enum.StrEnum):
     NAME = "name"
     """The connection is named like a plugin of another node."""
     TOO_OFTEN = "too_often"
+    LATE = "late"
+    """Asked so long ago that nobody waits for the answer: more come than we can let in."""
 
 
 class Refused(Exception):
