@@ -213,6 +213,16 @@ def configure(
 
 
 @app.command(help_flags=[], version_flags=[])
+def replay(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
+    """Show which alerts another policy would have raised: `muster replay --help`."""
+    import subprocess  # noqa: PLC0415  # a command pays for its own imports
+
+    # health knows its detector; the command imports no service
+    program = [sys.executable, "-m", "muster_health.replay", *(arguments or ("--help",))]
+    return subprocess.run(program, check=False).returncode  # noqa: S603  # our own program
+
+
+@app.command(help_flags=[], version_flags=[])
 def check(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
     """Say what is wrong with a cluster's GPUs, fuse and autoscalers: `muster check --help`."""
     return _in_the_labeler("check", arguments)

@@ -23,6 +23,7 @@ from muster import (
     entry,
     lean,
     logs,
+    machine,
     probes,
     pulse,
     runtime,
@@ -37,6 +38,7 @@ from muster_health import (
     lanes,
     leader,
     metrics,
+    recorder,
     signals,
     snapshot,
     teller,
@@ -349,6 +351,9 @@ async def serve(settings: config.Settings) -> None:
         watch.alarms = alarm.Alarms(settings.blind, name=name, post=post)
         if api is not None:
             watch.seen = _cluster(api, settings.cluster, watch.put)
+        driven: machine.Machine[signals.Input, signals.Output] = watched
+        if settings.recording.file:
+            driven = _recorded(watched, settings, stack, has_cluster=api is not None)
         state = _State(watched, leading, heard, watch.seen)
         address = await stack.enter_async_context(
             probes.serve(
@@ -362,7 +367,7 @@ async def serve(settings: config.Settings) -> None:
         if api is None:
             logs.logger().info("no_cluster", reason="no kubeconfig is given, and this is no pod")
         await runtime.run(
-            runtime.drive(watched, inbox, watch.act),
+            runtime.drive(driven, inbox, watch.act),
             watch.listen(),
             watch.lanes.run(),
             heard.run(),
@@ -390,6 +395,23 @@ async def _api(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> "k
     except kube.NoCluster as error:
         raise entry.CannotStart(f"cluster: {error}") from None
     return await stack.enter_async_context(found)
+
+
+def _recorded(
+    watched: detector.Detector,
+    settings: config.Settings,
+    stack: contextlib.AsyncExitStack,
+    *,
+    has_cluster: bool,
+) -> recorder.Recorder:
+    """Return the detector, with all it takes in written down. Raises CannotStart."""
+    written = recorder.Recorder(watched, settings, has_cluster=has_cluster)
+    try:
+        written.begin(asyncio.get_running_loop().time())
+    except OSError as error:
+        raise entry.CannotStart(f"recording: {error}") from None
+    stack.callback(written.close)
+    return written
 
 
 def _cluster(api: "kube.Api", settings: config.Cluster, put: "cluster.Put") -> "cluster.Cluster":

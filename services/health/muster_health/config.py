@@ -167,6 +167,14 @@ class Blind(msgspec.Struct, frozen=True, kw_only=True):
     webhook_url: Annotated[str, msgspec.Meta(pattern="^(https?://.+)?$", max_length=2048)] = ""
 
 
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """Where all that health takes in is written down for `muster replay`; nowhere by default."""
+
+    file: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    mib_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 64
+    """Of this file and the one before it, `FILE.1`, together; a beat takes 0.4 KiB."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the health service."""
 
@@ -180,5 +188,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster = Cluster()
     leading: Leading = Leading()
     blind: Blind = Blind()
+    recording: Recording = Recording()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"
     """What stands before `<alert kind>.md` in an alert's link."""

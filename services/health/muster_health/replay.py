@@ -1,0 +1,163 @@
+"""Door to the command line: `muster replay`, what another policy would have made of a recording."""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from muster import settings
+from muster_health import config, recording, replaying
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_EXAMPLE: Final = """\
+A recording is what health writes with `recording.file` (docs/health.md); FILE.1, the one before it,
+is read as well. FILE of --policy are settings of health, of which `detection` and `bounds` matter.
+
+  muster replay health.rec --policy calmer.yaml
+  muster replay health.rec --policy calmer.yaml --since 24h
+
+Every alert that only one of the two policies raises is shown, and how much later or sooner the
+others come. Neither policy was asked the same questions: how those were answered that nobody asked
+then is counted. Exit code 0, or 2 for a file that cannot be used.
+"""
+
+
+class _Unusable(ValueError):
+    """What the user gave cannot be used; the text says why."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Replay; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="muster replay",
+        description="Show which alerts another policy would have raised.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recording", type=Path, metavar="RECORDING")
+    parser.add_argument("--policy", type=Path, required=True, metavar="FILE", help="other settings")
+    parser.add_argument("--since", metavar="TIME", help="24h, 30m, 7d, or 2026-11-21T03:00:00Z")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    chosen = parser.parse_args(arguments)
+    try:
+        report = _report(chosen.recording, chosen.policy, chosen.since)
+    except (_Unusable, settings.BadSettings) as error:
+        for line in str(error).splitlines():
+            sys.stderr.write(f"muster replay: {line}\n")
+        return 2
+    tree = orjson.dumps(report, option=orjson.OPT_INDENT_2)
+    sys.stdout.write((tree.decode() if chosen.json else _text(orjson.loads(tree))) + "\n")
+    return 0
+
+
+def _report(file: Path, policy: Path, since: str | None) -> dict[str, object]:
+    other = settings.load(config.Settings, prefix="MUSTER_HEALTH", file=policy, environment={})
+    try:
+        recorded = replaying.tape(_lines(file))
+    except recording.NotARecording as error:
+        raise _Unusable(f"{file}: {error}") from None
+    end = recorded.zero + timedelta(seconds=recorded.entries[-1][0])
+    begin = recorded.zero + timedelta(seconds=recorded.entries[0][0])
+    shown = _since(since, end)
+    header = recorded.header
+    then = replaying.play(recorded, header.detection, header.bounds)
+    now = replaying.play(recorded, other.detection, other.bounds)
+    told = [one for one in recorded.told if one.fired_at >= shown]
+    mine = [one for one in then.episodes if one.fired_at >= shown]
+    theirs = [one for one in now.episodes if one.fired_at >= shown]
+    both, gone, new = replaying.matched(mine, theirs)
+    _, untold, unplayed = replaying.matched(mine, told)
+    return {
+        "recording": {"from": begin, "to": end, "entries": len(recorded.entries)},
+        "policy": str(policy),
+        "alerts": {"told": len(told), "recorded_policy": len(mine), "other_policy": len(theirs)},
+        "faithful": not untold and not unplayed,
+        "only_recorded_policy": [_episode(one) for one in gone],
+        "only_other_policy": [_episode(one) for one in new],
+        "both": [
+            {**_episode(one), "later_s": round((two.fired_at - one.fired_at).total_seconds(), 1)}
+            for one, two in both
+        ],
+        "questions": dict(now.questions),
+    }
+
+
+def _lines(file: Path) -> Iterator[tuple[float, recording.Entry]]:
+    older = Path(f"{file}.1")
+    for path in (older, file) if older.exists() else (file,):
+        try:
+            with path.open("rb") as lines:
+                yield from _decoded(path, lines)
+        except OSError as error:
+            raise _Unusable(f"{path}: {error.strerror}") from None
+
+
+def _decoded(path: Path, lines: Iterator[bytes]) -> Iterator[tuple[float, recording.Entry]]:
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n"):
+            # a crash, or health is writing just now
+            return
+        try:
+            yield recording.decode(line)
+        except recording.NotARecording as error:
+            raise _Unusable(f"{path}, line {number}: {error}") from None
+
+
+def _since(text: str | None, end: datetime) -> datetime:
+    if text is None:
+        return datetime.min.replace(tzinfo=UTC)
+    ago = re.fullmatch(r"(\d{1,6})([smhdw])", text)
+    if ago:
+        return end - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise _Unusable(f"--since {text}: neither like 24h nor like 2026-11-21T03:00:00Z") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _episode(one: replaying.Episode) -> dict[str, object]:
+    alert = one.alert
+    return {
+        "node": alert.node,
+        "plugin": alert.plugin,
+        "kind": alert.kind,
+        "resource": alert.resource,
+        "summary": alert.summary,
+        "fired_at": one.fired_at,
+        "resolved_at": one.resolved_at,
+        "evidence": [seen.observed for seen in alert.evidence],
+    }
+
+
+def _text(tree: Mapping[str, Any]) -> str:
+    span, alerts, other = tree["recording"], tree["alerts"], tree["policy"]
+    again = f"played again, that policy raises {alerts['recorded_policy']}"
+    lines = [
+        f"recorded from {span['from'][:19]} to {span['to'][:19]} UTC, {span['entries']} entries",
+        f"{alerts['told']} alerts told; {again}, and {other} {alerts['other_policy']}",
+    ]
+    if not tree["faithful"]:
+        lines.append("played again it does not raise what was told: take the rest with care")
+    lines += [_line("-", one, "not with the other") for one in tree["only_recorded_policy"]]
+    lines += [_line("+", one, "only with the other") for one in tree["only_other_policy"]]
+    for one in tree["both"]:
+        seconds = one["later_s"]
+        late = f"{abs(seconds):g} s {'later' if seconds > 0 else 'sooner'}"
+        lines.append(_line("~" if seconds else "=", one, late if seconds else "the same"))
+    asked = ", ".join(f"{many} {how}" for how, many in sorted(tree["questions"].items()))
+    lines.append(f"its questions, and how they were answered: {asked or 'none'}")
+    return "\n".join(lines)
+
+
+def _line(sign: str, one: Mapping[str, str], word: str) -> str:
+    return f"{sign} {one['fired_at'][:19]}  {one['kind']:<18} {one['summary']}  ({word})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
