@@ -1,6 +1,8 @@
 """The gate: which tokens are believed, for which node, for how long; and nothing else is."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -338,3 +340,10 @@ def test_the_scope_of_nodes_is_what_permissions_say_of_one() -> None:
         assert filled == list(its)
     claims = accounts.user(accounts.Role.NODE, "U", name=one.user, account="A")
     assert claims["nats"]["tags"] == ["node:node-a"]  # type: ignore[index]
+
+
+def test_the_page_tells_every_reason() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/security.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \| ", page, re.MULTILINE)
+    told = {word.strip("` ") for row in rows for word in row.split(",")}
+    assert {reason.value for reason in Reason} <= told
