@@ -1,0 +1,345 @@
+"""Door to a fleet that fails: from the injection of each class of failure to the verdict on it.
+
+The faults and their world are those of `tests/flow`: real plugins, a real health service and a real
+nats-server; the kubelets and the Kubernetes API are stand-ins, and pods are simulated
+(`tests/flow/fleet.py`). All periods are the defaults but these, so that a hundred injections fit
+into a quarter of an hour: a health checker is old after 30 s (300), an expected plugin is missing
+after 20 s (120), alerts follow verdicts at once (180 s where it may only pause), and who fails
+again and again is not damped. Class l, where health itself fails, has a world of its own in which
+the watchdog ticks every second (10).
+
+A hundred injections a class take a hundred plugin processes at once: on two cores that do more than
+this, `--times 20` disturbs less than it is disturbed.
+
+    python -m bench.detection [--quick] [--times 100] [--only a,b,l] [--json FILE]
+"""
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import grpc.aio
+import orjson
+
+from bench import table
+from muster import bus
+from muster.local import layout, nats, processes
+from muster.pb import deviceplugin_pb2 as dp
+from muster.pb import rpc
+from tests.flow import faults, fleet, parts
+
+_TARGETS_S: Final = {"a": 3, "b": 20, "c": 20, "d": 6, "e": 6, "f": 6, "g": 6, "j": 30}
+_SUSPICION_MS: Final = 100
+_WRONG_MOST: Final = 1.0
+_TIMEOUT_S: Final = 120.0
+_QUIET_S: Final = 25.0
+_WITHIN_S: Final = 840.0
+"""After that no more are made; the table says how many were."""
+_CYCLE_S: Final = {
+    "a": 25,
+    "b": 60,
+    "c": 45,
+    "g": 80,
+    "h": 100,
+    "i": 60,
+    "j": 70,
+    "n": 110,
+    "p": 60,
+    "a-restarts": 55,
+}
+"""What one injection takes, about, until all is well again; else half a minute."""
+_BEAT_S: Final = 5.0
+_LOOK_S: Final = 0.02
+_CALM: Final = {
+    **parts.CALM,
+    "patience_s": 0,
+    "checker_age_s": 30,
+    "missing_s": 20,
+    "flap_falls": 100,
+    "hold_s": 0.1,
+    "hold_max_s": 0.1,
+}
+PACE: Final = parts.Pace(
+    beat_s=_BEAT_S,
+    health={
+        "detection": _CALM,
+        "bounds": {"alerts_per_minute": 100_000, "alerts_per_node_minute": 10_000},
+    },
+)
+
+
+class _Results:
+    """What came of the injections so far, by the name of the fault."""
+
+    def __init__(self, wanted: int, faults_: Sequence[faults.Fault]) -> None:
+        self.found: dict[str, list[faults.Played]] = {fault.name: [] for fault in faults_}
+        self._until = time.monotonic() + _WITHIN_S
+        self._left = dict.fromkeys(self.found, wanted)
+
+    def take(self, name: str) -> bool:
+        """Tell whether one more is wanted, and count on its being made."""
+        self._left[name] -= 1
+        return self._left[name] >= 0 and time.monotonic() < self._until
+
+
+class _Trips:
+    """Empty round trips meanwhile, so that a busy machine can be told from a slow detector."""
+
+    def __init__(self) -> None:
+        self.nats_ms: list[float] = []
+        self.grpc_ms: list[float] = []
+        self.load: list[float] = []
+
+    async def watch(self, world: fleet.Fleet, node: fleet.Node) -> None:
+        """Ask NATS and a plugin for nothing, once a second."""
+        async with (
+            bus.Bus(world.server.url, producer="bench/detection", name="trips") as ours,
+            grpc.aio.insecure_channel(f"unix:{node.own_socket()}") as channel,
+        ):
+            client = rpc.DevicePluginClient(channel)
+            await ours.link.client()
+            while True:
+                began = time.perf_counter()
+                await ours.is_reachable(timeout_s=10)
+                then = time.perf_counter()
+                await client.get_device_plugin_options(dp.Empty())
+                self.nats_ms.append((then - began) * 1000)
+                self.grpc_ms.append((time.perf_counter() - then) * 1000)
+                self.load.append(os.getloadavg()[0])
+                await asyncio.sleep(1)
+
+
+async def measure(options: table.Options, *, only: str = "", times: int = 100) -> list[table.Row]:
+    """Measure suspicions, then all classes at once, with l beside them."""
+    wanted = 5 if options.quick else times
+    letters = set(only.split(",")) if only else set("abcdefghijklmnop")
+    chosen = [fault for fault in faults.FAULTS if fault.letter in letters]
+    rows = await _suspicions(wanted) if "a" in letters else []
+    silent = asyncio.create_task(_silences(wanted)) if "l" in letters else None
+    if chosen:
+        rows += await _classes(chosen, wanted)
+    if silent is not None:
+        rows += await silent
+    return rows
+
+
+async def _suspicions(wanted: int) -> list[table.Row]:
+    """Kill plugins one after the other, and look when health suspects that."""
+    key = 'muster_health_suspicions_total{outcome="suspected"} '
+    taken: list[float] = []
+    async with fleet.fleet(PACE) as world, aiohttp.ClientSession() as asking:
+        nodes = [world.node(f"node-{number}") for number in range(4)]
+        await asyncio.gather(*(node.start() for node in nodes))
+        await world.health.start()
+        await world.until_healthy([node.name for node in nodes])
+
+        async def suspected() -> float:
+            async with asking.get(world.health.http + "/metrics") as answer:
+                text = await answer.text()
+            _, _, rest = text.partition(key)
+            return float(rest.partition("\n")[0] or 0)
+
+        for number in range(wanted):
+            node = nodes[number % len(nodes)]
+            before = await suspected()
+            began = time.perf_counter()
+            await node.plugin.end()
+            while await suspected() == before:
+                pass
+            taken.append((time.perf_counter() - began) * 1000)
+            await node.start_plugin()
+            # until its connection is known, and a beat: else nothing is lost when it ends
+            await asyncio.sleep(0.5)
+    how = f"{len(taken)} x SIGKILL, until health's metrics count a suspicion (asked all the time)"
+    return [
+        _row("a: crash to suspicion, p50", table.percentile(taken, 50), "ms", None, how),
+        _row("a: crash to suspicion, p99", table.percentile(taken, 99), "ms", _SUSPICION_MS, how),
+    ]
+
+
+async def _classes(chosen: Sequence[faults.Fault], wanted: int) -> list[table.Row]:
+    results, trips = _Results(wanted, chosen), _Trips()
+    async with fleet.fleet(PACE) as world:
+        crews = {fault.name: _crew(fault, wanted) for fault in chosen}
+        nodes = {
+            fault.name: [world.node(f"n-{fault.name}-{one}") for one in range(crews[fault.name])]
+            for fault in chosen
+            if not fault.absent
+        }
+        quiet = world.node("quiet")
+        cabled = {fault.name: fault.cabled for fault in chosen}
+        await quiet.start()
+        for name, crew in nodes.items():
+            await asyncio.gather(*(node.start(cabled=cabled[name]) for node in crew))
+        await world.health.start()
+        await world.until_healthy([node.name for crew in nodes.values() for node in crew])
+        watching = asyncio.create_task(trips.watch(world, quiet))
+        stories = []
+        for fault in chosen:
+            stories += [_again(node, fault, results) for node in nodes.get(fault.name, ())]
+            if fault.absent:
+                stories += [_anew(world, fault, results, n) for n in range(crews[fault.name])]
+        await asyncio.gather(*stories)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        strange = [e for _, e in world.told.verdicts("quiet")]
+    rows = [row for fault in chosen for row in _rows(fault, results.found[fault.name])]
+    rows.append(_row("quiet: verdicts but well", len(strange) - 1, "", 0, "a plugin nobody harmed"))
+    load = f"load {min(trips.load):.1f} to {max(trips.load):.1f} meanwhile"
+    for name, taken in (("NATS", trips.nats_ms), ("gRPC", trips.grpc_ms)):
+        for share in (50, 99):
+            value = table.percentile(taken, share)
+            rows.append(_row(f"empty {name} round trip, p{share}", value, "ms", None, load))
+    return rows
+
+
+def _crew(fault: faults.Fault, wanted: int) -> int:
+    """Return on how many nodes a fault is made, so that all are done at about the same time."""
+    cycle_s = _CYCLE_S.get(fault.name, _CYCLE_S.get(fault.letter, 30))
+    return max(1, round(wanted * cycle_s / 600.0))
+
+
+async def _again(node: fleet.Node, fault: faults.Fault, results: _Results) -> None:
+    """Make a fault on one node again and again."""
+    while results.take(fault.name):
+        # at any moment between two beats
+        await asyncio.sleep(random.uniform(0, _BEAT_S))  # noqa: S311  # no secret
+        played = await faults.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
+        results.found[fault.name].append(played)
+        for problem in _wrong(played):
+            print(f"{node.name}: {problem}", flush=True)
+        if played.resolved_s is None:
+            return
+
+
+async def _anew(world: fleet.Fleet, fault: faults.Fault, results: _Results, crew: int) -> None:
+    """Make a fault on one new node after the other."""
+    number = 0
+    while results.take(fault.name):
+        number += 1
+        node = world.node(f"n-{fault.name}-{crew}-{number}")
+        played = await faults.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
+        results.found[fault.name].append(played)
+        for problem in _wrong(played):
+            print(f"{node.name}: {problem}", flush=True)
+        await world.api.do("DELETE", f"/api/v1/nodes/{node.name}")
+        await node.close()
+
+
+def _rows(fault: faults.Fault, found: Sequence[faults.Played]) -> list[table.Row]:
+    wrong = collections.Counter(word for one in found for word in _wrong(one))
+    count = sum(bool(_wrong(one)) for one in found)
+    said = "; ".join(f"{many} x {word}" for word, many in wrong.most_common(3))
+    meant = fault.verdict or (f"alert {fault.alert}" if fault.alert else "nothing is told")
+    how = f"{len(found)} x {fault.title}: {meant}"
+    name = f"{fault.name}: wrong"
+    rows = [
+        _row(name, 100 * count / max(1, len(found)), "%", _WRONG_MOST, f"{how}; {said}".strip("; "))
+    ]
+    taken = [one.verdict_s if fault.verdict else one.alert_s for one in found]
+    times = [seconds for seconds in taken if seconds is not None]
+    if not times:
+        return rows
+    target = _TARGETS_S.get(fault.name)
+    rows.insert(0, _row(f"{fault.name}: p50", table.percentile(times, 50), "s", None, how))
+    rows.insert(1, _row(f"{fault.name}: p99", table.percentile(times, 99), "s", target, "the same"))
+    return rows
+
+
+def _wrong(one: faults.Played) -> list[str]:
+    """Say what was told and should not have been, or the other way round."""
+    before = f"{one.fault.name} {one.fault.title}: "
+    said = [problem.removeprefix(before) for problem in one.problems]
+    # the words of the evidence are held by the stories in tests/flow, at their pace
+    return [word for word in said if not word.startswith("no evidence")]
+
+
+def _row(name: str, value: float, unit: str, most: float | None, how: str) -> table.Row:
+    return table.Row(name=name, value=round(value, 3), unit=unit, target=most, how=how)
+
+
+async def _silences(wanted: int) -> list[table.Row]:
+    """Class l: kill health, and look when the notifier says so."""
+    taken: list[float] = []
+    async with _watched() as (health, notifier), aiohttp.ClientSession() as asking:
+
+        async def is_silent() -> bool:
+            async with asking.get(notifier.addresses["http"] + "/state") as answer:
+                found: dict[str, Any] = await answer.json()
+            return bool(found["health_silent"])
+
+        async def until(*, silent: bool) -> None:
+            while await is_silent() is not silent:  # noqa: ASYNC110  # another process knows
+                await asyncio.sleep(_LOOK_S)
+
+        for _ in range(wanted):
+            await until(silent=False)
+            await asyncio.sleep(random.random())  # noqa: S311  # no secret
+            began = time.perf_counter()
+            health.signal(signal.SIGKILL)
+            await health.wait()
+            await until(silent=True)
+            taken.append(time.perf_counter() - began)
+            await health.start()
+    how = f"{len(taken)} x SIGKILL of health, until the notifier takes it for silent; ticks of 1 s"
+    return [
+        _row("l: p50", table.percentile(taken, 50), "s", None, how),
+        _row("l: p99", table.percentile(taken, 99), "s", None, "the same"),
+    ]
+
+
+@contextlib.asynccontextmanager
+async def _watched() -> AsyncIterator[tuple[processes.Process, processes.Process]]:
+    """Run a health service, and a notifier that expects it to tick."""
+    directory = Path(tempfile.mkdtemp(prefix="mu-"))
+    die = processes.die_with_parent()
+    made: list[processes.Process] = []
+    try:
+        async with nats.NatsServer(directory / "nats", before_exec=die) as server:
+            at = {"bus": {"url": server.url}}
+            leading = {"ttl_s": 2, "renew_s": 0.5, "margin_s": 0.5, "watchdog_s": 1}
+            settings = {
+                "health": {**at, "leading": leading},
+                "notifier": {**at, "receivers": [{"name": "console", "console": {}}]},
+            }
+            for name, told in settings.items():
+                file = directory / f"{name}.json"
+                file.write_bytes(orjson.dumps(told))
+                program = layout.service(name, str(file))
+                made.append(processes.Process(program, directory / f"{name}.log"))
+            for process in made:
+                await process.start()
+            yield made[0], made[1]
+            for process in made:
+                await process.end()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def main() -> int:
+    """Run it from the command line."""
+    more = argparse.ArgumentParser(add_help=False)
+    more.add_argument("--only", default="", metavar="LETTERS", help="these classes, such as a,b,l")
+    more.add_argument("--times", type=int, default=100, help="injections a class, 100 by default")
+    found = more.parse_known_args()[0]
+    return table.main(
+        "detection",
+        lambda options: measure(options, only=found.only, times=found.times),
+        more=more,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
