@@ -1,4 +1,4 @@
-# One image for the four services; the target `laptop` adds nats-server and the stand-ins.
+# One image for all services; the target `laptop` adds nats-server and the stand-ins.
 #   docker build --target services -t muster .
 # Nothing is fetched without a hash. Without a network: wheels in build/wheels, and
 #   --build-arg PIP_OPTIONS="--no-index --find-links /wheels"
@@ -10,12 +10,16 @@ RUN python3 -m venv /opt/venv
 COPY requirements build/wheel[s] /wheels/
 RUN /opt/venv/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes --no-deps \
     --only-binary :all: ${PIP_OPTIONS} -r /wheels/services.lock
-RUN /opt/venv/bin/pip list --format json > /opt/venv/packages.json
+
+FROM build AS build-services
+# who gets into a container finds no installer there
+RUN /opt/venv/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM build AS build-laptop
 ARG PIP_OPTIONS=""
 RUN /opt/venv/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes --no-deps \
-    --only-binary :all: ${PIP_OPTIONS} -r /wheels/laptop.lock
+    --only-binary :all: ${PIP_OPTIONS} -r /wheels/laptop.lock \
+    && /opt/venv/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM ${PYTHON_IMAGE} AS code
 COPY muster /opt/muster/muster
@@ -39,6 +43,6 @@ COPY --from=build-laptop /opt/venv /opt/venv
 COPY --from=code /opt/muster /opt/muster
 
 FROM base AS services
-COPY --from=build /opt/venv /opt/venv
+COPY --from=build-services /opt/venv /opt/venv
 COPY --from=code /opt/muster /opt/muster
 CMD ["muster_health"]
