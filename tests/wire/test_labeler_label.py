@@ -334,6 +334,33 @@ def test_who_may_know_better_and_was_not_heard_keeps_it_from_writing(here: Clust
     assert here.labels("a")[KEY] == "h100"
 
 
+def test_a_nodes_agent_can_have_its_labels_as_a_file_of_features(
+    here: Cluster, tmp_path: pathlib.Path
+) -> None:
+    kinds = {Product("NVIDIA L4", 23034): 8}
+    here.put(node("a"), node("b"), clusters.reports({"a": kinds, "b": kinds}))
+    file = tmp_path / "muster"
+    words = ("label-gpus", "--muster-namespace", "default", "--features", str(file))
+    limited = here.user(("patch", "nodes"))
+    assert here.run(*words, "--node", "a", kubeconfig=limited) == (0, "", "")
+    assert file.read_text() == (
+        "muster.dev/accelerator=l4\n"
+        "muster.dev/accelerator-count=8\n"
+        "muster.dev/accelerator-memory-mib=23034\n"
+        "skypilot.co/accelerator=l4\n"
+    )
+    assert (here.labels("a"), [one.name for one in tmp_path.glob(".muster-*")]) == ({}, [])
+    # all or none here, too
+    here.put(node("c"))
+    code, _, told = here.run(*words, "--node", "a")
+    assert (code, file.read_text()) == (1, "")
+    assert "a: no label: 1 of 3 GPU nodes would stay without" in told
+    for wrong in ((), ("--node", "a", "--apply", "--yes")):
+        assert here.run(*words, *wrong)[0] == 2
+    nowhere = ("label-gpus", "--features", str(tmp_path / "no" / "dir"), "--node", "a")
+    assert here.run(*nowhere)[0] == 2
+
+
 def test_labelling_keeps_the_other_labels_that_are_ours(here: Cluster) -> None:
     here.put(node("a", labels=DO))
     here.apply("a", {"muster.dev/accelerator-count": "8"})

@@ -79,6 +79,11 @@ def _add_label(parser: argparse.ArgumentParser) -> None:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--apply", action="store_true", help="write the labels, and read them back")
     mode.add_argument("--dry-run", action="store_true", help="only show, which is the default")
+    parser.add_argument(
+        "--features",
+        metavar="FILE",
+        help="write the labels of the --node into a file for node-feature-discovery; - is stdout",
+    )
     _add_which(parser)
     for name, text in [
         ("--allow-unknown", "also names that are guessed from an unknown product"),

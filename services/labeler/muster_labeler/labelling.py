@@ -15,6 +15,7 @@ from muster_labeler import (
     access,
     asking,
     facts,
+    features,
     naming,
     nodes,
     objects,
@@ -60,6 +61,8 @@ def run(chosen: argparse.Namespace) -> int:
 async def _run(chosen: argparse.Namespace, aliases: dict[str, str]) -> int:
     is_writing = chosen.command == "unlabel-gpus" and not chosen.dry_run
     is_writing = is_writing or (chosen.command == "label-gpus" and chosen.apply)
+    if chosen.command == "label-gpus" and chosen.features and (is_writing or not chosen.node):
+        raise options.Mistake("--features: name one --node, and do not --apply")
     async with await options.api(chosen) as api:
         read = survey.Survey(api, timeout_s=chosen.timeout, say=options.progress())
         await read.begin(_RIGHTS if is_writing else _RIGHTS[:1])
@@ -78,8 +81,11 @@ async def _run(chosen: argparse.Namespace, aliases: dict[str, str]) -> int:
         if chosen.command == "unlabel-gpus":
             rows, objection = plan.removals(found, only=chosen.node or ()), None
         else:
-            rows, objection = await _planned(chosen, aliases, read, found)
+            rows, objection, views = await _planned(chosen, aliases, read, found)
         options.progress()("")
+        if chosen.command == "label-gpus" and chosen.features:
+            objection = _unheard(chosen, read.unread) or objection
+            return features.write(chosen, rows, views, objection=objection)
         sys.stdout.write(tables.written(rows))
         if objection is None and is_writing:
             objection = _unheard(chosen, read.unread)
@@ -98,7 +104,7 @@ async def _planned(
     aliases: dict[str, str],
     read: survey.Survey,
     found: Sequence[facts.Node],
-) -> tuple[list[Row], str | None]:
+) -> tuple[list[Row], str | None, sources.Views]:
     slices = await read.slices()
     agents, simulated = await read.reports(chosen.muster_namespace)
     views = sources.Views(
@@ -116,10 +122,12 @@ async def _planned(
         partial=chosen.partial,
         simulated=chosen.simulated,
     )
-    rows = plan.rows(fleet, allowed, simulated=simulated, only=chosen.node or ())
+    # every node writes its own file of features: together they are all
+    only = () if chosen.features else chosen.node or ()
+    rows = plan.rows(fleet, allowed, simulated=simulated, only=only)
     covering = states.covering(fleet)
     objection = plan.objection(rows, allowed, covering=covering)
-    return rows, f"{objection}; --partial" if objection else None
+    return rows, f"{objection}; --partial" if objection else None, views
 
 
 def _unheard(chosen: argparse.Namespace, unread: Sequence[world.Unread]) -> str | None:
