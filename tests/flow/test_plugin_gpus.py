@@ -158,6 +158,31 @@ def test_thousands_of_replicas_are_told_and_a_burst_of_xids_takes_each_gpu_once(
     node.run(story)
 
 
+def test_how_gpus_are_judged_is_changed_without_a_restart() -> None:
+    async def story() -> None:
+        rare = {"poll_s": 1000, "cooldown_s": 3600}
+        async with node.node(scenes.h100x8()) as here:
+            config = here.configure({"health": rare})
+            async with here.plugin(config) as plugin:
+                await here.offers(GPU, healthy=8)
+                await plugin.said("bus_connected")
+                here.configure({"health": {**rare, "enable": "43", "poll_s": 0.1}})
+                applied = await here.event(vocabulary.ConfigurationApplied)
+                assert applied.restart == ()
+                here.gpus.xid(2, 43)
+                await here.unhealthy(GPU, UUIDS[2])
+                here.gpus.write(here.gpus.scene.but(4, recovery=1))
+                await here.unhealthy(GPU, UUIDS[2], UUIDS[4])
+                assert here.kubelet.state().resources[GPU].registered == 1
+                bad = here.directory / "policy.yaml"
+                bad.write_text("version: 1\nrules: [{xids: [0], action: ignore}]\n")
+                here.configure({"health": {**rare, "policy": str(bad)}})
+                (problem,) = (await here.event(vocabulary.ConfigurationRefused)).problems
+                assert problem.startswith(f"{bad}: rules[0].xids[0]: ")
+
+    node.run(story)
+
+
 def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  # our own process
         return str(answer.read(), "utf-8")

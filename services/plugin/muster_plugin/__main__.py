@@ -6,6 +6,7 @@ the probes, is imported and connected when that is done. The bus may stay away f
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -25,11 +26,13 @@ from muster_plugin import (
     config,
     directory,
     gpu_health,
+    gpu_rules,
     gpus,
     inotify,
     kubelet,
     lines,
     nvml,
+    policy,
     presets,
     rulebook,
     simulated,
@@ -49,6 +52,7 @@ _READ_PERIOD_S: Final = 60.0
 _WRITTEN_S: Final = 0.05
 _PEERS: Final = ("smarter", "generic", "nvidia")
 _MISSED_BEATS_MAX: Final = 3
+_PROBLEMS_MAX: Final = 100
 _HTTP: Final = ("http.server", "ssl", "urllib.request", "wsgiref", "wsgiref.simple_server")
 """What prometheus-client serves and pushes with; our probes do the serving."""
 
@@ -148,10 +152,20 @@ def _gpus(chosen: config.Settings, here: rulebook.Here, node: str) -> gpus.Gpus 
         seen = simulated.Simulated(chosen.simulated_gpus, node, poll_s=health.poll_s)
     else:
         seen = nvml.Nvml(here.gpus)
+    return gpus.Gpus(seen, gpu_health.GpuHealth(_judge(health), health), _line())
+
+
+def _judge(health: gpu_rules.Health) -> policy.Policy:
+    """Return what the files say of XIDs. Raises settings.BadSettings."""
     judge = presets.read(health)
     for problem in judge.problems:
-        logs.logger().warning("policy_problem", problem=problem)
-    return gpus.Gpus(seen, gpu_health.GpuHealth(judge, health), _line())
+        _log_once(problem)
+    return judge
+
+
+@functools.lru_cache(_PROBLEMS_MAX)
+def _log_once(problem: str) -> None:
+    logs.logger().warning("policy_problem", problem=problem)
 
 
 class Reporter:
@@ -302,6 +316,7 @@ class Reporter:
         try:
             found = await self._files.run(source.read, timeout_s=_READ_TIMEOUT_S)
             here = found.at(self._node.name)
+            await self._judge_anew(here)
         except (ValueError, TimeoutError) as error:
             problems = tuple(str(error).splitlines()) or (f"{source.file}: does not answer",)
             self._node.teller.refused(problems, in_force=self._who.config_hash)
@@ -315,6 +330,13 @@ class Reporter:
             restart = (*restart, "gpus")
         self._who = msgspec.structs.replace(self._who, config_hash=found.hash)
         await self._node.configure(here, config_hash=found.hash, restart=restart)
+
+    async def _judge_anew(self, here: rulebook.Here) -> None:
+        """Judge GPUs by what the files say now. Raises ValueError or TimeoutError."""
+        if here.gpus is not None and self._node.sees_gpus:
+            health = here.gpus.health
+            judge = await self._files.run(lambda: _judge(health), timeout_s=_READ_TIMEOUT_S)
+            self._node.judge_by(judge, health)
 
     def _heartbeat(self, connected: "bus.Bus") -> vocabulary.Heartbeat:
         from muster import codec  # noqa: PLC0415  # loaded with the bus

@@ -131,11 +131,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
             if field.name not in _LIVE and getattr(self, field.name) != getattr(other, field.name)
         )
         ours, theirs = self.gpus or gpu_rules.Gpus(), other.gpus or gpu_rules.Gpus()
-        return (
-            *sections,
-            *(["gpus.health"] if ours.health != theirs.health else []),
-            *(["gpus.library"] if ours.library != theirs.library else []),
-        )
+        return (*sections, *(["gpus.library"] if ours.library != theirs.library else []))
 
     @property
     def _gpus(self) -> gpu_rules.Gpus | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from muster_plugin import gpu, lines
 
 if TYPE_CHECKING:
-    from muster_plugin import gpu_health
+    from muster_plugin import gpu_health, gpu_rules, policy
 
 FIRST_LOOK_S: Final = 10.0
 """How long a resource waits for the first look before it is registered without devices."""
@@ -30,6 +30,9 @@ class Source(Protocol):
     async def follow(self, seen: Callable[[Seen], None]) -> None:
         """Go on looking for ever."""
 
+    def poll_every(self, seconds: float) -> None:
+        """Ask each GPU so often from now on."""
+
     async def close(self) -> None:
         """Let go of the GPUs."""
 
@@ -45,6 +48,11 @@ class Gpus:
         """How often the driver reported each XID."""
         self._health = health
         self._line = line
+
+    def judge_by(self, judge: "policy.Policy", told: "gpu_rules.Health") -> None:
+        """Judge by other rules what is seen from now on; what holds ends as it would have."""
+        self._health.judge, self._health.told = judge, told
+        self.source.poll_every(told.poll_s)
 
     async def watch(self, act: Callable[[Judged], Awaitable[None]]) -> None:
         """Have everything that is seen judged, for ever.

@@ -25,6 +25,7 @@ from muster_plugin import (
     examiner,
     gpu,
     gpu_answer,
+    gpu_rules,
     gpu_units,
     gpus,
     inotify,
@@ -33,6 +34,7 @@ from muster_plugin import (
     lines,
     lives,
     podresources,
+    policy,
     rulebook,
     rules,
     sights,
@@ -252,6 +254,11 @@ class Node:
             again=tuple(n for n in after if n in before and after[n] is not before[n]),
             restart=restart,
         )
+
+    def judge_by(self, judge: policy.Policy, told: gpu_rules.Health) -> None:
+        """Judge GPUs by other rules from now on."""
+        if self._seen is not None:
+            self._seen.judge_by(judge, told)
 
     async def take(self, events: Iterable[vocabulary.PluginEvent]) -> None:
         """Bring changes to the kubelet, then to the bus, in order.

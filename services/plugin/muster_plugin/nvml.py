@@ -52,6 +52,7 @@ class Nvml:
         self.checked_at: dict[str, float] = {}
         """When looks, waits for events and polls last succeeded, in monotonic seconds."""
         self._rules = rules
+        self._poll_s = rules.health.poll_s
         self._files = nvml_look.Files(sysfs=sysfs, proc=proc)
         self._periods = periods or Periods()
         self._lane = aside.Lane()
@@ -60,6 +61,7 @@ class Nvml:
         self._session: nvml_session.Session | None = None
         self._left: list[tuple[nvml_flights.Flights, nvml_session.Session]] = []
         self._known = nvml_session.Known()
+        self._watching: nvml_watch.Watch | None = None
         self._told: gpu.Look | None = None
         self._log = logs.logger()
 
@@ -90,6 +92,13 @@ class Nvml:
                 pause_s = self._periods.begin_first_s
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._periods.begin_max_s)
+
+    def poll_every(self, seconds: float) -> None:
+        """Ask each GPU so often from now on."""
+        if seconds != self._poll_s:
+            self._poll_s = seconds
+            if self._watching is not None:
+                self._watching.poll_now()
 
     async def close(self) -> None:
         """Give NVML up, if it can be; a call that hangs ends with the process."""
@@ -146,13 +155,13 @@ class Nvml:
         watchers: nvml_watch.Watchers,
         seen: Seen,
     ) -> str:
-        watch = nvml_watch.Watch(
+        self._watching = watch = nvml_watch.Watch(
             session,
             inbox,
             self._flights,
             watchers,
             seen=seen,
-            poll_s=self._rules.health.poll_s,
+            poll_s=lambda: self._poll_s,
             periods=self._periods,
             checked_at=self.checked_at,
         )

@@ -78,7 +78,7 @@ class Watch:
         watchers: Watchers,
         *,
         seen: Seen,
-        poll_s: float,
+        poll_s: Callable[[], float],
         periods: Periods,
         checked_at: dict[str, float],
     ) -> None:
@@ -110,12 +110,17 @@ class Watch:
                 tasks.create_task(self._hear())
                 tasks.create_task(self._guard())
                 tasks.create_task(self._look_again())
+                poll_s = self._poll_s()
                 for at, uuid in enumerate(self._gpus, 1):
                     # one after another, so that not all threads run at once
-                    tasks.create_task(self._poll(uuid, self._poll_s * at / len(self._gpus)))
+                    tasks.create_task(self._poll(uuid, poll_s * at / len(self._gpus)))
         except* nvml_session.Over as over:
             why = str(over.exceptions[0])
         return why
+
+    def poll_now(self) -> None:
+        """Ask every GPU at once, and then as often as it is told now."""
+        self._suspect("")
 
     async def _listen(self) -> None:
         """Keep the thread that waits for events."""
@@ -181,9 +186,9 @@ class Watch:
             self._seen(answer.poll)
             if not answer.poll.error:
                 self._compare(answer)
-            gap_s = min(_POLL_GAP_S, self._poll_s)
+            gap_s = min(_POLL_GAP_S, self._poll_s())
             await asyncio.sleep(gap_s)
-            wait_s = self._poll_s - gap_s
+            wait_s = self._poll_s() - gap_s
 
     def _compare(self, answer: nvml_session.Answer) -> None:
         """Notice what a GPU that answers has that the last look, or the event set, has not."""
@@ -198,7 +203,7 @@ class Watch:
         """Look again when something was divided, and now and then at what could not be read."""
         lane, looked_at = aside.Lane(), time.monotonic()
         while True:
-            divided = await _set_within(self._divided, self._poll_s)
+            divided = await _set_within(self._divided, self._poll_s())
             is_due = time.monotonic() - looked_at > self._periods.look_again_s
             if divided or (is_due and not self._session.is_whole):
                 look = await self._asked(lane, self._session.look_again, self._gpus, LOOK)

@@ -27,6 +27,7 @@ class Simulated:
     def __init__(self, told: config.SimulatedGpus, node: str, *, poll_s: float) -> None:
         self._file = Path(told.faults) if told.faults else None
         self._poll_s = poll_s
+        self._is_due = asyncio.Event()
         self._gpus = tuple(
             vocabulary.Gpu(
                 uuid=ids.gpu_uuid(node, index),
@@ -61,12 +62,21 @@ class Simulated:
             if self._file is not None:
                 tasks.create_task(self._follow_script(self._file, seen))
 
+    def poll_every(self, seconds: float) -> None:
+        """Ask each GPU so often from now on."""
+        if seconds != self._poll_s:
+            self._poll_s = seconds
+            self._is_due.set()
+
     async def close(self) -> None:
         """Let go of nothing."""
 
     async def _poll(self, seen: Callable[[gpus.Seen], None]) -> None:
         while True:
-            await asyncio.sleep(self._poll_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await self._is_due.wait()
+            self._is_due.clear()
             for poll in self._polls(datetime.now(UTC)):
                 seen(poll)
 
