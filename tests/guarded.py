@@ -72,13 +72,16 @@ class World:
         self._settings = settings
 
     async def __aenter__(self) -> Self:
-        """Start everything, and let the streams be made."""
-        await self.cluster.come()
-        await self.server.start()
-        for number in range(self._count):
-            self.gates.append(self._gate(number))
-        await asyncio.gather(*(gate.start() for gate in self.gates))
-        await self.open()
+        """Start everything; what has started is ended where the rest does not."""
+        try:
+            await self.cluster.come()
+            await self.server.start()
+            self.gates = [self._gate(number) for number in range(self._count)]
+            await asyncio.gather(*(gate.start() for gate in self.gates))
+            await self.open()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
