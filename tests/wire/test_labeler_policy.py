@@ -7,10 +7,12 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_labeler import condition, facts
+from muster_labeler import condition, facts, labelsets, sources
 from tests.labeler import cluster as clusters
 from tests.labeler import policy
 from tests.labeler.cluster import KEY, Cluster, node
@@ -44,6 +46,25 @@ def test_what_the_labeler_does_is_allowed(here: Cluster) -> None:
     here.run("unlabel-gpus", "--yes")
     sights.append(here.node("a"))
     assert [policy.denied(*pair) for pair in itertools.pairwise(sights)] == [[]] * 3
+
+
+def test_every_label_of_every_set_is_allowed() -> None:
+    mig = vocabulary.MigDevice(uuid="MIG-0", profile="1g.5gb", gi=1, ci=0, memory_mib=4864)
+    gpu = vocabulary.Gpu(uuid="GPU-0", product="NVIDIA A100-SXM4-40GB", memory_mib=40960)
+    parted = msgspec.structs.replace(gpu, uuid="GPU-1", mig_enabled=True, mig=(mig,), vgpu=False)
+    node_ = vocabulary.GpuNode(
+        gpus=(gpu, parted),
+        driver_version="550.54.14",
+        cuda_version="12.4",
+        mig_strategy="mixed",
+        machine="m",
+    )
+    kinds = {sources.Product("NVIDIA A100-SXM4-40GB", 40960): 2}
+    wanted = labelsets.labels(list(labelsets.LabelSet), "a100", kinds=kinds, gpus=node_)
+    assert {"nvidia.com/mps.capable", "nvidia.com/mig-1g.5gb.count", KEY} <= wanted.keys()
+    bare: dict[str, Any] = {"metadata": {"name": "a"}, "spec": {}, "status": {}}
+    full = {**bare, "metadata": {"name": "a", "labels": wanted}}
+    assert (policy.denied(bare, full), policy.denied(full, bare)) == ([], [])
 
 
 def test_the_condition_is_allowed_as_it_comes_and_as_it_changes(here: Cluster) -> None:
@@ -84,7 +105,8 @@ STATUS = "the labeler may not change what a node's status says but for its condi
         ("metadata.labels", {KEY: "l4"}, LABELS),
         ("metadata.labels", None, LABELS),
         ("metadata.labels", {"team": "x", "cloud.google.com/gke-accelerator": "l4"}, LABELS),
-        ("metadata.labels", {"team": "x", "nvidia.com/gpu": "8"}, LABELS),
+        ("metadata.labels", {"team": "x", KEY: "l4", "nvidia.com/gpu": "8"}, LABELS),
+        ("metadata.labels", {"team": "x", KEY: "l4", "nvidia.com/gpu-driver": "8"}, LABELS),
         ("metadata.annotations", {}, ANNOTATIONS),
         ("metadata.annotations", {"note": "y", "more": "z"}, ANNOTATIONS),
         (
