@@ -313,6 +313,59 @@ def test_verdicts_become_a_node_condition_when_asked_for(tmp_path: pathlib.Path)
     play(story, tmp_path)
 
 
+def test_labels_are_kept_while_nats_is_away(tmp_path: pathlib.Path) -> None:
+    names = [f"node-{index}" for index in range(12)]
+
+    async def story(made: World) -> None:
+        for name in names:
+            await made.make(name)
+            await made.reports(name, "NVIDIA L4")
+        await made.start()
+        await made.labelled(**dict.fromkeys(names, "l4"))
+        made.server.freeze()
+        try:
+            # read back, so that what is changed now is no failure of a write
+            await made.until(lambda: _events(made), len(names))
+            for name in names:
+                await made.merge(name, {KEY: None})
+            await made.labelled(**dict.fromkeys(names, "l4"))
+        finally:
+            made.server.thaw()
+
+    async def _events(made: World) -> int:
+        return len(await made.events())
+
+    play(story, tmp_path)
+
+
+def test_a_right_that_comes_back_is_noticed_and_a_label_fight_ends(tmp_path: pathlib.Path) -> None:
+    async def story(made: World) -> None:
+        await made.make("node-a")
+        made.api.write_kubeconfig(tmp_path / "limited", token="limited")  # noqa: S106  # of the stand-in
+        made.api.deny("limited", "patch", "nodes")
+        limited = {"kubeconfig": str(tmp_path / "limited"), "namespace": "default"}
+        await made.start(kubernetes=limited)
+        await made.reports("node-a", "NVIDIA L4")
+
+        async def reasons() -> list[str]:
+            return [reason for _, reason, _ in await made.events()]
+
+        await made.until(reasons, ["LabelsRefused"])
+        made.api.grant("limited", "patch", "nodes")
+        await made.labelled(**{"node-a": "l4"})
+        for _ in range(30):
+            await made.merge("node-a", {KEY: None})
+            await asyncio.sleep(0.05)
+        found = [reason for reason in await reasons() if reason == "LabelsApplied"]
+        assert len(found) <= 10
+        (http,) = [labeler.addresses["http"] for labeler in made.labelers]
+        async with aiohttp.ClientSession() as session, session.get(f"{http}/state") as answer:
+            reason = (await answer.json())["nodes"]["node-a"]["reason"]
+        assert reason == "written 10 times within a minute: somebody else changes it, too"
+
+    play(story, tmp_path)
+
+
 def test_history_that_is_forgotten_is_listed_anew(tmp_path: pathlib.Path) -> None:
     async def story(made: World) -> None:
         await made.make("node-a")

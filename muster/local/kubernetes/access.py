@@ -27,6 +27,10 @@ class Users:
         """Take a right away."""
         self._denied.setdefault(token, set()).add((verb, plural))
 
+    def grant(self, token: str, verb: str, plural: str) -> None:
+        """Give back what was taken by the same words."""
+        self._denied[token].discard((verb, plural))
+
     def refuse_stranger(self, token: str) -> None:
         """Raise 401 for a token that nobody gave out."""
         if token and token not in self._denied:

@@ -121,6 +121,10 @@ class KubernetesApi:
         """Take a right from a user, such as `patch` `nodes`; `*` is any verb or all resources."""
         self._users.deny(token, verb, plural)
 
+    def grant(self, token: str, verb: str, plural: str) -> None:
+        """Give a right back that `deny` took."""
+        self._users.grant(token, verb, plural)
+
     def compact(self) -> None:
         """Forget all history: every watch from an older version is answered with 410."""
         self._store.compact()

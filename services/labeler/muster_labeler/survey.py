@@ -283,4 +283,4 @@ def _status(body: bytes) -> tuple[str, datetime | None]:
     text = found.data.get("status", "")
     said = (found.metadata.annotations or {}).get("cluster-autoscaler.kubernetes.io/last-updated")
     when = _RENEWED.search(said or text)
-    return text, datetime.fromisoformat(f"{when[1]}T{when[2]}+00:00") if when else None
+    return text, facts.moment(f"{when[1]}T{when[2]}+00:00") if when else None
