@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
@@ -25,7 +25,6 @@ from muster_plugin import (
     examiner,
     gpu,
     gpu_answer,
-    gpu_rules,
     gpu_units,
     gpus,
     inotify,
@@ -34,7 +33,6 @@ from muster_plugin import (
     lines,
     lives,
     podresources,
-    policy,
     rulebook,
     rules,
     sights,
@@ -44,6 +42,9 @@ from muster_plugin import (
     teller,
     units,
 )
+
+if TYPE_CHECKING:
+    from muster_plugin import gpu_rules, policy
 
 _Reason = vocabulary.RegistrationReason
 _LOOK_PERIOD_S: Final = 30.0
@@ -255,7 +256,7 @@ class Node:
             restart=restart,
         )
 
-    def judge_by(self, judge: policy.Policy, told: gpu_rules.Health) -> None:
+    def judge_by(self, judge: "policy.Policy", told: "gpu_rules.Health") -> None:
         """Judge GPUs by other rules from now on."""
         if self._seen is not None:
             self._seen.judge_by(judge, told)

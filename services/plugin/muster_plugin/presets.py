@@ -1,13 +1,15 @@
 """Door to the files that say what an XID does: the presets that come with us, the user's own."""
 
+import functools
 from pathlib import Path
 from typing import Final
 
-from muster import settings
+from muster import logs, settings
 from muster_plugin import gpu_rules, policy
 
 _HERE: Final = Path(__file__).parent
 _BYTES_MAX: Final = 1024 * 1024
+_LOGGED_MAX: Final = 100
 
 
 def read(told: gpu_rules.Health) -> policy.Policy:
@@ -19,6 +21,22 @@ def read(told: gpu_rules.Health) -> policy.Policy:
         disable=told.disable,
         enable=told.enable,
     )
+
+
+def judge(told: gpu_rules.Health) -> policy.Policy:
+    """Return the policy that is chosen; what is odd about it goes to the log, once.
+
+    Raises settings.BadSettings.
+    """
+    found = read(told)
+    for problem in found.problems:
+        _log(problem)
+    return found
+
+
+@functools.lru_cache(_LOGGED_MAX)
+def _log(problem: str) -> None:
+    logs.logger().warning("policy_problem", problem=problem)
 
 
 def _overrides(file: Path) -> policy.Overrides:

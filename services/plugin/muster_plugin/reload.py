@@ -1,0 +1,99 @@
+"""Door to the settings' file while the plugin runs: what changes in it is taken, or refused."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from muster_plugin import aside, config, inotify, presets, rulebook
+from muster_plugin import node as node_door
+
+_READ_TIMEOUT_S: Final = 5.0
+_READ_PERIOD_S: Final = 60.0
+_WRITTEN_S: Final = 0.05
+
+
+class Source(Protocol):
+    """Where the settings came from; `read` reads them again, and raises settings.BadSettings."""
+
+    @property
+    def file(self) -> Path | None:
+        """The file, if there is one."""
+
+    @property
+    def read(self) -> Callable[[], config.Settings]:
+        """Read it."""
+
+
+class Reloader:
+    """Has the node follow its settings. `follow` is told the hash of what is in force."""
+
+    def __init__(
+        self,
+        chosen: config.Settings,
+        source: Source,
+        node: node_door.Node,
+        follow: Callable[[str], None],
+    ) -> None:
+        self._chosen = chosen
+        self._source = source
+        self._node = node
+        self._follow = follow
+        self._in_force = chosen.hash
+        self._reading = asyncio.Event()
+        self._files = aside.Lane()
+
+    async def reload(self) -> None:
+        """Read the settings again when their file changes, or at SIGHUP; take what can be used."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._reading.set)
+        try:
+            # the first look reads what was read a moment ago
+            await self._node.lives.settle()
+            looks = inotify.looks(
+                lambda: _around(self._source.file),
+                period_s=_READ_PERIOD_S,
+                mask=inotify.CONTENTS,
+                settle_s=_WRITTEN_S,
+                changed=self._reading,
+            )
+            async with contextlib.aclosing(looks):
+                async for _ in looks:
+                    await self._reread()
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+
+    async def _reread(self) -> None:
+        try:
+            found = await self._files.run(self._source.read, timeout_s=_READ_TIMEOUT_S)
+            here = found.at(self._node.name)
+            await self._judge_anew(here)
+        except (ValueError, TimeoutError) as error:
+            problems = tuple(str(error).splitlines()) or (f"{self._source.file}: does not answer",)
+            self._node.teller.refused(problems, in_force=self._in_force)
+            self._node.problem_turned.set()
+            return
+        if found.hash == self._in_force:
+            self._node.teller.mended(found.hash)
+            return
+        restart = found.changed_for_the_process(self._chosen)
+        if here.gpus is not None and not self._node.sees_gpus:
+            restart = (*restart, "gpus")
+        self._in_force = found.hash
+        self._follow(found.hash)
+        await self._node.configure(here, config_hash=found.hash, restart=restart)
+
+    async def _judge_anew(self, here: rulebook.Here) -> None:
+        """Judge GPUs by what the files say now. Raises ValueError or TimeoutError."""
+        if here.gpus is not None and self._node.sees_gpus:
+            health = here.gpus.health
+            judge = await self._files.run(lambda: presets.judge(health), timeout_s=_READ_TIMEOUT_S)
+            self._node.judge_by(judge, health)
+
+
+def _around(file: Path | None) -> set[Path]:
+    """Return where a change of a file shows: a mounted ConfigMap changes by a link beside it."""
+    return {file.parent, Path(os.path.realpath(file)).parent} if file else set()
