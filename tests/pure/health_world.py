@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
@@ -13,6 +14,10 @@ GPU = "nvidia.com/gpu"
 SETTINGS = config.Detection(patience_s=30.0, hold_s=5.0, hold_max_s=40.0, flap_window_s=100.0)
 Told = vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided
 MANY = 10**9
+
+
+_PROBED_S: Final = 12.0
+"""When the readiness probes of a process that stands still have failed."""
 
 
 @dataclass
@@ -38,6 +43,7 @@ class Plugin:
     connection: int = 0
     lease_at: float = 0.0
     died_at: float = -1e9
+    frozen_at: float = 0.0
     shows_after_s: float = 1.0
 
     @property
@@ -68,13 +74,13 @@ class Plugin:
 
     def facts(self, now: float) -> facts.Facts:
         crashed = not self.alive and now - self.died_at > self.shows_after_s
-        ready = self.alive and not self.frozen
+        mute = self.frozen and now - self.frozen_at > _PROBED_S
         waiting = "CrashLoopBackOff" if crashed and not self.stopped else ""
         pod = facts.Pod(
             name="m/p",
             uid="1",
             phase="Running",
-            ready=ready or not crashed,
+            ready=not (crashed or mute),
             waiting=waiting,
             deleting=self.stopped,
         )
@@ -227,7 +233,9 @@ class World:
                 self._disconnect(plugin, "Client Closed")
 
     def freeze(self, node: str) -> None:
-        self.plugins[node].frozen = True
+        plugin = self.plugins[node]
+        if not plugin.frozen:
+            plugin.frozen, plugin.frozen_at = True, self.now
 
     def cut(self, node: str) -> None:
         plugin = self.plugins[node]

@@ -45,7 +45,8 @@ def test_a_frozen_plugin_is_a_verdict_at_once_and_an_alert_when_it_stays_so() ->
 
 
 def test_a_plugin_whose_network_is_cut_is_unreachable() -> None:
-    assert fate("cut", 15.0) == ([Verdict.UNREACHABLE], [])
+    assert fate("cut", 15.0) == ([], [])
+    assert fate("cut", 25.0) == ([Verdict.UNREACHABLE], [])
     assert fate("cut", 60.0) == ([Verdict.UNREACHABLE], [("a", AlertKind.UNREACHABLE, "")])
 
 

@@ -55,7 +55,7 @@ def pod(**other: object) -> tuple[facts.Pod, ...]:
 
 
 JUST_NOW = {"silent_s": 2.0}
-LATER = {"silent_s": 16.0}
+LATER = {"silent_s": 21.0}
 ALONE = {"has_cluster": False, "known": None}
 OUTDATED = {"revision": "a", "current": "b"}
 
@@ -71,7 +71,10 @@ OUTDATED = {"revision": "a", "current": "b"}
             Rule.NODE_PLANNED,
         ),
         (
-            {"known": known(planned=(Planned.UNSCHEDULABLE,)), "listens": True},
+            {
+                "known": known(planned=(Planned.UNSCHEDULABLE,), pods=pod(ready=False)),
+                "listens": True,
+            },
             Verdict.STUCK,
             Rule.NO_ANSWER,
         ),
@@ -87,7 +90,11 @@ OUTDATED = {"revision": "a", "current": "b"}
             Rule.LEASE_STALE,
         ),
         (
-            {"known": known(lease_age_s=15.0), "listens": True, "waited": True},
+            {
+                "known": known(lease_age_s=15.0, pods=pod(ready=False)),
+                "listens": True,
+                "waited": True,
+            },
             Verdict.STUCK,
             Rule.NO_ANSWER,
         ),
@@ -104,7 +111,10 @@ OUTDATED = {"revision": "a", "current": "b"}
             Verdict.PLUGIN_DOWN,
             Rule.POD_NOT_RUNNING,
         ),
-        ({"listens": True}, Verdict.STUCK, Rule.NO_ANSWER),
+        ({"listens": True, "known": known(pods=pod(ready=False))}, Verdict.STUCK, Rule.NO_ANSWER),
+        ({"listens": True, "known": known(pods=None)}, Verdict.STUCK, Rule.NO_ANSWER),
+        ({"listens": True, **ALONE}, Verdict.STUCK, Rule.NO_ANSWER),
+        ({"listens": True, **LATER}, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
         (
             {"link": link("Stale Connection"), "known": known(pods=pod(ready=False))},
             Verdict.STUCK,
@@ -128,7 +138,12 @@ OUTDATED = {"revision": "a", "current": "b"}
             Verdict.PLUGIN_DOWN,
             Rule.NOBODY_LISTENS,
         ),
-        ({"known": known(pods=pod(ready=False))}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"known": known(pods=pod(ready=False))}, Verdict.STUCK, Rule.POD_NOT_READY),
+        (
+            {"known": known(pods=pod(ready=False)), "link": link("Client Closed", seconds=13.0)},
+            Verdict.PLUGIN_DOWN,
+            Rule.NOBODY_LISTENS,
+        ),
         ({"link": link("Stale Connection"), **ALONE}, Verdict.STUCK, Rule.CONNECTION_STALE),
         (ALONE, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
         ({"link": link("Client Closed"), **ALONE}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
@@ -171,7 +186,7 @@ def test_a_lease_no_newer_than_the_missing_beat_is_waited_for(what: dict[str, ob
 @pytest.mark.parametrize("what", [{"link": link("Stale Connection")}, {"listens": True}, NOTHING])
 def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, object]) -> None:
     assert judgement.judge(scene(known=None, **what), SETTINGS) is None
-    for later in ({"silent_s": 16.0}, {"waited": True}):
+    for later in (LATER, {"waited": True}):
         found = judgement.judge(scene(known=None, **what, **later), SETTINGS)
         assert found is not None
         assert ("kubernetes", "no answer from the Kubernetes API") in [
@@ -187,12 +202,12 @@ def test_kubernetes_is_asked_again_about_one_that_does_not_come_back() -> None:
     assert (found.verdict, found.rule) == (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)
 
 
-@pytest.mark.parametrize("what", [{"link": link("Stale Connection")}, NOTHING])
+@pytest.mark.parametrize("what", [{"link": link("Stale Connection")}, {"listens": True}, NOTHING])
 def test_a_pod_that_is_ready_is_believed_when_its_probes_have_had_their_time(
     what: dict[str, object],
 ) -> None:
-    assert judgement.judge(scene(silent_s=14.9, **what), SETTINGS) is None
-    found = judgement.judge(scene(silent_s=15.1, **what), SETTINGS)
+    assert judgement.judge(scene(silent_s=19.9, **what), SETTINGS) is None
+    found = judgement.judge(scene(silent_s=20.1, **what), SETTINGS)
     assert found is not None
     assert found.verdict is Verdict.UNREACHABLE
 

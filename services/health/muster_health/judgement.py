@@ -15,8 +15,8 @@ is Running and Ready on a node that still offers what the plugin had.
 | nobody listens; a rollout replaces the pod             | MAINTENANCE | POD_REPLACED     |
 | it is expected, and was never heard                    | MISSING     | NEVER_HEARD      |
 | no pod, or none that runs                              | PLUGIN_DOWN | POD_NOT_RUNNING  |
-| it listens, and does not answer                        | STUCK       | NO_ANSWER        |
-| the server closed its connection; the pod is not Ready | STUCK       | POD_NOT_READY    |
+| it does not answer; the pod is not well, or not known  | STUCK       | NO_ANSWER        |
+| its side did not close it; the pod runs, and not Ready | STUCK       | POD_NOT_READY    |
 | the pod is well, and may not know better yet (2)       | wait        |                  |
 | quiet, or closed by the server; and the pod is well    | UNREACHABLE | ONLY_BUS_SILENT  |
 | its side closed its connection, and that just now (3)  | PLUGIN_DOWN | NOT_BACK         |
@@ -27,7 +27,8 @@ is Running and Ready on a node that still offers what the plugin had.
 renewed, or soon stale. No need to wait where the plugin's side closed its connection: the node
 was alive to do so.
 (2) A process that stands still looks as one whose way to the bus is cut, until its readiness probes
-have failed (`ready_s`). Again no need to wait where its own side closed its connection.
+have failed (`ready_s`): the loop that beats answers those too. Again no need to wait where its own
+side closed its connection.
 (3) It crashed a moment ago and is started again, or only its way to the bus broke: asked again once
 it is quiet, and Kubernetes then until it answers, some times.
 """
@@ -166,20 +167,22 @@ def _is_early(scene: Scene, settings: config.Detection) -> bool:
     closed = scene.link.closed
     if scene.waited or not scene.ever_heard or (closed is not None and not closed.by_server):
         return False
-    return scene.silent_s < settings.ready_s
+    # it may have stood still since just before the beat that is missing
+    return scene.silent_s < settings.ready_s + scene.interval_s
 
 
 def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | None:
     pods = scene.known.pods if scene.known is not None else None
     stale = scene.link.closed is not None and scene.link.closed.by_server
+    hangs = stale or scene.link.closed is None
     quiet = _is_quiet(scene, settings)
     runs = pods is None or any(pod.runs for pod in pods)
     ready = pods is not None and any(pod.ready for pod in pods)
     well = ready and _offers_all(scene)
     rows = (
         (not runs, (Verdict.PLUGIN_DOWN, Rule.POD_NOT_RUNNING)),
-        (scene.listens, (Verdict.STUCK, Rule.NO_ANSWER)),
-        (stale and pods is not None and not ready, (Verdict.STUCK, Rule.POD_NOT_READY)),
+        (scene.listens and not well, (Verdict.STUCK, Rule.NO_ANSWER)),
+        (hangs and pods is not None and not ready, (Verdict.STUCK, Rule.POD_NOT_READY)),
         (well and _is_early(scene, settings), None),
         (well and (quiet or stale), (Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT)),
         (not quiet and not stale, (Verdict.PLUGIN_DOWN, Rule.NOT_BACK)),

@@ -14,7 +14,7 @@ class Rule(enum.StrEnum):
     NOT_BACK = "connection_ended_and_not_back"
     NO_ANSWER = "silent_and_no_answer"
     POD_NOT_RUNNING = "silent_and_pod_not_running"
-    POD_NOT_READY = "connection_stale_and_pod_not_ready"
+    POD_NOT_READY = "silent_and_pod_not_ready"
     CONNECTION_STALE = "silent_and_connection_stale"
     ONLY_BUS_SILENT = "silent_and_all_else_well"
     LEASE_STALE = "silent_and_lease_stale"
