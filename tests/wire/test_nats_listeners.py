@@ -1,0 +1,29 @@
+"""Who listens to everything does not stand in for a plugin that is dead."""
+
+from pathlib import Path
+
+import pytest
+
+from muster import bus
+from muster.local import nats
+from tests.wire import test_nats_permissions as shipped
+
+
+def test_an_admin_that_hears_everything_hides_no_dead_plugin(tmp_path: Path) -> None:
+    async def story(server: nats.NatsServer) -> None:
+        async with (
+            shipped.client(server, "admin") as admin,
+            bus.Bus(shipped.address(server, "health"), producer="h", name="h") as health,
+        ):
+            heard = await admin.raw.subscribe(">")
+            await admin.raw.flush()
+            await health.link.client()
+            with pytest.raises(bus.NobodyAnswered) as told:
+                await health.ask("muster.rpc.node-a.p.probe", timeout_s=2.0)
+            assert told.value.subscribed is False
+            async with shipped.client(server, "plugin_node-a") as plugin:
+                await plugin.raw.publish("muster.heartbeat.node-a.p", b"beat")
+                while (await heard.next_msg(timeout=2.0)).data != b"beat":
+                    pass
+
+    shipped.run(tmp_path, story)
