@@ -161,6 +161,7 @@ class _Notifier:
             "groups": self._machine.view(self._clock()),
             "silences": self._muting.active(datetime.now(UTC)),
             "away": self._post.away(),
+            "closed_s": self._post.closed_s(self._clock()),
             "health_silent": self._watchdog.is_silent,
         }
         return 200, "application/json", msgspec.json.encode(found)

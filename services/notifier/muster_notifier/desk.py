@@ -196,6 +196,10 @@ class Desk:
         """How many letters are here."""
         return len(self._slots) + sum(slot.next is not None for slot in self._slots.values())
 
+    def closed_s(self, now: float) -> float:
+        """Return for how long the receiver has asked us to stay away."""
+        return max(0.0, self._closed_until - now)
+
     def is_away(self) -> bool:
         """Tell whether the receiver has failed several times in a row."""
         return self._failures >= FAILURES_MAX

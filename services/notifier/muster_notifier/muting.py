@@ -23,6 +23,8 @@ class Cause(enum.StrEnum):
     NOT_ACTIVE_TIME = "not_active_time"
 
 
+_MATCHING_MAX: Final = 20_000
+
 BY_PEOPLE: Final = frozenset({Cause.SILENCED, Cause.MAINTENANCE})
 """Somebody knows, and works on it."""
 
@@ -54,6 +56,7 @@ class Muting:
         self._inhibition = inhibition.Inhibition(rules)
         self._times = dict(times)
         self._silences: dict[str, tuple[silences.Silence, tuple[matching.Matcher, ...]]] = {}
+        self._matching: dict[tuple[tuple[str, str], ...], Sequence[silences.Silence]] = {}
         self._maintained: set[tuple[str, str]] = set()
 
     def hear_alert(self, alert: vocabulary.AlertChanged, labels: Mapping[str, str]) -> None:
@@ -73,6 +76,7 @@ class Muting:
 
     def hear_silence(self, change: SilenceChanged) -> None:
         """Take a silence."""
+        self._matching.clear()
         if change.silence is None:
             self._silences.pop(change.id, None)
         else:
@@ -84,8 +88,8 @@ class Muting:
         inhibited = self._inhibition.inhibits(labels)
         if inhibited is not None:
             return Muted(Cause.INHIBITED, f"{inhibited.fingerprint} by {inhibited.rule}")
-        for silence, matchers in self._silences.values():
-            if silence.is_active(at) and matching.all_hold(matchers, labels):
+        for silence in self._about(labels):
+            if silence.is_active(at):
                 return Muted(Cause.SILENCED, silence.id)
         who = labels.get("node", ""), labels.get("plugin", "")
         overdue = labels.get("kind") == vocabulary.AlertKind.MAINTENANCE_OVERDUE
@@ -105,6 +109,21 @@ class Muting:
     def active(self, at: datetime) -> list[silences.Silence]:
         """Return the silences of this time."""
         return [silence for silence, _ in self._silences.values() if silence.is_active(at)]
+
+    def _about(self, labels: Mapping[str, str]) -> Sequence[silences.Silence]:
+        """Return the silences that match, whenever they last; asked again and again for the same."""
+        key = tuple(sorted(labels.items()))
+        found = self._matching.get(key)
+        if found is None:
+            if len(self._matching) >= _MATCHING_MAX:
+                self._matching.clear()
+            found = tuple(
+                silence
+                for silence, matchers in self._silences.values()
+                if matching.all_hold(matchers, labels)
+            )
+            self._matching[key] = found
+        return found
 
     def _contains(self, name: str, at: datetime) -> bool:
         return any(one.contains(at) for one in self._times[name])

@@ -53,6 +53,11 @@ class Post:
         """Return the receivers that have failed again and again."""
         return [one.name for one in self._receivers.values() if one.desk.is_away()]
 
+    def closed_s(self, now: float) -> dict[str, float]:
+        """Return for how long receivers have asked us to stay away, of those that have."""
+        found = {one.name: round(one.desk.closed_s(now), 1) for one in self._receivers.values()}
+        return {name: seconds for name, seconds in found.items() if seconds}
+
     def give(self, notification: notifications.Notification) -> None:
         """Take one to send; never waits."""
         self._receivers[notification.receiver].give(notification)
