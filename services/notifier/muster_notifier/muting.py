@@ -111,7 +111,7 @@ class Muting:
         return [silence for silence, _ in self._silences.values() if silence.is_active(at)]
 
     def _about(self, labels: Mapping[str, str]) -> Sequence[silences.Silence]:
-        """Return the silences that match, whenever they last; asked again and again for the same."""
+        """Return the silences that match, whenever they last; the same labels come often."""
         key = tuple(sorted(labels.items()))
         found = self._matching.get(key)
         if found is None:
