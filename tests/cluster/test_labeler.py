@@ -19,7 +19,7 @@ import yaml
 
 from muster import bus, kube, vocabulary
 from muster.local import layout, nats, processes
-from muster_labeler import command, facts, schemes
+from muster_labeler import command, condition, facts, schemes
 from tests.cluster import server
 from tests.labeler import cluster as clusters
 
@@ -212,7 +212,10 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
     real: Real,
 ) -> None:
     a = real.make("a", **{DOKS: "h100"})
-    rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]}]
+    rules = [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]},
+        {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+    ]
     labeler = real.account(*ACCOUNT, rules)
     for policy in yaml.safe_load_all(POLICY.read_text()):
         plural = {
@@ -223,9 +226,10 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
         query = {"fieldManager": "test", "force": "true"}
         real.good("PATCH", path, policy, kube.APPLY, **query)
 
-    def status(patch: object) -> int:
-        path = f"/api/v1/nodes/{a}"
-        return real.ask("PATCH", path, patch, kube.MERGE, kubeconfig=labeler).status
+    def status(patch: object, below: str = "", content: str = kube.MERGE) -> int:
+        path = f"/api/v1/nodes/{a}{below}"
+        query = {"fieldManager": facts.MANAGER}
+        return real.ask("PATCH", path, patch, content, kubeconfig=labeler, **query).status
 
     async def held() -> None:
         # a policy takes a moment to hold
@@ -238,7 +242,17 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
     assert status({"metadata": {"annotations": {"team": "x"}}}) == 422
     assert status({"spec": {"taints": [{"key": "x", "effect": "NoSchedule"}]}}) == 422
     assert status({"metadata": {"labels": {KEY: "h100"}}}) == 200
-    assert real.run("label-gpus", "--apply", "--yes", kubeconfig=labeler)[0] == 0
+    words = ("label-gpus", "--apply", "--yes", "--unheard", "--overwrite")
+    assert real.run(*words, kubeconfig=labeler)[0] == 0
+    uid = real.good("GET", f"/api/v1/nodes/{a}")["metadata"]["uid"]
+    for verdict in (vocabulary.Verdict.HEALTHY, vocabulary.Verdict.PLUGIN_DOWN):
+        wanted = condition.of({"device-plugin": verdict})
+        ours = condition.patch(a, uid, wanted, at=dt.datetime.now(dt.UTC))
+        assert status(ours, "/status", kube.APPLY) == 200
+    ready = {"type": "Ready", "status": "False", "reason": "x", "message": "x"}
+    assert status({"status": {"conditions": [ready]}}, "/status") == 422
+    assert status({"status": {"capacity": {"nvidia.com/gpu": "99"}}}, "/status") == 422
+    assert status({"metadata": {"labels": {"team": "x"}}}, "/status") == 422
 
 
 def test_the_service_applies_reads_back_and_repairs(real: Real) -> None:
