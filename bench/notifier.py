@@ -28,7 +28,7 @@ async def measure(options: table.Options) -> list[table.Row]:
         rows += await _rate(directory / "rate", messages=10 if options.quick else 60)
     finally:
         shutil.rmtree(directory)
-    return [*rows, *await crashes.measure(options)] if not options.quick else rows
+    return [*rows, *await crashes.measure(options, of="notifier")] if not options.quick else rows
 
 
 async def _storm(directory: Path) -> list[table.Row]:
