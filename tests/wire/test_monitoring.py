@@ -144,15 +144,68 @@ def test_every_rule_says_what_it_means_and_its_runbook_is_there() -> None:
         assert runbook is None or (deployed.ROOT / runbook).is_file()
 
 
-def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
+def test_prometheus_takes_the_rules_and_they_fire_when_they_should(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool, which Debian's package prometheus has")
     spec = yaml.safe_load((COMPONENT / "rules.yaml").read_text())["spec"]
-    file = tmp_path / "rules.json"
-    file.write_text(json.dumps(spec))
-    done = subprocess.run([promtool, "check", "rules", str(file)], check=False, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "rules.json").write_text(json.dumps(spec))
+    (tmp_path / "story.json").write_text(json.dumps(story()))
+    for words in (("check", "rules", "rules.json"), ("test", "rules", "story.json")):
+        done = subprocess.run(
+            [promtool, *words], cwd=tmp_path, check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def story() -> dict[str, Any]:
+    """Return what Prometheus sees and what must fire: nobody there, then two leaders and more."""
+    seen = {
+        'muster_health_leads{pod="a"}': "1x40",
+        'muster_health_leads{pod="b"}': "0x10 1x30",
+        'muster_plugin_beat_age_seconds{pod="p",node="n"}': "0+30x40",
+        'muster_dead_letters{pod="n"}': "0x40",
+        'muster_gate_answers_total{outcome="expired",pod="g"}': "0+1x40",
+        'muster_gate_answers_total{outcome="admitted",pod="g"}': "0+9x40",
+    }
+    at_all_times = [
+        fires("5m", "MusterHealthSilent", {}),
+        fires("10m", "MusterNotifierGone", {}),
+    ]
+    later = [
+        fires("4m", "MusterHealthSilent"),
+        fires("4m", "MusterNotifierGone"),
+        fires("4m", "MusterHealthTwoLeaders"),
+        fires("10m", "MusterHealthTwoLeaders", {}),
+        fires("10m", "MusterPluginStuck", {"pod": "p", "node": "n"}, node="n", value="10m 0s"),
+        fires("15m", "MusterGateRefuses", {"outcome": "expired"}, value="30", outcome="expired"),
+    ]
+    series = [{"series": name, "values": values} for name, values in seen.items()]
+    return {
+        "rule_files": ["rules.json"],
+        "evaluation_interval": "30s",
+        "tests": [
+            {"interval": "30s", "input_series": [], "alert_rule_test": at_all_times},
+            {"interval": "30s", "input_series": series, "alert_rule_test": later},
+        ],
+    }
+
+
+def fires(
+    at: str, alert: str, labels: dict[str, str] | None = None, **words: str
+) -> dict[str, Any]:
+    """Return that an alert fires then with these labels, or does not, as promtool wants it."""
+    (rule,) = (rule for rule in RULES if rule["alert"] == alert)
+    told = {}
+    for key, text in rule["annotations"].items() if labels is not None else ():
+        filled = re.sub(r"{{ \$value[^}]*}}", words.get("value", ""), text)
+        told[key] = re.sub(r"{{ \$labels\.(\w+) }}", lambda m: words[m[1]], filled)
+    expected = [{"exp_labels": {**rule["labels"], **(labels or {})}, "exp_annotations": told}]
+    return {
+        "eval_time": at,
+        "alertname": alert,
+        "exp_alerts": expected if labels is not None else [],
+    }
 
 
 def test_no_panel_of_the_dashboard_covers_another() -> None:
