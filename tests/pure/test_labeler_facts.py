@@ -140,6 +140,31 @@ def test_ten_thousand_nodes_fit_into_a_config_map() -> None:
     assert len(inventory.encoded(nodes)) < inventory.BYTES_MAX
 
 
+@pytest.mark.parametrize(
+    "more",
+    ['"status":{"capacity":7}', '"status":{"conditions":{}}', '"spec":{"providerID":7}'],
+)
+def test_a_node_that_cannot_be_read_is_not_forgotten(more: str) -> None:
+    raw = msgspec.Raw(f'{{"metadata":{{"name":"a","uid":"u"}},{more}}}'.encode())
+    found = facts.read(raw)
+    assert (found.name, found.uid, found.has_accelerators, found.is_selected) == (
+        "a",
+        "u",
+        True,
+        False,
+    )
+    with pytest.raises(msgspec.MsgspecError):
+        facts.read(msgspec.Raw(b'{"metadata":{}}'))
+
+
+@pytest.mark.parametrize("time", ["yesterday", "", "9999-99-99T99:99:99Z", "2026-01-01T00:00:00"])
+def test_an_odd_time_is_no_time_and_leaves_no_node_out(time: str) -> None:
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": time}
+    metadata = {"name": "a", "creationTimestamp": time}
+    found = read({"metadata": metadata, "status": {"conditions": [ready]}})
+    assert (found.created, found.ready_since is not None) == (None, True)
+
+
 @given(
     rate=st.floats(0.5, 1000),
     writes=st.lists(st.tuples(st.floats(0, 0.5), st.floats(0, 3), st.floats(0, 1)), max_size=60),

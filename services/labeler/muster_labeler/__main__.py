@@ -107,7 +107,7 @@ def _labeler(
         from muster_labeler import lease, nodes, notes, pace  # noqa: PLC0415  # the same
 
         where, turns = settings.kubernetes, pace.Pace(settings.policy.writes_per_s)
-        keep = functools.partial(facts.node, selector=settings.policy.nodes)
+        keep = functools.partial(facts.read, selector=settings.policy.nodes)
         elect = functools.partial(
             lease.Lease,
             api,
@@ -122,7 +122,7 @@ def _labeler(
             reflector=lambda sink: reflector.Reflector(
                 api,
                 nodes.PATH,
-                facts.RawNode,
+                msgspec.Raw,
                 reflector.Sink(keep, sink.replace, sink.put, lambda node: sink.drop(node.name)),
             ),
             lease=(lambda changed: elect(changed=changed)) if settings.lease.enabled else None,

@@ -57,7 +57,7 @@ class Cluster:
     door: "nodes.Nodes"
     pace: "pacing.Pace"
     notes: "notes.Notes"
-    reflector: "Callable[[facts.Sink], reflector.Reflector[facts.RawNode, facts.Node]]"
+    reflector: "Callable[[facts.Sink], reflector.Reflector[msgspec.Raw, facts.Node]]"
     lease: "Callable[[Callable[[], None]], lease.Lease] | None"
 
 
