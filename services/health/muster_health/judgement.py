@@ -6,7 +6,7 @@ is Running and Ready on a node that still offers what the plugin had.
 
 | nobody listens, or no answer, and                      | verdict     | rule             |
 |--------------------------------------------------------|-------------|------------------|
-| Kubernetes did not answer, and may yet (2) (3)         | wait        |                  |
+| Kubernetes did not answer, and may yet (3)             | wait        |                  |
 | the node is not in the cluster                         | MAINTENANCE | NODE_GONE        |
 | the pod is being deleted                               | MAINTENANCE | POD_DELETED      |
 | nobody listens; the node is unschedulable or to go     | MAINTENANCE | NODE_PLANNED     |
@@ -154,9 +154,7 @@ def _may_answer_yet(scene: Scene, settings: config.Detection) -> bool:
     if not scene.has_cluster or scene.known is not None or scene.waited:
         return False
     closed = scene.link.closed
-    if closed is None or closed.by_server:
-        return _is_early(scene, settings)
-    return _is_quiet(scene, settings)
+    return closed is None or closed.by_server or _is_quiet(scene, settings)
 
 
 def _is_quiet(scene: Scene, settings: config.Detection) -> bool:
