@@ -32,7 +32,7 @@ from typing import Any, Final, NoReturn
 
 from muster import lean
 from muster_plugin import __main__ as plugin
-from muster_plugin import config, endpoint, kubelet, lives, node, podresources, wire
+from muster_plugin import config, endpoint, kubelet, lives, node, podresources, reporter, wire
 
 PERIOD_S: Final = float(os.environ.get("MUSTER_TEST_PERIOD_S", "0"))
 _PR_SET_PDEATHSIG: Final = 1
@@ -136,7 +136,7 @@ def main() -> None:
     prepare()
     plugin.serve = serve  # type: ignore[assignment]
     lean.load("nats.aio.client", without=["_hashlib", "aiohttp", "importlib.metadata"])
-    lean.load("prometheus_client", hollow=plugin._HTTP)
+    lean.load("prometheus_client", hollow=reporter._HTTP)
     from muster import bus, codec, probes  # noqa: F401, PLC0415  # after nats, as the plugin does
     from muster_plugin import metrics  # noqa: F401, PLC0415
 
