@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import prometheus_client
 
 from muster import logs, streams, vocabulary
-from muster_notifier import answers, deadletters, desk, ledger, replays, signals
+from muster_notifier import answers, books, deadletters, desk, ledger, replays, signals
 from muster_notifier import notification as notifications
 
 Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[answers.Answer]]
@@ -24,22 +24,6 @@ Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[answe
 GOODBYE_S: Final = 1.0
 """At the end, a message already on its way has this long to be answered and remembered."""
 
-_TOLD = prometheus_client.Counter(
-    "muster_notifications_total",
-    "Notifications, by what became of them.",
-    ["receiver", "reason", "outcome"],
-)
-_ATTEMPTS = prometheus_client.Counter(
-    "muster_notification_attempts_total",
-    "Attempts to send, by what was answered.",
-    ["receiver", "answer", "outcome"],
-)
-_SECONDS = prometheus_client.Histogram(
-    "muster_notification_seconds",
-    "From the decision to tell until the receiver took it.",
-    ["receiver"],
-    buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300),
-)
 _LETTERS = prometheus_client.Gauge(
     "muster_notification_letters", "Letters that wait for a receiver.", ["receiver"]
 )
@@ -112,7 +96,7 @@ class Receiver:
         self._posted = 0
         # replays that are news after all
         self._counted: set[int] = set()
-        self._is_away = False
+        self._books = books.Books(name, doors.publish)
         # one for each group, the newest: the machine bounds how many groups these are
         self._outgoing: dict[str, notifications.Notification] = {}
         self._given = asyncio.Event()
@@ -141,11 +125,11 @@ class Receiver:
                 assert self._tasks is not None, f"{self.name} does not work yet"
                 self._tasks.create_task(self._deliver_whole(output))
             case desk.Done(letter):
-                self._note(None)
+                self._books.note(None)
                 if not self._is_extra(letter):
                     await self._report(signals.Delivered(letter.notification))
             case desk.Postponed(letter, answer):
-                self._note(answer)
+                self._books.note(answer)
                 if not self._is_extra(letter):
                     await self._report(signals.Postponed(letter.notification))
             case desk.Superseded(letter):
@@ -226,9 +210,9 @@ class Receiver:
             await self._doors.may_act()
             known = entry.data if entry is not None and is_open else {}
             answer = await self._attempt(notification, known)
-            _ATTEMPTS.labels(self.name, answer.kind, answer.outcome).inc()
+            self._books.attempted(answer)
         if answer.kind is answers.Kind.TAKEN:
-            await self._settle(letter, answer, attempts=sending.attempt)
+            await self._settle(letter, notification, answer, attempts=sending.attempt)
         chance = random.random()  # noqa: S311  # jitter, not a secret
         await self._hear(desk.Answered(letter=letter, answer=answer, chance=chance))
 
@@ -247,7 +231,7 @@ class Receiver:
         if found is not None and found.firing_ids:
             self._counted.add(letter.number)
         if found is None:
-            logs.logger().info("replay_says_nothing_new", **_facts(notification))
+            logs.logger().info("replay_says_nothing_new", **books.facts(notification))
         return found
 
     async def _attempt(
@@ -257,11 +241,18 @@ class Receiver:
         try:
             return await self._send(notification, known)
         except Exception as error:  # noqa: BLE001  # it would end the next process the same way
-            logs.logger().error("send_broken", **_facts(notification), exc_info=error)
+            logs.logger().error("send_broken", **books.facts(notification), exc_info=error)
             detail = f"a fault of the notifier: {type(error).__name__}"
             return answers.Answer(outcome=answers.Outcome.BROKEN, detail=detail)
 
-    async def _settle(self, letter: desk.Letter, answer: answers.Answer, *, attempts: int) -> None:
+    async def _settle(
+        self,
+        letter: desk.Letter,
+        told: notifications.Notification | None,
+        answer: answers.Answer,
+        *,
+        attempts: int,
+    ) -> None:
         """Remember that it was told, before anybody forgets that it was to be."""
         notification = letter.notification
         # whoever was stopped meanwhile must not write over what its successor wrote
@@ -272,55 +263,14 @@ class Receiver:
             key = ledger.key_of(self.name, notification.group)
             await self._doors.remember(streams.LEDGER, key, ledger.encode(entry))
         await self._finish(letter)
-        if notification.is_silent:
-            return
-        at = datetime.now(UTC)
-        _SECONDS.labels(self.name).observe(max(0.0, (at - notification.at).total_seconds()))
-        _TOLD.labels(self.name, notification.reason, "delivered").inc()
-        logs.logger().info(
-            "delivered", **_facts(notification), attempts=attempts, answer=answer.detail
-        )
-        await self._doors.publish(
-            vocabulary.NotificationDelivered(
-                node=notification.node,
-                at=at,
-                receiver=self.name,
-                group=notification.group[:2048],
-                reason=notification.reason,
-                firing=notification.firing_ids,
-                resolved=notification.resolved_ids if notification.send_resolved else (),
-                attempts=attempts,
-            ),
-            f"{notification.id}:delivered:{letter.number if self._is_extra(letter) else 0}",
-        )
+        if told is not None and not told.is_silent:
+            number = letter.number if self._is_extra(letter) else 0
+            await self._books.delivered(told, answer, attempts=attempts, number=number)
 
     async def _bury(self, letter: desk.Letter, answer: answers.Answer, *, attempts: int) -> None:
-        notification = letter.notification
-        at = datetime.now(UTC)
-        _TOLD.labels(self.name, notification.reason, f"failed_{answer.outcome}").inc()
-        logs.logger().error(
-            "not_delivered",
-            **_facts(notification),
-            attempts=attempts,
-            outcome=answer.outcome,
-            error=answer.detail,
-        )
+        notification, at = letter.notification, datetime.now(UTC)
         await self._doors.put(*deadletters.bury(notification, answer, attempts=attempts, at=at))
-        await self._doors.publish(
-            vocabulary.NotificationFailed(
-                node=notification.node,
-                at=at,
-                receiver=self.name,
-                group=notification.group[:2048],
-                reason=notification.reason,
-                firing=notification.firing_ids,
-                resolved=notification.resolved_ids if notification.send_resolved else (),
-                attempts=attempts,
-                outcome=answer.outcome,
-                error=answer.detail[:2048],
-            ),
-            f"{notification.id}:failed:{at.isoformat()}",
-        )
+        await self._books.failed(notification, answer, attempts=attempts, at=at)
         await self._finish(letter)
 
     async def _finish(self, letter: desk.Letter) -> None:
@@ -333,22 +283,3 @@ class Receiver:
         """Tell whether it is a repeat or a test, of which neither ledger nor groups know."""
         is_again = letter.is_replay and letter.number not in self._counted
         return is_again or letter.notification.is_test
-
-    def _note(self, answer: answers.Answer | None) -> None:
-        """Log once when a receiver goes away, and once when it is back."""
-        if answer is not None and not self._is_away:
-            logs.logger().warning(
-                "receiver_away", receiver=self.name, outcome=answer.outcome, error=answer.detail
-            )
-        elif answer is None and self._is_away:
-            logs.logger().info("receiver_back", receiver=self.name)
-        self._is_away = answer is not None
-
-
-def _facts(notification: notifications.Notification) -> dict[str, str]:
-    return {
-        "id": notification.id,
-        "receiver": notification.receiver,
-        "group": notification.group,
-        "reason": notification.reason,
-    }
