@@ -6,9 +6,8 @@ everybody else knows to be broken.
 
 import asyncio
 import contextlib
-import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
@@ -17,24 +16,22 @@ import msgspec
 
 from muster import logs, vocabulary
 from muster_plugin import (
-    agreement,
-    aside,
     beats,
     cdi,
     config,
+    courier,
     examiner,
     gpu,
-    gpu_answer,
-    gpu_units,
     gpus,
-    inotify,
     inventory,
     kubelet,
     lines,
     lives,
+    paths,
+    planner,
     podresources,
+    pods,
     rulebook,
-    rules,
     sights,
     signals,
     specs,
@@ -47,15 +44,7 @@ if TYPE_CHECKING:
     from muster_plugin import gpu_rules, policy
 
 _Reason = vocabulary.RegistrationReason
-_LOOK_PERIOD_S: Final = 30.0
-_SETTLE_S: Final = 0.002
-_LOOK_SHARE: Final = 0.2
-"""Of the time, when devices come and go without end."""
 _RELOOK_TIMEOUT_S: Final = 0.5
-_FILES_TIMEOUT_S: Final = 1.0
-_FEW_NODES: Final = 200
-"""Planned in less time than it takes to do it elsewhere."""
-_DEV: Final = "/dev/"
 _DEVICES: Final = "devices"
 _CHECKS: Final = "checks"
 _PODS: Final = "pods"
@@ -87,8 +76,6 @@ class Node:
         self.name = name
         self.plugin = settings.name
         self.inventory = inventory.Inventory(node=name, plugin=settings.name)
-        self.problem_turned = asyncio.Event()
-        """Set when something that a heartbeat should tell at once begins or ends."""
         self.over = asyncio.Event()
         """Set when the process is to end: only a new one can speak to a new GPU driver."""
         self.stop_reason = vocabulary.StopReason.SIGNAL
@@ -96,26 +83,34 @@ class Node:
         self._resources_max = resources_max
         self._root = Path(settings.kubelet.directory)
         self.lives = lives.Lives(self._root, self.inventory, line=line, hears=self, periods=periods)
-        self._rules = settings.at(name)
+        self._courier = courier.Courier(
+            self.inventory,
+            self.lives,
+            self.teller,
+            reason=lambda: self._reason,
+            brought=self._brought,
+        )
+        self.problem_turned = self._courier.turned
+        """Set when something that a heartbeat should tell at once begins or ends."""
+        self._planner = planner.Planner(settings.at(name))
         self._seen = seen
-        self._look: gpu.Look | None = None
-        self._known: dict[str, rules.Resource] = {}
         self._checked_at: dict[str, float] = {}
         self._specs = specs.Specs(Path(settings.cdi.directory))
         self._looking = asyncio.Lock()
         self._sights = sights.Sights()
-        self._planning, self._files = aside.Lane(), aside.Lane()
-        self._agreement = agreement.Agreement()
-        self._pods = podresources.PodResources(self._root / podresources.SOCKET, self._heard)
+        self._paths = paths.Paths()
+        self._pods = pods.Pods(
+            self._root / podresources.SOCKET,
+            self.inventory,
+            told=self.teller,
+            changes=self._courier,
+            heard=lambda at: self._checked(_PODS, at),
+        )
         self._examiner = examiner.Examiner(self.inventory, self._judge)
         self._aged = asyncio.Event()
         self._reason = _Reason.START
-        self._devices = units.Plan()
         self._problems: tuple[str, ...] = ()
         self._unlisted = ""
-        self._untold: list[vocabulary.PluginEvent] = []
-        self._telling = asyncio.Lock()
-        self._found = asyncio.Event()
         self._has_looked = asyncio.Event()
 
     # What others ask
@@ -160,7 +155,7 @@ class Node:
 
     async def absent(self, paths: Sequence[str]) -> str:
         """Say which of these paths of the host are gone, after telling the kubelet; else empty."""
-        gone = await self._missing(paths)
+        gone = await self._paths.missing(paths)
         if not gone:
             return ""
         with contextlib.suppress(TimeoutError):
@@ -170,7 +165,7 @@ class Node:
 
     async def present(self, paths: Sequence[str]) -> frozenset[str]:
         """Return those of these paths of the host that are there."""
-        return frozenset(paths).difference(await self._missing(paths)) if paths else frozenset()
+        return await self._paths.present(paths)
 
     def reported(self, resource: str, report: signals.Report, endpoint: str) -> None:
         """Tell that the kubelet lists a resource, or has lost it."""
@@ -180,7 +175,7 @@ class Node:
     def allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """Tell which devices a container was given; whose it is, the kubelet knows later."""
         self.teller.allocation(resource, device_ids)
-        self._pods.soon.set()
+        self._pods.ask_soon()
 
     def claimed(self, resource: str) -> None:
         """Tell the container runtime of a resource that is about to be registered."""
@@ -205,33 +200,24 @@ class Node:
             self._age(),
             self._examiner.examine(),
             self._pods.follow(),
-            *([self._seen.watch(self._take_judged), self._tell_found()] if self._seen else []),
+            self._courier.follow(),
+            *([self._seen.watch(self._take_judged)] if self._seen else []),
         )
 
     async def look(self) -> None:
         """Look at the device nodes; bring what changed to the kubelet, then to the bus."""
         async with self._looking:
-            configured = self._rules.resources
-            seen = await self._sights.look(
-                [nodes for resource in configured for _, nodes in resource.nodes()]
+            self._planner.devices = await self._sights.plan(
+                self._planner.resources, standing=self.inventory.standing
             )
-            standing = self.inventory.standing
-
-            def plan() -> units.Plan:
-                return units.plan(configured, seen, standing=standing)
-
-            if len(seen.nodes) <= _FEW_NODES:
-                self._devices = plan()
-            else:
-                self._devices = await self._planning.run(plan, timeout_s=None)
             events = self._planned()
             if self._has_looked.is_set():
-                await self.take(events)
+                await self._courier.bring(events)
                 return
             for event in events:
                 # the first snapshot tells of them
                 self.teller.log_device(event)
-            self._tell([])
+            self._courier.tell([])
             self._has_looked.set()
             self._begin()
 
@@ -240,8 +226,7 @@ class Node:
     ) -> None:
         """Advertise what these rules say from now on; what did not change is left alone."""
         before = dict(self.lives)
-        self._known.clear()
-        self._rules = found
+        self._planner.follow(found)
         reason, self._reason = self._reason, _Reason.CONFIGURATION_CHANGED
         try:
             await self.look()
@@ -261,22 +246,6 @@ class Node:
         if self._seen is not None:
             self._seen.judge_by(judge, told)
 
-    async def take(self, events: Iterable[vocabulary.PluginEvent]) -> None:
-        """Bring changes to the kubelet, then to the bus, in order.
-
-        What changes meanwhile waits, and is brought together: of many changes to a long list the
-        kubelet needs only the last.
-        """
-        self._untold += events
-        async with self._telling:
-            told, self._untold = self._untold, []
-            # a resource that was named by what it held may have left with the last of it
-            self.lives.match(self._reason)
-            await self.lives.advertise({inventory.resource_of(event) for event in told})
-            self._tell(told)
-        self._aged.set()
-        self._examiner.turned.set()
-
     async def close(self) -> None:
         """End every life, and let go of the GPUs."""
         await self.lives.end()
@@ -293,14 +262,7 @@ class Node:
 
     async def _watch_devices(self) -> None:
         """Look at the devices whenever their directories change."""
-        looks = inotify.looks(
-            lambda: self._sights.directories | self._specs.directories(),
-            period_s=_LOOK_PERIOD_S,
-            settle_s=_SETTLE_S,
-            share=_LOOK_SHARE,
-            changed=self._sights.changed,
-        )
-        async with contextlib.aclosing(looks):
+        async with self._sights.looks(self._specs.directories) as looks:
             async for _ in looks:
                 await self.look()
                 if not self._sights.is_blind:
@@ -315,7 +277,7 @@ class Node:
                 async with asyncio.timeout_at(self.inventory.next_deadline()):
                     await self._aged.wait()
             except TimeoutError:
-                await self.take(self.inventory.tick(now=clock(), at=datetime.now(UTC)))
+                await self._courier.bring(self.inventory.tick(now=clock(), at=datetime.now(UTC)))
 
     async def _take_judged(self, judged: gpus.Judged) -> None:
         """Take what was found out about GPUs."""
@@ -325,81 +287,53 @@ class Node:
                     logs.logger().warning("driver_replaced", problem=judged.problem)
                     self.stop_reason = vocabulary.StopReason.UPGRADE
                     self.over.set()
-                self._look = gpu.newest(self._look, judged)
-                await self.take(self._planned())
+                self._planner.look = gpu.newest(self._planner.look, judged)
+                await self._courier.bring(self._planned())
                 self._begin()
             case gpu.Began() | gpu.Ended():
-                self._untold += self.inventory.apply(judged)
-                self._found.set()
+                self._courier.soon(self.inventory.apply(judged))
                 # hundreds may wait to be judged, and something else to be done
                 await asyncio.sleep(0)
             case _:
                 assert_never(judged)
-
-    async def _tell_found(self) -> None:
-        """Bring what was found out about GPUs to the kubelet and the bus."""
-        while True:
-            await self._found.wait()
-            self._found.clear()
-            await self.take([])
-
-    async def _heard(self, listing: agreement.Listing | None) -> None:
-        """Take what the kubelet says of pods and devices."""
-        now, at = time.monotonic(), datetime.now(UTC)
-        ours = {name: self.inventory.devices(name) for name in self.inventory.resources}
-        for found in self._agreement.compare(listing, ours, now):
-            self.teller.allocation(found.resource, found.device_ids, pod=found.pod)
-        held = listing.held() if listing else None
-        await self.take(self.inventory.held(held, now=now, at=at))
-        if listing is not None:
-            self._checked(_PODS, now)
 
     async def _judge(self, resource: str, unit: units.Unit, problem: str) -> None:
         """Take the result of an examination."""
         now = time.monotonic()
         self._checked(_CHECKS, now)
         at = datetime.now(UTC)
-        await self.take(self.inventory.checked(resource, unit, problem, now=now, at=at))
+        await self._courier.bring(self.inventory.checked(resource, unit, problem, now=now, at=at))
+
+    def _brought(self) -> None:
+        self._aged.set()
+        self._examiner.turned.set()
 
     def _checked(self, kind: str, at: float) -> None:
         self._checked_at[kind] = at
 
     def _state(self, life: kubelet.Life, now: float) -> beats.ResourceState:
         state = life.state(now)
-        held = self._agreement.held(life.resource)
+        held = self._pods.held(life.resource)
         return msgspec.structs.replace(
             state,
             problem=state.problem or self._specs.problems.get(life.resource, ""),
             allocated=state.allocated if held is None else held,
-            apart=self._agreement.apart(life.resource, now),
+            apart=self._pods.apart(life.resource, now),
         )
-
-    async def _missing(self, paths: Sequence[str]) -> list[str]:
-        gone = [path for path in paths if path.startswith(_DEV) and not os.path.exists(path)]  # noqa: PTH110, ASYNC240  # devtmpfs never hangs; a Path costs more than the answer
-        others = [path for path in paths if not path.startswith(_DEV)]
-        if others:
-            gone += await self._files.run(lambda: _missing(others), timeout_s=_FILES_TIMEOUT_S)
-        return gone
 
     def _begin(self) -> None:
         """Say that all resources of the start are there, when everything was looked at once."""
-        if self._has_looked.is_set() and (self._seen is None or self._look is not None):
+        if self._has_looked.is_set() and (self._seen is None or self._planner.look is not None):
             self.lives.begin()
             self._reason = _Reason.DEVICE_APPEARED
 
     def _planned(self) -> list[vocabulary.PluginEvent]:
         """Take what was last seen into the inventory, and begin and end lives by it."""
-        plan, configured = self._devices, self._rules.resources
-        if self._look is not None and self._rules.gpus is not None:
-            of_gpus = gpu_units.plan(self._look, self._rules.gpus)
-            # a MIG profile that is gone leaves with its devices, not with the look
-            self._known.update({offer.name: offer.rule for offer in of_gpus.offers})
-            configured += tuple(self._known.values())
-            plan = units.together(plan, of_gpus)
-            self.inventory.gpus = gpu_units.node(self._look, self._rules.gpus)
-            self.inventory.terms = gpu_answer.Terms(rules=self._rules.gpus, look=self._look)
-        plan = units.bounded(plan, self._resources_max, standing=self.inventory.resources)
-        events = self.inventory.look(plan, configured, now=time.monotonic(), at=datetime.now(UTC))
+        planner, devices = self._planner, self.inventory
+        plan, configured = planner.plan(self._resources_max, standing=devices.resources)
+        devices.gpus = planner.gpus or devices.gpus
+        devices.terms = planner.terms or devices.terms
+        events = devices.look(plan, configured, now=time.monotonic(), at=datetime.now(UTC))
         self._problems = plan.problems
         self._write_specs()
         self.lives.match(self._reason)
@@ -420,16 +354,4 @@ class Node:
     def _tell_problems(self) -> None:
         unwritten = (f"{name}: {text}" for name, text in self._specs.problems.items())
         unlisted = [self._unlisted] if self._unlisted else []
-        if self.teller.problems((*self._problems, *unwritten, *unlisted)):
-            self.problem_turned.set()
-
-    def _tell(self, events: Iterable[vocabulary.PluginEvent]) -> None:
-        for event in events:
-            self.teller.device(event)
-        for name in self.inventory.resources:
-            if self.teller.shortage(name, self.inventory.shortage(name)):
-                self.problem_turned.set()
-
-
-def _missing(paths: Iterable[str]) -> list[str]:
-    return [path for path in paths if not Path(path).exists()]
+        self._courier.problems((*self._problems, *unwritten, *unlisted))

@@ -5,17 +5,24 @@ what lies in it, and of that what was last seen counts.
 """
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from muster_plugin import aside, devfs, found, rules
+from muster_plugin import aside, devfs, found, inotify, rules, units
 
 _DEV: Final = "/dev/"
 _DEV_TIMEOUT_S: Final = 10.0
 """It does not hang; but some of sysfs' attributes are read from the hardware."""
 _ELSEWHERE_TIMEOUT_S: Final = 2.0
 _NAMED_MAX: Final = 3
+_FEW_NODES: Final = 200
+"""Planned in less time than it takes to do it elsewhere."""
+_PERIOD_S: Final = 30.0
+_SETTLE_S: Final = 0.002
+_SHARE: Final = 0.2
+"""Of the time, when devices come and go without end."""
 
 
 class Sights:
@@ -28,11 +35,39 @@ class Sights:
         """Set when these are others than before, and so not watched yet."""
         self._dev = aside.Look(devfs.Look())
         self._elsewhere = aside.Look(devfs.Look())
+        self._planning = aside.Lane()
 
     @property
     def is_blind(self) -> bool:
         """Whether not even /dev can be looked at."""
         return self._dev.hangs
+
+    def looks(
+        self, others: Callable[[], Iterable[Path]]
+    ) -> contextlib.aclosing[AsyncGenerator[None, None]]:
+        """Yield when it is time to look, at what changes in `others` as well; to be entered."""
+        return contextlib.aclosing(
+            inotify.looks(
+                lambda: self.directories.union(others()),
+                period_s=_PERIOD_S,
+                settle_s=_SETTLE_S,
+                share=_SHARE,
+                changed=self.changed,
+            )
+        )
+
+    async def plan(
+        self, configured: Sequence[rules.Resource], *, standing: Mapping[str, str]
+    ) -> units.Plan:
+        """Look, and say what every resource consists of (`units.plan`)."""
+        seen = await self.look([nodes for rule in configured for _, nodes in rule.nodes()])
+
+        def plan() -> units.Plan:
+            return units.plan(configured, seen, standing=standing)
+
+        if len(seen.nodes) <= _FEW_NODES:
+            return plan()
+        return await self._planning.run(plan, timeout_s=None)
 
     async def look(self, wanted: Sequence[rules.Nodes]) -> found.Seen:
         """Return everything that these rules may mean, and which look hangs."""

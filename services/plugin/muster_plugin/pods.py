@@ -1,0 +1,54 @@
+"""Door to what the kubelet says of pods: who holds which device, and whether it lists ours."""
+
+import time
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+
+from muster_plugin import agreement, courier, inventory, podresources, teller
+
+
+class Pods:
+    """Asks the kubelet for ever; `heard` is told when it answered."""
+
+    def __init__(
+        self,
+        socket: Path,
+        devices: inventory.Inventory,
+        *,
+        told: teller.Teller,
+        changes: courier.Courier,
+        heard: Callable[[float], None],
+    ) -> None:
+        self._devices = devices
+        self._teller = told
+        self._courier = changes
+        self._heard = heard
+        self._agreement = agreement.Agreement()
+        self._asked = podresources.PodResources(socket, self._take)
+
+    def follow(self) -> Coroutine[object, object, None]:
+        """Ask for ever."""
+        return self._asked.follow()
+
+    def ask_soon(self) -> None:
+        """Ask soon: something was allocated, and whose it is, the kubelet knows by then."""
+        self._asked.soon.set()
+
+    def held(self, resource: str) -> int | None:
+        """Count the ids of a resource that pods hold; None if nobody knows."""
+        return self._agreement.held(resource)
+
+    def apart(self, resource: str, now: float) -> str:
+        """Say in words what the kubelet lists otherwise, if that has lasted; else empty."""
+        return self._agreement.apart(resource, now)
+
+    async def _take(self, listing: agreement.Listing | None) -> None:
+        now, at = time.monotonic(), datetime.now(UTC)
+        ours = {name: self._devices.devices(name) for name in self._devices.resources}
+        for found in self._agreement.compare(listing, ours, now):
+            self._teller.allocation(found.resource, found.device_ids, pod=found.pod)
+        held = listing.held() if listing else None
+        await self._courier.bring(self._devices.held(held, now=now, at=at))
+        if listing is not None:
+            self._heard(now)
