@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_labeler import budget, facts, inventory, pods, schemes, sources
+from muster_labeler import budget, facts, inventory, pods, raw_nodes, schemes, sources
 from muster_labeler.sources import Product
 
 L4 = Product("NVIDIA L4", 23034)
 
 
 def read(tree: object) -> facts.Node:
-    return facts.node(msgspec.json.decode(orjson.dumps(tree), type=facts.RawNode))
+    return raw_nodes.node(msgspec.json.decode(orjson.dumps(tree), type=raw_nodes.RawNode))
 
 
 def test_a_node_without_status_labels_or_fields_is_a_node() -> None:
@@ -146,7 +146,7 @@ def test_ten_thousand_nodes_fit_into_a_config_map() -> None:
 )
 def test_a_node_that_cannot_be_read_is_not_forgotten(more: str) -> None:
     raw = msgspec.Raw(f'{{"metadata":{{"name":"a","uid":"u"}},{more}}}'.encode())
-    found = facts.read(raw)
+    found = raw_nodes.read(raw)
     assert (found.name, found.uid, found.has_accelerators, found.is_selected) == (
         "a",
         "u",
@@ -154,7 +154,7 @@ def test_a_node_that_cannot_be_read_is_not_forgotten(more: str) -> None:
         False,
     )
     with pytest.raises(msgspec.MsgspecError):
-        facts.read(msgspec.Raw(b'{"metadata":{}}'))
+        raw_nodes.read(msgspec.Raw(b'{"metadata":{}}'))
 
 
 @pytest.mark.parametrize("time", ["yesterday", "", "9999-99-99T99:99:99Z", "2026-01-01T00:00:00"])

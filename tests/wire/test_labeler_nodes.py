@@ -11,7 +11,7 @@ import pytest
 from muster import kube, reflector
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
-from muster_labeler import desired, facts, lease, nodes, pace
+from muster_labeler import desired, facts, lease, nodes, pace, raw_nodes
 
 PATH = "/api/v1/nodes"
 LABELS = {desired.KEY: "l4"}
@@ -257,8 +257,8 @@ class Seen:
         self.lists = 0
         self.changed = asyncio.Event()
 
-    def sink(self) -> reflector.Sink[facts.RawNode, facts.Node]:
-        return reflector.Sink(facts.node, self._replace, self._put, self._drop)
+    def sink(self) -> reflector.Sink[raw_nodes.RawNode, facts.Node]:
+        return reflector.Sink(raw_nodes.node, self._replace, self._put, self._drop)
 
     async def until(self, labels: dict[str, str | None]) -> None:
         """Wait until these are the nodes, with these labels."""
@@ -286,7 +286,7 @@ def test_all_nodes_are_known_as_they_change_also_when_history_is_forgotten(
     async def story(cluster: Cluster) -> None:
         await cluster.make("a")
         seen = Seen()
-        watched = reflector.Reflector(cluster.api, nodes.PATH, facts.RawNode, seen.sink())
+        watched = reflector.Reflector(cluster.api, nodes.PATH, raw_nodes.RawNode, seen.sink())
         task = asyncio.create_task(watched.run())
         await seen.until({"a": None})
         await cluster.make("b")

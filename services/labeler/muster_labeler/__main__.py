@@ -23,7 +23,7 @@ from muster import (
     streams,
     vocabulary,
 )
-from muster_labeler import config, facts, service
+from muster_labeler import config, raw_nodes, service
 
 if TYPE_CHECKING:
     from muster import kube
@@ -107,7 +107,7 @@ def _labeler(
         from muster_labeler import lease, nodes, notes, pace  # noqa: PLC0415  # the same
 
         where, turns = settings.kubernetes, pace.Pace(settings.policy.writes_per_s)
-        keep = functools.partial(facts.read, selector=settings.policy.nodes)
+        keep = functools.partial(raw_nodes.read, selector=settings.policy.nodes)
         elect = functools.partial(
             lease.Lease,
             api,

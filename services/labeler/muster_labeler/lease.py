@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from muster import kube, logs
-from muster_labeler import facts
+from muster_labeler import raw_nodes
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _SHARE: Final = 3
@@ -33,7 +33,7 @@ class _Spec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Lease(msgspec.Struct, frozen=True):
-    metadata: facts.Metadata
+    metadata: raw_nodes.Metadata
     spec: _Spec | None = None
 
     @property

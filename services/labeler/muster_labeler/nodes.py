@@ -13,14 +13,14 @@ from typing import Final
 import msgspec
 
 from muster import kube
-from muster_labeler import facts
+from muster_labeler import facts, raw_nodes
 from muster_labeler import pace as pacing
 
 PATH: Final = "/api/v1/nodes"
 
 _TRIES: Final = 3
 _TRY_AGAIN_S: Final = 0.1
-_DECODER: Final = msgspec.json.Decoder(facts.RawNode)
+_DECODER: Final = msgspec.json.Decoder(raw_nodes.RawNode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ async def write(
 
 def _decoded(verb: str, name: str, answer: kube.Answer) -> facts.Node | Failure:
     try:
-        return facts.node(_DECODER.decode(answer.body))
+        return raw_nodes.node(_DECODER.decode(answer.body))
     except kube.UNREADABLE as error:
         return Failure(f"{verb} node {name}: {error}", is_passing=True)
 

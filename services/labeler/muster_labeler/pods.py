@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from muster_labeler import facts
+from muster_labeler import facts, raw_nodes
 
 Held = TypeVar("Held")
 
@@ -75,7 +75,7 @@ class _PodStatus(_Shape, frozen=True):
 class RawPod(_Shape, frozen=True):
     """A pod as the API writes it."""
 
-    metadata: facts.Metadata
+    metadata: raw_nodes.Metadata
     spec: _PodSpec | None = None
     status: _PodStatus | None = None
 

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from muster import kube
-from muster_labeler import access, facts, inventory, pods, sources, world
+from muster_labeler import access, facts, inventory, pods, raw_nodes, sources, world
 
 Raw = TypeVar("Raw")
 Found = TypeVar("Found")
@@ -39,7 +39,7 @@ class Unreachable(Exception):
 
 
 class _ConfigMap(msgspec.Struct, frozen=True):
-    metadata: facts.Metadata
+    metadata: raw_nodes.Metadata
     data: dict[str, str] = {}
 
 
@@ -68,7 +68,7 @@ class _DeploymentSpec(msgspec.Struct, frozen=True):
 
 
 class _Deployment(msgspec.Struct, frozen=True):
-    metadata: facts.Metadata
+    metadata: raw_nodes.Metadata
     spec: _DeploymentSpec = _DeploymentSpec()
 
 
@@ -105,7 +105,7 @@ class Survey:
 
     async def nodes(self) -> list[facts.Node] | None:
         """Return all nodes."""
-        return await self._all(NODES, facts.RawNode, facts.node, right=GPU[0])
+        return await self._all(NODES, raw_nodes.RawNode, raw_nodes.node, right=GPU[0])
 
     async def pods(self) -> list[facts.Pod] | None:
         """Return the pods that have to do with fuse."""
