@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import orjson
+import pytest
 
 from muster import bus, streams
 from muster.local import nats, webhook
@@ -30,9 +31,10 @@ async def one_after_another(
     ]
 
 
+@pytest.mark.timeout(120)  # on a machine that is busy; 20 s on one that is not
 def test_each_class_of_failure_gets_its_verdict_its_evidence_and_its_end() -> None:
     async def story() -> list[str]:
-        async with asyncio.timeout(55), fleet.fleet() as world:
+        async with asyncio.timeout(115), fleet.fleet() as world:
             nodes = await faults.started(world, (*faults.FAULTS, _MENDED))
             playing = [asyncio.create_task(one_after_another(nodes[_MENDED.name]))]
             playing += [
