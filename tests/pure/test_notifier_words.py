@@ -115,3 +115,53 @@ def test_every_receiver_gets_words_that_it_can_take(
         at=T0,
     )
     assert all(value.isascii() and value.isprintable() for value in headers.values())
+
+
+def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
+    devices = [
+        vocabulary.AlertChanged(
+            node="node-a",
+            at=T0,
+            plugin="device-plugin",
+            kind=vocabulary.AlertKind.DEVICE_UNHEALTHY,
+            severity=vocabulary.Severity.CRITICAL,
+            state=vocabulary.AlertState.FIRING,
+            fingerprint=f"{number:016x}",
+            summary="x" * 2000,
+            starts_at=T0,
+            resource="example.com/serial",
+            devices=(f"tty-{number}",),
+            pods=tuple(f"ml/pod-{number}-{pod}" for pod in range(300)),
+            evidence=(vocabulary.Evidence(source="plugin", observed="y" * 2000),) * 20,
+            runbook=f"https://runbooks.example/{number}.md",
+        )
+        for number in range(500)
+    ]
+    whole = notifications.notify(
+        after="",
+        receiver="ops",
+        group="g",
+        labels={},
+        reason=vocabulary.NotificationReason.FIRST,
+        firing=devices,
+        resolved=[],
+        send_resolved=True,
+        at=T0,
+    )
+    letter = notifications.encode(whole)
+    kept = notifications.decode(letter)
+    words = message.compose(kept)
+    assert len(letter) <= notifications.LETTER_BYTES_MAX
+    assert len(kept.firing_ids) == 500
+    assert len(words.text) <= message.TEXT_MAX
+    assert "(500 firing)" in words.title or words.title.endswith("…")
+    assert "and 290 more" in words.text
+    for body in (
+        bodies.body(kept, words, layout=addresses.Format.CLOUDEVENTS),
+        bodies.body(kept, words, layout=addresses.Format.ALERTMANAGER),
+        incidents.event(kept, words, routing_key="k"),
+        cards.card(kept, words),
+        msgspec.json.encode(blocks.content(kept, words)),
+    ):
+        assert len(body) <= 500_000
+    assert len(mails.mail(kept, words, sender="m@example.com", to=("a@example.com",))) < 40_000

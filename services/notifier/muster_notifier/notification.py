@@ -160,10 +160,14 @@ def decode(value: bytes) -> Notification:
 
 def _with_at_most(notification: Notification, count: int) -> Notification:
     firing = notification.firing[:count]
+    resolved = notification.resolved[: count - len(firing)]
+    names = [alert.fingerprint for alert in (*firing, *resolved)]
+    pods_of = notification.pods_of
     return msgspec.structs.replace(
         notification,
         firing=tuple(_brief(alert) for alert in firing),
-        resolved=tuple(_brief(alert) for alert in notification.resolved[: count - len(firing)]),
+        resolved=tuple(_brief(alert) for alert in resolved),
+        pods_of={name: pods_of[name] for name in names if name in pods_of},
     )
 
 
