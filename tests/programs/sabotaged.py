@@ -32,7 +32,17 @@ from typing import Any, Final, NoReturn
 
 from muster import lean
 from muster_plugin import __main__ as plugin
-from muster_plugin import config, endpoint, kubelet, lives, node, podresources, reporter, wire
+from muster_plugin import (
+    config,
+    endpoint,
+    kubelet,
+    lives,
+    node,
+    podresources,
+    reporter,
+    sights,
+    wire,
+)
 
 PERIOD_S: Final = float(os.environ.get("MUSTER_TEST_PERIOD_S", "0"))
 _PR_SET_PDEATHSIG: Final = 1
@@ -44,7 +54,7 @@ def shorten() -> None:
     """Let the plugin check itself more often."""
     longer = kubelet.Periods
     kubelet.Periods = lambda: longer(probe_s=PERIOD_S)  # type: ignore[assignment, misc]
-    node._LOOK_PERIOD_S = lives._LOOK_PERIOD_S = PERIOD_S  # type: ignore[misc]
+    sights._PERIOD_S = lives._LOOK_PERIOD_S = PERIOD_S  # type: ignore[misc]
     defaults = podresources.PodResources.follow.__kwdefaults__
     assert defaults is not None, "it has a period"
     defaults["period_s"] = PERIOD_S
