@@ -63,7 +63,7 @@ bench: $(STAMP) ## every benchmark, quickly
 
 manifests: $(STAMP) ## renew what is generated of the manifests, then render and validate them all
 	@$(BIN)/python scripts/manifests.py
-	@$(BIN)/pytest -q -n 0 tests/pure/test_manifests.py
+	@$(BIN)/pytest -q -n 0 $(addprefix tests/pure/test_,$(addsuffix .py,manifests chart rights pod_security upgrade))
 
 test-compose: $(STAMP) ## build the image, bring compose.yaml up, play the demo on it, break it, take it down
 	@scripts/test-compose
