@@ -1,0 +1,46 @@
+"""What the pages of the labeler say is what it does."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from muster import settings
+from muster_labeler import command, config, desired, findings, options
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECK = (ROOT / "docs/check.md").read_text()
+LABELER = (ROOT / "docs/labeler.md").read_text()
+
+
+def test_every_finding_is_in_the_table_and_no_other() -> None:
+    assert re.findall(r"^\| ([A-Z]+\d*) \|", CHECK, re.MULTILINE) == list(findings.Id)
+
+
+def test_every_exit_code_is_in_the_table() -> None:
+    told = re.findall(r"^\| (\d) \|", CHECK, re.MULTILINE)
+    assert [int(code) for code in told] == list(findings.Exit)
+
+
+def test_every_option_that_is_told_is_taken() -> None:
+    told = set(re.findall(r"--[a-z][-a-z]+", CHECK))
+    sources = [Path(module.__file__ or "").read_text() for module in (command, options)]
+    known = set(re.findall(r'"(--[a-z][-a-z]+)"', "".join(sources)))
+    # of gcloud, which the page speaks of
+    assert told - known == {"--node-labels"}
+
+
+def test_the_settings_that_are_told_can_be_used(tmp_path: Path) -> None:
+    (told,) = re.findall(r"```yaml\n(.*?)```", LABELER, re.DOTALL)
+    tree = yaml.safe_load(told)
+    assert set(tree) <= set(config.Settings.__struct_fields__)
+    file = tmp_path / "labeler.yaml"
+    file.write_text(told)
+    found = settings.load(config.Settings, prefix="MUSTER_LABELER", file=file, environment={})
+    assert (found.mode, found.policy.nodes) == (config.Mode.APPLY, {"pool": "gpu"})
+
+
+def test_every_mode_is_told() -> None:
+    table = re.findall(r"^\| `([a-z]+)`", LABELER, re.MULTILINE)
+    assert set(config.Mode) <= set(table)
+    assert desired.KEY in LABELER
