@@ -7,17 +7,13 @@ only: one that cannot register never restarts or delays another.
 import asyncio
 import itertools
 import os
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, assert_never
 
-import grpc
-import grpc.aio
 import msgspec
 
 from muster import logs, vocabulary
-from muster.pb import rpc
 from muster_plugin import (
     allocation,
     beats,
@@ -28,23 +24,17 @@ from muster_plugin import (
     inventory,
     lines,
     patience,
+    probing,
+    registering,
     registration,
     rules,
     signals,
     wire,
 )
 
-# The kubelet dials us back within our Register, for up to 10 s (pluginmanager, dial with block).
-_REGISTER_TIMEOUT_S: Final = 12.0
-_FIND_TIMEOUT_S: Final = 10.0
 _REFUSALS_BEFORE_OTHER_WAY: Final = 6
 """About a second of refusals, longer than it takes a kubelet to restart."""
 _ADVERTISE_TIMEOUT_S: Final = 0.5
-PROBE_PERIOD_S: Final = 14.0
-"""A probe costs a connection, half of what an idle plugin does; that the socket is ours is looked
-at far more often. Somebody who serves and does not answer is to be found within 20 s: after this
-period, the probe's own 2 s, and the 3 s that health gives him to mend."""
-_PROBE_AGAIN_S: Final = 0.2
 _TEXT_MAX: Final = 300
 _PROCESS: Final = os.urandom(config.PROCESS_BYTES).hex()
 """Not the process id: in a container that is 1 at every start."""
@@ -67,7 +57,7 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     """How patient one life is; other than by default only where time must pass faster."""
 
     patient: patience.Patience = patience.Patience()
-    probe_s: float = PROBE_PERIOD_S
+    probe_s: float = probing.PERIOD_S
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +102,6 @@ class Life:
         self.allocator = allocation.Allocator(devices, resource, lambda: devices.terms)
         self.figures = endpoint.Figures()
         self.registrations: Counter[vocabulary.RegistrationReason] = Counter()
-        self.probe: beats.Probe | None = None
         self.over = asyncio.Event()
         """Set when the resource is not to be advertised any more, or not on these terms."""
         self._root, self._claims = place.root, place.claims
@@ -121,8 +110,12 @@ class Life:
         self._tell = line.tell
         self._hears = hears
         self._was_listed = False
-        self._probe_s = (periods or Periods()).probe_s
-        self._probe_now = asyncio.Event()
+        self._probing = probing.Probing(
+            lambda: self._endpoint,
+            tell=line.tell,
+            failed=self._probe_failed,
+            period_s=(periods or Periods()).probe_s,
+        )
         self._serials = itertools.count(1)
         self._endpoint: endpoint.Endpoint | None = None
         self._registering: asyncio.Task[None] | None = None
@@ -162,7 +155,7 @@ class Life:
             case signals.Listed(reason=reason):
                 self.registrations[reason] += 1
                 self._told = ""
-                self._probe_now.set()
+                self._probing.now.set()
                 self._log.info("registered", reason=reason, endpoint=self._name)
                 self._hears.reported(self.resource, action, self._name)
             case signals.Lost(reason=reason, detail=detail):
@@ -192,7 +185,7 @@ class Life:
                     tasks.create_task(work)
                     for work in (
                         self._line.drive(self, self.act),
-                        self._probe_for_ever(),
+                        self._probing.follow(),
                         self._fail_if_broken(),
                     )
                 ]
@@ -201,20 +194,6 @@ class Life:
                     task.cancel()
         finally:
             await self.end()
-
-    async def _probe_for_ever(self) -> None:
-        """Dial our own socket by its path: once listed, then on a period, soon after a failure."""
-        wait_s = self._probe_s
-        while True:
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._probe_now.wait()
-            except TimeoutError:
-                pass
-            self._probe_now.clear()
-            wait_s = self._probe_s
-            if self._endpoint is not None and not await self._probe(self._endpoint):
-                wait_s = min(self._probe_s, _PROBE_AGAIN_S)
 
     async def _fail_if_broken(self) -> None:
         """Wait for ever; raise what a task of this life could not handle."""
@@ -239,7 +218,7 @@ class Life:
             streams=self.machine.streams,
             sent_at=self.figures.sent_at,
             registrations=self.machine.registrations,
-            probe=self.probe,
+            probe=self._probing.last,
             devices=health.total(),
             healthy=health[vocabulary.Health.HEALTHY],
             allocated=self.allocator.allocated,
@@ -297,39 +276,18 @@ class Life:
             self._tell(signals.Served(generation))
 
     async def _register(self, generation: int) -> None:
-        if self._is_watched:
-            await self._be_found(generation)
-            return
-        kubelet = directory.identity(self._kubelet)
-        if not kubelet:
-            self._refused(generation, "UNAVAILABLE", f"{directory.KUBELET_SOCKET} is missing")
-            return
-        # A fresh channel with its own pool: after a refused dial, gRPC's own would wait for 1 s.
-        options = endpoint.OWN_POOL
-        request = wire.register_request(self.resource, self._name, pre_start=self.terms.pre_start)
-        async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=options) as channel:
-            try:
-                await rpc.RegistrationClient(channel).register(request, timeout=_REGISTER_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                self._refused(generation, error.code().name, error.details() or "")
-            else:
-                self._tell(signals.Registered(generation, kubelet))
-
-    async def _be_found(self, generation: int) -> None:
-        """Wait for the kubelet's plugin watcher, which looks for sockets by itself."""
         assert self._endpoint is not None, "served before it is registered"
         try:
-            async with asyncio.timeout(_FIND_TIMEOUT_S):
-                error = await self._endpoint.noticed()
-        except TimeoutError:
-            text = f"no plugin watcher looked into {self._endpoint.path.parent}"
-            self._refused(generation, "UNAVAILABLE", f"{text} for {_FIND_TIMEOUT_S:g} s")
-            return
-        if error:
-            self._refused(generation, "UNKNOWN", error)
+            if self._is_watched:
+                kubelet = await registering.be_found(self._endpoint)
+            else:
+                kubelet = await registering.register(
+                    self._kubelet, self.resource, self._name, pre_start=self.terms.pre_start
+                )
+        except registering.Refused as no:
+            self._refused(generation, no.code, no.details)
         else:
-            # a new kubelet takes us by itself, so this one's kubelet.sock would prove nothing
-            self._tell(signals.Registered(generation, ""))
+            self._tell(signals.Registered(generation, kubelet))
 
     def _refused(self, generation: int, code: str, details: str) -> None:
         text = f"{code}: {details}"[:_TEXT_MAX]
@@ -337,20 +295,10 @@ class Life:
         self._log_once("register_failed", error=text, kubelet=str(self._kubelet))
         self._tell(signals.RegisterFailed(generation, text, permanent))
 
-    async def _probe(self, probed: endpoint.Endpoint) -> bool:
-        try:
-            seconds = await probed.probe()
-        except endpoint.ProbeFailed as failure:
-            was_ok = self.probe is None or self.probe.ok
-            self.probe = beats.Probe(ok=False, seconds=0.0, at=time.monotonic())
-            if was_ok:
-                self._hears.problem_changed()
-            self._log_once("probe_failed", error=str(failure), socket=probed.path.name)
-            self._tell(signals.ProbeFailed(probed.generation, str(failure)[:_TEXT_MAX]))
-            return False
-        self.probe = beats.Probe(ok=True, seconds=seconds, at=time.monotonic())
-        self._tell(signals.ProbePassed(probed.generation))
-        return True
+    def _probe_failed(self, probed: endpoint.Endpoint, error: str, is_news: bool) -> None:  # noqa: FBT001  # called by Probing alone
+        if is_news:
+            self._hears.problem_changed()
+        self._log_once("probe_failed", error=error, socket=probed.path.name)
 
     def _log_once(self, event: str, **facts: str) -> None:
         """Log a failure when it begins, or turns into another; not again while it repeats."""

@@ -12,7 +12,7 @@ import msgspec
 
 import muster
 from muster import lean, logs, vocabulary
-from muster_plugin import beats, config, kubelet, start
+from muster_plugin import beats, config, probing, start
 from muster_plugin import node as node_door
 
 if TYPE_CHECKING:
@@ -180,9 +180,7 @@ class Reporter:
         return vocabulary.Phase.SERVING if has_served else vocabulary.Phase.STARTING
 
     def _not_ready(self) -> str | None:
-        return beats.readiness(
-            self._node.states(), now=time.monotonic(), probe_s=kubelet.PROBE_PERIOD_S
-        )
+        return beats.readiness(self._node.states(), now=time.monotonic(), probe_s=probing.PERIOD_S)
 
     def _stuck(self) -> str | None:
         age_s = self._beat_age_s()
