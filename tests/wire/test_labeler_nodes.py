@@ -106,6 +106,20 @@ def test_a_label_of_another_manager_stays_and_the_refusal_names_it(tmp_path: pat
     play(story, tmp_path)
 
 
+def test_who_may_not_write_any_more_when_its_turn_comes_does_not(tmp_path: pathlib.Path) -> None:
+    async def story(cluster: Cluster) -> None:
+        await cluster.make("a")
+        turns = pace.Pace(1000)
+        turns.may_write = lambda: False
+        door = nodes.Nodes(cluster.api, turns, timeout_s=5)
+        found = await cluster.node("a")
+        done = await door.label(found, {desired.KEY: "l4"}, provenance="{}")
+        assert done == nodes.Failure("label node a: another leads by now", is_passing=True)
+        assert (await cluster.node("a")).labels == {}
+
+    play(story, tmp_path)
+
+
 def test_a_node_that_is_gone_meanwhile_is_told_as_gone(tmp_path: pathlib.Path) -> None:
     async def story(cluster: Cluster) -> None:
         await cluster.make("a")

@@ -366,6 +366,29 @@ def test_a_right_that_comes_back_is_noticed_and_a_label_fight_ends(tmp_path: pat
     play(story, tmp_path)
 
 
+def test_all_sets_follow_the_gpus_and_what_the_policy_lets_go_is_removed(
+    tmp_path: pathlib.Path,
+) -> None:
+    count, product = "muster.dev/accelerator-count", "nvidia.com/gpu.product"
+
+    async def story(made: World) -> None:
+        async def seen() -> list[str | None]:
+            labels = (await made.get("/api/v1/nodes/node-a"))["metadata"].get("labels", {})
+            return [labels.get(key) for key in (KEY, count, product)]
+
+        await made.make("node-a")
+        first = await made.start(policy={"labels": ["skypilot", "muster", "nvidia"]})
+        await made.reports("node-a", "NVIDIA L4", "NVIDIA L4")
+        await made.until(seen, ["l4", "2", "NVIDIA-L4"])
+        await made.reports("node-a", "Tesla T4")
+        await made.until(seen, ["t4", "1", "Tesla-T4"])
+        await first.end()
+        await made.start(policy={"labels": ["skypilot"]})
+        await made.until(seen, ["t4", None, None])
+
+    play(story, tmp_path)
+
+
 def test_history_that_is_forgotten_is_listed_anew(tmp_path: pathlib.Path) -> None:
     async def story(made: World) -> None:
         await made.make("node-a")
