@@ -1,0 +1,106 @@
+"""Changes that are brought to the kubelet first, and to everybody else afterwards."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from muster import vocabulary
+from muster_plugin import courier, inventory, kubelet, lives, teller
+
+AT = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+class Slow(lives.Lives):
+    """Lives with a kubelet that takes a list when it `may`."""
+
+    def __init__(self, root: Path, devices: inventory.Inventory) -> None:
+        # without devices there is no life that would be driven, or heard
+        super().__init__(
+            root, devices, line=cast("Any", None), hears=cast("kubelet.Listener", None)
+        )
+        self.may = asyncio.Semaphore(0)
+        self.lists: list[set[str]] = []
+
+    async def advertise(self, resources: Iterable[str]) -> None:
+        self.lists.append({*resources})
+        await self.may.acquire()
+
+
+def removed(letter: str) -> vocabulary.PluginEvent:
+    return vocabulary.DeviceRemoved(
+        node="n1", plugin="p", at=AT, resource=f"a.com/{letter}", device_id=letter
+    )
+
+
+def played(
+    root: Path,
+    story: Callable[[courier.Courier, Slow, list[vocabulary.Event]], Awaitable[None]],
+) -> None:
+    async def run() -> None:
+        devices = inventory.Inventory(node="n1", plugin="p")
+        slow, told = Slow(root, devices), teller.Teller("n1", "p")
+        published: list[vocabulary.Event] = []
+        told.publish_to(published.append)
+        made = courier.Courier(
+            devices,
+            slow,
+            told,
+            reason=lambda: vocabulary.RegistrationReason.START,
+            brought=lambda: None,
+        )
+        following = asyncio.create_task(made.follow())
+        async with asyncio.timeout(10):
+            await story(made, slow, published)
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+
+    asyncio.run(run())
+
+
+async def until(is_it: Callable[[], bool]) -> None:
+    while not is_it():
+        await asyncio.sleep(0)
+
+
+def test_what_changes_while_something_is_brought_is_brought_together_and_told_in_order(
+    tmp_path: Path,
+) -> None:
+    async def story(made: courier.Courier, slow: Slow, published: list[vocabulary.Event]) -> None:
+        first = asyncio.create_task(made.bring([removed("a")]))
+        await until(lambda: len(slow.lists) == 1)
+        made.soon([removed("b")])
+        made.soon([removed("c")])
+        assert published == []
+        slow.may.release()
+        await first
+        assert published == [removed("a")]
+        await until(lambda: len(slow.lists) == 2)
+        slow.may.release()
+        await until(lambda: len(published) == 3)
+        assert slow.lists == [{"a.com/a"}, {"a.com/b", "a.com/c"}]
+        assert published == [removed(letter) for letter in "abc"]
+
+    played(tmp_path, story)
+
+
+def test_a_change_is_told_though_who_brought_it_has_no_time_any_more(tmp_path: Path) -> None:
+    async def story(made: courier.Courier, slow: Slow, published: list[vocabulary.Event]) -> None:
+        bringing = asyncio.create_task(made.bring([removed("a")]))
+        await until(lambda: len(slow.lists) == 1)
+        waiting = asyncio.create_task(made.bring([removed("b")]))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        bringing.cancel()
+        await asyncio.wait([bringing])
+        assert published == [removed("a")]
+        await until(lambda: len(slow.lists) == 2)
+        slow.may.release()
+        await until(lambda: len(published) == 2)
+        assert published == [removed("a"), removed("b")]
+
+    played(tmp_path, story)
