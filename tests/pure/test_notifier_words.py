@@ -75,7 +75,7 @@ def told(draw: st.DrawFn) -> notifications.Notification:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(notification=told())
 def test_every_receiver_gets_words_that_it_can_take(
     notification: notifications.Notification,

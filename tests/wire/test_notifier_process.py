@@ -359,10 +359,6 @@ def test_a_check_finds_what_would_not_start(tmp_path: pathlib.Path) -> None:
         return done.returncode, done.stderr
 
     assert said("{name: a, console: {}}") == (0, "")
-    assert said("{name: a, slack: {channel: x, token_from: {env: NO_SUCH}}}") == (
-        2,
-        "muster-notifier: receiver a: the variable NO_SUCH is not set\n",
-    )
     assert said("{name: a, console: {}, templates: {title: $sumary}}") == (
         2,
         "muster-notifier: receiver a: template title: nothing is called $sumary\n",
