@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -42,16 +43,27 @@ def configured(where: Path, *, name: str, port: int, others: list[int]) -> Path:
     return file
 
 
+def free_ports(count: int) -> list[int]:
+    """Return as many ports, all different: one asked for after another may be the same."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 @contextlib.asynccontextmanager
 async def three(where: Path) -> AsyncIterator[list[nats.NatsServer]]:
     # a route's two ends both show the certificate
     certificates.make(where, ["127.0.0.1"], at=datetime.now(UTC), lasts=timedelta(days=1))
     keyfiles.make(where, at=time.time())
-    routes = [nats.free_port() for _ in range(3)]
+    ports = free_ports(6)
+    routes = ports[3:]
     async with contextlib.AsyncExitStack() as stack:
         servers = [
             nats.NatsServer(
                 where / f"n{number}",
+                port=ports[number],
                 config=configured(where, name=f"n{number}", port=port, others=routes),
             )
             for number, port in enumerate(routes)
