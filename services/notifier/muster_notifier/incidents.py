@@ -75,7 +75,7 @@ def _event(
     return found | {
         "payload": {
             "summary": message.cut(words.title, _SUMMARY_MAX),
-            "source": first.node,
+            "source": message.node(first.node),
             "severity": _SEVERITIES[severity],
             "timestamp": first.starts_at.isoformat(),
             "component": first.plugin,

@@ -77,7 +77,7 @@ def title(notification: notifications.Notification) -> str:
     if not shown:
         return line(f"[{state}] {notification.group}: {', '.join(counts) or 'nothing left'}")
     where = {alert.node for alert in shown}
-    place = shown[0].node if len(where) == 1 else f"{len(where)} nodes"
+    place = node(shown[0].node) if len(where) == 1 else f"{len(where)} nodes"
     head = f"[{state}] {shown[0].kind} on {place}: {shown[0].summary}"
     if count + over > 1:
         head += f" ({', '.join(counts)})"
@@ -96,6 +96,11 @@ def line(text: str, longest: int = LINE_MAX) -> str:
 def cut(text: str, longest: int) -> str:
     """Return the text, its end left out if it is too long."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def node(name: str) -> str:
+    """Return a node as people know it."""
+    return "the fleet" if name == vocabulary.FLEET else name
 
 
 def moment(at: datetime) -> str:
@@ -161,7 +166,7 @@ def alert_lines(
     notification: notifications.Notification, alert: vocabulary.AlertChanged
 ) -> list[str]:
     """Return one alert in lines."""
-    where = " ".join((alert.node, alert.plugin, alert.resource, devices(alert))).split()
+    where = " ".join((node(alert.node), alert.plugin, alert.resource, devices(alert))).split()
     fires = alert.state is vocabulary.AlertState.FIRING
     span = f"since {moment(alert.starts_at)}"
     if not fires and alert.ends_at is not None:
@@ -209,7 +214,7 @@ def _facts(notification: notifications.Notification) -> dict[str, str]:
         "reason": str(notification.reason),
         "receiver": notification.receiver,
         "group": notification.group,
-        "node": notification.node,
+        "node": node(notification.node),
         "kind": str(first.kind) if first else "",
         "severity": str(first.severity) if first else "",
         "summary": line(first.summary) if first else "",
@@ -227,7 +232,7 @@ def _alert_facts(
         "state": alert.state,
         "severity": alert.severity,
         "kind": alert.kind,
-        "node": alert.node,
+        "node": node(alert.node),
         "plugin": alert.plugin,
         "resource": alert.resource,
         "devices": devices(alert),
