@@ -60,7 +60,7 @@ def reported(
     """
     if beat.phase is vocabulary.Phase.DRAINING:
         return None
-    if _is_well(beat, settings) and offers is None and not twins:
+    if _is_well(beat, settings) and not twins and (offers is None or _is_offered(beat, offers)):
         return _slow(beat, stretch, settings) if stretch > settings.stretch_max else None
     grace_s = mending_s(settings, beat.interval_s)
     starts = beat.phase is vocabulary.Phase.STARTING
@@ -81,6 +81,15 @@ def _is_well(beat: vocabulary.Heartbeat, settings: config.Detection) -> bool:
     if beat.loop_lag_ms > settings.lag_ms:
         return False
     return all(0 <= age_s <= settings.checker_age_s for age_s in beat.checkers.values())
+
+
+def _is_offered(beat: vocabulary.Heartbeat, offers: Mapping[str, facts.Offer]) -> bool:
+    """Tell whether the node offers what the plugin has, as nearly all do."""
+    for resource in beat.resources:
+        offer = offers.get(resource.name)
+        if offer is None or offer.allocatable != resource.healthy:
+            return False
+    return True
 
 
 def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Trouble:
