@@ -4,6 +4,7 @@ A message goes in under a subject of its own, and a newer one on the same subjec
 A consumer holds each until it says that it is done; whoever dies leaves all it held to the next.
 """
 
+import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -18,6 +19,7 @@ from muster import connection, jetstream, logs, runtime, streams
 
 _PUT_TIMEOUT_S: Final = 2.0
 _FAILURES_TOLD: Final = 5
+_ASKED_AT_ONCE: Final = 32
 _HELD_MAX: Final = 10_000
 _ACK_WAIT_S: Final = 60.0
 _ABANDONED_S: Final = 30.0
@@ -131,15 +133,26 @@ async def waiting(
         try:
             names = await _subjects(client, stream.name, subject)
             found: list[tuple[str, bytes, Mapping[str, str], int]] = []
-            for name in names:
-                with contextlib.suppress(nats.js.errors.NotFoundError):
-                    got = await client.jetstream().get_last_msg(stream.name, name, direct=True)
-                    runtime.end_if_cancelled()
-                    found.append((name, got.data or b"", got.headers or {}, got.seq or 0))
-        except (nats.js.errors.Error, *connection.LOST):
+            for begin in range(0, len(names), _ASKED_AT_ONCE):
+                some = names[begin : begin + _ASKED_AT_ONCE]
+                async with asyncio.TaskGroup() as tasks:
+                    asked = [tasks.create_task(_newest(client, stream.name, one)) for one in some]
+                found += [one for one in (task.result() for task in asked) if one is not None]
+        except* (nats.js.errors.Error, *connection.LOST):
             await backoff.wait()
         else:
             return found
+
+
+async def _newest(
+    client: Client, stream: str, subject: str
+) -> tuple[str, bytes, Mapping[str, str], int] | None:
+    try:
+        got = await client.jetstream().get_last_msg(stream, subject, direct=True)
+    except nats.js.errors.NotFoundError:
+        return None
+    runtime.end_if_cancelled()
+    return subject, got.data or b"", got.headers or {}, got.seq or 0
 
 
 async def subjects(link: connection.Connection, stream: streams.Stream, subject: str) -> list[str]:
