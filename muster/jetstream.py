@@ -12,7 +12,8 @@ from nats.js import api
 from muster import connection, runtime, streams
 
 _PULL_S: Final = 1.0
-_PULL_BATCH: Final = 200
+_PULL_BATCH: Final = 100
+"""Of a MiB each at most: nats-py drops what comes while 128 MiB wait in a subscription."""
 _OTHER_CONFIGURATION: Final = 10058
 """nats-server's JSStreamNameExistErr: the stream is there with another configuration."""
 _WRITTEN_SINCE: Final = frozenset({10071, 10164})
@@ -31,7 +32,8 @@ async def pull(
     """Give the messages of one consumer, each as it comes; with `until_empty`, only what is there.
 
     Our own loop over pull requests: nats-py's `fetch` gathers a batch before it gives the first.
-    Raises ConsumerLost when the server forgot the consumer, and what nats-py raises.
+    Raises ConsumerLost when the server forgot the consumer, or messages were lost on the way, and
+    what nats-py raises.
     """
     info = await client.jetstream().add_consumer(stream, config)
     runtime.end_if_cancelled()
@@ -47,6 +49,8 @@ async def pull(
                 message = await subscription.next_msg(timeout=2 * _PULL_S)
                 runtime.end_if_cancelled()
                 if _ends_pull(message):
+                    if until_empty:
+                        await _must_have_more(client, stream, info.name)
                     break
                 left -= 1
                 yield message
@@ -142,6 +146,14 @@ async def claim(
 async def release(client: Client, subject: str, stream: str, *, revision: int) -> None:
     """Remove what was written at `revision`, and nothing newer. Raises what nats-py raises."""
     await client.jetstream().purge_stream(stream, seq=revision + 1, subject=subject)
+
+
+async def _must_have_more(client: Client, stream: str, consumer: str) -> None:
+    """Raise ConsumerLost if the server has given all there was: what did not come, never comes."""
+    info = await client.jetstream().consumer_info(stream, consumer)
+    runtime.end_if_cancelled()
+    if not info.num_pending:
+        raise ConsumerLost(f"{stream}: messages were given and did not come")
 
 
 def _ends_pull(message: connection.Message) -> bool:

@@ -98,6 +98,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     leader: str | None = None
     blind: bool = False
     advisories: str = ""
+    telling: str = ""
     cluster: str | dict[str, str] = ""
 
 
@@ -144,6 +145,7 @@ def caveats(state: State) -> list[str]:
         found.append(f"this health service does not lead ({leader}); alerts are the leader's")
     if state.fleet.storms:
         found.append("a storm: many fell silent at once, and nobody of them is judged meanwhile")
+    found += [service.telling] if service.telling else []
     found += [f"connections: {service.advisories}"] if _is_amiss(service.advisories) else []
     if isinstance(service.cluster, str):
         found += [f"Kubernetes: {service.cluster}"] if service.cluster else []

@@ -35,8 +35,10 @@ from muster_health import (
     config,
     connections,
     detector,
+    fleet,
     lanes,
     leader,
+    memory,
     metrics,
     recorder,
     signals,
@@ -131,7 +133,7 @@ def _named(found: signals.Input) -> str:
 class Watch:
     """Hears everything for one detector, and does what it says.
 
-    `put` is its inbox; `seen` the cluster, if there is one; `lanes` must run.
+    `put` is its inbox; `seen` the cluster, if there is one; `lanes` and `memory` must run.
     """
 
     def __init__(
@@ -146,6 +148,10 @@ class Watch:
         self.seen: cluster.Cluster | None = None
         self.alarms: alarm.Alarms | None = None
         self.lanes = lanes.Lanes()
+        self.memory = memory.Memory(
+            lambda key, value, still: connected.remember(streams.STATE, key, value, still=still),
+            last=fleet.KEY,
+        )
         self._bus = connected
         self._pulse = heard
         self._leading = leading
@@ -191,6 +197,24 @@ class Watch:
             case _:
                 assert_never(out)
 
+    async def tick(self, event: vocabulary.WatchdogTicked, still: Callable[[], bool]) -> None:
+        """Tell of a tick after all that was to be told before it; return when it is told."""
+        told = asyncio.Event()
+
+        async def act() -> None:
+            await self._bus.publish(event, still=still)
+            told.set()
+
+        await self.lanes.put_last(act)
+        await told.wait()
+
+    def problem(self) -> str | None:
+        """Say why what is concluded is not told, or not remembered."""
+        seconds = self.lanes.stuck_s()
+        if seconds > watchdog.STUCK_S:
+            return f"NATS has not taken an alert or verdict for {seconds:.0f} s"
+        return self.memory.problem or None
+
     async def close(self) -> None:
         """Drop all questions."""
         await self._prober.close()
@@ -226,7 +250,7 @@ class Watch:
                 if await self._bus.publish(out.event, event_id=out.event_id, still=still):
                     teller.log(out.event)
             case signals.Remember():
-                await self._bus.remember(streams.STATE, out.key, out.value, still=still)
+                await self.memory.keep(out.key, out.value, still)
             case signals.Remediate():
                 if self.seen is not None:
                     self.seen.questions.remediate(out, dry_run=out.dry_run)
@@ -354,12 +378,16 @@ async def serve(settings: config.Settings) -> None:
         driven: machine.Machine[signals.Input, signals.Output] = watched
         if settings.recording.file:
             driven = _recorded(watched, settings, stack, has_cluster=api is not None)
-        state = _State(watched, leading, heard, watch.seen)
+        state = _State(watched, leading, heard, watch)
+
+        def unready() -> str | None:
+            return watch.problem() if connected.link.is_connected else "not connected to NATS"
+
         address = await stack.enter_async_context(
             probes.serve(
                 settings.http.host,
                 settings.http.port,
-                ready=lambda: None if connected.link.is_connected else "not connected to NATS",
+                ready=unready,
                 more={"/state": state.show},
             )
         )
@@ -370,13 +398,18 @@ async def serve(settings: config.Settings) -> None:
             runtime.drive(driven, inbox, watch.act),
             watch.listen(),
             watch.lanes.run(),
+            watch.memory.run(),
             heard.run(),
             watch.alarms.run(),
             watchdog.tick(
                 leading,
-                lambda event, still: connected.publish(event, still=still),
+                watch.tick,
                 holder=name,
                 interval_s=settings.leading.watchdog_s,
+                leads=lambda revision: watched.leader == revision,
+            ),
+            watchdog.mind(
+                watch.lanes.stuck_s, watch.alarms.tell, is_blind=lambda: watched.is_blind
             ),
             *([watch.seen.run()] if watch.seen else []),
         )
@@ -437,12 +470,12 @@ class _State:
         watched: detector.Detector,
         leading: leader.Leader,
         heard: connections.Connections,
-        seen: "cluster.Cluster | None",
+        watch: Watch,
     ) -> None:
         self._watched = watched
         self._leading = leading
         self._heard = heard
-        self._seen = seen
+        self._watch = watch
 
     def show(self) -> probes.Answer:
         """Return it as JSON."""
@@ -461,7 +494,8 @@ class _State:
                 "blind": self._watched.is_blind,
                 "position": self._watched.position,
                 "advisories": self._heard.problem or "they come",
-                "cluster": self._seen.problems if self._seen else "none at hand",
+                "telling": self._watch.problem() or "",
+                "cluster": self._watch.seen.problems if self._watch.seen else "none at hand",
             },
         }
         return 200, "application/json", msgspec.json.encode(shown)

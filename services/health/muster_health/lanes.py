@@ -26,6 +26,13 @@ class Lanes:
         self._put = [0] * (_LANES + 1)
         self._done = [0] * (_LANES + 1)
         self._changed = asyncio.Condition()
+        self._clock = asyncio.get_running_loop().time
+        self._begun: list[float | None] = [None] * (_LANES + 1)
+
+    def stuck_s(self) -> float:
+        """Return for how long the oldest act has been under way."""
+        now = self._clock()
+        return max((now - at for at in self._begun if at is not None), default=0.0)
 
     async def put(self, node: str, act: Act) -> None:
         """Have it done after all that was put in for this node."""
@@ -43,6 +50,7 @@ class Lanes:
                         done >= put for done, put in zip(self._done[1:], before[1:], strict=True)
                     )
                 )
+            self._begun[0] = self._clock()
             await act()
 
         await self._add(0, waiting)
@@ -61,7 +69,10 @@ class Lanes:
     async def _go(self, lane: int) -> None:
         while True:
             act = await self._lanes[lane].get()
+            # the first lane waits for the others, and is not stuck itself
+            self._begun[lane] = self._clock() if lane else None
             await act()
+            self._begun[lane] = None
             self._room.release()
             async with self._changed:
                 self._done[lane] += 1

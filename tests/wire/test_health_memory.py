@@ -1,0 +1,118 @@
+"""What is to be remembered holds nobody up for long; what cannot be told is said past the bus."""
+
+import asyncio
+import contextlib
+import tempfile
+from pathlib import Path
+
+import nats
+
+from muster import bus, streams
+from muster.local import nats as local
+from muster_health import lanes, memory, signals, watchdog
+
+BUCKET = f"KV_{streams.STATE.name}"
+
+
+def test_a_full_bucket_holds_nobody_up_and_gets_what_it_is_owed_when_it_has_room() -> None:
+    async def story(directory: Path) -> None:
+        async with local.NatsServer(directory) as server:
+            client = await nats.connect(server.url)
+            jetstream = client.jetstream()
+            await jetstream.create_key_value(bucket=streams.STATE.name, max_bytes=400, history=1)
+            async with bus.Bus(server.url, producer="tests", name="test", owner=True) as on:
+                kept = memory.Memory(
+                    lambda key, value, still: on.remember(streams.STATE, key, value, still=still),
+                    last="_fleet.health",
+                    patience_s=0.2,
+                    again_s=0.05,
+                )
+                running = asyncio.create_task(kept.run())
+                await kept.keep("a.p", b"first", lambda: True)
+                assert kept.problem == ""
+                for value in (b"x" * 500, b"y" * 600):
+                    await kept.keep("b.p", value, lambda: True)
+                await kept.keep("_fleet.health", b"position", lambda: True)
+                assert "the state of 2 plugins" in kept.problem
+                assert await on.recall(streams.STATE) == {"a.p": b"first"}
+                config = (await jetstream.stream_info(BUCKET)).config
+                await jetstream.update_stream(config.evolve(max_bytes=100_000))
+                while kept.problem:
+                    await asyncio.sleep(0.02)
+                assert await on.recall(streams.STATE) == {
+                    "a.p": b"first",
+                    "b.p": b"y" * 600,
+                    "_fleet.health": b"position",
+                }
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+            await client.close()
+
+    with tempfile.TemporaryDirectory(prefix="mu-") as directory:
+        asyncio.run(asyncio.wait_for(story(Path(directory)), 30))
+
+
+def test_what_a_former_leader_owes_is_dropped() -> None:
+    async def story() -> None:
+        leads = True
+        asked: list[str] = []
+
+        async def write(key: str, _: bytes, still: memory.Still) -> bool:
+            asked.append(key)
+            while still():
+                await asyncio.sleep(0.01)
+            return False
+
+        kept = memory.Memory(write, last="z", patience_s=0.05, again_s=0.01)
+        running = asyncio.create_task(kept.run())
+        await kept.keep("a", b"1", lambda: leads)
+        await kept.keep("b", b"1", lambda: leads)
+        assert kept.problem
+        leads = False
+        while kept.problem:
+            await asyncio.sleep(0.01)
+        assert asked[0] == "a"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(story(), 10))
+
+
+def test_what_nats_does_not_take_is_said_past_it_and_once() -> None:
+    async def story() -> None:
+        made = lanes.Lanes()
+        said: list[signals.Alarm] = []
+        free, came = asyncio.Event(), asyncio.Condition()
+
+        async def tell(alarm: signals.Alarm) -> None:
+            async with came:
+                said.append(alarm)
+                came.notify_all()
+
+        minding = watchdog.mind(
+            made.stuck_s, tell, is_blind=lambda: False, bound_s=0.1, look_s=0.02
+        )
+        tasks = [asyncio.create_task(made.run()), asyncio.create_task(minding)]
+        await made.put("a", _hold(free))
+        await made.put_last(_hold(free))
+        async with came:
+            await came.wait_for(lambda: len(said) == 1)
+        assert made.stuck_s() > 0.1
+        free.set()
+        async with came:
+            await came.wait_for(lambda: len(said) == 2)
+        assert [alarm.firing for alarm in said] == [True, False]
+        assert "NATS does not take" in said[0].summary
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks)
+
+    asyncio.run(asyncio.wait_for(story(), 10))
+
+
+def _hold(free: asyncio.Event) -> lanes.Act:
+    async def act() -> None:
+        await free.wait()
+
+    return act
