@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import vocabulary
-from muster_plugin import lifecycle, rules, units
+from muster_plugin import lifecycle, rules, unit_life, units
 
 HEALTHY, UNHEALTHY = vocabulary.Health.HEALTHY, vocabulary.Health.UNHEALTHY
-CHECKED = lifecycle.Policy(grace_s=60, good_looks=2, good_checks=3, checked=True)
+CHECKED = unit_life.Policy(grace_s=60, good_looks=2, good_checks=3, checked=True)
 
 
 def unit(name: str = "a-0", minor: int = 1) -> units.Unit:
@@ -28,7 +28,7 @@ GOOD, BAD = lifecycle.Checked(A), lifecycle.Checked(A, "no answer")
 DO: dict[str, lifecycle.Signal] = {**LOOK, "bad": BAD, "good": GOOD}
 
 
-def after(*steps: str, policy: lifecycle.Policy = CHECKED) -> lifecycle.Lifecycle:
+def after(*steps: str, policy: unit_life.Policy = CHECKED) -> lifecycle.Lifecycle:
     life = lifecycle.Lifecycle("a.example/a", policy)
     for step in steps:
         life.receive(DO[step], 0.0)
@@ -48,11 +48,11 @@ FAILING = (*WELL, "bad")
 GONE = (*WELL, "gone")
 REPLACED = (*WELL, "another")
 BACK = (*GONE, "same", "same")  # there for the two looks of the policy, not yet checked
-TO_GONE = [("Unhealthy", lifecycle.MISSING)]
-TO_REPLACED = [("Unhealthy", lifecycle.REPLACED)]
-TO_FAILING = [("Unhealthy", lifecycle.CHECK_FAILED)]
-TO_SETTLING = [("Unhealthy", lifecycle.SETTLING)]
-TO_WELL = [("Healthy", lifecycle.HEALTHY)]
+TO_GONE = [("Unhealthy", unit_life.MISSING)]
+TO_REPLACED = [("Unhealthy", unit_life.REPLACED)]
+TO_FAILING = [("Unhealthy", unit_life.CHECK_FAILED)]
+TO_SETTLING = [("Unhealthy", unit_life.SETTLING)]
+TO_WELL = [("Healthy", unit_life.HEALTHY)]
 TABLE = [
     (NEW, "same", []),
     (NEW, "gone", TO_GONE),
@@ -81,7 +81,7 @@ TABLE = [
     (REPLACED, "another", []),
     (REPLACED, "bad", []),
     (REPLACED, "good", []),
-    ((*GONE, "same"), "same", [("Unhealthy", lifecycle.NOT_CHECKED)]),
+    ((*GONE, "same"), "same", [("Unhealthy", unit_life.NOT_CHECKED)]),
     ((*GONE, "same", "good"), "same", TO_WELL),
     (BACK, "gone", TO_GONE),
     (BACK, "another", TO_REPLACED),
@@ -99,7 +99,7 @@ def test_the_table_holds(
 
 
 def test_a_device_is_healthy_as_soon_as_it_is_seen_where_nothing_is_checked() -> None:
-    life = lifecycle.Lifecycle("a.example/a", lifecycle.Policy())
+    life = lifecycle.Lifecycle("a.example/a", unit_life.Policy())
     device = vocabulary.Device(id="a-0", resource="a.example/a")
     assert life.receive(LOOK["same"], 0.0) == [lifecycle.Added(device)]
     assert life.devices() == (device,)
@@ -114,8 +114,8 @@ def test_a_device_that_nobody_has_examined_is_given_to_nobody() -> None:
 
 
 def test_a_device_that_goes_is_unhealthy_first_and_leaves_after_the_grace_period() -> None:
-    life = after("same", policy=lifecycle.Policy(grace_s=60))
-    gone = lifecycle.Turned("a-0", UNHEALTHY, "/dev/a is gone", lifecycle.MISSING)
+    life = after("same", policy=unit_life.Policy(grace_s=60))
+    gone = lifecycle.Turned("a-0", UNHEALTHY, "/dev/a is gone", unit_life.MISSING)
     assert life.receive(LOOK["gone"], 100.0) == [gone]
     assert life.to_check() == ()
     assert life.next_deadline() == 160.0
@@ -126,7 +126,7 @@ def test_a_device_that_goes_is_unhealthy_first_and_leaves_after_the_grace_period
 
 
 def test_a_device_that_a_pod_holds_never_leaves() -> None:
-    life = after("same", policy=lifecycle.Policy(grace_s=60))
+    life = after("same", policy=unit_life.Policy(grace_s=60))
     life.receive(lifecycle.Held(frozenset({"a-0"})), 0.0)
     life.receive(LOOK["gone"], 100.0)
     assert life.next_deadline() is None
@@ -136,9 +136,9 @@ def test_a_device_that_a_pod_holds_never_leaves() -> None:
 
 
 def test_another_device_is_new_under_the_same_id_once_the_old_one_has_left() -> None:
-    policy = lifecycle.Policy(grace_s=60)
+    policy = unit_life.Policy(grace_s=60)
     reason = "/dev/a is another device now: /dev/a char 10:1 became /dev/a char 10:2"
-    turned_replaced = lifecycle.Turned("a-0", UNHEALTHY, reason, lifecycle.REPLACED)
+    turned_replaced = lifecycle.Turned("a-0", UNHEALTHY, reason, unit_life.REPLACED)
     exchanged = [
         lifecycle.Removed("a-0", reason),
         lifecycle.Added(vocabulary.Device(id="a-0", resource="a.example/a")),
@@ -161,7 +161,7 @@ def test_another_device_is_new_under_the_same_id_once_the_old_one_has_left() -> 
 
 
 def test_the_grace_period_counts_from_the_first_loss() -> None:
-    life = after("same", policy=lifecycle.Policy(grace_s=60))
+    life = after("same", policy=unit_life.Policy(grace_s=60))
     life.receive(LOOK["gone"], 100.0)
     life.receive(LOOK["another"], 130.0)
     life.receive(LOOK["gone"], 150.0)
@@ -175,28 +175,28 @@ def test_a_device_that_returns_has_its_id_and_its_new_path() -> None:
         identity = {0: "usb-1a86-7523-1-1"}
         return units.Unit(id="usb-0", physical="usb", identity=identity, devices=(spec,))
 
-    life = lifecycle.Lifecycle("a.example/a", lifecycle.Policy())
+    life = lifecycle.Lifecycle("a.example/a", unit_life.Policy())
     life.receive(lifecycle.Looked((stick(5),)), 0.0)
     life.receive(lifecycle.Looked(()), 1.0)
-    back = lifecycle.Turned("usb-0", HEALTHY, "there and well", lifecycle.HEALTHY)
+    back = lifecycle.Turned("usb-0", HEALTHY, "there and well", unit_life.HEALTHY)
     assert life.receive(lifecycle.Looked((stick(6),)), 2.0) == [back]
     assert life.unit("usb-0") == stick(6)
 
 
 def test_a_check_concerns_all_replicas_and_not_another_device_in_the_same_place() -> None:
-    life = lifecycle.Lifecycle("a.example/a", lifecycle.Policy(good_checks=1))
+    life = lifecycle.Lifecycle("a.example/a", unit_life.Policy(good_checks=1))
     life.receive(lifecycle.Looked((unit("a-0"), unit("a-1"), unit("b-0"))), 0.0)
     assert life.to_check() == (unit("a-0"), unit("b-0"))
     assert life.receive(lifecycle.Checked(OTHER, "no answer"), 1.0) == []
     assert life.receive(BAD, 2.0) == [
-        lifecycle.Turned(name, UNHEALTHY, "/dev/a: no answer", lifecycle.CHECK_FAILED)
+        lifecycle.Turned(name, UNHEALTHY, "/dev/a: no answer", unit_life.CHECK_FAILED)
         for name in ("a-0", "a-1")
     ]
     assert [device.health for device in life.devices()] == [UNHEALTHY, UNHEALTHY, HEALTHY]
 
 
 def test_fewer_devices_than_expected_is_a_problem_in_words() -> None:
-    life = lifecycle.Lifecycle("a.example/a", lifecycle.Policy(expected=2))
+    life = lifecycle.Lifecycle("a.example/a", unit_life.Policy(expected=2))
     assert life.problem == "expected at least 2 devices, found 0"
     life.receive(lifecycle.Looked((unit("a-0"), unit("b-0"))), 0.0)
     assert life.problem == ""
@@ -207,7 +207,7 @@ def test_fewer_devices_than_expected_is_a_problem_in_words() -> None:
 
 
 def test_of_shared_gpus_each_is_expected_once() -> None:
-    life = lifecycle.Lifecycle("nvidia.com/gpu", lifecycle.Policy(expected=2, of_gpus=True))
+    life = lifecycle.Lifecycle("nvidia.com/gpu", unit_life.Policy(expected=2, of_gpus=True))
     replicas = tuple(
         units.Unit(id=f"GPU-a::{number}", physical="GPU-a", identity={0: "GPU-a"})
         for number in range(4)
@@ -219,7 +219,7 @@ def test_of_shared_gpus_each_is_expected_once() -> None:
 def test_patience_is_what_the_rule_says() -> None:
     groups = (rules.Group(devices=(rules.Nodes(path="/dev/a"),)),)
     plain = rules.Resource(name="a.example/a", groups=groups)
-    assert lifecycle.policy(plain) == lifecycle.Policy(grace_s=60.0, good_checks=3)
+    assert unit_life.policy(plain) == unit_life.Policy(grace_s=60.0, good_checks=3)
     strict = rules.Resource(
         name="a.example/a",
         groups=groups,
@@ -227,7 +227,7 @@ def test_patience_is_what_the_rule_says() -> None:
         checks=rules.Checks(open=True, good=2),
         expect=rules.Expect(min=4),
     )
-    assert lifecycle.policy(strict) == lifecycle.Policy(
+    assert unit_life.policy(strict) == unit_life.Policy(
         grace_s=5.0, good_checks=2, checked=True, expected=4
     )
 
@@ -247,7 +247,7 @@ signals = st.one_of(
     st.none(),
 )
 policies = st.builds(
-    lifecycle.Policy,
+    unit_life.Policy,
     grace_s=st.sampled_from([0.0, 5.0, 20.0]),
     good_looks=st.integers(1, 3),
     good_checks=st.integers(1, 3),
@@ -270,7 +270,7 @@ def replay(told: dict[str, vocabulary.Health], facts: list[lifecycle.Fact]) -> N
 @settings(deadline=None)
 @given(policies, st.lists(st.tuples(signals, st.integers(0, 10)), max_size=40))
 def test_whatever_happens_the_list_is_what_was_told_and_nothing_lost_is_healthy(
-    policy: lifecycle.Policy, story: list[tuple[lifecycle.Signal | None, int]]
+    policy: unit_life.Policy, story: list[tuple[lifecycle.Signal | None, int]]
 ) -> None:
     life = lifecycle.Lifecycle("a.example/a", policy)
     told: dict[str, vocabulary.Health] = {}

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
-from muster_plugin import findings, gpu, lifecycle, rules, units
+from muster_plugin import findings, gpu, lifecycle, rules, unit_life, units
 
 _CONDITIONS: Final = {
     gpu.Effect.DEGRADED: vocabulary.Condition.DEGRADED,
@@ -30,7 +30,7 @@ class Advertised:
         self.name = name
         self.rule = rule
         self.simulated = False
-        self._life = lifecycle.Lifecycle(name, lifecycle.policy(rule))
+        self._life = lifecycle.Lifecycle(name, unit_life.policy(rule))
         self._against = against
         self._pods: Mapping[str, str] = _NO_PODS
         self._units: tuple[units.Unit, ...] | None = None
@@ -43,7 +43,7 @@ class Advertised:
     def follow(self, rule: rules.Resource) -> None:
         """Follow a rule from now on."""
         self.rule = rule
-        self._life.policy = lifecycle.policy(rule)
+        self._life.policy = unit_life.policy(rule)
 
     def receive(self, event: lifecycle.Signal, now: float) -> Sequence[lifecycle.Fact]:
         """Take what was seen or said of its units."""
