@@ -362,6 +362,7 @@ def test_a_right_that_comes_back_is_noticed_and_a_label_fight_ends(tmp_path: pat
         async with aiohttp.ClientSession() as session, session.get(f"{http}/state") as answer:
             reason = (await answer.json())["nodes"]["node-a"]["reason"]
         assert reason == "written 10 times within a minute: somebody else changes it, too"
+        assert made.log().count("label_fought") == 1
 
     play(story, tmp_path)
 

@@ -85,6 +85,7 @@ class Service:
         )
         self._fleet = fleet.Fleet(self._rules, aliases=settings.aliases, is_blind=True)
         self._restraint = budget.Restraint(_WRITES_MAX, _WITHIN_S)
+        self._fought: set[str] = set()
         self._clock = asyncio.get_running_loop().time
         self._queues: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(_WORKERS)]
         self._causes: dict[str, str] = {}
@@ -190,6 +191,7 @@ class Service:
     def _dropped(self, name: str) -> None:
         self._fleet.drop(name)
         self._judging.drop(name)
+        self._fought.discard(name)
         self._look_at_others()
 
     def _lead_changed(self) -> None:
@@ -259,7 +261,11 @@ class Service:
         if self._fleet.is_blind or not self._may_write():
             return _waits(decision, "the Kubernetes API is away"), False
         if not self._restraint.may(name, self._clock()):
+            if name not in self._fought:
+                self._fought.add(name)
+                logs.logger().warning("label_fought", node=name, writes=_WRITES_MAX)
             return _waits(decision, _FOUGHT), False
+        self._fought.discard(name)
         self._restraint.wrote(name, self._clock())
         return await self._written(one, decision)
 
