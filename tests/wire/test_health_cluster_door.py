@@ -21,6 +21,15 @@ SETTINGS = config.Cluster(plugins=(config.Plugin(namespace="kube-system", daemon
 ASKED = signals.AskCluster(node="a", plugin="device-plugin", number=7, timeout_s=2.0)
 PODS = "/api/v1/namespaces/kube-system/pods"
 
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{{name: c, context: {{cluster: c, user: c}}}}]
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+users: [{{name: c, user: {{}}}}]
+"""
+
 
 class World:
     """A cluster as its administrator and as the health service see it."""
@@ -270,6 +279,35 @@ def test_an_api_that_is_away_answers_in_time_that_nothing_is_known(tmp_path: Pat
             await seen.questions.close()
 
     asyncio.run(story())
+
+
+def test_a_404_of_something_that_is_not_the_api_says_nothing_about_a_node(tmp_path: Path) -> None:
+    async def story() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                while await reader.readuntil(b"\r\n\r\n"):
+                    body = b"404 page not found\n"
+                    head = f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(body)}\r\n\r\n"
+                    writer.write(head.encode() + body)
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        file = tmp_path / "config"
+        file.write_text(KUBECONFIG.format(port=port))
+        told: asyncio.Queue[cluster.Told] = asyncio.Queue()
+        async with await kube.find(kubeconfig=str(file), context=None) as door:
+            seen = cluster.Cluster(door, SETTINGS, told.put)
+            seen.questions.ask(ASKED)
+            answered = await told.get()
+            await seen.questions.close()
+        server.close()
+        assert isinstance(answered, signals.ClusterAnswered)
+        assert answered.facts is not None
+        assert answered.facts.exists is None
+        assert "get /api/v1/nodes/a: HTTP 404 404 page not found" in answered.facts.problem
+
+    asyncio.run(asyncio.wait_for(story(), 10))
 
 
 def test_settings_that_lead_to_no_cluster_say_what_was_tried(tmp_path: Path) -> None:

@@ -168,7 +168,8 @@ class PluginState:
         self.resources, self.leaving, self.return_s = known.resources, known.leaving, known.return_s
         self.beats.restore(known.instance, known.seq, known.interval_s)
         self.silence.begin_anew(now)
-        self.heard_of = True
+        # one that never came is remembered as well
+        self.heard_of = bool(known.instance or known.order)
         self._conviction.damping.restore(known.falls, now)
         if self.state is State.MAINTENANCE and not overdue:
             # another process may have another clock, so the wait begins anew
@@ -545,7 +546,7 @@ class PluginState:
         scene = judgement.Scene(
             silent_s=silent_s,
             interval_s=self.beats.interval_s,
-            ever_heard=self.silence.ever_heard,
+            ever_heard=self.silence.ever_heard or self.heard_of,
             expected=self.expected,
             # what listened was there when it was asked, and may have gone since
             listens=bool(asked.listens) and not self.link.has_ended_since(asked.asked_at),
@@ -567,7 +568,8 @@ class PluginState:
             self.state = self.settled
             return_s = self._settings.maintenance_s
             left = self._leave(reached.rule, reached.evidence, return_s, now)
-            if reached.rule is Rule.NODE_GONE:
+            if reached.rule is Rule.NODE_GONE and not self.expected:
+                # where it still is expected, the two ways of knowing that contradict each other
                 self._return_due = None
             return [*noted, *left]
         if fresh:

@@ -122,11 +122,13 @@ class Questions:
         answers = (node, lease, *pods)
         if not any(answer.status for answer in answers):
             return None
-        problems = [answer.problem for answer in answers if not _is_absent(answer)]
+        gone = _says_no_such_node(node)
+        problems = ["" if gone else node.problem]
+        problems += [answer.problem for answer in (lease, *pods) if not _is_absent(answer)]
         if isinstance(where, str):
             problems.append(where)
         found = facts.Facts(
-            exists=True if node.is_ok else (False if _is_absent(node) else None),
+            exists=True if node.is_ok else (False if gone else None),
             lease_age_s=self._lease_age_s(asked.node, lease),
             problem="; ".join(filter(None, problems)),
         )
@@ -231,6 +233,19 @@ class Questions:
             logs.logger().warning("cluster_right_missing", what=what, problem=answer.problem)
 
 
+class _Details(msgspec.Struct, frozen=True):
+    kind: str = ""
+
+
+class _Status(msgspec.Struct, frozen=True):
+    kind: str = ""
+    reason: str = ""
+    details: _Details | None = None
+
+
+_NO_SUCH_NODE: Final = _Status(kind="Status", reason="NotFound", details=_Details(kind="nodes"))
+
+
 class _PodList(msgspec.Struct, frozen=True):
     """A list of pods has `items`, one pod has not."""
 
@@ -244,3 +259,11 @@ def _decoded(answer: kube.Answer) -> tuple[shapes.Pod, ...]:
 
 def _is_absent(answer: kube.Answer) -> bool:
     return answer.status == HTTPStatus.NOT_FOUND
+
+
+def _says_no_such_node(answer: kube.Answer) -> bool:
+    """Tell whether the API says so itself: a proxy without a way to it answers 404, too."""
+    if _is_absent(answer):
+        with contextlib.suppress(*kube.UNREADABLE):
+            return msgspec.json.decode(answer.body, type=_Status) == _NO_SUCH_NODE
+    return False
