@@ -351,6 +351,9 @@ def test_a_right_that_comes_back_is_noticed_and_a_label_fight_ends(tmp_path: pat
             return [reason for _, reason, _ in await made.events()]
 
         await made.until(reasons, ["LabelsRefused"])
+        lines = (tmp_path / "labeler-0.log").read_text().splitlines()
+        told = [line["rights"] for line in map(orjson.loads, lines) if "rights" in line]
+        assert told == [["patch nodes"]]
         made.api.grant("limited", "patch", "nodes")
         await made.labelled(**{"node-a": "l4"})
         for _ in range(30):

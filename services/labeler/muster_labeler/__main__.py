@@ -27,6 +27,7 @@ from muster_labeler import config, raw_nodes, service
 
 if TYPE_CHECKING:
     from muster import kube
+    from muster_labeler import access
 
 _INVENTORIES: Final = "muster.event.*.*.inventory.reported"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
@@ -104,7 +105,7 @@ def _labeler(
     cluster = None
     if api is not None:
         from muster import reflector  # noqa: PLC0415  # as above
-        from muster_labeler import lease, nodes, notes, pace  # noqa: PLC0415  # the same
+        from muster_labeler import access, lease, nodes, notes, pace  # noqa: PLC0415  # the same
 
         where, turns = settings.kubernetes, pace.Pace(settings.policy.writes_per_s)
         keep = functools.partial(raw_nodes.read, selector=settings.policy.nodes)
@@ -118,6 +119,9 @@ def _labeler(
         cluster = service.Cluster(
             door=nodes.Nodes(api, turns, timeout_s=where.timeout_s),
             pace=turns,
+            name_missing_rights=lambda: access.name_missing(
+                api, _rights(settings), timeout_s=where.timeout_s
+            ),
             notes=notes.Notes(api, turns, namespace=where.namespace, timeout_s=where.timeout_s),
             reflector=lambda sink: reflector.Reflector(
                 api,
@@ -128,6 +132,24 @@ def _labeler(
             lease=(lambda changed: elect(changed=changed)) if settings.lease.enabled else None,
         )
     return service.Service(settings, _ears(settings, connected), cluster)
+
+
+def _rights(settings: config.Settings) -> "list[access.Right]":
+    """Return the rights without which these settings cannot be followed."""
+    from muster_labeler.access import Right  # noqa: PLC0415  # the same
+
+    own = settings.kubernetes.namespace
+    rights = [Right(verb, "nodes") for verb in ("get", "list", "watch")]
+    if settings.mode is config.Mode.APPLY:
+        rights.append(Right("patch", "nodes"))
+    if settings.condition:
+        rights.append(Right("patch", "nodes/status"))
+    if settings.kubernetes.events:
+        rights.append(Right("create", "events", namespace="default"))
+    if settings.lease.enabled:
+        group = "coordination.k8s.io"
+        rights += [Right(verb, "leases", group, own) for verb in ("get", "create", "update")]
+    return rights
 
 
 def _ears(settings: config.Settings, connected: bus.Bus) -> service.Ears:

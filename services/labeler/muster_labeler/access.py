@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from muster import kube
+from muster import kube, logs
 
 _PATH: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -45,8 +45,18 @@ async def missing(api: kube.Api, rights: Sequence[Right], *, timeout_s: float) -
     return [right for right, is_allowed in zip(rights, allowed, strict=True) if not is_allowed]
 
 
+async def name_missing(api: kube.Api, rights: Sequence[Right], *, timeout_s: float) -> None:
+    """Say which rights are missing, all at once: each would come to light by itself, and late."""
+    lacking = await missing(api, rights, timeout_s=timeout_s)
+    if lacking:
+        logs.logger().warning("rights_missing", rights=[str(right) for right in lacking])
+
+
 async def _allowed(api: kube.Api, right: Right, timeout_s: float) -> bool:
-    attributes = {"verb": right.verb, "resource": right.resource, "group": right.group}
+    resource, _, subresource = right.resource.partition("/")
+    attributes = {"verb": right.verb, "resource": resource, "group": right.group}
+    if subresource:
+        attributes["subresource"] = subresource
     if right.namespace:
         attributes["namespace"] = right.namespace
     review = {

@@ -8,7 +8,7 @@ worker, so that it is decided in order.
 import asyncio
 import itertools
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -56,6 +56,7 @@ class Cluster:
 
     door: "nodes.Nodes"
     pace: "pacing.Pace"
+    name_missing_rights: Callable[[], Coroutine[None, None, None]]
     notes: "notes.Notes"
     reflector: "Callable[[facts.Sink], reflector.Reflector[msgspec.Raw, facts.Node]]"
     lease: "Callable[[Callable[[], None]], lease.Lease] | None"
@@ -127,6 +128,8 @@ class Service:
             for follow in self._ears.follow:
                 tasks.create_task(self._listen(follow))
             tasks.create_task(self._telling.run())
+            if self._cluster is not None:
+                tasks.create_task(self._cluster.name_missing_rights())
             tasks.create_task(self._try_again())
             if self._cluster is not None:
                 tasks.create_task(self._list_gpus())
