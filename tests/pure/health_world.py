@@ -114,6 +114,9 @@ class Service:
         )
         for value in list(world.memory.values()):
             self.feed(signals.Restored(state=snapshot.decode(value)))
+        if world.has_cluster:
+            nodes = {node: facts.Expected(age_s=0.0) for node in world.plugins}
+            self.feed(signals.ExpectedNodes(plugin="p", nodes=nodes))
         if leader is not None:
             self.feed(signals.Leadership(revision=leader))
         self.feed(signals.BusBack(at=ZERO + timedelta(seconds=world.now)))

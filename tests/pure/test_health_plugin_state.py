@@ -150,7 +150,7 @@ def test_a_plugin_heard_of_and_never_heard_is_asked_too() -> None:
             Verdict.PLUGIN_DOWN,
             None,
             Rule.NOBODY_LISTENS,
-            ("heartbeat", "never heard; waited 12.5 s, 2.5 beats of 5 s"),
+            ("heartbeat", "silent for 12.5 s, 2.5 beats of 5 s"),
             ("probe", "nobody listens on the plugin's subject"),
             UNDECIDED,
             resources=(),
@@ -500,7 +500,12 @@ def test_our_own_outage_prolongs_a_maintenance() -> None:
 def test_a_restored_plugin_has_all_its_time_anew(state: State, deadline: float | None) -> None:
     machine = plugin_state.PluginState(SETTINGS, 100.0)
     known = snapshot.Snapshot(
-        node="node-a", plugin="device-plugin", state=state, interval_s=1.0, return_s=30.0
+        node="node-a",
+        plugin="device-plugin",
+        state=state,
+        interval_s=1.0,
+        instance="one",
+        return_s=30.0,
     )
 
     machine.restore(known, 100.0, overdue=False)

@@ -58,7 +58,8 @@ class Scene:
     """All that bears on a silence. `listens` is what the probe found: somebody, who is mute.
 
     `known` is None when Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is
-    what the plugin last said of its devices, by resource.
+    what the plugin last said of its devices, by resource; `ever_heard` is by us, or by who
+    remembered it for us.
     """
 
     silent_s: float

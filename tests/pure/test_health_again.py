@@ -1,0 +1,51 @@
+"""What a health service that comes again, or takes over, makes of what was known before."""
+
+import pytest
+
+from muster.vocabulary import AlertKind, AlertState, Verdict
+from tests.pure.health_world import World, running
+
+FIRING = AlertState.FIRING
+
+
+@pytest.mark.parametrize("services", [1, 2])
+@pytest.mark.parametrize(
+    ("act", "kind"),
+    [
+        ("kill", AlertKind.PLUGIN_DOWN),
+        ("freeze", AlertKind.STUCK),
+        ("cut", AlertKind.UNREACHABLE),
+        ("down", AlertKind.NODE_DOWN),
+    ],
+)
+def test_what_failed_keeps_its_name_over_a_restart(
+    act: str, kind: AlertKind, services: int
+) -> None:
+    world = running("a", "b", services=services)
+    getattr(world, act)("a")
+    world.run(90.0)
+    before = world.story("a"), world.verdicts("a")
+    assert before[0][-1] == (kind, FIRING)
+    for _ in range(2):
+        world.crash(20.0)
+        world.run(300.0)
+    assert (world.story("a"), world.verdicts("a")) == before
+
+
+def test_what_dies_while_nobody_watches_is_down_and_not_missing() -> None:
+    world = running("a", "b")
+    world.kill("a")
+    world.crash(20.0)
+    world.run(60.0)
+    assert world.verdicts("a")[1:] == [Verdict.PLUGIN_DOWN]
+    assert world.story("a") == [(AlertKind.PLUGIN_DOWN, FIRING)]
+
+
+def test_what_never_came_is_missing_after_a_restart_too() -> None:
+    world = World("a", "b")
+    world.kill("a")
+    world.run(150.0)
+    world.crash(20.0)
+    world.run(300.0)
+    assert world.verdicts("a") == [Verdict.MISSING]
+    assert world.story("a") == [(AlertKind.MISSING, FIRING)]
