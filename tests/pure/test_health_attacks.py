@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from muster.vocabulary import AlertKind, Verdict
 from muster_health import facts, signals
-from tests.pure.health_world import Plugin, World
+from tests.pure.health_world import GPU, Plugin, World
 
 
 @dataclass
@@ -54,3 +54,25 @@ def test_a_node_that_is_gone_by_one_way_of_knowing_and_expected_by_another_is_ov
     expect(world, "a")
     world.run(320.0)
     assert world.alerts() == [("a", AlertKind.MAINTENANCE_OVERDUE, "")]
+
+
+def offering(count: int) -> facts.Facts:
+    return facts.Facts(
+        exists=True,
+        lease_age_s=1.0,
+        ready=True,
+        pods=(facts.Pod(name="m/p", uid="1", phase="Running", ready=True),),
+        offers={GPU: facts.Offer(capacity=2, allocatable=count)},
+    )
+
+
+def test_what_a_watch_told_long_ago_convicts_nobody_and_what_the_node_says_now_does() -> None:
+    world = world_of("a", "b", "c")
+    for node, known in (("a", offering(2)), ("b", offering(1)), ("c", facts.Facts(problem="no"))):
+        say(world, node, known)
+        stale = {GPU: facts.Offer(capacity=2, allocatable=1)}
+        hear(world, signals.NodeOffers(node=node, offers=stale))
+    world.run(60.0)
+    assert world.verdicts("a") == [Verdict.HEALTHY]
+    assert world.verdicts("b") == [Verdict.HEALTHY, Verdict.MISMATCH]
+    assert world.verdicts("c") == [Verdict.HEALTHY]

@@ -10,7 +10,7 @@ A verdict needs evidence from two sides: silence alone raises a question, never 
 | all but (2) | no beat for 2.5 intervals (3)                 | SUSPECT     | ask: silence         |
 | all but (2) | its connection ends, without a goodbye        | SUSPECT     | ask after 2 s        |
 | all but (2) | a beat with trouble                           | itself      | ask after the grace  |
-| all but (2) | trouble, and again after the grace            | ILL         | see `trouble`        |
+| all but (2) | trouble, and again after the grace (5)        | ILL         | see `trouble`        |
 | HEALTHY     | another instance, without a goodbye, often    | RECOVERING  | FLAPPING             |
 | SUSPECT     | the probe is answered, or a fresh beat        | as before   | as before: refuted   |
 | SUSPECT     | trouble: the answer shows it too              | ILL         | see `trouble`        |
@@ -29,7 +29,8 @@ A verdict needs evidence from two sides: silence alone raises a question, never 
 
 (1) UNKNOWN and RECOVERING too. (2) SUSPECT waits for its answer, LOST for a beat, MAINTENANCE for
 a return. (3) As the plugin declares them, by our clock, not counting the time we could not hear.
-(4) MAINTENANCE, if what was asked shows that its silence was planned.
+(4) MAINTENANCE, if what was asked shows that its silence was planned. (5) What the node offers is
+asked of Kubernetes once more, and what it says then is what counts.
 
 A verdict that is reached for the third time in 10 min is called FLAPPING instead, until it has
 stayed what it is for its hold-down. A beat out of a backlog (`beats.Life.DOUBTFUL`) neither
@@ -68,6 +69,8 @@ from muster_health.snapshot import State
 _NOTHING: Final[Mapping[str, int]] = {}
 _IN_FLIGHT_S: Final = 0.5
 """A beat may be in flight when its sender's connection ends."""
+_LOOK_AGAIN_S: Final = 10.0
+"""How soon Kubernetes is asked again what a node offers, if it did not say."""
 
 
 class PluginState:
@@ -77,6 +80,8 @@ class PluginState:
         "_before",
         "_conviction",
         "_inquest",
+        "_look_again_at",
+        "_looked",
         "_recovery",
         "_return_due",
         "_review_due",
@@ -131,6 +136,9 @@ class PluginState:
         self._settled_at = now
         """Since when it has had what it has."""
         self._worry = worry.Worry()
+        self._looked: int | None = None
+        """Under which number Kubernetes is asked what the node offers now."""
+        self._look_again_at = now
         self._recovery = recovery.Recovery(settings)
         self._return_due: float | None = None
         self._review_due: float | None = None
@@ -215,6 +223,8 @@ class PluginState:
         """Take what Kubernetes knows; None is no answer."""
         if known is not None and known.pods is not None:
             self.pods = known.pods
+        if number == self._looked:
+            return self._look_closer(known, now)
         asked = self._inquest.learned(known, number)
         return [] if asked is None else self._judge(asked, now)
 
@@ -519,6 +529,34 @@ class PluginState:
     def _troubled(self, found: trouble.Trouble, now: float) -> list[steps.Step]:
         if not self._worry.about(found, now):
             return []
+        if found.rule is Rule.NODE_OFFERS_OTHERS and self._inquest.has_cluster:
+            return self._look(now)
+        return self._believe(found, now)
+
+    def _look(self, now: float) -> list[steps.Step]:
+        """Ask what the node offers now: what a watch told may be old, and it not know that."""
+        if now < self._look_again_at:
+            return []
+        inquiry = self._inquest.inquire()
+        self._looked, self._look_again_at = inquiry.number, now + _LOOK_AGAIN_S
+        return [inquiry]
+
+    def _look_closer(self, known: facts.Facts | None, now: float) -> list[steps.Step]:
+        self._looked = None
+        worry = self._worry.found
+        if known is None or known.offers is None:
+            return []
+        self.offers = known.offers
+        hears = self.state not in {State.SUSPECT, State.LOST, State.MAINTENANCE}
+        if worry is None or worry.rule is not Rule.NODE_OFFERS_OTHERS or not hears:
+            return []
+        found = trouble.offered(self.healthy, known.offers, worry.grace_s)
+        if found is None:
+            self._worry.forget()
+            return []
+        return self._believe(found, now)
+
+    def _believe(self, found: trouble.Trouble, now: float) -> list[steps.Step]:
         delay_s = now - self._worry.since
         self._worry.forget()
         fresh = self.state is not State.ILL
