@@ -148,7 +148,10 @@ def _rights(settings: config.Settings) -> "list[access.Right]":
         rights.append(Right("create", "events", namespace="default"))
     if settings.lease.enabled:
         group = "coordination.k8s.io"
-        rights += [Right(verb, "leases", group, own) for verb in ("get", "create", "update")]
+        rights.append(Right("create", "leases", group, own))
+        # the role names the one Lease
+        name = settings.lease.name
+        rights += [Right(verb, "leases", group, own, name) for verb in ("get", "update")]
     return rights
 
 

@@ -14,17 +14,19 @@ _PATH: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """A verb on a resource; without a namespace in all of them."""
+    """A verb on a resource, or on the one of that name; without a namespace in all of them."""
 
     verb: str
     resource: str
     group: str = ""
     namespace: str = ""
+    name: str = ""
 
     def __str__(self) -> str:
-        return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}" + (
-            f" in namespace {self.namespace}" if self.namespace else ""
-        )
+        group = f".{self.group}" if self.group else ""
+        name = f"/{self.name}" if self.name else ""
+        where = f" in namespace {self.namespace}" if self.namespace else ""
+        return f"{self.verb} {self.resource}{group}{name}{where}"
 
 
 class _Status(msgspec.Struct, frozen=True):
@@ -55,6 +57,8 @@ async def name_missing(api: kube.Api, rights: Sequence[Right], *, timeout_s: flo
 async def _allowed(api: kube.Api, right: Right, timeout_s: float) -> bool:
     resource, _, subresource = right.resource.partition("/")
     attributes = {"verb": right.verb, "resource": resource, "group": right.group}
+    if right.name:
+        attributes["name"] = right.name
     if subresource:
         attributes["subresource"] = subresource
     if right.namespace:
