@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from muster import settings
-from muster_labeler import command, config, desired, findings, options
+from muster_labeler import __main__, command, config, desired, findings, options
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = (ROOT / "docs/check.md").read_text()
@@ -44,3 +44,21 @@ def test_every_mode_is_told() -> None:
     table = re.findall(r"^\| `([a-z]+)`", LABELER, re.MULTILINE)
     assert set(config.Mode) <= set(table)
     assert desired.KEY in LABELER
+
+
+def test_the_manifests_give_every_right_that_is_asked_for_at_the_start() -> None:
+    documents = [*yaml.safe_load_all((ROOT / "k8s/base/labeler.yaml").read_text())]
+    roles = [one for one in documents if one["kind"] in {"Role", "ClusterRole"}]
+    every = config.Settings(mode=config.Mode.APPLY, condition=True)
+    for right in __main__._rights(every):
+        given = [
+            rule
+            for role in roles
+            if role["metadata"].get("namespace", right.namespace) == right.namespace
+            for rule in role["rules"]
+            if right.verb in rule["verbs"]
+            and right.resource in rule["resources"]
+            and right.group in rule["apiGroups"]
+            and rule.get("resourceNames", [right.name]) == [right.name]
+        ]
+        assert given, right
