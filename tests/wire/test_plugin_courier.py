@@ -104,3 +104,18 @@ def test_a_change_is_told_though_who_brought_it_has_no_time_any_more(tmp_path: P
         assert published == [removed("a"), removed("b")]
 
     played(tmp_path, story)
+
+
+def test_of_a_configuration_with_hundreds_of_problems_the_first_are_told_and_how_many_more() -> (
+    None
+):
+    told = teller.Teller("n1", "p")
+    published: list[vocabulary.Event] = []
+    told.publish_to(published.append)
+    told.refused(tuple(f"problem {number}" for number in range(150)), in_force="0")
+    (refused,) = published
+    assert isinstance(refused, vocabulary.ConfigurationRefused)
+    assert refused.problems == (
+        *(f"problem {number}" for number in range(100)),
+        "50 more problems",
+    )

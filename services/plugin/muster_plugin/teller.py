@@ -14,6 +14,7 @@ from muster_plugin import signals
 
 _PENDING_MAX: Final = 1_000
 _PROBLEMS_MAX: Final = 20
+_REFUSED_MAX: Final = 100
 _TEXT_MAX: Final = 2048
 """Of a text in an event (vocabulary.Text)."""
 _BAD: Final = frozenset({"device_unhealthy", "device_degraded", "device_unmonitored"})
@@ -92,8 +93,10 @@ class Teller:
 
     def log_device(self, event: vocabulary.PluginEvent) -> None:
         """Tell it the log only, where a snapshot tells the bus."""
+        count = 1
         match event:
             case vocabulary.DeviceAdded(device=device):
+                count = device.count
                 name, resource, device_id, reason = (
                     "device_added",
                     device.resource,
@@ -101,7 +104,7 @@ class Teller:
                     device.reason,
                 )
             case vocabulary.DeviceRemoved():
-                name, reason = "device_removed", event.reason
+                name, reason, count = "device_removed", event.reason, event.count
                 resource, device_id = event.resource, event.device_id
             case vocabulary.DeviceHealthChanged():
                 healthy = event.health is vocabulary.Health.HEALTHY
@@ -115,7 +118,8 @@ class Teller:
             case _:
                 return
         log = self._log.warning if name in _BAD else self._log.info
-        log(name, resource=resource, device=device_id, reason=reason)
+        together = {"count": count} if count > 1 else {}
+        log(name, resource=resource, device=device_id, reason=reason, **together)
 
     @property
     def standing(self) -> tuple[str, ...]:
@@ -131,7 +135,7 @@ class Teller:
 
         Return whether something did. Of too many problems the first are told, and how many more.
         """
-        now = _bounded(sorted({problem[:_TEXT_MAX] for problem in found}))
+        now = _bounded(sorted({problem[:_TEXT_MAX] for problem in found}), _PROBLEMS_MAX)
         changes = [(problem, True) for problem in now if problem not in self._problems]
         changes += [(problem, False) for problem in self._problems if problem not in now]
         self._problems = now
@@ -221,11 +225,11 @@ class Teller:
                 plugin=self._plugin,
                 at=datetime.now(UTC),
                 config_hash=in_force,
-                problems=tuple(problem[:_TEXT_MAX] for problem in problems),
+                problems=_bounded([text[:_TEXT_MAX] for text in problems], _REFUSED_MAX),
             )
         )
 
 
-def _bounded(problems: Sequence[str]) -> tuple[str, ...]:
-    left = len(problems) - _PROBLEMS_MAX
-    return (*problems[:_PROBLEMS_MAX], *([f"{left} more problems"] if left > 0 else []))
+def _bounded(problems: Sequence[str], most: int) -> tuple[str, ...]:
+    left = len(problems) - most
+    return (*problems[:most], *([f"{left} more problems"] if left > 0 else []))
