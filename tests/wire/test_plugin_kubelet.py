@@ -509,8 +509,12 @@ def test_a_command_takes_a_device_away_and_gives_it_back_after_good_checks(root:
 
 def pipes() -> int:
     """Count the pipes that this process has open."""
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return sum(str(link.readlink()).startswith("pipe:") for link in links)
+    found = 0
+    for link in [*Path("/proc/self/fd").iterdir()]:
+        # gRPC's threads close theirs meanwhile, and the listing's own is gone
+        with contextlib.suppress(FileNotFoundError):
+            found += str(link.readlink()).startswith("pipe:")
+    return found
 
 
 def test_a_command_that_leaves_a_daemon_behind_has_ended_and_costs_no_descriptor(
