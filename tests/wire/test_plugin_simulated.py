@@ -1,0 +1,26 @@
+"""GPUs that exist only here."""
+
+import asyncio
+import contextlib
+
+from muster_plugin import config, gpu, gpus, ids, simulated
+
+
+def test_simulated_gpus_are_polled_as_often_as_is_told_last() -> None:
+    async def story() -> None:
+        source = simulated.Simulated(config.SimulatedGpus(count=1), "n1", poll_s=1000)
+        heard: asyncio.Queue[gpus.Seen] = asyncio.Queue()
+        await source.first(1)
+        following = asyncio.create_task(source.follow(heard.put_nowait))
+        await asyncio.sleep(0)
+        source.poll_every(0.01)
+        async with asyncio.timeout(5):
+            polls = [await heard.get() for _ in range(2)]
+        assert [poll.gpu for poll in polls if isinstance(poll, gpu.Poll)] == [
+            ids.gpu_uuid("n1", 0)
+        ] * 2
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+
+    asyncio.run(story())
