@@ -626,6 +626,18 @@ def test_a_key_is_an_autoscalers_where_that_autoscaler_can_be(
     assert told == ([severity] if severity else [])
 
 
+def test_what_the_autoscaler_takes_for_a_gpu_is_one_to_it(here: Cluster) -> None:
+    here.put(
+        node(
+            gpus=None,
+            resources={"microsoft.com/directx": "1"},
+            labels={"kubernetes.azure.com/accelerator": "nvidia"},
+            provider="azure:///x",
+        )
+    )
+    assert here.check("gpu")[1]["findings"] == []
+
+
 def test_junit_has_a_case_for_each_finding(here: Cluster) -> None:
     here.put(node("a", labels={KEY: "l4", **T4}), node("b"))
     code, out, _ = here.run("check", "gpu", "--output", "junit")

@@ -12,6 +12,8 @@ MANAGER: Final = "muster-labeler"
 """Our field manager, the service's and the commands': what it owns, either may change."""
 PROVENANCE: Final = "muster.dev/label-provenance"
 CONDITION: Final = "DevicePluginHealthy"
+DIRECTX: Final = "microsoft.com/directx"
+"""A GPU to the Cluster Autoscaler, none that computes for us."""
 FUSE_ANNOTATION: Final = "muster.dev/fuse"
 
 _ACCELERATORS: Final = re.compile(

@@ -5,32 +5,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muster_labeler import facts, plan, schemes, sources, states
+from muster_labeler import facts, key_findings, plan, schemes, sources, states
 from muster_labeler.accelerators import Reason
 from muster_labeler.findings import Finding, Fix, Id, Scope, Severity, Where
 from muster_labeler.states import Standing, State
 
 ALIASES: Final = "muster-aliases.yaml"
 
-_AUTOSCALERS_GPUS: Final = frozenset(
-    {
-        "nvidia.com/gpu",
-        "amd.com/gpu",
-        "gpu.intel.com/xe",
-        "habana.ai/gaudi",
-        "microsoft.com/directx",
-    }
-)
-"""What the Cluster Autoscaler takes for a GPU (processors/customresources/gpu_processor.go)."""
-_PROVIDERS: Final = {
-    "aws": frozenset({"k8s.amazonaws.com/accelerator"}),
-    "azure": frozenset({"kubernetes.azure.com/accelerator", "accelerator"}),
-    "external-cloudstack": frozenset({"accelerator"}),
-    "digitalocean": frozenset({"cloud.digitalocean.com/gpu-node"}),
-    "gce": frozenset({"cloud.google.com/gke-accelerator"}),
-    "hcloud": frozenset({"hcloud/gpu-node"}),
-}
-"""Which key the Cluster Autoscaler looks at, by the scheme of a node's providerID."""
 _NEITHER: Final = frozenset({State.NOT_GPU, State.LABELLED_OK, State.FOREIGN_OWNED})
 
 
@@ -60,8 +41,8 @@ def found(
             result.extend(_of_node(one, covering, where, remedy))
     for node in nodes:
         if only in {None, node.name}:
-            result.extend(_invalid(node, where))
-            result.extend(_held_unready(node, where))
+            result.extend(key_findings.invalid(node, where))
+            result.extend(key_findings.held_unready(node, where))
     return [*result, *_mixed_schemes(fleet, covering, where, remedy.fix)]
 
 
@@ -83,7 +64,7 @@ def _of_node(
                 scope=Scope.NODE,
                 object=name,
                 message=f"labelled {one.current}, but no accelerator can be had",
-                evidence=_resources(one.node),
+                evidence=key_findings.resources(one.node),
                 fix=Fix(command=_pods_of(name, where)),
             )
         case State.AMBIGUOUS | State.UNKNOWN_MODEL:
@@ -117,7 +98,7 @@ def _of_node(
                 scope=Scope.NODE,
                 object=name,
                 message="nobody says which GPUs it has: no agent, no DRA, no label",
-                evidence=_resources(one.node),
+                evidence=key_findings.resources(one.node),
                 fix=Fix(command=_show(name, where)),
             )
         case _:
@@ -214,45 +195,6 @@ def _partitioned(one: Standing, where: Where) -> Finding:
     )
 
 
-def _invalid(node: facts.Node, where: Where) -> Iterable[Finding]:
-    """Tell each value that its scheme refuses: the first one hides the scheme for the cluster."""
-    for reading in schemes.read(node.labels):
-        if reading.fault is None or (reading.scheme.id == "muster" and not reading.value):
-            continue
-        yield Finding(
-            id=Id.GPU003,
-            severity=Severity.ERROR,
-            scope=Scope.NODE,
-            object=node.name,
-            message=f"{reading.scheme.key}={reading.value!r} is {reading.fault}",
-            evidence=(f"scheme {reading.scheme.id}",),
-            fix=Fix(command=where.kubectl("label", "node", node.name, f"{reading.scheme.key}-")),
-        )
-
-
-def _held_unready(node: facts.Node, where: Where) -> Iterable[Finding]:
-    if any(node.allocatable.get(name, 0) for name in _AUTOSCALERS_GPUS):
-        return
-    if node.ready_since is None:
-        return
-    provider = node.provider_id.partition("://")[0]
-    if not provider:
-        # no autoscaler can know whose machine this is
-        return
-    # a key is one provider's; where we do not know whose cloud this is, it may matter
-    mine = _PROVIDERS.get(provider, schemes.AUTOSCALER_KEYS - {"accelerator"})
-    for key in sorted(mine & node.labels.keys()):
-        yield Finding(
-            id=Id.GPU009,
-            severity=Severity.ERROR if provider in _PROVIDERS else Severity.WARN,
-            scope=Scope.NODE,
-            object=node.name,
-            message=f"the Cluster Autoscaler holds it for unready: {key} without a GPU",
-            evidence=(f"{key}={node.labels[key]}", *_resources(node)),
-            fix=Fix(command=where.kubectl("label", "node", node.name, f"{key}-")),
-        )
-
-
 def _mixed_schemes(
     fleet: Sequence[Standing], covering: str | None, where: Where, label_all: Fix
 ) -> Iterable[Finding]:
@@ -281,13 +223,6 @@ def _said(one: Standing) -> tuple[str, ...]:
         f"{claim.source}: {claim.text} -> {claim.name.value or 'no label'} ({claim.name.reason})"
         for claim in one.known.claims
     )
-
-
-def _resources(node: facts.Node) -> tuple[str, ...]:
-    return tuple(
-        f"{name}: {node.allocatable.get(name, 0)} of {node.capacity.get(name, 0)} allocatable"
-        for name in sorted(node.accelerators)
-    ) or ("no accelerator in its capacity",)
 
 
 def _review(one: Standing, value: str, where: Where) -> str:

@@ -182,7 +182,8 @@ def _counts(written: Mapping[str, str | int] | None) -> dict[str, int]:
     return {
         name: facts.quantity(value)
         for name, value in (written or {}).items()
-        if "/" in name and (facts.is_accelerator(name) or facts.is_fuse(name))
+        if "/" in name
+        and (facts.is_accelerator(name) or facts.is_fuse(name) or name == facts.DIRECTX)
     }
 
 
