@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from muster.vocabulary import AlertKind, Verdict
-from muster_health import facts, signals
+from muster import vocabulary
+from muster.vocabulary import AlertKind, Remedy, Verdict
+from muster_health import config, facts, signals
 from tests.pure.health_world import GPU, Plugin, World
 
 
@@ -76,3 +77,22 @@ def test_what_a_watch_told_long_ago_convicts_nobody_and_what_the_node_says_now_d
     assert world.verdicts("a") == [Verdict.HEALTHY]
     assert world.verdicts("b") == [Verdict.HEALTHY, Verdict.MISMATCH]
     assert world.verdicts("c") == [Verdict.HEALTHY]
+
+
+def test_a_restart_of_health_earns_nobody_another_restart_of_a_plugin() -> None:
+    world = world_of(
+        "a", remediation=config.Remediation(mode=config.Remedies.RESTART_PLUGIN, per_hour=6)
+    )
+    for _ in range(3):
+        world.part("a")
+        world.run(20.0)
+        world.mend("a")
+        world.run(40.0)
+        world.crash(1.0)
+        world.run(20.0)
+    decided = [
+        event.outcome
+        for event in world.published.values()
+        if isinstance(event, vocabulary.RemediationDecided)
+    ]
+    assert decided == [Remedy.ACTED, Remedy.REFUSED, Remedy.REFUSED]

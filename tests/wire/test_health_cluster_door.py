@@ -324,17 +324,24 @@ def test_the_pod_that_is_deleted_is_the_one_that_was_meant(tmp_path: Path) -> No
     async def story(world: World) -> None:
         uid = await world.pod("p1", "a")
 
+        leads = True
+
         async def remediated(uid: str, *, dry_run: bool = False) -> str:
             meant = signals.Remediate(
                 node="a", plugin="p", pod="kube-system/p1", uid=uid, reason="stuck"
             )
-            world.seen.questions.remediate(meant, dry_run=dry_run)
+            world.seen.questions.remediate(meant, dry_run=dry_run, still=lambda: leads)
             told = await world.told.get()
             assert isinstance(told, signals.Remediated)
             return told.error
 
         assert "HTTP 409" in await remediated("another")
         assert await remediated(uid, dry_run=True) == ""
+        assert (await world.do("GET", f"{PODS}/p1"))["metadata"]["uid"] == uid
+        leads = False
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(remediated(uid), 0.2)
+        leads = True
         assert (await world.do("GET", f"{PODS}/p1"))["metadata"]["uid"] == uid
         assert await remediated(uid) == ""
         assert (await world.do("GET", PODS))["items"] == []

@@ -253,7 +253,7 @@ class Watch:
                 await self.memory.keep(out.key, out.value, still)
             case signals.Remediate():
                 if self.seen is not None:
-                    self.seen.questions.remediate(out, dry_run=out.dry_run)
+                    self.seen.questions.remediate(out, dry_run=out.dry_run, still=still)
                 else:
                     no_cluster = signals.Remediated(
                         node=out.node,

@@ -19,6 +19,10 @@ class Cures:
         """Tell whether anything is ever done."""
         return self._remedies.mode is not config.Remedies.OFF
 
+    def restore(self, node: str, plugin: str, times: tuple[float, ...]) -> None:
+        """Take when a plugin's pod was restarted before, on our clock."""
+        self._remedies.restore(node, plugin, times)
+
     def answered(self, key: str, number: int) -> None:
         """Take that Kubernetes answered a question of this number."""
         if self._asked.get(key) == number:
@@ -44,8 +48,9 @@ class Cures:
             return []
         self._answered.discard(found.key)
         del self._asked[found.key]
-        chosen = self._remedies.choose(found.node, found.state.pods, now, storm=storm)
-        before = found.remedied(leader)
+        chosen = self._remedies.choose(found.node, found.plugin, found.state.pods, now, storm=storm)
+        is_refused = isinstance(chosen, remedy.Refused)
+        before = found.remedied(leader, acted_at=None if is_refused else at)
         if isinstance(chosen, remedy.Refused):
             refused = vocabulary.Remedy.REFUSED
             return [before, found.decided(refused, chosen.reason, "", at=at, leader=leader)]

@@ -265,6 +265,9 @@ class Detector:
         found = self._register.find_or_add(known.node, known.plugin, now)
         if found is not None:
             found.restore(known, now)
+            at = self._sight.at(now)
+            times = (now - (at - acted).total_seconds() for acted in known.remedies)
+            self._cures.restore(known.node, known.plugin, tuple(times))
             self._deadlines.set(found.key, found.deadline())
 
     def _expect(self, event: signals.ExpectedNodes, now: float) -> list[signals.Output]:

@@ -93,6 +93,7 @@ class Dossier:
         "_order",
         "_overdue",
         "_remedied",
+        "_remedies",
         "_rule",
         "_since",
         "_unsaved",
@@ -125,6 +126,7 @@ class Dossier:
         self._overdue: tuple[vocabulary.Evidence, ...] = ()
         self._order: tuple[tuple[str, int], ...] = ()
         self._remedied: datetime | None = None
+        self._remedies: tuple[datetime, ...] = ()
         self._verdict_told: vocabulary.Verdict | None = None
         self._verdict_untold: vocabulary.VerdictChanged | None = None
         self._alert_due = 0.0
@@ -138,7 +140,7 @@ class Dossier:
         self.telling.load(known.firing, known.untold_alerts)
         self._verdict_told = known.verdict
         self._verdict_untold = known.untold_verdict
-        self._remedied = known.remedied
+        self._remedied, self._remedies = known.remedied, known.remedies
         self.touch(now)
         if self.state.verdict is not None:
             return
@@ -203,9 +205,11 @@ class Dossier:
         kind = alerts.kind_of(self.state.verdict)
         return kind is not None and self._is_told(kind) and self.state.state is not State.RECOVERING
 
-    def remedied(self, leader: int) -> signals.Remember:
-        """Take that its verdict is acted on, once, whatever comes of it."""
+    def remedied(self, leader: int, *, acted_at: datetime | None) -> signals.Remember:
+        """Take that its verdict is acted on, once, whatever comes of it; None is a refusal."""
         self._remedied = self._since
+        if acted_at is not None:
+            self._remedies = (*self._remedies, acted_at)[-remedy.TIMES_MAX :]
         return self._remember(leader)
 
     def decided(
@@ -425,6 +429,7 @@ class Dossier:
             untold_verdict=self._verdict_untold,
             untold_alerts=self.telling.untold,
             remedied=self._remedied,
+            remedies=self._remedies,
             leader=leader,
         )
         return signals.Remember(key=self.key, value=snapshot.encode(known), revision=leader)

@@ -82,9 +82,14 @@ class Questions:
         """Ask about a node, without waiting; exactly one `ClusterAnswered` follows."""
         self._start(self._answer(asked))
 
-    def remediate(self, told: signals.Remediate, *, dry_run: bool) -> None:
-        """Delete a pod that still has this uid, without waiting; one `Remediated` follows."""
-        self._start(self._delete(told, dry_run=dry_run))
+    def remediate(
+        self, told: signals.Remediate, *, dry_run: bool, still: Callable[[], bool]
+    ) -> None:
+        """Delete a pod that still has this uid, without waiting; one `Remediated` follows.
+
+        Unless it is not ours to do any more (`still`): then nothing happens.
+        """
+        self._start(self._delete(told, still, dry_run=dry_run))
 
     async def close(self) -> None:
         """Drop everything that runs."""
@@ -199,7 +204,9 @@ class Questions:
         oldest_s = age_s if seen.before is None else min(age_s, now - seen.before)
         return max(oldest_s, now - seen.since)
 
-    async def _delete(self, told: signals.Remediate, *, dry_run: bool) -> None:
+    async def _delete(
+        self, told: signals.Remediate, still: Callable[[], bool], *, dry_run: bool
+    ) -> None:
         namespace, _, name = told.pod.partition("/")
         body = {
             "kind": "DeleteOptions",
@@ -208,6 +215,8 @@ class Questions:
             **({"dryRun": ["All"]} if dry_run else {}),
         }
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        if not still():
+            return
         answer = await self._api.ask("DELETE", path, body=body, timeout_s=_DELETE_S)
         self._note_refusal("delete pods", answer)
         problem = "" if _is_absent(answer) else answer.problem

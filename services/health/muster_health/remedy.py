@@ -2,7 +2,8 @@
 
 Only a verdict that a new process may mend is acted on, once, after its alert has been told:
 STUCK, DEREGISTERED and MISMATCH. Each node waits longer after each restart, and the fleet has so
-many an hour. What a budget forbids is said, and not done later.
+many an hour. What a budget forbids is said, and not done later. What is done is remembered with the
+plugin before it is done: a restart of ours earns nobody another one.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ CURABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATC
 
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
-_LEVEL_MAX: Final = 8
+TIMES_MAX: Final = 8
+"""What is kept of a plugin; its node's wait doubles no further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +28,26 @@ class Refused:
     reason: str
 
 
-@dataclass(slots=True)
-class _Node:
-    """When a node's plugin was last restarted, and how often in a row."""
-
-    at: float
-    level: int
-
-
 class Remedies:
     """The budget of the fleet and of each node."""
 
     def __init__(self, settings: config.Remediation) -> None:
         self._settings = settings
-        self._acts: tuple[float, ...] = ()
-        self._nodes: dict[str, _Node] = {}
+        self._times: dict[str, dict[str, tuple[float, ...]]] = {}
+        """By node and plugin."""
 
     @property
     def mode(self) -> config.Remedies:
         """Return how far it may go."""
         return self._settings.mode
 
+    def restore(self, node: str, plugin: str, times: tuple[float, ...]) -> None:
+        """Take when a plugin was restarted, as far as another process, or we, remembered it."""
+        if times:
+            self._times.setdefault(node, {})[plugin] = times
+
     def choose(
-        self, node: str, pods: Sequence[facts.Pod], now: float, *, storm: bool
+        self, node: str, plugin: str, pods: Sequence[facts.Pod], now: float, *, storm: bool
     ) -> facts.Pod | Refused:
         """Return the pod to restart, and count it; or why none is."""
         running = [pod for pod in pods if not pod.deleting]
@@ -60,25 +59,27 @@ class Remedies:
         spent = self._spent(node, now)
         if spent:
             return Refused(spent)
-        known = self._nodes.get(node)
-        level = 1 if known is None else min(known.level + 1, _LEVEL_MAX)
-        self._nodes[node] = _Node(now, level)
-        self._acts = (*self._acts, now)
+        home = self._times.setdefault(node, {})
+        home[plugin] = (*home.get(plugin, ()), now)[-TIMES_MAX:]
         return running[0]
 
     def _spent(self, node: str, now: float) -> str:
-        if len(self._acts) >= self._settings.per_hour:
-            return f"{len(self._acts)} restarts within an hour are as many as allowed"
-        known = self._nodes.get(node)
-        if known is None:
+        lately = sum(now - at < _HOUR_S for one in self._times for at in self._of(one))
+        if lately >= self._settings.per_hour:
+            return f"{lately} restarts within an hour are as many as allowed"
+        times = self._of(node)
+        if not times:
             return ""
-        wait_s = self._settings.node_backoff_s * 2.0 ** (known.level - 1)
-        if now - known.at >= wait_s:
+        wait_s = self._settings.node_backoff_s * 2.0 ** (min(len(times), TIMES_MAX) - 1)
+        since_s = now - max(times)
+        if since_s >= wait_s:
             return ""
-        return f"restarted {now - known.at:.0f} s ago; the next one may be {wait_s:.0f} s after it"
+        return f"restarted {since_s:.0f} s ago; the next one may be {wait_s:.0f} s after it"
+
+    def _of(self, node: str) -> list[float]:
+        return [at for times in self._times.get(node, {}).values() for at in times]
 
     def _forget(self, now: float) -> None:
-        self._acts = tuple(at for at in self._acts if now - at < _HOUR_S)
-        old = [name for name, known in self._nodes.items() if now - known.at > _DAY_S]
-        for name in old:
-            del self._nodes[name]
+        old = [node for node in self._times if now - max(self._of(node)) > _DAY_S]
+        for node in old:
+            del self._times[node]

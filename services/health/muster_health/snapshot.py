@@ -60,6 +60,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     untold_alerts: tuple[alerts.Alert, ...] = ()
     remedied: datetime | None = None
     """Since when the verdict stood that was last acted on, or refused to be."""
+    remedies: tuple[datetime, ...] = ()
+    """When its pod was restarted by us, the last times: they count against the budget."""
     position: int = 0
     leader: int = 0
 
