@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Remedy, Verdict
-from muster_health import config, facts, signals
+from muster_health import config, facts, signals, snapshot
 from tests.pure.health_world import GPU, Plugin, World
 
 
@@ -96,3 +96,29 @@ def test_a_restart_of_health_earns_nobody_another_restart_of_a_plugin() -> None:
         if isinstance(event, vocabulary.RemediationDecided)
     ]
     assert decided == [Remedy.ACTED, Remedy.REFUSED, Remedy.REFUSED]
+
+
+def test_an_alert_that_was_told_before_all_memory_was_lost_ends_when_its_plugin_is_well() -> None:
+    world = world_of("a", "b", expected=False)
+    world.kill("a")
+    world.turn("b", "1")
+    world.run(30.0)
+    open_ = [("a", AlertKind.PLUGIN_DOWN, ""), ("b", AlertKind.DEVICE_UNHEALTHY, "1")]
+    assert world.alerts() == open_
+    told = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
+    world.memory = {f"{known.node}.p": snapshot.encode(known) for known in snapshot.of_alerts(told)}
+    assert sorted(world.memory) == ["a.p", "b.p"]
+    world.crash(1.0)
+    world.run(5.0)
+    assert world.alerts() == open_
+    world.mend("a")
+    world.turn("b", "1")
+    world.report("b")
+    world.run(60.0)
+    assert world.alerts() == []
+    assert (
+        snapshot.of_alerts(
+            e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)
+        )
+        == []
+    )

@@ -344,6 +344,32 @@ def test_a_killed_health_service_repeats_nothing_and_finds_who_died_meanwhile(
     asyncio.run(story())
 
 
+def test_what_was_told_is_ended_though_all_memory_of_it_is_lost(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            asyncio.timeout(50),
+            nats.NatsServer(tmp_path / "nats") as server,
+            listening(server.url) as told,
+            Toy(server.url, "a") as plugin,
+        ):
+            async with health(tmp_path, server.url) as service:
+                await told.until_verdict("a", Verdict.HEALTHY)
+                await plugin.report("g0", Health.UNHEALTHY)
+                await told.until(lambda: len(told.alerts()) == 1)
+                await service.end(signal.SIGKILL)
+            client = await plugin.bus.link.client()
+            await client.jetstream().purge_stream(f"KV_{streams.STATE.name}")
+            await plugin.report("g0", Health.HEALTHY)
+            async with health(tmp_path, server.url):
+                await told.until(lambda: len(told.alerts()) == 2)
+            assert [state for _, _, state in told.alerts()] == [
+                AlertState.FIRING,
+                AlertState.RESOLVED,
+            ]
+
+    asyncio.run(story())
+
+
 def test_bad_settings_end_with_one_line_each_and_exit_code_2(tmp_path: Path) -> None:
     async def story() -> None:
         file = tmp_path / "health.yaml"

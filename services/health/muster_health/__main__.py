@@ -157,6 +157,7 @@ class Watch:
         self._leading = leading
         self._watched = watched
         self._inbox = inbox
+        self._remembers = False
         self._prober = Prober(connected, inbox, at_once_max=settings.detection.probes_max)
 
     async def put(self, event: signals.Input) -> None:
@@ -279,12 +280,24 @@ class Watch:
         async for now in self._leading.follow():
             if now.revision is not None:
                 await self._remembered()
+                await self._fires_still()
             await self.put(now)
+
+    async def _fires_still(self) -> None:
+        """Put in what alerts were told and not ended, where all memory of them is gone."""
+        if self._remembers:
+            return
+        told = [event.data for event in await self._bus.newest(streams.ALERTS, "muster.alert.>")]
+        firing = [event for event in told if isinstance(event, vocabulary.AlertChanged)]
+        for known in snapshot.of_alerts(firing):
+            await self.put(signals.Restored(state=known))
 
     async def _remembered(self) -> int:
         """Put in what is remembered; return how far in the stream of events that goes."""
         position = 0
-        for key, value in (await self._bus.recall(streams.STATE)).items():
+        values = await self._bus.recall(streams.STATE)
+        self._remembers = bool(values)
+        for key, value in values.items():
             try:
                 known = snapshot.decode(value)
             except ValueError as error:

@@ -93,6 +93,11 @@ def kind_of(verdict: Verdict) -> AlertKind | None:
             assert_never(verdict)
 
 
+def is_of_devices(kind: AlertKind) -> bool:
+    """Tell whether an alert is about devices, and not about their plugin."""
+    return kind in _OF_DEVICES
+
+
 def severity_of(kind: AlertKind) -> Severity:
     """Return how soon a person is needed: at once where pods get no device, or a broken one."""
     match kind:
@@ -162,6 +167,23 @@ def changed(
         runbook=f"{runbook_url}{alert.kind}.md",
         change=alert.change,
         leader=leader,
+    )
+
+
+def told(event: vocabulary.AlertChanged) -> Alert:
+    """Return the alert that an event told of."""
+    return Alert(
+        kind=event.kind,
+        summary=event.summary,
+        evidence=event.evidence,
+        starts_at=event.starts_at,
+        told_at=event.at,
+        resource=event.resource,
+        devices=event.devices,
+        devices_total=event.devices_total,
+        pods=event.pods,
+        change=event.change,
+        ends_at=event.ends_at,
     )
 
 

@@ -267,7 +267,9 @@ class Dossier:
             return [], []
         self._tell_verdict(at, leader)
         held: list[alerts.Alert] = []
-        if not self.inhibited:
+        # an alert that was told by another process stays until it is known how the plugin is
+        is_known = self.state.verdict is not None or not self.telling.told
+        if is_known and not self.inhibited:
             wanted = self._wanted(now, at)
             self._look_due, held = self.telling.follow(
                 wanted, now=now, at=at, may_open=may_open, why_ended=self._why_ended

@@ -5,6 +5,7 @@ crash in between tells it once more under the same event id, and never not at al
 """
 
 import enum
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
@@ -14,6 +15,8 @@ from muster import vocabulary
 from muster_health import alerts, devices
 
 VERSION: Final = 2
+_INTERVAL_S: Final = 5.0
+"""Of a plugin of which nothing is known; its first beat says its own."""
 
 
 class State(enum.StrEnum):
@@ -64,6 +67,34 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When its pod was restarted by us, the last times: they count against the budget."""
     position: int = 0
     leader: int = 0
+
+
+def of_alerts(told: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
+    """Return what is left to know of each plugin where only its alerts were kept, oldest first.
+
+    Nothing is known of how it stands; but what still fires must be ended once it is well.
+    """
+    newest = {event.fingerprint: event for event in told}
+    plugins: dict[tuple[str, str], list[alerts.Alert]] = {}
+    for event in newest.values():
+        if event.state is vocabulary.AlertState.FIRING:
+            plugins.setdefault((event.node, event.plugin), []).append(alerts.told(event))
+    return [
+        Snapshot(
+            node=node,
+            plugin=plugin,
+            state=State.UNKNOWN,
+            interval_s=_INTERVAL_S,
+            firing=tuple(firing),
+            bad=tuple(_bad(alert) for alert in firing if alerts.is_of_devices(alert.kind)),
+        )
+        for (node, plugin), firing in plugins.items()
+    ]
+
+
+def _bad(alert: alerts.Alert) -> devices.Known:
+    why = alert.evidence[0].observed.partition(": ")[2] if alert.evidence else ""
+    return devices.Known(alert.kind, alert.resource, why, alert.devices)
 
 
 _DECODER = msgspec.json.Decoder(Snapshot)
