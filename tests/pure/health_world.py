@@ -35,6 +35,8 @@ class Plugin:
     skew_s: float = 0.0
     interval_s: float = 1.0
     short: str = ""
+    devices: int = 2
+    configuration: str = ""
     twin_seq: int = 0
     broken: set[str] = field(default_factory=set)
     instance: int = 0
@@ -58,6 +60,7 @@ class Plugin:
             instance=f"{self.node}-{self.instance}",
             seq=self.seq,
             interval_s=self.interval_s,
+            config_hash=self.configuration,
             wall=(ZERO + timedelta(seconds=now)).timestamp() - self.skew_s,
             resources=(
                 vocabulary.ResourceBeat(
@@ -65,8 +68,8 @@ class Plugin:
                     streams=int(not self.apart),
                     probe_ok=True,
                     probe_age_s=0.0,
-                    devices=2,
-                    healthy=2,
+                    devices=self.devices,
+                    healthy=self.devices,
                     short=self.short,
                 ),
             ),
@@ -285,6 +288,25 @@ class World:
         )
         self.report(node)
 
+    def replace(self, node: str, devices: int, configuration: str | None = None) -> None:
+        """Let another process come in a plugin's place, which finds so many devices."""
+        plugin = self.plugins[node]
+        plugin.instance, plugin.seq, plugin.sequence = plugin.instance + 1, 0, 0
+        plugin.devices = devices
+        plugin.configuration = configuration or plugin.configuration
+        self.report(node)
+
+    def unplug(self, node: str, device: str) -> None:
+        """Let a device leave while its plugin sees it."""
+        plugin = self.plugins[node]
+        plugin.devices -= 1
+        self._say(
+            plugin,
+            vocabulary.DeviceRemoved(
+                node=node, at=ZERO, plugin="p", resource=GPU, device_id=device, reason="not there"
+            ),
+        )
+
     def turn(self, node: str, device: str) -> None:
         plugin = self.plugins[node]
         plugin.broken ^= {device}
@@ -311,7 +333,7 @@ class World:
                 health=Health.UNHEALTHY if device in plugin.broken else Health.HEALTHY,
                 reason="XID 79",
             )
-            for device in ("0", "1")
+            for device in map(str, range(plugin.devices))
         )
         self._say(
             plugin, vocabulary.InventoryReported(node=node, at=ZERO, plugin="p", devices=devices)

@@ -202,7 +202,7 @@ class Detector:
         state = found.state
         taken = state.hear(beat, now)
         if state.silence.heard_at == now:
-            found.hear(beat, self._sight.wall(now))
+            found.hear(beat, now, self._sight.wall(now))
         if not taken and state.is_calm and not found.has_news(now):
             # as nearly all beats: all that changed is when it is looked at again, to be later
             return []
@@ -249,7 +249,7 @@ class Detector:
         if not found.is_news(said.instance, said.sequence):
             return [signals.Noted(note=signals.Note.EVENT_STALE)]
         found.state.heard_of = True
-        kept = found.report(event)
+        kept = found.report(event, now)
         outs: list[signals.Output] = [] if kept else [signals.Noted(note=signals.Note.REFUSED)]
         taken: list[steps.Step] = []
         match event:
@@ -354,7 +354,7 @@ class Detector:
     def _commit(self, found: dossier.Dossier, now: float) -> list[signals.Output]:
         if not found.has_news(now):
             return []
-        if found.is_new and self._leads and self._greetings.must_wait(found.key, now):
+        if found.may_wait(now) and self._leads and self._greetings.must_wait(found.key, now):
             self._deadlines.set(_GREETINGS_DUE, self._greetings.due)
             return []
         return self._told(found, now)

@@ -1,6 +1,6 @@
 """Pure. What is wrong with a plugin's devices becomes alerts: one for each kind and resource."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -11,6 +11,8 @@ from muster_health import alerts, devices, evidence
 _IDS_MAX: Final = 32
 _SHOWN_MAX: Final = 4
 _PODS_MAX: Final = 32
+_NOTHING: Final[Mapping[str, str]] = {}
+_LOST: Final = (evidence.seen("health", "the plugin saw none of them leave"),)
 _WORDS: Final = {
     AlertKind.DEVICE_UNHEALTHY: "unhealthy",
     AlertKind.DEVICE_DEGRADED: "degraded",
@@ -18,8 +20,17 @@ _WORDS: Final = {
 }
 
 
-def of(known: devices.Devices, *, node: str, at: datetime) -> Iterable[alerts.Alert]:
-    """Give the alerts that devices call for, each as if it were new."""
+def of(
+    known: devices.Devices,
+    *,
+    node: str,
+    at: datetime,
+    missed: Mapping[str, str] = _NOTHING,
+) -> Iterable[alerts.Alert]:
+    """Give the alerts that devices call for, each as if it were new.
+
+    `missed` says in words which resources have fewer devices than they had.
+    """
     for group in sorted({*known.bad, *known.counts}):
         kind, resource = group
         yield _of_group(
@@ -31,12 +42,13 @@ def of(known: devices.Devices, *, node: str, at: datetime) -> Iterable[alerts.Al
             node=node,
             at=at,
         )
-    for resource, short in sorted(known.short.items()):
+    for resource, short in sorted({**missed, **known.short}.items()):
+        source = "plugin" if resource in known.short else "heartbeat"
         yield alerts.Alert(
             kind=AlertKind.DEVICES_SHORT,
             resource=resource,
             summary=f"{resource} on {node}: {short}",
-            evidence=(evidence.seen("plugin", short),),
+            evidence=(evidence.seen(source, short), *([] if resource in known.short else _LOST)),
             starts_at=at,
             told_at=at,
         )
@@ -45,7 +57,10 @@ def of(known: devices.Devices, *, node: str, at: datetime) -> Iterable[alerts.Al
 def ended(known: devices.Devices, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
     """Return what ended a group's alert."""
     slot, resource = key
-    why = known.ended.get((AlertKind(slot), resource), "the plugin no longer reports it")
+    otherwise = "the plugin no longer reports it"
+    if slot == AlertKind.DEVICES_SHORT:
+        otherwise = "as many devices as it had, or by a changed configuration is to have"
+    why = known.ended.get((AlertKind(slot), resource), otherwise)
     return (evidence.seen("plugin", why),)
 
 

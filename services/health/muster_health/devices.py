@@ -4,7 +4,7 @@ An event may be lost; the next inventory says which devices are unhealthy, and e
 many are degraded, unmonitored or missing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,13 +44,14 @@ class Bad:
 class _Harm:
     """All that is wrong, or was; most plugins never have one of their own."""
 
-    __slots__ = ("bad", "counts", "ended", "short")
+    __slots__ = ("bad", "counts", "ended", "short", "unlisted")
 
     def __init__(self) -> None:
         self.bad: dict[Group, dict[str, Bad]] = {}
         self.counts: dict[Group, int] = {}
         self.short: dict[str, str] = {}
         self.ended: dict[Group, str] = {}
+        self.unlisted: set[tuple[str, str]] = set()
 
 
 _NONE: Final = _Harm()
@@ -106,8 +107,12 @@ class Devices:
                 alike.setdefault((kind, resource, bad.why), []).append(device)
         return tuple(Known(*group, tuple(ids)) for group, ids in alike.items())
 
-    def apply(self, event: vocabulary.Event) -> bool:
-        """Take what a plugin reports; return False if a device is beyond what we may keep."""
+    def apply(self, event: vocabulary.Event, had: Mapping[str, int] = _NOTHING) -> bool:
+        """Take what a plugin reports; return False if a device is beyond what we may keep.
+
+        `had` is how many devices there are to be of each resource: while an inventory lists fewer,
+        an unhealthy one that it does not list has not become well.
+        """
         match event:
             case vocabulary.DeviceHealthChanged():
                 group = (AlertKind.DEVICE_UNHEALTHY, event.resource)
@@ -121,7 +126,7 @@ class Devices:
                 holds = device.health is not Health.HEALTHY
                 return self._set(group, _key(device), Bad(_cut(device.reason)), holds=holds)
             case vocabulary.InventoryReported():
-                return self._replace(event.devices)
+                return self._replace(event.devices, had)
             case vocabulary.DeviceRemoved():
                 self._remove(event)
             case vocabulary.ExpectationChanged():
@@ -149,6 +154,17 @@ class Devices:
                     changed = True
                     self._number(group, count)
         return changed
+
+    def settle(self, lacks: Callable[[str], bool]) -> bool:
+        """Drop what no inventory lists, of resources that lack no device; tell if there was any."""
+        if not self._harm.unlisted:
+            return False
+        over = [found for found in self._harm.unlisted if not lacks(found[0])]
+        for resource, device in over:
+            self._own.unlisted.discard((resource, device))
+            unlisted = Bad("the plugin's inventory no longer lists it")
+            self._set((AlertKind.DEVICE_UNHEALTHY, resource), device, unlisted, holds=False)
+        return bool(over)
 
     def forget_resources(self, present: Iterable[str]) -> None:
         """Drop what is known of resources that the plugin no longer has."""
@@ -213,7 +229,7 @@ class Devices:
         devices[device] = bad
         return True
 
-    def _replace(self, listed: tuple[vocabulary.Device, ...]) -> bool:
+    def _replace(self, listed: tuple[vocabulary.Device, ...], had: Mapping[str, int]) -> bool:
         totals: dict[str, int] = {}
         present: dict[tuple[str, str], vocabulary.Device] = {}
         for device in listed:
@@ -222,8 +238,15 @@ class Devices:
             if known.health is Health.HEALTHY:
                 present[device.resource, _key(device)] = device
         self.totals = totals
+        if self._harm.unlisted:
+            self._own.unlisted.clear()
         for group, devices in list(self.bad.items()):
-            for gone in [d for d in devices if (group[1], d) not in present]:
+            kind, resource = group
+            for gone in [d for d in devices if (resource, d) not in present]:
+                is_short = totals.get(resource, 0) < had.get(resource, 0)
+                if kind is AlertKind.DEVICE_UNHEALTHY and is_short:
+                    self._own.unlisted.add((resource, gone))
+                    continue
                 unlisted = Bad("the plugin's inventory no longer lists it")
                 self._set(group, gone, unlisted, holds=False)
         kept = True

@@ -10,6 +10,7 @@ from muster import vocabulary
 from muster.vocabulary import AlertKind
 from muster_health import (
     alerts,
+    census,
     config,
     device_alerts,
     devices,
@@ -86,6 +87,7 @@ class Dossier:
     __slots__ = (
         "_alert_due",
         "_around",
+        "_census",
         "_devices",
         "_dirty",
         "_evidence",
@@ -96,6 +98,7 @@ class Dossier:
         "_remedies",
         "_rule",
         "_since",
+        "_uncounted",
         "_unsaved",
         "_verdict_told",
         "_verdict_untold",
@@ -120,6 +123,7 @@ class Dossier:
         """Another alert says already that the whole node is down."""
         self._around = around
         self._devices = devices.Devices(around.bounds.devices_per_plugin)
+        self._census = census.Census()
         self._since: datetime | None = None
         self._rule = ""
         self._evidence: tuple[vocabulary.Evidence, ...] = ()
@@ -134,6 +138,8 @@ class Dossier:
         self._dirty = False
         self._unsaved = False
         """An event changed what is to be remembered, and told nothing yet."""
+        self._uncounted = False
+        """How many devices there are to be changed, which is to be remembered in its turn."""
 
     def restore(self, known: snapshot.Snapshot, now: float) -> None:
         """Take what was told; and, if we know nothing ourselves, what was known."""
@@ -143,11 +149,18 @@ class Dossier:
         self._remedied, self._remedies = known.remedied, known.remedies
         self.touch(now)
         if self.state.verdict is not None:
+            self._uncounted |= dict(known.had) != self._census.had
             return
         overdue = [a for a in known.firing if a.kind is AlertKind.MAINTENANCE_OVERDUE]
         self.state.restore(known, now, overdue=bool(overdue))
         self._overdue = overdue[0].evidence if overdue else ()
         self._devices.restore(known.bad)
+        short = {
+            alert.resource: alert.evidence[0].observed
+            for alert in known.firing
+            if alert.kind is AlertKind.DEVICES_SHORT
+        }
+        self._census.restore(known.had, known.configuration, short)
         self._since, self._rule, self._evidence = known.since, known.rule, known.evidence
         self._order = known.order
         self._alert_due = now + self._around.settings.patience_s
@@ -165,21 +178,29 @@ class Dossier:
         self._order = (*known.items(), (instance, sequence))[-_INSTANCES_MAX:]
         return True
 
-    def report(self, event: vocabulary.Event) -> bool:
+    def report(self, event: vocabulary.Event, now: float) -> bool:
         """Take what the plugin says about its devices; False if they are too many to keep."""
         self._dirty = True
         changes = self._devices.changes
-        kept = self._devices.apply(event)
+        kept = self._devices.apply(event, self._census.had)
+        if isinstance(event, vocabulary.DeviceRemoved):
+            counted = self._census.changes
+            self._census.removed(event.resource, event.count, now)
+            self._unsaved |= counted != self._census.changes
         self._unsaved |= changes != self._devices.changes
         if isinstance(event, vocabulary.PluginStarted) and self.state.leaving:
             self.state.started()
             self._unsaved = True
         return kept
 
-    def hear(self, beat: vocabulary.Heartbeat, wall: float) -> None:
+    def hear(self, beat: vocabulary.Heartbeat, now: float, wall: float) -> None:
         """Take what a beat says beside being one; `wall` is our time now."""
         self._dirty |= self.skew.hear(beat.wall, wall, self._around.settings.skew_s)
         self._dirty |= self._devices.hear(beat)
+        counted = self._census.changes
+        self._dirty |= self._census.hear(beat, now)
+        self._uncounted |= counted != self._census.changes
+        self._dirty |= self._devices.settle(self._census.lacks)
 
     def decide(
         self, found: steps.Conclusion | steps.Confirmed | steps.Overdue, now: float, at: datetime
@@ -243,8 +264,15 @@ class Dossier:
             and not (self.telling.told or self.telling.untold)
         )
 
+    def may_wait(self, now: float) -> bool:
+        """Tell whether nobody but ourselves waits for what there is to tell, or to remember."""
+        return self.is_new or not self._is_due(now)
+
     def has_news(self, now: float) -> bool:
         """Tell whether `commit` is needed."""
+        return self._uncounted or self._is_due(now)
+
+    def _is_due(self, now: float) -> bool:
         return self._dirty or (self._look_due is not None and self._look_due <= now)
 
     def deadline(self) -> float | None:
@@ -264,6 +292,7 @@ class Dossier:
         self._dirty, self._look_due = False, None
         leader = self._around.leader
         if leader is None:
+            self._uncounted = False
             return [], []
         self._tell_verdict(at, leader)
         held: list[alerts.Alert] = []
@@ -307,7 +336,7 @@ class Dossier:
             expected=state.expected,
             frozen=state.is_frozen,
             resources=state.resources,
-            devices=dict(self._devices.totals),
+            devices=dict(self._census.has or self._devices.totals),
             unhealthy=tuple(
                 Unhealthy(kind=kind, resource=resource, device=device, why=bad.why)
                 for (kind, resource), found in sorted(self._devices.bad.items())
@@ -329,7 +358,8 @@ class Dossier:
             told = (evidence.seen("heartbeat", self.skew.words()),)
             summary = f"the clock of node {self.node} is apart from ours"
             found.append(_alert(AlertKind.CLOCK_SKEW, summary, told, at))
-        return [*found, *device_alerts.of(self._devices, node=self.node, at=at)]
+        missed = self._census.short
+        return [*found, *device_alerts.of(self._devices, node=self.node, at=at, missed=missed)]
 
     def _own(self, now: float, at: datetime) -> alerts.Alert | None:
         verdict = self.state.verdict
@@ -389,7 +419,7 @@ class Dossier:
             told.append(signals.Publish(event=event, event_id=alerts.event_id(event)))
         if not told:
             # the event is acknowledged after this, and does not come again
-            return [self._remember(leader)] if self._unsaved else []
+            return [self._remember(leader)] if self._unsaved or self._uncounted else []
         before = [self._remember(leader)]
         if verdict is not None and verdict.previous is None and not self.telling.untold:
             # should it be told once more after a crash, nobody is told anything new
@@ -409,7 +439,7 @@ class Dossier:
 
     def _remember(self, leader: int) -> signals.Remember:
         state = self.state
-        self._unsaved = False
+        self._unsaved = self._uncounted = False
         known = snapshot.Snapshot(
             node=self.node,
             plugin=self.plugin,
@@ -427,6 +457,8 @@ class Dossier:
             falls=state.falls,
             order=self._order,
             bad=self._devices.known(),
+            had=tuple(self._census.had.items()),
+            configuration=self._census.configuration,
             firing=tuple(self.telling.told.values()),
             untold_verdict=self._verdict_untold,
             untold_alerts=self.telling.untold,

@@ -58,6 +58,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The last event of each instance, by its sequence; the newest last."""
     bad: tuple[devices.Known, ...] = ()
     """Devices with something wrong."""
+    had: tuple[tuple[str, int], ...] = ()
+    """How many devices there are to be of each resource, by the configuration of this hash."""
+    configuration: str = ""
     firing: tuple[alerts.Alert, ...] = ()
     untold_verdict: vocabulary.VerdictChanged | None = None
     untold_alerts: tuple[alerts.Alert, ...] = ()

@@ -1,0 +1,191 @@
+"""Pure. How many devices a plugin had, and whether it has fewer since, though nobody meant that.
+
+The failure that nobody else tells of: the pod runs, its log is clean, and the node offers 0. A
+plugin that starts anew knows nothing of the devices that its predecessor had; so we remember.
+
+| a beat counts, of a resource                          | then it is to have                |
+|-------------------------------------------------------|-----------------------------------|
+| as many as ever, or more                              | so many                           |
+| fewer; each one's `device.removed` was told           | so many: it was unplugged         |
+| fewer; the plugin's configuration is another one      | so many, 60 s later: it was meant |
+| none, of no resource, and another configuration       | as many as before it: short       |
+| fewer; parts of GPUs (MIG) or their wholes came for it | so many: divided otherwise        |
+| fewer                                                 | as many as before: short          |
+
+It is told of when it lasts for 60 s: drivers and buses may be later than the plugin. A plugin that
+drains counts nothing.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from muster import vocabulary
+
+_WAIT_S: Final = 60.0
+_IN_FLIGHT_S: Final = 10.0
+"""A beat from before a device was removed may come after the event that tells of it."""
+_RESOURCES_MAX: Final = 64
+_LONG_AGO: Final = float("-inf")
+_NOTHING: Final[Mapping[str, int]] = {}
+_NO_WORDS: Final[Mapping[str, str]] = {}
+_NO_TIMES: Final[Mapping[str, float]] = {}
+_PART: Final = "/mig-"
+
+
+class Census:
+    """The devices of one plugin by resource: those it `has`, and those it is to have."""
+
+    __slots__ = (
+        "_configuration",
+        "_had",
+        "_is_calm",
+        "_newer",
+        "_newer_at",
+        "_removed_at",
+        "_since",
+        "changes",
+        "has",
+        "short",
+    )
+
+    def __init__(self) -> None:
+        self.has: Mapping[str, int] = _NOTHING
+        """By the last beat."""
+        self.short: Mapping[str, str] = _NO_WORDS
+        """Which resources have fewer than they are to have, for long enough, in words."""
+        self.changes = 0
+        """How often what is to be remembered changed."""
+        self._had: Mapping[str, int] = _NOTHING
+        self._configuration = self._newer = ""
+        self._newer_at = 0.0
+        self._removed_at = _LONG_AGO
+        self._since: Mapping[str, float] = _NO_TIMES
+        self._is_calm = False
+
+    @property
+    def had(self) -> Mapping[str, int]:
+        """Return how many there are to be."""
+        return self._had
+
+    @property
+    def configuration(self) -> str:
+        """Return the hash of the configuration under which there are to be so many."""
+        return self._configuration
+
+    def restore(
+        self, had: Iterable[tuple[str, int]], configuration: str, told: Mapping[str, str]
+    ) -> None:
+        """Go on where a former process stopped; of what is in `told` people know already."""
+        self._had, self._configuration = _shared(tuple(had)), _same(configuration)
+        self._since, self.short = dict.fromkeys(told, _LONG_AGO), dict(told)
+        self._is_calm = False
+
+    def lacks(self, resource: str) -> bool:
+        """Tell whether there are fewer than there are to be, for however short a time."""
+        return self.has.get(resource, 0) < self._had.get(resource, 0)
+
+    def removed(self, resource: str, count: int, now: float) -> None:
+        """Take that the plugin saw devices leave, and lived on: they were unplugged."""
+        known = self._had.get(resource, 0)
+        if not known:
+            return
+        self._remember({**self._had, resource: max(0, known - count)}, self._configuration)
+        self._removed_at, self._is_calm = now, False
+
+    def hear(self, beat: vocabulary.Heartbeat, now: float) -> bool:
+        """Take what a beat counts; return whether `short` changed."""
+        if self._is_calm and self._is_as_before(beat):
+            return False
+        if beat.phase is vocabulary.Phase.DRAINING:
+            return False
+        counted = sorted((each.name, each.devices) for each in beat.resources)
+        self.has = _shared(tuple(counted[:_RESOURCES_MAX]))
+        if self._is_reconfigured(beat.config_hash, now):
+            self._is_calm = False
+            return False
+        self._count(now)
+        before, self.short = self.short, self._words(now)
+        self._is_calm = self.has == self._had and not self._newer
+        return before != self.short
+
+    def _is_as_before(self, beat: vocabulary.Heartbeat) -> bool:
+        """Tell whether a beat counts what the one before did, as nearly all do."""
+        if beat.config_hash != self._configuration or len(beat.resources) != len(self.has):
+            return False
+        return all(self.has.get(each.name) == each.devices for each in beat.resources)
+
+    def _is_reconfigured(self, configuration: str, now: float) -> bool:
+        """Take which configuration is in force; tell whether it is too new to count by."""
+        if configuration in {"", self._configuration}:
+            self._newer = ""
+            return False
+        if not self._configuration:
+            self._remember(self._had, configuration)
+            return False
+        if configuration != self._newer:
+            if self._newer and now - self._newer_at >= _WAIT_S:
+                # none at all was told of, and this is what was made of it
+                self._remember(self.has, self._newer)
+            self._newer, self._newer_at = configuration, now
+        if now - self._newer_at < _WAIT_S:
+            return True
+        if any(self.has.values()) or not any(self._had.get(name) for name in self.has):
+            self._remember(self.has, configuration)
+            self._newer = ""
+        return False
+
+    def _count(self, now: float) -> None:
+        has, had = self.has, self._had
+        gained = {name for name, count in has.items() if count > had.get(name, 0)}
+        lost = {name for name, count in had.items() if count > has.get(name, 0)}
+        if _is_divided(gained, lost):
+            self._remember(has, self._configuration)
+        elif now - self._removed_at >= _IN_FLIGHT_S:
+            # a resource of which there never was one need not be known
+            kept = {name: count for name, count in had.items() if count or name in has}
+            self._remember({**kept, **has, **{name: had[name] for name in lost}}, "")
+
+    def _words(self, now: float) -> Mapping[str, str]:
+        is_newer = bool(self._newer)
+        lacking = [
+            name for name in self._had if self.lacks(name) and (not is_newer or name in self.has)
+        ]
+        if not lacking:
+            self._since = _NO_TIMES
+            return _NO_WORDS
+        first = self._newer_at if is_newer else now
+        self._since = {name: self._since.get(name, first) for name in lacking}
+        after = " before its configuration changed" if is_newer else ""
+        return {
+            name: f"{self.has.get(name, 0)} of the {self._had[name]} devices that it had{after}"
+            for name in lacking
+            if now - self._since[name] >= _WAIT_S
+        }
+
+    def _remember(self, had: Mapping[str, int], configuration: str) -> None:
+        configuration = configuration or self._configuration
+        if had != self._had or configuration != self._configuration:
+            self._had = _shared(tuple(sorted(had.items())[:_RESOURCES_MAX]))
+            self._configuration = _same(configuration)
+            self.changes += 1
+
+
+def _is_divided(gained: set[str], lost: set[str]) -> bool:
+    """Tell whether GPUs were divided otherwise: their parts are resources of their own."""
+    if not any(_PART in name for name in gained | lost):
+        return False
+    domains = {name.partition("/")[0] for name in gained}
+    return bool(lost) and all(name.partition("/")[0] in domains for name in lost)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared(counted: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    """Return them by name; nodes that are alike share them."""
+    return dict(counted)
+
+
+@functools.lru_cache(maxsize=64)
+def _same(configuration: str) -> str:
+    """Return one string for all nodes of one configuration."""
+    return configuration

@@ -1,0 +1,216 @@
+"""The pod runs, its log is clean, and the node offers 0: fewer devices than there were."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind, AlertState, Phase, Verdict
+from muster_health import census
+from tests.pure.health_world import GPU, World, running
+
+FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
+SHORT = [(AlertKind.DEVICES_SHORT, FIRING)]
+CAMERA = "ex.org/camera"
+MIG = "nvidia.com/mig-1g.10gb"
+
+
+def world_of(devices: int = 8, **how: object) -> World:
+    world = World("a", **how)  # type: ignore[arg-type]  # by name
+    world.plugins["a"].devices = devices
+    world.plugins["a"].configuration = "one"
+    world.run(10.0)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        (0, f"{GPU} on a: 0 of the 8 devices that it had"),
+        (7, f"{GPU} on a: 7 of the 8 devices that it had"),
+    ],
+)
+def test_a_plugin_that_starts_anew_with_fewer_devices_is_short_until_they_are_back(
+    devices: int, words: str
+) -> None:
+    world = world_of()
+    world.replace("a", devices)
+    world.run(58.0)
+    assert world.story("a") == []
+    world.run(5.0)
+    assert world.story("a") == SHORT
+    assert [alert.summary for alert in told(world)] == [words]
+    world.replace("a", 8)
+    world.run(5.0)
+    assert world.story("a") == [*SHORT, (AlertKind.DEVICES_SHORT, RESOLVED)]
+
+
+def test_devices_that_come_late_after_a_start_are_no_shortage() -> None:
+    world = world_of()
+    world.replace("a", 0)
+    world.run(50.0)
+    world.plugins["a"].devices = 8
+    world.run(300.0)
+    assert world.story("a") == []
+
+
+def test_devices_that_vanish_without_a_word_are_a_shortage_in_one_life_too() -> None:
+    world = world_of()
+    world.plugins["a"].devices = 0
+    world.run(70.0)
+    assert world.story("a") == SHORT
+
+
+def test_a_device_that_is_unplugged_is_missed_by_nobody() -> None:
+    world = world_of()
+    world.unplug("a", "7")
+    world.run(100.0)
+    world.replace("a", 7)
+    world.run(100.0)
+    world.crash()
+    world.run(100.0)
+    assert world.story("a") == []
+
+
+def test_another_configuration_means_what_it_leaves() -> None:
+    world = world_of()
+    world.replace("a", 3, "two")
+    world.run(300.0)
+    assert world.story("a") == []
+    world.replace("a", 2)
+    world.run(70.0)
+    assert world.story("a") == SHORT
+    world.replace("a", 2, "three")
+    world.run(70.0)
+    assert world.story("a") == [*SHORT, (AlertKind.DEVICES_SHORT, RESOLVED)]
+
+
+def test_a_configuration_that_leaves_no_device_at_all_is_told_of_and_the_next_one_means_it() -> (
+    None
+):
+    world = world_of()
+    world.replace("a", 0, "typo")
+    world.run(70.0)
+    (alert,) = told(world)
+    assert alert.summary == (
+        f"{GPU} on a: 0 of the 8 devices that it had before its configuration changed"
+    )
+    world.replace("a", 0, "meant")
+    world.run(70.0)
+    assert world.story("a") == [*SHORT, (AlertKind.DEVICES_SHORT, RESOLVED)]
+
+
+def test_a_configuration_that_is_taken_back_leaves_no_trace() -> None:
+    world = world_of()
+    world.replace("a", 0, "typo")
+    world.run(70.0)
+    world.replace("a", 8, "one")
+    world.run(300.0)
+    assert world.story("a") == [*SHORT, (AlertKind.DEVICES_SHORT, RESOLVED)]
+
+
+@pytest.mark.parametrize("services", [1, 2])
+@pytest.mark.parametrize("wait_s", [2.0, 70.0])
+def test_a_shortage_outlives_health(wait_s: float, services: int) -> None:
+    world = world_of(services=services)
+    world.replace("a", 0)
+    world.run(wait_s)
+    for _ in range(3):
+        world.crash(20.0)
+        world.run(70.0)
+    assert world.story("a") == SHORT
+    assert world.verdicts("a") == [Verdict.HEALTHY]
+
+
+def test_an_unhealthy_device_is_not_well_because_nobody_lists_it_any_more() -> None:
+    world = running("a")
+    world.turn("a", "1")
+    world.run(5.0)
+    world.replace("a", 1)
+    world.run(100.0)
+    unhealthy = ("a", AlertKind.DEVICE_UNHEALTHY, "1")
+    assert world.alerts() == [unhealthy, ("a", AlertKind.DEVICES_SHORT, "")]
+    world.crash()
+    world.run(30.0)
+    world.replace("a", 1)
+    world.run(30.0)
+    assert world.alerts() == [unhealthy, ("a", AlertKind.DEVICES_SHORT, "")]
+    world.plugins["a"].broken.clear()
+    world.replace("a", 2)
+    world.run(30.0)
+    assert world.alerts() == []
+
+
+def test_an_unhealthy_device_that_the_configuration_leaves_out_is_no_alert() -> None:
+    world = world_of(2)
+    world.turn("a", "1")
+    world.run(5.0)
+    world.replace("a", 1, "two")
+    world.run(100.0)
+    assert world.alerts() == []
+
+
+def test_gpus_that_are_divided_otherwise_are_not_missed() -> None:
+    known = census.Census()
+    heard(known, 0.0, {GPU: 8, CAMERA: 1})
+    heard(known, 1.0, {GPU: 7, MIG: 7, CAMERA: 1})
+    heard(known, 100.0, {GPU: 7, MIG: 7, CAMERA: 1})
+    assert (dict(known.short), dict(known.had)) == ({}, {GPU: 7, MIG: 7, CAMERA: 1})
+    heard(known, 200.0, {GPU: 8, CAMERA: 1})
+    heard(known, 300.0, {GPU: 8, CAMERA: 1})
+    assert (dict(known.short), dict(known.had)) == ({}, {GPU: 8, CAMERA: 1})
+
+
+def test_a_resource_that_the_plugin_does_not_name_any_more_is_missed_too() -> None:
+    known = census.Census()
+    heard(known, 0.0, {GPU: 8, CAMERA: 1})
+    heard(known, 1.0, {CAMERA: 1})
+    assert heard(known, 61.0, {CAMERA: 1})
+    assert dict(known.short) == {GPU: "0 of the 8 devices that it had"}
+
+
+def test_a_plugin_that_drains_counts_nothing() -> None:
+    known = census.Census()
+    heard(known, 0.0, {GPU: 8})
+    for at in (1.0, 100.0):
+        heard(known, at, {GPU: 0}, phase=Phase.DRAINING)
+    assert (dict(known.short), dict(known.has)) == ({}, {GPU: 8})
+
+
+def test_a_beat_on_its_way_does_not_bring_back_what_was_unplugged() -> None:
+    known = census.Census()
+    heard(known, 0.0, {GPU: 8})
+    known.removed(GPU, 1, 1.0)
+    heard(known, 1.1, {GPU: 8})
+    for at in (6.0, 20.0, 100.0):
+        heard(known, at, {GPU: 7})
+    assert (dict(known.short), dict(known.had)) == ({}, {GPU: 7})
+
+
+def test_resources_are_kept_to_a_bound() -> None:
+    known = census.Census()
+    heard(known, 0.0, {f"ex.org/{n:03}": n for n in range(500)})
+    heard(known, 1.0, {f"ex.org/{n:03}": 2 * n for n in range(500, 0, -1)})
+    assert (len(known.had), known.changes) == (64, 2)
+
+
+def told(world: World) -> list[vocabulary.AlertChanged]:
+    return [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
+
+
+def heard(
+    known: census.Census, now: float, counted: dict[str, int], phase: Phase = Phase.SERVING
+) -> bool:
+    beat = vocabulary.Heartbeat(
+        node="a",
+        plugin="p",
+        instance="one",
+        seq=int(now * 10),
+        interval_s=5.0,
+        phase=phase,
+        wall=datetime(2026, 1, 1, tzinfo=UTC).timestamp(),
+        resources=tuple(
+            vocabulary.ResourceBeat(name=name, devices=count) for name, count in counted.items()
+        ),
+    )
+    return known.hear(beat, now)
