@@ -258,6 +258,15 @@ def test_every_letter_ends_in_one_way_and_no_group_is_sent_twice_at_once(  # noq
     assert found.waiting == 0
 
 
+def test_the_next_of_few_a_second_counts_from_the_answer_of_the_last() -> None:
+    found, a, b = make(rate=1.0, burst=1), letter("a"), letter("b")
+    assert found.receive(a, 0.0) == [desk.Send(a, 1)]
+    assert found.receive(b, 0.1) == []
+    assert found.receive(answered(a, TAKEN), 0.4) == [desk.Done(a, 1, TAKEN)]
+    assert found.next_deadline() == 1.4
+    assert found.tick(1.4) == [desk.Send(b, 1)]
+
+
 def test_a_message_of_several_requests_costs_as_many_turns() -> None:
     found = make(rate=1.0, burst=1)
     two = Answer(outcome=Outcome.TAKEN, detail="", requests=2)

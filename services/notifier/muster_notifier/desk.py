@@ -28,6 +28,7 @@ from muster_notifier import notification as notifications
 
 SENDING_MAX: Final = 4
 FAILURES_MAX: Final = 5
+_FEW_PER_S: Final = 10.0
 UNKNOWN_S: Final = (30.0, 120.0, 600.0, 3600.0)
 """When to send again what may have been taken, where people would see it again each time."""
 
@@ -119,6 +120,7 @@ class _Bucket:
     rate: float
     burst: int
     tokens: float = field(init=False)
+    left: float = 0.0
     at: float | None = None
 
     def __post_init__(self) -> None:
@@ -133,10 +135,17 @@ class _Bucket:
         """Take one."""
         self._fill(now)
         self.tokens -= 1
+        self.left = self.tokens
 
-    def spend(self, count: int) -> None:
-        """Take what was used beside, also if there is none."""
-        self.tokens -= count
+    def answered(self, now: float, *, requests: int) -> None:
+        """Take what a message of several requests used beside, also if there is none.
+
+        Of few a second the next counts from the answer: what is sent a second apart arrives less
+        apart if the first was slow.
+        """
+        if self.rate <= _FEW_PER_S:
+            self.tokens, self.at = min(self.tokens, self.left), now
+        self.tokens -= requests - 1
 
     def _fill(self, now: float) -> None:
         if self.at is not None:
@@ -229,7 +238,7 @@ class Desk:
         assert slot.letter == letter, "an answer to what was not sent"
         slot.is_sending = False
         self._sending -= 1
-        self._bucket.spend(answer.requests - 1)
+        self._bucket.answered(now, requests=answer.requests)
         out: list[Output] = []
         if answer.kind is answers.Kind.TEMPORARY:
             self._failures += 1

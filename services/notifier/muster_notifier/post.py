@@ -125,7 +125,7 @@ class Post:
             settings.name,
             sender.send,
             at_desk=desk.Desk(
-                rate_per_s=senders.SPARED * (limits.rate_per_s or sender.rate_per_s),
+                rate_per_s=limits.rate_per_s or sender.rate_per_s,
                 burst=limits.burst,
                 retry_for_s=limits.retry_for_s,
                 at_once=sender.at_once,

@@ -37,9 +37,6 @@ _PAGERDUTY: Final = 2.0
 _TEAMS: Final = 4.0
 _MAIL: Final = 1.0
 _EVENTS: Final = 5.0
-SPARED: Final = 0.98
-"""Of a rate, what is used: what is sent a second apart may arrive a little less apart."""
-
 _SECRET_MIN: Final = 6
 """What is shorter stands in many texts by chance."""
 
@@ -142,7 +139,7 @@ def _make(  # noqa: C901, PLR0911  # one line for each way
     secrets: _Secrets,
 ) -> tuple[receivers.Send, float]:
     def pace(default: float) -> float:
-        return 1 / (SPARED * (receiver.limits.rate_per_s or default))
+        return 1 / (receiver.limits.rate_per_s or default)
 
     match receiver:
         case addresses.Receiver(webhook=addresses.Webhook() as found):
