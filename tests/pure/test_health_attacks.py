@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from muster import vocabulary
-from muster.vocabulary import AlertKind, Remedy, Verdict
+from muster.vocabulary import AlertKind, AlertState, Remedy, Verdict
 from muster_health import config, facts, signals, snapshot
 from tests.pure.health_world import GPU, Plugin, World
 
@@ -122,3 +124,38 @@ def test_an_alert_that_was_told_before_all_memory_was_lost_ends_when_its_plugin_
         )
         == []
     )
+
+
+def test_a_backlog_read_late_says_nothing_of_any_clock() -> None:
+    world = world_of("a", "b", expected=False)
+    for _ in range(5):
+        # health stands still for 25 s, and reads all at once what came meanwhile
+        backlog = []
+        for _ in range(25):
+            world.now += 1.0
+            backlog += [plugin.beat(world.now) for plugin in world.plugins.values()]
+        late = [
+            msgspec.structs.replace(beat, uptime_s=1000.0 + beat.seq, wall=beat.wall)
+            for beat in backlog
+        ]
+        hear(world, signals.Beats(heartbeats=late))
+        world._beats_due = world.now + 1.0  # the world stood still, too
+        world.run(5.0)
+    assert world.alerts() == []
+
+
+def test_where_most_clocks_are_apart_from_ours_one_alert_says_so() -> None:
+    nodes = [f"n{number}" for number in range(20)]
+    world = world_of(*nodes)
+    for node in nodes[1:]:
+        world.plugins[node].skew_s = 3600.0
+    world.run(60.0)
+    assert world.alerts() == [("_fleet", AlertKind.CLOCK_SKEW, "")]
+    assert world.story("n1") == []
+    world.crash(1.0)
+    world.run(60.0)
+    assert world.story("_fleet") == [(AlertKind.CLOCK_SKEW, AlertState.FIRING)]
+    for node in nodes[2:]:
+        world.plugins[node].skew_s = 0.0
+    world.run(60.0)
+    assert world.alerts() == [("n1", AlertKind.CLOCK_SKEW, "")]

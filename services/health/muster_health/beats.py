@@ -49,6 +49,7 @@ class Beats:
         "arrived_at",
         "instance",
         "interval_s",
+        "is_fresh",
         "seq",
         "stretch",
     )
@@ -59,6 +60,8 @@ class Beats:
         self.seq = -1
         self.arrived_at: float | None = None
         self.stretch = 1.0
+        self.is_fresh = False
+        """The newest one was read when it was made."""
         self._retired = ""
         self._retired_seq = -1
         self._retired_at = 0.0
@@ -76,7 +79,7 @@ class Beats:
         if self._is_stale(beat, quiet_s, now):
             return Life.STALE
         interval_s = max(beat.interval_s, INTERVAL_MIN_S)
-        life = Life.FRESH if self._is_fresh(beat, quiet_s, interval_s) else Life.DOUBTFUL
+        self.is_fresh = self._is_fresh(beat, quiet_s, interval_s)
         if beat.instance == self.instance:
             self._pace(beat, interval_s)
         else:
@@ -85,7 +88,7 @@ class Beats:
             self.instance = beat.instance
         self.seq, self.interval_s, self._uptime_s = beat.seq, interval_s, beat.uptime_s
         self.arrived_at, self._spoke_since = now, True
-        return life
+        return Life.FRESH if self.is_fresh else Life.DOUBTFUL
 
     def comes_back(self, instance: str) -> bool:
         """Tell whether this one beat before the one that beats now: it was there all the time."""

@@ -74,6 +74,7 @@ class Detector:
         self._cures = cure.Cures(remediation or config.Remediation())
         self._greetings = greetings.Greetings()
         self._leftover: list[str] = []
+        self._skewed: set[str] = set()
 
     def receive(self, event: signals.Input, now: float) -> list[signals.Output]:
         """Take one input."""
@@ -202,11 +203,34 @@ class Detector:
         state = found.state
         taken = state.hear(beat, now)
         if state.silence.heard_at == now:
+            was_skewed = found.skew.is_skewed
             found.hear(beat, now, self._sight.wall(now))
+            if found.skew.is_skewed is not was_skewed:
+                self._compare_clocks(found, now)
         if not taken and state.is_calm and not found.has_news(now):
             # as nearly all beats: all that changed is when it is looked at again, to be later
             return []
         return self._take(found, taken, now)
+
+    def _compare_clocks(self, changed: dossier.Dossier, now: float) -> None:
+        """Take that a node's clock is apart from ours, or no more; if most are, ours is apart."""
+        (self._skewed.add if changed.skew.is_skewed else self._skewed.discard)(changed.key)
+        plugins = len(self._register.dossiers)
+        is_apart = len(self._skewed) > max(self._settings.storm_min, plugins / 2)
+        if is_apart is self._around.is_apart:
+            return
+        self._around.is_apart = is_apart
+        there = self._register.dossiers
+        skewed = [there[key] for key in self._skewed if key in there]
+        for found in skewed:
+            found.touch(now + _SOON_S)
+            self._deadlines.set(found.key, now + _SOON_S)
+        middle = sorted(skewed, key=lambda found: found.skew.seconds)[len(skewed) // 2 :][:1]
+        words = [
+            f"{len(skewed)} of {plugins}; of the middle one {one.skew.words()}" for one in middle
+        ]
+        self._fleet.apart = words[0] if is_apart else ""
+        self._deadlines.set(_FLEET_DUE, now + _SOON_S)
 
     def _learn(
         self,
@@ -280,6 +304,7 @@ class Detector:
             if not found.state.is_alive:
                 self._register.remove(found)
                 self._storms.cleared(found.key)
+                self._skewed.discard(found.key)
                 self._fleet.hold(found.key, ())
                 outs += found.close(self._sight.at(now), _NOT_EXPECTED)
         return outs

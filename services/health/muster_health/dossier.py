@@ -64,7 +64,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class Around:
     """What every dossier needs to know of the service it is part of."""
 
-    __slots__ = ("bounds", "has_cluster", "leader", "runbook_url", "settings")
+    __slots__ = ("bounds", "has_cluster", "is_apart", "leader", "runbook_url", "settings")
 
     def __init__(
         self,
@@ -77,6 +77,8 @@ class Around:
     ) -> None:
         self.settings, self.bounds = settings, bounds
         self.runbook_url, self.has_cluster = runbook_url, has_cluster
+        self.is_apart = False
+        """Our clock is apart from those of most nodes."""
         self.leader = leader
         """The revision we lead under; None while another one does."""
 
@@ -154,6 +156,8 @@ class Dossier:
         overdue = [a for a in known.firing if a.kind is AlertKind.MAINTENANCE_OVERDUE]
         self.state.restore(known, now, overdue=bool(overdue))
         self._overdue = overdue[0].evidence if overdue else ()
+        if any(a.kind is AlertKind.CLOCK_SKEW for a in known.firing):
+            self.skew.restore()
         self._devices.restore(known.bad)
         short = {
             alert.resource: alert.evidence[0].observed
@@ -195,7 +199,9 @@ class Dossier:
 
     def hear(self, beat: vocabulary.Heartbeat, now: float, wall: float) -> None:
         """Take what a beat says beside being one; `wall` is our time now."""
-        self._dirty |= self.skew.hear(beat.wall, wall, self._around.settings.skew_s)
+        if self.state.beats.is_fresh:
+            bound_s = self._around.settings.skew_s
+            self._dirty |= self.skew.hear(beat.wall, wall, bound_s, now=now)
         self._dirty |= self._devices.hear(beat)
         counted = self._census.changes
         self._dirty |= self._census.hear(beat, now)
@@ -305,6 +311,8 @@ class Dossier:
             )
             if self._alert_waits(now):
                 self._look_due = min(self._alert_due, self._look_due or self._alert_due)
+            if self.skew.is_skewed and now < self._skew_due:
+                self._look_due = min(self._skew_due, self._look_due or self._skew_due)
         return self._tellings(leader), held
 
     def close(self, at: datetime, why: str) -> list[signals.Output]:
@@ -354,12 +362,17 @@ class Dossier:
     def _wanted(self, now: float, at: datetime) -> list[alerts.Alert]:
         own = self._own(now, at)
         found = [] if own is None else [own]
-        if self.skew.is_skewed:
+        if self.skew.is_skewed and not self._around.is_apart and now >= self._skew_due:
             told = (evidence.seen("heartbeat", self.skew.words()),)
             summary = f"the clock of node {self.node} is apart from ours"
             found.append(_alert(AlertKind.CLOCK_SKEW, summary, told, at))
         missed = self._census.short
         return [*found, *device_alerts.of(self._devices, node=self.node, at=at, missed=missed)]
+
+    @property
+    def _skew_due(self) -> float:
+        """Return when it is known whether most nodes are apart from us, or only this one."""
+        return self.skew.since + self._around.settings.storm_window_s
 
     def _own(self, now: float, at: datetime) -> alerts.Alert | None:
         verdict = self.state.verdict

@@ -26,6 +26,8 @@ class Fleet:
         self.telling = telling.Telling(around.settings, around.bounds)
         self._around = around
         self._held: dict[str, str] = {}
+        self.apart = ""
+        """How the clocks of most nodes are apart from ours, in words."""
         self._servers: dict[str, tuple[str, float]] = {}
         self._ended: tuple[vocabulary.Evidence, ...] = ()
         self._remembered = 0
@@ -76,7 +78,7 @@ class Fleet:
         wanted = {alert.key: alert for alert in self.telling.told.values()}
         if now >= self._keep_until:
             wanted.clear()
-        now_wanted = [*self._storm(storms, plugins, now, at), *self._more(at)]
+        now_wanted = [*self._storm(storms, plugins, now, at), *self._more(at), *self._clock(at)]
         wanted |= {alert.key: alert for alert in now_wanted}
         due, _ = self.telling.follow(
             wanted.values(), now=now, at=at, may_open=lambda: True, why_ended=self._why_ended
@@ -167,7 +169,20 @@ class Fleet:
             told_at=at,
         )
 
+    def _clock(self, at: datetime) -> Iterable[alerts.Alert]:
+        if not self.apart:
+            return
+        yield alerts.Alert(
+            kind=AlertKind.CLOCK_SKEW,
+            summary="most nodes' clocks are apart from ours: look at health's own clock first",
+            evidence=(evidence.seen("heartbeat", self.apart),),
+            starts_at=at,
+            told_at=at,
+        )
+
     def _why_ended(self, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
         if key[0] == AlertKind.STORM and self._ended:
             return self._ended
+        if key[0] == AlertKind.CLOCK_SKEW:
+            return (evidence.seen("heartbeat", "the clocks of most nodes agree with ours"),)
         return (evidence.seen("health", "no alert waits, and no storm lasts"),)

@@ -1,8 +1,10 @@
 """Pure. Whether a node's clock is apart from ours: a check of its own, and never a verdict.
 
-Every age is by our clock alone, so a skewed clock deceives nobody; but its logs will.
+Every age is by our clock alone, so a skewed clock deceives nobody; but its logs will. Only beats
+that are read when they are made count. Where most clocks are apart from ours, ours is wrong.
 """
 
+import math
 from typing import Final
 
 _BEATS_MIN: Final = 3
@@ -10,16 +12,21 @@ _WELL_SHARE: Final = 0.5
 
 
 class Skew:
-    """The clock of one node against ours. It takes three beats to believe either."""
+    """The clock of one node against ours, `since` when; it takes three beats to believe either."""
 
-    __slots__ = ("_beats", "is_skewed", "seconds")
+    __slots__ = ("_beats", "is_skewed", "seconds", "since")
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.is_skewed = False
+        self.since = 0.0
         self._beats = 0
 
-    def hear(self, wall: float, ours: float, bound_s: float) -> bool:
+    def restore(self) -> None:
+        """Take that a former process told that it is apart, and has seen no end of it."""
+        self.is_skewed, self.since = True, -math.inf
+
+    def hear(self, wall: float, ours: float, bound_s: float, *, now: float) -> bool:
         """Take when a beat says that it was made; return whether that changed what we believe."""
         if not wall:
             return False
@@ -31,7 +38,7 @@ class Skew:
         self._beats += 1
         if self._beats < _BEATS_MIN:
             return False
-        self.is_skewed, self._beats = not self.is_skewed, 0
+        self.is_skewed, self._beats, self.since = not self.is_skewed, 0, now
         return True
 
     def words(self) -> str:
