@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from muster import vocabulary
+from muster import reading, vocabulary
 
 EVENT_BYTES_MAX: Final = 512 * 1024
 HEARTBEAT_BYTES_MAX: Final = 64 * 1024
@@ -101,9 +101,6 @@ class _Envelope(msgspec.Struct, kw_only=True):
     boot: str = ""
 
 
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises on bytes; too deep a nesting ends in the last."""
-
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
 _DATA = {event.TYPE: msgspec.json.Decoder(event) for event in vocabulary.EVENTS}
 _HEARTBEAT = msgspec.json.Decoder(vocabulary.Heartbeat)
@@ -163,7 +160,7 @@ def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
         raise MalformedEvent(MalformedReason.OVERSIZED, f"{len(payload)} bytes")
     try:
         envelope = _ENVELOPE.decode(payload)
-    except _UNREADABLE as error:
+    except reading.UNREADABLE as error:
         raise MalformedEvent(MalformedReason.NOT_A_CLOUDEVENT, str(error)) from None
     event_type = envelope.type.removeprefix(TYPE_PREFIX)
     schema = _SCHEMA.fullmatch(envelope.dataschema)
@@ -175,7 +172,7 @@ def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
         data = _DATA[event_type].decode(envelope.data)
         expected = data.subject
         sequence = int(envelope.sequence)
-    except (*_UNREADABLE, ValueError) as error:
+    except (*reading.UNREADABLE, ValueError) as error:
         raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
     if envelope.time != data.at:
         raise MalformedEvent(MalformedReason.INVALID_DATA, "time is not that of the data")
@@ -212,7 +209,7 @@ def decode_heartbeat(payload: bytes, *, subject: str | None = None) -> vocabular
         # what `beat.subject` is, if its names are: else that says what is wrong with them
         if subject != f"muster.heartbeat.{beat.node.replace('.', '_')}.{beat.plugin}":
             expected = beat.subject
-    except (*_UNREADABLE, ValueError) as error:
+    except (*reading.UNREADABLE, ValueError) as error:
         raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
     if beat.v != vocabulary.SCHEMA_VERSION:
         raise MalformedEvent(MalformedReason.UNKNOWN_VERSION, f"v={beat.v}")

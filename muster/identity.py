@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
-from muster import compact, permissions, vocabulary
+from muster import compact, permissions, reading, vocabulary
 
 if TYPE_CHECKING:
     import ssl
@@ -98,5 +98,5 @@ def _user(token: str) -> str:
     try:
         bound = msgspec.json.decode(compact.split(token).claims, type=_Claims).bound
         return permissions.plugin_user(vocabulary.node_token(bound.node.name))
-    except (ValueError, msgspec.MsgspecError):
+    except (*reading.UNREADABLE, ValueError):
         return ""

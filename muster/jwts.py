@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from muster import compact, nkeys
+from muster import compact, nkeys, reading
 
 Claims = TypeVar("Claims", bound=msgspec.Struct)
 
@@ -51,7 +51,7 @@ def decode(text: str, shape: type[Claims], kind: nkeys.Kind) -> Claims:
         header = msgspec.json.decode(parts.header, type=_Header)
         issuer = msgspec.json.decode(parts.claims, type=_Issued).iss
         claims = msgspec.json.decode(parts.claims, type=shape)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+    except (*reading.UNREADABLE, ValueError):
         raise BadToken("unreadable") from None
     if header != _Header(typ="JWT", alg="ed25519-nkey"):
         raise BadToken("not of NATS' algorithm")

@@ -68,10 +68,11 @@ def claims(node: str, *, at: float, lasts_s: float = 3600, **changed: Any) -> Cl
     return {name: value for name, value in whole.items() if value is not None}
 
 
-def token(said: Claims, key: str = "k1", algorithm: str = "RS256", **header: Any) -> str:
-    """Return claims, signed; the header may be made to lie."""
+def token(said: Claims | bytes, key: str = "k1", algorithm: str = "RS256", **header: Any) -> str:
+    """Return claims, signed; the header may be made to lie, and claims be no JSON."""
     head = {"alg": algorithm, "kid": key, **header}
-    parts = [compact.to_base64(json.dumps(one).encode()) for one in (head, said)]
+    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+    parts = [compact.to_base64(one) for one in (json.dumps(head).encode(), body)]
     signed = ".".join(parts)
     return f"{signed}.{compact.to_base64(_signature(signed.encode(), key, algorithm))}"
 

@@ -74,6 +74,11 @@ PEM = (
 )
 
 
+def deep(start: bytes) -> str:
+    """Return a token whose header nobody can read to its end, nor has signed."""
+    return f"{compact.to_base64(start + b'[' * 2300)}.e30.e30"
+
+
 def tampered() -> str:
     """Return a token whose claims name another node than what was signed."""
     head, _, mark = issuing.token(said()).split(".")
@@ -126,6 +131,9 @@ WRONG: dict[str, tuple[str, Reason]] = {
     "all nodes": (issuing.token(bound(node={"name": "*"})), Reason.NO_NODE),
     "the fleet": (issuing.token(bound(node={"name": "_fleet"})), Reason.NO_NODE),
     "a template": (issuing.token(bound(node={"name": "{{name()}}"})), Reason.NO_NODE),
+    "header without end": (deep(b'{"alg":"RS256","x":'), Reason.MALFORMED),
+    "header that is a list": (deep(b""), Reason.MALFORMED),
+    "claims without end": (issuing.token(b"[" * 2000), Reason.MALFORMED),
 }
 
 
@@ -156,6 +164,16 @@ def test_whatever_a_signed_token_claims_gets_an_answer(value: object, claim: str
     assert isinstance(found, (tokens.Bearer, Reason))
 
 
+def test_of_two_keys_with_one_id_either_may_have_signed() -> None:
+    other = issuing.jwk("k2", "RS256") | {"kid": "k1"}
+    for both in ((issuing.jwk("k1", "RS256"), other), (other, issuing.jwk("k1", "RS256"))):
+        keys = keyring.read(issuing.key_set(*both))
+        ring = keyring.Keyring(issuer=issuing.ISSUER, keys=keys, heard_at=NOW)
+        assert isinstance(decided(issuing.token(said()), ring=ring), tokens.Bearer)
+        by_other = issuing.token(said(), "k2", kid="k1")
+        assert isinstance(decided(by_other, ring=ring), tokens.Bearer)
+
+
 def test_while_the_api_server_is_away_who_was_let_in_is_let_in_again() -> None:
     token = issuing.token(said(lasts_s=720))
     assert decided(token, at=NOW + 800) == Reason.EXPIRED
@@ -173,17 +191,25 @@ def test_while_the_api_server_is_away_who_was_let_in_is_let_in_again() -> None:
 
 def test_a_key_set_is_read_without_what_is_no_use_and_refused_if_nothing_is() -> None:
     small = issuing.rsa_key("small", 1024).public_key().public_numbers()
-    useless = [
+    curve = issuing.jwk("e1", "ES256")
+    useless: list[Any] = [
         {"kty": "oct", "kid": "s", "k": "c2VjcmV0"},
         {"kty": "OKP", "kid": "o", "crv": "Ed25519", "x": "AA"},
         {"kty": "EC", "kid": "p", "crv": "P-256", "x": "AA", "y": "AA"},
         issuing.jwk("k1", "RS256") | {"kid": "x", "use": "enc"},
         issuing.jwk("k1", "RS256") | {"kid": "y", "alg": "RS512"},
         issuing.jwk("k1", "RS256") | {"kid": ""},
+        curve | {"kid": None},
+        curve | {"kid": 7},
+        curve | {"use": None},
+        "key",
         {"kty": "RSA", "kid": "t", "e": "AQAB", "n": compact.to_base64(small.n.to_bytes(128))},
     ]
     assert set(keyring.read(issuing.key_set(*useless, issuing.jwk("k1", "RS256")))) == {"k1"}
-    for nothing in (issuing.key_set(*useless), issuing.key_set(), b"[]", b"\xff", b""):
+    two = keyring.read(issuing.key_set(issuing.jwk("k1", "RS256"), curve | {"kid": "k1"}))
+    assert [one.algorithm for one in two["k1"]] == ["RS256", "ES256"]
+    endless = b'{"keys":[],"x":' + b"[" * 3000
+    for nothing in (issuing.key_set(*useless), issuing.key_set(), b"[]", b"\xff", b"", endless):
         with pytest.raises(keyring.BadKeys):
             keyring.read(nothing)
     assert keyring.issuer(b'{"issuer":"i","jwks_uri":"x"}') == "i"

@@ -100,12 +100,8 @@ class Gate:
             self._fetched_at = asyncio.get_running_loop().time()
             issuer = self._settings.tokens.issuer
             try:
-                self._keeper.ring = ring = await asyncio.to_thread(
-                    cluster.fetch,
-                    self._settings.keys,
-                    issuer=issuer,
-                    api=self._api,
-                    at=time.time(),
+                self._keeper.ring = ring = await cluster.fetch(
+                    self._settings.keys, issuer=issuer, api=self._api, at=time.time()
                 )
             except cluster.Away as error:
                 metrics.FETCHES.labels("failed").inc()
@@ -114,7 +110,7 @@ class Gate:
                 self._away = str(error)
                 return
         metrics.FETCHES.labels("fetched").inc()
-        metrics.KEYS.set(len(ring.keys))
+        metrics.KEYS.set(sum(map(len, ring.keys.values())))
         metrics.HEARD.set(ring.heard_at)
         if self._away:
             logs.logger().info("keys_back", keys=len(ring.keys))
@@ -142,8 +138,12 @@ class Gate:
 
     def _decide(self, payload: bytes) -> doorkeeper.Admitted | doorkeeper.Turned:
         clock = asyncio.get_running_loop().time
-        with metrics.DECIDING.time():
-            return self._keeper.decide(payload, at=time.time(), now=clock())
+        try:
+            with metrics.DECIDING.time():
+                return self._keeper.decide(payload, at=time.time(), now=clock())
+        except Exception as error:  # noqa: BLE001  # strangers write this: one must not end us all
+            logs.logger().error("question_failed", kind=type(error).__name__)
+            return doorkeeper.Turned(answer=b"", reason=Reason.UNREADABLE)
 
     async def _say(
         self, question: connection.Message, found: doorkeeper.Admitted | doorkeeper.Turned

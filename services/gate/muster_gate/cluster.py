@@ -4,17 +4,18 @@ The API server shows them to every service account (the role system:service-acco
 discovery), at /openid/v1/jwks; they are no secret.
 """
 
+import asyncio
 import contextlib
-import http.client
 import os
 import ssl
-import urllib.error
-import urllib.request
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
+import aiohttp
 import msgspec
 
+from muster import reading
 from muster_gate import config, keyring
 
 _OWN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -41,14 +42,14 @@ def find_api(given: str) -> str:
     return f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
 
 
-def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> keyring.Keyring:
+async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> keyring.Keyring:
     """Return the keys as they are now, and keep them if a cache is set. Raises Away."""
     try:
         if rules.file is not None:
-            document = _bounded(Path(rules.file).read_bytes())
+            document = _bounded(await asyncio.to_thread(Path(rules.file).read_bytes))
             return keyring.Keyring(issuer=issuer, keys=keyring.read(document), heard_at=at)
-        issuer = issuer or keyring.issuer(_get(f"{api}/.well-known/openid-configuration"))
-        document = _get(f"{api}/openid/v1/jwks")
+        issuer = issuer or keyring.issuer(await _get(f"{api}/.well-known/openid-configuration"))
+        document = await _get(f"{api}/openid/v1/jwks")
         ring = keyring.Keyring(issuer=issuer, keys=keyring.read(document), heard_at=at)
     except keyring.BadKeys as error:
         raise Away(f"{rules.file or api}: {error}") from None
@@ -72,7 +73,7 @@ def kept(rules: config.Keys, *, issuer: str) -> keyring.Keyring | None:
         return keyring.Keyring(
             issuer=told.issuer, keys=keyring.read(bytes(told.keys)), heard_at=told.heard_at
         )
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, keyring.BadKeys):
+    except (OSError, *reading.UNREADABLE, keyring.BadKeys):
         return None
 
 
@@ -88,23 +89,34 @@ def _bounded(document: bytes) -> bytes:
     return document
 
 
-def _get(url: str) -> bytes:
-    request = urllib.request.Request(url, headers={"Accept": "*/*"})  # noqa: S310  # from settings
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+async def _get(url: str) -> bytes:
+    headers, context = {}, None
     if url.startswith("https:"):
-        request.add_header("Authorization", f"Bearer {_own('token')}")
+        headers["Authorization"] = f"Bearer {_own('token')}"
         authority = _OWN / "ca.crt"
         context = ssl.create_default_context(cafile=authority if authority.exists() else None)
-        handlers.append(urllib.request.HTTPSHandler(context=context))
+    # for all of it: a server that gives one byte a second is away as well
+    limit = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=_TIMEOUT_S) as answer:
-            return _bounded(answer.read(_BYTES_MAX + 1))
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise Away(f"{url}: HTTP {error.code}") from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise Away(f"{url}: {getattr(reason, 'strerror', None) or reason}") from None
+        async with (
+            aiohttp.ClientSession(timeout=limit, headers=headers) as session,
+            session.get(url, ssl=context or True, allow_redirects=False) as answer,
+        ):
+            if answer.status != HTTPStatus.OK:
+                raise Away(f"{url}: HTTP {answer.status}")
+            return _bounded(await _body(answer.content))
+    except TimeoutError:
+        raise Away(f"{url}: no whole answer within {_TIMEOUT_S:g} s") from None
+    except (OSError, ValueError, aiohttp.ClientError) as error:
+        raise Away(f"{url}: {getattr(error, 'strerror', None) or error}") from None
+
+
+async def _body(content: aiohttp.StreamReader) -> bytes:
+    """Return what was sent, or more than may be."""
+    found = bytearray()
+    while len(found) <= _BYTES_MAX and (some := await content.readany()):
+        found += some
+    return bytes(found)
 
 
 def _own(name: str) -> str:

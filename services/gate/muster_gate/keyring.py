@@ -5,7 +5,7 @@ Kubernetes signs with RSA or with elliptic curves (pkg/serviceaccount/jwt.go, si
 followed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -14,7 +14,7 @@ from cryptography import exceptions
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
 
-from muster import compact
+from muster import compact, reading
 
 RSA_BITS_MIN: Final = 2048
 _RSA_BITS_MAX: Final = 8192
@@ -50,7 +50,8 @@ class Keyring:
     """The keys by their ids, the issuer they speak for, and when that was last heard, in UTC."""
 
     issuer: str
-    keys: Mapping[str, PublicKey]
+    keys: Mapping[str, Sequence[PublicKey]]
+    """Several have one id where a cluster gave it twice: any of them may have signed."""
     heard_at: float
 
 
@@ -67,7 +68,7 @@ class _Key(msgspec.Struct, frozen=True):
 
 
 class _Keys(msgspec.Struct, frozen=True):
-    keys: list[_Key]
+    keys: list[msgspec.Raw]
 
 
 class _Discovery(msgspec.Struct, frozen=True):
@@ -78,27 +79,28 @@ def issuer(document: bytes) -> str:
     """Return what /.well-known/openid-configuration says the issuer is. Raises BadKeys."""
     try:
         found = msgspec.json.decode(document, type=_Discovery).issuer
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except reading.UNREADABLE as error:
         raise BadKeys(f"no OpenID configuration: {error}") from None
     if not found:
         raise BadKeys("the OpenID configuration names no issuer")
     return found
 
 
-def read(document: bytes) -> dict[str, PublicKey]:
+def read(document: bytes) -> dict[str, list[PublicKey]]:
     """Return the keys of a set by id; those that we cannot use are left out. Raises BadKeys."""
     try:
         told = msgspec.json.decode(document, type=_Keys).keys
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except reading.UNREADABLE as error:
         raise BadKeys(f"no key set: {error}") from None
-    found: dict[str, PublicKey] = {}
-    for one in told[:_KEYS_MAX]:
+    found: dict[str, list[PublicKey]] = {}
+    for raw in told[:_KEYS_MAX]:
         try:
+            one = msgspec.json.decode(raw, type=_Key)
             key = _key(one)
-        except ValueError:
+        except (*reading.UNREADABLE, ValueError):
             continue
         if one.kid and one.use == "sig" and one.alg in {"", key.algorithm}:
-            found[one.kid] = key
+            found.setdefault(one.kid, []).append(key)
     if not found:
         raise BadKeys(f"none of {len(told)} keys is one for RS256 or ES256 with an id")
     return found

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from muster import accounts, jwts, nkeys, permissions, vocabulary
+from muster import accounts, jwts, nkeys, permissions, reading, vocabulary
 from muster_gate import tokens
 from muster_gate.reasons import Reason, Refused
 
@@ -80,7 +80,7 @@ def signing(document: bytes) -> Signing:
     """Return what is in gate.json. Raises ValueError, which repeats nothing of it."""
     try:
         told = msgspec.json.decode(document, type=_Signing)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except reading.UNREADABLE:
         raise ValueError("not as `muster auth init` writes it") from None
     return Signing(
         answer=nkeys.Key.from_seed(told.answer_seed, nkeys.Kind.ACCOUNT),

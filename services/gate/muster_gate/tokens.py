@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import compact, permissions, vocabulary
+from muster import compact, permissions, reading, vocabulary
 from muster_gate import config, keyring
 from muster_gate.reasons import Reason, Refused
 
@@ -80,16 +80,17 @@ def bearer(
     parts, header = _parts(token)
     if ring is None or at - ring.heard_at > keys.age_max_s:
         raise Refused(Reason.NO_KEYS)
-    key = ring.keys.get(header.kid)
-    if header.alg not in {"RS256", "ES256"} or (key and key.algorithm != header.alg):
+    named = ring.keys.get(header.kid, ())
+    keys_ = [key for key in named if key.algorithm == header.alg]
+    if header.alg not in {"RS256", "ES256"} or (named and not keys_):
         raise Refused(Reason.ALGORITHM)
-    if key is None:
+    if not keys_:
         raise Refused(Reason.UNKNOWN_KEY)
-    if not key.is_signed(parts.signed, parts.signature):
+    if not any(key.is_signed(parts.signed, parts.signature) for key in keys_):
         raise Refused(Reason.SIGNATURE)
     try:
         claims = msgspec.json.decode(parts.claims, type=_Claims)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except reading.UNREADABLE:
         raise Refused(Reason.MALFORMED) from None
     return _believed(claims, rules, issuer=ring.issuer, at=at, as_of=_as_of(ring, keys, at))
 
@@ -102,7 +103,7 @@ def _parts(token: str) -> tuple[compact.Parts, _Header]:
     try:
         parts = compact.split(token)
         header = msgspec.json.decode(parts.header, type=_Header)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+    except (*reading.UNREADABLE, ValueError):
         raise Refused(Reason.MALFORMED) from None
     # RFC 7515, 4.1.11: what we do not understand and must, we refuse
     if header.crit or header.typ.upper() != "JWT":
