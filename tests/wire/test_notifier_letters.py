@@ -1,0 +1,103 @@
+"""One receiver's letters, from the outbox to what became of them."""
+
+import asyncio
+import datetime as dt
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from muster import runtime, vocabulary
+from muster_notifier import answers, desk, receivers, signals
+from muster_notifier import notification as notifications
+
+T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+async def nothing() -> None:
+    """Have nothing to do."""
+
+
+@dataclass
+class Job:
+    number: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    done: Callable[[], Awaitable[None]] = nothing
+    hold: Callable[[], Awaitable[None]] = nothing
+
+
+def letter(group: str) -> notifications.Notification:
+    return notifications.notify(
+        after="",
+        receiver="ops",
+        group=group,
+        labels={},
+        reason=vocabulary.NotificationReason.FIRST,
+        firing=[],
+        resolved=[],
+        send_resolved=True,
+        at=T0,
+    )
+
+
+def test_a_fault_of_ours_costs_one_letter_and_nobody_else() -> None:  # noqa: C901  # its doors
+    buried: list[str] = []
+    told: list[str] = []
+
+    async def story() -> None:  # noqa: C901  # the same
+        inbox: asyncio.Queue[runtime.Delivery[desk.Input]] = asyncio.Queue()
+        ended = asyncio.Semaphore(0)
+
+        async def send(
+            notification: notifications.Notification, _: Mapping[str, str]
+        ) -> answers.Answer:
+            if notification.group == "bad":
+                raise UnicodeError("what nobody had thought of")
+            return answers.Answer(outcome=answers.Outcome.TAKEN, detail="")
+
+        async def put(_: str, body: bytes, __: str, headers: Mapping[str, str]) -> None:
+            buried.append(f"{notifications.decode(body).group}: {headers['Muster-Outcome']}")
+
+        async def take(_: str, __: str) -> AsyncIterator[Job]:
+            for number, group in enumerate(("bad", "good"), start=1):
+                yield Job(number, notifications.encode(letter(group)))
+
+        async def publish(event: vocabulary.Event, _: str) -> None:
+            assert isinstance(event, vocabulary.NotificationEvent)
+            told.append(f"{event.group}: {event.TYPE}")
+
+        async def remember(*_: object) -> None:
+            pass
+
+        async def hear(event: desk.Input) -> None:
+            await inbox.put(runtime.Delivery(event))
+
+        async def report(_: signals.Outcome) -> None:
+            ended.release()
+
+        doors = receivers.Doors(
+            may_act=nothing,
+            firing=lambda _: frozenset(),
+            put=put,
+            take=take,
+            hold_s=60,
+            remember=remember,
+            publish=publish,
+            instance="1",
+        )
+        at_desk = desk.Desk(rate_per_s=1000, burst=1000, retry_for_s=60)
+        made = receivers.Receiver(
+            "ops", send, at_desk=at_desk, doors=doors, hear=hear, report=report
+        )
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(made.work()),
+                tasks.create_task(runtime.drive(at_desk, inbox, made.act)),
+            ]
+            for _ in ("bad", "good"):
+                await ended.acquire()
+            for task in running:
+                task.cancel()
+
+    asyncio.run(story())
+    assert buried == ["bad: broken"]
+    assert sorted(told) == ["bad: notification.failed", "good: notification.delivered"]
