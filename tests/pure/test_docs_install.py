@@ -1,6 +1,11 @@
 """The page about installing says what is there: ports, files, settings, images."""
 
+import base64
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -56,18 +61,30 @@ def test_a_folder_made_as_the_page_says_renders_with_the_image_it_names(tmp_path
     assert "PrometheusRule" in {one["kind"] for one in found}
 
 
-def test_the_secret_that_the_page_makes_has_every_password_that_is_read() -> None:
-    (users,) = re.findall(r"for user in ([A-Z ]+); do", PAGE)
+def test_the_secrets_that_the_page_makes_are_all_that_are_read(tmp_path: Path) -> None:
+    (loop,) = re.findall(r"^for user in .*?^done$", PAGE, re.DOTALL | re.MULTILINE)
+    (kubectl, made) = (tmp_path / "kubectl", tmp_path / "made.yaml")
+    real = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
+    kubectl.write_text(
+        f'#!/bin/sh\n{real} "$@" --dry-run=client -o yaml >> {made}\necho --- >> {made}\n'
+    )
+    kubectl.chmod(0o700)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["/bin/sh", "-e"], input=loop, text=True, env={"PATH": path}, check=True)
+    found = [one for one in yaml.safe_load_all(made.read_text()) if one]
+    passwords = [base64.b64decode(one["data"]["password"]).decode() for one in found]
+    assert all(re.fullmatch(r"p[0-9a-f]{48}", one) for one in passwords)
+    assert len(set(passwords)) == len(passwords)
     read = {
-        env["valueFrom"]["secretKeyRef"]["key"]
+        (ref["name"], ref["key"])
         for pod in deployed.pods("minimal").values()
         for container in pod["containers"]
         for env in container.get("env", [])
-        if "secretKeyRef" in env.get("valueFrom", {})
+        if (ref := env.get("valueFrom", {}).get("secretKeyRef"))
     }
-    accounts = deployed.file_in("minimal", "muster-nats", "accounts.conf")
-    read |= set(re.findall(r"\$(NATS_PASSWORD_\w+)", accounts))
-    assert read == {f"NATS_PASSWORD_{user}" for user in users.split()}
+    assert {(one["metadata"]["name"], key) for one in found for key in one["data"]} == read
+    told = re.findall(r"get secret (\S+) -o jsonpath='\{\.data\.(\w+)\}'", PAGE)
+    assert told == [("muster-nats-reader", "password")]
 
 
 def test_streams_fit_where_they_are_kept() -> None:

@@ -145,6 +145,42 @@ def test_only_the_labeler_may_patch_nodes_and_only_health_sees_leases() -> None:
     assert "secrets" not in json.dumps(roles)
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_node_can_read_what_would_make_it_somebody_else(overlay: str) -> None:
+    # a kubelet may read every Secret that a pod on its node refers to, whatever the pod takes of it
+    # (kubernetes plugin/pkg/auth/authorizer/node), and there is a plugin on every node
+    named = {name: secrets(pod) for name, pod in pods(overlay).items()}
+    everywhere, nats = named.pop("muster-plugin"), named.pop("muster-nats")
+    if overlay == "production":
+        assert (everywhere, nats) == (set(), {"muster-nats-tls"})
+        own = {f"muster-{name}": {f"muster-{name}-creds"} for name in CENTRAL}
+        assert named == own | {"muster-gate": {"muster-gate"}}
+        return
+    users = [*(grant.user for grant in permissions.central()), "plugin"]
+    assert everywhere == {"muster-nats-plugin"}
+    assert nats == {f"muster-nats-{user}" for user in users}
+    assert named == {f"muster-{name}": {f"muster-nats-{name}"} for name in CENTRAL}
+
+
+def secrets(pod: Object) -> set[str]:
+    """Return the names of all Secrets that a pod refers to, in any way."""
+    found = set[str]()
+    waiting: list[object] = [pod]
+    while waiting:
+        match waiting.pop():
+            case {"secretName": str(name)}:
+                found.add(name)
+            case {"secretRef": {"name": str(name)}} | {"secretKeyRef": {"name": str(name)}}:
+                found.add(name)
+            case {"secret": {"name": str(name)}}:
+                found.add(name)
+            case dict() as tree:
+                waiting.extend(tree.values())
+            case list() as several:
+                waiting.extend(several)
+    return found
+
+
 @pytest.mark.parametrize("overlay", [one for one in OVERLAYS if one != "production"])
 def test_every_user_of_nats_has_its_password_from_the_secret_and_no_file_holds_one(
     overlay: str,
@@ -152,12 +188,26 @@ def test_every_user_of_nats_has_its_password_from_the_secret_and_no_file_holds_o
     for name in (*CENTRAL, "plugin"):
         env = {e["name"]: e for e in pods(overlay)[f"muster-{name}"]["containers"][0]["env"]}
         assert env["NATS_PASSWORD"]["valueFrom"]["secretKeyRef"] == {
-            "name": "muster-nats",
-            "key": permissions.variable(name),
+            "name": f"muster-nats-{name}",
+            "key": "password",
         }
         url = env[f"MUSTER_{name.upper()}__BUS__URL"]["value"]
         assert url == f"nats://{name}:$(NATS_PASSWORD)@muster-nats:4222"
     assert [o for o in objects(overlay) if o["kind"] == "Secret"] == []
+
+
+def test_nats_has_the_password_of_every_user_that_its_accounts_name() -> None:
+    env = pods("minimal")["muster-nats"]["containers"][0]["env"]
+    given = {
+        e["name"]: e["valueFrom"]["secretKeyRef"]
+        for e in env
+        if "secretKeyRef" in e.get("valueFrom", {})
+    }
+    asked = re.findall(r"\$(NATS_PASSWORD_\w+)", file_in("minimal", "muster-nats", "accounts.conf"))
+    users = {permissions.variable(user): user for user in (*CENTRAL, "reader", "admin", "plugin")}
+    assert given == {
+        name: {"name": f"muster-nats-{users[name]}", "key": "password"} for name in set(asked)
+    }
 
 
 def test_in_production_nobody_has_a_password_and_each_shows_what_is_its_own() -> None:
@@ -169,7 +219,6 @@ def test_in_production_nobody_has_a_password_and_each_shows_what_is_its_own() ->
         for name, pod in pods("production").items()
     }
     assert "NATS_PASSWORD" not in deployed.rendered("production")
-    assert "envFrom" not in pods("production")["muster-nats"]["containers"][0]
     for name in (*CENTRAL, "plugin", "gate"):
         told = environment[f"muster-{name}"]
         assert told[f"MUSTER_{name.upper()}__BUS__URL"] == "tls://muster-nats:4222"
