@@ -1,6 +1,7 @@
 """Door to people: `muster auth`, the keys and credentials of the bus."""
 
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import cyclopts
 from cyclopts import Parameter
 
 from muster import commands
+from muster.cli import handover
 
 auth = cyclopts.App(name="auth", help="Make and change the keys and credentials of the bus.")
 
@@ -19,24 +21,14 @@ _UNITS: Final = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800, "y": 31_536_000}
 _VALID_MAX_S: Final = 10 * _UNITS["y"]
 _HOSTS: Final = ("localhost", "127.0.0.1", "::1", "muster-nats", "*.muster-nats")
 _IN_CLUSTER: Final = ("muster-nats.muster", "*.muster-nats.muster.svc.cluster.local")
+_BY_HAND: Final = {
+    "node": "give nodes that have credentials new ones: muster auth node",
+    "reader": "give readers new credentials: muster auth reader",
+}
+"""What no command can bring to where it is needed."""
 _Keys = Annotated[Path, Parameter(name=["--keys", "-k"], env_var="MUSTER_AUTH_KEYS")]
-_SECRETS: Final = """\
-Keep {directory} where only you can read it. What the cluster gets of it, the first time and
-whenever it has changed:
-
-into() {{ kubectl -n muster create "$@" --dry-run=client -o yaml | kubectl apply -f -; }}
-into configmap muster-accounts --from-file={directory}/accounts.conf
-into secret generic muster-gate --from-file={directory}/gate.json --from-file={directory}/gate.creds
-for who in health labeler notifier; do
-  into secret generic muster-$who-creds --from-file=nats.creds={directory}/$who.creds
-done"""
-_SUBSCRIBER: Final = """\
-# NATS_CREDS={creds} python this.py   (pip install 'muster-k8s[auth]')
-import asyncio, muster
-async def main():
-    async for event in muster.events("*", url="{url}"):
-        print(event, flush=True)
-asyncio.run(main())"""
+_KEYS: Final = Path("muster-keys")
+_Out = Annotated[Path | None, Parameter(name=["--out", "-o"])]
 
 
 def register(app: cyclopts.App) -> None:
@@ -58,14 +50,19 @@ def init(directory: Path) -> int:
     def made() -> list[str]:
         from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
 
-        names = keyfiles.make(directory, at=time.time())
-        return [_wrote(directory, names), "", _SECRETS.format(directory=directory)]
+        if directory == Path():
+            raise ValueError("name a directory of its own for the keys")
+        return [
+            _wrote(directory, keyfiles.make(directory, at=time.time())),
+            f"Keep {directory} where only you can read it. What the cluster gets of it:\n",
+            *handover.first(str(directory)),
+        ]
 
     return _run("init", made)
 
 
 @auth.command
-def accounts(*, keys: _Keys = Path("muster-keys")) -> int:
+def accounts(*, keys: _Keys = _KEYS) -> int:
     """Make accounts.conf and the services' credentials anew from the keys, as after an upgrade.
 
     Parameters
@@ -78,14 +75,14 @@ def accounts(*, keys: _Keys = Path("muster-keys")) -> int:
     def made() -> list[str]:
         from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
 
-        names = keyfiles.derive(keys, at=time.time())
-        return [_wrote(keys, names), "", _SECRETS.format(directory=keys)]
+        wrote = _wrote(keys, keyfiles.derive(keys, at=time.time()))
+        return [f"{wrote}\n", *handover.again(str(keys))]
 
     return _run("accounts", made)
 
 
 @auth.command
-def node(node: str, *, valid: str | None = None, keys: _Keys = Path("muster-keys")) -> int:
+def node(node: str, *, valid: str | None = None, out: _Out = None, keys: _Keys = _KEYS) -> int:
     """Print credentials for the plugins on one node, where nodes have no tokens to show.
 
     Parameters
@@ -94,6 +91,8 @@ def node(node: str, *, valid: str | None = None, keys: _Keys = Path("muster-keys
         Its name.
     valid
         For how long: `30d`, `1y`; for ever, until the key is changed, if not said.
+    out
+        A file to write the credentials to instead, which nobody else can read.
     keys
         The directory that `muster auth init` made.
 
@@ -106,7 +105,8 @@ def node(node: str, *, valid: str | None = None, keys: _Keys = Path("muster-keys
         name = permissions.plugin(vocabulary.node_token(node)).user
         at = time.time()
         role = accounts.Role.NODE
-        return [keyfiles.user(keys, role, name=name, at=at, until=_until(valid, at))]
+        text = keyfiles.user(keys, role, name=name, at=at, until=_until(valid, at))
+        return _given(text, out)
 
     return _run("node", made)
 
@@ -116,9 +116,9 @@ def reader(
     *,
     name: str,
     valid: str | None = None,
-    out: Path | None = None,
+    out: _Out = None,
     url: str = "tls://muster-nats.muster:4222",
-    keys: _Keys = Path("muster-keys"),
+    keys: _Keys = _KEYS,
 ) -> int:
     """Print credentials for an outside tool that listens, and a program that does.
 
@@ -129,7 +129,7 @@ def reader(
     valid
         For how long: `30d`, `1y`; for ever, until the key is changed, if not said.
     out
-        A file to write the credentials to instead.
+        A file to write the credentials to instead, which nobody else can read.
     url
         Where NATS is, for the program.
     keys
@@ -146,12 +146,7 @@ def reader(
         user, at = permissions.reader(name).user, time.time()
         text = keyfiles.user(keys, accounts.Role.READER, name=user, at=at, until=_until(valid, at))
         file = out or Path(f"{name}.creds")
-        program = _SUBSCRIBER.format(creds=file, url=url)
-        if out is None:
-            return [text, program]
-        out.touch(mode=0o600)
-        out.write_text(text)
-        return [program]
+        return [*_given(text, out), *handover.subscriber(str(file), url)]
 
     return _run("reader", made)
 
@@ -161,7 +156,7 @@ def rotate(
     key: str,
     *,
     drop: Annotated[bool, Parameter(negative="")] = False,
-    keys: _Keys = Path("muster-keys"),
+    keys: _Keys = _KEYS,
 ) -> int:
     """Change a key that signs: first both are good, and after --drop only the new one.
 
@@ -181,20 +176,29 @@ def rotate(
 
         if key not in keyfiles.CHANGEABLE:
             raise ValueError(f"{key!r} is none of {', '.join(keyfiles.CHANGEABLE)}")
-        change = keyfiles.drop if drop else keyfiles.rotate
-        then = (
-            f"give NATS the new accounts.conf; what the old key of {key} signed is then refused"
-            if drop
-            else f"give NATS the new accounts.conf first, then {_whom(key)}; then: "
-            f"muster auth rotate {key} --drop"
-        )
-        return [_wrote(keys, change(keys, key, at=time.time())), then]
+        if drop:
+            wrote = _wrote(keys, keyfiles.drop(keys, key, at=time.time()))
+            then = f"Once NATS has it, what the old key of {key} signed is refused:\n"
+            return [wrote, then, *handover.dropped(str(keys))]
+        wrote = _wrote(keys, keyfiles.rotate(keys, key, at=time.time()))
+        where = "" if keys == _KEYS else f" --keys {shlex.quote(str(keys))}"
+        told = [f"Both keys of {key} are good, once NATS has it:\n"]
+        told += handover.again(str(keys), key=key)
+        if key in _BY_HAND:
+            told.append(f"\nThen {_BY_HAND[key]}.")
+        return [wrote, *told, f"\nAt last: muster auth rotate {key} --drop{where}"]
 
     return _run("rotate", made)
 
 
 @auth.command
-def local_ca(directory: Path, *, host: tuple[str, ...] = (), valid: str = "1y") -> int:
+def local_ca(
+    directory: Path,
+    *,
+    host: tuple[str, ...] = (),
+    valid: str = "10y",
+    renew: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
     """Make an authority of one's own, and a certificate for NATS: ca.crt, tls.crt, tls.key.
 
     Parameters
@@ -204,22 +208,27 @@ def local_ca(directory: Path, *, host: tuple[str, ...] = (), valid: str = "1y") 
     host
         Another name or address of NATS; this machine's and those in the cluster are always in.
     valid
-        For how long.
+        For how long the certificate is good; the authority is for 20 years.
+    renew
+        Make a new certificate by the authority that is there; clients notice nothing.
 
     """
 
     def made() -> list[str]:
         from muster.cli import certificates  # noqa: PLC0415  # a command pays for its own imports
 
+        if directory == Path():
+            raise ValueError("name a directory of its own for the certificates")
         at = datetime.now(UTC)
         lasts = timedelta(seconds=_lasts(valid))
         hosts = list(dict.fromkeys((*_HOSTS, *_IN_CLUSTER, *host)))
-        names = certificates.make(directory, hosts, at=at, lasts=lasts)
+        change = certificates.renew if renew else certificates.make
+        names = change(directory, hosts, at=at, lasts=lasts)
+        told = handover.renewed if renew else handover.tls
         return [
-            _wrote(directory, names),
-            f"clients: NATS_CA={directory / 'ca.crt'}; in a cluster:",
-            "kubectl -n muster create secret generic muster-nats-tls "
-            + " ".join(f"--from-file={directory}/{name}" for name in names),
+            f"{_wrote(directory, names)}; the certificate is good until {at + lasts:%Y-%m-%d}",
+            f"ca.key stays with you. Clients: NATS_CA={directory / 'ca.crt'}. In a cluster:\n",
+            *told(str(directory)),
         ]
 
     return _run("local-ca", made)
@@ -244,12 +253,16 @@ def _run(command: str, made: Callable[[], Sequence[str]]) -> int:
     return 0
 
 
-def _whom(key: str) -> str:
-    if key == "answer":
-        return "the gate gate.json"
-    if key == "node":
-        return "the gate gate.json, and nodes with credentials new ones"
-    return "readers new credentials" if key == "reader" else f"its new {key}.creds"
+def _given(text: str, out: Path | None) -> list[str]:
+    """Return what is printed of a secret: nothing, if it goes to a file."""
+    from muster.cli import keyfiles  # noqa: PLC0415  # needs the extra
+
+    if out is None:
+        return [text]
+    if out.exists() and not out.is_file():
+        raise ValueError(f"--out: {out} is no file")
+    keyfiles.write(out, text)
+    return []
 
 
 def _wrote(directory: Path, names: Sequence[str]) -> str:

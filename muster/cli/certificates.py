@@ -1,44 +1,90 @@
 """Door to OpenSSL: an authority of one's own, and a certificate for NATS from it.
 
-For a laptop, and for a cluster that has nobody to issue certificates. The authority's key is used
-once and never written: nobody can issue another certificate that its clients would believe.
+For a laptop, and for a cluster that has nobody to issue certificates. The authority signs for NATS
+and nobody else; its key stays beside the certificate, and is for no machine of the cluster.
 """
 
 import ipaddress
-import os
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from muster.cli import keyfiles
+
 _HOST = re.compile(r"(\*\.)?[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _SKEW = timedelta(minutes=5)
+_AUTHORITY: Final = "muster's own authority"
+_AUTHORITY_LASTS: Final = timedelta(days=20 * 365)
 
 
 def make(directory: Path, hosts: Sequence[str], *, at: datetime, lasts: timedelta) -> list[str]:
-    """Write ca.crt, tls.crt and tls.key for these hosts; return their names.
+    """Write ca.key, ca.crt, tls.crt and tls.key for these hosts; return the names.
 
-    Raises OSError, and ValueError for what is no host.
+    Raises OSError, BadDirectory for one that has an authority, and ValueError for what is no host.
     """
     names = [_name(host) for host in hosts]
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    keyfiles.own(directory)
+    for name in ("ca.crt", "ca.key", "tls.crt", "tls.key"):
+        # clients believe it, and would believe no other
+        if (directory / name).exists():
+            raise keyfiles.BadDirectory(
+                f"{directory}: has {name} already; `--renew` makes a new certificate"
+            )
+    authority = ec.generate_private_key(ec.SECP256R1())
     root = (
-        _builder(
-            "muster's own authority", "muster's own authority", own=authority, at=at, lasts=lasts
-        )
+        _builder(_AUTHORITY, own=authority, at=at, lasts=_AUTHORITY_LASTS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .sign(authority, hashes.SHA256())
     )
+    keyfiles.write(directory / "ca.key", _secret(authority))
+    keyfiles.write(directory / "ca.crt", _text(root))
+    return ["ca.key", "ca.crt", *_certify(directory, authority, names, at=at, lasts=lasts)]
+
+
+def renew(directory: Path, hosts: Sequence[str], *, at: datetime, lasts: timedelta) -> list[str]:
+    """Write tls.crt and tls.key anew, by the authority that is there; return the names.
+
+    Raises OSError, BadDirectory for one without an authority, and ValueError for what is no host.
+    """
+    names = [_name(host) for host in hosts]
+    file = directory / "ca.key"
+    try:
+        authority = serialization.load_pem_private_key(file.read_bytes(), None)
+        root = x509.load_pem_x509_certificate((directory / "ca.crt").read_bytes())
+    except ValueError as error:
+        raise keyfiles.BadDirectory(f"{directory}: no authority of ours: {error}") from None
+    if (
+        not isinstance(authority, ec.EllipticCurvePrivateKey)
+        or authority.public_key() != root.public_key()
+    ):
+        raise keyfiles.BadDirectory(f"{file}: not the key of ca.crt")
+    if root.not_valid_after_utc < at + lasts:
+        raise keyfiles.BadDirectory(
+            f"{directory}: its authority ends on {root.not_valid_after_utc:%Y-%m-%d}, before that"
+        )
+    return _certify(directory, authority, names, at=at, lasts=lasts)
+
+
+def _certify(
+    directory: Path,
+    authority: ec.EllipticCurvePrivateKey,
+    names: Sequence[x509.GeneralName],
+    *,
+    at: datetime,
+    lasts: timedelta,
+) -> list[str]:
+    own = ec.generate_private_key(ec.SECP256R1())
     use = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (
-        _builder(hosts[0][:64], "muster's own authority", own=own, at=at, lasts=lasts)
+        _builder(str(names[0].value)[:64], own=own, at=at, lasts=lasts)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         # servers of one cluster are clients of one another
@@ -50,27 +96,28 @@ def make(directory: Path, hosts: Sequence[str], *, at: datetime, lasts: timedelt
         )
         .sign(authority, hashes.SHA256())
     )
-    pem = serialization.Encoding.PEM
-    key = own.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    made = {
-        "ca.crt": root.public_bytes(pem),
-        "tls.crt": certificate.public_bytes(pem),
-        "tls.key": key,
-    }
-    for name, text in made.items():
-        descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as written:
-            written.write(text)
-    return list(made)
+    keyfiles.write(directory / "tls.crt", _text(certificate))
+    keyfiles.write(directory / "tls.key", _secret(own))
+    return ["tls.crt", "tls.key"]
+
+
+def _text(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode("ascii")
+
+
+def _secret(key: ec.EllipticCurvePrivateKey) -> str:
+    kind = serialization.PrivateFormat.PKCS8
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, kind, plain).decode("ascii")
 
 
 def _builder(
-    subject: str, issuer: str, *, own: ec.EllipticCurvePrivateKey, at: datetime, lasts: timedelta
+    subject: str, *, own: ec.EllipticCurvePrivateKey, at: datetime, lasts: timedelta
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _AUTHORITY)]))
         .public_key(own.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(at - _SKEW)

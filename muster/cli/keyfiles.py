@@ -6,6 +6,7 @@ else is made of the seeds: accounts.conf for nats-server, credentials, and what 
 
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ _KINDS: Final[dict[str, nkeys.Kind]] = {
     ANSWER: nkeys.Kind.ACCOUNT,
     **{role.value: nkeys.Kind.ACCOUNT for role in accounts.Role},
 }
+_OTHERS_WRITE: Final = 0o022
 
 
 class BadDirectory(Exception):
@@ -36,17 +38,26 @@ class BadDirectory(Exception):
 def make(directory: Path, *, at: float) -> list[str]:
     """Make all keys and what follows of them; return the files' names. Raises BadDirectory."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own(directory)
         # who makes keys anew by mistake locks everybody out
         if any(directory.glob("*.seed")):
             raise BadDirectory(
                 f"{directory}: has keys already; change one with `muster auth rotate`"
             )
         for name, kind in _KINDS.items():
-            _write(directory / f"{name}.seed", f"{_new(kind).seed}\n")
+            write(directory / f"{name}.seed", f"{_new(kind).seed}\n")
         return derive(directory, at=at)
     except OSError as error:
         raise BadDirectory(f"{error.filename or directory}: {error.strerror or error}") from None
+
+
+def own(directory: Path) -> None:
+    """Make a directory that is ours alone. Raises BadDirectory, OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if stat.S_IMODE(directory.stat().st_mode) & _OTHERS_WRITE:
+        raise BadDirectory(f"{directory}: others can write into it: chmod 700 it, or name another")
+    if not any(directory.iterdir()):
+        directory.chmod(0o700)
 
 
 def derive(directory: Path, *, at: float) -> list[str]:
@@ -81,7 +92,7 @@ def derive(directory: Path, *, at: float) -> list[str]:
         made[f"{role}.creds"] = user(directory, role, name=role, at=at)
     try:
         for name, text in made.items():
-            _write(directory / name, text)
+            write(directory / name, text)
     except OSError as error:
         raise BadDirectory(f"{error.filename}: {error.strerror or error}") from None
     return list(made)
@@ -114,9 +125,21 @@ def drop(directory: Path, name: str, *, at: float) -> list[str]:
     return derive(directory, at=at)
 
 
+def write(file: Path, text: str) -> None:
+    """Write a secret that nobody else can read; a crash leaves the old one or the new one.
+
+    Raises OSError.
+    """
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as written:
+        written.write(text)
+    beside.replace(file)
+
+
 def _put(directory: Path, name: str, seeds: Sequence[str]) -> None:
     try:
-        _write(directory / f"{name}.seed", "".join(f"{seed}\n" for seed in seeds))
+        write(directory / f"{name}.seed", "".join(f"{seed}\n" for seed in seeds))
     except OSError as error:
         raise BadDirectory(f"{error.filename}: {error.strerror or error}") from None
 
@@ -145,12 +168,3 @@ def _keys(directory: Path, name: str) -> list[nkeys.Key]:
 
 def _new(kind: nkeys.Kind) -> nkeys.Key:
     return nkeys.Key(kind, secrets.token_bytes(nkeys.SECRET_BYTES))
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a secret; a crash leaves the old one or the new one."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as written:
-        written.write(text)
-    beside.replace(file)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cryptography import x509
 
 from muster import bus, connection, vocabulary
 from muster.cli import auth, certificates
@@ -53,6 +54,7 @@ def test_a_reader_runs_the_program_that_was_printed_with_the_file_that_was_writt
     )
     assert (code, errors) == (0, "")
     assert len([line for line in program.splitlines() if not line.startswith("#")]) == 5
+    assert program.startswith(f"# NATS_CREDS={creds} NATS_CA=ca.crt python this.py\n")
 
     async def story() -> None:
         async with (
@@ -107,9 +109,9 @@ def test_the_printed_commands_make_what_production_mounts(tmp_path: Path, ran: R
     applies = f"cat >> {made}; echo --- >> {made}"
     stand_in.write_text(f'#!/bin/sh\ncase "$1" in apply) {applies};; *) {kubectl} "$@";; esac\n')
     stand_in.chmod(0o700)
-    _, keys, _ = ran("init", tmp_path / "keys")
-    _, tls, _ = ran("local-ca", tmp_path / "tls")
-    script = "\n".join((keys[keys.index("into()") :], tls.splitlines()[-1] + " --dry-run=client"))
+    _, keys, _ = ran("init", tmp_path / "two words")
+    _, tls, _ = ran("local-ca", tmp_path / "its tls")
+    script = "\n".join(told[told.index("into()") :] for told in (keys, tls))
     path = f"{tmp_path}:{os.environ['PATH']}"
     subprocess.run(["/bin/sh", "-e"], input=script, text=True, env={"PATH": path}, check=True)
     found = {
@@ -117,10 +119,13 @@ def test_the_printed_commands_make_what_production_mounts(tmp_path: Path, ran: R
         for one in yaml.safe_load_all(made.read_text())
         if one
     }
+    assert "ca.key" not in made.read_text()
     assert found == {
         ("ConfigMap", "muster", "muster-accounts"): {"accounts.conf"},
         ("Secret", "muster", "muster-gate"): {"gate.json", "gate.creds"},
         **{("Secret", "muster", f"muster-{who}-creds"): {"nats.creds"} for who in deployed.CENTRAL},
+        ("Secret", "muster", "muster-nats-tls"): {"tls.crt", "tls.key", "ca.crt"},
+        ("ConfigMap", "muster", "muster-nats-ca"): {"ca.crt"},
     }
     mounted = {
         (kind, name)
@@ -132,8 +137,7 @@ def test_the_printed_commands_make_what_production_mounts(tmp_path: Path, ran: R
         for name in [source[key].get("name") or source[key]["secretName"]]
     }
     rendered = {(o["kind"], o["metadata"]["name"]) for o in deployed.objects("production")}
-    made_by_hand = {(kind, name) for kind, _, name in found} | {("Secret", "muster-nats-tls")}
-    assert mounted - rendered == made_by_hand
+    assert mounted - rendered == {(kind, name) for kind, _, name in found}
 
 
 def test_a_key_is_changed_in_two_steps(tmp_path: Path, ran: Run) -> None:
@@ -141,12 +145,67 @@ def test_a_key_is_changed_in_two_steps(tmp_path: Path, ran: Run) -> None:
     ran("init", keys)
     before = (keys / "node.seed").read_text()
     code, told, _ = ran("rotate", "node", "--keys", keys)
-    assert (code, "muster auth rotate node --drop" in told) == (0, True)
+    assert (code, told.splitlines()[-1]) == (
+        0,
+        f"At last: muster auth rotate node --drop --keys {keys}",
+    )
+    # NATS must know the new key before anybody shows what it signed
+    order = [line.split("/")[0].split(" --from")[0] for line in told.splitlines()[4:8]]
+    assert order == [
+        "into configmap muster-accounts",
+        "kubectl -n muster rollout restart statefulset",
+        "kubectl -n muster rollout status statefulset",
+        "into secret generic muster-gate",
+    ]
     assert (keys / "node.seed").read_text().endswith(before)
     new = (keys / "node.seed").read_text().split()[0]
     assert new in (keys / "gate.json").read_text()
     assert ran("rotate", "node", "--drop", "--keys", keys)[0] == 0
     assert (keys / "node.seed").read_text().split() == [new]
+
+
+def test_a_certificate_is_made_anew_by_the_same_authority_and_never_by_mistake(
+    tmp_path: Path, ran: Run
+) -> None:
+    where = tmp_path / "tls"
+    assert ran("local-ca", where, "--valid", "1d")[0] == 0
+    before = {file.name: file.read_bytes() for file in where.iterdir()}
+    code, told, errors = ran("local-ca", where)
+    assert (code, told, "has ca.crt already" in errors) == (2, "", True)
+    assert {file.name: file.read_bytes() for file in where.iterdir()} == before
+    code, told, _ = ran("local-ca", where, "--renew")
+    assert (code, told.splitlines()[-2:]) == (
+        0,
+        [
+            f"kubectl -n muster rollout {act} statefulset/muster-nats"
+            for act in ("restart", "status")
+        ],
+    )
+    after = {file.name: file.read_bytes() for file in where.iterdir()}
+    assert {name for name in before if before[name] != after[name]} == {"tls.crt", "tls.key"}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in where.iterdir()} == {0o600}
+    authority, issued = (
+        x509.load_pem_x509_certificate(after[name]) for name in ("ca.crt", "tls.crt")
+    )
+    issued.verify_directly_issued_by(authority)
+    assert authority.not_valid_after_utc > issued.not_valid_after_utc
+    assert issued.not_valid_after_utc > datetime.now(UTC) + timedelta(days=3_000)
+    code, _, errors = ran("local-ca", tmp_path / "none", "--renew")
+    assert (code, "ca.key" in errors) == (2, True)
+
+
+def test_credentials_in_a_file_are_for_its_owner_alone(tmp_path: Path, ran: Run) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir(mode=0o755)
+    ran("init", keys)
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o700
+    for command in (("node", "node-a"), ("reader", "--name", "grafana")):
+        file = tmp_path / f"{command[0]}.creds"
+        file.touch(mode=0o644)
+        code, told, _ = ran(*command, "--out", file, "--keys", keys)
+        assert (code, "BEGIN" in told) == (0, False)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert "BEGIN NATS USER JWT" in file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -162,6 +221,10 @@ def test_a_key_is_changed_in_two_steps(tmp_path: Path, ran: Run) -> None:
         (("rotate", "operator"), "'operator' is none of answer, node, reader"),
         (("local-ca", "/proc/nowhere"), "/proc/nowhere"),
         (("local-ca", "x", "--host", "ä ö"), "--host"),
+        (("init", ""), "name a directory of its own"),
+        (("local-ca", "."), "name a directory of its own"),
+        (("init", "/tmp"), "/tmp: others can write into it"),
+        (("local-ca", "/proc/self/nothing", "--renew"), "ca.key: No such file"),
     ],
 )
 def test_a_mistake_gets_one_line_and_exit_code_2(
@@ -200,6 +263,7 @@ def test_a_client_believes_a_new_authority_without_a_restart(
     monkeypatch.setenv("NATS_CA", str(believed / "ca.crt"))
 
     def certify(where: Path) -> None:
+        shutil.rmtree(where, ignore_errors=True)
         certificates.make(where, ["localhost"], at=datetime.now(UTC), lasts=timedelta(days=1))
 
     async def story() -> None:
