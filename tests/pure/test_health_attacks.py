@@ -1,5 +1,6 @@
 """What a hostile or unlucky world did to the detector once, each as a rule that holds since."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import msgspec
@@ -8,6 +9,8 @@ from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Remedy, Verdict
 from muster_health import config, facts, signals, snapshot
 from tests.pure.health_world import GPU, Plugin, World
+
+RESTARTS = config.Remediation(mode=config.Remedies.RESTART_PLUGIN)
 
 
 @dataclass
@@ -82,9 +85,7 @@ def test_what_a_watch_told_long_ago_convicts_nobody_and_what_the_node_says_now_d
 
 
 def test_a_restart_of_health_earns_nobody_another_restart_of_a_plugin() -> None:
-    world = world_of(
-        "a", remediation=config.Remediation(mode=config.Remedies.RESTART_PLUGIN, per_hour=6)
-    )
+    world = world_of("a", remediation=RESTARTS)
     for _ in range(3):
         world.part("a")
         world.run(20.0)
@@ -159,3 +160,71 @@ def test_where_most_clocks_are_apart_from_ours_one_alert_says_so() -> None:
         world.plugins[node].skew_s = 0.0
     world.run(60.0)
     assert world.alerts() == [("n1", AlertKind.CLOCK_SKEW, "")]
+
+
+def test_the_same_trouble_of_many_at_once_is_one_alert_and_who_keeps_it_is_found() -> None:
+    nodes = [f"n{number}" for number in range(40)]
+    world = world_of(*nodes, remediation=RESTARTS)
+    expect(world, *nodes, causes=("revision=r2",))
+    for node in nodes:
+        world.part(node)
+    world.run(15.0)
+    assert world.alerts() == [("_fleet", AlertKind.STORM, "")]
+    (told,) = (e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged))
+    assert told.summary == "40 of 40 plugins in trouble at once, common: revision=r2"
+    for node in nodes[3:]:
+        world.plugins[node].apart = False
+    world.run(20.0)
+    assert world.alerts() == [(node, AlertKind.DEREGISTERED, "") for node in nodes[:3]]
+    for node in nodes[:3]:
+        world.plugins[node].apart = False
+    world.run(60.0)
+    assert world.alerts() == []
+    assert world.verdicts("n9") == [Verdict.HEALTHY]
+
+
+def test_some_that_come_and_go_for_ever_are_no_storm_of_storm_alerts() -> None:
+    nodes = [f"n{number}" for number in range(40)]
+    world = world_of(*nodes)
+    for _ in range(60):
+        for node in nodes[:12]:
+            world.kill(node)
+        world.run(20.0)
+        for node in nodes[:12]:
+            world.mend(node)
+        world.run(20.0)
+    story = [e for e in world.story("_fleet") if e[0] is AlertKind.STORM]
+    fired = [at for at, e in enumerate(story) if e[1] is AlertState.FIRING]
+    assert len(story) - len(fired) <= 4
+    world.run(1000.0)
+    assert world.alerts() == []
+
+
+def test_after_a_storm_they_are_asked_some_at_a_time_and_no_answer_begins_no_other() -> None:
+    nodes = [f"n{number}" for number in range(200)]
+    world = world_of(*nodes)
+    asked: list[float] = []
+    answer = world.answer
+
+    def mute(probe: signals.Probe) -> tuple[float, signals.Input]:
+        asked.append(world.now)
+        at, found = answer(probe)
+        if world.now < until:
+            nothing = signals.ProbeInconclusive(
+                node=probe.node, plugin=probe.plugin, number=probe.number
+            )
+            return at, nothing
+        return at, found
+
+    world.answer = mute  # type: ignore[method-assign]
+    until = world.now + 40.0
+    for node in nodes:
+        world.kill(node)
+    world.run(60.0)
+    assert world.story("_fleet")[:2] == [
+        (AlertKind.STORM, AlertState.FIRING),
+        (AlertKind.STORM, AlertState.RESOLVED),
+    ]
+    assert all(e[0] is not AlertKind.STORM for e in world.story("_fleet")[2:])
+    assert max(Counter(int(at) for at in asked).values()) <= 60
+    assert {world.verdicts(node)[-1] for node in nodes} == {Verdict.PLUGIN_DOWN}

@@ -229,13 +229,14 @@ def test_alerts_have_their_turn_and_the_rest_is_counted_in_one() -> None:
     nodes = [f"n{number:02}" for number in range(90)]
     world = running(*nodes)
     for node in nodes:
-        world.part(node)
+        world.turn(node, "0")
     world.run(5.0)
     kinds = [kind for _, kind, _ in world.alerts()]
     # 60 at once, and one more in each of the next seconds
-    assert (kinds.count(AlertKind.DEREGISTERED), kinds.count(AlertKind.MORE_ALERTS)) == (62, 1)
+    counts = kinds.count(AlertKind.DEVICE_UNHEALTHY), kinds.count(AlertKind.MORE_ALERTS)
+    assert counts == (64, 1)
     world.run(120.0)
-    assert [kind for _, kind, _ in world.alerts()] == [AlertKind.DEREGISTERED] * 90
+    assert [kind for _, kind, _ in world.alerts()] == [AlertKind.DEVICE_UNHEALTHY] * 90
 
 
 def test_an_outage_of_the_bus_is_told_of_by_another_way_and_convicts_nobody() -> None:

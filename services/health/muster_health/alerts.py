@@ -98,6 +98,11 @@ def is_of_devices(kind: AlertKind) -> bool:
     return kind in _OF_DEVICES
 
 
+def is_of_fleet(kind: AlertKind) -> bool:
+    """Tell whether an alert concerns no single plugin."""
+    return kind in _OF_FLEET
+
+
 def severity_of(kind: AlertKind) -> Severity:
     """Return how soon a person is needed: at once where pods get no device, or a broken one."""
     match kind:

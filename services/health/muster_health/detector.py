@@ -8,6 +8,7 @@ It judges whether or not it leads, and tells only while it does. Who begins to l
 what the former leader remembered, and tells the difference between that and what it knows.
 """
 
+import itertools
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final, assert_never
@@ -33,6 +34,8 @@ _TEND_S: Final = 1.0
 _SOON_S: Final = 0.05
 """For what one plugin's input means for others: later than now, so that `tick` comes to an end."""
 _AHEAD_S: Final = 0.2
+_THAW_S: Final = 0.5
+_THAW_EACH: Final = 25
 _FLEET_DUE: Final = "fleet"
 """No plugin's key: those contain a dot."""
 _POSITION_DUE: Final = "position"
@@ -73,7 +76,8 @@ class Detector:
         self._fleet = fleet.Fleet(self._around)
         self._cures = cure.Cures(remediation or config.Remediation())
         self._greetings = greetings.Greetings()
-        self._leftover: list[str] = []
+        self._leftover: dict[str, None] = {}
+        self._thaw_at = 0.0
         self._skewed: set[str] = set()
 
     def receive(self, event: signals.Input, now: float) -> list[signals.Output]:
@@ -201,13 +205,14 @@ class Detector:
         if found is None:
             return [signals.Noted(note=signals.Note.REFUSED)]
         state = found.state
+        was_calm = state.is_calm
         taken = state.hear(beat, now)
         if state.silence.heard_at == now:
             was_skewed = found.skew.is_skewed
             found.hear(beat, now, self._sight.wall(now))
             if found.skew.is_skewed is not was_skewed:
                 self._compare_clocks(found, now)
-        if not taken and state.is_calm and not found.has_news(now):
+        if was_calm and not taken and state.is_calm and not found.has_news(now):
             # as nearly all beats: all that changed is when it is looked at again, to be later
             return []
         return self._take(found, taken, now)
@@ -438,39 +443,52 @@ class Detector:
         return None if found is None else found.deadline()
 
     def _weather(self, found: dossier.Dossier, now: float) -> bool:
-        """Watch who becomes suspect; return whether this one has just been frozen."""
-        key = found.key
-        if not found.state.is_silent:
+        """Watch who becomes suspect; return whether this one is not to be judged."""
+        key, state = found.key, found.state
+        if not (state.is_silent or state.is_troubled(now)):
             self._storms.cleared(key)
             return False
         server = found.state.link.server
         causes = (*found.causes, f"server={server}") if server else found.causes
-        self._storms.suspected(key, causes, now)
+        self._storms.suspected(key, causes, now, silent=state.is_silent)
         began, over = self._storms.update(len(self._register.dossiers), now)
         for new in began:
             for member in new.members:
                 self._register.dossiers[member].state.freeze()
         if began or over:
             self._deadlines.set(_FLEET_DUE, now + _SOON_S)
+        self._end_storms(over, now)
+        if self._storms.holds(key):
+            if not state.is_held:
+                state.freeze()
+        elif state.is_held:
+            self._leftover[key] = None
+            self._deadlines.set(_FLEET_DUE, max(self._thaw_at, now + _SOON_S))
+        return state.is_held
+
+    def _end_storms(self, over: Iterable[storm.Ended], now: float) -> None:
         for ended in over:
             self._fleet.ended(ended, now)
-            self._leftover += [left for left in ended.left if not self._storms.holds(left)]
-        if self._storms.holds(key) and not found.state.is_frozen:
-            found.state.freeze()
-        return found.state.is_frozen
+            self._leftover |= {left: None for left in ended.left if not self._storms.holds(left)}
+
+    def _thaw(self, now: float) -> list[signals.Output]:
+        """Have some of those judged whom a storm left over: each takes questions and answers."""
+        outs: list[signals.Output] = []
+        if now < self._thaw_at or not self._leftover:
+            return outs
+        self._thaw_at = now + _THAW_S
+        for key in list(itertools.islice(self._leftover, _THAW_EACH)):
+            del self._leftover[key]
+            found = self._register.dossiers.get(key)
+            if found is not None:
+                outs += self._take(found, found.state.thaw(now), now)
+        return outs
 
     def _tend(self, now: float) -> list[signals.Output]:
         """See after the fleet: storms that end, alerts that have their turn."""
         _, over = self._storms.update(len(self._register.dossiers), now)
-        for ended in over:
-            self._fleet.ended(ended, now)
-            self._leftover += [left for left in ended.left if not self._storms.holds(left)]
-        outs: list[signals.Output] = []
-        left, self._leftover = self._leftover, []
-        for key in left:
-            found = self._register.dossiers.get(key)
-            if found is not None:
-                outs += self._take(found, found.state.thaw(now), now)
+        self._end_storms(over, now)
+        outs = self._thaw(now)
         for key in self._fleet.held():
             if not self._register.may_tell(now):
                 break
@@ -481,6 +499,8 @@ class Detector:
         waits = [due, now + _TEND_S if self._storms.active else None]
         if self._fleet.held():
             waits.append(max(self._register.next_at(now), now + _TEND_S))
+        if self._leftover:
+            waits.append(max(self._thaw_at, now + _SOON_S))
         for wait in waits:
             self._deadlines.set(_FLEET_DUE, wait)
         return [*outs, *told]
@@ -526,6 +546,7 @@ class Detector:
         paused_s, outs = self._sight.back(at, now)
         self._deadlines.clear()
         self._storms.clear()
+        self._leftover.clear()
         for key, found in self._register.dossiers.items():
             found.state.deaf(now, paused_s=paused_s, window_s=self._settings.reconnect_s)
             self._deadlines.set(key, found.deadline())

@@ -342,7 +342,7 @@ class Dossier:
             beat_age_s=None if heard_at is None else round(now - heard_at, 3),
             clock_skew_s=round(self.skew.seconds, 3),
             expected=state.expected,
-            frozen=state.is_frozen,
+            frozen=state.is_held,
             resources=state.resources,
             devices=dict(self._census.has or self._devices.totals),
             unhealthy=tuple(

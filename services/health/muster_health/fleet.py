@@ -64,8 +64,8 @@ class Fleet:
         """Take that a storm is over."""
         found = over.storm
         back = found.peak - len(over.left)
-        told = f"{back} of {found.peak} heard again after {now - found.began_at:.0f} s"
-        left = f"; {len(over.left)} are still silent and are asked now" if over.left else ""
+        told = f"{back} of {found.peak} are well or judged after {now - found.began_at:.0f} s"
+        left = f"; {len(over.left)} are not, and are judged one by one now" if over.left else ""
         self._ended = (evidence.seen("health", told + left),)
 
     def commit(
@@ -138,7 +138,7 @@ class Fleet:
             return
         found = max(storms.active.values(), key=lambda storm: (storm.peak, storm.cause))
         common = self._words(storms.common(found), now)
-        summary = f"{found.peak} of {plugins} plugins silent at once, common: {common}"
+        summary = f"{found.peak} of {plugins} plugins {storms.how(found)} at once, common: {common}"
         told = f"{found.peak} became suspect; nobody of them is judged until it is over"
         yield alerts.Alert(
             kind=AlertKind.STORM,

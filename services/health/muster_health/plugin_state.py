@@ -16,7 +16,7 @@ A verdict needs evidence from two sides: silence alone raises a question, never 
 | SUSPECT     | trouble: the answer shows it too              | ILL         | see `trouble`        |
 | SUSPECT     | silence: all asked have answered              | LOST (4)    | see `judgement`      |
 | SUSPECT     | trouble: no answer; or nothing can be said    | as before   | as before            |
-| SUSPECT     | many are suspect at once                      | SUSPECT     | frozen: nobody asked |
+| SUSPECT     | many are suspect at once (6)                  | SUSPECT     | frozen: nobody asked |
 | LOST        | 20 s, 40 s, ... 2 min later                   | LOST (4)    | asked again: refined |
 | LOST        | a fresh beat, or an answer                    | RECOVERING  | as before            |
 | ILL         | a good beat                                   | RECOVERING  | as before            |
@@ -30,7 +30,8 @@ A verdict needs evidence from two sides: silence alone raises a question, never 
 (1) UNKNOWN and RECOVERING too. (2) SUSPECT waits for its answer, LOST for a beat, MAINTENANCE for
 a return. (3) As the plugin declares them, by our clock, not counting the time we could not hear.
 (4) MAINTENANCE, if what was asked shows that its silence was planned. (5) What the node offers is
-asked of Kubernetes once more, and what it says then is what counts.
+asked of Kubernetes once more, and what it says then is what counts. (6) With trouble that they may
+have in common, too: then it stays what it is, and the trouble is not believed meanwhile.
 
 A verdict that is reached for the third time in 10 min is called FLAPPING instead, until it has
 stayed what it is for its hold-down. A beat out of a backlog (`beats.Life.DOUBTFUL`) neither
@@ -69,6 +70,9 @@ from muster_health.snapshot import State
 _NOTHING: Final[Mapping[str, int]] = {}
 _IN_FLIGHT_S: Final = 0.5
 """A beat may be in flight when its sender's connection ends."""
+_COMMON: Final = frozenset({Verdict.DEREGISTERED, Verdict.MISMATCH, Verdict.STUCK})
+"""What many say of themselves at once where their kubelets or their revision are at fault."""
+_HEARD: Final = frozenset({State.UNKNOWN, State.HEALTHY, State.RECOVERING, State.SUSPECT})
 _LOOK_AGAIN_S: Final = 10.0
 """How soon Kubernetes is asked again what a node offers, if it did not say."""
 
@@ -80,6 +84,7 @@ class PluginState:
         "_before",
         "_conviction",
         "_inquest",
+        "_is_thawed",
         "_look_again_at",
         "_looked",
         "_recovery",
@@ -136,6 +141,7 @@ class PluginState:
         self._settled_at = now
         """Since when it has had what it has."""
         self._worry = worry.Worry()
+        self._is_thawed = False
         self._looked: int | None = None
         """Under which number Kubernetes is asked what the node offers now."""
         self._look_again_at = now
@@ -152,7 +158,20 @@ class PluginState:
     @property
     def is_calm(self) -> bool:
         """Tell whether all it waits for is its next beat, in the usual time."""
-        return self.state is State.HEALTHY and self._worry.due is None and not self.is_hasty
+        return self.state is State.HEALTHY and self._worry.found is None and not self.is_hasty
+
+    @property
+    def is_held(self) -> bool:
+        """Tell whether it is not judged, because many are suspect at once."""
+        return self.is_frozen or self._worry.held
+
+    def is_troubled(self, now: float) -> bool:
+        """Tell whether it is about to be convicted of trouble that many may have in common."""
+        found = self._worry.found
+        if found is None or found.verdict not in _COMMON or self.state not in _HEARD:
+            return False
+        left_s = self._worry.since + found.grace_s - now
+        return left_s <= self._settings.trouble_s + self.beats.interval_s
 
     @property
     def is_silent(self) -> bool:
@@ -234,6 +253,9 @@ class PluginState:
             return []
         if self.state is State.LOST:
             self._inquest.case, self._review_due = None, now + self._review_s
+        elif self._is_thawed and self.state is State.SUSPECT:
+            # nothing is known of it yet: to begin its wait anew would make many suspect once more
+            self.freeze()
         else:
             self.deaf(now)
         return []
@@ -307,18 +329,26 @@ class PluginState:
         return self._inquest.inquire()
 
     def freeze(self) -> None:
-        """Ask nobody about its silence until `thaw`: many are silent at once."""
-        self._inquest.case, self.is_frozen = None, True
+        """Judge neither silence nor trouble until `thaw`: many are suspect at once."""
+        if self.is_silent:
+            self._inquest.case, self.is_frozen = None, True
+            return
+        if self.state is State.SUSPECT:
+            self._inquest.case, self.state = None, self._before
+        self._worry.hold()
 
     def thaw(self, now: float) -> list[steps.Step]:
-        """Ask again, if it still is silent."""
+        """Ask again, if it still is silent; believe the trouble that it tells of next."""
+        self._worry.release()
         if not self.is_frozen:
             return []
         self.is_frozen = False
         if self.state is not State.SUSPECT:
             return []
         self.state = self._before
-        return self._ask(Doubt.SILENCE, now)[1:]
+        _, *asked = self._ask(Doubt.SILENCE, now)
+        self._is_thawed = True
+        return asked
 
     def deaf(self, now: float, *, window_s: float = 0.0, paused_s: float = 0.0) -> None:
         """Begin every wait anew: until now we heard nothing, and that proves nothing.
@@ -569,7 +599,7 @@ class PluginState:
 
     def _ask(self, doubt: Doubt, now: float) -> list[steps.Step]:
         self._before, self.state = self.state, State.SUSPECT
-        self._worry.due = None
+        self._worry.due, self._is_thawed = None, False
         return [signals.Noted(note=signals.Note.SUSPECTED), *self._inquest.open(doubt, now)]
 
     def _pursue(self, asked: case.Case, now: float) -> list[steps.Step]:

@@ -1,8 +1,9 @@
 """Pure. Many suspects at once: what they have in common is suspect, and they are not.
 
+Who falls silent is suspect, and who is about to be convicted of what it tells of itself.
 A storm begins when more than 5 plugins, and more than 10 % of the fleet, became suspect within
 10 s; or when more than 5 that did share a cause (a server of the bus, a zone, a revision). While it
-lasts nobody in it is asked or judged. It ends by itself: when hardly any of them are still silent,
+lasts nobody in it is asked or judged. It ends by itself: when hardly any of them are still suspect,
 or when they have had the time to come back and no more join them.
 """
 
@@ -50,14 +51,18 @@ class Storms:
         self._suspects: dict[str, tuple[str, ...]] = {}
         self._recent: dict[str, float] = {}
         self._counts: Counter[str] = Counter()
+        self._troubled: set[str] = set()
 
     @property
     def suspects(self) -> int:
         """Return how many are suspect."""
         return len(self._suspects)
 
-    def suspected(self, key: str, causes: tuple[str, ...], now: float) -> None:
-        """Take that a plugin became suspect."""
+    def suspected(
+        self, key: str, causes: tuple[str, ...], now: float, *, silent: bool = True
+    ) -> None:
+        """Take that a plugin became suspect: it is silent, or it tells of trouble."""
+        (self._troubled.discard if silent else self._troubled.add)(key)
         if key in self._suspects:
             return
         self._suspects[key] = causes
@@ -69,6 +74,7 @@ class Storms:
 
     def cleared(self, key: str) -> None:
         """Take that it is suspect no longer."""
+        self._troubled.discard(key)
         causes = self._suspects.pop(key, None)
         if causes is None:
             return
@@ -94,6 +100,13 @@ class Storms:
             return best[0][0]
         return ""
 
+    def how(self, found: Storm) -> str:
+        """Return in words what its members suffer."""
+        troubled = len(found.members & self._troubled)
+        if not troubled:
+            return "silent"
+        return "in trouble" if troubled == len(found.members) else "silent or in trouble"
+
     def update(self, fleet: int, now: float) -> tuple[list[Storm], list[Ended]]:
         """Return the storms that began and ended; `fleet` is how many plugins there are."""
         while self._recent:
@@ -118,6 +131,7 @@ class Storms:
         """Forget all suspicions; return the storms there were."""
         were, self.active = self.active, {}
         self._suspects.clear()
+        self._troubled.clear()
         self._recent.clear()
         self._counts.clear()
         return were

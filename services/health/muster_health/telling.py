@@ -87,7 +87,7 @@ class Telling:
         self.told = _NONE
 
     def _open(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
-        if alert.resource:
+        if alert.resource or alerts.is_of_fleet(alert.kind):
             self._marked(key, now).falls.fell(now)
         self._say(key, alert, now)
 
