@@ -418,7 +418,7 @@ class World:
             return self.now + 0.01, signals.ProbeAnswered(heartbeat=beat, number=probe.number)
         connected = plugin.alive and not plugin.cut
         failed = signals.ProbeFailed(
-            node=probe.node, plugin="p", number=probe.number, subscribed=connected
+            node=probe.node, plugin=probe.plugin, number=probe.number, subscribed=connected
         )
         return self.now + (probe.timeout_s if connected else 0.01), failed
 

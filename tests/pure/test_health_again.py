@@ -49,3 +49,36 @@ def test_what_never_came_is_missing_after_a_restart_too() -> None:
     world.run(300.0)
     assert world.verdicts("a") == [Verdict.MISSING]
     assert world.story("a") == [(AlertKind.MISSING, FIRING)]
+
+
+@pytest.mark.parametrize("every_s", [20.0, 29.0])
+def test_a_health_that_comes_again_and_again_tells_of_who_may_only_pause(every_s: float) -> None:
+    world = running("a", "b")
+    world.freeze("a")
+    for _ in range(4):
+        world.run(every_s)
+        world.crash(1.0)
+    world.run(every_s)
+    assert world.story("a") == [(AlertKind.STUCK, FIRING)]
+
+
+def test_a_health_that_comes_again_and_again_tells_of_who_is_not_back() -> None:
+    world = running("a", "b")
+    world.stop("a")
+    for _ in range(3):
+        world.run(110.0)
+        world.crash(1.0)
+    world.run(30.0)
+    assert world.story("a") == [(AlertKind.MAINTENANCE_OVERDUE, FIRING)]
+
+
+def test_who_came_back_while_nobody_watched_has_time_to_be_heard() -> None:
+    world = running("a", "b")
+    world.freeze("a")
+    world.run(20.0)
+    assert world.verdicts("a")[-1] is Verdict.STUCK
+    world.services.clear()
+    world.mend("a")
+    world._replace(1000.0)  # a health that is away for long
+    world.run(60.0)
+    assert (world.story("a"), world.verdicts("a")[-1]) == ([], Verdict.HEALTHY)

@@ -508,7 +508,7 @@ def test_a_restored_plugin_has_all_its_time_anew(state: State, deadline: float |
         return_s=30.0,
     )
 
-    machine.restore(known, 100.0, overdue=False)
+    machine.restore(known, 100.0, waited_s=0.0, overdue=False)
 
     assert machine.deadline() == deadline
 

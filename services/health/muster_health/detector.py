@@ -40,7 +40,9 @@ _FLEET_DUE: Final = "fleet"
 """No plugin's key: those contain a dot."""
 _POSITION_DUE: Final = "position"
 _GREETINGS_DUE: Final = "greetings"
-_NOT_EXPECTED: Final = "silent, and no longer expected: the node left, or is to have no plugin"
+_NOT_EXPECTED: Final = (
+    "it is silent, and not to be there any more: the node left, or is to have none"
+)
 
 
 class Detector:
@@ -293,10 +295,11 @@ class Detector:
     def _restore(self, known: snapshot.Snapshot, now: float) -> None:
         found = self._register.find_or_add(known.node, known.plugin, now)
         if found is not None:
-            found.restore(known, now)
             at = self._sight.at(now)
+            found.restore(known, now, at)
             times = (now - (at - acted).total_seconds() for acted in known.remedies)
             self._cures.restore(known.node, known.plugin, tuple(times))
+            self._look_again(self._register.inhibit(found), now)
             self._deadlines.set(found.key, found.deadline())
 
     def _expect(self, event: signals.ExpectedNodes, now: float) -> list[signals.Output]:
@@ -305,14 +308,23 @@ class Detector:
             self._deadlines.set(found.key, found.deadline())
         outs: list[signals.Output] = []
         for found in gone:
-            found.state.expected = False
+            found.state.expected, found.unwanted = False, True
             if not found.state.is_alive:
-                self._register.remove(found)
-                self._storms.cleared(found.key)
-                self._skewed.discard(found.key)
-                self._fleet.hold(found.key, ())
-                outs += found.close(self._sight.at(now), _NOT_EXPECTED)
+                outs += self._dismiss(found, _NOT_EXPECTED, now)
         return outs
+
+    def _dismiss(self, found: dossier.Dossier, why: str, now: float) -> list[signals.Output]:
+        """Forget a plugin: what is open of it ends."""
+        self._look_again(self._register.remove(found), now)
+        self._storms.cleared(found.key)
+        self._skewed.discard(found.key)
+        self._fleet.hold(found.key, ())
+        return found.close(self._sight.at(now), why)
+
+    def _look_again(self, changed: Iterable[dossier.Dossier], now: float) -> None:
+        for other in changed:
+            other.touch(now + _SOON_S)
+            self._deadlines.set(other.key, now + _SOON_S)
 
     # one plugin
 
@@ -339,10 +351,11 @@ class Detector:
             asked = (signals.Probe, signals.AskCluster)
             outs = [out for out in outs if not isinstance(out, asked)]
             outs.append(signals.Noted(note=signals.Note.FROZEN))
+        why = found.farewell(now, is_placed=self._register.is_placed(found.plugin))
+        if why:
+            return [*outs, *self._dismiss(found, why, now)]
         if concluded:
-            for other in self._register.inhibit(found):
-                other.touch(now + _SOON_S)
-                self._deadlines.set(other.key, now + _SOON_S)
+            self._look_again(self._register.inhibit(found), now)
         outs += self._commit(found, now)
         if self._cures.is_on:
             outs += self._cure(found, now)

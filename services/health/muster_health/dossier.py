@@ -24,9 +24,16 @@ from muster_health import (
     steps,
     telling,
 )
+from muster_health.rules import Rule
 from muster_health.snapshot import State
 
 _INSTANCES_MAX: Final = 4
+_DAY_S: Final = 86_400.0
+_NOT_EXPECTED: Final = "it left, and is not to be there any more: the node is to have no plugin"
+_FORGOTTEN: Final = {
+    True: "it left as planned a day ago, and nothing says that it is to come back",
+    False: "it has been silent for a week, and nothing says that it is to be there",
+}
 _OWN: Final = frozenset(severity.value for severity in vocabulary.Severity)
 
 
@@ -93,6 +100,7 @@ class Dossier:
         "_devices",
         "_dirty",
         "_evidence",
+        "_forget_due",
         "_look_due",
         "_order",
         "_overdue",
@@ -112,6 +120,7 @@ class Dossier:
         "skew",
         "state",
         "telling",
+        "unwanted",
     )
 
     def __init__(self, node: str, plugin: str, around: Around, *, now: float) -> None:
@@ -123,6 +132,8 @@ class Dossier:
         self.causes: tuple[str, ...] = ()
         self.inhibited = False
         """Another alert says already that the whole node is down."""
+        self.unwanted = False
+        """It was expected here once, and is no longer."""
         self._around = around
         self._devices = devices.Devices(around.bounds.devices_per_plugin)
         self._census = census.Census()
@@ -137,13 +148,14 @@ class Dossier:
         self._verdict_untold: vocabulary.VerdictChanged | None = None
         self._alert_due = 0.0
         self._look_due: float | None = None
+        self._forget_due: float | None = None
         self._dirty = False
         self._unsaved = False
         """An event changed what is to be remembered, and told nothing yet."""
         self._uncounted = False
         """How many devices there are to be changed, which is to be remembered in its turn."""
 
-    def restore(self, known: snapshot.Snapshot, now: float) -> None:
+    def restore(self, known: snapshot.Snapshot, now: float, at: datetime) -> None:
         """Take what was told; and, if we know nothing ourselves, what was known."""
         self.telling.load(known.firing, known.untold_alerts)
         self._verdict_told = known.verdict
@@ -154,7 +166,9 @@ class Dossier:
             self._uncounted |= dict(known.had) != self._census.had
             return
         overdue = [a for a in known.firing if a.kind is AlertKind.MAINTENANCE_OVERDUE]
-        self.state.restore(known, now, overdue=bool(overdue))
+        # who comes again often must not wait from the beginning each time
+        waited_s = 0.0 if known.since is None else max(0.0, (at - known.since).total_seconds())
+        self.state.restore(known, now, waited_s=waited_s, overdue=bool(overdue))
         self._overdue = overdue[0].evidence if overdue else ()
         if any(a.kind is AlertKind.CLOCK_SKEW for a in known.firing):
             self.skew.restore()
@@ -167,7 +181,13 @@ class Dossier:
         self._census.restore(known.had, known.configuration, short)
         self._since, self._rule, self._evidence = known.since, known.rule, known.evidence
         self._order = known.order
-        self._alert_due = now + self._around.settings.patience_s
+        self._alert_due = now + self.state.rest_s(self._around.settings.patience_s, waited_s)
+        self._forget_due = now + self.state.rest_s(self._forget_s, waited_s)
+
+    @property
+    def tells_of_node(self) -> bool:
+        """Tell whether people were told by its alert that the node is down."""
+        return any(alert.kind is AlertKind.NODE_DOWN for alert in self.telling.told.values())
 
     def is_news(self, instance: str, sequence: int) -> bool:
         """Take an event's place in order; False if it came before what we know already.
@@ -284,9 +304,31 @@ class Dossier:
     def deadline(self) -> float | None:
         """Return when to look at this plugin next."""
         due, look = self.state.deadline(), self._look_due
+        if self._forget_due is not None and self._may_go:
+            due = self._forget_due if due is None else min(due, self._forget_due)
         if look is None or due is None:
             return due if look is None else look
         return min(due, look)
+
+    def farewell(self, now: float, *, is_placed: bool) -> str:
+        """Say why nobody waits for it any more; empty if somebody does, or it is there.
+
+        `is_placed` is that Kubernetes says where this plugin should be.
+        """
+        if not self._may_go:
+            return ""
+        if self.state.rule is Rule.NODE_GONE:
+            return "the node is not in the cluster any more"
+        left = self.state.state is State.MAINTENANCE
+        if is_placed and (left or self.unwanted or self.state.podless):
+            return _NOT_EXPECTED
+        if self._forget_due is not None and now >= self._forget_due:
+            return _FORGOTTEN[left]
+        return ""
+
+    @property
+    def _may_go(self) -> bool:
+        return self.state.state in {State.MAINTENANCE, State.LOST} and not self.state.expected
 
     def commit(
         self, now: float, at: datetime, may_open: Callable[[], bool]
@@ -320,8 +362,9 @@ class Dossier:
         leader = self._around.leader
         if leader is None:
             return []
-        seen = (evidence.seen("kubernetes", why),)
-        self.telling.end_all(at, seen)
+        if self.state.verdict is vocabulary.Verdict.MAINTENANCE:
+            self._tell_verdict(at, leader)
+        self.telling.end_all(at, (evidence.seen("health", why),))
         outs = [out for out in self._tellings(leader) if isinstance(out, signals.Publish)]
         return [*outs, signals.Remember(key=self.key, value=b"", revision=leader)]
 
@@ -356,8 +399,13 @@ class Dossier:
     def _conclude(self, found: steps.Conclusion, now: float, at: datetime) -> None:
         self._since, self._rule, self._evidence = at, found.rule.value, found.evidence
         self._overdue = ()
+        self._forget_due = now + self._forget_s if self._may_go else None
         waits = self.state.rule is not None and judgement.may_pause(self.state.rule)
         self._alert_due = now + (self._around.settings.patience_s if waits else 0.0)
+
+    @property
+    def _forget_s(self) -> float:
+        return _DAY_S if self.state.state is State.MAINTENANCE else 7 * _DAY_S
 
     def _wanted(self, now: float, at: datetime) -> list[alerts.Alert]:
         own = self._own(now, at)

@@ -13,6 +13,7 @@ PLUGIN: Final = "health"
 KEY: Final = f"{vocabulary.FLEET}.{PLUGIN}"
 """What the fleet is remembered under."""
 
+_URGENCY: Final = tuple(vocabulary.Severity)
 _SHOWN_MAX: Final = 16
 _EVENTS_MAX: Final = 64
 _EVENT_S: Final = 120.0
@@ -25,7 +26,7 @@ class Fleet:
         self.position = 0
         self.telling = telling.Telling(around.settings, around.bounds)
         self._around = around
-        self._held: dict[str, str] = {}
+        self._held: dict[str, tuple[int, str]] = {}
         self.apart = ""
         """How the clocks of most nodes are apart from ours, in words."""
         self._servers: dict[str, tuple[str, float]] = {}
@@ -49,7 +50,7 @@ class Fleet:
 
     def hold(self, key: str, held: Iterable[alerts.Alert]) -> bool:
         """Take which alerts of a plugin wait for their turn; return whether that is news."""
-        waiting = [alert.summary for alert in held]
+        waiting = sorted((_urgency(alert), alert.summary) for alert in held)
         if not waiting:
             return self._held.pop(key, None) is not None
         is_news = key not in self._held
@@ -57,8 +58,8 @@ class Fleet:
         return is_news
 
     def held(self) -> list[str]:
-        """Return whose alerts wait, the longest first."""
-        return list(self._held)
+        """Return whose alerts wait, the most urgent first, of these the longest."""
+        return sorted(self._held, key=lambda key: self._held[key][0])
 
     def ended(self, over: storm.Ended, now: float) -> None:
         """Take that a storm is over."""
@@ -160,7 +161,7 @@ class Fleet:
     def _more(self, at: datetime) -> Iterable[alerts.Alert]:
         if not self._held:
             return
-        shown = list(self._held.values())[:_SHOWN_MAX]
+        shown = [self._held[key][1] for key in self.held()[:_SHOWN_MAX]]
         yield alerts.Alert(
             kind=AlertKind.MORE_ALERTS,
             summary=f"{len(self._held)} more plugins need a person; their alerts follow",
@@ -186,3 +187,7 @@ class Fleet:
         if key[0] == AlertKind.CLOCK_SKEW:
             return (evidence.seen("heartbeat", "the clocks of most nodes agree with ours"),)
         return (evidence.seen("health", "no alert waits, and no storm lasts"),)
+
+
+def _urgency(alert: alerts.Alert) -> int:
+    return _URGENCY.index(alerts.severity_of(alert.kind))

@@ -104,6 +104,7 @@ class PluginState:
         "leaving",
         "link",
         "offers",
+        "podless",
         "pods",
         "resources",
         "return_s",
@@ -122,6 +123,8 @@ class PluginState:
         self.resources: tuple[str, ...] = ()
         self.healthy: Mapping[str, int] = _NOTHING
         self.pods: tuple[facts.Pod, ...] = ()
+        self.podless = False
+        """Kubernetes said last that the node has no pod of it."""
         self.beats = beats.Beats(settings.interval_s)
         self.silence = silence.Silence(now)
         self.link = links.Links()
@@ -188,8 +191,18 @@ class PluginState:
         """Return how often it fell lately, to be remembered."""
         return self._conviction.damping.level
 
-    def restore(self, known: snapshot.Snapshot, now: float, *, overdue: bool) -> None:
-        """Go on where a former process stopped; `overdue` has been told already."""
+    def rest_s(self, wait_s: float, waited_s: float) -> float:
+        """Return what is left of a wait that a former process began; time to be heard at least."""
+        heard_s = self._settings.reconnect_s + self._patience_s
+        return min(wait_s, max(heard_s, wait_s - waited_s))
+
+    def restore(
+        self, known: snapshot.Snapshot, now: float, *, waited_s: float, overdue: bool
+    ) -> None:
+        """Go on where a former process stopped; `overdue` has been told already.
+
+        Its verdict stood for `waited_s`, as far as clocks of several machines can tell.
+        """
         self.state, self.verdict = known.state, known.verdict
         self.rule = rules.known(known.rule)
         self.resources, self.leaving, self.return_s = known.resources, known.leaving, known.return_s
@@ -199,8 +212,7 @@ class PluginState:
         self.heard_of = bool(known.instance or known.order)
         self._conviction.damping.restore(known.falls, now)
         if self.state is State.MAINTENANCE and not overdue:
-            # another process may have another clock, so the wait begins anew
-            self._return_due = now + self.return_s
+            self._return_due = now + self.rest_s(self.return_s, waited_s)
         if self.state is State.LOST:
             self._review_due = now + self._review_s
         if self.state is State.RECOVERING:
@@ -241,7 +253,7 @@ class PluginState:
     def learned(self, known: facts.Facts | None, number: int, now: float) -> list[steps.Step]:
         """Take what Kubernetes knows; None is no answer."""
         if known is not None and known.pods is not None:
-            self.pods = known.pods
+            self.pods, self.podless = known.pods, not known.pods
         if number == self._looked:
             return self._look_closer(known, now)
         asked = self._inquest.learned(known, number)

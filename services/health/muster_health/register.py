@@ -56,13 +56,18 @@ class Register:
         home.plugins = (*home.plugins, found)
         return found
 
-    def remove(self, gone: dossier.Dossier) -> None:
-        """Forget a plugin."""
+    def remove(self, gone: dossier.Dossier) -> Iterable[dossier.Dossier]:
+        """Forget a plugin; return those of its node for which that changes who tells of it."""
         del self.dossiers[gone.key]
         home = self._nodes[gone.node]
         home.plugins = tuple(found for found in home.plugins if found is not gone)
-        if not home.plugins:
+        if not home.plugins and home.offers is None:
             del self._nodes[gone.node]
+        return _inhibit(home.plugins)
+
+    def is_placed(self, plugin: str) -> bool:
+        """Tell whether Kubernetes says where a plugin should be."""
+        return plugin in self._expected
 
     def expect(
         self, plugin: str, nodes: Mapping[str, facts.Expected], now: float
@@ -74,7 +79,7 @@ class Register:
         for node, expected in nodes.items():
             found = self.find_or_add(node, plugin, now)
             if found is not None:
-                found.causes = _causes(expected)
+                found.causes, found.unwanted = _causes(expected), False
                 found.state.expect(expected.age_s, now)
                 present.append(found)
         gone = [self.find(node, plugin) for node in before.keys() - nodes.keys()]
@@ -94,19 +99,7 @@ class Register:
 
     def inhibit(self, changed: dossier.Dossier) -> Iterable[dossier.Dossier]:
         """Let one alert say that a node is down; return the plugins for which that changes."""
-        plugins = self._nodes[changed.node].plugins
-        if len(plugins) == 1:
-            return
-        down = [
-            found.plugin
-            for found in sorted(plugins, key=lambda found: found.plugin)
-            if found.state.verdict is Verdict.NODE_DOWN
-        ]
-        for found in plugins:
-            inhibited = bool(down) and found.plugin != down[0]
-            if inhibited is not found.inhibited:
-                found.inhibited = inhibited
-                yield found
+        return _inhibit(self._nodes[changed.node].plugins)
 
     def may_tell(self, now: float) -> bool:
         """Tell whether the fleet may have one more alert now."""
@@ -131,6 +124,18 @@ class Register:
         if self._bucket is None:
             self._bucket = budget.Bucket(self._around.bounds.alerts_per_minute, now)
         return self._bucket
+
+
+def _inhibit(plugins: tuple[dossier.Dossier, ...]) -> list[dossier.Dossier]:
+    down = [found for found in plugins if found.state.verdict is Verdict.NODE_DOWN]
+    teller = min(down, key=lambda found: (not found.tells_of_node, found.plugin), default=None)
+    changed = []
+    for found in plugins:
+        inhibited = teller is not None and found is not teller
+        if inhibited is not found.inhibited:
+            found.inhibited = inhibited
+            changed.append(found)
+    return changed
 
 
 @functools.lru_cache(maxsize=64)

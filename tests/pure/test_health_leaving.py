@@ -1,0 +1,178 @@
+"""Who leaves for good: the node is scaled down, the plugin is to be elsewhere."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind, AlertState, StopReason, Verdict
+from muster_health import facts, signals
+from tests.pure.health_world import GPU, ZERO, Plugin, World, running
+
+FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
+DAY_S = 86_400.0
+
+
+@dataclass
+class Gone(Plugin):
+    """A plugin that Kubernetes knows no pod of any more, and perhaps no node."""
+
+    node_gone: bool = False
+
+    def facts(self, now: float) -> facts.Facts:
+        if self.node_gone:
+            return facts.Facts(exists=False)
+        return facts.Facts(exists=True, lease_age_s=now - self.lease_at, ready=True, pods=())
+
+
+def remembered(world: World) -> list[str]:
+    return sorted(key for key in world.memory if not key.startswith(vocabulary.FLEET))
+
+
+def expect(world: World, *nodes: str) -> None:
+    where = {node: facts.Expected(age_s=500.0) for node in nodes}
+    for service in world.services:
+        service.feed(signals.ExpectedNodes(plugin="p", nodes=where))
+
+
+def scaled_down(*, node_gone: bool = False, **how: object) -> World:
+    """Return a world in which b beats still, and is not to be there any more."""
+    world = World("a", "b", **how)  # type: ignore[arg-type]  # by name
+    world.plugins["b"] = Gone("b", node_gone=node_gone)
+    world.run(10.0)
+    expect(world, "a")
+    return world
+
+
+@pytest.mark.parametrize("node_gone", [True, False])
+@pytest.mark.parametrize("act", ["stop", "kill", "cut", "down", "freeze"])
+def test_who_is_not_to_be_there_any_more_leaves_without_an_alert(act: str, node_gone: bool) -> None:  # noqa: FBT001  # a case
+    world = scaled_down(node_gone=node_gone)
+    world.run(2.0)
+    getattr(world, act)("b")
+    world.run(600.0)
+    assert (world.story("b"), remembered(world)) == ([], ["a.p"])
+    assert len([*world.services[0].detector.dossiers()]) == 1
+
+
+def test_what_is_open_of_who_leaves_is_resolved() -> None:
+    world = scaled_down()
+    world.turn("b", "1")
+    world.run(5.0)
+    assert world.story("b") == [(AlertKind.DEVICE_UNHEALTHY, FIRING)]
+    world.stop("b")
+    world.run(5.0)
+    assert world.story("b")[1:] == [(AlertKind.DEVICE_UNHEALTHY, RESOLVED)]
+    assert world.verdicts("b")[-1] is Verdict.MAINTENANCE
+
+
+def test_a_plugin_that_goes_on_where_it_is_not_to_be_is_watched() -> None:
+    world = scaled_down()
+    world.run(100.0)
+    world.part("b")
+    world.run(20.0)
+    assert world.story("b") == [(AlertKind.DEREGISTERED, FIRING)]
+
+
+def test_who_was_not_to_be_there_any_more_and_is_again_is_missed() -> None:
+    world = scaled_down()
+    expect(world, "a", "b")
+    world.kill("b")
+    world.run(30.0)
+    assert world.story("b") == [(AlertKind.PLUGIN_DOWN, FIRING)]
+
+
+def test_a_fleet_that_comes_and_goes_leaves_nothing_behind() -> None:
+    nodes = [f"n{number}" for number in range(30)]
+    world = World("a", *nodes)
+    for node in nodes:
+        world.plugins[node] = Gone(node, node_gone=True)
+    world.run(10.0)
+    for number, node in enumerate(nodes):
+        expect(world, "a", *nodes[number + 1 :])
+        world.stop(node)
+        world.run(7.0)
+    world.run(400.0)
+    assert (world.alerts(), remembered(world)) == ([], ["a.p"])
+
+
+def test_without_a_cluster_who_left_as_planned_is_forgotten_after_a_day() -> None:
+    world = World("b", has_cluster=False)
+    world.run(10.0)
+    world.stop("b")
+    world.run(2.0)
+    world.interval_s = 600.0
+    for _ in range(3):
+        world.run(DAY_S / 4)
+        world.crash(60.0)
+    assert world.story("b") == [(AlertKind.MAINTENANCE_OVERDUE, FIRING)]
+    world.run(DAY_S / 4)
+    assert world.story("b")[1:] == [(AlertKind.MAINTENANCE_OVERDUE, RESOLVED)]
+    assert remembered(world) == []
+
+
+def test_what_is_critical_has_its_turn_before_what_is_not() -> None:
+    nodes = [f"n{number:02}" for number in range(120)]
+    world = World("a", *nodes)
+    world.run(10.0)
+    for node in nodes:
+        world.plugins[node].short = "one of two"
+    world.run(20.0)
+    world.kill("a")
+    world.run(8.0)
+    waiting = {node for node, kind, _ in world.alerts() if kind is AlertKind.DEVICES_SHORT}
+    assert ("a", AlertKind.PLUGIN_DOWN, "") in world.alerts()
+    assert len(waiting) < len(nodes)
+
+
+def other(node: str, seq: int) -> vocabulary.Heartbeat:
+    resource = vocabulary.ResourceBeat(
+        name=GPU, streams=1, probe_ok=True, probe_age_s=0.0, devices=2, healthy=2
+    )
+    return vocabulary.Heartbeat(
+        node=node, plugin="q", instance="q", seq=seq, interval_s=1.0, resources=(resource,)
+    )
+
+
+def test_who_tells_of_a_dead_node_may_leave_and_the_next_one_tells() -> None:
+    world = running("a")
+    for seq in range(5):
+        world.services[0].feed(signals.Beat(heartbeat=other("a", seq)))
+        world.run(1.0)
+    world.down("a")
+    world.run(40.0)
+    first = who(world)
+    assert len(first) == 1
+    for _ in range(2):
+        world.crash(5.0)
+        world.run(60.0)
+    assert who(world) == first == ["q"]
+    world.services[0].feed(signals.ExpectedNodes(plugin="q", nodes={"a": facts.Expected(age_s=0)}))
+    world.services[0].feed(signals.ExpectedNodes(plugin="q", nodes={}))
+    world.run(5.0)
+    assert who(world) == ["p"]
+    world.mend("a")
+    world.run(30.0)
+    assert who(world) == []
+    world.kill("a")
+    world.run(30.0)
+    assert world.alerts() == [("a", AlertKind.PLUGIN_DOWN, "")]
+
+
+def who(world: World) -> list[str]:
+    firing: dict[str, str] = {}
+    for event in world.published.values():
+        if isinstance(event, vocabulary.AlertChanged):
+            firing[event.fingerprint] = event.plugin
+            if event.state is RESOLVED:
+                del firing[event.fingerprint]
+    return sorted(firing.values())
+
+
+def test_a_goodbye_where_it_is_expected_is_waited_for() -> None:
+    world = running("a")
+    said = vocabulary.PluginStopping(node="a", at=ZERO, plugin="p", reason=StopReason.SIGNAL)
+    assert said.expected_return_s == 0.0
+    world.stop("a")
+    world.run(320.0)
+    assert world.story("a") == [(AlertKind.MAINTENANCE_OVERDUE, FIRING)]
