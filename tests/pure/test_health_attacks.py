@@ -8,7 +8,7 @@ import msgspec
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Remedy, Verdict
 from muster_health import config, facts, signals, snapshot
-from tests.pure.health_world import GPU, Plugin, World
+from tests.pure.health_world import GPU, ZERO, Plugin, World
 
 RESTARTS = config.Remediation(mode=config.Remedies.RESTART_PLUGIN)
 
@@ -228,3 +228,21 @@ def test_after_a_storm_they_are_asked_some_at_a_time_and_no_answer_begins_no_oth
     assert all(e[0] is not AlertKind.STORM for e in world.story("_fleet")[2:])
     assert max(Counter(int(at) for at in asked).values()) <= 60
     assert {world.verdicts(node)[-1] for node in nodes} == {Verdict.PLUGIN_DOWN}
+
+
+def test_who_says_that_it_is_the_whole_fleet_is_not_listened_to() -> None:
+    world = world_of("a", expected=False)
+    for seq in range(3):
+        beat = msgspec.structs.replace(
+            world.plugins["a"].beat(world.now), node=vocabulary.FLEET, plugin="health", seq=seq
+        )
+        hear(world, signals.Beat(heartbeat=beat))
+    started = vocabulary.PluginStarted(
+        node=vocabulary.FLEET, at=ZERO, plugin="health", version="1", instance="i"
+    )
+    hear(world, signals.FromPlugin(event=started, instance="i", sequence=1))
+    world.run(60.0)
+    assert [(known.node, known.plugin) for known in world.services[0].detector.dossiers()] == [
+        ("a", "p")
+    ]
+    assert world.alerts() == []

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterable, Mapping
 
+from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health import budget, dossier, facts
 
@@ -42,6 +43,9 @@ class Register:
 
     def find_or_add(self, node: str, plugin: str, now: float) -> dossier.Dossier | None:
         """Return what is known of a plugin, new if need be; None if its node has too many."""
+        if node == vocabulary.FLEET:
+            # who speaks for one node cannot speak for all: alerts and memory of that name are ours
+            return None
         home = self._nodes.get(node)
         if home is None:
             home = self._nodes[node] = Node()

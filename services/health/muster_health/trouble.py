@@ -6,11 +6,12 @@
 | DEREGISTERED | a problem with the kubelet, or no open stream             | its time to mend  |
 | MISMATCH     | it saw the kubelet list other devices                     | its time to mend  |
 | MISMATCH     | the node offers another number than it has Healthy        | `mismatch_s` (1)  |
-| SPLIT_BRAIN  | two instances beat in turns                               | at once           |
+| SPLIT_BRAIN  | two instances beat in turns                               | `degraded_s` (2)  |
 | DEGRADED     | a health checker is silent, its loop or its beats are late | `degraded_s`      |
 
 (1) The kubelet tells of what the plugin changed, or of a new registration, every 10 s only. But
 where that is long ago, the node itself has changed: then the plugin has its time to mend.
+(2) A DaemonSet with `maxSurge` starts the new pod before it ends the old one.
 
 Who does not answer cannot be registered either, so that comes first. A plugin that has only just
 started has `starting_s` to be registered.
@@ -68,7 +69,7 @@ def reported(
         _stuck(beat, grace_s)
         or _apart(beat, settings.starting_s if starts else grace_s)
         or _mismatched(beat, offers, grace_s, settings.mismatch_s, settled_s)
-        or _split(beat, twins)
+        or _split(beat, twins, settings.degraded_s)
         or _slow(beat, stretch, settings)
     )
 
@@ -159,11 +160,11 @@ def _mismatched(
     return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, told, wait_s)
 
 
-def _split(beat: vocabulary.Heartbeat, twins: str) -> Trouble | None:
+def _split(beat: vocabulary.Heartbeat, twins: str, grace_s: float) -> Trouble | None:
     if not twins:
         return None
     told = (evidence.seen("heartbeat", twins),)
-    return _whole(beat, Verdict.SPLIT_BRAIN, Rule.TWO_INSTANCES, told, 0.0)
+    return _whole(beat, Verdict.SPLIT_BRAIN, Rule.TWO_INSTANCES, told, grace_s)
 
 
 def _offered_otherwise(
