@@ -107,6 +107,7 @@ class Service:
         self.answers: list[tuple[float, signals.Input]] = []
         self.crash_after = MANY
         self.crashed = False
+        self.drops = False
         self.detector = detector.Detector(
             SETTINGS,
             runbook_url="",
@@ -158,6 +159,8 @@ class Service:
                         node=out.node, plugin=out.plugin, number=out.number, facts=known
                     )
                     self.answers.append((self.world.now + 0.02, answer))
+                case signals.Remember() | signals.Publish() if self.drops:
+                    pass
                 case signals.Remember():
                     assert self.detector.leader is not None
                     self.world.remember(out)
@@ -228,6 +231,19 @@ class World:
 
     def crash_after(self, outs: int) -> None:
         self.services[0].crash_after = outs
+
+    def lose_lead(self) -> None:
+        """Let the leader no longer lead, before it knows: what it wants told is dropped."""
+        self.services[0].drops = True
+
+    def lead_again(self) -> None:
+        self._revision += 1
+        service = self.services[0]
+        service.feed(signals.Leadership(revision=None))
+        service.drops = False
+        for value in list(self.memory.values()):
+            service.feed(signals.Restored(state=snapshot.decode(value)))
+        service.feed(signals.Leadership(revision=self._revision))
 
     # the world
 

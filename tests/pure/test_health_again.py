@@ -82,3 +82,37 @@ def test_who_came_back_while_nobody_watched_has_time_to_be_heard() -> None:
     world._replace(1000.0)  # a health that is away for long
     world.run(60.0)
     assert (world.story("a"), world.verdicts("a")[-1]) == ([], Verdict.HEALTHY)
+
+
+def test_what_was_dropped_when_the_lead_ended_is_told_when_it_begins_again() -> None:
+    world = World("a", "b")
+    world.kill("a")
+    world.run(119.0)
+    world.lose_lead()
+    world.run(20.0)
+    assert world.story("a") == []
+    world.lead_again()
+    world.run(5.0)
+    assert (world.story("a"), world.verdicts("a")) == (
+        [(AlertKind.MISSING, FIRING)],
+        [Verdict.MISSING],
+    )
+
+
+@pytest.mark.parametrize("act", ["kill", "part", "cut"])
+def test_a_lead_that_is_lost_and_won_again_repeats_and_loses_nothing(act: str) -> None:
+    world = running("a", "b")
+    getattr(world, act)("a")
+    world.run(60.0)
+    before = world.story("a"), world.verdicts("a")
+    world.lose_lead()
+    world.run(5.0)
+    world.lead_again()
+    world.run(60.0)
+    assert (world.story("a"), world.verdicts("a")) == before
+    world.lose_lead()
+    world.mend("a")
+    world.run(30.0)
+    world.lead_again()
+    world.run(5.0)
+    assert (world.alerts(), world.verdicts("a")[-1]) == ([], Verdict.HEALTHY)

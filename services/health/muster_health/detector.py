@@ -519,15 +519,20 @@ class Detector:
         return [*outs, *told]
 
     def _lead(self, revision: int | None, now: float) -> list[signals.Output]:
+        begins = self._around.leader is None
         self._around.leader = revision
         outs: list[signals.Output] = []
-        if revision is None:
-            return outs
         for found in list(self._register.dossiers.values()):
+            is_restored, found.is_restored = found.is_restored, False
+            if revision is None:
+                continue
+            if begins and not is_restored:
+                found.untell()
             found.touch(now)
             outs += self._commit(found, now)
             self._deadlines.set(found.key, found.deadline())
-        self._deadlines.set(_FLEET_DUE, now + (0.0 if self._storms.active else self._grace_s))
+        if revision is not None:
+            self._deadlines.set(_FLEET_DUE, now + (0.0 if self._storms.active else self._grace_s))
         return outs
 
     # ourselves

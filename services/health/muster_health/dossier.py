@@ -114,6 +114,7 @@ class Dossier:
         "_verdict_untold",
         "causes",
         "inhibited",
+        "is_restored",
         "key",
         "node",
         "plugin",
@@ -132,6 +133,8 @@ class Dossier:
         self.causes: tuple[str, ...] = ()
         self.inhibited = False
         """Another alert says already that the whole node is down."""
+        self.is_restored = False
+        """It is remembered, by whoever led last."""
         self.unwanted = False
         """It was expected here once, and is no longer."""
         self._around = around
@@ -158,6 +161,7 @@ class Dossier:
     def restore(self, known: snapshot.Snapshot, now: float, at: datetime) -> None:
         """Take what was told; and, if we know nothing ourselves, what was known."""
         self.telling.load(known.firing, known.untold_alerts)
+        self.is_restored = True
         self._verdict_told = known.verdict
         self._verdict_untold = known.untold_verdict
         self._remedied, self._remedies = known.remedied, known.remedies
@@ -183,6 +187,11 @@ class Dossier:
         self._order = known.order
         self._alert_due = now + self.state.rest_s(self._around.settings.patience_s, waited_s)
         self._forget_due = now + self.state.rest_s(self._forget_s, waited_s)
+
+    def untell(self) -> None:
+        """Take that nothing is remembered of what we told: it was dropped when our lead ended."""
+        self.telling.load((), ())
+        self._verdict_told = self._verdict_untold = None
 
     @property
     def tells_of_node(self) -> bool:
