@@ -116,6 +116,16 @@ def test_what_there_is_two_of_is_spread_and_never_evicted_at_once(overlay: str) 
 
 
 @pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+def test_there_are_two_of_every_service_and_an_update_leaves_one(overlay: str) -> None:
+    found = [one["spec"] for one in deployed.objects(overlay) if one["kind"] == "Deployment"]
+    assert len(found) == (4 if overlay == "production" else 3)
+    for spec in found:
+        assert spec["replicas"] == 2
+        assert spec["strategy"]["type"] == "RollingUpdate"
+        assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] < spec["replicas"]
+
+
+@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
 def test_every_pod_is_critical_says_what_it_needs_and_has_room(overlay: str) -> None:
     for name, pod in deployed.pods(overlay).items():
         class_ = "system-node-critical" if name == "muster-plugin" else "system-cluster-critical"

@@ -5,6 +5,7 @@ import pathlib
 import signal
 from collections.abc import Awaitable, Callable
 
+import aiohttp
 import orjson
 
 from bench import sink
@@ -47,6 +48,12 @@ class Pair:
         while sum(self.log(one).count("delivered") for one in self.names) < number:
             await asyncio.sleep(0.02)  # another process writes it
 
+    async def asked(self, process: processes.Process, path: str) -> bytes:
+        """Ask a notifier's own server."""
+        url = process.addresses["http"] + path
+        async with aiohttp.ClientSession() as http, http.get(url) as response:
+            return await response.read()
+
     def log(self, name: str) -> list[str]:
         lines = (self.world.directory / f"{name}.log").read_text().splitlines()
         return [str(orjson.loads(line)["event"]) for line in lines]
@@ -75,6 +82,10 @@ def test_of_two_notifiers_one_acts_and_the_other_takes_its_place(tmp_path: pathl
         await pair.hears(1)
         second = await pair.start("second")
         await pair.logs("second", "waiting_for_lock")
+        # a rollout, and an eviction, wait until both are ready
+        assert [await pair.asked(one, "/readyz") for one in (first, second)] == [b"ok\n"] * 2
+        states = [orjson.loads(await pair.asked(one, "/state")) for one in (first, second)]
+        assert [state["acts"] for state in states] == [True, False]
         await pair.hears(2)
         await pair.hears(3)
         await first.kill()

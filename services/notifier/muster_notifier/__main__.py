@@ -145,19 +145,20 @@ class _Notifier:
             _WAITING.labels(name).set_function(functools.partial(self._waiting_s, name))
 
     def problem(self) -> str | None:
-        """Return why the notifier is not ready, or None."""
+        """Return why the notifier is not ready, or None: who waits for its turn is ready for it."""
         if not self._bus.link.is_connected:
             return "NATS is away"
         if not self.tenure.is_ours:
-            return f"another notifier acts: {self.tenure.holder or 'unknown'}"
+            return None if self.tenure.holder else "nobody is known to act"
         return None if self._is_restored else "the ledger is being read"
 
     def _is_well(self) -> bool:
-        return self.problem() is None
+        return self.tenure.is_ours and self.problem() is None
 
     def state(self) -> probes.Answer:
         """Return every group as it stands, the silences, and who is away."""
         found = {
+            "acts": self.tenure.is_ours,
             "groups": self._machine.view(self._clock()),
             "silences": self._muting.active(datetime.now(UTC)),
             "away": self._post.away(),
