@@ -164,9 +164,16 @@ def story() -> dict[str, Any]:
         'muster_health_leads{pod="a"}': "1x40",
         'muster_health_leads{pod="b"}': "0x10 1x30",
         'muster_plugin_beat_age_seconds{pod="p",node="n"}': "0+30x40",
-        'muster_dead_letters{pod="n"}': "0x40",
+        'muster_notifier_acts{pod="n"}': "0x8 1x20 0x12",
+        'muster_notifier_acts{pod="m"}': "1x8 0x32",
         'muster_gate_answers_total{outcome="expired",pod="g"}': "0+1x40",
         'muster_gate_answers_total{outcome="admitted",pod="g"}': "0+9x40",
+        'muster_gate_keys_heard_timestamp_seconds{pod="g"}': "0+30x10 _x30",
+    }
+    of_two_gates_one_hears = {
+        'muster_gate_keys_heard_timestamp_seconds{pod="g"}': "0+30x200",
+        'muster_gate_keys_heard_timestamp_seconds{pod="h"}': "0x200",
+        'muster_gate_answers_total{outcome="expired",pod="g"}': "0+1x200",
     }
     at_all_times = [
         fires("5m", "MusterHealthSilent", {}),
@@ -174,19 +181,35 @@ def story() -> dict[str, Any]:
     ]
     later = [
         fires("4m", "MusterHealthSilent"),
-        fires("4m", "MusterNotifierGone"),
+        fires("12m", "MusterNotifierGone"),
+        fires("20m", "MusterNotifierGone", {}),
         fires("4m", "MusterHealthTwoLeaders"),
         fires("10m", "MusterHealthTwoLeaders", {}),
         fires("10m", "MusterPluginStuck", {"pod": "p", "node": "n"}, node="n", value="10m 0s"),
         fires("15m", "MusterGateRefuses", {"outcome": "expired"}, value="30", outcome="expired"),
+        fires("19m", "MusterGateAdmitsNobody"),
+        fires("4m", "MusterGateGone"),
+        fires("19m", "MusterGateGone", {}),
     ]
-    series = [{"series": name, "values": values} for name, values in seen.items()]
+    of_gates = [
+        fires("19m", "MusterGateAdmitsNobody", {}),
+        fires("70m", "MusterGateKeysOld", {"pod": "h"}, pod="h", value="1h 10m 0s"),
+    ]
+    worlds: tuple[tuple[dict[str, str], list[dict[str, Any]]], ...] = (
+        ({}, at_all_times),
+        (seen, later),
+        (of_two_gates_one_hears, of_gates),
+    )
     return {
         "rule_files": ["rules.json"],
         "evaluation_interval": "30s",
         "tests": [
-            {"interval": "30s", "input_series": [], "alert_rule_test": at_all_times},
-            {"interval": "30s", "input_series": series, "alert_rule_test": later},
+            {
+                "interval": "30s",
+                "input_series": [{"series": name, "values": one} for name, one in world.items()],
+                "alert_rule_test": told,
+            }
+            for world, told in worlds
         ],
     }
 
