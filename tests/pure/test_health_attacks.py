@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from muster import vocabulary
-from muster.vocabulary import AlertKind, AlertState, Remedy, Verdict
+from muster.vocabulary import AlertKind, AlertState, Health, Remedy, Verdict
 from muster_health import config, facts, signals, snapshot
 from tests.pure.health_world import GPU, ZERO, Plugin, World
 
@@ -186,7 +186,7 @@ def test_the_same_trouble_of_many_at_once_is_one_alert_and_who_keeps_it_is_found
 def test_some_that_come_and_go_for_ever_are_no_storm_of_storm_alerts() -> None:
     nodes = [f"n{number}" for number in range(40)]
     world = world_of(*nodes)
-    for _ in range(60):
+    for _ in range(20):
         for node in nodes[:12]:
             world.kill(node)
         world.run(20.0)
@@ -246,3 +246,24 @@ def test_who_says_that_it_is_the_whole_fleet_is_not_listened_to() -> None:
         ("a", "p")
     ]
     assert world.alerts() == []
+
+
+def test_what_is_remembered_of_thousands_of_broken_devices_is_no_more_than_nats_takes() -> None:
+    for devices_, name in ((3500, "GPU-{:05}"), (4096, "x" * 240 + "{:05}")):
+        world = world_of("a", expected=False)
+        for number in range(devices_):
+            event = vocabulary.DeviceHealthChanged(
+                node="a",
+                at=ZERO,
+                plugin="p",
+                resource=GPU,
+                device_id=name.format(number),
+                health=Health.UNHEALTHY,
+                reason=f"device {number} " + "x" * 280,
+            )
+            (known,) = world.services[0].detector.dossiers()
+            known.report(event, world.now)
+        remembered, *_ = known.commit(1e9, ZERO, lambda: True)[0]
+        assert isinstance(remembered, signals.Remember)
+        assert len(remembered.value) < 1_000_000
+        assert len(snapshot.decode(remembered.value).bad) > 30

@@ -15,6 +15,10 @@ from muster import vocabulary
 from muster_health import alerts, devices
 
 VERSION: Final = 2
+_BYTES_MAX: Final = 900_000
+"""The bucket takes 1,000,000; a larger value would be refused, and what was known before stay."""
+_WHY_SHORT: Final = 60
+_IDS_EACH: Final = 64
 _INTERVAL_S: Final = 5.0
 """Of a plugin of which nothing is known; its first beat says its own."""
 
@@ -104,8 +108,31 @@ _DECODER = msgspec.json.Decoder(Snapshot)
 
 
 def encode(remembered: Snapshot) -> bytes:
-    """Return it as JSON."""
-    return msgspec.json.encode(remembered)
+    """Return it as JSON, no larger than NATS takes it.
+
+    Of thousands of devices with long reasons of their own the reasons are cut, and then, of the
+    list, the last devices left out: the next inventory names them again.
+    """
+    value = msgspec.json.encode(remembered)
+    if len(value) <= _BYTES_MAX:
+        return value
+    bad = _shorter(remembered.bad)
+    value = msgspec.json.encode(msgspec.structs.replace(remembered, bad=bad))
+    while len(value) > _BYTES_MAX and bad:
+        bad = bad[: len(bad) // 2]
+        value = msgspec.json.encode(msgspec.structs.replace(remembered, bad=bad))
+    return value
+
+
+def _shorter(bad: Iterable[devices.Known]) -> tuple[devices.Known, ...]:
+    alike: dict[tuple[vocabulary.AlertKind, str, str], list[str]] = {}
+    for known in bad:
+        alike.setdefault((known.kind, known.resource, known.why[:_WHY_SHORT]), []).extend(known.ids)
+    return tuple(
+        devices.Known(*group, tuple(ids[at : at + _IDS_EACH]))
+        for group, ids in alike.items()
+        for at in range(0, len(ids), _IDS_EACH)
+    )
 
 
 def decode(value: bytes) -> Snapshot:
