@@ -271,7 +271,24 @@ def test_nodes_are_expected_since_the_later_of_node_and_daemonset() -> None:
     assert fleet.expected(10.0) == {"a": 300.0, "b": 20.0}
     assert fleet.known.news(20.0) == []
     fleet.known.drop_node("a")
-    assert fleet.expected(30.0) == {"b": 40.0}
+    assert fleet.expected(30.0) == {"b": 20.0}
+
+
+def test_a_changed_pod_costs_its_own_node_and_no_other() -> None:
+    fleet = Fleet()
+    fleet.known.put_daemonset("p", daemonset(), now=0.0, age_s=0.0)
+    fleet.nodes(0.0, *(node(name) for name in "abc"))
+    told = [one for one in fleet.known.news(0.0) if isinstance(one, signals.ExpectedNodes)]
+    fleet.known.put_pod("p", pod("u1", "a", "r1", "1"))
+    told += [one for one in fleet.known.news(9.0) if isinstance(one, signals.ExpectedNodes)]
+    before, now = (dict(one.nodes) for one in told)
+    assert now["a"].revision == "r1"
+    assert all(now[name] is before[name] for name in "bc")
+    # what turns out to be as it was is no news
+    fleet.known.put_pod("p", pod("u2", "a", "r1", "1"))
+    fleet.known.drop_pod("p", pod("u1", "a", "r1", "1"))
+    assert fleet.known.news(10.0) == []
+    assert fleet.known.pods_on("p", "a") == ("u2",)
 
 
 def test_a_node_that_comes_to_be_wanted_is_expected_from_then_on() -> None:
@@ -280,9 +297,9 @@ def test_a_node_that_comes_to_be_wanted_is_expected_from_then_on() -> None:
     fleet.nodes(0.0, node("a"), node("b", gpu="y"))
     assert fleet.expected(0.0) == {"b": 900.0}
     fleet.node(50.0, node("a", gpu="y"))
-    assert fleet.expected(60.0) == {"a": 10.0, "b": 960.0}
+    assert fleet.expected(60.0) == {"a": 10.0, "b": 900.0}
     fleet.node(70.0, node("a", taints=[{"key": "t", "effect": "NoSchedule"}], gpu="y"))
-    assert fleet.expected(70.0) == {"b": 970.0}
+    assert fleet.expected(70.0) == {"b": 900.0}
     fleet.known.put_daemonset("p", None, now=80.0, age_s=None)
     assert fleet.expected(80.0) == {}
 

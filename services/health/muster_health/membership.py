@@ -41,9 +41,33 @@ class _Plugin:
     daemonset: shapes.DaemonSet | None = None
     made_at: float = -math.inf
     pods: dict[str, Pod] = field(default_factory=dict)
+    on: dict[str, dict[str, Pod]] = field(default_factory=dict)
+    """The same, by node."""
     since: dict[str, float] = field(default_factory=dict)
     told: Mapping[str, facts.Expected] | None = None
-    is_changed: bool = True
+    changed: set[str] = field(default_factory=set)
+    """Nodes to be looked at anew: a rollout changes some each second, of a hundred thousand."""
+
+    def put(self, pod: Pod) -> None:
+        """Take a pod."""
+        was = self.pods.get(pod.uid)
+        if was == pod:
+            return
+        if was is not None:
+            self.drop(was)
+        self.pods[pod.uid] = pod
+        self.on.setdefault(pod.node, {})[pod.uid] = pod
+        self.changed.add(pod.node)
+
+    def drop(self, pod: Pod) -> None:
+        """Take that a pod is gone."""
+        was = self.pods.pop(pod.uid, None)
+        if was is None:
+            return
+        del self.on[was.node][was.uid]
+        if not self.on[was.node]:
+            del self.on[was.node]
+        self.changed.add(was.node)
 
 
 def pod(shape: shapes.Pod) -> Pod:
@@ -108,7 +132,8 @@ class Membership:
             return
         self._offers[name] = None
         for plugin in self._plugins.values():
-            plugin.is_changed |= plugin.since.pop(name, None) is not None
+            if plugin.since.pop(name, None) is not None:
+                plugin.changed.add(name)
 
     def put_daemonset(
         self, name: str, shape: shapes.DaemonSet | None, *, now: float, age_s: float | None
@@ -117,30 +142,29 @@ class Membership:
         plugin = self._plugins[name]
         is_first = plugin.daemonset is None
         plugin.daemonset, plugin.made_at = shape, now - (age_s or 0.0)
-        plugin.is_changed = True
         for node in self._nodes.values():
             self._judge(plugin, node, now, is_first=is_first)
 
     def replace_pods(self, name: str, pods: Iterable[Pod]) -> None:
         """Take all pods of a plugin that there are."""
         plugin = self._plugins[name]
-        plugin.pods = {pod.uid: pod for pod in pods}
-        plugin.is_changed = True
+        found = {pod.uid: pod for pod in pods}
+        for gone in [pod for uid, pod in plugin.pods.items() if uid not in found]:
+            plugin.drop(gone)
+        for pod in found.values():
+            plugin.put(pod)
 
     def put_pod(self, name: str, pod: Pod) -> None:
         """Take a pod of a plugin that is new or has changed."""
-        plugin = self._plugins[name]
-        plugin.is_changed |= plugin.pods.get(pod.uid) != pod
-        plugin.pods[pod.uid] = pod
+        self._plugins[name].put(pod)
 
     def drop_pod(self, name: str, pod: Pod) -> None:
         """Take that a pod of a plugin is gone."""
-        plugin = self._plugins[name]
-        plugin.is_changed |= plugin.pods.pop(pod.uid, None) is not None
+        self._plugins[name].drop(pod)
 
     def pods_on(self, name: str, node: str) -> tuple[str, ...]:
         """Return the names of a plugin's pods on a node."""
-        return tuple(pod.name for pod in self._plugins[name].pods.values() if pod.node == node)
+        return tuple(pod.name for pod in self._plugins[name].on.get(node, {}).values())
 
     def current_revision(self, name: str) -> str:
         """Return the newest revision of a plugin's DaemonSet, empty if unknown.
@@ -163,14 +187,26 @@ class Membership:
         ]
         self._offers.clear()
         for name, plugin in self._plugins.items():
-            if plugin.is_changed and self._is_known(plugin):
-                plugin.is_changed = False
-                nodes = self._expected(plugin, now)
-                ageless = {node: replace(one, age_s=0) for node, one in nodes.items()}
-                if ageless != plugin.told:
-                    plugin.told = ageless
-                    found.append(signals.ExpectedNodes(plugin=name, nodes=nodes))
+            if self._is_known(plugin) and self._has_changed(plugin, now):
+                assert plugin.told is not None, "what has changed is known"
+                found.append(signals.ExpectedNodes(plugin=name, nodes=plugin.told))
         return found
+
+    def _has_changed(self, plugin: _Plugin, now: float) -> bool:
+        """Find what is to be told; what is as it was stays the same object, of the same age."""
+        before = plugin.told
+        nodes = dict(before or {})
+        for name in plugin.changed:
+            one = self._expected(plugin, name, now)
+            was = nodes.pop(name, None)
+            if one is not None:
+                same = was is not None and replace(was, age_s=one.age_s) == one
+                nodes[name] = was if was is not None and same else one
+        changed, plugin.changed = plugin.changed, set()
+        if before is not None and all(before.get(name) is nodes.get(name) for name in changed):
+            return False
+        plugin.told = nodes
+        return True
 
     def _is_known(self, plugin: _Plugin) -> bool:
         return bool(plugin.settings.nodes) or plugin.daemonset is not None or bool(plugin.told)
@@ -187,27 +223,26 @@ class Membership:
 
     def _judge(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
         """Note since when a node is wanted: from its making, if it was wanted when first seen."""
-        plugin.is_changed = True
+        plugin.changed.add(node.name)
         if not _is_wanted(plugin, node):
             plugin.since.pop(node.name, None)
         elif node.name not in plugin.since:
             since = max(node.made_at, plugin.made_at) if is_first else now
             plugin.since[node.name] = min(since, now)
 
-    def _expected(self, plugin: _Plugin, now: float) -> dict[str, facts.Expected]:
-        revisions = {pod.node: pod.revision for pod in plugin.pods.values()}
-        found = {}
-        for name, since in plugin.since.items():
-            labels, revision = self._nodes[name].labels, revisions.get(name, "")
-            causes = [
-                f"{key.rpartition('/')[2]}={labels[key]}"
-                for key in self._cause_labels
-                if key in labels
-            ]
-            if revision:
-                causes.append(f"revision={revision}")
-            found[name] = facts.Expected(age_s=now - since, causes=tuple(causes), revision=revision)
-        return found
+    def _expected(self, plugin: _Plugin, name: str, now: float) -> facts.Expected | None:
+        since = plugin.since.get(name)
+        if since is None:
+            return None
+        labels = self._nodes[name].labels
+        pods = list(plugin.on.get(name, {}).values())
+        revision = pods[-1].revision if pods else ""
+        causes = [
+            f"{key.rpartition('/')[2]}={labels[key]}" for key in self._cause_labels if key in labels
+        ]
+        if revision:
+            causes.append(f"revision={revision}")
+        return facts.Expected(age_s=now - since, causes=tuple(causes), revision=revision)
 
 
 def _is_wanted(plugin: _Plugin, node: Node) -> bool:

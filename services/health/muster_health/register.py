@@ -76,11 +76,13 @@ class Register:
     def expect(
         self, plugin: str, nodes: Mapping[str, facts.Expected], now: float
     ) -> tuple[list[dossier.Dossier], list[dossier.Dossier]]:
-        """Take where a plugin should be; return where it is, and where it should be no longer."""
+        """Take where a plugin should be; return where that is news, and where it is no longer."""
         before = self._expected.get(plugin, {})
         self._expected[plugin] = nodes
         present = []
         for node, expected in nodes.items():
+            if before.get(node) is expected and self.find(node, plugin) is not None:
+                continue
             found = self.find_or_add(node, plugin, now)
             if found is not None:
                 found.causes, found.unwanted = _causes(expected), False

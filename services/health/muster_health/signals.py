@@ -147,7 +147,10 @@ class ClusterAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedNodes:
-    """The whole set of nodes that should have this plugin, whenever it changes, and at start."""
+    """The whole set of nodes that should have this plugin, whenever it changes, and at start.
+
+    Of a node for which nothing has changed it has the same object as before, of that time's age.
+    """
 
     plugin: str
     nodes: Mapping[str, facts.Expected]
