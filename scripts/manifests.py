@@ -29,8 +29,26 @@ _IN_CHART: Final = (
         r"^(\s+)image: muster(?::0\.1\.0)?$",
         r'\1image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"',
     ),
+    (
+        r"^(\s+)image: docker\.io/library/nats:\S+$",
+        r'\1image: "{{ .Values.nats.image.repository }}:{{ .Values.nats.image.tag }}"',
+    ),
     (r"namespace: muster\b", r"namespace: {{ .Release.Namespace }}"),
     (r"serviceaccount:muster:", r"serviceaccount:{{ .Release.Namespace }}:"),
+)
+
+# what a service reads when it starts; the plugin reads its settings again by itself
+_READ: Final = {
+    **{
+        name: f"{{{{ toYaml .Values.settings.{name} | sha256sum }}}}"
+        for name in ("health", "labeler", "notifier")
+    },
+    "nats": '{{ (.Files.Glob "files/*.conf").AsConfig | sha256sum }}',
+}
+_POD: Final = re.compile(
+    r"^    metadata:(?P<flow> \{|\n {6})(?=labels:(?: \{|\n {8})"
+    r"app\.kubernetes\.io/name: muster-(?P<name>[a-z]+)\b)",
+    re.MULTILINE,
 )
 
 
@@ -78,8 +96,13 @@ def _chart(accounts: bytes) -> dict[Path, bytes]:
         name: yaml.safe_load((base / f"settings/{name}.yaml").read_text("utf-8"))
         for name in ("plugin", "health", "labeler", "notifier")
     }
+    # the chart says where it is installed
+    for one in settings["health"]["cluster"]["plugins"]:
+        del one["namespace"]
+    ((nats, tag),) = re.findall(r"image: (\S+/nats):(\S+)", (base / "nats.yaml").read_text("utf-8"))
     values = {
         "image": {"repository": "muster", "tag": "0.1.0"},
+        "nats": {"image": {"repository": nats, "tag": tag}},
         "monitoring": {"enabled": False},
         "production": {"enabled": False},
         "settings": settings,
@@ -93,7 +116,16 @@ def _template(text: str, source: str) -> bytes:
     """Return manifests as Helm reads them."""
     for pattern, put in _IN_CHART:
         text = re.sub(pattern, put, text, flags=re.MULTILINE)
+    text = _POD.sub(_with_checksum, text)
     return f"{{{{- /* made by scripts/manifests.py from {source} */ -}}}}\n{text}".encode()
+
+
+def _with_checksum(found: re.Match[str]) -> str:
+    """Return the beginning of a pod's metadata, so that what it reads at its start restarts it."""
+    if found["name"] not in _READ:
+        return found[0]
+    end = ", " if found["flow"] == " {" else "\n      "
+    return f"{found[0]}annotations: {{checksum/settings: '{_READ[found['name']]}'}}{end}"
 
 
 def _of_production() -> dict[_Key, _Object]:

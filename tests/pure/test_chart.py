@@ -23,6 +23,7 @@ def test_helm_finds_nothing_wrong_with_the_chart() -> None:
     [
         ({"image": {"repository": 1}}, "/image/repository"),
         ({"image": {"tag": ""}}, "/image/tag"),
+        ({"nats": {"image": {"tag": ""}}}, "/nats/image/tag"),
         ({"settings": {"plugin": []}}, "/settings/plugin"),
         ({"settings": {"kubelet": {}}}, "/settings"),
         ({"monitoring": {"enabled": "yes"}}, "/monitoring/enabled"),

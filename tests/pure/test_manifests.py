@@ -291,6 +291,37 @@ def test_fuse_is_as_skypilot_asks_for_it() -> None:
     assert resource["name"] == "smarter-devices/fuse"
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_critical_pods_are_allowed_where_a_quota_must_say_so(overlay: str) -> None:
+    (expression,) = only(overlay, "ResourceQuota", "muster-critical-pods")["spec"]["scopeSelector"][
+        "matchExpressions"
+    ]
+    assert set(expression["values"]) == {p["priorityClassName"] for p in pods(overlay).values()}
+
+
+def test_in_production_nats_tells_everybody_before_it_ends(tmp_path: Path) -> None:
+    pod = pods("production")["muster-nats"]
+    (container,) = pod["containers"]
+    program, *arguments = container["lifecycle"]["preStop"]["exec"]["command"]
+    conf = file_in("production", "muster-nats", "base.conf")
+    (lasts,) = re.findall(r'lame_duck_duration: "(\d+)s"', conf)
+    assert int(lasts) < pod["terminationGracePeriodSeconds"]
+    conf = re.sub(r"(?s)^jetstream .*", "", conf, flags=re.MULTILINE).replace("/tmp", str(tmp_path))
+    for port in ("4222", "8222"):
+        conf = conf.replace(port, str(nats.free_port()))
+    (tmp_path / "nats.conf").write_text(conf)
+    assert program == "nats-server"
+    command = [str(nats.binary()), "-c", str(tmp_path / "nats.conf")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        said = iter(server.stderr)
+        assert any("Server is ready" in line for line in said)
+        words = [word.replace("/tmp", str(tmp_path)) for word in arguments]
+        subprocess.run([nats.binary(), *words], check=True)
+        assert any("Entering lame duck mode" in line for line in said)
+        assert server.wait(timeout=20) == 0
+
+
 def test_production_keeps_a_majority_of_nats_on_machines_of_their_own() -> None:
     assert only("production", "StatefulSet", "muster-nats")["spec"]["replicas"] == 3
     assert "podAntiAffinity" in pods("production")["muster-nats"]["affinity"]
@@ -335,6 +366,39 @@ def test_the_chart_puts_everything_where_it_is_installed() -> None:
     assert places == {None, "elsewhere", "kube-node-lease", "default"}
     subjects = [s for o in told if o["kind"].endswith("RoleBinding") for s in o["subjects"]]
     assert {s["namespace"] for s in subjects} == {"elsewhere"}
+    (health,) = [o["data"]["health.yaml"] for o in told if "health.yaml" in o.get("data", {})]
+    # where health looks for the plugin's pods
+    assert [one["namespace"] for one in yaml.safe_load(health)["cluster"]["plugins"]] == [
+        "elsewhere"
+    ]
+    named = {k: v for o in told for k, v in o.items() if k != "metadata"}
+    assert "muster-nats.muster" not in json.dumps(named)
+
+
+@pytest.mark.parametrize("overlay", ["minimal", "production"])
+def test_whoever_reads_settings_at_its_start_is_restarted_by_new_ones(overlay: str) -> None:
+    def pods_with(**settings: Object) -> dict[str, Object]:
+        values = {"production": {"enabled": overlay == "production"}, "settings": settings}
+        told = of_chart(values)
+        return {o["metadata"]["name"]: o["spec"] for o in told if "template" in o.get("spec", {})}
+
+    before = pods_with()
+    for name in CENTRAL:
+        after = pods_with(**{name: {"log": {"level": "DEBUG"}}})
+        assert {n for n in before if before[n] != after[n]} == {f"muster-{name}"}
+    # it reads its file again by itself, and a restart would take devices away for a moment
+    assert pods_with(plugin={"log": {"level": "DEBUG"}}) == before
+    told = before["muster-nats"]["template"]["metadata"]["annotations"]
+    assert re.fullmatch("[0-9a-f]{64}", told["checksum/settings"])
+
+
+def test_nats_comes_from_where_the_values_say() -> None:
+    image = {"repository": "registry.example.com/nats", "tag": "2.15.1-alpine"}
+    for production in (False, True):
+        told = of_chart({"production": {"enabled": production}, "nats": {"image": image}})
+        (nats,) = [o for o in told if o["kind"] == "StatefulSet"]
+        (container,) = nats["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == "registry.example.com/nats:2.15.1-alpine"
 
 
 def by_name(found: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
@@ -349,6 +413,9 @@ def by_name(found: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
             else:
                 one["data"][name] = one["data"][name].strip()
         one["metadata"].pop("creationTimestamp", None)
+        if "template" in one.get("spec", {}):
+            # what the hash in a ConfigMap's name is to kustomize
+            one["spec"]["template"]["metadata"].pop("annotations", None)
     return {
         (o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): o for o in plain
     }
