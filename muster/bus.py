@@ -31,6 +31,7 @@ _FAILURES_TOLD: Final = 5
 _UNACKNOWLEDGED_MAX: Final = 1_000
 _ACK_WAIT_S: Final = 30.0
 _ABANDONED_S: Final = 30.0
+_SWEEP_S: Final = 60.0
 
 _PUBLISHED = prometheus_client.Counter(
     "muster_bus_published_total", "Messages given to NATS, by outcome.", ["outcome"]
@@ -78,16 +79,21 @@ class Bus:
         self._boot = boot
         self._log = logs.logger()
         self._sequence = itertools.count(1)
-        self._queue: collections.deque[tuple[vocabulary.Event, str, int]] = collections.deque()
+        self._queue: collections.deque[tuple[vocabulary.Event, str | None, int]] = (
+            collections.deque()
+        )
         self._queued = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._sender: asyncio.Task[None] | None = None
+        self._is_owner = owner
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         """Start connecting and sending."""
         await self.link.__aenter__()
-        self._sender = asyncio.create_task(self._send_queue())
+        self._tasks.append(asyncio.create_task(self._send_queue()))
+        if self._is_owner:
+            self._tasks.append(asyncio.create_task(self._sweep()))
         return self
 
     async def __aexit__(
@@ -97,9 +103,10 @@ class Bus:
         at: TracebackType | None,
     ) -> None:
         """Close; what is still queued is lost, see `flush`."""
-        assert self._sender is not None, "left without being entered"
-        self._sender.cancel()
-        await asyncio.gather(self._sender, return_exceptions=True)
+        assert self._tasks, "left without being entered"
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.link.__aexit__(kind, error, at)
 
     def enqueue(self, event: vocabulary.Event, *, event_id: str | None = None) -> None:
@@ -110,8 +117,7 @@ class Bus:
         if len(self._queue) >= QUEUE_MAX:
             self._queue.popleft()
             _PUBLISHED.labels("dropped").inc()
-        sequence = next(self._sequence)
-        self._queue.append((event, event_id or f"{self.instance}:{sequence}", sequence))
+        self._queue.append((event, event_id, next(self._sequence)))
         _QUEUED.set(len(self._queue))
         self._idle.clear()
         self._queued.set()
@@ -136,10 +142,7 @@ class Bus:
         repeats it under the same one. `still` is asked before every try; once it says no, nothing
         more is tried and the answer is False.
         """
-        sequence = next(self._sequence)
-        return await self._publish(
-            event, event_id or f"{self.instance}:{sequence}", sequence, still
-        )
+        return await self._publish(event, event_id, next(self._sequence), still)
 
     async def beat(self, beat: vocabulary.Heartbeat) -> bool:
         """Send a sign of life; False when it was skipped because the server is away."""
@@ -404,18 +407,33 @@ class Bus:
             self._queued.clear()
             self._idle.set()
 
+    async def _sweep(self) -> None:
+        while True:
+            client = await self.link.client()
+            try:
+                removed = await jetstream.sweep(client)
+            except connection.LOST as error:
+                runtime.end_if_cancelled()
+                self._log.warning("sweep_failed", error=str(error) or type(error).__name__)
+            else:
+                if removed:
+                    self._log.warning("consumers_removed", count=removed)
+            await asyncio.sleep(_SWEEP_S)
+
     async def _publish(
         self,
         event: vocabulary.Event,
-        event_id: str,
+        event_id: str | None,
         sequence: int,
         still: Callable[[], bool] = _always,
     ) -> bool:
+        # one that can be guessed is one that another publisher of the stream can use up before us
+        key = event_id or uuid.uuid4().hex
         try:
             subject = event.subject
             payload = codec.encode(
                 event,
-                event_id=event_id,
+                event_id=key,
                 producer=self._producer,
                 instance=self.instance,
                 sequence=sequence,
@@ -430,7 +448,7 @@ class Bus:
             _PUBLISHED.labels("oversized").inc()
             self._log.error("event_oversized", type=event.TYPE, bytes=len(payload))
             return True
-        headers = {"Nats-Msg-Id": event_id, "Content-Type": codec.CONTENT_TYPE}
+        headers = {"Nats-Msg-Id": key, "Content-Type": codec.CONTENT_TYPE}
         return await self._store(subject, payload, headers, still)
 
     async def _store(
@@ -471,6 +489,12 @@ class Bus:
                 await backoff.wait()
             else:
                 runtime.end_if_cancelled()
+                is_first = not failures
+                if ack.duplicate and is_first and not await jetstream.is_of(client, ack, subject):
+                    _PUBLISHED.labels("forestalled").inc()
+                    self._log.error("event_forestalled", subject=subject, stored=ack.seq)
+                    headers = {**headers, "Nats-Msg-Id": uuid.uuid4().hex}
+                    continue
                 _PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
                 if failures >= _FAILURES_TOLD:
                     self._log.info("event_stored_late", subject=subject, attempts=failures + 1)

@@ -18,6 +18,8 @@ _OTHER_CONFIGURATION: Final = 10058
 """nats-server's JSStreamNameExistErr: the stream is there with another configuration."""
 _WRITTEN_SINCE: Final = frozenset({10071, 10164})
 """nats-server's JSStreamWrongLastSequenceErr, and the same without the sequence."""
+_PASSING_S: Final = 600.0
+"""So long at most a consumer without a name may outlive its user; ours take 30 s."""
 _NO_MESSAGE: Final = 10037
 """nats-server's JSNoMessageFoundErr."""
 
@@ -67,6 +69,20 @@ async def ack(message: connection.Message) -> None:
         await message.ack()
 
 
+async def is_of(client: Client, ack: api.PubAck, subject: str) -> bool:
+    """Tell whether what was stored before under the same id is on this subject, or cannot be known.
+
+    All who may write to a stream share one space of ids: another may have used up one of ours.
+    """
+    try:
+        found = await client.jetstream().get_msg(ack.stream, ack.seq)
+    except connection.LOST:
+        runtime.end_if_cancelled()
+        return True
+    runtime.end_if_cancelled()
+    return found.subject == subject
+
+
 async def create_streams(client: Client, *, replicas: int = 1) -> None:
     """Make what is missing and bring what differs up to date; several may do so at once.
 
@@ -90,7 +106,7 @@ async def create_streams(client: Client, *, replicas: int = 1) -> None:
             discard=api.DiscardPolicy.NEW if stream.is_queue else api.DiscardPolicy.OLD,
             compression=api.StoreCompression.S2,
             allow_direct=True,
-            allow_rollup_hdrs=True,
+            allow_rollup_hdrs=stream.rolls_up,
         )
         try:
             await jetstream.add_stream(config)
@@ -113,6 +129,37 @@ async def create_streams(client: Client, *, replicas: int = 1) -> None:
                 history=1,
                 replicas=replicas,
             )
+
+
+async def sweep(client: Client) -> int:
+    """Remove passing consumers that would stay long after whoever made them; return how many.
+
+    nats-server takes 1,000 for each stream, from whoever may read it, and then no more from anybody
+    (2.15). Raises what nats-py raises.
+    """
+    removed = 0
+    for stream in (streams.EVENTS, streams.ALERTS):
+        for name in await _left_behind(client, stream.name):
+            # its own time may have come first
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                removed += await client.jetstream().delete_consumer(stream.name, name)
+            runtime.end_if_cancelled()
+    return removed
+
+
+async def _left_behind(client: Client, stream: str) -> list[str]:
+    found: list[api.ConsumerInfo] = []
+    while True:
+        some = await client.jetstream().consumers_info(stream, offset=len(found))
+        runtime.end_if_cancelled()
+        found += some
+        if not some:
+            break
+    return [
+        one.name
+        for one in found
+        if not one.config.durable_name and (one.config.inactive_threshold or 0) > _PASSING_S
+    ]
 
 
 async def claim(

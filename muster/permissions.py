@@ -127,11 +127,10 @@ def health() -> Grant:
             *("muster.verdict.>", "muster.alert.>", "muster.sys.>", "muster.rpc.>"),
             "$JS.API.INFO",
             *_reads(streams.EVENTS.name),
+            f"$JS.API.STREAM.MSG.GET.{streams.ALERTS.name}",
             *_writes(streams.STATE),
             *_reads(f"KV_{streams.STATE.name}"),
-            *_writes(streams.LEADER),
-            f"$JS.API.STREAM.MSG.GET.KV_{streams.LEADER.name}",
-            f"$JS.API.STREAM.PURGE.KV_{streams.LEADER.name}",
+            *_holds(streams.LEADER),
             *_keeps_streams(),
         ),
         publish_denied=_of_others(streams.EVENTS, ""),
@@ -147,7 +146,7 @@ def labeler() -> Grant:
             "muster.label.>",
             *_reads(streams.EVENTS.name),
             *_reads(streams.ALERTS.name),
-            *_keeps_streams(),
+            f"$JS.API.STREAM.MSG.GET.{streams.ALERTS.name}",
         ),
         publish_denied=(*_of_others(streams.EVENTS, ""), *_of_others(streams.ALERTS, "")),
     )
@@ -164,12 +163,10 @@ def notifier() -> Grant:
             *_reads(streams.ALERTS.name),
             *_reads(letters),
             *(f"$JS.API.DIRECT.GET.{letters}.>", f"$JS.API.STREAM.PURGE.{letters}"),
+            f"$JS.API.STREAM.MSG.GET.{letters}",
             *_writes(streams.LEDGER),
-            *(
-                f"$KV.{streams.LEADER.name}.notifier",
-                f"$JS.API.STREAM.MSG.GET.KV_{streams.LEADER.name}",
-            ),
-            f"$JS.API.STREAM.PURGE.KV_{streams.LEADER.name}",
+            *_holds(streams.TENURE),
+            f"$JS.API.STREAM.MSG.GET.{streams.ALERTS.name}",
             *_reads(f"KV_{streams.LEDGER.name}"),
             *_reads(f"KV_{streams.SILENCES.name}"),
             f"$JS.API.CONSUMER.CREATE.{outbox}.>",
@@ -177,8 +174,8 @@ def notifier() -> Grant:
             f"$JS.API.CONSUMER.MSG.NEXT.{outbox}.*",
             f"$JS.ACK.{outbox}.>",
             f"$JS.API.DIRECT.GET.{outbox}.>",
+            f"$JS.API.STREAM.INFO.{outbox}",
             f"$JS.API.STREAM.PURGE.{outbox}",
-            *_keeps_streams(),
         ),
         publish_denied=_of_others(streams.ALERTS, "notifier"),
     )
@@ -289,12 +286,31 @@ def _writes(bucket: streams.Bucket) -> tuple[str, ...]:
     return (f"$KV.{bucket.name}.>",)
 
 
-def _keeps_streams() -> tuple[str, ...]:
-    """Return what making missing streams takes, and bringing them up to date; not removing them."""
-    names = [one.name for one in streams.STREAMS] + [f"KV_{b.name}" for b in streams.BUCKETS]
-    return tuple(
-        f"$JS.API.STREAM.{verb}.{name}" for name in names for verb in ("INFO", "CREATE", "UPDATE")
+def _holds(lock: streams.Bucket) -> tuple[str, ...]:
+    """Return what taking a lock and leaving it takes."""
+    stream = f"KV_{lock.name}"
+    return (
+        *_writes(lock),
+        f"$JS.API.STREAM.MSG.GET.{stream}",
+        f"$JS.API.STREAM.PURGE.{stream}",
     )
+
+
+def _keeps_streams() -> tuple[str, ...]:
+    """Return what making and changing streams takes, and sweeping them; not removing them.
+
+    One role alone has this: what a stream takes in, and how long it keeps it, is everything.
+    """
+    names = [one.name for one in streams.STREAMS] + [f"KV_{b.name}" for b in streams.BUCKETS]
+    kept = [
+        f"$JS.API.STREAM.{verb}.{name}" for name in names for verb in ("INFO", "CREATE", "UPDATE")
+    ]
+    swept = [
+        f"$JS.API.CONSUMER.{verb}"
+        for stream in (streams.EVENTS, streams.ALERTS)
+        for verb in (f"LIST.{stream.name}", f"DELETE.{stream.name}.*")
+    ]
+    return (*kept, *swept)
 
 
 def _longer(block: str, lines: str) -> str:

@@ -23,6 +23,8 @@ class Stream:
     message_bytes_max: int = _MIB
     duplicate_window_s: float = 600.0
     """As long as a publisher goes on repeating one message after an outage."""
+    rolls_up: bool = False
+    """A message may take the place of others: whoever may write to the stream may then empty it."""
     is_queue: bool = False
     """A message stays until it was worked on, and when there is no room none is taken."""
 
@@ -64,6 +66,7 @@ DEAD_LETTERS: Final = Stream(
     age_max_s=30 * _DAY_S,
     bytes_max=64 * _MIB,
     per_subject_max=1_000,
+    rolls_up=True,
 )
 OUTBOX: Final = Stream(
     name="MUSTER_OUTBOX",
@@ -80,8 +83,10 @@ STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)
 LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 * _DAY_S)
 LEADER: Final = Bucket(name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000)
 """Who leads, for as long as the claim says. No limit markers: those would have to expire too."""
+TENURE: Final = Bucket(name="muster_tenure", bytes_max=_MIB, value_bytes_max=1_000)
+"""Which notifier acts; apart from health's, so that neither can take the other's place."""
 SILENCES: Final = Bucket(name="muster_silences", bytes_max=16 * _MIB, value_bytes_max=16_384)
-BUCKETS: Final = (STATE, LEDGER, LEADER, SILENCES)
+BUCKETS: Final = (STATE, LEDGER, LEADER, TENURE, SILENCES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,12 +311,15 @@ def test_several_owners_make_the_streams_at_once_with_every_limit(tmp_path: Path
 def test_a_stream_of_another_configuration_is_brought_up_to_date(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with raw(server) as client:
-            await client.jetstream().add_stream(name="MUSTER_EVENTS", subjects=["muster.event.>"])
+            await client.jetstream().add_stream(
+                name="MUSTER_EVENTS", subjects=["muster.event.>"], allow_rollup_hdrs=True
+            )
         async with owner(server) as link:
             await link.publish(fact(1))
         async with raw(server) as client:
             config = (await client.jetstream().stream_info("MUSTER_EVENTS")).config
             assert config.max_bytes == streams.EVENTS.bytes_max
+            assert not config.allow_rollup_hdrs
 
     play(tmp_path, story)
 

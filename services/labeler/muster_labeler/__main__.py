@@ -55,8 +55,6 @@ async def _serve(settings: config.Settings) -> None:
                 settings.bus.url,
                 producer="services/labeler",
                 name="labeler",
-                owner=True,
-                replicas=settings.streams.replicas,
             )
         )
         labeler = _labeler(settings, connected, api)

@@ -90,8 +90,6 @@ async def _serve(settings: config.Settings) -> None:
         settings.bus.url,
         producer="services/notifier",
         name="notifier",
-        owner=True,
-        replicas=settings.streams.replicas,
     ) as connected:
         notifier = _Notifier(settings, connected)
         async with (
@@ -270,7 +268,7 @@ class _Notifier:
 
 
 def _tenure(settings: config.Settings, connected: bus.Bus) -> tenure.Tenure:
-    where = streams.LEADER, "notifier"
+    where = streams.TENURE, "notifier"
     lock = tenure.Lock(
         claim=functools.partial(connected.claim, *where),
         release=functools.partial(connected.release, *where),
