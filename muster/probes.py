@@ -1,8 +1,8 @@
 """Door to Kubernetes' probes and Prometheus: /healthz, /readyz and /metrics on one small server."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
 from typing import Final
 
 import prometheus_client
@@ -49,7 +49,7 @@ def check(problem: Callable[[], str | None]) -> Route:
     return answer
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def serve(
     host: str,
     port: int,
@@ -81,7 +81,7 @@ async def serve(
         assert task is not None, "streams run this as a task"
         if len(clients) >= _CONNECTIONS_MAX:
             # who has waited longest is the least likely to be a probe
-            clients.pop(next(iter(clients))).transport.abort()
+            _cut(clients.pop(next(iter(clients))))
         clients[task] = writer
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
@@ -93,7 +93,7 @@ async def serve(
             pass  # a client that goes away or talks nonsense loses its connection
         finally:
             clients.pop(task, None)
-            writer.transport.abort()
+            _cut(writer)
 
     try:
         server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
@@ -108,8 +108,16 @@ async def serve(
         server.close()
         left = list(clients)
         for writer in clients.values():
-            writer.transport.abort()
+            _cut(writer)
         await asyncio.gather(*left, return_exceptions=True)
+
+
+def _cut(writer: asyncio.StreamWriter) -> None:
+    """End a connection at once."""
+    # one that ended by itself while it was being closed has lost its loop, and abort does not look
+    # (CPython 3.11, asyncio/selector_events.py, _force_close after _write_ready)
+    with contextlib.suppress(AttributeError):
+        writer.transport.abort()
 
 
 def _respond(routes: Mapping[str, Route], head: bytes) -> bytes:

@@ -370,3 +370,30 @@ def test_blindness_becomes_an_event_on_our_pod(tmp_path: Path) -> None:
         assert event["message"] == "deaf for 10 s"
 
     play(tmp_path, story, running=False)
+
+
+def test_an_api_that_hangs_is_noticed_long_before_its_watches_are_lost(tmp_path: Path) -> None:
+    async def story() -> None:
+        held: list[asyncio.StreamWriter] = []
+
+        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            held.append(writer)
+            await reader.read()
+
+        server = await asyncio.start_server(hang, "127.0.0.1", 0)
+        file = tmp_path / "config"
+        file.write_text(KUBECONFIG.format(port=server.sockets[0].getsockname()[1]))
+        told: asyncio.Queue[cluster.Told] = asyncio.Queue()
+        async with await kube.find(kubeconfig=str(file), context=None) as door:
+            seen = cluster.Cluster(door, SETTINGS, told.put, pulse_s=0.1)
+            running = asyncio.create_task(seen.run())
+            while "API" not in seen.problems:
+                await asyncio.sleep(0.02)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        for writer in held:
+            writer.close()
+        server.close()
+        assert seen.problems["API"] == "get /api/v1/nodes: no answer within 0.1 s"
+
+    asyncio.run(asyncio.wait_for(story(), 10))

@@ -24,6 +24,9 @@ _NEWS_S: Final = 1.0
 _DAEMONSET_S: Final = 5.0
 """How long the nodes wait for what tells which of their labels matter."""
 
+_PULSE_S: Final = 15.0
+_ANSWER_S: Final = 5.0
+
 _NODES: Final = prometheus_client.Gauge(
     "muster_health_expected_nodes", "Nodes that should have a plugin.", ["plugin"]
 )
@@ -34,9 +37,13 @@ _DaemonSets = reflector.Reflector[shapes.DaemonSet, shapes.DaemonSet]
 class Cluster:
     """One cluster; `run` it, and ask `questions`. What it knows goes into `put`."""
 
-    def __init__(self, api: kube.Api, settings: config.Cluster, put: Put) -> None:
+    def __init__(
+        self, api: kube.Api, settings: config.Cluster, put: Put, *, pulse_s: float = _PULSE_S
+    ) -> None:
         self.questions = questions.Questions(api, put, self._pods_of, asks_max=settings.asks_max)
         self._api = api
+        self._pulse_s = pulse_s
+        self._mute = ""
         self._put = put
         self._clock = asyncio.get_running_loop().time
         self._known = membership.Membership(settings)
@@ -59,7 +66,7 @@ class Cluster:
     @property
     def problems(self) -> dict[str, str]:
         """Say what cannot be read or done, in words, by what it is; empty if all can."""
-        found = {"nodes": self._nodes.problem, **self.questions.refusals}
+        found = {"API": self._mute, "nodes": self._nodes.problem, **self.questions.refusals}
         for plugin, watched in self._daemonsets.items():
             is_gone = watched.listed.is_set() and plugin not in self._selectors
             found[f"daemonset of {plugin}"] = watched.problem or ("is not there" if is_gone else "")
@@ -76,8 +83,19 @@ class Cluster:
                     tasks.create_task(self._watch_pods(self._plugins[plugin]))
                 tasks.create_task(self._watch_nodes())
                 tasks.create_task(self._tell())
+                tasks.create_task(self._feel())
         finally:
             await self.questions.close()
+
+    async def _feel(self) -> None:
+        """Notice an API that hangs: a watch that says nothing may mean that nothing happens."""
+        timeout_s = min(_ANSWER_S, self._pulse_s)
+        while True:
+            await asyncio.sleep(self._pulse_s)
+            answer = await self._api.ask(
+                "GET", "/api/v1/nodes", query={"limit": "1"}, timeout_s=timeout_s
+            )
+            self._mute = "" if answer.status else answer.problem
 
     async def _watch_nodes(self) -> None:
         with contextlib.suppress(TimeoutError):
