@@ -157,7 +157,7 @@ def _key(one: _Object) -> _Key:
 def _compose() -> dict[Path, bytes]:
     """Return the settings of each program of compose.yaml; the address of NATS is in there."""
     found = {
-        "health": layout.health_settings(nats=""),
+        "health": layout.health_settings(nats="", kubeconfig="/etc/kubeconfig"),
         "labeler": layout.labeler_settings(nats="", kubeconfig="/etc/kubeconfig"),
         "notifier": layout.notifier_settings(
             nats="", webhook_url="http://webhook:8080/notifications", reach="private"

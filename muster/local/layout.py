@@ -110,9 +110,16 @@ def plugin_settings(
     }
 
 
-def health_settings(*, nats: str) -> Settings:
+def health_settings(*, nats: str, kubeconfig: str) -> Settings:
     """Return the settings of health: here nobody is silent but because somebody wants it so."""
-    return {"bus": {"url": nats}, "detection": {"patience_s": 0}}
+    return {
+        "bus": {"url": nats},
+        "detection": {"patience_s": 0},
+        "cluster": {
+            "kubeconfig": kubeconfig,
+            "plugins": [{"plugin": PLUGIN, "nodes": {"kubernetes.io/os": "linux"}}],
+        },
+    }
 
 
 def labeler_settings(*, nats: str, kubeconfig: str) -> Settings:

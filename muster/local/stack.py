@@ -131,7 +131,7 @@ class Stack:
         kubeconfig = str(self.kubeconfig)
         receiver = f"{self.http('webhook')}/notifications"
         return [
-            self._service("health", layout.health_settings(nats=url)),
+            self._service("health", layout.health_settings(nats=url, kubeconfig=kubeconfig)),
             self._service("labeler", layout.labeler_settings(nats=url, kubeconfig=kubeconfig)),
             self._service("notifier", layout.notifier_settings(nats=url, webhook_url=receiver)),
         ]
