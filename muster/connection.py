@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import random
 import re
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Final, Self
@@ -18,7 +19,7 @@ import nats.aio.msg
 import nats.errors
 import prometheus_client
 
-from muster import identity, logs, runtime
+from muster import identity, logs, runtime, trust
 
 Message = nats.aio.msg.Msg
 Handler = Callable[[Message], Awaitable[None]]
@@ -78,6 +79,8 @@ class Connection:
     ) -> None:
         self.epoch = 0
         """How often we have connected; 0 is never."""
+        self.unread: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+        """Who of our readers goes on being refused what it reads, and what the server says."""
         self._url = url
         self._shown_url = re.sub(r"//[^/,]*@", "//", url)
         self._name = name
@@ -117,6 +120,12 @@ class Connection:
     def is_connected(self) -> bool:
         """Whether the server was there when we last looked."""
         return self._connected and self._client.is_connected
+
+    def problem(self) -> str | None:
+        """Return why not all is heard that should be, or None."""
+        if not self.is_connected:
+            return "not connected to NATS"
+        return next(iter(self.unread.values()), None)
 
     async def client(self) -> nats.aio.client.Client:
         """Return the client once it is connected."""
@@ -252,6 +261,7 @@ class Connection:
                 await self._on_error(error)
                 await backoff.wait()
         if client.is_connected:
+            trust.note(client)
             await self._set_connected(state=True)
 
     async def _set_connected(self, *, state: bool) -> None:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from muster import bus, connection, vocabulary
+from muster import bus, connection, trust, vocabulary
 from muster.cli import auth, certificates
 from muster.local import nats
 from tests import deployed, guarded, subjects
@@ -280,6 +280,8 @@ def test_a_client_believes_a_new_authority_without_a_restart(
                 shutil.copy(served / "ca.crt", believed / "ca.crt")
                 await subjects.until(lambda: link.is_connected, limit_s=10)
                 assert link.epoch == epoch
+                shown = x509.load_pem_x509_certificate((served / "tls.crt").read_bytes())
+                assert trust._ENDS._value.get() == shown.not_valid_after_utc.timestamp()
                 if epoch == 1:
                     certify(served)
                     await server.stop()

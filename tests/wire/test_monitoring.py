@@ -169,6 +169,9 @@ def story() -> dict[str, Any]:
         'muster_gate_answers_total{outcome="expired",pod="g"}': "0+1x40",
         'muster_gate_answers_total{outcome="admitted",pod="g"}': "0+9x40",
         'muster_gate_keys_heard_timestamp_seconds{pod="g"}': "0+30x10 _x30",
+        # the one without TLS has no certificate that could end
+        'muster_bus_certificate_ends_timestamp_seconds{pod="a"}': "0x500",
+        'muster_bus_certificate_ends_timestamp_seconds{pod="b"}': "2600000x500",
     }
     of_two_gates_one_hears = {
         'muster_gate_keys_heard_timestamp_seconds{pod="g"}': "0+30x200",
@@ -190,6 +193,8 @@ def story() -> dict[str, Any]:
         fires("19m", "MusterGateAdmitsNobody"),
         fires("4m", "MusterGateGone"),
         fires("19m", "MusterGateGone", {}),
+        fires("120m", "MusterBusCertificateEnds"),
+        fires("210m", "MusterBusCertificateEnds", {}, value="29d 22h 43m 20s"),
     ]
     of_gates = [
         fires("19m", "MusterGateAdmitsNobody", {}),
