@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = {
     "muster",
+    "muster_gate",
     "muster_health",
     "muster_labeler",
     "muster_notifier",
@@ -83,7 +84,7 @@ def wanted(name: str, extra: str, wheel: Path) -> Iterator[tuple[str, str]]:
                 yield canonicalize_name(requirement.name), wanted_extra
 
 
-def test_the_wheel_holds_five_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_six_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     (info,) = {n.split("/")[0] for n in names if ".dist-info/" in n}
@@ -108,6 +109,7 @@ def test_every_command_of_the_wheel_names_a_function_of_ours(wheel: Path) -> Non
     assert "muster/commands.py" in names
     assert dict(re.findall(r"^(\S+) = muster\.commands:(\w+)$", text, re.MULTILINE)) == {
         "muster": "muster",
+        "muster-gate": "gate",
         "muster-health": "health",
         "muster-labeler": "labeler",
         "muster-notifier": "notifier",
