@@ -646,6 +646,8 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     degraded: Count = msgspec.field(name="deg", default=0)
     unmonitored: Count = msgspec.field(name="unm", default=0)
     """How many of the devices are Healthy, but degraded; and how many nobody can watch."""
+    away: bool = msgspec.field(name="awy", default=False)
+    """The kubelet is away, or has just come: that is all that keeps this resource from it."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -88,7 +88,7 @@ def test_a_restart_of_health_earns_nobody_another_restart_of_a_plugin() -> None:
     world = world_of("a", remediation=RESTARTS)
     for _ in range(3):
         world.part("a")
-        world.run(20.0)
+        world.run(80.0)
         world.mend("a")
         world.run(40.0)
         world.crash(1.0)

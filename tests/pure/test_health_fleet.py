@@ -299,7 +299,7 @@ def remedied(mode: config.Remedies, *parts: str, per_hour: int = 6) -> list[tupl
     world.run(10.0)
     for node in parts:
         world.part(node)
-        world.run(30.0)
+        world.run(90.0)
         world.mend(node)
         world.run(60.0)
     told = [
@@ -319,7 +319,7 @@ def test_a_plugin_apart_from_its_kubelet_is_restarted_where_that_is_wanted() -> 
 def test_a_restart_too_many_is_refused_and_said_so() -> None:
     assert remedied(config.Remedies.RESTART_PLUGIN, "n1", "n1", "n2", "n3", per_hour=2) == [
         ("acted", "the pod was deleted"),
-        ("refused", "restarted 90 s ago; the next one may be 600 s after it"),
+        ("refused", "restarted 150 s ago; the next one may be 600 s after it"),
         ("acted", "the pod was deleted"),
         ("refused", "2 restarts within an hour are as many as allowed"),
     ]

@@ -387,3 +387,32 @@ def test_whatever_happens_one_generation_serves_and_the_resource_is_listed_again
     assert world.machine.problem(world.now) == ""
     assert world.serving == {world.machine.generation}
     assert world.machine.next_deadline() is None
+
+
+def test_a_kubelet_that_is_away_or_has_just_come_is_told_from_one_that_refuses() -> None:
+    machine = listed()
+    assert not machine.is_kubelet_away(10.0)
+    machine.receive(signals.StreamClosed(1), 10.0)
+    machine.receive(signals.KubeletSeen(""), 10.0)
+    assert not machine.is_kubelet_away(10.5)
+    machine.tick(11.0)
+    machine.receive(signals.Ended(1), 11.0)
+    machine.tick(11.0)
+    machine.receive(signals.Served(2), 11.0)
+    missing = "UNAVAILABLE: kubelet.sock is missing"
+    machine.receive(signals.RegisterFailed(2, missing, permanent=False, away=True), 11.0)
+    assert machine.is_kubelet_away(25.0)
+    machine.receive(signals.KubeletSeen("k2"), 30.0)
+    machine.tick(30.0)
+    assert machine.is_kubelet_away(30.5)
+    machine.receive(signals.RegisterFailed(2, "UNKNOWN: is invalid", permanent=False), 31.0)
+    assert not machine.is_kubelet_away(31.0)
+
+
+def test_a_kubelet_that_was_replaced_has_some_seconds_to_take_us() -> None:
+    machine = listed()
+    machine.receive(signals.KubeletSeen("k2"), 10.0)
+    assert machine.is_kubelet_away(10.0)
+    assert not machine.is_kubelet_away(10.0 + PATIENCE.kubelet_new_s)
+    healed(machine, 11.0, "k2")
+    assert not machine.is_kubelet_away(11.5)

@@ -28,9 +28,9 @@ class Cures:
         if self._asked.get(key) == number:
             self._answered.add(key)
 
-    def asks(self, found: dossier.Dossier) -> int | None:
+    def asks(self, found: dossier.Dossier, now: float) -> int | None:
         """Return the number to ask for a plugin's pods under, if that is to be done."""
-        if not found.needs_remedy():
+        if not found.needs_remedy(now):
             self._asked.pop(found.key, None)
             self._answered.discard(found.key)
             return None

@@ -366,7 +366,7 @@ class Detector:
         leader = self._around.leader
         if leader is None:
             return []
-        number = self._cures.asks(found)
+        number = self._cures.asks(found, now)
         if number is not None:
             return [self._ask_cluster(found, number)]
         storm = bool(self._storms.active)

@@ -29,6 +29,8 @@ from muster_health.snapshot import State
 
 _INSTANCES_MAX: Final = 4
 _DAY_S: Final = 86_400.0
+_CURE_S: Final = 60.0
+"""For so long a plugin tries by itself to be registered again; to end it would delay that."""
 _NOT_EXPECTED: Final = "it left, and is not to be there any more: the node is to have no plugin"
 _FORGOTTEN: Final = {
     True: "it left as planned a day ago, and nothing says that it is to come back",
@@ -97,6 +99,7 @@ class Dossier:
         "_alert_due",
         "_around",
         "_census",
+        "_cure_due",
         "_devices",
         "_dirty",
         "_evidence",
@@ -150,6 +153,7 @@ class Dossier:
         self._verdict_told: vocabulary.Verdict | None = None
         self._verdict_untold: vocabulary.VerdictChanged | None = None
         self._alert_due = 0.0
+        self._cure_due = 0.0
         self._look_due: float | None = None
         self._forget_due: float | None = None
         self._dirty = False
@@ -186,6 +190,7 @@ class Dossier:
         self._since, self._rule, self._evidence = known.since, known.rule, known.evidence
         self._order = known.order
         self._alert_due = now + self.state.rest_s(self._around.settings.patience_s, waited_s)
+        self._cure_due = now + self.state.rest_s(_CURE_S, waited_s)
         self._forget_due = now + self.state.rest_s(self._forget_s, waited_s)
 
     def untell(self) -> None:
@@ -254,9 +259,11 @@ class Dossier:
             case _:
                 assert_never(found)
 
-    def needs_remedy(self) -> bool:
+    def needs_remedy(self, now: float) -> bool:
         """Tell whether its verdict stands, has been told, and has not been acted on."""
         if self.state.verdict not in remedy.CURABLE or self._remedied == self._since:
+            return False
+        if self.state.verdict is vocabulary.Verdict.DEREGISTERED and now < self._cure_due:
             return False
         kind = alerts.kind_of(self.state.verdict)
         return kind is not None and self._is_told(kind) and self.state.state is not State.RECOVERING
@@ -408,6 +415,7 @@ class Dossier:
     def _conclude(self, found: steps.Conclusion, now: float, at: datetime) -> None:
         self._since, self._rule, self._evidence = at, found.rule.value, found.evidence
         self._overdue = ()
+        self._cure_due = now + _CURE_S
         self._forget_due = now + self._forget_s if self._may_go else None
         waits = self.state.rule is not None and judgement.may_pause(self.state.rule)
         self._alert_due = now + (self._around.settings.patience_s if waits else 0.0)
@@ -440,7 +448,7 @@ class Dossier:
         if kind is None or (self._alert_waits(now) and not self._is_told(kind)):
             return None
         summary = alerts.summary_of(
-            kind, node=self.node, plugin=self.plugin, resources=self.state.resources
+            kind, node=self.node, plugin=self.plugin, resources=self.state.accused
         )
         return _alert(kind, summary, told, at)
 
@@ -473,7 +481,7 @@ class Dossier:
             previous=self._verdict_told,
             rule=self._rule,
             evidence=self._evidence,
-            resources=self.state.resources,
+            resources=self.state.accused,
             leader=leader,
         )
         self._verdict_told = verdict
@@ -520,6 +528,7 @@ class Dossier:
             rule=self._rule,
             evidence=self._evidence,
             resources=state.resources,
+            accused=state.accused,
             instance=state.beats.instance,
             seq=state.beats.seq,
             leaving=state.leaving,

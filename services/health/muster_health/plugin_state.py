@@ -94,6 +94,7 @@ class PluginState:
         "_settings",
         "_settled_at",
         "_worry",
+        "accused",
         "beats",
         "expected",
         "expected_due",
@@ -121,6 +122,8 @@ class PluginState:
         self.verdict: Verdict | None = None
         self.rule: Rule | None = None
         self.resources: tuple[str, ...] = ()
+        self.accused: tuple[str, ...] = ()
+        """Those of the resources that its verdict is about."""
         self.healthy: Mapping[str, int] = _NOTHING
         self.pods: tuple[facts.Pod, ...] = ()
         self.podless = False
@@ -206,6 +209,7 @@ class PluginState:
         self.state, self.verdict = known.state, known.verdict
         self.rule = rules.known(known.rule)
         self.resources, self.leaving, self.return_s = known.resources, known.leaving, known.return_s
+        self.accused = known.accused or known.resources
         self.beats.restore(known.instance, known.seq, known.interval_s)
         self.silence.begin_anew(now)
         # one that never came is remembered as well
@@ -515,6 +519,10 @@ class PluginState:
             case State.ILL:
                 if found is not None and self._conviction.is_still(found.verdict, self.verdict):
                     self._worry.forget()
+                    if found.verdict is self.verdict and {*found.resources} - {*self.accused}:
+                        # it grows, and never shrinks: what comes and goes must not be told each time
+                        more = tuple(sorted({*self.accused, *found.resources}))
+                        before.append(self._confirm(found.rule, found.evidence, more))
                     return before
                 return [*before, *self._return(found, now, counts=True)]
             case State.LOST | State.MAINTENANCE | State.RECOVERING:
@@ -696,7 +704,7 @@ class PluginState:
         actual, self._conviction.settle_due = self._conviction.actual, None
         if actual is None:
             return []
-        return self._conclude(actual.verdict, actual.rule, actual.evidence)
+        return self._conclude(actual.verdict, actual.rule, actual.evidence, resources=self.accused)
 
     def _fell_unseen(self, former: str, now: float) -> bool:
         """Take that another instance beats, without a goodbye; tell whether that was too often."""
@@ -717,6 +725,12 @@ class PluginState:
         told = self._conviction.flapping(now, came)
         return [*before, *self._conclude(told.verdict, told.rule, told.evidence, 0.0)]
 
+    def _confirm(
+        self, rule: Rule, told: tuple[vocabulary.Evidence, ...], resources: tuple[str, ...]
+    ) -> steps.Confirmed:
+        self.rule, self.accused = rule, resources
+        return steps.Confirmed(rule=rule, evidence=told, resources=resources)
+
     def _conclude(
         self,
         verdict: Verdict,
@@ -729,15 +743,15 @@ class PluginState:
         if verdict is self.verdict:
             if rule is self.rule or verdict in {Verdict.HEALTHY, Verdict.MAINTENANCE}:
                 return []
-            self.rule = rule
-            return [steps.Confirmed(rule=rule, evidence=told)]
+            return [self._confirm(rule, told, self.resources if resources is None else resources)]
         previous, self.verdict, self.rule = self.verdict, verdict, rule
+        self.accused = self.resources if resources is None else resources
         taken: list[steps.Step] = [
             steps.Conclusion(
                 verdict=verdict,
                 previous=previous,
                 rule=rule,
-                resources=self.resources if resources is None else resources,
+                resources=self.accused,
                 evidence=told,
             )
         ]

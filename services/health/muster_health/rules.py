@@ -25,7 +25,9 @@ class Rule(enum.StrEnum):
     NEVER_HEARD = "expected_and_never_heard"
 
     NOT_REGISTERED = "reports_not_registered"
+    KUBELET_AWAY = "reports_kubelet_away"
     SELF_PROBE_FAILS = "reports_self_probe_failing"
+    SELF_PROBE_STALE = "reports_self_probe_stale"
     KUBELET_LISTS_OTHERS = "reports_kubelet_apart"
     NODE_OFFERS_OTHERS = "node_offers_others"
     TWO_INSTANCES = "two_instances_beat"

@@ -53,6 +53,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rule: str = ""
     evidence: tuple[vocabulary.Evidence, ...] = ()
     resources: tuple[str, ...] = ()
+    accused: tuple[str, ...] = ()
+    """Those of them that the verdict is about."""
     instance: str = ""
     seq: int = -1
     leaving: str = ""

@@ -35,10 +35,11 @@ class Conclusion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """The verdict stands, for another reason than before."""
+    """The verdict stands, for another reason than before, or for more resources."""
 
     rule: Rule
     evidence: tuple[vocabulary.Evidence, ...]
+    resources: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,9 @@
 | verdict      | what shows it                                             | for how long      |
 |--------------|-----------------------------------------------------------|-------------------|
 | STUCK        | its own socket does not answer its self-probe             | its time to mend  |
+| STUCK        | its last self-probe is a minute old (3)                   | its time to mend  |
 | DEREGISTERED | a problem with the kubelet, or no open stream             | its time to mend  |
+| DEREGISTERED | likewise, and the kubelet is away, or has just come       | 30 s (4)          |
 | MISMATCH     | it saw the kubelet list other devices                     | its time to mend  |
 | MISMATCH     | the node offers another number than it has Healthy        | `mismatch_s` (1)  |
 | SPLIT_BRAIN  | two instances beat in turns                               | `degraded_s` (2)  |
@@ -12,6 +14,9 @@
 (1) The kubelet tells of what the plugin changed, or of a new registration, every 10 s only. But
 where that is long ago, the node itself has changed: then the plugin has its time to mend.
 (2) A DaemonSet with `maxSurge` starts the new pod before it ends the old one.
+(3) Or 3 beats, if these are longer; or it is registered for so long, and has had none yet.
+(4) It is upgraded, or starts: no plugin can mend that, and when it is there all register by
+themselves. From then on they have their time to mend.
 
 Who does not answer cannot be registered either, so that comes first. A plugin that has only just
 started has `starting_s` to be registered.
@@ -27,6 +32,9 @@ from muster_health import config, evidence, facts
 from muster_health.rules import Rule
 
 _SHOWN_MAX: Final = 8
+_AWAY_S: Final = 30.0
+_PROBE_OLD_S: Final = 60.0
+_PROBE_OLD_BEATS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +84,20 @@ def reported(
 
 def _is_well(beat: vocabulary.Heartbeat, settings: config.Detection) -> bool:
     """Tell whether a beat reports nothing wrong at all, as nearly all do."""
+    old_s = _old_s(beat)
     for resource in beat.resources:
         if not resource.streams or not resource.probe_ok or resource.problem or resource.apart:
+            return False
+        if not 0 <= resource.probe_age_s <= old_s:
             return False
     if beat.loop_lag_ms > settings.lag_ms:
         return False
     return all(0 <= age_s <= settings.checker_age_s for age_s in beat.checkers.values())
+
+
+def _old_s(beat: vocabulary.Heartbeat) -> float:
+    """Return how old a self-probe may be: they are made every few seconds, whatever happens."""
+    return max(_PROBE_OLD_S, _PROBE_OLD_BEATS * beat.interval_s)
 
 
 def _is_offered(beat: vocabulary.Heartbeat, offers: Mapping[str, facts.Offer]) -> bool:
@@ -120,7 +136,11 @@ def _apart(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
         for r in beat.resources
         if r.problem or not r.streams
     ]
-    return _of(Verdict.DEREGISTERED, Rule.NOT_REGISTERED, told, grace_s)
+    away = {r.name for r in beat.resources if r.away}
+    lost = [(name, text) for name, text in told if name not in away]
+    if told and not lost:
+        return _of(Verdict.DEREGISTERED, Rule.KUBELET_AWAY, told, _AWAY_S)
+    return _of(Verdict.DEREGISTERED, Rule.NOT_REGISTERED, lost, grace_s)
 
 
 def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
@@ -138,7 +158,20 @@ def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
         for r in beat.resources
         if not r.probe_ok and r.probe_age_s >= 0
     ]
-    return _of(Verdict.STUCK, Rule.SELF_PROBE_FAILS, told, grace_s)
+    if told:
+        return _of(Verdict.STUCK, Rule.SELF_PROBE_FAILS, told, grace_s)
+    old_s = _old_s(beat)
+    never = "registered {:.0f} s ago, and its own socket was never probed"
+    stale = "nobody looked for {:.0f} s whether its own socket answers"
+    told = [
+        (r.name, never.format(r.registered_age_s))
+        if r.probe_age_s < 0
+        else (r.name, stale.format(r.probe_age_s))
+        for r in beat.resources
+        if not r.problem
+        and (r.probe_age_s > old_s or (r.probe_age_s < 0 and r.registered_age_s > old_s))
+    ]
+    return _of(Verdict.STUCK, Rule.SELF_PROBE_STALE, told, grace_s)
 
 
 def _mismatched(

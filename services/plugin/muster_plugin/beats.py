@@ -39,6 +39,7 @@ class ResourceState(msgspec.Struct, frozen=True, kw_only=True):
     short: str = ""
     apart: str = ""
     conditions: Mapping[vocabulary.Condition, int] = {}
+    away: bool = False
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +159,7 @@ def _resource(state: ResourceState, now: float, text_max: int) -> vocabulary.Res
         short=state.short[:text_max],
         apart=state.apart[:text_max],
         degraded=state.conditions.get(vocabulary.Condition.DEGRADED, 0),
+        away=state.away,
         unmonitored=state.conditions.get(vocabulary.Condition.UNMONITORED, 0),
     )
 

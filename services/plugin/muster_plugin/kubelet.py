@@ -223,6 +223,7 @@ class Life:
             healthy=health[vocabulary.Health.HEALTHY],
             allocated=self.allocator.allocated,
             problem=self.machine.problem(now),
+            away=self.machine.is_kubelet_away(now),
             short=self._devices.shortage(self.resource),
             conditions=self._devices.conditions(self.resource),
         )
@@ -285,15 +286,15 @@ class Life:
                     self._kubelet, self.resource, self._name, pre_start=self.terms.pre_start
                 )
         except registering.Refused as no:
-            self._refused(generation, no.code, no.details)
+            self._refused(generation, no)
         else:
             self._tell(signals.Registered(generation, kubelet))
 
-    def _refused(self, generation: int, code: str, details: str) -> None:
-        text = f"{code}: {details}"[:_TEXT_MAX]
-        permanent = wire.is_permanent(code, details)
+    def _refused(self, generation: int, no: registering.Refused) -> None:
+        text = str(no)[:_TEXT_MAX]
+        permanent = wire.is_permanent(no.code, no.details)
         self._log_once("register_failed", error=text, kubelet=str(self._kubelet))
-        self._tell(signals.RegisterFailed(generation, text, permanent))
+        self._tell(signals.RegisterFailed(generation, text, permanent, no.away))
 
     def _probe_failed(self, probed: endpoint.Endpoint, error: str, is_news: bool) -> None:  # noqa: FBT001  # called by Probing alone
         if is_news:

@@ -13,29 +13,33 @@ from muster_plugin import directory, endpoint, wire
 # The kubelet dials us back within our Register, for up to 10 s (pluginmanager, dial with block).
 _REGISTER_TIMEOUT_S: Final = 12.0
 _FIND_TIMEOUT_S: Final = 10.0
+_NOT_THERE: Final = "failed to connect to all addresses"
+"""What gRPC says where nobody listens on a socket (grpc 1.7x, client_channel, pick_first)."""
 
 
 class Refused(Exception):
-    """The kubelet did not take us: gRPC's code, and its words."""
+    """The kubelet did not take us: gRPC's code, and its words; or it was not there (`away`)."""
 
-    def __init__(self, code: str, details: str) -> None:
+    def __init__(self, code: str, details: str, *, away: bool = False) -> None:
         super().__init__(f"{code}: {details}")
         self.code = code
         self.details = details
+        self.away = away
 
 
 async def register(kubelet: Path, resource: str, socket: str, *, pre_start: bool) -> str:
     """Register at the kubelet's socket; return which one that was. Raises Refused."""
     identity = directory.identity(kubelet)
     if not identity:
-        raise Refused("UNAVAILABLE", f"{directory.KUBELET_SOCKET} is missing")
+        raise Refused("UNAVAILABLE", f"{directory.KUBELET_SOCKET} is missing", away=True)
     request = wire.register_request(resource, socket, pre_start=pre_start)
     # A fresh channel with its own pool: after a refused dial, gRPC's own would wait for 1 s.
     async with grpc.aio.insecure_channel(f"unix:{kubelet}", options=endpoint.OWN_POOL) as channel:
         try:
             await rpc.RegistrationClient(channel).register(request, timeout=_REGISTER_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise Refused(error.code().name, error.details() or "") from None
+            details = error.details() or ""
+            raise Refused(error.code().name, details, away=_NOT_THERE in details) from None
     return identity
 
 

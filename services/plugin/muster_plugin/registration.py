@@ -67,6 +67,9 @@ class Registration:
         self._losses = 0
         self._probe_failures = 0
         self._listed_at = math.inf
+        self._is_away = False
+        """Nobody was there to refuse us, when last tried."""
+        self._came_at = -math.inf
 
     @property
     def state(self) -> states.State:
@@ -88,6 +91,14 @@ class Registration:
         if self._state is states.State.WATCHED:
             return ""
         return self._trouble.told(now, then=states.doing(self._state))
+
+    def is_kubelet_away(self, now: float) -> bool:
+        """Tell whether all that keeps the resource from the kubelet is that it is away, or new."""
+        if self._state is states.State.WATCHED:
+            return False
+        if self._trouble.lasts:
+            return self._is_away
+        return now - self._came_at < self._patience.kubelet_new_s
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed."""
@@ -208,6 +219,7 @@ class Registration:
         if not is_new or (self._state in states.REGISTERED and kubelet == self.kubelet):
             return []
         self._losses = self._refusals = 0
+        self._came_at = now
         if self._state in states.REGISTERED:
             return self._lose(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced", now)
         self._blame(kubelet)
@@ -236,6 +248,7 @@ class Registration:
         self._refusals += 1
         self._state = states.State.REFUSED
         self._deadline = now + (self._patience.refused_for_good_s if event.permanent else wait_s)
+        self._is_away = event.away
         self._hold("kubelet refuses registration", event.text, now)
         lost = self._unlist(Reason.REGISTER_FAILED, event.text)
         if self._refusals < self._patience.refusals_max:

@@ -41,11 +41,12 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class RegisterFailed(msgspec.Struct, frozen=True):
-    """The kubelet refused, or was not there; `permanent` if it would refuse again."""
+    """The kubelet refused, or was not there (`away`); `permanent` if it would refuse again."""
 
     generation: int
     text: str
     permanent: bool
+    away: bool = False
 
 
 class StreamOpened(msgspec.Struct, frozen=True):

@@ -1,0 +1,157 @@
+"""What a plugin that beats says is wrong with it, and what follows from that."""
+
+import msgspec
+import pytest
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind, AlertState, Verdict
+from muster_health import config, signals, trouble
+from muster_health.rules import Rule
+from tests.pure.health_world import GPU, ZERO, Plugin, World
+
+SETTINGS = config.Detection()
+WELL = vocabulary.ResourceBeat(
+    name=GPU,
+    registered_age_s=600.0,
+    streams=1,
+    probe_ok=True,
+    probe_age_s=2.0,
+    devices=8,
+    healthy=8,
+)
+OTHER = msgspec.structs.replace(WELL, name="x/y")
+FIRING = AlertState.FIRING
+
+
+def beat_of(*resources: vocabulary.ResourceBeat, **more: object) -> vocabulary.Heartbeat:
+    beat = vocabulary.Heartbeat(
+        node="a", plugin="p", instance="one", seq=1, interval_s=5.0, resources=resources
+    )
+    return msgspec.structs.replace(beat, **more)
+
+
+def changed(**more: object) -> vocabulary.ResourceBeat:
+    return msgspec.structs.replace(WELL, **more)
+
+
+@pytest.mark.parametrize(
+    ("resource", "interval_s", "rule"),
+    [
+        (WELL, 5.0, None),
+        (changed(probe_age_s=59.0), 5.0, None),
+        (changed(probe_age_s=61.0), 5.0, Rule.SELF_PROBE_STALE),
+        (changed(probe_age_s=100_000.0), 5.0, Rule.SELF_PROBE_STALE),
+        (changed(probe_age_s=100.0), 60.0, None),
+        (changed(probe_age_s=200.0), 60.0, Rule.SELF_PROBE_STALE),
+        (changed(probe_age_s=-1.0, registered_age_s=10.0), 5.0, None),
+        (changed(probe_age_s=-1.0), 5.0, Rule.SELF_PROBE_STALE),
+        (changed(probe_age_s=-1.0, probe_ok=False), 5.0, Rule.SELF_PROBE_STALE),
+        (changed(probe_age_s=70.0, probe_ok=False), 5.0, Rule.SELF_PROBE_FAILS),
+        (changed(probe_age_s=70.0, problem="refused"), 5.0, Rule.NOT_REGISTERED),
+        (changed(streams=0), 5.0, Rule.NOT_REGISTERED),
+        (changed(streams=0, problem="missing", away=True), 5.0, Rule.KUBELET_AWAY),
+    ],
+)
+def test_a_beat_tells_what_is_wrong(
+    resource: vocabulary.ResourceBeat, interval_s: float, rule: Rule | None
+) -> None:
+    found = trouble.reported(beat_of(OTHER, resource, interval_s=interval_s), SETTINGS)
+    assert (found.rule if found else None) is rule
+    assert found is None or found.resources == (GPU,)
+
+
+def test_a_self_probe_that_is_never_made_again_is_a_plugin_that_is_stuck() -> None:
+    known = trouble.reported(beat_of(changed(probe_age_s=75.4)), SETTINGS)
+    assert known is not None
+    assert (known.verdict, [seen.observed for seen in known.evidence]) == (
+        Verdict.STUCK,
+        [f"{GPU}: nobody looked for 75 s whether its own socket answers"],
+    )
+
+
+def test_one_that_is_refused_counts_beside_one_whose_kubelet_is_new() -> None:
+    away = changed(streams=0, problem="missing", away=True)
+    refused = msgspec.structs.replace(OTHER, streams=0, problem="refused")
+    found = trouble.reported(beat_of(away, refused), SETTINGS)
+    assert found is not None
+    assert (found.rule, found.resources) == (Rule.NOT_REGISTERED, ("x/y",))
+
+
+class Fleet(World):
+    """One plugin with two resources, which says of itself what it is told to."""
+
+    def __init__(self, **how: object) -> None:
+        super().__init__(**how)  # type: ignore[arg-type]  # by name
+        self.seq = 0
+        self.said: tuple[vocabulary.ResourceBeat, ...] = (WELL, OTHER)
+
+    def live(self, seconds: int) -> None:
+        for _ in range(0, seconds, 5):
+            self.seq += 1
+            beat = beat_of(*self.said, seq=self.seq)
+            for service in self.services:
+                service.feed(signals.Beat(heartbeat=beat))
+            self.run(5.0)
+
+    def answer(self, probe: signals.Probe) -> tuple[float, signals.Input]:
+        self.seq += 1
+        beat = beat_of(*self.said, seq=self.seq)
+        return self.now + 0.01, signals.ProbeAnswered(heartbeat=beat, number=probe.number)
+
+
+def told(world: World) -> list[tuple[AlertState, str]]:
+    return [
+        (event.state, event.summary)
+        for event in world.published.values()
+        if isinstance(event, vocabulary.AlertChanged)
+    ]
+
+
+def test_an_alert_names_the_resources_that_it_is_about() -> None:
+    world = Fleet()
+    world.live(30)
+    world.said = (WELL, msgspec.structs.replace(OTHER, streams=0))
+    world.live(30)
+    apart = "p on a is not registered with the kubelet: "
+    assert told(world) == [(FIRING, f"{apart}x/y")]
+    verdict = [e for e in world.published.values() if isinstance(e, vocabulary.VerdictChanged)][-1]
+    assert (verdict.verdict, verdict.resources) == (Verdict.DEREGISTERED, ("x/y",))
+    world.crash(5.0)
+    world.live(30)
+    assert told(world) == [(FIRING, f"{apart}x/y")]
+    world.said = (changed(streams=0), msgspec.structs.replace(OTHER, streams=0))
+    world.live(30)
+    world.said = (changed(streams=0), OTHER)
+    world.live(30)
+    assert told(world) == [(FIRING, f"{apart}x/y"), (FIRING, f"{apart}{GPU}, x/y")]
+
+
+@pytest.mark.parametrize(("away_s", "kinds"), [(20, []), (60, [AlertKind.DEREGISTERED])])
+def test_a_kubelet_has_its_time_to_be_upgraded(away_s: int, kinds: list[AlertKind]) -> None:
+    world = Fleet()
+    world.live(30)
+    lost = vocabulary.PluginDeregistered(
+        node="a",
+        at=ZERO,
+        plugin="p",
+        resource=GPU,
+        reason=vocabulary.RegistrationReason.STREAM_CLOSED,
+    )
+    world.said = (changed(streams=0, problem="missing", away=True), OTHER)
+    world.services[0].feed(signals.FromPlugin(event=lost, instance="one", sequence=1))
+    world.live(away_s)
+    world.said = (WELL, OTHER)
+    world.live(60)
+    assert [kind for kind, state in world.story("a") if state is FIRING] == kinds
+    assert world.alerts() == []
+
+
+@pytest.mark.parametrize(("apart_s", "acts"), [(50, 0), (100, 1)])
+def test_a_plugin_has_a_minute_to_register_before_it_is_restarted(apart_s: int, acts: int) -> None:
+    world = Fleet(remediation=config.Remediation(mode=config.Remedies.RESTART_PLUGIN))
+    world.plugins["a"] = Plugin("a", alive=False)
+    world.live(30)
+    world.said = (changed(streams=0), OTHER)
+    world.live(apart_s)
+    decided = [e for e in world.published.values() if isinstance(e, vocabulary.RemediationDecided)]
+    assert len(decided) == acts
