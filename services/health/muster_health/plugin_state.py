@@ -520,7 +520,7 @@ class PluginState:
                 if found is not None and self._conviction.is_still(found.verdict, self.verdict):
                     self._worry.forget()
                     if found.verdict is self.verdict and {*found.resources} - {*self.accused}:
-                        # it grows, and never shrinks: what comes and goes must not be told each time
+                        # it never shrinks: what comes and goes is not to be told each time
                         more = tuple(sorted({*self.accused, *found.resources}))
                         before.append(self._confirm(found.rule, found.evidence, more))
                     return before

@@ -1,9 +1,10 @@
 """Pure. Whether a plugin's pod is restarted: off by default, within a budget, never in a storm.
 
-Only a verdict that a new process may mend is acted on, once, after its alert has been told:
-STUCK, MISMATCH, and DEREGISTERED after a minute in which the plugin could not mend it. Each node waits longer after each restart, and the fleet has so
-many an hour. What a budget forbids is said, and not done later. What is done is remembered with the
-plugin before it is done: a restart of ours earns nobody another one.
+Only a verdict that a new process may mend is acted on, once, after its alert has been told: STUCK,
+MISMATCH, and DEREGISTERED after a minute in which the plugin could not mend it. Each node waits
+longer after each restart, and the fleet has so many an hour. What a budget forbids is said, and not
+done later. What is done is remembered with the plugin before it is done: a restart of ours earns
+nobody another one.
 """
 
 from collections.abc import Sequence
