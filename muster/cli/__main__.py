@@ -146,6 +146,7 @@ def status(
 @app.command
 def why(
     node: str,
+    /,
     *,
     since: str = "1d",
     json: Annotated[bool, Parameter(negative="")] = False,
