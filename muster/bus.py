@@ -32,6 +32,7 @@ _UNACKNOWLEDGED_MAX: Final = 1_000
 _ACK_WAIT_S: Final = 30.0
 _ABANDONED_S: Final = 30.0
 _SWEEP_S: Final = 60.0
+_CANCEL_AGAIN_S: Final = 0.1
 
 _PUBLISHED = prometheus_client.Counter(
     "muster_bus_published_total", "Messages given to NATS, by outcome.", ["outcome"]
@@ -104,8 +105,12 @@ class Bus:
     ) -> None:
         """Close; what is still queued is lost, see `flush`."""
         assert self._tasks, "left without being entered"
-        for task in self._tasks:
-            task.cancel()
+        left = set(self._tasks)
+        while left:
+            for task in left:
+                task.cancel()
+            # see runtime.end_if_cancelled
+            _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.link.__aexit__(kind, error, at)
 
@@ -240,23 +245,22 @@ class Bus:
             ack_wait=ack_wait_s,
             max_ack_pending=_UNACKNOWLEDGED_MAX,
         )
-        backoff = connection.Backoff()
+        patience = jetstream.Patience(self.link, stream.name)
         while True:
             client = await self.link.client()
             try:
                 async with contextlib.aclosing(
-                    jetstream.pull(client, stream.name, config)
+                    jetstream.pull(client, stream.name, config, served=patience.reset)
                 ) as messages:
                     async for message in messages:
-                        backoff.reset()
                         event = self._decoded(message)
                         if isinstance(event, codec.MalformedEvent):
                             await self._set_aside(message, durable, event)
                             await jetstream.ack(message)
                         else:
                             yield runtime.Delivery(event, functools.partial(jetstream.ack, message))
-            except (jetstream.ConsumerLost, *connection.LOST):
-                await backoff.wait()
+            except (jetstream.ConsumerLost, *connection.LOST) as error:
+                await patience.wait(error)
 
     async def follow(
         self,
@@ -282,7 +286,7 @@ class Bus:
         )
         seen = -1
         created: datetime | None = None
-        backoff = connection.Backoff()
+        patience = jetstream.Patience(self.link, stream.name)
         while True:
             client = await self.link.client()
             try:
@@ -300,16 +304,15 @@ class Bus:
                     config.opt_start_time = None
                     config.opt_start_seq = seen + 1
                 async with contextlib.aclosing(
-                    jetstream.pull(client, stream.name, config)
+                    jetstream.pull(client, stream.name, config, served=patience.reset)
                 ) as messages:
                     async for message in messages:
-                        backoff.reset()
                         seen = message.metadata.sequence.stream
                         event = self._decoded(message)
                         if isinstance(event, codec.CloudEvent):
                             yield event
-            except (jetstream.ConsumerLost, *connection.LOST):
-                await backoff.wait()
+            except (jetstream.ConsumerLost, *connection.LOST) as error:
+                await patience.wait(error)
 
     async def newest(self, stream: streams.Stream, subject: str) -> list[codec.CloudEvent]:
         """Return the newest event of each subject that matches a filter, oldest first."""
@@ -384,15 +387,17 @@ class Bus:
             inactive_threshold=_ABANDONED_S,
             mem_storage=True,
         )
-        backoff = connection.Backoff()
+        patience = jetstream.Patience(self.link, stream)
         while True:
             client = await self.link.client()
             try:
-                pulled = jetstream.pull(client, stream, config, until_empty=True)
+                pulled = jetstream.pull(
+                    client, stream, config, until_empty=True, served=patience.reset
+                )
                 async with contextlib.aclosing(pulled) as messages:
                     return [message async for message in messages]
-            except (jetstream.ConsumerLost, *connection.LOST):
-                await backoff.wait()
+            except (jetstream.ConsumerLost, *connection.LOST) as error:
+                await patience.wait(error)
 
     async def _send_queue(self) -> None:
         while True:

@@ -2,14 +2,15 @@
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
 import nats.js.errors
+import prometheus_client
 from nats.aio.client import Client
 from nats.js import api
 
-from muster import connection, runtime, streams
+from muster import connection, logs, runtime, streams
 
 _PULL_S: Final = 1.0
 _PULL_BATCH: Final = 100
@@ -18,22 +19,71 @@ _OTHER_CONFIGURATION: Final = 10058
 """nats-server's JSStreamNameExistErr: the stream is there with another configuration."""
 _WRITTEN_SINCE: Final = frozenset({10071, 10164})
 """nats-server's JSStreamWrongLastSequenceErr, and the same without the sequence."""
+_FAILURES_TOLD: Final = 5
 _PASSING_S: Final = 600.0
 """So long at most a consumer without a name may outlive its user; ours take 30 s."""
 _NO_MESSAGE: Final = 10037
 """nats-server's JSNoMessageFoundErr."""
 
 
+_REFUSALS: Final = prometheus_client.Counter(
+    "muster_bus_stream_refusals_total",
+    "Tries to read a stream that NATS did not serve.",
+    ["stream"],
+)
+
+
 class ConsumerLost(Exception):
     """The server no longer knows our consumer."""
 
 
+class Patience:
+    """The waits of one who reads a stream; it tells when that goes on failing, and when it is over.
+
+    Nothing else would: NATS is there, and what is not heard looks like silence.
+    """
+
+    def __init__(self, link: connection.Connection, stream: str) -> None:
+        self._link = link
+        self._stream = stream
+        self._backoff = connection.Backoff()
+        self._failures = 0
+
+    async def wait(self, error: BaseException) -> None:
+        """Wait for the next try."""
+        self._failures += 1
+        _REFUSALS.labels(self._stream).inc()
+        if self._failures >= _FAILURES_TOLD:
+            text = f"{self._stream} cannot be read: {error or type(error).__name__}"
+            if self not in self._link.unread:
+                logs.logger().error("stream_unread", stream=self._stream, error=text)
+            self._link.unread[self] = text
+        await self._backoff.wait()
+
+    def reset(self) -> None:
+        """Take note that NATS serves the stream."""
+        self._backoff.reset()
+        self._failures = 0
+        if self._link.unread.pop(self, None) is not None:
+            logs.logger().info("stream_read_again", stream=self._stream)
+
+
+def _nothing() -> None:
+    pass
+
+
 async def pull(
-    client: Client, stream: str, config: api.ConsumerConfig, *, until_empty: bool = False
+    client: Client,
+    stream: str,
+    config: api.ConsumerConfig,
+    *,
+    until_empty: bool = False,
+    served: Callable[[], None] = _nothing,
 ) -> AsyncGenerator[connection.Message, None]:
     """Give the messages of one consumer, each as it comes; with `until_empty`, only what is there.
 
     Our own loop over pull requests: nats-py's `fetch` gathers a batch before it gives the first.
+    `served` is called with every answer of the server's, also with one that there is nothing.
     Raises ConsumerLost when the server forgot the consumer, or messages were lost on the way, and
     what nats-py raises.
     """
@@ -50,7 +100,9 @@ async def pull(
             for _ in range(_PULL_BATCH):
                 message = await subscription.next_msg(timeout=2 * _PULL_S)
                 runtime.end_if_cancelled()
-                if _ends_pull(message):
+                ends = _ends_pull(message)
+                served()
+                if ends:
                     if until_empty:
                         await _must_have_more(client, stream, info.name)
                     break

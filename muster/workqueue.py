@@ -99,7 +99,7 @@ async def take(
         ack_wait=_ACK_WAIT_S,
         max_ack_pending=_HELD_MAX,
     )
-    backoff = connection.Backoff()
+    patience = jetstream.Patience(link, stream.name)
     is_first = True
     while True:
         client = await link.client()
@@ -107,9 +107,10 @@ async def take(
             if is_first:
                 await _forget(client, stream.name, durable)
                 is_first = False
-            async with contextlib.aclosing(jetstream.pull(client, stream.name, config)) as messages:
+            async with contextlib.aclosing(
+                jetstream.pull(client, stream.name, config, served=patience.reset)
+            ) as messages:
                 async for message in messages:
-                    backoff.reset()
                     yield Job(
                         message.metadata.sequence.stream,
                         message.subject,
@@ -118,8 +119,8 @@ async def take(
                         functools.partial(_done, message),
                         functools.partial(_hold, message),
                     )
-        except (jetstream.ConsumerLost, nats.js.errors.Error, *connection.LOST):
-            await backoff.wait()
+        except (jetstream.ConsumerLost, nats.js.errors.Error, *connection.LOST) as error:
+            await patience.wait(error)
 
 
 async def waiting(
@@ -127,7 +128,7 @@ async def waiting(
 ) -> list[tuple[str, bytes, Mapping[str, str], int]]:
     """Return subject, body, headers and place of everything that waits, however long that takes."""
     # a work queue gives its messages to nobody but its workers: each is asked for by itself
-    backoff = connection.Backoff()
+    patience = jetstream.Patience(link, stream.name)
     while True:
         client = await link.client()
         try:
@@ -138,8 +139,8 @@ async def waiting(
                 async with asyncio.TaskGroup() as tasks:
                     asked = [tasks.create_task(_newest(client, stream.name, one)) for one in some]
                 found += [one for one in (task.result() for task in asked) if one is not None]
-        except* (nats.js.errors.Error, *connection.LOST):
-            await backoff.wait()
+        except* (nats.js.errors.Error, *connection.LOST) as error:
+            await patience.wait(error)
         else:
             return found
 
@@ -157,13 +158,13 @@ async def _newest(
 
 async def subjects(link: connection.Connection, stream: streams.Stream, subject: str) -> list[str]:
     """Return under which subjects something waits, however long that takes."""
-    backoff = connection.Backoff()
+    patience = jetstream.Patience(link, stream.name)
     while True:
         client = await link.client()
         try:
             return await _subjects(client, stream.name, subject)
-        except (nats.js.errors.Error, *connection.LOST):
-            await backoff.wait()
+        except (nats.js.errors.Error, *connection.LOST) as error:
+            await patience.wait(error)
 
 
 async def remove(
@@ -201,7 +202,7 @@ async def follow(
         inactive_threshold=_ABANDONED_S,
         mem_storage=True,
     )
-    backoff = connection.Backoff()
+    patience = jetstream.Patience(link, f"KV_{bucket.name}")
     while True:
         client = await link.client()
         try:
@@ -210,18 +211,17 @@ async def follow(
             if not left:
                 yield None
             async with contextlib.aclosing(
-                jetstream.pull(client, f"KV_{bucket.name}", config)
+                jetstream.pull(client, f"KV_{bucket.name}", config, served=patience.reset)
             ) as messages:
                 async for message in messages:
-                    backoff.reset()
                     gone = (message.headers or {}).get("KV-Operation") in _GONE
                     key = message.subject.removeprefix(prefix)
                     yield key, b"" if gone else message.data
                     left -= 1
                     if left == 0:
                         yield None
-        except (jetstream.ConsumerLost, nats.js.errors.Error, *connection.LOST):
-            await backoff.wait()
+        except (jetstream.ConsumerLost, nats.js.errors.Error, *connection.LOST) as error:
+            await patience.wait(error)
 
 
 async def _subjects(client: Client, stream: str, subject: str) -> list[str]:

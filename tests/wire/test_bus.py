@@ -308,6 +308,31 @@ def test_several_owners_make_the_streams_at_once_with_every_limit(tmp_path: Path
     play(tmp_path, story)
 
 
+def test_a_stream_that_cannot_be_read_is_told_when_that_begins_and_when_it_ends(
+    tmp_path: Path,
+) -> None:
+    async def story(server: local.NatsServer) -> None:
+        with capture_logs() as lines:
+            async with bus.Bus(server.url, producer="p", name="t") as link:
+                following = link.follow(streams.EVENTS, filters=["muster.event.>"])
+                found = asyncio.ensure_future(anext(following))
+                await until(lambda: bool(link.link.unread))
+                assert str(link.link.problem()).startswith("MUSTER_EVENTS cannot be read: ")
+                async with owner(server):
+                    await until(lambda: link.link.problem() is None)
+                    await link.publish(fact(1))
+                assert number(await found) == 1
+        told = [line["event"] for line in lines if "stream" in line["event"]]
+        assert told == ["stream_unread", "stream_read_again"]
+        refusals = {"stream": "MUSTER_EVENTS"}
+        total = prometheus_client.REGISTRY.get_sample_value(
+            "muster_bus_stream_refusals_total", refusals
+        )
+        assert (total or 0) >= 5
+
+    play(tmp_path, story)
+
+
 def test_a_stream_of_another_configuration_is_brought_up_to_date(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with raw(server) as client:

@@ -394,7 +394,7 @@ async def serve(settings: config.Settings) -> None:
         state = _State(watched, leading, heard, watch)
 
         def unready() -> str | None:
-            return watch.problem() if connected.link.is_connected else "not connected to NATS"
+            return connected.link.problem() or watch.problem()
 
         address = await stack.enter_async_context(
             probes.serve(

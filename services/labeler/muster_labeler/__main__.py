@@ -62,7 +62,8 @@ async def _serve(settings: config.Settings) -> None:
         def problem() -> str | None:
             if not connected.link.is_connected:
                 return "NATS is away"
-            return None if labeler.is_restored else "the inventories are being read"
+            reading = None if labeler.is_restored else "the inventories are being read"
+            return connected.link.problem() or reading
 
         def state() -> probes.Answer:
             return 200, "application/json", msgspec.json.encode({"nodes": labeler.view()})
@@ -185,19 +186,20 @@ async def _newest(connected: bus.Bus, kind: str) -> AsyncIterator[codec.CloudEve
         inactive_threshold=_ABANDONED_S,
         mem_storage=True,
     )
-    backoff = connection.Backoff()
+    stream = _STREAMS[kind].name
+    patience = jetstream.Patience(connected.link, stream)
     while True:
         client = await connected.link.client()
         try:
-            pulled = jetstream.pull(client, _STREAMS[kind].name, config, until_empty=True)
+            pulled = jetstream.pull(client, stream, config, until_empty=True, served=patience.reset)
             async with contextlib.aclosing(pulled) as messages:
                 async for message in messages:
                     # what cannot be believed is counted and set aside where it is followed
                     with contextlib.suppress(codec.MalformedEvent):
                         position = message.metadata.sequence.stream
                         yield codec.decode(message.subject, message.data, position=position)
-        except (jetstream.ConsumerLost, *connection.LOST):
-            await backoff.wait()
+        except (jetstream.ConsumerLost, *connection.LOST) as error:
+            await patience.wait(error)
         else:
             return
 

@@ -148,7 +148,8 @@ class _Notifier:
             return "NATS is away"
         if not self.tenure.is_ours:
             return None if self.tenure.holder else "nobody is known to act"
-        return None if self._is_restored else "the ledger is being read"
+        restoring = None if self._is_restored else "the ledger is being read"
+        return self._bus.link.problem() or restoring
 
     def _is_well(self) -> bool:
         return self.tenure.is_ours and self.problem() is None
