@@ -7,6 +7,7 @@ logged once when it begins and once when it ends; refusals and dropped messages 
 
 import asyncio
 import contextlib
+import logging
 import random
 import re
 import weakref
@@ -216,6 +217,8 @@ class Connection:
             await self._subscribe_missing()
             await self._use(client)
 
+        # nats-py's streams do not know that they speak TLS: each that ends is a line on stderr
+        logging.getLogger("asyncio").addFilter(_is_no_end_of_tls)
         client = self._client = self._make()
         self._subscribed = 0
         await client.connect(
@@ -294,6 +297,10 @@ class Connection:
             self._log.error("bus_error", kind=kind, error=text)
         elif not self.is_connected:
             self._log_outage(text)
+
+
+def _is_no_end_of_tls(record: logging.LogRecord) -> bool:
+    return "eof_received() has no effect when using ssl" not in str(record.msg)
 
 
 async def _overhear(_: Exception) -> None:
