@@ -141,6 +141,21 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
             await subjects.until(lambda: len(one.refused) == 1)
             assert (await heard.get()).subject == "muster.event.ip-10-0-0-1_eu_internal.p.x"
 
+        await with_the_old_key(world)
+
+    async def with_the_old_key(world: guarded.World) -> None:
+        """Spoil what the gate signs with, and mend it: both are told once, and who comes is in."""
+        file = world.keys / "gate.json"
+        good = file.read_bytes()
+        file.write_bytes(b"{")
+        await subjects.until(lambda: bool(world.logged("signing_unusable")))
+        asked = world.cluster.asked
+        await subjects.until(lambda: world.cluster.asked > asked + 1)
+        assert not await is_refused(world, guarded.token())
+        file.write_bytes(good)
+        await subjects.until(lambda: bool(world.logged("signing_usable")))
+        assert len(world.logged("signing_unusable")) == 1
+
     heard: asyncio.Queue[connection.Message] = asyncio.Queue()
     run(guarded.World(tmp_path), story)
 

@@ -36,6 +36,8 @@ class Gate:
         self._keeper = keeper
         self._api = api
         self._away = ""
+        self._unusable = False
+        metrics.SIGNING.set(1)
         self._fetched_at = float("-inf")
         self._fetching = asyncio.Lock()
         self._waiting: set[asyncio.Task[None]] = set()
@@ -181,7 +183,14 @@ class Gate:
         try:
             self._keeper.signing = read_signing(self._settings.signing)
         except entry.CannotStart as error:
-            logs.logger().error("signing_unusable", error=str(error))
+            if not self._unusable:
+                logs.logger().error("signing_unusable", error=str(error))
+            self._unusable = True
+        else:
+            if self._unusable:
+                logs.logger().info("signing_usable")
+            self._unusable = False
+        metrics.SIGNING.set(not self._unusable)
 
 
 def read_signing(file: str) -> questions.Signing:

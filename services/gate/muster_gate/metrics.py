@@ -16,6 +16,9 @@ KEYS: Final = prometheus_client.Gauge("muster_gate_keys", "Public keys of the cl
 HEARD: Final = prometheus_client.Gauge(
     "muster_gate_keys_heard_timestamp_seconds", "When the keys were last as the cluster has them."
 )
+SIGNING: Final = prometheus_client.Gauge(
+    "muster_gate_signing_usable", "0 while gate.json is not as it should be: the old one is used."
+)
 FETCHES: Final = prometheus_client.Counter(
     "muster_gate_key_fetches_total", "Looks for the cluster's keys, by outcome.", ["outcome"]
 )
