@@ -6,8 +6,10 @@ import tempfile
 from pathlib import Path
 
 import nats
+import pytest
+from nats.js import api
 
-from muster import bus, streams
+from muster import bus, jetstream, streams
 from muster.local import nats as local
 from muster_health import lanes, memory, signals, watchdog
 
@@ -18,8 +20,8 @@ def test_a_full_bucket_holds_nobody_up_and_gets_what_it_is_owed_when_it_has_room
     async def story(directory: Path) -> None:
         async with local.NatsServer(directory) as server:
             client = await nats.connect(server.url)
-            jetstream = client.jetstream()
-            await jetstream.create_key_value(bucket=streams.STATE.name, max_bytes=400, history=1)
+            context = client.jetstream()
+            await context.create_key_value(bucket=streams.STATE.name, max_bytes=400, history=1)
             async with bus.Bus(server.url, producer="tests", name="test", owner=True) as on:
                 kept = memory.Memory(
                     lambda key, value, still: on.remember(streams.STATE, key, value, still=still),
@@ -35,8 +37,8 @@ def test_a_full_bucket_holds_nobody_up_and_gets_what_it_is_owed_when_it_has_room
                 await kept.keep("_fleet.health", b"position", lambda: True)
                 assert "the state of 2 plugins" in kept.problem
                 assert await on.recall(streams.STATE) == {"a.p": b"first"}
-                config = (await jetstream.stream_info(BUCKET)).config
-                await jetstream.update_stream(config.evolve(max_bytes=100_000))
+                config = (await context.stream_info(BUCKET)).config
+                await context.update_stream(config.evolve(max_bytes=100_000))
                 while kept.problem:
                     await asyncio.sleep(0.02)
                 assert await on.recall(streams.STATE) == {
@@ -116,3 +118,26 @@ def _hold(free: asyncio.Event) -> lanes.Act:
         await free.wait()
 
     return act
+
+
+def test_what_was_given_and_never_came_ends_a_recall_instead_of_being_waited_for() -> None:
+    async def story(directory: Path) -> None:
+        async with local.NatsServer(directory) as server:
+            client = await nats.connect(server.url)
+            context = client.jetstream()
+            await context.add_stream(name="S", subjects=["s"], storage=api.StorageType.MEMORY)
+            for _ in range(300):
+                await client.publish("s", b"x")
+            await client.flush()
+            config = api.ConsumerConfig(ack_policy=api.AckPolicy.NONE, mem_storage=True)
+
+            async def recall() -> None:
+                async for _ in jetstream.pull(client, "S", config, until_empty=True):
+                    await context.purge_stream("S")
+
+            with pytest.raises(jetstream.ConsumerLost, match="did not come"):
+                await recall()
+            await client.close()
+
+    with tempfile.TemporaryDirectory(prefix="mu-") as directory:
+        asyncio.run(asyncio.wait_for(story(Path(directory)), 30))
