@@ -31,7 +31,9 @@ def beat_of(**said: object) -> vocabulary.Heartbeat:
     )
 
 
-def changed(device: str, health: Health, reason: str = "") -> vocabulary.DeviceHealthChanged:
+def changed(
+    device: str, health: Health, reason: str = "", code: str = "xid-79"
+) -> vocabulary.DeviceHealthChanged:
     return vocabulary.DeviceHealthChanged(
         node="a",
         at=AT,
@@ -40,7 +42,7 @@ def changed(device: str, health: Health, reason: str = "") -> vocabulary.DeviceH
         device_id=device,
         health=health,
         reason=reason,
-        code="xid-79" if reason else "",
+        code=code if reason else "",
     )
 
 
@@ -156,6 +158,23 @@ def test_fewer_devices_than_expected_are_told_of() -> None:
     known.hear(beat_of(short="3 of 4 expected devices"))
 
     assert alert_of(known).summary == f"{GPU} on a: 3 of 4 expected devices"
+
+
+def test_the_first_reason_is_kept_and_the_newest_stands_beside_it() -> None:
+    known = devices.Devices(10)
+    for reason, code in (
+        ("XID 79: it has fallen off the bus", "xid-79"),
+        ("NVML has lost the GPU", "gpu-lost"),
+        ("NVML does not answer", "silent"),
+    ):
+        known.apply(changed("g0", Health.UNHEALTHY, reason, code))
+
+    first = "XID 79: it has fallen off the bus (xid-79)"
+    assert alert_of(known).summary == (
+        f"{GPU} g0 on a is unhealthy: {first}; now: NVML does not answer (silent)"
+    )
+    known.apply(changed("g0", Health.UNHEALTHY, "XID 79: it has fallen off the bus", "xid-79"))
+    assert alert_of(known).summary == f"{GPU} g0 on a is unhealthy: {first}"
 
 
 def test_hundreds_of_devices_are_one_alert_and_are_bounded() -> None:

@@ -17,6 +17,8 @@ Group = tuple[AlertKind, str]
 """What is wrong, and with which resource: one alert each."""
 
 _WHY_MAX: Final = 300
+_FIRST_MAX: Final = 140
+_NOW: Final = "; now: "
 _PODS_MAX: Final = 8
 _KIND_OF: Final = {
     Condition.DEGRADED: AlertKind.DEVICE_DEGRADED,
@@ -224,7 +226,10 @@ class Devices:
                     del self._own.bad[group]
                 return False
             self._count += 1
-        if devices.get(device) != bad:
+        known = devices.get(device)
+        if known is not None:
+            bad = Bad(_both(known.why, bad.why), bad.pods)
+        if known != bad:
             self.changes += 1
         devices[device] = bad
         return True
@@ -266,6 +271,12 @@ def _bad(
 ) -> Bad:
     code = f" ({event.code})" if event.code else ""
     return Bad(_cut(f"{event.reason}{code}"), tuple(event.pods[:_PODS_MAX]))
+
+
+def _both(first: str, now: str) -> str:
+    """Return why it fell, and why it still is so: the first reason has the code to look up."""
+    first = first.partition(_NOW)[0]
+    return first if now == first else f"{first[:_FIRST_MAX]}{_NOW}{now[:_FIRST_MAX]}"
 
 
 def _cut(text: str) -> str:
