@@ -132,6 +132,58 @@ def test_who_falls_again_and_again_is_flapping_in_one_alert() -> None:
     assert (world.alerts(), world.story("a")[-1]) == ([], (AlertKind.FLAPPING, RESOLVED))
 
 
+def test_who_is_down_when_it_is_called_flapping_stays_as_urgent_as_it_is() -> None:
+    world = running("a")
+    for _ in range(3):
+        world.kill("a")
+        world.run(5.0)
+        world.mend("a")
+        world.run(0.5)
+    world.kill("a")
+    world.run(8.0)
+    critical = vocabulary.Severity.CRITICAL
+    told = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
+    assert [(e.kind, e.state, e.severity) for e in told] == [
+        (AlertKind.PLUGIN_DOWN, FIRING, critical),
+        (AlertKind.FLAPPING, FIRING, critical),
+    ]
+    world.crash(5.0)
+    world.run(10.0)
+    assert len(world.story("a")) == len(told)
+    world.mend("a")
+    world.run(100.0)
+    assert world.story("a")[len(told) :] == [(AlertKind.FLAPPING, AlertState.RESOLVED)]
+
+
+@pytest.mark.parametrize(
+    ("deleting", "planned", "words"),
+    [
+        (True, (), "not back 300 s after its pod was being deleted"),
+        (
+            False,
+            (facts.Planned.UNSCHEDULABLE,),
+            "not back 300 s after it fell silent on a node that was to leave, or to take no pods",
+        ),
+    ],
+)
+def test_an_overdue_plugin_says_what_its_planned_end_began_with(
+    deleting: bool,  # noqa: FBT001  # a case
+    planned: tuple[facts.Planned, ...],
+    words: str,
+) -> None:
+    world = running("a")
+    pod = facts.Pod(name="m/p", uid="1", phase="Running", ready=True, deleting=deleting)
+    known = facts.Facts(exists=True, lease_age_s=1.0, ready=True, pods=(pod,), planned=planned)
+    world.plugins["a"].facts = lambda now: known  # type: ignore[method-assign]  # noqa: ARG005  # told
+    world.kill("a")
+    world.run(320.0)
+    (alert,) = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
+    assert (alert.kind, [seen.observed for seen in alert.evidence]) == (
+        AlertKind.MAINTENANCE_OVERDUE,
+        [words],
+    )
+
+
 def test_two_processes_that_beat_in_turns_are_a_split_brain() -> None:
     world = running("a")
     plugin = world.plugins["a"]

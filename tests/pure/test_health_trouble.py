@@ -84,18 +84,19 @@ class Fleet(World):
         super().__init__(**how)  # type: ignore[arg-type]  # by name
         self.seq = 0
         self.said: tuple[vocabulary.ResourceBeat, ...] = (WELL, OTHER)
+        self.phase = vocabulary.Phase.SERVING
 
     def live(self, seconds: int) -> None:
         for _ in range(0, seconds, 5):
             self.seq += 1
-            beat = beat_of(*self.said, seq=self.seq)
+            beat = beat_of(*self.said, seq=self.seq, phase=self.phase)
             for service in self.services:
                 service.feed(signals.Beat(heartbeat=beat))
             self.run(5.0)
 
     def answer(self, probe: signals.Probe) -> tuple[float, signals.Input]:
         self.seq += 1
-        beat = beat_of(*self.said, seq=self.seq)
+        beat = beat_of(*self.said, seq=self.seq, phase=self.phase)
         return self.now + 0.01, signals.ProbeAnswered(heartbeat=beat, number=probe.number)
 
 
@@ -155,3 +156,26 @@ def test_a_plugin_has_a_minute_to_register_before_it_is_restarted(apart_s: int, 
     world.live(apart_s)
     decided = [e for e in world.published.values() if isinstance(e, vocabulary.RemediationDecided)]
     assert len(decided) == acts
+
+
+def test_a_plugin_that_drains_and_does_not_end_is_believed_for_a_while_only() -> None:
+    world = Fleet()
+    world.live(30)
+    world.said = (changed(streams=0, problem="draining"),)
+    world.phase = vocabulary.Phase.DRAINING
+    world.live(290)
+    assert told(world) == []
+    world.live(30)
+    assert told(world) == [(FIRING, f"p on a is not registered with the kubelet: {GPU}")]
+
+
+def test_a_plugin_that_declares_to_beat_once_an_hour_is_asked_before_that_is_over() -> None:
+    world = Fleet(has_cluster=False)
+    world.plugins["a"] = Plugin("a", alive=False)
+    for service in world.services:
+        service.feed(signals.Beat(heartbeat=beat_of(WELL, interval_s=3600.0)))
+    world.answer = lambda probe: World.answer(world, probe)  # type: ignore[method-assign]  # nobody
+    world.run(1490.0)
+    assert world.verdicts("a") == [Verdict.HEALTHY]
+    world.run(30.0)
+    assert world.verdicts("a") == [Verdict.HEALTHY, Verdict.PLUGIN_DOWN]

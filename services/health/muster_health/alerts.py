@@ -41,11 +41,18 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pods: tuple[str, ...] = ()
     change: int = 0
     ends_at: datetime | None = None
+    grave: bool = False
+    """What is told as FLAPPING is as urgent as what falls."""
+
+    @property
+    def severity(self) -> Severity:
+        """How soon a person is needed."""
+        return Severity.CRITICAL if self.grave else severity_of(self.kind)
 
     @property
     def key(self) -> Key:
         """What tells it from the plugin's other open alerts."""
-        return slot_of(self.kind), self.resource
+        return slot_of(self.kind, grave=self.grave), self.resource
 
     def says_the_same(self, other: "Alert") -> bool:
         """Tell whether a person would read the same; evidence ages all the time."""
@@ -135,16 +142,18 @@ def severity_of(kind: AlertKind) -> Severity:
             assert_never(kind)
 
 
-def slot_of(kind: AlertKind) -> str:
+def slot_of(kind: AlertKind, *, grave: bool = False) -> str:
     """Return the place an alert takes: a plugin has one of its own for each urgency."""
     if kind in _OF_DEVICES or kind in _OF_FLEET or kind is AlertKind.CLOCK_SKEW:
         return kind.value
-    return severity_of(kind).value
+    return (Severity.CRITICAL if grave else severity_of(kind)).value
 
 
-def fingerprint(node: str, plugin: str, kind: AlertKind, *, resource: str = "") -> str:
+def fingerprint(
+    node: str, plugin: str, kind: AlertKind, *, resource: str = "", grave: bool = False
+) -> str:
     """Return the name an alert has from first to last, and again when it comes back."""
-    text = f"{node}|{plugin}|{slot_of(kind)}|{resource}"
+    text = f"{node}|{plugin}|{slot_of(kind, grave=grave)}|{resource}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -157,9 +166,11 @@ def changed(
         at=alert.told_at,
         plugin=plugin,
         kind=alert.kind,
-        severity=severity_of(alert.kind),
+        severity=alert.severity,
         state=(vocabulary.AlertState.RESOLVED if alert.ends_at else vocabulary.AlertState.FIRING),
-        fingerprint=fingerprint(node, plugin, alert.kind, resource=alert.resource),
+        fingerprint=fingerprint(
+            node, plugin, alert.kind, resource=alert.resource, grave=alert.grave
+        ),
         summary=alert.summary,
         starts_at=alert.starts_at,
         ends_at=alert.ends_at,

@@ -104,6 +104,7 @@ class Dossier:
         "_dirty",
         "_evidence",
         "_forget_due",
+        "_is_grave",
         "_look_due",
         "_order",
         "_overdue",
@@ -156,6 +157,7 @@ class Dossier:
         self._cure_due = 0.0
         self._look_due: float | None = None
         self._forget_due: float | None = None
+        self._is_grave = False
         self._dirty = False
         self._unsaved = False
         """An event changed what is to be remembered, and told nothing yet."""
@@ -178,6 +180,7 @@ class Dossier:
         waited_s = 0.0 if known.since is None else max(0.0, (at - known.since).total_seconds())
         self.state.restore(known, now, waited_s=waited_s, overdue=bool(overdue))
         self._overdue = overdue[0].evidence if overdue else ()
+        self._is_grave = any(alert.grave for alert in known.firing)
         if any(a.kind is AlertKind.CLOCK_SKEW for a in known.firing):
             self.skew.restore()
         self._devices.restore(known.bad)
@@ -315,7 +318,9 @@ class Dossier:
         return self._uncounted or self._is_due(now)
 
     def _is_due(self, now: float) -> bool:
-        return self._dirty or (self._look_due is not None and self._look_due <= now)
+        if self._dirty or (not self._is_grave and self._turns_grave):
+            return True
+        return self._look_due is not None and self._look_due <= now
 
     def deadline(self) -> float | None:
         """Return when to look at this plugin next."""
@@ -415,6 +420,7 @@ class Dossier:
     def _conclude(self, found: steps.Conclusion, now: float, at: datetime) -> None:
         self._since, self._rule, self._evidence = at, found.rule.value, found.evidence
         self._overdue = ()
+        self._is_grave &= found.verdict is vocabulary.Verdict.FLAPPING
         self._cure_due = now + _CURE_S
         self._forget_due = now + self._forget_s if self._may_go else None
         waits = self.state.rule is not None and judgement.may_pause(self.state.rule)
@@ -450,7 +456,21 @@ class Dossier:
         summary = alerts.summary_of(
             kind, node=self.node, plugin=self.plugin, resources=self.state.accused
         )
-        return _alert(kind, summary, told, at)
+        self._is_grave |= self._turns_grave
+        alert = _alert(kind, summary, told, at)
+        return msgspec.structs.replace(alert, grave=True) if self._is_grave else alert
+
+    @property
+    def _turns_grave(self) -> bool:
+        """Tell whether what is told as FLAPPING needs a person at once, as it would alone."""
+        suffers = self.state.suffers
+        if self.state.verdict is not vocabulary.Verdict.FLAPPING or suffers is None:
+            return False
+        kind = alerts.kind_of(suffers.verdict)
+        if kind is None or alerts.severity_of(kind) is not vocabulary.Severity.CRITICAL:
+            return False
+        is_told = (vocabulary.Severity.CRITICAL.value, "") in self.telling.told
+        return is_told or not judgement.may_pause(suffers.rule)
 
     def _alert_waits(self, now: float) -> bool:
         """Tell whether an alert is not due: it may only pause, or is on its way back."""
@@ -460,7 +480,7 @@ class Dossier:
         return now < self._alert_due
 
     def _is_told(self, kind: AlertKind) -> bool:
-        return (alerts.slot_of(kind), "") in self.telling.told
+        return (alerts.slot_of(kind, grave=self._is_grave), "") in self.telling.told
 
     def _why_ended(self, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
         if key[0] in _OWN:

@@ -99,9 +99,9 @@ def goodbye(reason: vocabulary.StopReason, return_s: float, *, said: bool) -> vo
     return seen("plugin", f"said goodbye ({reason}); expected back within {return_s:g} s{source}")
 
 
-def overdue(return_s: float) -> vocabulary.Evidence:
-    """Say that a planned end lasts too long."""
-    return seen("clock", f"not back {return_s:g} s after its goodbye")
+def overdue(return_s: float, since: str) -> vocabulary.Evidence:
+    """Say that a planned end lasts too long; `since` is what it began with."""
+    return seen("clock", f"not back {return_s:g} s after {since}")
 
 
 def _pod(pod: facts.Pod) -> str:

@@ -190,4 +190,4 @@ class Fleet:
 
 
 def _urgency(alert: alerts.Alert) -> int:
-    return _URGENCY.index(alerts.severity_of(alert.kind))
+    return _URGENCY.index(alert.severity)

@@ -83,6 +83,7 @@ class PluginState:
     __slots__ = (
         "_before",
         "_conviction",
+        "_drains_at",
         "_inquest",
         "_is_thawed",
         "_look_again_at",
@@ -144,6 +145,7 @@ class PluginState:
         self._before = State.UNKNOWN
         self._inquest = inquest.Inquest(settings, has_cluster=has_cluster)
         self._conviction = conviction.Conviction(settings)
+        self._drains_at: float | None = None
         self._settled_at = now
         """Since when it has had what it has."""
         self._worry = worry.Worry()
@@ -188,6 +190,11 @@ class PluginState:
     def is_alive(self) -> bool:
         """Tell whether it is being heard."""
         return self.state in {State.HEALTHY, State.ILL, State.RECOVERING}
+
+    @property
+    def suffers(self) -> judgement.Judgement | None:
+        """Return what it suffers by its own name, where that is told as FLAPPING."""
+        return self._conviction.actual
 
     @property
     def falls(self) -> int:
@@ -423,7 +430,8 @@ class PluginState:
         match self.state:
             case State.MAINTENANCE:
                 self._return_due = None
-                return [steps.Overdue(evidence=(evidence.overdue(self.return_s),))]
+                since = rules.PLANNED.get(self.rule or Rule.GOODBYE, rules.PLANNED[Rule.GOODBYE])
+                return [steps.Overdue(evidence=(evidence.overdue(self.return_s, since),))]
             case State.LOST:
                 self._review_due = None
                 return self._inquest.open(Doubt.REVIEW, now)
@@ -496,7 +504,17 @@ class PluginState:
             settled_s=now - self._settled_at,
             twins=self.beats.twins(now),
             stretch=self.beats.stretch,
+            drains=self._drains(beat, now),
         )
+
+    def _drains(self, beat: vocabulary.Heartbeat, now: float) -> bool:
+        """Tell whether it is about to end: one that does not come to its end is not."""
+        if beat.phase is not vocabulary.Phase.DRAINING:
+            self._drains_at = None
+            return False
+        if self._drains_at is None:
+            self._drains_at = now
+        return now - self._drains_at < self._settings.maintenance_s
 
     def _alive(self, beat: vocabulary.Heartbeat, now: float, *, counts: bool) -> list[steps.Step]:
         self.silence.broken(now)

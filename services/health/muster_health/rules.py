@@ -1,6 +1,8 @@
 """Pure. What decided a verdict: the same word stands in the event, the log and the tests."""
 
 import enum
+from collections.abc import Mapping
+from typing import Final
 
 
 class Rule(enum.StrEnum):
@@ -36,6 +38,16 @@ class Rule(enum.StrEnum):
     BEATS_STRETCHED = "beats_stretched"
 
     FELL_OFTEN = "fell_often"
+
+
+PLANNED: Final[Mapping[Rule, str]] = {
+    Rule.GOODBYE: "its goodbye",
+    Rule.NODE_GONE: "its node left the cluster, where the plugin is expected all the same",
+    Rule.NODE_PLANNED: "it fell silent on a node that was to leave, or to take no pods",
+    Rule.POD_DELETED: "its pod was being deleted",
+    Rule.POD_REPLACED: "a rollout was to replace its pod",
+}
+"""What a planned end began with, in words."""
 
 
 def known(word: str) -> Rule | None:

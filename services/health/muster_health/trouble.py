@@ -61,13 +61,14 @@ def reported(
     settled_s: float = 0.0,
     twins: str = "",
     stretch: float = 1.0,
+    drains: bool = False,
 ) -> Trouble | None:
-    """Return the worst that a beat tells, or None; a plugin that drains may lose its streams.
+    """Return the worst that a beat tells, or None; one that `drains` may lose its streams.
 
     `offers` is what the node offers, and `settled_s` for how long the plugin has had what it has;
     `twins` says that two instances beat, `stretch` how slowly one does.
     """
-    if beat.phase is vocabulary.Phase.DRAINING:
+    if drains:
         return None
     if _is_well(beat, settings) and not twins and (offers is None or _is_offered(beat, offers)):
         return _slow(beat, stretch, settings) if stretch > settings.stretch_max else None
