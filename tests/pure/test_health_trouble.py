@@ -167,15 +167,3 @@ def test_a_plugin_that_drains_and_does_not_end_is_believed_for_a_while_only() ->
     assert told(world) == []
     world.live(30)
     assert told(world) == [(FIRING, f"p on a is not registered with the kubelet: {GPU}")]
-
-
-def test_a_plugin_that_declares_to_beat_once_an_hour_is_asked_before_that_is_over() -> None:
-    world = Fleet(has_cluster=False)
-    world.plugins["a"] = Plugin("a", alive=False)
-    for service in world.services:
-        service.feed(signals.Beat(heartbeat=beat_of(WELL, interval_s=3600.0)))
-    world.answer = lambda probe: World.answer(world, probe)  # type: ignore[method-assign]  # nobody
-    world.run(1490.0)
-    assert world.verdicts("a") == [Verdict.HEALTHY]
-    world.run(30.0)
-    assert world.verdicts("a") == [Verdict.HEALTHY, Verdict.PLUGIN_DOWN]

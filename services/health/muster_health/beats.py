@@ -15,8 +15,6 @@ from muster import vocabulary
 
 INTERVAL_MIN_S: Final = 0.1
 """A sender that declares less would have us doubt it without end."""
-INTERVAL_MAX_S: Final = 600.0
-"""One that declares more is doubted as if it had declared this; what it answers then counts."""
 
 _SPACED_BEATS: Final = 0.5
 _LATE_BEATS: Final = 1.5
@@ -80,10 +78,10 @@ class Beats:
         quiet_s = None if self.arrived_at is None else now - self.arrived_at
         if self._is_stale(beat, quiet_s, now):
             return Life.STALE
-        interval_s = min(max(beat.interval_s, INTERVAL_MIN_S), INTERVAL_MAX_S)
+        interval_s = max(beat.interval_s, INTERVAL_MIN_S)
         self.is_fresh = self._is_fresh(beat, quiet_s, interval_s)
         if beat.instance == self.instance:
-            self._pace(beat, max(beat.interval_s, INTERVAL_MIN_S))
+            self._pace(beat, interval_s)
         else:
             self._retire(beat.instance, now)
             # else the same one for as long as it lives, instead of one for each beat
