@@ -219,8 +219,22 @@ async def claim(
 ) -> streams.Claimed:
     """Write a value that lasts `ttl_s` if nobody wrote since `revision`; return what is there now.
 
-    Raises what nats-py raises; then the value may be there or not.
+    What is there and would last for ever was never claimed, and is written over: JetStream sends
+    its answers wherever a request asks it to, with nobody's rights. Raises what nats-py raises;
+    then the value may be there or not.
     """
+    found, is_claim = await _claim(client, subject, stream, value, ttl_s=ttl_s, revision=revision)
+    if not is_claim:
+        found, _ = await _claim(
+            client, subject, stream, value, ttl_s=ttl_s, revision=found.revision
+        )
+    return found
+
+
+async def _claim(
+    client: Client, subject: str, stream: str, value: bytes, *, ttl_s: int, revision: int
+) -> tuple[streams.Claimed, bool]:
+    """Return what is there now, and whether it is a claim or nothing."""
     jetstream = client.jetstream()
     headers = {
         api.Header.MSG_TTL.value: f"{ttl_s}s",
@@ -232,14 +246,15 @@ async def claim(
         if error.err_code not in _WRITTEN_SINCE:
             raise
     else:
-        return streams.Claimed(ack.seq, value, written=True)
+        return streams.Claimed(ack.seq, value, written=True), True
     try:
         found = await jetstream.get_last_msg(stream, subject)
     except nats.js.errors.NotFoundError as error:
         if error.err_code != _NO_MESSAGE:
             raise
-        return streams.Claimed(0, b"", written=False)
-    return streams.Claimed(found.seq or 0, found.data or b"", written=False)
+        return streams.Claimed(0, b"", written=False), True
+    is_claim = api.Header.MSG_TTL.value in (found.headers or {})
+    return streams.Claimed(found.seq or 0, found.data or b"", written=False), is_claim
 
 
 async def release(client: Client, subject: str, stream: str, *, revision: int) -> None:

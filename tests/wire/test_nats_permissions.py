@@ -286,6 +286,33 @@ async def consumers(asked: js.JetStreamContext, stream: str) -> int:
     return (await asked.stream_info(stream)).state.consumer_count
 
 
+def test_an_answer_that_a_reader_has_sent_to_the_lock_does_not_hold_it(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with (
+            client(server, "reader") as reader,
+            client(server, "admin") as admin,
+            bus.Bus(address(server, "health"), producer="h", name="t") as health,
+        ):
+            lock = "$KV.muster_leader.health"
+
+            async def claim(who: bytes, revision: int) -> streams.Claimed:
+                return await health.claim(
+                    streams.LEADER, "health", who, ttl_s=9, revision=revision, timeout_s=2
+                )
+
+            ours = await claim(b"us", 0)
+            await reader.raw.publish("$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=lock)
+            jetstream = admin.raw.jetstream()
+            while (await jetstream.get_last_msg("KV_muster_leader", lock)).data == b"us":
+                await asyncio.sleep(0.01)
+            again = await claim(b"us", ours.revision)
+            assert (again.written, again.value) == (True, b"us")
+            other = await claim(b"others", 0)
+            assert (other.written, other.value) == (False, b"us")
+
+    run(tmp_path, story)
+
+
 def test_nobody_hears_the_answers_to_another(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         for user in USERS:
