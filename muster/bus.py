@@ -59,8 +59,8 @@ class Bus:
     """One process's place on the bus; an async context manager that never waits for the server.
 
     `producer` names the process in every event's source, such as `plugins/device-plugin`. With
-    `owner`, missing streams and buckets are created, with so many `replicas`; plugins have no right
-    to and only wait.
+    `owner`, missing streams and buckets are created, with so many `replicas`, and swept; all others
+    have no right to and only wait.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
 class Streams(msgspec.Struct, frozen=True, kw_only=True):
     """How many servers of NATS keep each stream: 1, or 3 or 5 of as many that find one another.
 
-    What has more keeps them; the greatest number that any service was told holds.
+    What has more keeps them.
     """
 
     replicas: Literal[1, 3, 5] = 1

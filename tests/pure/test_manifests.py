@@ -327,10 +327,9 @@ def test_production_keeps_a_majority_of_nats_on_machines_of_their_own() -> None:
     assert "podAntiAffinity" in pods("production")["muster-nats"]["affinity"]
     budget = only("production", "PodDisruptionBudget", "muster-nats")
     assert budget["spec"]["maxUnavailable"] == 1
-    for name in CENTRAL:
-        env = {e["name"]: e for e in pods("production")[f"muster-{name}"]["containers"][0]["env"]}
-        # as many copies of each stream as there are servers, or one server's end is the stream's
-        assert env[f"MUSTER_{name.upper()}__STREAMS__REPLICAS"]["value"] == "3"
+    env = {e["name"]: e for e in pods("production")["muster-health"]["containers"][0]["env"]}
+    # as many copies of each stream as there are servers, or one server's end is the stream's
+    assert env["MUSTER_HEALTH__STREAMS__REPLICAS"]["value"] == "3"
 
 
 def of_chart(values: Object, *, namespace: str = "muster") -> list[Object]:

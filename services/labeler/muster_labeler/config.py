@@ -69,7 +69,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     bus: sections.Bus = sections.Bus()
-    streams: sections.Streams = sections.Streams()
     http: sections.Http = sections.Http()
     log: sections.Log = sections.Log()
     mode: Mode = Mode.SUGGEST
