@@ -79,7 +79,9 @@ async def known(link: bus.Bus, directory: Path, node: str) -> None:
                 seq=seq,
                 interval_s=0.2,
                 resources=(
-                    vocabulary.ResourceBeat(name=GPU, streams=1, probe_ok=True, probe_age_s=0.0),
+                    vocabulary.ResourceBeat(
+                        name=GPU, streams=1, probe_ok=True, probe_age_s=0.0, devices=1, healthy=1
+                    ),
                 ),
             )
         )
