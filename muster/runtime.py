@@ -51,7 +51,7 @@ async def drive(
 
     An overdue deadline goes before the inbox, so that a busy inbox cannot starve a timer. An input
     is acknowledged after the actions it led to, so that a crash in between repeats it. Whatever an
-    action waits for, cancelling this ends it.
+    action waits for, cancelling this ends it. Other tasks get their turn after each tick.
     """
 
     async def act_on(outs: Sequence[Out]) -> None:
@@ -64,6 +64,8 @@ async def drive(
         deadline = driven.next_deadline()
         if deadline is not None and deadline <= clock():
             await act_on(driven.tick(clock()))
+            # a machine that is always late would leave nobody time to bring what it waits for
+            await asyncio.sleep(0)
             continue
         try:
             async with asyncio.timeout_at(deadline):

@@ -98,6 +98,23 @@ def test_an_overdue_deadline_goes_before_a_full_inbox() -> None:
     assert asyncio.run(story()) == ["tick", "tick", "0.0", "ack 0", "1.0", "ack 1"]
 
 
+def test_a_machine_that_is_always_late_leaves_others_their_turn() -> None:
+    async def story() -> list[str]:
+        done: list[str] = []
+
+        async def other() -> None:
+            for number in range(2):
+                await asyncio.sleep(0)
+                done.append(f"other {number}")
+
+        beside = asyncio.create_task(other())
+        told = await driven_until(Notebook(deadlines=[0.0] * 1_000), asyncio.Queue(), done, 1_000)
+        await beside
+        return told
+
+    assert {"other 0", "other 1"} <= {*asyncio.run(story())[:10]}
+
+
 def test_an_input_is_acknowledged_after_all_the_actions_it_led_to() -> None:
     async def story() -> list[str]:
         done: list[str] = []

@@ -33,10 +33,13 @@ class Deadlines:
             heapq.heappop(self._heap)
         return None
 
-    def due(self, now: float) -> list[str]:
-        """Return the keys to look at now; each is then set again or forgotten."""
+    def due(self, now: float, *, most: int) -> list[str]:
+        """Return the keys to look at now; each is then set again or forgotten.
+
+        Of more than `most` the earliest go first, and the rest stay due: others want a turn too.
+        """
         keys: list[str] = []
-        while (when := self.earliest()) is not None and when <= now:
+        while len(keys) < most and (when := self.earliest()) is not None and when <= now:
             _, key = heapq.heappop(self._heap)
             del self._queued[key]
             keys.append(key)

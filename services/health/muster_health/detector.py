@@ -34,6 +34,7 @@ _TEND_S: Final = 1.0
 _SOON_S: Final = 0.05
 """For what one plugin's input means for others: later than now, so that `tick` comes to an end."""
 _AHEAD_S: Final = 0.2
+_AT_ONCE: Final = 1_000
 _THAW_S: Final = 0.5
 _THAW_EACH: Final = 25
 _FLEET_DUE: Final = "fleet"
@@ -95,9 +96,11 @@ class Detector:
         if self._sight.is_blind:
             outs += self._sight.alarm(now)
         else:
-            for key in self._deadlines.due(now):
+            for key in self._deadlines.due(now, most=_AT_ONCE):
                 outs += self._due(key, now)
-        self._sight.called(now, self.next_deadline())
+        promised = self.next_deadline()
+        # what stays due waits for its turn, and nobody is late
+        self._sight.called(now, promised if promised is None else max(promised, now))
         return outs
 
     def next_deadline(self) -> float | None:
