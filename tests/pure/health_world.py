@@ -312,6 +312,12 @@ class World:
         plugin.configuration = configuration or plugin.configuration
         self.report(node)
 
+    def lose(self, node: str) -> None:
+        """Let another process come, which finds one device less."""
+        plugin = self.plugins[node]
+        if plugin.heard:
+            self.replace(node, max(0, plugin.devices - 1))
+
     def unplug(self, node: str, device: str) -> None:
         """Let a device leave while its plugin sees it."""
         plugin = self.plugins[node]

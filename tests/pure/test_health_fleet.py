@@ -378,7 +378,9 @@ def test_a_restart_too_many_is_refused_and_said_so() -> None:
 
 
 NODES = st.sampled_from(["a", "b"])
-FAULTS = st.sampled_from(["kill", "freeze", "cut", "down", "stop", "part", "mend", "report"])
+FAULTS = st.sampled_from(
+    ["kill", "freeze", "cut", "down", "stop", "part", "lose", "mend", "report"]
+)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("run"), st.floats(0.01, 30.0)),
@@ -402,6 +404,7 @@ def test_whatever_happens_all_is_resolved_once_healthy(
         getattr(world, str(name))(*values)
     for node, plugin in world.plugins.items():
         plugin.broken.clear()
+        plugin.devices = 2
         world.mend(node)
     world.run(150.0)
 
