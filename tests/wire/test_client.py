@@ -114,7 +114,8 @@ def test_an_outside_program_of_five_lines_prints_what_happens(tmp_path: Path) ->
             assert line, "ended"
             assert b" device.removed " in line
         assert line[9:].decode() == (
-            "b.example device.removed plugin=p resource=example.com/fuse device_id=the-last count=1\n"
+            "b.example device.removed plugin=p resource=example.com/fuse"
+            " device_id=the-last count=1\n"
         )
         process.kill()
         _, err = await process.communicate()
