@@ -36,6 +36,7 @@ class Plugin:
     interval_s: float = 1.0
     short: str = ""
     devices: int = 2
+    healthy: int | None = None
     configuration: str = ""
     twin_seq: int = 0
     broken: set[str] = field(default_factory=set)
@@ -69,7 +70,7 @@ class Plugin:
                     probe_ok=True,
                     probe_age_s=0.0,
                     devices=self.devices,
-                    healthy=self.devices,
+                    healthy=self.devices if self.healthy is None else self.healthy,
                     short=self.short,
                 ),
             ),

@@ -187,6 +187,31 @@ def test_a_beat_on_its_way_does_not_bring_back_what_was_unplugged() -> None:
     assert (dict(known.short), dict(known.had)) == ({}, {GPU: 7})
 
 
+def test_a_device_that_is_plugged_in_again_under_another_name_counts_once() -> None:
+    known = census.Census()
+    heard(known, 0.0, {CAMERA: 1})
+    beat = vocabulary.Heartbeat(
+        node="a",
+        plugin="p",
+        instance="one",
+        seq=2,
+        interval_s=5.0,
+        # the old one leaves the list a minute after it went
+        resources=(vocabulary.ResourceBeat(name=CAMERA, devices=2, healthy=1),),
+    )
+    known.hear(beat, 5.0)
+    for at in (10.0, 100.0):
+        heard(known, at, {CAMERA: 1})
+    assert (dict(known.short), dict(known.had)) == ({}, {CAMERA: 1})
+
+
+def test_devices_that_are_all_unhealthy_are_there() -> None:
+    world = world_of(2)
+    world.plugins["a"].healthy = 0
+    world.run(100.0)
+    assert world.story("a") == []
+
+
 def test_resources_are_kept_to_a_bound() -> None:
     known = census.Census()
     heard(known, 0.0, {f"ex.org/{n:03}": n for n in range(500)})
@@ -210,7 +235,8 @@ def heard(
         phase=phase,
         wall=datetime(2026, 1, 1, tzinfo=UTC).timestamp(),
         resources=tuple(
-            vocabulary.ResourceBeat(name=name, devices=count) for name, count in counted.items()
+            vocabulary.ResourceBeat(name=name, devices=count, healthy=count)
+            for name, count in counted.items()
         ),
     )
     return known.hear(beat, now)

@@ -5,12 +5,15 @@ plugin that starts anew knows nothing of the devices that its predecessor had; s
 
 | a beat counts, of a resource                          | then it is to have                |
 |-------------------------------------------------------|-----------------------------------|
-| as many as ever, or more                              | so many                           |
+| more that are Healthy at once than ever               | so many                           |
 | fewer; each one's `device.removed` was told           | so many: it was unplugged         |
 | fewer; the plugin's configuration is another one      | so many, 60 s later: it was meant |
 | none, of no resource, and another configuration       | as many as before it: short       |
 | fewer; parts of GPUs (MIG) or their wholes came for it | so many: divided otherwise        |
 | fewer                                                 | as many as before: short          |
+
+Unhealthy ones are there. But they make no number: a device that is plugged in again under another
+name is both for a while.
 
 It is told of when it lasts for 60 s: drivers and buses may be later than the plugin. A plugin that
 drains counts nothing.
@@ -90,7 +93,8 @@ class Census:
         known = self._had.get(resource, 0)
         if not known:
             return
-        self._remember({**self._had, resource: max(0, known - count)}, self._configuration)
+        left = {**self._had, resource: known - count}
+        self._remember({name: n for name, n in left.items() if n > 0}, self._configuration)
         self._removed_at, self._is_calm = now, False
 
     def hear(self, beat: vocabulary.Heartbeat, now: float) -> bool:
@@ -99,23 +103,31 @@ class Census:
             return False
         if beat.phase is vocabulary.Phase.DRAINING:
             return False
-        counted = sorted((each.name, each.devices) for each in beat.resources)
-        self.has = _shared(tuple(counted[:_RESOURCES_MAX]))
-        if self._is_reconfigured(beat.config_hash, now):
-            self._is_calm = False
+        self._is_calm = False
+        counted = sorted((each.name, each.devices, each.healthy) for each in beat.resources)
+        counted = counted[:_RESOURCES_MAX]
+        self.has = _shared(tuple((name, devices) for name, devices, _ in counted))
+        well = {name: healthy for name, _, healthy in counted if healthy}
+        if self._is_reconfigured(beat.config_hash, well, now):
             return False
-        self._count(now)
+        self._count(well, now)
         before, self.short = self.short, self._words(now)
-        self._is_calm = self.has == self._had and not self._newer
+        is_counted = all(well[name] <= self._had.get(name, 0) for name in well)
+        self._is_calm = is_counted and not (self._since or self._newer)
         return before != self.short
 
     def _is_as_before(self, beat: vocabulary.Heartbeat) -> bool:
         """Tell whether a beat counts what the one before did, as nearly all do."""
         if beat.config_hash != self._configuration or len(beat.resources) != len(self.has):
             return False
-        return all(self.has.get(each.name) == each.devices for each in beat.resources)
+        for each in beat.resources:
+            if self.has.get(each.name) != each.devices:
+                return False
+            if each.healthy > self._had.get(each.name, 0):
+                return False
+        return True
 
-    def _is_reconfigured(self, configuration: str, now: float) -> bool:
+    def _is_reconfigured(self, configuration: str, well: Mapping[str, int], now: float) -> bool:
         """Take which configuration is in force; tell whether it is too new to count by."""
         if configuration in {"", self._configuration}:
             self._newer = ""
@@ -126,25 +138,23 @@ class Census:
         if configuration != self._newer:
             if self._newer and now - self._newer_at >= _WAIT_S:
                 # none at all was told of, and this is what was made of it
-                self._remember(self.has, self._newer)
+                self._remember(well, self._newer)
             self._newer, self._newer_at = configuration, now
         if now - self._newer_at < _WAIT_S:
             return True
         if any(self.has.values()) or not any(self._had.get(name) for name in self.has):
-            self._remember(self.has, configuration)
+            self._remember(well, configuration)
             self._newer = ""
         return False
 
-    def _count(self, now: float) -> None:
-        has, had = self.has, self._had
-        gained = {name for name, count in has.items() if count > had.get(name, 0)}
-        lost = {name for name, count in had.items() if count > has.get(name, 0)}
+    def _count(self, well: Mapping[str, int], now: float) -> None:
+        gained = {name for name, count in well.items() if count > self._had.get(name, 0)}
+        lost = {name for name in self._had if self.lacks(name)}
         if _is_divided(gained, lost):
-            self._remember(has, self._configuration)
-        elif now - self._removed_at >= _IN_FLIGHT_S:
-            # a resource of which there never was one need not be known
-            kept = {name: count for name, count in had.items() if count or name in has}
-            self._remember({**kept, **has, **{name: had[name] for name in lost}}, "")
+            self._remember(well, self._configuration)
+        elif gained and now - self._removed_at >= _IN_FLIGHT_S:
+            more = {name: well[name] for name in gained}
+            self._remember({**self._had, **more}, self._configuration)
 
     def _words(self, now: float) -> Mapping[str, str]:
         is_newer = bool(self._newer)
@@ -164,7 +174,6 @@ class Census:
         }
 
     def _remember(self, had: Mapping[str, int], configuration: str) -> None:
-        configuration = configuration or self._configuration
         if had != self._had or configuration != self._configuration:
             self._had = _shared(tuple(sorted(had.items())[:_RESOURCES_MAX]))
             self._configuration = _same(configuration)
