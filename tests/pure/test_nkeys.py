@@ -146,4 +146,5 @@ def test_each_role_has_its_scope_and_an_old_key_only_while_it_is_changed() -> No
         (grant,) = [g for g in permissions.central() if g.user == role]
         assert by_role[role]["pub"]["allow"] == list(grant.publish)
         assert by_role[role]["pub"].get("deny", []) == list(grant.publish_denied)
-        assert by_role[role]["sub"] == {"allow": list(grant.subscribe)}
+        assert by_role[role]["sub"]["allow"] == list(grant.subscribe)
+        assert by_role[role]["sub"].get("deny", []) == list(grant.subscribe_denied)
