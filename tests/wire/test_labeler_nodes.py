@@ -326,8 +326,14 @@ def test_of_two_replicas_one_holds_the_lease_and_the_other_has_it_when_it_ends(
 
         def replica() -> lease.Lease:
             return lease.Lease(
-                cluster.api, namespace="default", name="x", lasts_s=1, changed=changed.set
+                cluster.api, namespace="default", name="x", lasts_s=2, changed=changed.set
             )
+
+        async def holders(renewals: int) -> list[str]:
+            path = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+            async with cluster.http.get(path, params={"watch": "1"}) as answer:
+                lines = [await answer.content.readline() for _ in range(renewals)]
+            return [orjson.loads(line)["object"]["spec"]["holderIdentity"] for line in lines]
 
         async def held(one: lease.Lease) -> None:
             while not one.is_held:
@@ -338,8 +344,9 @@ def test_of_two_replicas_one_holds_the_lease_and_the_other_has_it_when_it_ends(
         running = asyncio.create_task(first.run())
         await held(first)
         waiting = asyncio.create_task(second.run())
-        await asyncio.sleep(1.2)  # longer than the lease lasts: it is renewed
-        assert (first.is_held, second.is_held) == (True, False)
+        # longer than it lasts, as three of them are
+        assert await holders(5) == [first.identity] * 5
+        assert not second.is_held
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert not first.is_held
