@@ -127,6 +127,7 @@ def health() -> Grant:
             *("muster.verdict.>", "muster.alert.>", "muster.sys.>", "muster.rpc.>"),
             "$JS.API.INFO",
             *_reads(streams.EVENTS.name),
+            *_reads(streams.ALERTS.name),
             f"$JS.API.STREAM.MSG.GET.{streams.ALERTS.name}",
             *_writes(streams.STATE),
             *_reads(f"KV_{streams.STATE.name}"),
