@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
@@ -407,6 +409,8 @@ async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
     asked = "muster.rpc.node-a.device-plugin.probe"
     assert await health.ask(asked, timeout_s=2) == b"here"
     assert await health.newest(streams.EVENTS, "muster.event.>") != []
+    # what it told, where its own memory of it is lost
+    assert await health.newest(streams.ALERTS, "muster.alert.>") == []
     ago = datetime.now(UTC) - timedelta(hours=1)
     await first(health.follow(streams.EVENTS, filters=streams.EVENTS.subjects, since=ago))
     await health.remember(streams.STATE, "node-a.device-plugin", b"{}")
@@ -481,6 +485,50 @@ def test_every_role_can_do_its_work(tmp_path: Path, by: str) -> None:
     before = violations()
     asyncio.run(story())
     assert violations() == before
+
+
+def test_the_health_service_judges_on_a_new_bus_with_no_more_rights_than_its_own(
+    tmp_path: Path,
+) -> None:
+    async def story(server: local.NatsServer) -> None:
+        file = tmp_path / "health.json"
+        file.write_text(json.dumps({"bus": {"url": address(server, "health")}}))
+        command = (sys.executable, "-m", "muster_health", "--config", str(file))
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+        users = Users(server, None)
+        try:
+            async with users.bus("plugin_node-a") as plugin, users.bus("reader") as reader:
+                beating = asyncio.create_task(beats(plugin))
+                filters = vocabulary.subject_filters("verdict.changed")
+                ago = datetime.now(UTC) - timedelta(hours=1)
+                found = await first(reader.follow(streams.ALERTS, filters=filters, since=ago))
+                beating.cancel()
+                await asyncio.gather(beating, return_exceptions=True)
+        finally:
+            process.terminate()
+            await process.wait()
+        assert isinstance(found.data, vocabulary.VerdictChanged)
+        assert (found.data.node, found.data.verdict) == ("node-a", vocabulary.Verdict.HEALTHY)
+
+    run(tmp_path, story)
+
+
+async def beats(plugin: bus.Bus) -> None:
+    """Beat for ever, as a plugin does that is well."""
+    resource = vocabulary.ResourceBeat(
+        name="a.example/fuse", streams=1, probe_ok=True, probe_age_s=0.0
+    )
+    for seq in itertools.count(1):
+        beat = vocabulary.Heartbeat(
+            node="node-a",
+            plugin="device-plugin",
+            instance=plugin.instance,
+            seq=seq,
+            interval_s=1.0,
+            resources=(resource,),
+        )
+        await plugin.beat(beat)
+        await asyncio.sleep(0.2)
 
 
 def violations() -> float:
