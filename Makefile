@@ -68,7 +68,7 @@ manifests: $(STAMP) ## renew what is generated of the manifests, then render and
 test-compose: $(STAMP) ## build the image, bring compose.yaml up, play the demo on it, break it, take it down
 	@scripts/test-compose
 
-LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11
+LOCK = --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 lock: $(STAMP) ## renew the locked dependencies of the image
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile $(LOCK) --upgrade --extra plugin --extra labeler --extra health --extra notifier --extra auth pyproject.toml --output-file requirements/services.lock

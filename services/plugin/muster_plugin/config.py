@@ -23,6 +23,8 @@ PROCESS_BYTES: Final = 4
 _SERIAL_MAX: Final = 99_999
 _ENDPOINT: Final = re.compile(r"muster-(.+)-[0-9a-f]+-[0-9]+\.sock")
 _LIVE: Final = frozenset({"api_version", "resources", "gpus", "nodes"})
+_GPUS_WAIT: Final = ("library",)
+"""Of `gpus`, what is read at the start only."""
 """What is applied while the process runs."""
 
 FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
@@ -131,7 +133,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
             if field.name not in _LIVE and getattr(self, field.name) != getattr(other, field.name)
         )
         ours, theirs = self.gpus or gpu_rules.Gpus(), other.gpus or gpu_rules.Gpus()
-        return (*sections, *(["gpus.library"] if ours.library != theirs.library else []))
+        waits = [key for key in _GPUS_WAIT if getattr(ours, key) != getattr(theirs, key)]
+        return (*sections, *(f"gpus.{key}" for key in waits))
 
     @property
     def _gpus(self) -> gpu_rules.Gpus | None:
