@@ -103,5 +103,26 @@ def load(module: str, *, without: Sequence[str] = (), hollow: Sequence[str] = ()
         sys.modules.update(before)
 
 
+def begin() -> None:
+    """Have hashes and logs loaded that cost little, and TLS only by those who come to speak it."""
+    later("ssl", classes=["SSLContext", "SSLSocket"])
+    for seldom in ("asyncio.sslproto", "bz2", "difflib", "ipaddress", "lzma"):
+        later(seldom)
+    load("hashlib", without=["_hashlib"])
+    load(
+        "structlog",
+        without=["rich"],
+        hollow=[
+            "pickle",
+            "structlog.dev",
+            "structlog.stdlib",
+            "structlog.testing",
+            "structlog.threadlocal",
+            "structlog.tracebacks",
+            "structlog.twisted",
+        ],
+    )
+
+
 def _ignore(*_: object, **__: object) -> None:
     """Make an instance of nothing."""
