@@ -67,7 +67,7 @@ def written(file: Path, *resources: dict[str, object], **more: object) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def plugin(root: Path, config: Path, **environment: str) -> AsyncIterator[Plugin]:
+async def plugin(root: Path, config: Path, *more: str, **environment: str) -> AsyncIterator[Plugin]:
     """Run the plugin with the kubelet's directory at `root`, and without a bus."""
     pipe = asyncio.subprocess.PIPE
     given = {
@@ -77,7 +77,7 @@ async def plugin(root: Path, config: Path, **environment: str) -> AsyncIterator[
         **environment,
     }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "muster_plugin", "--config", str(config)),
+        *(sys.executable, "-m", "muster_plugin", "--config", str(config), *more),
         stdout=pipe,
         stderr=pipe,
         env=os.environ | given,

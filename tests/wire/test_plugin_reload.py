@@ -1,14 +1,9 @@
-import asyncio
-import contextlib
-import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -20,27 +15,6 @@ from tests import running
 ONE, TWO = "a.example/one", "a.example/two"
 
 
-class Process:
-    """The plugin as a process, with its log."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.log: list[dict[str, Any]] = []
-
-    async def said(self, event: str, **facts: object) -> dict[str, Any]:
-        """Read the log until this event with these facts."""
-        assert self.process.stdout is not None
-        while line := await self.process.stdout.readline():
-            self.log.append(orjson.loads(line))
-            if self.log[-1].items() >= {"event": event, **facts}.items():
-                return self.log[-1]
-        raise AssertionError(f"ended without {event}")
-
-    async def ended(self) -> tuple[int | None, str]:
-        _, errors = await self.process.communicate()
-        return self.process.returncode, errors.decode()
-
-
 @pytest.fixture
 def root() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="mu-"))
@@ -48,29 +22,6 @@ def root() -> Iterator[Path]:
     (path / "settings").mkdir()
     yield path
     shutil.rmtree(path)
-
-
-@contextlib.asynccontextmanager
-async def plugin(root: Path, *arguments: str, **environment: str) -> AsyncIterator[Process]:
-    pipe = asyncio.subprocess.PIPE
-    given = {
-        "MUSTER_PLUGIN__KUBELET__DIRECTORY": str(root),
-        "MUSTER_PLUGIN__BUS__URL": "nats://127.0.0.1:1",
-        "NODE_NAME": "node-a",
-        **environment,
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "muster_plugin", *arguments),
-        stdout=pipe,
-        stderr=pipe,
-        env=os.environ | given,
-    )
-    try:
-        yield Process(process)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.communicate()
 
 
 def written(**counts: int) -> bytes:
@@ -109,20 +60,12 @@ async def until_allocatable(kubelet: stand_in.Kubelet, **counts: int) -> None:
     )
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(30):
-            await story()
-
-    asyncio.run(limited())
-
-
 def test_a_changed_configmap_is_applied_and_what_did_not_change_is_left_alone(root: Path) -> None:
     async def story() -> None:
         file = mounted(root, written(one=1, two=1))
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            plugin(root, "--config", str(file)) as process,
+            running.plugin(root, file) as process,
         ):
             await until_allocatable(kubelet, one=1, two=1)
             mounted(root, written(one=3, three=2))
@@ -138,7 +81,7 @@ def test_a_changed_configmap_is_applied_and_what_did_not_change_is_left_alone(ro
             await until_allocatable(kubelet, one=3, two=0, three=2)
             assert kubelet.state().resources[ONE].registered == 1
 
-    run(story)
+    running.run(story)
 
 
 def test_what_the_kubelet_learns_by_registration_alone_is_registered_again(root: Path) -> None:
@@ -146,7 +89,7 @@ def test_what_the_kubelet_learns_by_registration_alone_is_registered_again(root:
         file = mounted(root, written(one=1, two=1))
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            plugin(root, "--config", str(file)) as process,
+            running.plugin(root, file) as process,
         ):
             await until_allocatable(kubelet, one=1, two=1)
             changed = orjson.loads(written(one=1, two=1))
@@ -158,7 +101,7 @@ def test_what_the_kubelet_learns_by_registration_alone_is_registered_again(root:
             await until_allocatable(kubelet, one=1, two=1)
             assert kubelet.state().resources[TWO].registered == 1
 
-    run(story)
+    running.run(story)
 
 
 def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path) -> None:
@@ -166,7 +109,7 @@ def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path
         file = mounted(root, written(one=1))
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            plugin(root, "--config", str(file)) as process,
+            running.plugin(root, file) as process,
         ):
             await until_allocatable(kubelet, one=1)
             mounted(root, b"resources: [{name: one, group: []}]")
@@ -182,7 +125,7 @@ def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path
             await process.said("configuration_applied")
             await until_allocatable(kubelet, one=2)
 
-    run(story)
+    running.run(story)
 
 
 def test_a_mended_file_ends_the_refusal_and_the_same_mistake_is_told_again(root: Path) -> None:
@@ -219,7 +162,7 @@ def test_a_peers_file_is_taken_as_it_is(root: Path) -> None:
         file.write_text("- {devicematch: ^null$, nummaxdevices: 20}\n")
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            plugin(root, "--config", str(file), "--config-format", "smarter") as process,
+            running.plugin(root, file, "--config-format", "smarter") as process,
         ):
             await process.said("registered", resource="smarter-devices/null")
             found = await kubelet.until(
@@ -227,7 +170,7 @@ def test_a_peers_file_is_taken_as_it_is(root: Path) -> None:
             )
             assert [*found.resources] == ["smarter-devices/null"]
 
-    run(story)
+    running.run(story)
 
 
 def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> None:
@@ -235,10 +178,10 @@ def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> N
         file = mounted(root, written(one=1))
         async with (
             stand_in.Kubelet(directory=root, node="node-a"),
-            plugin(root, "--config", str(file)) as first,
+            running.plugin(root, file) as first,
         ):
             await first.said("registered")
-            async with plugin(root, "--config", str(file)) as second:
+            async with running.plugin(root, file) as second:
                 owner = f"{ONE} ({socket.gethostname()}, process {first.process.pid})"
                 assert await second.ended() == (
                     2,
@@ -248,7 +191,7 @@ def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> N
                     ),
                 )
 
-    run(story)
+    running.run(story)
 
 
 def test_at_a_hand_over_the_second_plugin_waits_for_the_end_of_the_first(root: Path) -> None:
@@ -256,10 +199,10 @@ def test_at_a_hand_over_the_second_plugin_waits_for_the_end_of_the_first(root: P
         file = mounted(root, written(one=1))
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            plugin(root, "--config", str(file)) as first,
+            running.plugin(root, file) as first,
         ):
             await first.said("registered")
-            waits = plugin(root, "--config", str(file), MUSTER_PLUGIN__HANDOVER_S="20")
+            waits = running.plugin(root, file, MUSTER_PLUGIN__HANDOVER_S="20")
             async with waits as second:
                 await second.said("waiting_for_another")
                 first.process.terminate()
@@ -267,7 +210,7 @@ def test_at_a_hand_over_the_second_plugin_waits_for_the_end_of_the_first(root: P
                 await until_allocatable(kubelet, one=1)
                 assert kubelet.state().resources[ONE].streams_open == 1
 
-    run(story)
+    running.run(story)
 
 
 def test_check_prints_what_holds_on_this_node_and_refuses_what_the_start_refuses(
@@ -276,8 +219,7 @@ def test_check_prints_what_holds_on_this_node_and_refuses_what_the_start_refuses
     """The node's own rules are in it, by NODE_NAME, and nobody else's."""
 
     async def checked(file: Path, **environment: str) -> tuple[int | None, str, str]:
-        arguments = ("--check", "--config", str(file))
-        async with plugin(root, *arguments, **environment) as process:
+        async with running.plugin(root, file, "--check", **environment) as process:
             told, errors = await process.process.communicate()
             return process.process.returncode, told.decode(), errors.decode()
 
@@ -301,15 +243,15 @@ def test_check_prints_what_holds_on_this_node_and_refuses_what_the_start_refuses
         assert (code, printed) == (2, "")
         assert problem.startswith("muster-plugin: kubelet.directory: ")
 
-    run(story)
+    running.run(story)
 
 
 def test_what_differs_from_the_peer_is_in_the_log_of_the_start(root: Path) -> None:
     async def story() -> None:
         file = mounted(root, b"[{devicematch: nul, nummaxdevices: 2}]")
-        async with plugin(root, "--config", str(file), "--config-format", "smarter") as process:
+        async with running.plugin(root, file, "--config-format", "smarter") as process:
             said = await process.said("imported_differs")
             assert said["file"] == str(file)
             assert said["difference"].startswith("[0]: devicematch 'nul' is not anchored: ")
 
-    run(story)
+    running.run(story)
