@@ -24,7 +24,7 @@ import aiohttp
 import orjson
 
 from bench import programs, sink, swarm, table
-from muster import bus, streams, vocabulary
+from muster import bus, consumers, streams, vocabulary
 from muster.local import layout, nats, processes
 
 _BEAT_S: Final = 5.0
@@ -212,7 +212,7 @@ class _Ears:
         """Hear what is told from now on."""
         clock = asyncio.get_running_loop().time
         filters = ["muster.verdict.>", "muster.alert.>", "muster.label.>"]
-        async for event in self.bus.follow(streams.ALERTS, filters=filters):
+        async for event in consumers.follow(self.bus.link, streams.ALERTS, filters=filters):
             match event.data:
                 case vocabulary.VerdictChanged():
                     self.verdicts.append((clock(), event.data))

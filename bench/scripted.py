@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 import orjson
 
-from muster import bus, codec, connection, streams, vocabulary
+from muster import bus, codec, connection, consumers, streams, vocabulary
 from muster.local import nats
 from muster.vocabulary import AlertKind, AlertState, Health
 
@@ -151,7 +151,9 @@ class Ear:
     async def listen(self, on: bus.Bus) -> None:
         """Hear for ever."""
         since = datetime(2000, 1, 1, tzinfo=UTC)
-        async for event in on.follow(streams.ALERTS, filters=["muster.alert.>"], since=since):
+        async for event in consumers.follow(
+            on.link, streams.ALERTS, filters=["muster.alert.>"], since=since
+        ):
             if isinstance(event.data, vocabulary.AlertChanged):
                 async with self.came:
                     self.heard.append(event.data)

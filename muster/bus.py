@@ -1,8 +1,6 @@
-"""Door to NATS: publish events, send beats, consume streams, ask and answer, remember values.
+"""Door to NATS: publish events, send and hear beats, ask and answer.
 
-An event is published until its stream has it, always under the same `Nats-Msg-Id`, so that the
-server drops repeats. Beats are skipped while disconnected: nats-py would keep them and send one
-stale burst later. Messages that cannot be believed are set aside with a reason, and counted.
+Beats are skipped while disconnected: nats-py would keep them and send one stale burst later.
 """
 
 import asyncio
@@ -11,40 +9,22 @@ import contextlib
 import functools
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Final, Self
 
 import nats.errors
-import nats.js.errors
 import prometheus_client
-from nats.js import api
 
-from muster import codec, connection, jetstream, logs, runtime, streams, vocabulary
+from muster import codec, connection, housekeeping, jetstream, logs, runtime, traffic, vocabulary
 
 QUEUE_MAX: Final = 1_000
 """Events kept during an outage; then the oldest go, counted. A snapshot follows every reconnect."""
 
-_PUBLISH_TIMEOUT_S: Final = 2.0
-_FAILURES_TOLD: Final = 5
-_UNACKNOWLEDGED_MAX: Final = 1_000
-_ACK_WAIT_S: Final = 30.0
-_ABANDONED_S: Final = 30.0
 _SWEEP_S: Final = 60.0
 _CANCEL_AGAIN_S: Final = 0.1
 
-_PUBLISHED = prometheus_client.Counter(
-    "muster_bus_published_total", "Messages given to NATS, by outcome.", ["outcome"]
-)
-RECEIVED = prometheus_client.Counter(
-    "muster_bus_received_total", "Messages taken from NATS, by outcome.", ["outcome"]
-)
 _QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting for NATS.")
-
-
-def _always() -> bool:
-    return True
 
 
 class NobodyAnswered(Exception):
@@ -74,7 +54,7 @@ class Bus:
         replicas: int = 1,
     ) -> None:
         self.instance = uuid.uuid4().hex[:16]
-        create = functools.partial(jetstream.create_streams, replicas=replicas)
+        create = functools.partial(housekeeping.create_streams, replicas=replicas)
         self.link = connection.Connection(url, name=name, prepare=create if owner else None)
         self._producer = producer
         self._boot = boot
@@ -121,7 +101,7 @@ class Bus:
         """
         if len(self._queue) >= QUEUE_MAX:
             self._queue.popleft()
-            _PUBLISHED.labels("dropped").inc()
+            traffic.PUBLISHED.labels("dropped").inc()
         self._queue.append((event, event_id, next(self._sequence)))
         _QUEUED.set(len(self._queue))
         self._idle.clear()
@@ -139,7 +119,7 @@ class Bus:
         event: vocabulary.Event,
         *,
         event_id: str | None = None,
-        still: Callable[[], bool] = _always,
+        still: Callable[[], bool] | None = None,
     ) -> bool:
         """Publish an event and return when its stream has it, however long that takes.
 
@@ -153,10 +133,10 @@ class Bus:
         """Send a sign of life; False when it was skipped because the server is away."""
         client = self.link.live_client()
         if client is None:
-            _PUBLISHED.labels("beat_skipped").inc()
+            traffic.PUBLISHED.labels("beat_skipped").inc()
             return False
         await client.publish(beat.subject, codec.encode_heartbeat(beat))
-        _PUBLISHED.labels("beat").inc()
+        traffic.PUBLISHED.labels("beat").inc()
         return True
 
     async def heartbeats(
@@ -168,9 +148,9 @@ class Bus:
             try:
                 beat = codec.decode_heartbeat(message.data, subject=message.subject)
             except codec.MalformedEvent as error:
-                RECEIVED.labels(f"malformed_{error.reason}").inc()
+                traffic.RECEIVED.labels(f"malformed_{error.reason}").inc()
                 return
-            RECEIVED.labels("beat").inc()
+            traffic.RECEIVED.labels("beat").inc()
             await handler(beat)
 
         token = node if node == "*" else vocabulary.node_token(node)
@@ -224,181 +204,6 @@ class Bus:
             return False
         return True
 
-    async def consume(
-        self,
-        stream: streams.Stream,
-        *,
-        durable: str,
-        filters: Sequence[str],
-        ack_wait_s: float = _ACK_WAIT_S,
-    ) -> AsyncIterator[runtime.Delivery[codec.CloudEvent]]:
-        """Give every event from where this durable consumer stands, for ever.
-
-        A message that cannot be believed is set aside among the dead letters and never seen here.
-        What is not acknowledged within `ack_wait_s` comes again.
-        """
-        config = api.ConsumerConfig(
-            name=durable,
-            durable_name=durable,
-            filter_subjects=list(filters),
-            ack_policy=api.AckPolicy.EXPLICIT,
-            ack_wait=ack_wait_s,
-            max_ack_pending=_UNACKNOWLEDGED_MAX,
-        )
-        patience = jetstream.Patience(self.link, stream.name)
-        while True:
-            client = await self.link.client()
-            try:
-                async with contextlib.aclosing(
-                    jetstream.pull(client, stream.name, config, served=patience.reset)
-                ) as messages:
-                    async for message in messages:
-                        event = self._decoded(message)
-                        if isinstance(event, codec.MalformedEvent):
-                            await self._set_aside(message, durable, event)
-                            await jetstream.ack(message)
-                        else:
-                            yield runtime.Delivery(event, functools.partial(jetstream.ack, message))
-            except (jetstream.ConsumerLost, *connection.LOST) as error:
-                await patience.wait(error)
-
-    async def follow(
-        self,
-        stream: streams.Stream,
-        *,
-        filters: Sequence[str],
-        since: datetime | None = None,
-        after: int | None = None,
-    ) -> AsyncIterator[codec.CloudEvent]:
-        """Give every event from `since` (None: from now on), without gaps across reconnects.
-
-        With `after` they begin behind that position of the stream; one that the stream has not come
-        to yet is of another stream, and all of this one is given. Leaves nothing behind on the
-        server. Unbelievable messages are counted and skipped.
-        """
-        config = api.ConsumerConfig(
-            filter_subjects=list(filters),
-            ack_policy=api.AckPolicy.NONE,
-            deliver_policy=api.DeliverPolicy.BY_START_TIME,
-            opt_start_time=since,
-            inactive_threshold=_ABANDONED_S,
-            mem_storage=True,
-        )
-        seen = -1
-        created: datetime | None = None
-        patience = jetstream.Patience(self.link, stream.name)
-        while True:
-            client = await self.link.client()
-            try:
-                info = await client.jetstream().stream_info(stream.name)
-                if after is not None and seen < 0:
-                    seen = after if after <= info.state.last_seq else 0
-                elif since is None and seen < 0:
-                    seen = info.state.last_seq
-                elif created is not None and info.created != created:
-                    # a stream that was lost and made again counts from 1
-                    seen = 0
-                created = info.created
-                if seen >= 0:
-                    config.deliver_policy = api.DeliverPolicy.BY_START_SEQUENCE
-                    config.opt_start_time = None
-                    config.opt_start_seq = seen + 1
-                async with contextlib.aclosing(
-                    jetstream.pull(client, stream.name, config, served=patience.reset)
-                ) as messages:
-                    async for message in messages:
-                        seen = message.metadata.sequence.stream
-                        event = self._decoded(message)
-                        if isinstance(event, codec.CloudEvent):
-                            yield event
-            except (jetstream.ConsumerLost, *connection.LOST) as error:
-                await patience.wait(error)
-
-    async def newest(self, stream: streams.Stream, subject: str) -> list[codec.CloudEvent]:
-        """Return the newest event of each subject that matches a filter, oldest first."""
-        events = [self._decoded(m) for m in await self._newest_messages(stream.name, subject)]
-        return [event for event in events if isinstance(event, codec.CloudEvent)]
-
-    async def remember(
-        self,
-        bucket: streams.Bucket,
-        key: str,
-        value: bytes,
-        *,
-        still: Callable[[], bool] = _always,
-    ) -> bool:
-        """Write a value, however long that takes; empty is forgetting it.
-
-        `still` is that of `publish`.
-        """
-        headers = {} if value else {"KV-Operation": "DEL"}
-        return await self._store(f"$KV.{bucket.name}.{key}", value, headers, still)
-
-    async def claim(
-        self,
-        bucket: streams.Bucket,
-        key: str,
-        value: bytes,
-        *,
-        ttl_s: int,
-        revision: int,
-        timeout_s: float,
-    ) -> streams.Claimed:
-        """Write a value that lasts `ttl_s` if nobody wrote since `revision`; return what is there.
-
-        Raises TimeoutError when no answer came in time: the value may be there or not.
-        """
-        subject, stream = f"$KV.{bucket.name}.{key}", f"KV_{bucket.name}"
-        async with asyncio.timeout(timeout_s):
-            client = await self.link.client()
-            try:
-                found = await jetstream.claim(
-                    client, subject, stream, value, ttl_s=ttl_s, revision=revision
-                )
-            except connection.LOST as error:
-                runtime.end_if_cancelled()
-                raise TimeoutError(str(error) or type(error).__name__) from error
-        runtime.end_if_cancelled()
-        return found
-
-    async def release(
-        self, bucket: streams.Bucket, key: str, *, revision: int, timeout_s: float
-    ) -> None:
-        """Remove what was written at `revision` if it is still there, and NATS too."""
-        client = self.link.live_client()
-        with contextlib.suppress(*connection.LOST):
-            async with asyncio.timeout(timeout_s):
-                if client is not None:
-                    await jetstream.release(
-                        client, f"$KV.{bucket.name}.{key}", f"KV_{bucket.name}", revision=revision
-                    )
-
-    async def recall(self, bucket: streams.Bucket) -> dict[str, bytes]:
-        """Return every remembered value of a bucket by its key, however long that takes."""
-        prefix = f"$KV.{bucket.name}."
-        messages = await self._newest_messages(f"KV_{bucket.name}", f"{prefix}>")
-        return {m.subject.removeprefix(prefix): m.data for m in messages if m.data}
-
-    async def _newest_messages(self, stream: str, subject: str) -> list[connection.Message]:
-        config = api.ConsumerConfig(
-            filter_subjects=[subject],
-            ack_policy=api.AckPolicy.NONE,
-            deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
-            inactive_threshold=_ABANDONED_S,
-            mem_storage=True,
-        )
-        patience = jetstream.Patience(self.link, stream)
-        while True:
-            client = await self.link.client()
-            try:
-                pulled = jetstream.pull(
-                    client, stream, config, until_empty=True, served=patience.reset
-                )
-                async with contextlib.aclosing(pulled) as messages:
-                    return [message async for message in messages]
-            except (jetstream.ConsumerLost, *connection.LOST) as error:
-                await patience.wait(error)
-
     async def _send_queue(self) -> None:
         while True:
             await self._queued.wait()
@@ -416,7 +221,7 @@ class Bus:
         while True:
             client = await self.link.client()
             try:
-                removed = await jetstream.sweep(client)
+                removed = await housekeeping.sweep(client)
             except connection.LOST as error:
                 runtime.end_if_cancelled()
                 self._log.warning("sweep_failed", error=str(error) or type(error).__name__)
@@ -430,7 +235,7 @@ class Bus:
         event: vocabulary.Event,
         event_id: str | None,
         sequence: int,
-        still: Callable[[], bool] = _always,
+        still: Callable[[], bool] | None = None,
     ) -> bool:
         # one that can be guessed is one that another publisher of the stream can use up before us
         key = event_id or uuid.uuid4().hex
@@ -446,92 +251,12 @@ class Bus:
             )
         except (ValueError, OverflowError) as error:
             # a name that no subject can hold, half a surrogate pair, 65 bits
-            _PUBLISHED.labels("unsendable").inc()
+            traffic.PUBLISHED.labels("unsendable").inc()
             self._log.error("event_unsendable", type=event.TYPE, error=str(error))
             return True
         if len(payload) > codec.EVENT_BYTES_MAX:
-            _PUBLISHED.labels("oversized").inc()
+            traffic.PUBLISHED.labels("oversized").inc()
             self._log.error("event_oversized", type=event.TYPE, bytes=len(payload))
             return True
         headers = {"Nats-Msg-Id": key, "Content-Type": codec.CONTENT_TYPE}
-        return await self._store(subject, payload, headers, still)
-
-    async def _store(
-        self,
-        subject: str,
-        payload: bytes,
-        headers: Mapping[str, str],
-        still: Callable[[], bool] = _always,
-    ) -> bool:
-        """Publish to JetStream until it is acknowledged; a definite refusal is logged, counted.
-
-        What goes on failing while the server is there is logged when it begins and when it ends.
-        """
-        backoff = connection.Backoff()
-        failures = 0
-        while True:
-            client = await self.link.client()
-            if not still():
-                _PUBLISHED.labels("no_longer_ours").inc()
-                return False
-            try:
-                ack = await client.jetstream().publish(
-                    subject, payload, timeout=_PUBLISH_TIMEOUT_S, headers=dict(headers)
-                )
-            except (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError) as error:
-                _PUBLISHED.labels("refused").inc()
-                self._log.error("event_refused", subject=subject, error=str(error))
-                return True
-            except connection.LOST as error:
-                _PUBLISHED.labels("retried").inc()
-                failures += 1
-                if failures == _FAILURES_TOLD:
-                    kind = type(error).__name__
-                    self._log.error("event_waits", subject=subject, error=str(error) or kind)
-                if isinstance(error, nats.js.errors.NoStreamResponseError):
-                    with contextlib.suppress(*connection.LOST):
-                        await self.link.prepare(client)
-                await backoff.wait()
-            else:
-                runtime.end_if_cancelled()
-                is_first = not failures
-                if ack.duplicate and is_first and not await jetstream.is_of(client, ack, subject):
-                    _PUBLISHED.labels("forestalled").inc()
-                    self._log.error("event_forestalled", subject=subject, stored=ack.seq)
-                    headers = {**headers, "Nats-Msg-Id": uuid.uuid4().hex}
-                    continue
-                _PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
-                if failures >= _FAILURES_TOLD:
-                    self._log.info("event_stored_late", subject=subject, attempts=failures + 1)
-                return True
-
-    def _decoded(self, message: connection.Message) -> codec.CloudEvent | codec.MalformedEvent:
-        try:
-            event = codec.decode(
-                message.subject, message.data, position=message.metadata.sequence.stream
-            )
-        except codec.MalformedEvent as error:
-            RECEIVED.labels(f"malformed_{error.reason}").inc()
-            return error
-        RECEIVED.labels("event").inc()
-        return event
-
-    async def _set_aside(
-        self, message: connection.Message, consumer: str, error: codec.MalformedEvent
-    ) -> None:
-        origin = message.metadata
-        self._log.warning(
-            "event_set_aside",
-            subject=message.subject,
-            reason=error.reason,
-            detail=error.detail[:500],
-        )
-        await self._store(
-            f"muster.dlq.{consumer}.{error.reason}",
-            message.data,
-            {
-                "Nats-Msg-Id": f"{origin.stream}:{origin.sequence.stream}:{consumer}",
-                "Muster-Subject": message.subject,
-                "Muster-Reason": str(error.reason),
-            },
-        )
+        return await jetstream.store(self.link, subject, payload, headers, still=still)

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from muster import bus, codec, sections, streams, vocabulary
+from muster import bus, codec, consumers, sections, streams, vocabulary
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 _QUEUE_MAX: Final = 1_000
@@ -48,7 +48,7 @@ async def events(
         raise ValueError(f"{target!r} is no address of NATS, such as {DEFAULT_URL}") from None
 
     async def keep(stream: streams.Stream, subjects: list[str]) -> None:
-        async for event in connected.follow(stream, filters=subjects, since=start):
+        async for event in consumers.follow(connected.link, stream, filters=subjects, since=start):
             await found.put(event)
 
     async with bus.Bus(target, producer="clients/subscriber", name="subscriber") as connected:

@@ -1,8 +1,13 @@
-"""Door to JetStream: pulls messages, acknowledges them, makes streams and buckets."""
+"""Door to JetStream: stores messages, pulls and acknowledges them.
+
+A message is published until its stream has it, always under the same `Nats-Msg-Id`, so that the
+server drops repeats.
+"""
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Final
 
 import nats.js.errors
@@ -10,21 +15,16 @@ import prometheus_client
 from nats.aio.client import Client
 from nats.js import api
 
-from muster import connection, logs, runtime, streams
+from muster import connection, logs, runtime, traffic
 
+ABANDONED_S: Final = 30.0
+"""So long the server keeps a passing consumer that nobody asks any more."""
+
+_STORE_TIMEOUT_S: Final = 2.0
 _PULL_S: Final = 1.0
 _PULL_BATCH: Final = 100
 """Of a MiB each at most: nats-py drops what comes while 128 MiB wait in a subscription."""
-_OTHER_CONFIGURATION: Final = 10058
-"""nats-server's JSStreamNameExistErr: the stream is there with another configuration."""
-_WRITTEN_SINCE: Final = frozenset({10071, 10164})
-"""nats-server's JSStreamWrongLastSequenceErr, and the same without the sequence."""
 _FAILURES_TOLD: Final = 5
-_PASSING_S: Final = 600.0
-"""So long at most a consumer without a name may outlive its user; ours take 30 s."""
-_NO_MESSAGE: Final = 10037
-"""nats-server's JSNoMessageFoundErr."""
-
 
 _REFUSALS: Final = prometheus_client.Counter(
     "muster_bus_stream_refusals_total",
@@ -121,7 +121,92 @@ async def ack(message: connection.Message) -> None:
         await message.ack()
 
 
-async def is_of(client: Client, ack: api.PubAck, subject: str) -> bool:
+async def store(
+    link: connection.Connection,
+    subject: str,
+    payload: bytes,
+    headers: Mapping[str, str],
+    *,
+    still: Callable[[], bool] | None = None,
+) -> bool:
+    """Publish until it is acknowledged; a definite refusal is logged, counted.
+
+    `still` is asked before every try; once it says no, nothing more is tried and the answer is
+    False. What goes on failing while the server is there is logged when it begins and when it ends.
+    """
+    backoff = connection.Backoff()
+    failures = 0
+    while True:
+        client = await link.client()
+        if still is not None and not still():
+            traffic.PUBLISHED.labels("no_longer_ours").inc()
+            return False
+        try:
+            ack = await client.jetstream().publish(
+                subject, payload, timeout=_STORE_TIMEOUT_S, headers=dict(headers)
+            )
+        except (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError) as error:
+            traffic.PUBLISHED.labels("refused").inc()
+            logs.logger().error("event_refused", subject=subject, error=str(error))
+            return True
+        except connection.LOST as error:
+            traffic.PUBLISHED.labels("retried").inc()
+            failures += 1
+            if failures == _FAILURES_TOLD:
+                kind = type(error).__name__
+                logs.logger().error("event_waits", subject=subject, error=str(error) or kind)
+            if isinstance(error, nats.js.errors.NoStreamResponseError):
+                with contextlib.suppress(*connection.LOST):
+                    await link.prepare(client)
+            await backoff.wait()
+        else:
+            runtime.end_if_cancelled()
+            if ack.duplicate and not failures and not await _is_of(client, ack, subject):
+                traffic.PUBLISHED.labels("forestalled").inc()
+                logs.logger().error("event_forestalled", subject=subject, stored=ack.seq)
+                headers = {**headers, "Nats-Msg-Id": uuid.uuid4().hex}
+                continue
+            traffic.PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
+            if failures >= _FAILURES_TOLD:
+                logs.logger().info("event_stored_late", subject=subject, attempts=failures + 1)
+            return True
+
+
+def newest_of_each(subject: str) -> api.ConsumerConfig:
+    """Return the configuration of a passing consumer: the newest of each subject, then changes."""
+    return api.ConsumerConfig(
+        filter_subjects=[subject],
+        ack_policy=api.AckPolicy.NONE,
+        deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
+        inactive_threshold=ABANDONED_S,
+        mem_storage=True,
+    )
+
+
+async def newest(
+    link: connection.Connection, stream: str, subject: str
+) -> list[connection.Message]:
+    """Return the newest message of each subject that matches, oldest first, in whatever time."""
+    config = newest_of_each(subject)
+    patience = Patience(link, stream)
+    while True:
+        client = await link.client()
+        try:
+            pulled = pull(client, stream, config, until_empty=True, served=patience.reset)
+            async with contextlib.aclosing(pulled) as messages:
+                return [message async for message in messages]
+        except (ConsumerLost, *connection.LOST) as error:
+            await patience.wait(error)
+
+
+async def subjects(client: Client, stream: str, subject: str) -> list[str]:
+    """Return under which subjects there is something. Raises what nats-py raises."""
+    info = await client.jetstream().stream_info(stream, subjects_filter=subject)
+    runtime.end_if_cancelled()
+    return sorted(info.state.subjects or {})
+
+
+async def _is_of(client: Client, ack: api.PubAck, subject: str) -> bool:
     """Tell whether what was stored before under the same id is on this subject, or cannot be known.
 
     All who may write to a stream share one space of ids: another may have used up one of ours.
@@ -133,133 +218,6 @@ async def is_of(client: Client, ack: api.PubAck, subject: str) -> bool:
         return True
     runtime.end_if_cancelled()
     return found.subject == subject
-
-
-async def create_streams(client: Client, *, replicas: int = 1) -> None:
-    """Make what is missing and bring what differs up to date; several may do so at once.
-
-    Nothing gets fewer replicas than it has: who was not told of them would take them from the rest.
-    """
-    jetstream = client.jetstream()
-    for stream in streams.STREAMS:
-        config = api.StreamConfig(
-            name=stream.name,
-            subjects=list(stream.subjects),
-            max_age=stream.age_max_s,
-            max_bytes=stream.bytes_max,
-            max_msgs_per_subject=stream.per_subject_max,
-            max_msg_size=stream.message_bytes_max,
-            duplicate_window=stream.duplicate_window_s,
-            num_replicas=replicas,
-            storage=api.StorageType.FILE,
-            retention=(
-                api.RetentionPolicy.WORK_QUEUE if stream.is_queue else api.RetentionPolicy.LIMITS
-            ),
-            discard=api.DiscardPolicy.NEW if stream.is_queue else api.DiscardPolicy.OLD,
-            compression=api.StoreCompression.S2,
-            allow_direct=True,
-            allow_rollup_hdrs=stream.rolls_up,
-        )
-        try:
-            await jetstream.add_stream(config)
-        except nats.js.errors.BadRequestError as error:
-            if error.err_code != _OTHER_CONFIGURATION:
-                raise
-            there = (await jetstream.stream_info(stream.name)).config.num_replicas or 1
-            await jetstream.update_stream(config.evolve(num_replicas=max(replicas, there)))
-    for bucket in streams.BUCKETS:
-        try:
-            found = (await jetstream.stream_info(f"KV_{bucket.name}")).config
-            if (found.num_replicas or 1) < replicas:
-                await jetstream.update_stream(found.evolve(num_replicas=replicas))
-        except nats.js.errors.NotFoundError:
-            await jetstream.create_key_value(
-                bucket=bucket.name,
-                max_bytes=bucket.bytes_max,
-                max_value_size=bucket.value_bytes_max,
-                ttl=bucket.age_max_s,
-                history=1,
-                replicas=replicas,
-            )
-
-
-async def sweep(client: Client) -> int:
-    """Remove passing consumers that would stay long after whoever made them; return how many.
-
-    nats-server takes 1,000 for each stream, from whoever may read it, and then no more from anybody
-    (2.15). Raises what nats-py raises.
-    """
-    removed = 0
-    for stream in (streams.EVENTS, streams.ALERTS):
-        for name in await _left_behind(client, stream.name):
-            # its own time may have come first
-            with contextlib.suppress(nats.js.errors.NotFoundError):
-                removed += await client.jetstream().delete_consumer(stream.name, name)
-            runtime.end_if_cancelled()
-    return removed
-
-
-async def _left_behind(client: Client, stream: str) -> list[str]:
-    found: list[api.ConsumerInfo] = []
-    while True:
-        some = await client.jetstream().consumers_info(stream, offset=len(found))
-        runtime.end_if_cancelled()
-        found += some
-        if not some:
-            break
-    return [
-        one.name
-        for one in found
-        if not one.config.durable_name and (one.config.inactive_threshold or 0) > _PASSING_S
-    ]
-
-
-async def claim(
-    client: Client, subject: str, stream: str, value: bytes, *, ttl_s: int, revision: int
-) -> streams.Claimed:
-    """Write a value that lasts `ttl_s` if nobody wrote since `revision`; return what is there now.
-
-    What is there and would last for ever was never claimed, and is written over: JetStream sends
-    its answers wherever a request asks it to, with nobody's rights. Raises what nats-py raises;
-    then the value may be there or not.
-    """
-    found, is_claim = await _claim(client, subject, stream, value, ttl_s=ttl_s, revision=revision)
-    if not is_claim:
-        found, _ = await _claim(
-            client, subject, stream, value, ttl_s=ttl_s, revision=found.revision
-        )
-    return found
-
-
-async def _claim(
-    client: Client, subject: str, stream: str, value: bytes, *, ttl_s: int, revision: int
-) -> tuple[streams.Claimed, bool]:
-    """Return what is there now, and whether it is a claim or nothing."""
-    jetstream = client.jetstream()
-    headers = {
-        api.Header.MSG_TTL.value: f"{ttl_s}s",
-        api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision),
-    }
-    try:
-        ack = await jetstream.publish(subject, value, stream=stream, headers=headers)
-    except nats.js.errors.BadRequestError as error:
-        if error.err_code not in _WRITTEN_SINCE:
-            raise
-    else:
-        return streams.Claimed(ack.seq, value, written=True), True
-    try:
-        found = await jetstream.get_last_msg(stream, subject)
-    except nats.js.errors.NotFoundError as error:
-        if error.err_code != _NO_MESSAGE:
-            raise
-        return streams.Claimed(0, b"", written=False), True
-    is_claim = api.Header.MSG_TTL.value in (found.headers or {})
-    return streams.Claimed(found.seq or 0, found.data or b"", written=False), is_claim
-
-
-async def release(client: Client, subject: str, stream: str, *, revision: int) -> None:
-    """Remove what was written at `revision`, and nothing newer. Raises what nats-py raises."""
-    await client.jetstream().purge_stream(stream, seq=revision + 1, subject=subject)
 
 
 async def _must_have_more(client: Client, stream: str, consumer: str) -> None:

@@ -18,7 +18,7 @@ import nats.aio.client
 import nats.errors
 from nats.protocol import parser
 
-from muster import bus, codec, connection, vocabulary
+from muster import codec, connection, traffic, vocabulary
 
 Handler = Callable[[Sequence[vocabulary.Heartbeat]], Awaitable[None]]
 
@@ -69,8 +69,8 @@ class Pulse:
                 beats.append(codec.decode_heartbeat(payload, subject=subject.decode()))
             except (codec.MalformedEvent, UnicodeDecodeError) as error:
                 reason = getattr(error, "reason", codec.MalformedReason.WRONG_SUBJECT)
-                bus.RECEIVED.labels(f"malformed_{reason}").inc()
-        bus.RECEIVED.labels("beat").inc(len(beats))
+                traffic.RECEIVED.labels(f"malformed_{reason}").inc()
+        traffic.RECEIVED.labels("beat").inc(len(beats))
         if beats and self._handler is not None:
             await self._handler(beats)
 

@@ -22,8 +22,6 @@ _FAILURES_TOLD: Final = 5
 _ASKED_AT_ONCE: Final = 32
 _HELD_MAX: Final = 10_000
 _ACK_WAIT_S: Final = 60.0
-_ABANDONED_S: Final = 30.0
-_GONE: Final = frozenset({"DEL", "PURGE"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,7 @@ async def waiting(
     while True:
         client = await link.client()
         try:
-            names = await _subjects(client, stream.name, subject)
+            names = await jetstream.subjects(client, stream.name, subject)
             found: list[tuple[str, bytes, Mapping[str, str], int]] = []
             for begin in range(0, len(names), _ASKED_AT_ONCE):
                 some = names[begin : begin + _ASKED_AT_ONCE]
@@ -162,7 +160,7 @@ async def subjects(link: connection.Connection, stream: streams.Stream, subject:
     while True:
         client = await link.client()
         try:
-            return await _subjects(client, stream.name, subject)
+            return await jetstream.subjects(client, stream.name, subject)
         except (nats.js.errors.Error, *connection.LOST) as error:
             await patience.wait(error)
 
@@ -185,49 +183,6 @@ async def remove(
         return False
     runtime.end_if_cancelled()
     return True
-
-
-async def follow(
-    link: connection.Connection, bucket: streams.Bucket
-) -> AsyncIterator[tuple[str, bytes] | None]:
-    """Give every key and value of a bucket, empty for one that is gone, then each change, for ever.
-
-    None says that all that was there has been given. After an outage everything is given again.
-    """
-    prefix = f"$KV.{bucket.name}."
-    config = api.ConsumerConfig(
-        filter_subjects=[f"{prefix}>"],
-        ack_policy=api.AckPolicy.NONE,
-        deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
-        inactive_threshold=_ABANDONED_S,
-        mem_storage=True,
-    )
-    patience = jetstream.Patience(link, f"KV_{bucket.name}")
-    while True:
-        client = await link.client()
-        try:
-            seen = await _subjects(client, f"KV_{bucket.name}", f"{prefix}>")
-            left = len(seen)
-            if not left:
-                yield None
-            async with contextlib.aclosing(
-                jetstream.pull(client, f"KV_{bucket.name}", config, served=patience.reset)
-            ) as messages:
-                async for message in messages:
-                    gone = (message.headers or {}).get("KV-Operation") in _GONE
-                    key = message.subject.removeprefix(prefix)
-                    yield key, b"" if gone else message.data
-                    left -= 1
-                    if left == 0:
-                        yield None
-        except (jetstream.ConsumerLost, nats.js.errors.Error, *connection.LOST) as error:
-            await patience.wait(error)
-
-
-async def _subjects(client: Client, stream: str, subject: str) -> list[str]:
-    info = await client.jetstream().stream_info(stream, subjects_filter=subject)
-    runtime.end_if_cancelled()
-    return sorted(info.state.subjects or {})
 
 
 async def _forget(client: Client, stream: str, durable: str) -> None:

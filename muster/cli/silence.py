@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from muster import bus, client, silences, streams, user, workqueue
+from muster import buckets, bus, client, silences, streams, user
 from muster import matchers as parsing
 from muster.cli import status, tables
 
@@ -81,10 +81,12 @@ def _bus(url: str | None) -> bus.Bus:
 
 async def _write(silence: silences.Silence, url: str | None) -> int:
     async with _bus(url) as connected:
-        await connected.remember(streams.SILENCES, silence.id, silences.encode(silence))
+        await buckets.remember(
+            connected.link, streams.SILENCES, silence.id, silences.encode(silence)
+        )
         for key, old in (await _all(connected)).items():
             if old.ends_at < silence.starts_at - _KEPT:
-                await connected.remember(streams.SILENCES, key, b"")
+                await buckets.remember(connected.link, streams.SILENCES, key, b"")
     print(silence.id)
     return 0
 
@@ -95,7 +97,7 @@ async def _expire(silence_id: str, url: str | None) -> int:
         if silence_id not in found:
             return _mistake(f"no silence is called {silence_id}")
         ended = found[silence_id].expired(datetime.now(UTC))
-        await connected.remember(streams.SILENCES, silence_id, silences.encode(ended))
+        await buckets.remember(connected.link, streams.SILENCES, silence_id, silences.encode(ended))
     return 0
 
 
@@ -130,7 +132,7 @@ async def _show(url: str | None, *, everything: bool, as_json: bool) -> int:
 
 async def _all(connected: bus.Bus) -> dict[str, silences.Silence]:
     found = {}
-    async for change in workqueue.follow(connected.link, streams.SILENCES):
+    async for change in buckets.follow(connected.link, streams.SILENCES):
         if change is None:
             break
         key, value = change

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Final, TypeVar
 
-from muster import bus, codec, streams, vocabulary
+from muster import bus, codec, consumers, streams, vocabulary
 from muster.local import nats
 
 Told = codec.CloudEvent | vocabulary.Heartbeat
@@ -59,7 +59,9 @@ async def everything(
             await result
 
     async def follow(stream: streams.Stream) -> None:
-        async for event in connected.follow(stream, filters=stream.subjects, since=since):
+        async for event in consumers.follow(
+            connected.link, stream, filters=stream.subjects, since=since
+        ):
             await told(event)
 
     async with bus.Bus(url, producer="clients/muster", name="muster", owner=True) as connected:

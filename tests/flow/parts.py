@@ -15,7 +15,7 @@ from typing import Final
 
 import orjson
 
-from muster import bus, streams, vocabulary
+from muster import bus, consumers, streams, vocabulary
 from muster.vocabulary import AlertChanged, AlertState, Verdict, VerdictChanged
 
 PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "sabotaged.py"
@@ -321,7 +321,9 @@ class Told:
     async def follow(self) -> None:
         filters = ["muster.verdict.>", "muster.alert.>"]
         since = datetime(2000, 1, 1, tzinfo=UTC)
-        async for event in self._bus.follow(streams.ALERTS, filters=filters, since=since):
+        async for event in consumers.follow(
+            self._bus.link, streams.ALERTS, filters=filters, since=since
+        ):
             async with self._came:
                 self.events.append((time.monotonic(), event.data))
                 self._came.notify_all()

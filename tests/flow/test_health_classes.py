@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from muster import bus, streams
+from muster import bus, consumers, streams
 from muster.local import nats, webhook
 from tests.flow import faults, fleet, parts
 
@@ -49,7 +49,7 @@ def test_each_class_of_failure_gets_its_verdict_its_evidence_and_its_end() -> No
 async def ticked(url: str) -> None:
     """Return when health has ticked, from now on."""
     async with bus.Bus(url, producer="tests/flow", name="ear", owner=True) as ear:
-        ticks = ear.follow(streams.ALERTS, filters=["muster.sys.>"])
+        ticks = consumers.follow(ear.link, streams.ALERTS, filters=["muster.sys.>"])
         async with contextlib.aclosing(ticks):  # type: ignore[type-var]
             await anext(ticks)
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 from datetime import UTC, datetime
 
-from muster import bus, streams, vocabulary
+from muster import bus, consumers, streams, vocabulary
 from muster.cli import cluster
 from muster.local import layout, stack
 from muster.vocabulary import Health, Verdict
@@ -21,7 +21,9 @@ async def heard(connected: bus.Bus, since: datetime) -> list[vocabulary.DeviceHe
     """Return the device events of a node since a time, until one is Healthy."""
     found = []
     filters = vocabulary.subject_filters("device.health_changed", NODE)
-    async for event in connected.follow(streams.EVENTS, filters=filters, since=since):
+    async for event in consumers.follow(
+        connected.link, streams.EVENTS, filters=filters, since=since
+    ):
         assert isinstance(event.data, vocabulary.DeviceHealthChanged)
         found.append(event.data)
         if event.data.health is Health.HEALTHY:
@@ -35,7 +37,9 @@ async def judged(connected: bus.Bus, since: datetime, *, beside: asyncio.Task[No
 
     async def collect() -> None:
         filters = vocabulary.subject_filters("verdict.changed")
-        async for event in connected.follow(streams.ALERTS, filters=filters, since=since):
+        async for event in consumers.follow(
+            connected.link, streams.ALERTS, filters=filters, since=since
+        ):
             assert isinstance(event.data, vocabulary.VerdictChanged)
             found.append(f"{event.node} {event.data.verdict}")
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 import orjson
 
-from muster import bus, streams, vocabulary
+from muster import bus, consumers, streams, vocabulary
 from muster.local import kubelet as stand_in
 from muster.local import nats
 from tests.nvml import fake, scenes
@@ -218,7 +218,9 @@ def timeless(event: Kind) -> Kind:
 
 async def _follow(listener: bus.Bus, heard: Heard[vocabulary.Event]) -> None:
     since = datetime.now(UTC)
-    async for event in listener.follow(streams.EVENTS, filters=["muster.event.>"], since=since):
+    async for event in consumers.follow(
+        listener.link, streams.EVENTS, filters=["muster.event.>"], since=since
+    ):
         heard.add(event.data)
 
 

@@ -7,15 +7,15 @@ import asyncio
 import functools
 import sys
 
-from muster import bus, streams
+from muster import buckets, bus, streams
 from muster_health import leader
 
 
 async def act(url: str, name: str, terms: leader.Terms) -> None:
     async with bus.Bus(url, producer="tests", name=name) as connected:
         lock = leader.Lock(
-            functools.partial(connected.claim, streams.LEADER, "test"),
-            functools.partial(connected.release, streams.LEADER, "test"),
+            functools.partial(buckets.claim, connected.link, streams.LEADER, "test"),
+            functools.partial(buckets.release, connected.link, streams.LEADER, "test"),
         )
         async with leader.Leader(lock, name=name, terms=terms) as leading:
             while True:

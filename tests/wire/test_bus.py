@@ -15,7 +15,7 @@ import prometheus_client
 import pytest
 from structlog.testing import capture_logs
 
-from muster import bus, codec, connection, runtime, streams, vocabulary
+from muster import buckets, bus, codec, connection, consumers, runtime, streams, vocabulary
 from muster.local import nats as local
 
 NOW: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -314,7 +314,7 @@ def test_a_stream_that_cannot_be_read_is_told_when_that_begins_and_when_it_ends(
     async def story(server: local.NatsServer) -> None:
         with capture_logs() as lines:
             async with bus.Bus(server.url, producer="p", name="t") as link:
-                following = link.follow(streams.EVENTS, filters=["muster.event.>"])
+                following = consumers.follow(link.link, streams.EVENTS, filters=["muster.event.>"])
                 found = asyncio.ensure_future(anext(following))
                 await until(lambda: bool(link.link.unread))
                 assert str(link.link.problem()).startswith("MUSTER_EVENTS cannot be read: ")
@@ -368,7 +368,7 @@ def test_a_server_that_lost_its_disk_gets_its_streams_again_and_nobody_stays_beh
     async def story(server: local.NatsServer) -> None:
         async with (
             owner(server) as link,
-            collected(link.follow(streams.EVENTS, filters=ALL)) as followed,
+            collected(consumers.follow(link.link, streams.EVENTS, filters=ALL)) as followed,
         ):
             await following(link, followed)
             consumed: list[int] = []
@@ -396,7 +396,9 @@ def test_a_server_that_lost_its_disk_gets_its_streams_again_and_nobody_stays_beh
 
 async def consume(link: bus.Bus, found: list[int], durable: str = "reader") -> None:
     """Consume and acknowledge for ever."""
-    async for delivery in link.consume(streams.EVENTS, durable=durable, filters=ALL):
+    async for delivery in consumers.consume(
+        link.link, streams.EVENTS, durable=durable, filters=ALL
+    ):
         found.append(number(delivery.event))
         await delivery.ack()
 
@@ -412,7 +414,7 @@ def test_a_follower_misses_nothing_and_sees_nothing_twice_across_a_crash(tmp_pat
         async with (
             owner(server) as publisher,
             owner(server) as link,
-            collected(link.follow(streams.EVENTS, filters=ALL)) as found,
+            collected(consumers.follow(link.link, streams.EVENTS, filters=ALL)) as found,
         ):
             await following(publisher, found)
             found.clear()
@@ -438,7 +440,7 @@ def test_a_follower_can_begin_in_the_past(tmp_path: Path) -> None:
             middle = datetime.now(UTC)
             await link.publish(fact(2))
             for since, wanted in [(NOW, [1, 2]), (middle, [2])]:
-                events = link.follow(streams.EVENTS, filters=ALL, since=since)
+                events = consumers.follow(link.link, streams.EVENTS, filters=ALL, since=since)
                 async with contextlib.aclosing(events), collected(events) as found:  # type: ignore[type-var]
                     await until(lambda found=found, wanted=wanted: len(found) >= len(wanted))  # type: ignore[misc]
                 assert [number(e) for e in found] == wanted
@@ -452,7 +454,7 @@ def test_a_filter_keeps_other_nodes_out(tmp_path: Path) -> None:
             for n, node in enumerate(["node-a", "b.example", "node-c"]):
                 await link.publish(fact(n, node))
             filters = vocabulary.subject_filters("device.*", "b.example")
-            events = link.follow(streams.EVENTS, filters=filters, since=NOW)
+            events = consumers.follow(link.link, streams.EVENTS, filters=filters, since=NOW)
             async with collected(events) as found:
                 await until(lambda: bool(found))
             assert [(e.node, number(e)) for e in found] == [("b.example", 1)]
@@ -465,7 +467,9 @@ def test_what_was_not_acknowledged_comes_again_and_what_was_does_not(tmp_path: P
         async with owner(server) as link:
             for n in range(3):
                 await link.publish(fact(n))
-            events = link.consume(streams.EVENTS, durable="r", filters=ALL, ack_wait_s=0.3)
+            events = consumers.consume(
+                link.link, streams.EVENTS, durable="r", filters=ALL, ack_wait_s=0.3
+            )
             first = await deliveries(events, 3)
             await first[0].ack()
             await first[2].ack()
@@ -484,12 +488,16 @@ def test_a_consumer_that_died_goes_on_where_it_stood(tmp_path: Path) -> None:
         async with owner(server) as link:
             for n in range(3):
                 await link.publish(fact(n))
-            events = link.consume(streams.EVENTS, durable="r", filters=ALL, ack_wait_s=0.3)
+            events = consumers.consume(
+                link.link, streams.EVENTS, durable="r", filters=ALL, ack_wait_s=0.3
+            )
             first = await deliveries(events, 2)
             await first[0].ack()
         async with owner(server) as link:
             found: list[int] = []
-            events = link.consume(streams.EVENTS, durable="r", filters=ALL, ack_wait_s=0.3)
+            events = consumers.consume(
+                link.link, streams.EVENTS, durable="r", filters=ALL, ack_wait_s=0.3
+            )
             for _ in range(2):
                 delivery = await anext(events)
                 found.append(number(delivery.event))
@@ -578,17 +586,17 @@ def test_what_cannot_be_believed_is_set_aside_with_its_reason_and_the_consumer_g
 def test_the_newest_event_of_each_subject_is_given_oldest_first(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with owner(server) as link, raw(server) as client:
-            assert await link.newest(streams.EVENTS, "muster.event.>") == []
+            assert await consumers.newest(link.link, streams.EVENTS, "muster.event.>") == []
             for n, node in enumerate(["node-a", "node-b", "node-a", "node-c", "node-b"]):
                 await link.publish(fact(n, node))
             await client.jetstream().publish("muster.event.node-d.p.device.removed", b"nonsense")
-            newest = await link.newest(streams.EVENTS, "muster.event.>")
+            newest = await consumers.newest(link.link, streams.EVENTS, "muster.event.>")
             assert [(e.node, number(e)) for e in newest] == [
                 ("node-a", 2),
                 ("node-c", 3),
                 ("node-b", 4),
             ]
-            only = await link.newest(streams.EVENTS, "muster.event.node-b.>")
+            only = await consumers.newest(link.link, streams.EVENTS, "muster.event.node-b.>")
             assert [number(e) for e in only] == [4]
 
     play(tmp_path, story)
@@ -597,16 +605,19 @@ def test_the_newest_event_of_each_subject_is_given_oldest_first(tmp_path: Path) 
 def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with owner(server) as link:
-            assert await link.recall(streams.STATE) == {}
-            await link.remember(streams.STATE, "node-a.p", b"1")
-            await link.remember(streams.STATE, "node-b.p", b"2")
-            await link.remember(streams.STATE, "node-a.p", b"3")
-            assert await link.recall(streams.STATE) == {"node-a.p": b"3", "node-b.p": b"2"}
-            await link.remember(streams.STATE, "node-b.p", b"")
-            assert await link.recall(streams.STATE) == {"node-a.p": b"3"}
-            assert await link.recall(streams.LEDGER) == {}
+            assert await buckets.recall(link.link, streams.STATE) == {}
+            await buckets.remember(link.link, streams.STATE, "node-a.p", b"1")
+            await buckets.remember(link.link, streams.STATE, "node-b.p", b"2")
+            await buckets.remember(link.link, streams.STATE, "node-a.p", b"3")
+            assert await buckets.recall(link.link, streams.STATE) == {
+                "node-a.p": b"3",
+                "node-b.p": b"2",
+            }
+            await buckets.remember(link.link, streams.STATE, "node-b.p", b"")
+            assert await buckets.recall(link.link, streams.STATE) == {"node-a.p": b"3"}
+            assert await buckets.recall(link.link, streams.LEDGER) == {}
             await server.kill()
-            recalling = asyncio.create_task(link.recall(streams.STATE))
+            recalling = asyncio.create_task(buckets.recall(link.link, streams.STATE))
             await server.start()
             assert await recalling == {"node-a.p": b"3"}
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from muster import bus, streams, vocabulary
+from muster import buckets, bus, consumers, streams, vocabulary
 from muster.local import nats
 from muster_health import leader, signals, watchdog
 
@@ -76,8 +76,8 @@ async def process(server: nats.NatsServer, name: str) -> AsyncIterator[asyncio.s
 
 def lock(on: bus.Bus) -> leader.Lock:
     return leader.Lock(
-        functools.partial(on.claim, streams.LEADER, "test"),
-        functools.partial(on.release, streams.LEADER, "test"),
+        functools.partial(buckets.claim, on.link, streams.LEADER, "test"),
+        functools.partial(buckets.release, on.link, streams.LEADER, "test"),
     )
 
 
@@ -160,7 +160,8 @@ def test_a_renewal_that_came_through_unanswered_loses_nothing(tmp_path: Path) ->
             value: bytes, *, ttl_s: int, revision: int, timeout_s: float
         ) -> streams.Claimed:
             nonlocal lose
-            found = await on.claim(
+            found = await buckets.claim(
+                on.link,
                 streams.LEADER,
                 "test",
                 value,
@@ -224,7 +225,9 @@ def test_a_leader_ticks_where_alerts_go_and_nobody_else_does(tmp_path: Path) -> 
             ]
             heard: list[vocabulary.Event] = []
             since = datetime.now(UTC) - timedelta(minutes=1)
-            events = on.follow(streams.ALERTS, filters=["muster.sys.>"], since=since)
+            events = consumers.follow(
+                on.link, streams.ALERTS, filters=["muster.sys.>"], since=since
+            )
             async with contextlib.aclosing(events):  # type: ignore[type-var]
                 async for event in events:
                     heard.append(event.data)
@@ -246,15 +249,17 @@ def test_what_is_no_longer_ours_is_not_published_when_the_server_is_back(tmp_pat
         leads = True
         await server.kill()
         publishing = asyncio.create_task(on.publish(tick(1), still=lambda: leads))
-        writing = asyncio.create_task(on.remember(streams.STATE, "k", b"v", still=lambda: leads))
+        writing = asyncio.create_task(
+            buckets.remember(on.link, streams.STATE, "k", b"v", still=lambda: leads)
+        )
         await asyncio.sleep(0.1)
         leads = False
         await server.start()
         assert await publishing is False
         assert await writing is False
         assert await on.publish(tick(2), still=lambda: True)
-        kept = await on.newest(streams.ALERTS, "muster.sys.>")
+        kept = await consumers.newest(on.link, streams.ALERTS, "muster.sys.>")
         assert [e.data.leader for e in kept if isinstance(e.data, vocabulary.WatchdogTicked)] == [2]
-        assert await on.recall(streams.STATE) == {}
+        assert await buckets.recall(on.link, streams.STATE) == {}
 
     play(tmp_path, story)

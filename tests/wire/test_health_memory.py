@@ -9,7 +9,7 @@ import nats
 import pytest
 from nats.js import api
 
-from muster import bus, jetstream, streams
+from muster import buckets, bus, jetstream, streams
 from muster.local import nats as local
 from muster_health import lanes, memory, signals, watchdog
 
@@ -24,7 +24,9 @@ def test_a_full_bucket_holds_nobody_up_and_gets_what_it_is_owed_when_it_has_room
             await context.create_key_value(bucket=streams.STATE.name, max_bytes=400, history=1)
             async with bus.Bus(server.url, producer="tests", name="test", owner=True) as on:
                 kept = memory.Memory(
-                    lambda key, value, still: on.remember(streams.STATE, key, value, still=still),
+                    lambda key, value, still: buckets.remember(
+                        on.link, streams.STATE, key, value, still=still
+                    ),
                     last="_fleet.health",
                     patience_s=0.2,
                     again_s=0.05,
@@ -36,12 +38,12 @@ def test_a_full_bucket_holds_nobody_up_and_gets_what_it_is_owed_when_it_has_room
                     await kept.keep("b.p", value, lambda: True)
                 await kept.keep("_fleet.health", b"position", lambda: True)
                 assert "the state of 2 plugins" in kept.problem
-                assert await on.recall(streams.STATE) == {"a.p": b"first"}
+                assert await buckets.recall(on.link, streams.STATE) == {"a.p": b"first"}
                 config = (await context.stream_info(BUCKET)).config
                 await context.update_stream(config.evolve(max_bytes=100_000))
                 while kept.problem:
                     await asyncio.sleep(0.02)
-                assert await on.recall(streams.STATE) == {
+                assert await buckets.recall(on.link, streams.STATE) == {
                     "a.p": b"first",
                     "b.p": b"y" * 600,
                     "_fleet.health": b"position",

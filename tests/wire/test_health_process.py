@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 import orjson
 
-from muster import bus, codec, connection, streams, vocabulary
+from muster import buckets, bus, codec, connection, consumers, streams, vocabulary
 from muster.local import nats
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
 
@@ -158,7 +158,9 @@ class Told:
     async def follow(self) -> None:
         filters = ["muster.verdict.>", "muster.alert.>"]
         since = datetime(2000, 1, 1, tzinfo=UTC)
-        async for event in self._bus.follow(streams.ALERTS, filters=filters, since=since):
+        async for event in consumers.follow(
+            self._bus.link, streams.ALERTS, filters=filters, since=since
+        ):
             async with self._came:
                 self.events.append(event.data)
                 self._came.notify_all()
@@ -182,7 +184,9 @@ class Told:
     async def until_remembered(self, node: str) -> None:
         """Wait until the service has nothing left to do about what it told."""
         key = f"{node}.{PLUGIN}"
-        while b"untold" in (await self._bus.recall(streams.STATE)).get(key, b"untold"):  # no event
+        while b"untold" in (await buckets.recall(self._bus.link, streams.STATE)).get(
+            key, b"untold"
+        ):  # no event
             await asyncio.sleep(0)
 
     async def until_verdict(self, node: str, verdict: Verdict) -> None:

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 import pytest
 
-from muster import bus, streams, vocabulary
+from muster import bus, consumers, streams, vocabulary
 from muster.local import kubernetes, layout, nats, processes
 from muster_labeler import desired
 
@@ -74,7 +74,9 @@ class World:
         assert self.bus is not None
         found: list[tuple[str, str, str]] = []
         since = T0 - dt.timedelta(days=9999)
-        events = self.bus.follow(streams.ALERTS, filters=["muster.label.>"], since=since)
+        events = consumers.follow(
+            self.bus.link, streams.ALERTS, filters=["muster.label.>"], since=since
+        )
         async for event in events:
             assert isinstance(event.data, vocabulary.LabelEvent)
             label = event.data.labels.get(desired.KEY, "")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from nats import errors
 
-from muster import bus, streams, vocabulary
+from muster import bus, consumers, streams, vocabulary
 from muster.cli import certificates, keyfiles
 from muster.local import layout, nats, processes
 from tests import deployed, issuing, subjects
@@ -139,7 +139,8 @@ def test_streams_get_the_replicas_they_are_told_keep_them_and_outlive_a_server(
                 )
                 assert await untold.publish(event)
                 assert [
-                    one.data for one in await untold.newest(streams.ALERTS, "muster.sys.>")
+                    one.data
+                    for one in await consumers.newest(untold.link, streams.ALERTS, "muster.sys.>")
                 ] == [event]
                 await asyncio.gather(*(comes_in(address) for address in addresses[1:]))
 

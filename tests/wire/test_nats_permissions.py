@@ -18,7 +18,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nats import js
 
-from muster import accounts, bus, connection, permissions, runtime, streams, vocabulary, workqueue
+from muster import (
+    accounts,
+    buckets,
+    bus,
+    connection,
+    consumers,
+    permissions,
+    runtime,
+    streams,
+    vocabulary,
+    workqueue,
+)
 from muster.cli import keyfiles
 from muster.local import nats as local
 from tests import guarded, subjects
@@ -267,16 +278,16 @@ def test_consumers_that_a_reader_leaves_behind_are_removed(tmp_path: Path) -> No
             bus.Bus(address(server, "notifier"), producer="n", name="n") as notifier,
         ):
             jetstream = admin.raw.jetstream()
-            ticks = notifier.consume(
-                streams.ALERTS, durable="notifier", filters=streams.ALERTS.subjects
+            ticks = consumers.consume(
+                notifier.link, streams.ALERTS, durable="notifier", filters=streams.ALERTS.subjects
             )
             waits = asyncio.ensure_future(first(ticks))
-            while await consumers(jetstream, "MUSTER_ALERTS") != 302:
+            while await counted(jetstream, "MUSTER_ALERTS") != 302:
                 await asyncio.sleep(0.02)
             async with bus.Bus(address(server, "health"), producer="h", name="h", owner=True) as h:
-                while await consumers(jetstream, "MUSTER_ALERTS") != 2:
+                while await counted(jetstream, "MUSTER_ALERTS") != 2:
                     await asyncio.sleep(0.02)
-                assert await consumers(jetstream, "MUSTER_EVENTS") == 1
+                assert await counted(jetstream, "MUSTER_EVENTS") == 1
                 await h.publish(tick())
                 assert isinstance((await waits).event.data, vocabulary.WatchdogTicked)
             assert (await jetstream.consumer_info("MUSTER_ALERTS", "notifier")).name == "notifier"
@@ -284,7 +295,7 @@ def test_consumers_that_a_reader_leaves_behind_are_removed(tmp_path: Path) -> No
     run(tmp_path, story)
 
 
-async def consumers(asked: js.JetStreamContext, stream: str) -> int:
+async def counted(asked: js.JetStreamContext, stream: str) -> int:
     return (await asked.stream_info(stream)).state.consumer_count
 
 
@@ -298,8 +309,14 @@ def test_an_answer_that_a_reader_has_sent_to_the_lock_does_not_hold_it(tmp_path:
             lock = "$KV.muster_leader.health"
 
             async def claim(who: bytes, revision: int) -> streams.Claimed:
-                return await health.claim(
-                    streams.LEADER, "health", who, ttl_s=9, revision=revision, timeout_s=2
+                return await buckets.claim(
+                    health.link,
+                    streams.LEADER,
+                    "health",
+                    who,
+                    ttl_s=9,
+                    revision=revision,
+                    timeout_s=2,
                 )
 
             ours = await claim(b"us", 0)
@@ -408,25 +425,35 @@ async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
     await (await plugin.link.client()).flush()
     asked = "muster.rpc.node-a.device-plugin.probe"
     assert await health.ask(asked, timeout_s=2) == b"here"
-    assert await health.newest(streams.EVENTS, "muster.event.>") != []
+    assert await consumers.newest(health.link, streams.EVENTS, "muster.event.>") != []
     # what it told, where its own memory of it is lost
-    assert await health.newest(streams.ALERTS, "muster.alert.>") == []
+    assert await consumers.newest(health.link, streams.ALERTS, "muster.alert.>") == []
     ago = datetime.now(UTC) - timedelta(hours=1)
-    await first(health.follow(streams.EVENTS, filters=streams.EVENTS.subjects, since=ago))
-    await health.remember(streams.STATE, "node-a.device-plugin", b"{}")
-    assert await health.recall(streams.STATE) == {"node-a.device-plugin": b"{}"}
-    claimed = await health.claim(streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2)
-    again = await health.claim(streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2)
+    await first(
+        consumers.follow(health.link, streams.EVENTS, filters=streams.EVENTS.subjects, since=ago)
+    )
+    await buckets.remember(health.link, streams.STATE, "node-a.device-plugin", b"{}")
+    assert await buckets.recall(health.link, streams.STATE) == {"node-a.device-plugin": b"{}"}
+    claimed = await buckets.claim(
+        health.link, streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2
+    )
+    again = await buckets.claim(
+        health.link, streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2
+    )
     assert (claimed.written, again.written) == (True, False)
-    await health.release(streams.LEADER, "health", revision=claimed.revision, timeout_s=2)
+    await buckets.release(
+        health.link, streams.LEADER, "health", revision=claimed.revision, timeout_s=2
+    )
 
 
 async def notifies(notifier: bus.Bus) -> None:
-    ticks = notifier.consume(streams.ALERTS, durable="notifier", filters=streams.ALERTS.subjects)
+    ticks = consumers.consume(
+        notifier.link, streams.ALERTS, durable="notifier", filters=streams.ALERTS.subjects
+    )
     await first(ticks)
-    assert await notifier.newest(streams.ALERTS, "muster.sys.>") != []
-    await notifier.remember(streams.LEDGER, "k", b"v")
-    assert await notifier.recall(streams.LEDGER) == {"k": b"v"}
+    assert await consumers.newest(notifier.link, streams.ALERTS, "muster.sys.>") != []
+    await buckets.remember(notifier.link, streams.LEDGER, "k", b"v")
+    assert await buckets.recall(notifier.link, streams.LEDGER) == {"k": b"v"}
     letters = "muster.outbox.console.>"
     await workqueue.put(notifier.link, "muster.outbox.console.g", b"letter", key="1")
     assert len(await workqueue.waiting(notifier.link, streams.OUTBOX, letters)) == 1
@@ -437,7 +464,7 @@ async def notifies(notifier: bus.Bus) -> None:
     await job.done()
     assert await workqueue.waiting(notifier.link, streams.OUTBOX, letters) == []
     assert await workqueue.remove(notifier.link, streams.OUTBOX, letters)
-    assert await first(workqueue.follow(notifier.link, streams.SILENCES)) is None
+    assert await first(buckets.follow(notifier.link, streams.SILENCES)) is None
 
 
 async def all_work(users: Users) -> None:
@@ -450,13 +477,17 @@ async def all_work(users: Users) -> None:
     ):
         await judges(plugin, health)
         await notifies(notifier)
-        assert await labeler.newest(streams.EVENTS, "muster.event.>") != []
-        assert await labeler.newest(streams.ALERTS, "muster.sys.>") != []
+        assert await consumers.newest(labeler.link, streams.EVENTS, "muster.event.>") != []
+        assert await consumers.newest(labeler.link, streams.ALERTS, "muster.sys.>") != []
         ago = datetime.now(UTC) - timedelta(hours=1)
-        await first(labeler.follow(streams.EVENTS, filters=streams.EVENTS.subjects, since=ago))
+        await first(
+            consumers.follow(
+                labeler.link, streams.EVENTS, filters=streams.EVENTS.subjects, since=ago
+            )
+        )
         since = datetime.now(UTC) - timedelta(hours=1)
         for stream in (streams.EVENTS, streams.ALERTS):
-            await first(reader.follow(stream, filters=stream.subjects, since=since))
+            await first(consumers.follow(reader.link, stream, filters=stream.subjects, since=since))
     async with users.raw("health") as hearing:
         heard: asyncio.Queue[connection.Message] = asyncio.Queue()
         await hearing.raw.subscribe("muster.nats.>", cb=heard.put)
@@ -501,7 +532,9 @@ def test_the_health_service_judges_on_a_new_bus_with_no_more_rights_than_its_own
                 beating = asyncio.create_task(beats(plugin))
                 filters = vocabulary.subject_filters("verdict.changed")
                 ago = datetime.now(UTC) - timedelta(hours=1)
-                found = await first(reader.follow(streams.ALERTS, filters=filters, since=ago))
+                found = await first(
+                    consumers.follow(reader.link, streams.ALERTS, filters=filters, since=ago)
+                )
                 beating.cancel()
                 await asyncio.gather(beating, return_exceptions=True)
         finally:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import orjson
 
-from muster import bus, streams
+from muster import buckets, bus, streams
 from muster.cli.__main__ import app
 from muster.local import nats, webhook
 from muster_notifier import command
@@ -80,7 +80,7 @@ def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
                 assert code == 2
                 assert errors.startswith(f"muster silence: {problem}")
             async with bus.Bus(url, producer="test", name="bad") as connected:
-                await connected.remember(streams.SILENCES, "bad", b"{}")
+                await buckets.remember(connected.link, streams.SILENCES, "bad", b"{}")
             args = ("--duration", "1h30m", "--comment", "\x1b[31m" + "x" * 100)
             assert (await muster(url, "silence", "add", "node=a", *args))[0] == 0
             code, out, errors = await muster(url, "silence", "list")

@@ -16,7 +16,7 @@ import msgspec
 import orjson
 import pytest
 
-from muster import bus, silences, streams, vocabulary, workqueue
+from muster import buckets, bus, consumers, silences, streams, vocabulary, workqueue
 from muster.local import layout, nats, processes, webhook
 from muster.vocabulary import AlertState
 from muster_notifier import ledger, notification
@@ -86,8 +86,11 @@ class World:
         """Return the first outcomes that the notifier published."""
         assert self.bus is not None
         found: list[vocabulary.NotificationEvent] = []
-        events = self.bus.follow(
-            streams.ALERTS, filters=["muster.notification.>"], since=T0 - dt.timedelta(days=9999)
+        events = consumers.follow(
+            self.bus.link,
+            streams.ALERTS,
+            filters=["muster.notification.>"],
+            since=T0 - dt.timedelta(days=9999),
         )
         async for event in events:
             assert isinstance(event.data, vocabulary.NotificationEvent)
@@ -261,7 +264,7 @@ def test_a_restart_repeats_nothing_and_loses_nothing(
         assert (await made.heard(5))[4:] == [("all_resolved", "alert a", 200)]
         await made.outcome(5)
         assert made.bus is not None
-        entries = await made.bus.recall(streams.LEDGER)
+        entries = await buckets.recall(made.bus.link, streams.LEDGER)
         read = sorted((e.group, e.firing) for e in map(ledger.decode, entries.values()))
         assert [(group, bool(firing)) for group, firing in read] == [
             ('{}:{kind="stuck",node="node-a"}', False),
@@ -298,7 +301,7 @@ def test_a_ledger_entry_that_cannot_be_read_is_told_and_stops_nothing(
 ) -> None:
     async def story(made: World) -> None:
         assert made.bus is not None
-        await made.bus.remember(streams.LEDGER, "hook.0", b"nonsense")
+        await buckets.remember(made.bus.link, streams.LEDGER, "hook.0", b"nonsense")
         await made.start()
         await made.says("a", AlertState.FIRING)
         assert await made.heard(1) == [("first", "alert a", 200)]
@@ -433,12 +436,12 @@ def test_a_silence_in_the_bucket_keeps_what_it_matches_from_being_told(
             author="ann",
             comment="x",
         )
-        await made.bus.remember(streams.SILENCES, "s1", silences.encode(quiet))
+        await buckets.remember(made.bus.link, streams.SILENCES, "s1", silences.encode(quiet))
         await made.start()
         await made.says("a", AlertState.FIRING, node="node-a")
         await made.says("b", AlertState.FIRING, node="node-b")
         assert await made.heard(1) == [("first", "alert b", 200)]
-        await made.bus.remember(streams.SILENCES, "s1", b"")
+        await buckets.remember(made.bus.link, streams.SILENCES, "s1", b"")
         assert (await made.heard(2))[1:] == [("first", "alert a", 200)]
 
     play(story, tmp_path)

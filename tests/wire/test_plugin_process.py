@@ -12,7 +12,7 @@ import msgspec
 import orjson
 import pytest
 
-from muster import bus, codec, streams, vocabulary
+from muster import bus, codec, consumers, streams, vocabulary
 from muster.local import kubelet as stand_in
 from muster.local import nats
 
@@ -141,7 +141,9 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
                 asked = codec.decode_heartbeat(await listener.ask(probe, timeout_s=2))
                 assert asked.instance == beat.instance
                 assert await process.stop() == 0
-            kept = await listener.newest(streams.EVENTS, "muster.event.n1_example.>")
+            kept = await consumers.newest(
+                listener.link, streams.EVENTS, "muster.event.n1_example.>"
+            )
             types = [event.type for event in kept]
             assert types[0] == "plugin.started"
             assert types[-1] == "plugin.stopping"

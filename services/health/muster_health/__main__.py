@@ -17,9 +17,11 @@ import msgspec
 import prometheus_client
 
 from muster import (
+    buckets,
     bus,
     codec,
     connection,
+    consumers,
     entry,
     lean,
     logs,
@@ -149,7 +151,9 @@ class Watch:
         self.alarms: alarm.Alarms | None = None
         self.lanes = lanes.Lanes()
         self.memory = memory.Memory(
-            lambda key, value, still: connected.remember(streams.STATE, key, value, still=still),
+            lambda key, value, still: buckets.remember(
+                connected.link, streams.STATE, key, value, still=still
+            ),
             last=fleet.KEY,
         )
         self._bus = connected
@@ -175,7 +179,9 @@ class Watch:
             if not position:
                 # without a memory the last word of each kind is enough; all of the past is not news
                 position = await self._catch_up()
-            reports = self._bus.follow(streams.EVENTS, filters=_REPORTS, after=position)
+            reports = consumers.follow(
+                self._bus.link, streams.EVENTS, filters=_REPORTS, after=position
+            )
             async for told in reports:
                 await self.put(_report(told, position=told.position))
 
@@ -287,7 +293,10 @@ class Watch:
         """Put in what alerts were told and not ended, where all memory of them is gone."""
         if self._remembers:
             return
-        told = [event.data for event in await self._bus.newest(streams.ALERTS, "muster.alert.>")]
+        told = [
+            event.data
+            for event in await consumers.newest(self._bus.link, streams.ALERTS, "muster.alert.>")
+        ]
         firing = [event for event in told if isinstance(event, vocabulary.AlertChanged)]
         for known in snapshot.of_alerts(firing):
             await self.put(signals.Restored(state=known))
@@ -295,7 +304,7 @@ class Watch:
     async def _remembered(self) -> int:
         """Put in what is remembered; return how far in the stream of events that goes."""
         position = 0
-        values = await self._bus.recall(streams.STATE)
+        values = await buckets.recall(self._bus.link, streams.STATE)
         self._remembers = bool(values)
         for key, value in values.items():
             try:
@@ -310,7 +319,9 @@ class Watch:
     async def _catch_up(self) -> int:
         """Put in the newest report of each subject; return where the next ones begin."""
         newest = [
-            told for kind in _REPORTS for told in await self._bus.newest(streams.EVENTS, kind)
+            told
+            for kind in _REPORTS
+            for told in await consumers.newest(self._bus.link, streams.EVENTS, kind)
         ]
         for told in sorted(newest, key=lambda told: told.position):
             await self.put(_report(told, position=told.position))
@@ -468,8 +479,8 @@ def _cluster(api: "kube.Api", settings: config.Cluster, put: "cluster.Put") -> "
 
 def _leader(connected: bus.Bus, settings: config.Leading, name: str) -> leader.Leader:
     lock = leader.Lock(
-        functools.partial(connected.claim, streams.LEADER, "health"),
-        functools.partial(connected.release, streams.LEADER, "health"),
+        functools.partial(buckets.claim, connected.link, streams.LEADER, "health"),
+        functools.partial(buckets.release, connected.link, streams.LEADER, "health"),
     )
     terms = leader.Terms(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
     return leader.Leader(lock, name=name, terms=terms)

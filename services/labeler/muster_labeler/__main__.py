@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from nats.js import api as consumers
 
 from muster import (
     bus,
     codec,
     connection,
+    consumers,
     entry,
     jetstream,
     logs,
@@ -35,7 +35,6 @@ _STREAMS: Final = {_INVENTORIES: streams.EVENTS, _VERDICTS: streams.ALERTS}
 _OVERLAP: Final = timedelta(seconds=5)
 """What is followed begins before what was newest was read; what comes twice is known."""
 _ATTEMPTS: Final = 4
-_ABANDONED_S: Final = 60.0
 _IN_A_POD: Final = "KUBERNETES_SERVICE_HOST"
 
 
@@ -164,7 +163,7 @@ def _ears(settings: config.Settings, connected: bus.Bus) -> service.Ears:
                 yield event
 
     def follow(kind: str) -> AsyncIterator[codec.CloudEvent]:
-        return connected.follow(_STREAMS[kind], filters=[kind], since=since)
+        return consumers.follow(connected.link, _STREAMS[kind], filters=[kind], since=since)
 
     async def publish(event: vocabulary.Event, event_id: str) -> None:
         await connected.publish(event, event_id=event_id)
@@ -179,19 +178,18 @@ async def _newest(connected: bus.Bus, kind: str) -> AsyncIterator[codec.CloudEve
 
     Begins again when the link breaks; what comes twice is known.
     """
-    config = consumers.ConsumerConfig(
-        filter_subjects=[kind],
-        ack_policy=consumers.AckPolicy.NONE,
-        deliver_policy=consumers.DeliverPolicy.LAST_PER_SUBJECT,
-        inactive_threshold=_ABANDONED_S,
-        mem_storage=True,
-    )
     stream = _STREAMS[kind].name
     patience = jetstream.Patience(connected.link, stream)
     while True:
         client = await connected.link.client()
         try:
-            pulled = jetstream.pull(client, stream, config, until_empty=True, served=patience.reset)
+            pulled = jetstream.pull(
+                client,
+                stream,
+                jetstream.newest_of_each(kind),
+                until_empty=True,
+                served=patience.reset,
+            )
             async with contextlib.aclosing(pulled) as messages:
                 async for message in messages:
                     # what cannot be believed is counted and set aside where it is followed

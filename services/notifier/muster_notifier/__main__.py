@@ -15,7 +15,9 @@ import msgspec
 import prometheus_client
 
 from muster import (
+    buckets,
     bus,
+    consumers,
     entry,
     logs,
     probes,
@@ -169,7 +171,7 @@ class _Notifier:
     async def run(self) -> None:
         """Wait for our turn, restore, then notify for ever."""
         await self.tenure.held()
-        follower = workqueue.follow(self._bus.link, streams.SILENCES)
+        follower = buckets.follow(self._bus.link, streams.SILENCES)
         async for change in follower:
             if change is None:
                 break
@@ -195,10 +197,10 @@ class _Notifier:
     async def _restore(self) -> None:
         entries = await self._post.recall()
         pending = await self._post.waiting()
-        for event in await self._bus.newest(streams.ALERTS, _VERDICTS):
+        for event in await consumers.newest(self._bus.link, streams.ALERTS, _VERDICTS):
             assert isinstance(event.data, vocabulary.VerdictChanged), "the filter says so"
             self._muting.hear_verdict(event.data)
-        alerts = await self._bus.newest(streams.ALERTS, _ALERTS)
+        alerts = await consumers.newest(self._bus.link, streams.ALERTS, _ALERTS)
         self._machine.restore(entries, pending, alerts, now=self._clock())
         if self._owners is not None:
             for event in alerts:
@@ -218,7 +220,9 @@ class _Notifier:
 
     async def _listen(self) -> None:
         filters = [_ALERTS, _VERDICTS, _TICKS]
-        deliveries = self._bus.consume(streams.ALERTS, durable="notifier", filters=filters)
+        deliveries = consumers.consume(
+            self._bus.link, streams.ALERTS, durable="notifier", filters=filters
+        )
         async for delivery in deliveries:
             await self.tenure.held()
             match delivery.event.data:
@@ -271,8 +275,8 @@ class _Notifier:
 def _tenure(settings: config.Settings, connected: bus.Bus) -> tenure.Tenure:
     where = streams.TENURE, "notifier"
     lock = tenure.Lock(
-        claim=functools.partial(connected.claim, *where),
-        release=functools.partial(connected.release, *where),
+        claim=functools.partial(buckets.claim, connected.link, *where),
+        release=functools.partial(buckets.release, connected.link, *where),
         ttl_s=settings.acting.ttl_s,
         renew_s=settings.acting.renew_s,
     )

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from muster import bus, codec, matchers, settings, silences, streams, vocabulary, workqueue
+from muster import buckets, bus, codec, consumers, matchers, settings, silences, streams, vocabulary
 from muster_notifier import (
     answers,
     config,
@@ -176,7 +176,7 @@ def _labels(text: str) -> dict[str, str]:
 async def _learn(found: config.Settings, muted_by: muting.Muting) -> None:
     """Take the silences, the planned work and the alerts of now."""
     async with bus.Bus(found.bus.url, producer="clients/notify", name="notify") as connected:
-        async for change in workqueue.follow(connected.link, streams.SILENCES):
+        async for change in buckets.follow(connected.link, streams.SILENCES):
             if change is None:
                 break
             key, value = change
@@ -187,13 +187,15 @@ async def _learn(found: config.Settings, muted_by: muting.Muting) -> None:
             except silences.MalformedSilence as error:
                 _tell(f"silence {key} cannot be read: {error}")
         newest: dict[str, codec.CloudEvent] = {}
-        for event in await connected.newest(streams.ALERTS, "muster.alert.>"):
+        for event in await consumers.newest(connected.link, streams.ALERTS, "muster.alert.>"):
             assert isinstance(event.data, vocabulary.AlertChanged), "the filter says so"
             newest[event.data.fingerprint] = event
         for event in newest.values():
             assert isinstance(event.data, vocabulary.AlertChanged), "as above"
             muted_by.hear_alert(event.data, labels.of(event.data))
-        for event in await connected.newest(streams.ALERTS, "muster.verdict.*.*.verdict.changed"):
+        for event in await consumers.newest(
+            connected.link, streams.ALERTS, "muster.verdict.*.*.verdict.changed"
+        ):
             assert isinstance(event.data, vocabulary.VerdictChanged), "the filter says so"
             muted_by.hear_verdict(event.data)
 

@@ -1,12 +1,13 @@
 """Door to the post: every receiver with its desk, the outbox they work from, and the ledger."""
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 import prometheus_client
 
-from muster import bus, entry, logs, runtime, streams, vocabulary, workqueue
+from muster import buckets, bus, entry, logs, runtime, streams, vocabulary, workqueue
 from muster_notifier import (
     addresses,
     config,
@@ -72,7 +73,7 @@ class Post:
     async def recall(self) -> list[ledger.Entry]:
         """Return the ledger; an entry that cannot be read costs one repeat, and is told."""
         found = []
-        for key, value in (await self._bus.recall(streams.LEDGER)).items():
+        for key, value in (await buckets.recall(self._bus.link, streams.LEDGER)).items():
             try:
                 entry_ = ledger.decode(value)
             except ledger.MalformedEntry as error:
@@ -137,7 +138,7 @@ class Post:
                 put=self._put,
                 take=self._take,
                 hold_s=workqueue.HOLD_S,
-                remember=self._bus.remember,
+                remember=functools.partial(buckets.remember, self._bus.link),
                 publish=self._publish,
                 instance=self._bus.instance,
             ),
