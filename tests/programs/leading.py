@@ -1,26 +1,22 @@
-"""A process that leads or waits to, and says as which revision it acts, as often as it can.
+"""A process that holds a lock or waits for it, and says as which revision it acts, all the time.
 
 python leading.py URL NAME TTL_S RENEW_S MARGIN_S
 """
 
 import asyncio
-import functools
 import sys
 
-from muster import buckets, bus, streams
-from muster_health import leader
+from muster import bus, lock, streams
 
 
-async def act(url: str, name: str, terms: leader.Terms) -> None:
+async def act(url: str, name: str, terms: lock.Terms) -> None:
     async with bus.Bus(url, producer="tests", name=name) as connected:
-        lock = leader.Lock(
-            functools.partial(buckets.claim, connected.link, streams.LEADER, "test"),
-            functools.partial(buckets.release, connected.link, streams.LEADER, "test"),
-        )
-        async with leader.Leader(lock, name=name, terms=terms) as leading:
+        key = lock.key(connected.link, streams.LEADER, "test")
+        us = lock.this(name)
+        async with lock.Lock(key, us=us, terms=terms, told=lambda _, __: None) as held:
             while True:
                 client = connected.link.live_client()
-                revision = leading.revision()
+                revision = held.revision()
                 if client is not None and revision is not None:
                     await client.publish("acted", f"{name} {revision}".encode())
                     await client.flush()
@@ -33,6 +29,6 @@ if __name__ == "__main__":
         act(
             sys.argv[1],
             sys.argv[2],
-            leader.Terms(ttl_s=int(ttl_s), renew_s=renew_s, margin_s=margin_s),
+            lock.Terms(ttl_s=int(ttl_s), renew_s=renew_s, margin_s=margin_s),
         )
     )

@@ -24,6 +24,7 @@ from muster import (
     consumers,
     entry,
     lean,
+    lock,
     logs,
     machine,
     probes,
@@ -143,7 +144,7 @@ class Watch:
         settings: config.Settings,
         connected: bus.Bus,
         heard: pulse.Pulse,
-        leading: leader.Leader,
+        leading: lock.Lock,
         watched: detector.Detector,
         inbox: Inbox,
     ) -> None:
@@ -283,11 +284,11 @@ class Watch:
 
     async def _lead(self) -> None:
         """Put in who leads; who begins to lead is given first what was remembered."""
-        async for now in self._leading.follow():
-            if now.revision is not None:
+        async for revision in self._leading.follow():
+            if revision is not None:
                 await self._remembered()
                 await self._fires_still()
-            await self.put(now)
+            await self.put(signals.Leadership(revision=revision))
 
     async def _fires_still(self) -> None:
         """Put in what alerts were told and not ended, where all memory of them is gone."""
@@ -388,7 +389,7 @@ async def serve(settings: config.Settings) -> None:
             )
         )
         name = f"muster-health {connected.instance}"
-        leading = await stack.enter_async_context(_leader(connected, settings.leading, name))
+        leading = await stack.enter_async_context(_lock(connected, settings.leading, name))
         inbox: Inbox = asyncio.Queue(runtime.INBOX_MAX)
         beats = await stack.enter_async_context(pulse.Pulse(settings.bus.url, name=name))
         watch = Watch(settings, connected, beats, leading, watched, inbox)
@@ -477,13 +478,10 @@ def _cluster(api: "kube.Api", settings: config.Cluster, put: "cluster.Put") -> "
     return cluster.Cluster(api, settings, put)
 
 
-def _leader(connected: bus.Bus, settings: config.Leading, name: str) -> leader.Leader:
-    lock = leader.Lock(
-        functools.partial(buckets.claim, connected.link, streams.LEADER, "health"),
-        functools.partial(buckets.release, connected.link, streams.LEADER, "health"),
-    )
-    terms = leader.Terms(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
-    return leader.Leader(lock, name=name, terms=terms)
+def _lock(connected: bus.Bus, settings: config.Leading, name: str) -> lock.Lock:
+    key = lock.key(connected.link, streams.LEADER, "health")
+    terms = lock.Terms(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
+    return lock.Lock(key, us=lock.this(name), terms=terms, told=leader.told)
 
 
 class _State:
@@ -492,7 +490,7 @@ class _State:
     def __init__(
         self,
         watched: detector.Detector,
-        leading: leader.Leader,
+        leading: lock.Lock,
         heard: connections.Connections,
         watch: Watch,
     ) -> None:
@@ -514,7 +512,7 @@ class _State:
             },
             "service": {
                 "leads": self._leading.revision(),
-                "leader": self._leading.holder,
+                "leader": self._leading.standing.holder,
                 "blind": self._watched.is_blind,
                 "position": self._watched.position,
                 "advisories": self._heard.problem or "they come",

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from muster import vocabulary
-from muster_health import leader, signals
+from muster import lock, vocabulary
+from muster_health import signals
 
 _LOOK_S: Final = 0.5
 """A new leader ticks this soon."""
@@ -23,7 +23,7 @@ Publish = Callable[[vocabulary.WatchdogTicked, Callable[[], bool]], Awaitable[ob
 
 
 async def tick(
-    leading: leader.Leader,
+    leading: lock.Lock,
     publish: Publish,
     *,
     holder: str,

@@ -19,6 +19,7 @@ from muster import (
     bus,
     consumers,
     entry,
+    lock,
     logs,
     probes,
     runtime,
@@ -273,14 +274,10 @@ class _Notifier:
 
 
 def _tenure(settings: config.Settings, connected: bus.Bus) -> tenure.Tenure:
-    where = streams.TENURE, "notifier"
-    lock = tenure.Lock(
-        claim=functools.partial(buckets.claim, connected.link, *where),
-        release=functools.partial(buckets.release, connected.link, *where),
-        ttl_s=settings.acting.ttl_s,
-        renew_s=settings.acting.renew_s,
-    )
-    return tenure.Tenure(lock, instance=connected.instance)
+    key = lock.key(connected.link, streams.TENURE, "notifier")
+    acting = settings.acting
+    terms = lock.Terms(ttl_s=acting.ttl_s, renew_s=acting.renew_s, margin_s=acting.renew_s / 2)
+    return tenure.Tenure(key, instance=connected.instance, terms=terms)
 
 
 def _ping(settings: config.Settings) -> posting.Site | None:
