@@ -373,7 +373,7 @@ FAULTS: Final = (
         heal=be_heard,
         verdict=Verdict.MISMATCH,
         alert=AlertKind.MISMATCH,
-        evidence=(r"the plugin has \d+ Healthy, the node offers \d+ of \d+",),
+        evidence=(r"the kubelet does not list \S+, for \d+ s",),
     ),
     Fault(
         name="g-node",

@@ -9,7 +9,11 @@ def device(name: str, health: Health = Health.HEALTHY) -> vocabulary.Device:
     return vocabulary.Device(id=name, resource=FUSE, health=health)
 
 
-OURS = {FUSE: (device("fuse-0"), device("fuse-1"), device("fuse-2", Health.UNHEALTHY))}
+DEVICES = (device("fuse-0"), device("fuse-1"), device("fuse-2", Health.UNHEALTHY))
+
+
+def ours(sent_at: float | None = 0.0) -> dict[str, agreement.Ours]:
+    return {FUSE: agreement.Ours(DEVICES, sent_at)}
 
 
 def listing(*allocatable: str, **holders: str) -> agreement.Listing:
@@ -21,46 +25,74 @@ def listing(*allocatable: str, **holders: str) -> agreement.Listing:
 
 def test_what_the_kubelet_lists_as_told_is_no_disagreement() -> None:
     found = agreement.Agreement()
-    for now in (0.0, 100.0):
-        found.compare(listing("fuse-0", "fuse-1"), OURS, now)
-    assert found.apart(FUSE, 200.0) == ""
+    for now in (10.0, 20.0):
+        found.compare(listing("fuse-0", "fuse-1"), ours(), now)
+    assert (found.apart(FUSE, 20.0), found.is_doubtful) == ("", False)
 
 
 def test_an_unhealthy_device_that_is_listed_proves_nothing() -> None:
     found = agreement.Agreement()
-    for now in (0.0, 100.0):
-        found.compare(listing("fuse-0", "fuse-1", "fuse-2"), OURS, now)
-    assert found.apart(FUSE, 200.0) == ""
+    for now in (10.0, 20.0):
+        found.compare(listing("fuse-0", "fuse-1", "fuse-2"), ours(), now)
+    assert (found.apart(FUSE, 20.0), found.is_doubtful) == ("", False)
 
 
-def test_a_disagreement_is_told_when_it_lasts_and_no_longer_when_it_ends() -> None:
+def test_a_disagreement_is_told_when_it_is_seen_twice_and_no_longer_when_it_ends() -> None:
     found = agreement.Agreement()
-    found.compare(listing("fuse-0", "other"), OURS, 0.0)
-    assert found.apart(FUSE, 10.0) == ""
-    found.compare(listing("fuse-0", "other"), OURS, 20.0)
-    assert found.apart(FUSE, 30.0) == (
+    found.compare(listing("fuse-0", "other"), ours(), 10.0)
+    assert (found.apart(FUSE, 10.5), found.is_doubtful, found.disputed) == ("", True, frozenset())
+    found.compare(listing("fuse-0", "other"), ours(), 11.0)
+    assert found.apart(FUSE, 13.0) == (
         "the kubelet does not list fuse-1; "
-        "the kubelet lists other, which we do not advertise, for 30 s"
+        "the kubelet lists other, which we do not advertise, for 3 s"
     )
-    found.compare(listing("fuse-0", "fuse-1"), OURS, 40.0)
-    assert found.apart(FUSE, 100.0) == ""
+    assert (found.is_doubtful, found.disputed) == (False, frozenset({FUSE}))
+    found.compare(listing("fuse-0", "fuse-1"), ours(), 21.0)
+    assert (found.apart(FUSE, 21.0), found.disputed) == ("", frozenset())
+
+
+def test_what_was_just_sent_may_take_two_seconds_to_be_listed() -> None:
+    found = agreement.Agreement()
+    for now in (10.5, 11.0, 11.9):
+        found.compare(listing("fuse-0"), ours(sent_at=10.0), now)
+        assert (found.apart(FUSE, now), found.is_doubtful) == ("", True)
+    found.compare(listing("fuse-0"), ours(sent_at=10.0), 12.0)
+    assert found.apart(FUSE, 12.0) == "the kubelet does not list fuse-1, for 2 s"
+
+
+def test_a_change_that_is_sent_meanwhile_begins_the_wait_anew() -> None:
+    found = agreement.Agreement()
+    found.compare(listing("fuse-0"), ours(sent_at=0.0), 10.0)
+    found.compare(listing("fuse-0"), ours(sent_at=10.5), 11.0)
+    assert (found.apart(FUSE, 11.0), found.is_doubtful) == ("", True)
+    found.compare(listing("fuse-0"), ours(sent_at=10.5), 13.0)
+    assert found.disputed == {FUSE}
+
+
+def test_a_kubelet_that_does_not_have_the_resource_disagrees_with_nothing() -> None:
+    found = agreement.Agreement()
+    for now in (10.0, 20.0):
+        found.compare(listing(), ours(sent_at=None), now)
+    assert (found.apart(FUSE, 20.0), found.is_doubtful) == ("", False)
 
 
 def test_a_kubelet_that_cannot_be_asked_disagrees_with_nothing() -> None:
     found = agreement.Agreement()
-    found.compare(listing("fuse-0"), OURS, 0.0)
-    assert found.compare(None, OURS, 30.0) == []
+    for now in (10.0, 20.0):
+        found.compare(listing("fuse-0"), ours(), now)
+    assert found.disputed == {FUSE}
+    assert found.compare(None, ours(), 30.0) == []
     assert (found.apart(FUSE, 60.0), found.held(FUSE)) == ("", None)
 
 
 def test_pods_that_hold_devices_newly_are_told_once() -> None:
     found = agreement.Agreement()
     first = listing("fuse-0", "fuse-1", fuse_0="default/old")
-    assert found.compare(first, OURS, 0.0) == []
+    assert found.compare(first, ours(), 0.0) == []
     second = listing("fuse-0", "fuse-1", fuse_0="default/old", fuse_1="default/new")
     new = [agreement.Allocation(FUSE, "default/new", ("fuse-1",))]
-    assert found.compare(second, OURS, 10.0) == new
-    assert found.compare(second, OURS, 20.0) == []
+    assert found.compare(second, ours(), 10.0) == new
+    assert found.compare(second, ours(), 20.0) == []
     assert (found.held(FUSE), second.held()) == (
         2,
         {FUSE: {"fuse-0": "default/old", "fuse-1": "default/new"}},

@@ -401,12 +401,12 @@ def test_a_kubelet_that_is_away_or_has_just_come_is_told_from_one_that_refuses()
     machine.receive(signals.Served(2), 11.0)
     missing = "UNAVAILABLE: kubelet.sock is missing"
     machine.receive(signals.RegisterFailed(2, missing, permanent=False, away=True), 11.0)
-    assert machine.is_kubelet_away(25.0)
+    assert (machine.is_kubelet_away(25.0), machine.is_kept_out) == (True, False)
     machine.receive(signals.KubeletSeen("k2"), 30.0)
     machine.tick(30.0)
-    assert machine.is_kubelet_away(30.5)
+    assert (machine.is_kubelet_away(30.5), machine.is_kept_out) == (True, False)
     machine.receive(signals.RegisterFailed(2, "UNKNOWN: is invalid", permanent=False), 31.0)
-    assert not machine.is_kubelet_away(31.0)
+    assert (machine.is_kubelet_away(31.0), machine.is_kept_out) == (False, True)
 
 
 def test_a_kubelet_that_was_replaced_has_some_seconds_to_take_us() -> None:

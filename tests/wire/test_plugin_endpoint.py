@@ -29,6 +29,9 @@ class Nobody:
     def allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
         raise AssertionError(f"nobody allocates {device_ids} of {resource}")
 
+    def sent(self) -> None:
+        pass
+
 
 @pytest.fixture
 def root() -> Iterator[Path]:

@@ -630,6 +630,27 @@ def test_the_kubelet_says_which_pod_holds_a_device(root: Path) -> None:
     run(story)
 
 
+def test_a_beat_comes_at_once_when_a_new_kubelet_refuses_us_and_is_no_longer_only_new(
+    root: Path,
+) -> None:
+    async def story() -> None:
+        async with (
+            stand_in.Kubelet(directory=root, node="n1") as kubelet,
+            plugin(fuse(root)) as (node, told),
+        ):
+            await told.registered(1)
+            kubelet.accept_registrations(accepts=False)
+            await kubelet.restart()
+            (state,) = node.states()
+            while not state.problem or state.away:
+                await node.problem_turned.wait()
+                node.problem_turned.clear()
+                (state,) = node.states()
+            assert "kubelet refuses registration" in state.problem
+
+    run(story)
+
+
 def test_what_is_gone_is_told_to_the_kubelet_before_the_allocation_fails(root: Path) -> None:
     async def story() -> None:
         settings = fuse(root, "one")

@@ -86,6 +86,9 @@ class Observer(Protocol):
     def allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """Hear which devices a container was given."""
 
+    def sent(self) -> None:
+        """Hear that the kubelet was sent a list."""
+
 
 class _Stream(msgspec.Struct, eq=False):
     """One ListAndWatch with a state of its own: a flag for all would lose updates."""
@@ -218,6 +221,7 @@ class Endpoint:
             yield wire.device_list(self._service.devices.devices(self._service.resource))
             self._figures.sends += 1
             self._figures.sent_at = time.monotonic()
+            self._observer.sent()
             if not stream.changed.is_set():
                 stream.is_sent.set()
             await stream.changed.wait()

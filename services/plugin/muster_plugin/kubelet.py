@@ -109,7 +109,7 @@ class Life:
         self._line = line
         self._tell = line.tell
         self._hears = hears
-        self._was_listed = False
+        self._stood: tuple[bool, bool] = (False, False)
         self._probing = probing.Probing(
             lambda: self._endpoint,
             tell=line.tell,
@@ -229,8 +229,9 @@ class Life:
         )
 
     def _notice(self) -> None:
-        if self.machine.is_listed != self._was_listed:
-            self._was_listed = self.machine.is_listed
+        stands = self.machine.is_listed, self.machine.is_kept_out
+        if stands != self._stood:
+            self._stood = stands
             self._hears.problem_changed()
 
     @property

@@ -102,6 +102,7 @@ class Node:
         self._pods = pods.Pods(
             self._root / podresources.SOCKET,
             self.inventory,
+            self.lives,
             told=self.teller,
             changes=self._courier,
             heard=lambda at: self._checked(_PODS, at),
@@ -175,6 +176,10 @@ class Node:
     def allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """Tell which devices a container was given; whose it is, the kubelet knows later."""
         self.teller.allocation(resource, device_ids)
+        self._pods.ask_soon()
+
+    def sent(self) -> None:
+        """Ask the kubelet soon whether it lists what it was sent."""
         self._pods.ask_soon()
 
     def claimed(self, resource: str) -> None:

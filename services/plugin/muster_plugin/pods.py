@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 
-from muster_plugin import agreement, courier, inventory, podresources, teller
+from muster_plugin import agreement, courier, inventory, lives, podresources, teller
 
 
 class Pods:
@@ -15,12 +15,14 @@ class Pods:
         self,
         socket: Path,
         devices: inventory.Inventory,
+        resources: lives.Lives,
         *,
         told: teller.Teller,
         changes: courier.Courier,
         heard: Callable[[float], None],
     ) -> None:
         self._devices = devices
+        self._lives = resources
         self._teller = told
         self._courier = changes
         self._heard = heard
@@ -32,7 +34,7 @@ class Pods:
         return self._asked.follow()
 
     def ask_soon(self) -> None:
-        """Ask soon: something was allocated, and whose it is, the kubelet knows by then."""
+        """Ask soon: what was allocated, or sent, the kubelet lists by then."""
         self._asked.soon.set()
 
     def held(self, resource: str) -> int | None:
@@ -45,10 +47,22 @@ class Pods:
 
     async def _take(self, listing: agreement.Listing | None) -> None:
         now, at = time.monotonic(), datetime.now(UTC)
-        ours = {name: self._devices.devices(name) for name in self._devices.resources}
+        before = self._agreement.disputed
+        ours = {
+            name: agreement.Ours(self._devices.devices(name), self._sent_at(name))
+            for name in self._devices.resources
+        }
         for found in self._agreement.compare(listing, ours, now):
             self._teller.allocation(found.resource, found.device_ids, pod=found.pod)
+        if self._agreement.disputed != before:
+            self._courier.turned.set()
+        if self._agreement.is_doubtful:
+            self.ask_soon()
         held = listing.held() if listing else None
         await self._courier.bring(self._devices.held(held, now=now, at=at))
         if listing is not None:
             self._heard(now)
+
+    def _sent_at(self, resource: str) -> float | None:
+        life = self._lives.get(resource)
+        return life.figures.sent_at if life is not None and life.machine.is_listed else None

@@ -86,6 +86,11 @@ class Registration:
         """Whether the kubelet lists this resource, as far as we can know."""
         return self._state is states.State.WATCHED
 
+    @property
+    def is_kept_out(self) -> bool:
+        """Whether something lasting keeps the resource from a kubelet that is there."""
+        return not self.is_listed and self._trouble.lasts and not self._is_away
+
     def problem(self, now: float) -> str:
         """Say in words what keeps the resource from the kubelet; empty when nothing does."""
         if self._state is states.State.WATCHED:
@@ -248,8 +253,7 @@ class Registration:
         self._refusals += 1
         self._state = states.State.REFUSED
         self._deadline = now + (self._patience.refused_for_good_s if event.permanent else wait_s)
-        self._is_away = event.away
-        self._hold("kubelet refuses registration", event.text, now)
+        self._hold("kubelet refuses registration", event.text, now, away=event.away)
         lost = self._unlist(Reason.REGISTER_FAILED, event.text)
         if self._refusals < self._patience.refusals_max:
             return lost
@@ -313,7 +317,8 @@ class Registration:
         if known and self._unlisted not in {None, self._first}:
             self._unlisted = Reason.KUBELET_SOCKET_REPLACED
 
-    def _hold(self, text: str, detail: str, now: float) -> None:
+    def _hold(self, text: str, detail: str, now: float, *, away: bool = False) -> None:
         """Note a trouble that lasts; it counts from when it began, whatever detail it has now."""
         since = self._trouble.at if self._trouble.text == text else now
         self._trouble = patience.Trouble(text, since, detail=detail, lasts=True)
+        self._is_away = away
