@@ -89,6 +89,23 @@ def test_a_snapshot_heals_lost_events_both_ways() -> None:
     assert known.known() == (devices.Known(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g1",)),)
 
 
+def test_what_a_snapshot_said_stands_against_what_is_remembered_from_before_it() -> None:
+    """Who leads at once reads its memory once more, with the first reports taken in already."""
+    known = devices.Devices(10)
+    known.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
+
+    known.restore(
+        [
+            devices.Known(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0",)),
+            # of which a snapshot says nothing
+            devices.Known(AlertKind.DEVICE_DEGRADED, GPU, "row remapping", ("g0",)),
+        ]
+    )
+
+    assert group(AlertKind.DEVICE_UNHEALTHY, known) == {"g1": "XID 79"}
+    assert group(AlertKind.DEVICE_DEGRADED, known) == {"g0": "row remapping"}
+
+
 def test_a_removed_device_is_no_longer_unhealthy() -> None:
     known = devices.Devices(10)
     known.apply(changed("g0", Health.UNHEALTHY))

@@ -96,8 +96,11 @@ class Devices:
         return self._harm.ended
 
     def restore(self, known: Iterable[Known]) -> None:
-        """Go on where a former process stopped."""
+        """Go on where a former process stopped; a snapshot that came meanwhile knows better."""
+        is_listed = self.totals is not _NOTHING
         for group in known:
+            if is_listed and group.kind is AlertKind.DEVICE_UNHEALTHY:
+                continue
             for device in group.ids:
                 self._put((group.kind, group.resource), device, Bad(group.why))
 
