@@ -102,8 +102,9 @@ class Case:
         if self._probe_at is not None:
             waits.append(self._probe_at)
         if self._again_at is not None:
+            # Kubernetes is asked once more first: what it did not say in time is of no use
             waits.append(self._again_at)
-        if self.listens is not None and self._cluster_awaited:
+        elif self.listens is not None and self._cluster_awaited:
             waits.append(self._facts_due)
         return min(waits)
 
