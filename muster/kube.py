@@ -172,8 +172,12 @@ class Api:
         content: str = JSON,
         timeout_s: float,
         attempts: int | None = None,
+        body_bytes_max: int = _BODY_BYTES_MAX,
     ) -> Answer:
-        """Return the API's answer; what may pass is asked again while there is time."""
+        """Return the API's answer; what may pass is asked again while there is time.
+
+        One of more than `body_bytes_max` is none.
+        """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         pause_s = _TRY_AGAIN_S
@@ -183,7 +187,15 @@ class Api:
             left_s = deadline - clock()
             if left_s <= 0:
                 break
-            answer = await self._once(verb, path, query or {}, body, content, timeout_s=left_s)
+            answer = await self._once(
+                verb,
+                path,
+                query or {},
+                body,
+                content,
+                timeout_s=left_s,
+                body_bytes_max=body_bytes_max,
+            )
             wait_s = max(pause_s, answer.wait_s)
             if not answer.is_passing or attempt == last or wait_s >= deadline - clock():
                 break
@@ -256,12 +268,13 @@ class Api:
         content: str,
         *,
         timeout_s: float,
+        body_bytes_max: int,
     ) -> Answer:
         what = f"{verb.lower()} {path}"
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s)
             response = await self._send(verb, path, query, body, content, timeout)
-            answer = _answer(what, response, await _body(response))
+            answer = _answer(what, response, await _body(response, body_bytes_max))
             if answer.date is not None:
                 self._told = answer.date, asyncio.get_running_loop().time()
         except LOST as error:
@@ -294,14 +307,14 @@ class Api:
         return response
 
 
-async def _body(response: aiohttp.ClientResponse) -> bytes:
+async def _body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     """Return a whole body. Raises ConnectionError for one without end."""
     found = bytearray()
     async for chunk in response.content.iter_any():
         found += chunk
-        if len(found) > _BODY_BYTES_MAX:
+        if len(found) > bytes_max:
             response.close()
-            raise ConnectionError(f"a body of more than {_BODY_BYTES_MAX} bytes")
+            raise ConnectionError(f"a body of more than {bytes_max} bytes")
     return bytes(found)
 
 

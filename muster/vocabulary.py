@@ -521,7 +521,7 @@ class AlertChanged(Event, frozen=True, kw_only=True):
 
     A firing alert may change what it is about (a plugin that is down is then on a node that is):
     the newest by fingerprint holds. `change` counts from 0 while it fires. `devices` and `pods`
-    name the first ones, of `devices_total`. `advice` says in one line what to do.
+    name the first ones, of `devices_total` and `pods_total`. `advice` says what to do first.
     """
 
     TYPE = "alert.changed"
@@ -538,6 +538,7 @@ class AlertChanged(Event, frozen=True, kw_only=True):
     devices: tuple[DeviceId, ...] = ()
     devices_total: Count = 0
     pods: tuple[str, ...] = ()
+    pods_total: Count = 0
     evidence: tuple[Evidence, ...] = ()
     advice: Text = ""
     runbook: str = ""

@@ -45,6 +45,7 @@ def _may() -> Iterator[Question]:
         yield Question("health", verb, "daemonsets.apps", "muster")
     yield Question("health", "get", "leases.coordination.k8s.io", "kube-node-lease")
     yield Question("health", "create", "events", "muster")
+    yield Question("health", "list", "pods")
     yield Question("labeler", "patch", "nodes")
     yield Question("labeler", "patch", "nodes:status")
     yield Question("labeler", "create", "events", "default")
@@ -72,10 +73,13 @@ def _may_not() -> Iterator[Question]:
         yield Question(account, "create", "serviceaccounts:token", "muster")
         yield Question(account, "patch", "daemonsets.apps", "muster")
         yield Question(account, "impersonate", "users")
-        yield Question(account, "list", "pods", "default")
+        yield Question(account, "get", "pods", "default")
+        yield Question(account, "watch", "pods", "default")
         yield Question(account, "list", "configmaps", "muster")
         yield Question(account, "patch", "validatingadmissionpolicies.admissionregistration.k8s.io")
         yield Question(account, "patch", "clusterroles.rbac.authorization.k8s.io")
+    for account in ("plugin", "nats", "gate", "labeler", "notifier"):
+        yield Question(account, "list", "pods", "default")
     for account in ("plugin", "nats", "gate", "notifier"):
         yield Question(account, "get", "nodes")
         yield Question(account, "get", "pods", "muster")

@@ -41,6 +41,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     devices: tuple[str, ...] = ()
     devices_total: int = 0
     pods: tuple[str, ...] = ()
+    pods_total: int = 0
     evidence: tuple[Evidence, ...] = ()
     advice: str = ""
     runbook: str = ""

@@ -123,6 +123,8 @@ def _plugin(one: status.Plugin) -> Iterable[str]:
         yield f"  alert      {status.plain(told)}"
         for seen in alert.evidence if alert.evidence != one.evidence else ():
             yield f"    evidence   {status.plain(f'{seen.source}: {seen.observed}')}"
+        if alert.pods_total > len(alert.pods):
+            yield f"    pods       {alert.pods_total}; the first {len(alert.pods)} are named below"
         if alert.advice or alert.runbook:
             todo = "; ".join(part for part in (alert.advice, alert.runbook) if part)
             yield f"    what to do {status.plain(todo)}"

@@ -27,7 +27,7 @@ class Fault:
     `verdict` is None where none is to be told, and `alert` where nobody is to be told. Each
     pattern of `evidence` must be found in what is told. `passes` are verdicts that may stand for a
     moment on the way, because what tells the rest comes later. `absent` begins without a node,
-    `cabled` behind a cable that can be cut.
+    `cabled` behind a cable that can be cut. Where a device is `held`, the alert names the pod.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Fault:
     """Verdicts that may stand for a moment, of which nobody is to be told."""
     absent: bool = False
     cabled: bool = False
+    held: bool = False
     slow: bool = False
     """It takes a while to make, and counts from when it is made."""
 
@@ -86,6 +87,7 @@ async def started(fleet: fleets.Fleet, faults: Collection[Fault]) -> dict[str, f
     nodes = {fault.name: fleet.node(f"node-{fault.name}") for fault in faults}
     here = [(nodes[fault.name], fault) for fault in faults if not fault.absent]
     await asyncio.gather(*(node.start(cabled=fault.cabled) for node, fault in here))
+    await asyncio.gather(*(node.make_holder() for node, fault in here if fault.held))
     await fleet.health.start()
     await fleet.until_healthy([node.name for node, _ in here])
     return nodes
@@ -143,11 +145,14 @@ def _strange(node: fleets.Node, fault: Fault, began: float) -> tuple[str, ...]:
     told = node.fleet.told
     fine = {Verdict.HEALTHY, fault.verdict, *fault.passes, *fault.falls}
     verdicts = [e for _, e in told.verdicts(node.name, since=began) if e.verdict not in fine]
+    named = {e.pods for _, e in told.alerts(node.name, since=began) if e.kind is fault.alert}
+    pods = (node.holder,) if fault.held else ()
     kinds = {fault.alert, *(AlertKind(verdict.lower()) for verdict in fault.passes)}
     alerts = [e for _, e in told.alerts(node.name, since=began) if e.kind not in kinds]
     return (
         *(f"{e.verdict} ({e.rule})" for e in verdicts),
         *(f"alert {e.kind} {e.state}" for e in alerts),
+        *(f"pods {found}, not {pods}" for found in named - {pods}),
     )
 
 
@@ -318,6 +323,7 @@ FAULTS: Final = (
         verdict=Verdict.PLUGIN_DOWN,
         alert=AlertKind.PLUGIN_DOWN,
         evidence=("connection closed", "nobody listens", "CrashLoopBackOff"),
+        held=True,
     ),
     Fault(
         name="b",
@@ -338,6 +344,7 @@ FAULTS: Final = (
         verdict=Verdict.STUCK,
         alert=AlertKind.STUCK,
         evidence=("silent for", "lease renewed"),
+        held=True,
     ),
     Fault(
         name="d",
@@ -356,6 +363,7 @@ FAULTS: Final = (
         verdict=Verdict.DEREGISTERED,
         alert=AlertKind.DEREGISTERED,
         evidence=(fleets.RESOURCE, "registration"),
+        held=True,
     ),
     Fault(
         name="f",
@@ -414,6 +422,7 @@ FAULTS: Final = (
         # when it boots, its kubelet is there before its plugin
         passes=frozenset({Verdict.PLUGIN_DOWN}),
         cabled=True,
+        held=True,
     ),
     Fault(
         name="k",

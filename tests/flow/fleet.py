@@ -171,6 +171,27 @@ class Node:
         self._configure(self.plugin, self.directory)
         await self.plugin.start()
 
+    @property
+    def holder(self) -> str:
+        """Return somebody's pod that holds one of the node's devices, if it was made."""
+        return f"default/train-{self.name}"
+
+    async def make_holder(self) -> None:
+        """Let somebody's pod be given a device."""
+        namespace, _, name = self.holder.partition("/")
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        amount = {RESOURCE: "1"}
+        resources = {"limits": amount, "requests": amount}
+        container = {"name": "c", "image": "c", "resources": resources}
+        spec = {"nodeName": self.name, "containers": [container]}
+        found = await self.fleet.api.do("POST", pods, {"metadata": {"name": name}, "spec": spec})
+        while found["status"] == {"phase": "Pending"}:
+            await asyncio.sleep(0.1)
+            found = await self.fleet.api.do("GET", f"{pods}/{name}")
+        status = found["status"]
+        assert isinstance(status, dict)
+        assert status["phase"] == "Running", status
+
     async def start_other(self) -> None:
         """Start a second plugin of the same name; it finds a kubelet of its own."""
         directory = self.fleet.directory / f"{self.name}-2"

@@ -1,7 +1,7 @@
 """A fleet behind a bus and a cluster, and health services that lead, follow, pause and crash."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -38,6 +38,8 @@ class Plugin:
     devices: int = 2
     healthy: int | None = None
     configuration: str = ""
+    holders: tuple[str, ...] | None = ("ml/train",)
+    """Who requests its devices; None is that nobody may know."""
     twin_seq: int = 0
     broken: set[str] = field(default_factory=set)
     instance: int = 0
@@ -155,11 +157,7 @@ class Service:
                 case signals.Probe():
                     self.answers.append(self.world.answer(out))
                 case signals.AskCluster():
-                    known = self.world.plugins[out.node].facts(self.world.now)
-                    answer = signals.ClusterAnswered(
-                        node=out.node, plugin=out.plugin, number=out.number, facts=known
-                    )
-                    self.answers.append((self.world.now + 0.02, answer))
+                    self.answers.append(self.world.learn(out))
                 case signals.Remember() | signals.Publish() if self.drops:
                     pass
                 case signals.Remember():
@@ -189,6 +187,9 @@ class World:
         self.now = 0.0
         self.remediation = remediation
         self.has_cluster = has_cluster
+        self.asked: list[signals.AskCluster] = []
+        self.mute = False
+        """The Kubernetes API does not come to list all pods of a node."""
         self.interval_s = interval_s
         self.plugins = {node: Plugin(node, interval_s=interval_s) for node in nodes}
         self.memory: dict[str, bytes] = {}
@@ -319,6 +320,13 @@ class World:
         if plugin.heard:
             self.replace(node, max(0, plugin.devices - 1))
 
+    def hold(self, node: str, pods: int) -> None:
+        """Let so many pods request a node's devices."""
+        self.plugins[node].holders = tuple(f"ml/{number:03}" for number in range(pods))
+
+    def hush(self, mute: bool) -> None:  # noqa: FBT001  # a step of a property
+        self.mute = mute
+
     def unplug(self, node: str, device: str) -> None:
         """Let a device leave while its plugin sees it."""
         plugin = self.plugins[node]
@@ -418,6 +426,14 @@ class World:
             if isinstance(event, vocabulary.AlertChanged) and event.node == node
         ]
 
+    def named(self, node: str) -> list[tuple[AlertKind, AlertState, tuple[str, ...]]]:
+        """Return what was told of a node, with the pods that were named."""
+        return [
+            (event.kind, event.state, event.pods)
+            for event in self.published.values()
+            if isinstance(event, vocabulary.AlertChanged) and event.node == node
+        ]
+
     def verdicts(self, node: str) -> list[Verdict]:
         return [
             event.verdict
@@ -433,6 +449,20 @@ class World:
         self.memory[out.key] = out.value
         if not out.value:
             del self.memory[out.key]
+
+    def learn(self, asked: signals.AskCluster) -> tuple[float, signals.Input]:
+        """Return what the Kubernetes API answers, and when."""
+        self.asked.append(asked)
+        plugin = self.plugins.get(asked.node)
+        known = None if plugin is None else plugin.facts(self.now)
+        hangs = self.mute and bool(asked.resources)
+        if plugin is not None and known is not None and asked.resources:
+            assert asked.resources == (GPU,)
+            known = replace(known, holders=None if hangs else plugin.holders)
+        answer = signals.ClusterAnswered(
+            node=asked.node, plugin=asked.plugin, number=asked.number, facts=known
+        )
+        return self.now + (asked.timeout_s if hangs else 0.02), answer
 
     def answer(self, probe: signals.Probe) -> tuple[float, signals.Input]:
         plugin = self.plugins[probe.node]

@@ -139,6 +139,22 @@ def test_nothing_that_a_plugin_wrote_reaches_the_terminal_as_a_command() -> None
     assert [line for line in shown if not line.isprintable()] == []
 
 
+def test_the_pods_that_a_failed_plugin_affects_are_named_and_the_others_counted() -> None:
+    down = {"kind": "plugin_down", "severity": "critical", "summary": "s", "advice": "look"}
+    told = {**down, "pods": ["ml/a", "ml/b"], "pods_total": 40, "starts_at": "2026-01-01T12:00:00Z"}
+    known = why.Known(
+        node="a", source="x", state=state(plugin("a", alerts=[told])), heard=None, since="1d"
+    )
+    assert why.lines(known)[-6:] == [
+        "    pods       40; the first 2 are named below",
+        "    what to do look",
+        "",
+        "pods that are told of (some may have ended)",
+        "  ml/a: named by the alert plugin_down",
+        "  ml/b: named by the alert plugin_down",
+    ]
+
+
 def test_a_node_that_nobody_knows_is_named_with_its_neighbour() -> None:
     known = why.Known(node="nod-a", source="x", state=state(plugin("node-a")), heard=[], since="1d")
     assert why.stranger(known) == "nothing is known of node nod-a; did you mean node-a?"

@@ -197,6 +197,42 @@ def test_a_pod_in_our_words() -> None:
     )
 
 
+def asking(phase: str = "Running", **spec: object) -> object:
+    return {
+        "metadata": {"name": "p", "namespace": "n", "labels": {"a": "b"}},
+        "spec": {"containers": [{"name": "c"}], **spec},
+        "status": {"phase": phase},
+    }
+
+
+def with_(resource: str, amount: object = "1", *, how: str = "requests") -> list[object]:
+    return [{"resources": {"requests": {"cpu": "1"}}}, {"resources": {how: {resource: amount}}}]
+
+
+@pytest.mark.parametrize(
+    ("pod", "holds"),
+    [
+        (asking(containers=with_(GPU)), True),
+        (asking("Pending", containers=with_(GPU, how="limits")), True),
+        (asking(initContainers=with_(GPU)), True),
+        (asking(containers=with_("x/y")), False),
+        (asking(containers=with_(GPU, "0")), False),
+        (asking(containers=with_(GPU, 0)), False),
+        (asking(containers=with_(GPU, 1)), True),
+        (asking("Succeeded", containers=with_(GPU)), False),
+        (asking("Failed", containers=with_(GPU)), False),
+        (asking(containers=[{"resources": {"limits": None}}], initContainers=None), False),
+        ({}, False),
+    ],
+)
+def test_a_pod_holds_what_any_of_its_containers_requests_until_it_has_ended(
+    pod: object, *, holds: bool
+) -> None:
+    found = read(shapes.Holder, pod)
+    assert found.holds((GPU, "a/b")) is holds
+    assert shapes.holders([found], (GPU,)) == (("n/p",) if holds else ())
+
+
 def test_a_daemonset_selects_pods_as_a_query_has_it() -> None:
     tree = {
         "spec": {

@@ -28,6 +28,24 @@ def test_a_crash_is_a_verdict_within_three_seconds() -> None:
     assert fate("kill", 2.9) == ([Verdict.PLUGIN_DOWN], [("a", AlertKind.PLUGIN_DOWN, "")])
 
 
+class Unanswered(World):
+    """The Kubernetes API answers nobody."""
+
+    def learn(self, asked: signals.AskCluster) -> tuple[float, signals.Input]:
+        nothing = signals.ClusterAnswered(
+            node=asked.node, plugin=asked.plugin, number=asked.number, facts=None
+        )
+        return self.now + asked.timeout_s, nothing
+
+
+def test_a_crash_is_a_verdict_where_kubernetes_does_not_answer_too() -> None:
+    world = Unanswered("a", interval_s=5.0)
+    world.run(10.0)
+    world.kill("a")
+    world.run(40.0)
+    assert world.verdicts("a")[-1] is Verdict.PLUGIN_DOWN
+
+
 def test_a_crash_that_its_pod_does_not_show_yet_is_an_alert_once_it_does() -> None:
     world = running("a", interval_s=5.0)
     world.plugins["a"].shows_after_s = 6.0
@@ -389,6 +407,8 @@ STEPS = st.lists(
         st.tuples(st.just("outage"), st.floats(0.1, 30.0)),
         st.tuples(st.just("crash"), st.floats(0.01, 20.0)),
         st.tuples(st.just("crash_after"), st.integers(0, 12)),
+        st.tuples(st.just("hold"), NODES, st.integers(0, 3)),
+        st.tuples(st.just("hush"), st.booleans()),
     ),
     max_size=25,
 )
@@ -406,6 +426,7 @@ def test_whatever_happens_all_is_resolved_once_healthy(
         plugin.broken.clear()
         plugin.devices = 2
         world.mend(node)
+    world.hush(mute=False)
     world.run(150.0)
 
     assert world.alerts() == []
@@ -422,7 +443,7 @@ def test_whatever_happens_all_is_resolved_once_healthy(
 def test_a_crash_at_any_point_changes_nothing_that_is_told(
     faults: list[tuple[str, str]], crashes: list[int], services: int
 ) -> None:
-    def played(at: list[int]) -> list[list[tuple[AlertKind, AlertState]]]:
+    def played(at: list[int]) -> list[list[tuple[AlertKind, AlertState, tuple[str, ...]]]]:
         world = running("a", "b", services=services, interval_s=5.0)
         for number, (name, node) in enumerate(faults):
             if number < len(at):
@@ -430,6 +451,6 @@ def test_a_crash_at_any_point_changes_nothing_that_is_told(
             getattr(world, name)(node)
             # long enough for each wait, and for its beginning anew in another process
             world.run(650.0)
-        return [world.story(node) for node in ("a", "b")]
+        return [world.named(node) for node in ("a", "b")]
 
     assert played(crashes) == played([])

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import warnings
@@ -132,6 +133,7 @@ def test_only_the_labeler_may_patch_nodes_and_only_health_sees_leases() -> None:
         ("events", "create"),
     }
     assert rights("ClusterRole", "muster-health-leases") == {("leases", "get")}
+    assert rights("ClusterRole", "muster-health-pods") == {("pods", "list")}
     assert rights("ClusterRole", "muster-labeler") == {
         *(("nodes", verb) for verb in (*seeing, "patch")),
         ("nodes/status", "patch"),
@@ -141,8 +143,19 @@ def test_only_the_labeler_may_patch_nodes_and_only_health_sees_leases() -> None:
     named = [name for o in roles for r in o["rules"] for name in r.get("resourceNames", [])]
     # kustomize renames what has the name of a ConfigMap that it makes, also here
     assert named == [settings.lease.name, "muster-inventory"]
-    assert len(roles) == 6
+    assert len(roles) == 7
     assert "secrets" not in json.dumps(roles)
+
+
+def test_the_right_to_list_pods_can_be_taken_away_as_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/security.md").read_text("utf-8")
+    patches = re.search(r"```yaml\n(patches:\n.*muster-health-pods.*?)```", page, re.DOTALL)
+    assert patches is not None
+    base = os.path.relpath(ROOT / "k8s/overlays/minimal", tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{base}]\n{patches[1]}")
+    names = [one["metadata"]["name"] for one in yaml.safe_load_all(deployed.render(tmp_path))]
+    assert "muster-health-pods" not in names
+    assert len(names) == len(objects("minimal")) - 2
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

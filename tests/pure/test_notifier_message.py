@@ -1,4 +1,5 @@
 import datetime as dt
+import json
 
 import msgspec
 from hypothesis import given
@@ -19,6 +20,7 @@ def alert(
     state: AlertState = AlertState.FIRING,
     summary: str = "device-plugin is frozen",
     pods: tuple[str, ...] = (),
+    pods_total: int = 0,
     observed: str = "silent for 2.6 s",
 ) -> vocabulary.AlertChanged:
     return vocabulary.AlertChanged(
@@ -35,6 +37,7 @@ def alert(
         resource="nvidia.com/gpu",
         devices=("GPU-1",),
         pods=pods,
+        pods_total=pods_total,
         evidence=(vocabulary.Evidence(source="health", observed=observed),),
         runbook="https://runbooks.example/stuck",
     )
@@ -60,6 +63,15 @@ def notification(
 
 def body(told: Notification) -> bytes:
     return bodies.body(told, message.compose(told), layout=addresses.Format.CLOUDEVENTS)
+
+
+def test_pods_that_an_alert_counts_and_does_not_name_are_counted_in_the_message() -> None:
+    told = notification(firing=(alert(pods=("ml/a", "ml/b"), pods_total=40),))
+    again = notifications.decode(notifications.encode(told))
+    for one in (told, again):
+        lines = message.compose(one).text.splitlines()
+        assert "  pods that hold it: ml/a, ml/b and 38 more" in lines
+        assert json.loads(body(one))["data"]["truncatedPods"] == 38
 
 
 def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() -> None:

@@ -285,6 +285,7 @@ class Story:
             starts_at=T0,
             ends_at=at if state == "resolved" else None,
             pods=about.get("pods", ()),  # type: ignore[arg-type]  # those of a test
+            pods_total=9 if "pods" in about else 0,
         )
         return codec.CloudEvent(
             id=str(self.sequence),
@@ -542,9 +543,13 @@ def test_the_owner_of_a_workload_is_told_beside_everybody_else_and_hears_of_its_
         (330.0, "default", Reason.ALL_RESOLVED, "a"),
         (330.0, "team", Reason.ALL_RESOLVED, "a"),
     ]
-    pods = {n.receiver: (n.why, *(a.pods for a in (*n.firing, *n.resolved))) for n in story.sent}
+    told = {
+        n.receiver: (n.why, n.pods_total, *(a.pods for a in (*n.firing, *n.resolved)))
+        for n in story.sent
+    }
     why = "the annotation muster.dev/notify of these pods, or of their namespace"
-    assert pods == {"default": ("", ("ml/mine", "x/other")), "team": (why, ("ml/mine",))}
+    # an owner sees no pods of others, and is not told how many they are
+    assert told == {"default": ("", 9, ("ml/mine", "x/other")), "team": (why, 1, ("ml/mine",))}
 
 
 def test_owners_that_are_not_asked_yet_change_nothing_for_those_who_were_told() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class World:
         self.door = door
         self.seen = seen
         self.told = told
+        self.namespaces: set[str] = set()
 
     async def do(self, method: str, path: str, body: object = None, **query: str) -> Any:
         data = orjson.dumps(body) if body is not None else None
@@ -104,6 +106,26 @@ class World:
         uid: str = made["metadata"]["uid"]
         return uid
 
+    async def user(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        on: str,
+        containers: list[dict[str, Any]],
+        init: list[dict[str, Any]] | None = None,
+    ) -> None:
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        if namespace not in self.namespaces:
+            self.namespaces.add(namespace)
+            await self.do("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+        spec = {
+            "nodeName": on,
+            "containers": [{"name": "c", "image": "c", **one} for one in containers],
+            "initContainers": [{"name": "i", "image": "i", **one} for one in init or ()],
+        }
+        await self.do("POST", path, {"metadata": {"name": name}, "spec": spec})
+
     async def lease(self, name: str, renewed: datetime) -> None:
         path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
         spec = {"holderIdentity": name, "renewTime": renewed.strftime("%Y-%m-%dT%H:%M:%S.000000Z")}
@@ -128,6 +150,10 @@ class World:
             if isinstance(told, signals.ClusterAnswered):
                 assert told.number == asked.number
                 return told.facts
+
+
+def holding(resource: str) -> dict[str, Any]:
+    return {"resources": {"limits": {resource: "1"}, "requests": {resource: "1"}}}
 
 
 Story = Callable[[World], Awaitable[None]]
@@ -255,6 +281,50 @@ def test_a_node_that_is_gone_is_told_apart_from_one_that_cannot_be_read(tmp_path
         assert list(world.seen.problems) == ["get nodes"]
         world.api.allow("/api/v1/nodes")
         await world.answer()
+        assert world.seen.problems == {}
+
+    play(tmp_path, story, running=False)
+
+
+def test_pods_of_all_namespaces_that_hold_a_nodes_devices_are_found_if_asked_for(
+    tmp_path: Path,
+) -> None:
+    asked = replace(ASKED, resources=(GPU,))
+
+    async def story(world: World) -> None:
+        await world.node("a")
+        await world.user("ml", "train", on="a", containers=[holding(GPU)])
+        await world.user("ml", "other", on="b", containers=[holding(GPU)])
+        await world.user("web", "idle", on="a", containers=[holding("cpu")])
+        await world.user("web", "sidecar", on="a", init=[holding(GPU)], containers=[{}])
+        await world.user("web", "ended", on="a", containers=[holding(GPU)])
+        path = "/api/v1/namespaces/web/pods/ended/status"
+        await world.do("PATCH", path, {"status": {"phase": "Succeeded"}})
+        found = await world.answer(asked)
+        assert found is not None
+        assert found.holders == ("ml/train", "web/sidecar")
+        assert (await world.answer() or facts.Facts()).holders is None
+
+    play(tmp_path, story, running=False)
+
+
+def test_without_the_right_no_pods_are_known_and_that_is_said_once(tmp_path: Path) -> None:
+    asked = replace(ASKED, resources=(GPU,))
+
+    async def story(world: World) -> None:
+        await world.node("a")
+        await world.user("ml", "train", on="a", containers=[holding(GPU)])
+        world.api.refuse("/api/v1/pods", refusals.Reason.FORBIDDEN)
+        for _ in range(2):
+            found = await world.answer(asked)
+            assert found is not None
+            assert (found.exists, found.holders) == (True, None)
+            assert "/api/v1/pods" not in found.problem
+        assert list(world.seen.problems) == ["list pods of all namespaces"]
+        world.api.allow("/api/v1/pods")
+        found = await world.answer(asked)
+        assert found is not None
+        assert found.holders == ("ml/train",)
         assert world.seen.problems == {}
 
     play(tmp_path, story, running=False)

@@ -5,6 +5,7 @@ that is down, and then on a node that is down, changes its alert and opens no se
 """
 
 import hashlib
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, assert_never
 
@@ -16,6 +17,8 @@ from muster.vocabulary import AlertKind, Severity, Verdict
 Key = tuple[str, str]
 """Slot and resource: what tells the open alerts of one plugin apart."""
 
+PODS_MAX: Final = 32
+"""An alert names so many, and counts the others."""
 _OF_DEVICES: Final = frozenset(
     {
         AlertKind.DEVICE_UNHEALTHY,
@@ -39,6 +42,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     devices: tuple[str, ...] = ()
     devices_total: int = 0
     pods: tuple[str, ...] = ()
+    pods_total: int = 0
     change: int = 0
     ends_at: datetime | None = None
     grave: bool = False
@@ -56,14 +60,17 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def says_the_same(self, other: "Alert") -> bool:
         """Tell whether a person would read the same; evidence ages all the time."""
-        mine = (self.kind, self.summary, self.devices, self.devices_total, self.pods)
-        return mine == (
-            other.kind,
-            other.summary,
-            other.devices,
-            other.devices_total,
-            other.pods,
-        )
+        return self.words == other.words
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """What a person reads of it, but the evidence."""
+        many = self.devices_total, self.pods_total
+        return self.kind, self.summary, self.devices, self.pods, many
+
+    def naming(self, pods: Sequence[str], total: int) -> "Alert":
+        """Return it with the pods that it affects, the first of `total`."""
+        return msgspec.structs.replace(self, pods=tuple(pods[:PODS_MAX]), pods_total=total)
 
     def becomes(self, other: "Alert", at: datetime) -> "Alert":
         """Return it saying what another says, from then on."""
@@ -178,6 +185,7 @@ def changed(
         devices=alert.devices,
         devices_total=alert.devices_total,
         pods=alert.pods,
+        pods_total=alert.pods_total,
         evidence=alert.evidence,
         advice=advice_of(alert.kind),
         runbook=f"{runbook_url}{alert.kind}.md",
@@ -198,6 +206,7 @@ def told(event: vocabulary.AlertChanged) -> Alert:
         devices=event.devices,
         devices_total=event.devices_total,
         pods=event.pods,
+        pods_total=event.pods_total,
         change=event.change,
         ends_at=event.ends_at,
     )

@@ -261,6 +261,7 @@ class Detector:
             case signals.ClusterAnswered():
                 self._cures.answered(found.key, event.number)
                 taken = state.learned(event.facts, event.number, now)
+                found.learned(event.facts, event.number, now)
             case signals.Connected():
                 state.connected(event.server, event.client)
                 taken = []
@@ -344,7 +345,7 @@ class Detector:
                 case steps.Question(number=number):
                     outs.append(self._probe(found, number))
                 case steps.Inquiry(number=number):
-                    outs.append(self._ask_cluster(found, number))
+                    outs.append(found.question(number, now))
                 case steps.Conclusion() | steps.Confirmed() | steps.Overdue():
                     concluded = True
                     found.decide(step, now, self._sight.at(now))
@@ -371,7 +372,7 @@ class Detector:
             return []
         number = self._cures.asks(found, now)
         if number is not None:
-            return [self._ask_cluster(found, number)]
+            return [found.question(number, now)]
         storm = bool(self._storms.active)
         return self._cures.decide(found, leader, now, self._sight.at(now), storm=storm)
 
@@ -383,14 +384,6 @@ class Detector:
 
     def _probe(self, found: dossier.Dossier, number: int) -> signals.Probe:
         return signals.Probe(
-            node=found.node,
-            plugin=found.plugin,
-            number=number,
-            timeout_s=self._settings.probe_timeout_s,
-        )
-
-    def _ask_cluster(self, found: dossier.Dossier, number: int) -> signals.AskCluster:
-        return signals.AskCluster(
             node=found.node,
             plugin=found.plugin,
             number=number,
@@ -552,7 +545,7 @@ class Detector:
                 # as nearly all; its deadline moved back, and stays queued
                 found.state.shift(seconds, now)
                 continue
-            found.state.stood_still(seconds, now)
+            found.stood_still(seconds, now)
             self._weather(found, now)
             self._deadlines.set(key, found.deadline())
         self._deadlines.set(_FLEET_DUE, now + 1.0)

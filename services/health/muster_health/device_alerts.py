@@ -10,7 +10,6 @@ from muster_health import alerts, devices, evidence
 
 _IDS_MAX: Final = 32
 _SHOWN_MAX: Final = 4
-_PODS_MAX: Final = 32
 _NOTHING: Final[Mapping[str, str]] = {}
 _LOST: Final = (evidence.seen("health", "the plugin saw none of them leave"),)
 _WORDS: Final = {
@@ -96,5 +95,4 @@ def _of_group(
         told_at=at,
         devices=tuple(ids[:_IDS_MAX]),
         devices_total=many,
-        pods=tuple(pods[:_PODS_MAX]),
-    )
+    ).naming(pods, len(pods))

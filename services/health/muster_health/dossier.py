@@ -9,12 +9,14 @@ import msgspec
 from muster import vocabulary
 from muster.vocabulary import AlertKind
 from muster_health import (
+    affected,
     alerts,
     census,
     config,
     device_alerts,
     devices,
     evidence,
+    facts,
     judgement,
     plugin_state,
     remedy,
@@ -98,6 +100,7 @@ class Dossier:
     __slots__ = (
         "_alert_due",
         "_around",
+        "_asked",
         "_census",
         "_cure_due",
         "_devices",
@@ -142,6 +145,7 @@ class Dossier:
         self.unwanted = False
         """It was expected here once, and is no longer."""
         self._around = around
+        self._asked: affected.Question | None = None
         self._devices = devices.Devices(around.bounds.devices_per_plugin)
         self._census = census.Census()
         self._since: datetime | None = None
@@ -262,6 +266,27 @@ class Dossier:
             case _:
                 assert_never(found)
 
+    def question(self, number: int, now: float) -> signals.AskCluster:
+        """Return what to ask Kubernetes: of one that was told to be lost, also whom it affects."""
+        resources: tuple[str, ...] = ()
+        is_lost = self.state.state is State.LOST and self._around.leader is not None
+        if is_lost and self._own_told:
+            resources = self.state.accused
+            self._asked = self._expect(number, now)
+        return self._ask_cluster(number, resources)
+
+    def learned(self, known: facts.Facts | None, number: int, now: float) -> None:
+        """Take Kubernetes' answer, if it is about whom the alert names."""
+        if self._asked is not None and self._asked.number == number:
+            self._asked.answered(known, now)
+            self._dirty = True
+
+    def stood_still(self, seconds: float, now: float) -> None:
+        """Make every wait longer: we stood still for so long."""
+        self.state.stood_still(seconds, now)
+        if self._asked is not None:
+            self._asked.due += seconds
+
     def needs_remedy(self, now: float) -> bool:
         """Tell whether its verdict stands, has been told, and has not been acted on."""
         if self.state.verdict not in remedy.CURABLE or self._remedied == self._since:
@@ -361,22 +386,25 @@ class Dossier:
         self._dirty, self._look_due = False, None
         leader = self._around.leader
         if leader is None:
-            self._uncounted = False
+            self._uncounted, self._asked = False, None
             return [], []
         self._tell_verdict(at, leader)
         held: list[alerts.Alert] = []
+        asked: list[signals.Output] = []
         # an alert that was told by another process stays until it is known how the plugin is
         is_known = self.state.verdict is not None or not self.telling.told
         if is_known and not self.inhibited:
-            wanted = self._wanted(now, at)
+            own = self._own(now, at)
+            asked = self._ask_whom(own, now)
+            named = self._named(own, now)
+            wanted = [*named, *self._others(now, at)]
             self._look_due, held = self.telling.follow(
                 wanted, now=now, at=at, may_open=may_open, why_ended=self._why_ended
             )
-            if self._alert_waits(now):
-                self._look_due = min(self._alert_due, self._look_due or self._alert_due)
-            if self.skew.is_skewed and now < self._skew_due:
-                self._look_due = min(self._skew_due, self._look_due or self._skew_due)
-        return self._tellings(leader), held
+            if not self._awaits_pods(now) and not any(map(self._is_still_to_tell, named)):
+                self._asked = None
+            self._look_by_then(now)
+        return [*self._tellings(leader), *asked], held
 
     def close(self, at: datetime, why: str) -> list[signals.Output]:
         """Resolve all that is open, and forget this plugin."""
@@ -430,9 +458,66 @@ class Dossier:
     def _forget_s(self) -> float:
         return _DAY_S if self.state.state is State.MAINTENANCE else 7 * _DAY_S
 
-    def _wanted(self, now: float, at: datetime) -> list[alerts.Alert]:
-        own = self._own(now, at)
-        found = [] if own is None else [own]
+    def _look_by_then(self, now: float) -> None:
+        """Have it looked at again when the first of its waits is over."""
+        waits = [self._alert_due] if self._alert_waits(now) else []
+        if self.skew.is_skewed and now < self._skew_due:
+            waits.append(self._skew_due)
+        if self._asked is not None and self._awaits_pods(now):
+            waits.append(self._asked.due)
+        if self._look_due is not None:
+            waits.append(self._look_due)
+        self._look_due = min(waits, default=None)
+
+    def _ask_whom(self, own: alerts.Alert | None, now: float) -> list[signals.Output]:
+        """Ask which pods an alert is to name, if it says something new, and nobody asked yet."""
+        if own is None:
+            self._asked = None
+            return []
+        resources = self.state.accused
+        if not self._around.has_cluster or not resources:
+            return []
+        if self._asked is not None and self._asked.resources == resources:
+            return []
+        if not self._is_still_to_tell(affected.named(own, None, self._own_told)):
+            return []
+        number = self.state.inquire().number
+        self._asked = self._expect(number, now)
+        return [self._ask_cluster(number, resources)]
+
+    def _expect(self, number: int, now: float) -> affected.Question:
+        due = affected.due(now, self._around.settings.probe_timeout_s)
+        return affected.Question(number, self.state.accused, due=due)
+
+    def _ask_cluster(self, number: int, resources: tuple[str, ...]) -> signals.AskCluster:
+        return signals.AskCluster(
+            node=self.node,
+            plugin=self.plugin,
+            number=number,
+            timeout_s=self._around.settings.probe_timeout_s,
+            resources=resources,
+        )
+
+    def _awaits_pods(self, now: float) -> bool:
+        return self._asked is not None and now < self._asked.due
+
+    def _is_still_to_tell(self, alert: alerts.Alert) -> bool:
+        told = self.telling.told.get(alert.key)
+        return told is None or not told.says_the_same(alert)
+
+    def _named(self, own: alerts.Alert | None, now: float) -> list[alerts.Alert]:
+        """Return what the plugin suffers, with its pods; as it was told, until these are known."""
+        if own is None:
+            return []
+        told = self._own_told
+        return told if self._awaits_pods(now) else [affected.named(own, self._asked, told)]
+
+    @property
+    def _own_told(self) -> list[alerts.Alert]:
+        return [alert for (slot, _), alert in self.telling.told.items() if slot in _OWN]
+
+    def _others(self, now: float, at: datetime) -> list[alerts.Alert]:
+        found: list[alerts.Alert] = []
         if self.skew.is_skewed and not self._around.is_apart and now >= self._skew_due:
             told = (evidence.seen("heartbeat", self.skew.words()),)
             summary = f"the clock of node {self.node} is apart from ours"

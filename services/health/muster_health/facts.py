@@ -58,7 +58,8 @@ class Facts:
     """What a few GETs say about one node and the plugin's pods on it.
 
     `exists` is False when the API server answered that there is no such node. `pods` is () when it
-    answered that there is none. `problem` says in words what could not be read, and why.
+    answered that there is none. `holders` are the pods on the node (`namespace/name`, sorted) that
+    request what was asked for. `problem` says in words what could not be read, and why.
     """
 
     exists: bool | None = None
@@ -67,6 +68,7 @@ class Facts:
     planned: tuple[Planned, ...] = ()
     pods: tuple[Pod, ...] | None = None
     offers: Mapping[str, Offer] | None = None
+    holders: tuple[str, ...] | None = None
     problem: str = ""
 
 

@@ -1,7 +1,8 @@
 """Door to the Kubernetes API: what is asked of it about a suspect, and the one act it is asked for.
 
-A question is one GET of a node, of its lease, of the plugin's pods on it, at once and within a
-time; what has been answered by then is told, and what has not is said.
+A question is one GET of a node, of its lease, of the plugin's pods on it, and if need be of all
+pods on it, at once and within a time; what has been answered by then is told, and what has not is
+said.
 """
 
 import asyncio
@@ -21,6 +22,10 @@ from muster_health import facts, shapes, signals
 _DELETE_S: Final = 10.0
 _LEASES_MAX: Final = 10_000
 _PODS_MAX: Final = 4
+_HOLDERS_MAX: Final = 1_000
+_HOLDERS_BYTES_MAX: Final = 16 * 1024 * 1024
+_LISTS_MAX: Final = 4
+"""All pods of so many nodes are read at once: each may take that many bytes."""
 _ANSWER_SHARE: Final = 0.9
 """Of a question's time: what has been answered by then is better than nothing."""
 
@@ -76,6 +81,7 @@ class Questions:
         self._clock = asyncio.get_running_loop().time
         self._leases: OrderedDict[str, _Seen] = OrderedDict()
         self._free = asyncio.Semaphore(asks_max)
+        self._lists = asyncio.Semaphore(_LISTS_MAX)
         self._running: set[asyncio.Task[None]] = set()
 
     def ask(self, asked: signals.AskCluster) -> None:
@@ -119,10 +125,11 @@ class Questions:
         timeout_s = asked.timeout_s * _ANSWER_SHARE
         lease_path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{asked.node}"
         where = self._pods_of(asked.plugin, asked.node)
-        node, lease, pods = await asyncio.gather(
+        node, lease, pods, holders = await asyncio.gather(
             self._get("nodes", f"/api/v1/nodes/{asked.node}", timeout_s=timeout_s),
             self._get("leases", lease_path, timeout_s=timeout_s),
             self._get_pods(where, asked.node, timeout_s=timeout_s),
+            self._holders(asked, timeout_s=timeout_s),
         )
         answers = (node, lease, *pods)
         if not any(answer.status for answer in answers):
@@ -135,6 +142,7 @@ class Questions:
         found = facts.Facts(
             exists=True if node.is_ok else (False if gone else None),
             lease_age_s=self._lease_age_s(asked.node, lease),
+            holders=holders,
             problem="; ".join(filter(None, problems)),
         )
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
@@ -171,6 +179,34 @@ class Questions:
             "resourceVersion": "0",
         }
         return (await self._get("pods", path, query=query, timeout_s=timeout_s),)
+
+    async def _holders(
+        self, asked: signals.AskCluster, *, timeout_s: float
+    ) -> tuple[str, ...] | None:
+        """Return which pods request what is asked for; None if nobody asks, or it is not known."""
+        if not asked.resources:
+            return None
+        query = {
+            "fieldSelector": f"spec.nodeName={asked.node}",
+            "limit": str(_HOLDERS_MAX),
+            "resourceVersion": "0",
+        }
+        async with self._lists:
+            answer = await self._api.ask(
+                "GET",
+                "/api/v1/pods",
+                query=query,
+                timeout_s=timeout_s,
+                body_bytes_max=_HOLDERS_BYTES_MAX,
+            )
+        self._note_refusal("list pods of all namespaces", answer)
+        if not answer.is_ok:
+            return None
+        try:
+            pods = msgspec.json.decode(answer.body, type=_Holders).items or ()
+        except kube.UNREADABLE:
+            return None
+        return shapes.holders(pods, asked.resources)
 
     async def _get(
         self, what: str, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float
@@ -259,6 +295,10 @@ class _PodList(msgspec.Struct, frozen=True):
     """A list of pods has `items`, one pod has not."""
 
     items: tuple[shapes.Pod, ...] | None = None
+
+
+class _Holders(msgspec.Struct, frozen=True):
+    items: tuple[shapes.Holder, ...] | None = None
 
 
 def _decoded(answer: kube.Answer) -> tuple[shapes.Pod, ...]:

@@ -228,12 +228,16 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskCluster:
-    """GET node, lease and the plugin's pods, and feed back one `ClusterAnswered` of this number."""
+    """GET node, lease and the plugin's pods, and feed back one `ClusterAnswered` of this number.
+
+    With `resources` also find which pods on the node request one of these.
+    """
 
     node: str
     plugin: str
     number: int
     timeout_s: float
+    resources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

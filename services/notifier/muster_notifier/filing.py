@@ -112,7 +112,8 @@ class Files:
         """Return the alert as this receiver shall see it: an owner sees no pods of others."""
         receiver = key[0]
         if route is self._owners and receiver in owners:
-            alert = msgspec.structs.replace(alert, pods=owners[receiver])
+            own = owners[receiver]
+            alert = msgspec.structs.replace(alert, pods=own, pods_total=len(own))
         return Filed(key, route, alert, self._chosen(receiver, route, found))
 
     def _places(self, found: Mapping[str, str], owners: Owners) -> Places:

@@ -201,9 +201,9 @@ def devices(alert: vocabulary.AlertChanged) -> str:
 
 def pods(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> str:
     """Return the pods, the first of them if there are many."""
-    more = notification.pods_of.get(alert.fingerprint, len(alert.pods)) - _LINE_PODS_MAX
-    shown = ", ".join(alert.pods[:_LINE_PODS_MAX])
-    return shown + (f" and {more} more" if more > 0 else "")
+    shown = alert.pods[:_LINE_PODS_MAX]
+    more = notification.pods_of.get(alert.fingerprint, len(alert.pods)) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def _facts(notification: notifications.Notification) -> dict[str, str]:

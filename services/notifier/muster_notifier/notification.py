@@ -122,9 +122,18 @@ def notify(  # noqa: PLR0913  # what a notification is made of, each by its name
         send_resolved=send_resolved,
         at=at,
         why=why,
-        pods_total=sum(len(alert.pods) for alert in (*fires, *over)),
-        pods_of={a.fingerprint: len(a.pods) for a in (*fires, *over) if len(a.pods) > PODS_MAX},
+        pods_total=sum(_affected(alert) for alert in (*fires, *over)),
+        pods_of={
+            alert.fingerprint: _affected(alert)
+            for alert in (*fires, *over)
+            if _affected(alert) > min(len(alert.pods), PODS_MAX)
+        },
     )
+
+
+def _affected(alert: vocabulary.AlertChanged) -> int:
+    """Return how many pods an alert is about, of which it names the first."""
+    return max(len(alert.pods), alert.pods_total)
 
 
 def shortened(notification: Notification) -> Notification:

@@ -1,0 +1,177 @@
+"""Which pods the alert of a failed plugin names, and what is told where that cannot be known."""
+
+import pytest
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind, AlertState, Verdict
+from muster_health import config
+from tests.pure.health_world import GPU, World, running
+
+FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
+DOWN = AlertKind.PLUGIN_DOWN
+
+
+def alerts(world: World) -> list[vocabulary.AlertChanged]:
+    return [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
+
+
+def lists(world: World) -> int:
+    """Return how often all pods of a node were asked for."""
+    return sum(bool(asked.resources) for asked in world.asked)
+
+
+@pytest.mark.parametrize(
+    ("act", "kind"),
+    [
+        ("kill", AlertKind.PLUGIN_DOWN),
+        ("freeze", AlertKind.STUCK),
+        ("cut", AlertKind.UNREACHABLE),
+        ("down", AlertKind.NODE_DOWN),
+        ("stop", AlertKind.MAINTENANCE_OVERDUE),
+        ("part", AlertKind.DEREGISTERED),
+    ],
+)
+def test_an_alert_about_a_plugin_names_the_pods_that_request_its_resources(
+    act: str, kind: AlertKind
+) -> None:
+    world = running("a", interval_s=5.0)
+    getattr(world, act)("a")
+    world.run(310.0)
+    assert world.named("a") == [(kind, FIRING, ("ml/train",))]
+    world.mend("a")
+    world.run(60.0)
+    assert world.named("a")[1:] == [(kind, RESOLVED, ("ml/train",))]
+
+
+def test_a_verdict_does_not_wait_for_the_pods_and_its_alert_not_for_long() -> None:
+    world = running("a", "b")
+    world.hush(mute=True)
+    world.kill("a")
+    world.part("b")
+    world.run(3.5)
+    assert (world.verdicts("a")[-1], world.named("a")) == (Verdict.PLUGIN_DOWN, [])
+    assert (world.verdicts("b")[-1], world.named("b")) == (Verdict.DEREGISTERED, [])
+    world.run(3.0)
+    assert world.named("a") == [(DOWN, FIRING, ())]
+    assert world.named("b") == [(AlertKind.DEREGISTERED, FIRING, ())]
+
+
+def test_pods_that_become_known_later_are_named_with_the_next_look_at_the_plugin() -> None:
+    world = running("a")
+    world.hush(mute=True)
+    world.kill("a")
+    world.run(10.0)
+    world.hush(mute=False)
+    world.run(30.0)
+    assert world.named("a") == [(DOWN, FIRING, ()), (DOWN, FIRING, ("ml/train",))]
+
+
+@pytest.mark.parametrize(("has_cluster", "questions"), [(True, 1), (False, 0)])
+def test_where_nobody_may_know_the_pods_the_alert_comes_at_once_without(
+    *, has_cluster: bool, questions: int
+) -> None:
+    world = running("a", has_cluster=has_cluster)
+    world.plugins["a"].holders = None
+    world.part("a")
+    world.run(5.0)
+    assert world.named("a") == [(AlertKind.DEREGISTERED, FIRING, ())]
+    assert lists(world) == questions
+    event = alerts(world)[0]
+    verdicts = [e for e in world.published.values() if isinstance(e, vocabulary.VerdictChanged)]
+    assert (event.at - verdicts[-1].at).total_seconds() < 0.1
+
+
+def test_many_pods_are_counted_and_the_first_of_them_named() -> None:
+    world = running("a")
+    world.hold("a", 40)
+    world.kill("a")
+    world.run(5.0)
+    (event,) = alerts(world)
+    assert event.pods == tuple(f"ml/{number:03}" for number in range(32))
+    assert event.pods_total == 40
+
+
+def test_pods_are_looked_at_again_when_the_plugin_is_and_told_only_if_they_are_others() -> None:
+    world = running("a")
+    world.kill("a")
+    world.run(150.0)
+    asked = lists(world)
+    # 20, 40 and 80 s after the verdict
+    assert (asked, len(world.named("a"))) == (4, 1)
+    world.hold("a", 2)
+    world.run(150.0)
+    world.hold("a", 0)
+    world.run(150.0)
+    assert world.named("a") == [
+        (DOWN, FIRING, ("ml/train",)),
+        (DOWN, FIRING, ("ml/000", "ml/001")),
+        (DOWN, FIRING, ()),
+    ]
+
+
+def test_an_alert_that_changes_is_never_ended_while_its_pods_are_asked_for() -> None:
+    world = running("a", interval_s=5.0)
+    world.cut("a")
+    world.run(60.0)
+    world.hush(mute=True)
+    world.down("a")
+    world.run(60.0)
+    world.hush(mute=False)
+    world.run(120.0)
+    pods = ("ml/train",)
+    assert world.named("a") == [
+        (AlertKind.UNREACHABLE, FIRING, pods),
+        (AlertKind.UNREACHABLE, RESOLVED, pods),
+        (AlertKind.NODE_DOWN, FIRING, pods),
+    ]
+    ended, fired = alerts(world)[1:]
+    assert fired.at == ended.at
+
+
+def test_a_plugin_that_never_came_has_no_resources_and_so_no_pods() -> None:
+    world = World("a")
+    world.kill("a")
+    world.run(150.0)
+    assert (world.named("a"), lists(world)) == ([(AlertKind.MISSING, FIRING, ())], 0)
+
+
+def test_a_restart_keeps_the_pods_that_were_named_and_asks_only_with_the_next_look() -> None:
+    world = running("a")
+    world.part("a")
+    world.run(10.0)
+    world.hold("a", 3)
+    world.crash(5.0)
+    world.run(100.0)
+    assert world.named("a") == [(AlertKind.DEREGISTERED, FIRING, ("ml/train",))]
+    world.mend("a")
+    world.run(60.0)
+    assert world.named("a")[1:] == [(AlertKind.DEREGISTERED, RESOLVED, ("ml/train",))]
+
+
+def test_one_who_does_not_lead_asks_nobody_for_pods() -> None:
+    world = running("a", services=2)
+    world.part("a")
+    world.run(30.0)
+    assert lists(world) == 1
+
+
+def test_alerts_that_wait_for_their_turn_ask_once() -> None:
+    nodes = [f"n{number}" for number in range(80)]
+    world = running(*nodes)
+    for number, node in enumerate(nodes):
+        world.part(node)
+        if number % 5 == 4:
+            world.run(11.0)
+    world.run(60.0)
+    fired = [event for event in alerts(world) if event.kind is AlertKind.DEREGISTERED]
+    assert {event.pods for event in fired} == {("ml/train",)}
+    assert (len(fired), lists(world)) == (80, 80)
+
+
+def test_a_plugin_that_is_restarted_is_asked_about_as_before() -> None:
+    mode = config.Remedies.RESTART_PLUGIN
+    world = running("a", remediation=config.Remediation(mode=mode))
+    world.part("a")
+    world.run(90.0)
+    assert [e.outcome for e in world.published.values() if hasattr(e, "outcome")] == ["acted"]
+    assert {asked.resources for asked in world.asked} == {(), (GPU,)}
