@@ -65,7 +65,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def words(self) -> tuple[object, ...]:
         """What a person reads of it, but the evidence."""
-        many = self.devices_total, self.pods_total
+        # what an earlier version told counted no pods
+        many = self.devices_total, max(len(self.pods), self.pods_total)
         return self.kind, self.summary, self.devices, self.pods, many
 
     def naming(self, pods: Sequence[str], total: int) -> "Alert":
