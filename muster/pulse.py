@@ -25,6 +25,8 @@ Handler = Callable[[Sequence[vocabulary.Heartbeat]], Awaitable[None]]
 _GULP_S: Final = 0.1
 _GULP_BYTES: Final = nats.aio.client.DEFAULT_BUFFER_SIZE
 """What nats-py reads at once: after so much there may be more."""
+_GULP_MAX: Final = 1_000
+"""So many beats at most: others want a turn too."""
 _WORDS_MIN: Final = 3
 
 
@@ -92,16 +94,26 @@ class _Gulps(parser.Parser):
         """Begin anew, with another connection."""
         super().reset()
         self._rest = b""
+        self._messages: list[tuple[bytes, bytes]] = []
 
     async def parse(self, data: bytes = b"") -> None:
         """Deal with what was read; return when it is time to read again."""
         messages, others, self._rest = split(self._rest + data)
+        self._messages += messages
         for line in others:
             await super().parse(line)
-        if messages:
-            await self._take(messages)
+        if self._is_unread() and len(self._messages) < _GULP_MAX:
+            return
+        if self._messages:
+            await self._take(self._messages)
+            self._messages = []
         if len(data) < _GULP_BYTES:
             await self._rest_a_while()
+
+    def _is_unread(self) -> bool:
+        """Tell whether more has come than nats-py reads at once; it goes on with that."""
+        reader = getattr(self._client._transport, "_io_reader", None)  # noqa: SLF001  # as above
+        return bool(getattr(reader, "_buffer", b""))
 
     async def _rest_a_while(self) -> None:
         """Leave what comes next in the socket, unless it is long since we have looked there."""

@@ -115,6 +115,8 @@ def _value(kind: inspect.Type, name: str, number: int) -> Any:  # noqa: PLR0911 
             return tuple(_value(one, name, number) for one in kind.item_types)
         case inspect.DictType():
             return {_value(kind.key_type, "key", number): _value(kind.value_type, name, number)}
+        case inspect.Metadata():
+            return _value(kind.type, name, number)
         case inspect.UnionType():
             there = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
             return _value(there[0], name, number)

@@ -61,6 +61,10 @@ OTHERS: Final[Mapping[type[inspect.Type], Callable[[Any], st.SearchStrategy[obje
         lambda seconds: datetime.fromtimestamp(seconds, UTC)
     ),
     inspect.EnumType: lambda kind: st.sampled_from(list(kind.cls)),
+    # a pattern that is told, and held elsewhere
+    inspect.Metadata: lambda kind: scalars(
+        inspect.StrType(pattern=kind.extra_json_schema["pattern"])
+    ),
 }
 
 
@@ -293,6 +297,15 @@ def test_an_answer_to_a_probe_is_held_to_the_same_names(name: str) -> None:
     tree = {"node": "a", "plugin": "p", "i": "x", "seq": 1, "t": 5, name: "a\n"}
     with pytest.raises(codec.MalformedEvent, match="invalid_data"):
         codec.decode_heartbeat(json.dumps(tree).encode())
+
+
+@pytest.mark.parametrize(
+    ("node", "plugin"), [("a_b", "p"), ("A", "p"), ("a", "P"), ("a", "p_q"), ("a", "p" * 64)]
+)
+def test_a_beat_whose_names_fit_its_subject_but_nobody_is_refused(node: str, plugin: str) -> None:
+    payload = json.dumps({"node": node, "plugin": plugin, "i": "x", "seq": 1, "t": 5}).encode()
+    with pytest.raises(codec.MalformedEvent, match="invalid_data"):
+        codec.decode_heartbeat(payload, subject=f"muster.heartbeat.{node}.{plugin}")
 
 
 def decoded(payload: bytes) -> codec.CloudEvent | vocabulary.Heartbeat | None:

@@ -53,6 +53,7 @@ class Ear:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, int]] = []
+        self.gulps = 0
         self.is_free = asyncio.Event()
         self.is_free.set()
         self._changed = asyncio.Condition()
@@ -60,6 +61,7 @@ class Ear:
     async def take(self, beats: Sequence[vocabulary.Heartbeat]) -> None:
         async with self._changed:
             self.heard += [(one.node, one.seq) for one in beats]
+            self.gulps += 1
             self._changed.notify_all()
         await self.is_free.wait()
 
@@ -117,6 +119,28 @@ def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
             assert ear.heard[-1][1] == 1
             ear.is_free.set()
             await ear.until(lambda: ear.heard[-1][1] == 299)
+
+    play(tmp_path, story)
+
+
+def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        ear = Ear()
+        async with pulse.Pulse(server.url, name="test") as heard, speaking(server) as client:
+            await heard.follow(ear.take)
+            await greet(client, ear)
+            ear.is_free.clear()
+            await say(client, beat(1))
+            await client.flush()
+            await ear.until(lambda: ear.heard[-1][1] == 1)
+            await say(client, *(beat(seq) for seq in range(2, 4_000)))
+            await client.flush()
+            before = ear.gulps
+            ear.is_free.set()
+            await ear.until(lambda: ear.heard[-1][1] == 3_999)
+        # 600 KiB, of which nats-py reads 32 at once
+        assert 4 <= ear.gulps - before < 12
+        assert [seq for _, seq in ear.heard if seq] == [*range(1, 4_000)]
 
     play(tmp_path, story)
 
