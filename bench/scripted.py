@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import enum
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ import orjson
 from muster import bus, codec, connection, consumers, streams, vocabulary
 from muster.local import nats
 from muster.vocabulary import AlertKind, AlertState, Health
+from tests.flow import parts
 
 _BEAT_S: Final = 0.2
 _PLUGIN: Final = "device-plugin"
@@ -169,67 +169,16 @@ class Ear:
         return [(alert.kind, alert.state) for alert in self.heard if alert.node == node]
 
 
-class Watcher:
-    """One health service, that may be killed and started again and again."""
-
-    def __init__(self, config: Path, log: Path) -> None:
-        self.http = ""
-        self._config = config
-        self._log = log
-        self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._listens = asyncio.Event()
-
-    async def start(self) -> None:
-        """Start, without waiting for anything."""
-        self._listens.clear()
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "muster_health", "--config", str(self._config)),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                limit=1024 * 1024,
-            )
-        assert self._process.stdout is not None, "a pipe"
-        self._reading = asyncio.create_task(self._read(self._process.stdout))
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        assert self._process is not None, "started"
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
-
-    async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """End it, if it runs."""
-        if self._process is not None and self._reading is not None:
-            self.send(number)
-            self.send(signal.SIGCONT)
-            await self._process.wait()
-            await self._reading
+class Watcher(parts.Service):
+    """One health service."""
 
     async def leads(self) -> bool:
         """Ask whether it leads."""
-        await self._listens.wait()
-        host, _, port = self.http.removeprefix("http://").partition(":")
         try:
-            reader, writer = await asyncio.open_connection(host, int(port))
+            body = await self.get("/state")
         except OSError:
             return False
-        writer.write(b"GET /state HTTP/1.1\r\n\r\n")
-        try:
-            _, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        finally:
-            writer.transport.abort()
         return bool(body) and msgspec.json.decode(body)["service"]["leads"] is not None
-
-    async def _read(self, stdout: asyncio.StreamReader) -> None:
-        with self._log.open("ab") as log:
-            while line := await stdout.readline():
-                log.write(line)
-                said = orjson.loads(line)
-                if said["event"] == "listening":
-                    self.http = said["http"]
-                    self._listens.set()
 
 
 class Run:
@@ -250,7 +199,7 @@ class Run:
         told = {"bus": {"url": self._url}, "leading": leading, **_SETTINGS}
         file = self._directory / f"{name}.json"
         file.write_bytes(orjson.dumps(told))
-        return Watcher(file, self._directory / f"{name}.log")
+        return Watcher("muster_health", ("--config", str(file)), self._directory / f"{name}.log")
 
     async def begin(self) -> None:
         """Let the plugins come, and begin the script."""
@@ -331,15 +280,15 @@ async def crashed(
         await script.begin()
         try:
             for number, point_s in enumerate(points_s):
-                await watcher.start()
+                await watcher.launch()
                 if number % 2:
                     await script.goes_on(1)
                 await asyncio.sleep(point_s / 20 if number % 2 else point_s)
                 await watcher.end(signal.SIGKILL)
-            await watcher.start()
+            await watcher.launch()
             return await script.end(timeout_s=timeout_s)
         finally:
-            await watcher.end()
+            await watcher.end(signal.SIGKILL)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import orjson
 
 from muster import bus, consumers, streams, vocabulary
 from muster.vocabulary import AlertChanged, AlertState, Verdict, VerdictChanged
+
+AnyHeard = TypeVar("AnyHeard", bound="Heard")
 
 PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "sabotaged.py"
 
@@ -206,10 +208,7 @@ class Plugin:
             self._pid = await self._nursery.make(self.config, theirs)
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader, self._writer))
-        listens = asyncio.create_task(self._listens.wait())
-        await asyncio.wait([listens, self._reading], return_when=asyncio.FIRST_COMPLETED)
-        listens.cancel()
-        assert self.runs, f"it ended: {self._log.read_text()[-2000:]}"
+        await _until(self._listens, self._reading, self._log)
 
     def send(self, number: signal.Signals) -> None:
         if self.runs:
@@ -229,15 +228,9 @@ class Plugin:
 
     async def is_ready(self, timeout_s: float) -> bool:
         """Ask as a kubelet does."""
-        host, _, port = self.http.removeprefix("http://").partition(":")
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             async with asyncio.timeout(timeout_s):
-                reader, writer = await asyncio.open_connection(host, int(port))
-                try:
-                    writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")
-                    return b" 200 " in await reader.readline()
-                finally:
-                    writer.transport.abort()
+                return await _answer(self.http, "/readyz") == b"ok\n"
         return False
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -268,6 +261,12 @@ class Service:
 
     async def start(self) -> None:
         """Start, and return when it listens."""
+        await self.launch()
+        assert self._reading is not None, "launched"
+        await _until(self._listens, self._reading, self._log)
+
+    async def launch(self) -> None:
+        """Start, without waiting for anything."""
         self._listens.clear()
         with self._log.open("ab") as log:
             # without a function of ours between fork and exec: gRPC's threads would not survive it
@@ -280,24 +279,25 @@ class Service:
             )
         assert self._process.stdout is not None, "a pipe"
         self._reading = asyncio.create_task(self._read(self._process.stdout))
-        listens = asyncio.create_task(self._listens.wait())
-        await asyncio.wait([listens, self._reading], return_when=asyncio.FIRST_COMPLETED)
-        listens.cancel()
-        assert not self._reading.done(), f"it ended: {self._log.read_text()[-2000:]}"
+
+    async def get(self, path: str) -> bytes:
+        """Return what it answers, once it listens. Raises OSError where it does not any more."""
+        await self._listens.wait()
+        return await _answer(self.http, path)
 
     def send(self, number: signal.Signals) -> None:
         assert self._process is not None, "started"
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
-    async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it, if it runs; nothing of it is left then."""
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> int | None:
+        """End it, if it runs; return its exit code when nothing of it is left."""
         if self._process is None or self._reading is None:
-            return
+            return None
         self.send(number)
         self.send(signal.SIGCONT)
-        await self._process.wait()
         await self._reading
+        return await self._process.wait()
 
     async def _read(self, stdout: asyncio.StreamReader) -> None:
         with self._log.open("ab") as log:
@@ -310,19 +310,19 @@ class Service:
                     self._listens.set()
 
 
-class Told:
+class Heard:
     """All that is told of verdicts and alerts, and when it came."""
 
     def __init__(self, ear: bus.Bus) -> None:
         self.events: list[tuple[float, vocabulary.Event]] = []
-        self._bus = ear
+        self.bus = ear
         self._came = asyncio.Condition()
 
     async def follow(self) -> None:
         filters = ["muster.verdict.>", "muster.alert.>"]
         since = datetime(2000, 1, 1, tzinfo=UTC)
         async for event in consumers.follow(
-            self._bus.link, streams.ALERTS, filters=filters, since=since
+            self.bus.link, streams.ALERTS, filters=filters, since=since
         ):
             async with self._came:
                 self.events.append((time.monotonic(), event.data))
@@ -331,6 +331,10 @@ class Told:
     async def until(self, enough: Callable[[], bool]) -> None:
         async with self._came:
             await self._came.wait_for(enough)
+
+
+class Told(Heard):
+    """The same by node."""
 
     def verdicts(self, node: str, *, since: float = 0.0) -> list[tuple[float, VerdictChanged]]:
         return [
@@ -357,14 +361,38 @@ class Told:
         return [alert for alert in last.values() if alert.state is AlertState.FIRING]
 
 
+def listening(url: str) -> contextlib.AbstractAsyncContextManager[Told]:
+    """Hear all that was and is told, by node."""
+    return hearing(url, Told)
+
+
 @contextlib.asynccontextmanager
-async def listening(url: str) -> AsyncIterator[Told]:
+async def hearing(url: str, kind: type[AnyHeard]) -> AsyncIterator[AnyHeard]:
     """Hear all that was and is told."""
     async with bus.Bus(url, producer="tests/flow", name="ear", owner=True) as ear:
-        told = Told(ear)
+        told = kind(ear)
         following = asyncio.create_task(told.follow())
         try:
             yield told
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+
+
+async def _until(listens: asyncio.Event, reading: asyncio.Task[None], log: Path) -> None:
+    """Return when a process says that it listens."""
+    waiting = asyncio.create_task(listens.wait())
+    await asyncio.wait([waiting, reading], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    assert not reading.done(), f"it ended: {log.read_text()[-2000:]}"
+
+
+async def _answer(http: str, path: str) -> bytes:
+    host, _, port = http.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        _, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        return body
+    finally:
+        writer.transport.abort()

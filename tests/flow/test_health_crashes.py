@@ -54,7 +54,7 @@ def test_a_second_health_takes_over_from_one_that_is_killed_or_stopped_and_nothi
             await script.begin()
             try:
                 for watcher in watchers:
-                    await watcher.start()
+                    await watcher.launch()
                 for number in (signal.SIGKILL, signal.SIGSTOP):
                     first = await leader_of(watchers)
                     (second,) = {*watchers} - {first}
@@ -65,7 +65,7 @@ def test_a_second_health_takes_over_from_one_that_is_killed_or_stopped_and_nothi
                     taken_s.append(time.monotonic() - began)
                     if number is signal.SIGKILL:
                         await first.end()
-                        await first.start()
+                        await first.launch()
                     await script.goes_on(4)
                 first.send(signal.SIGCONT)
                 await script.goes_on(8)
@@ -73,7 +73,7 @@ def test_a_second_health_takes_over_from_one_that_is_killed_or_stopped_and_nothi
                 return await script.end(timeout_s=25), taken_s
             finally:
                 for watcher in watchers:
-                    await watcher.end()
+                    await watcher.end(signal.SIGKILL)
 
     found, taken_s = asyncio.run(story())
     assert judged(found) == _RIGHT

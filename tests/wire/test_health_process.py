@@ -2,19 +2,18 @@ import asyncio
 import contextlib
 import signal
 import sys
-import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
-import orjson
 
-from muster import buckets, bus, codec, connection, consumers, streams, vocabulary
+from muster import buckets, bus, codec, connection, streams, vocabulary
 from muster.local import nats
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
+from tests.flow import parts
 
 INTERVAL_S = 0.2
 GPU = "nvidia.com/gpu"
@@ -97,94 +96,40 @@ class Toy:
             await asyncio.sleep(INTERVAL_S)
 
 
-class Service:
-    """The real process."""
-
-    def __init__(self, process: asyncio.subprocess.Process, http: str) -> None:
-        self.process = process
-        self.http = http
-
-    async def get(self, path: str) -> bytes:
-        def read() -> bytes:
-            with urllib.request.urlopen(self.http + path, timeout=5) as answer:  # noqa: S310  # ours
-                body: bytes = answer.read()
-                return body
-
-        return await asyncio.to_thread(read)
-
-    async def end(self, number: signal.Signals) -> int:
-        self.process.send_signal(number)
-        async with asyncio.timeout(5):
-            return await self.process.wait()
-
-
 @contextlib.asynccontextmanager
-async def health(directory: Path, url: str) -> AsyncIterator[Service]:
+async def health(directory: Path, url: str) -> AsyncIterator[parts.Service]:
     file = directory / "health.yaml"
     file.write_text(SETTINGS.format(url=url))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "muster_health", "--config", str(file)),
-        stdout=asyncio.subprocess.PIPE,
-        limit=1024 * 1024,
-    )
-    stdout = process.stdout
-    assert stdout is not None
-
-    async def drain() -> None:
-        while await stdout.readline():
-            pass
-
-    line = orjson.loads(await stdout.readline())
-    assert (line["event"], line["service"]) == ("listening", "health")
-    draining = asyncio.create_task(drain())
+    log = directory / "health.log"
+    service = parts.Service("muster_health", ("--config", str(file)), log)
     try:
-        yield Service(process, line["http"])
+        await service.start()
+        yield service
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        await draining
+        await service.end(signal.SIGKILL)
 
 
-class Told:
+class Told(parts.Heard):
     """All that health told, as it comes."""
-
-    def __init__(self, on: bus.Bus) -> None:
-        self.events: list[vocabulary.Event] = []
-        self._bus = on
-        self._came = asyncio.Condition()
-
-    async def follow(self) -> None:
-        filters = ["muster.verdict.>", "muster.alert.>"]
-        since = datetime(2000, 1, 1, tzinfo=UTC)
-        async for event in consumers.follow(
-            self._bus.link, streams.ALERTS, filters=filters, since=since
-        ):
-            async with self._came:
-                self.events.append(event.data)
-                self._came.notify_all()
-
-    async def until(self, enough: Callable[[], bool]) -> None:
-        async with self._came:
-            await self._came.wait_for(enough)
 
     def verdicts(self, node: str) -> list[Verdict]:
         return [
             e.verdict
-            for e in self.events
+            for _, e in self.events
             if isinstance(e, vocabulary.VerdictChanged) and e.node == node
         ]
 
     def alerts(self) -> list[tuple[str, AlertKind, AlertState]]:
         return [
-            (e.node, e.kind, e.state) for e in self.events if isinstance(e, vocabulary.AlertChanged)
+            (e.node, e.kind, e.state)
+            for _, e in self.events
+            if isinstance(e, vocabulary.AlertChanged)
         ]
 
     async def until_remembered(self, node: str) -> None:
         """Wait until the service has nothing left to do about what it told."""
         key = f"{node}.{PLUGIN}"
-        while b"untold" in (await buckets.recall(self._bus.link, streams.STATE)).get(
+        while b"untold" in (await buckets.recall(self.bus.link, streams.STATE)).get(
             key, b"untold"
         ):  # no event
             await asyncio.sleep(0)
@@ -193,16 +138,8 @@ class Told:
         await self.until(lambda: self.verdicts(node)[-1:] == [verdict])
 
 
-@contextlib.asynccontextmanager
-async def listening(url: str) -> AsyncIterator[Told]:
-    async with bus.Bus(url, producer="tests", name="test", owner=True) as ear:
-        told = Told(ear)
-        following = asyncio.create_task(told.follow())
-        try:
-            yield told
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+def listening(url: str) -> contextlib.AbstractAsyncContextManager[Told]:
+    return parts.hearing(url, Told)
 
 
 def test_a_killed_a_frozen_and_a_leaving_plugin_each_get_their_verdict(tmp_path: Path) -> None:
@@ -236,7 +173,8 @@ def test_a_killed_a_frozen_and_a_leaving_plugin_each_get_their_verdict(tmp_path:
             metrics = await service.get("/metrics")
             assert b'muster_health_verdicts{verdict="MAINTENANCE"} 1.0' in metrics
             assert b"muster_health_detection_delay_seconds_count 2.0" in metrics
-            assert await service.end(signal.SIGTERM) == 0
+            async with asyncio.timeout(5):
+                assert await service.end(signal.SIGTERM) == 0
 
     asyncio.run(story())
 
