@@ -17,7 +17,7 @@ import msgspec
 import prometheus_client
 
 from muster import kube, logs
-from muster_health import facts, shapes, signals
+from muster_health import facts, holders, shapes, signals
 
 _DELETE_S: Final = 10.0
 _LEASES_MAX: Final = 10_000
@@ -125,7 +125,7 @@ class Questions:
         timeout_s = asked.timeout_s * _ANSWER_SHARE
         lease_path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{asked.node}"
         where = self._pods_of(asked.plugin, asked.node)
-        node, lease, pods, holders = await asyncio.gather(
+        node, lease, pods, holding = await asyncio.gather(
             self._get("nodes", f"/api/v1/nodes/{asked.node}", timeout_s=timeout_s),
             self._get("leases", lease_path, timeout_s=timeout_s),
             self._get_pods(where, asked.node, timeout_s=timeout_s),
@@ -142,7 +142,7 @@ class Questions:
         found = facts.Facts(
             exists=True if node.is_ok else (False if gone else None),
             lease_age_s=self._lease_age_s(asked.node, lease),
-            holders=holders,
+            holders=holding,
             problem="; ".join(filter(None, problems)),
         )
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
@@ -202,11 +202,9 @@ class Questions:
         self._note_refusal("list pods of all namespaces", answer)
         if not answer.is_ok:
             return None
-        try:
-            pods = msgspec.json.decode(answer.body, type=_Holders).items or ()
-        except kube.UNREADABLE:
-            return None
-        return shapes.holders(pods, asked.resources)
+        with contextlib.suppress(*kube.UNREADABLE):
+            return holders.of(answer.body, asked.resources)
+        return None
 
     async def _get(
         self, what: str, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float
@@ -295,10 +293,6 @@ class _PodList(msgspec.Struct, frozen=True):
     """A list of pods has `items`, one pod has not."""
 
     items: tuple[shapes.Pod, ...] | None = None
-
-
-class _Holders(msgspec.Struct, frozen=True):
-    items: tuple[shapes.Holder, ...] | None = None
 
 
 def _decoded(answer: kube.Answer) -> tuple[shapes.Pod, ...]:

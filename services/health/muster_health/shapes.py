@@ -5,7 +5,7 @@ node costs what we keep of it and not what it says.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Final
@@ -27,8 +27,6 @@ _LEAVING: Final = frozenset(
         "node.kubernetes.io/out-of-service",
     }
 )
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
-_NONE: Final = frozenset({b'"0"', b"0"})
 _OFFERS_MAX: Final = 64
 _SUFFIXES: Final[Mapping[str, Fraction]] = {
     "": Fraction(1),
@@ -199,59 +197,6 @@ class Pod(msgspec.Struct, frozen=True):
             revision=(self.metadata.labels or {}).get(REVISION, ""),
             current=current,
         )
-
-
-class _Resources(msgspec.Struct, frozen=True):
-    requests: dict[str, msgspec.Raw] | None = None
-    limits: dict[str, msgspec.Raw] | None = None
-
-
-class _Asking(msgspec.Struct, frozen=True):
-    resources: _Resources = _Resources()
-
-
-class _HolderMetadata(msgspec.Struct, frozen=True):
-    name: str = ""
-    namespace: str = ""
-
-
-class _HolderSpec(msgspec.Struct, frozen=True, rename="camel"):
-    containers: tuple[_Asking, ...] | None = None
-    init_containers: tuple[_Asking, ...] | None = None
-
-
-class _HolderStatus(msgspec.Struct, frozen=True):
-    phase: str = ""
-
-
-class Holder(msgspec.Struct, frozen=True):
-    """Any pod on a node, as far as it matters who holds the node's devices."""
-
-    metadata: _HolderMetadata = _HolderMetadata()
-    spec: _HolderSpec = _HolderSpec()
-    status: _HolderStatus = _HolderStatus()
-
-    def holds(self, resources: Collection[str]) -> bool:
-        """Tell whether it has not ended, and one of its containers requests one of these.
-
-        A sidecar is an init container. The API server requests what is only limited, but may not
-        have written so (core/v1 defaults.go, SetDefaults_Pod).
-        """
-        if self.status.phase in _ENDED:
-            return False
-        return any(
-            resource in resources and bytes(amount) not in _NONE
-            for one in (*(self.spec.init_containers or ()), *(self.spec.containers or ()))
-            for said in (one.resources.limits, one.resources.requests)
-            for resource, amount in (said or {}).items()
-        )
-
-
-def holders(pods: Iterable[Holder], resources: Collection[str]) -> tuple[str, ...]:
-    """Return which pods hold one of these resources: `namespace/name`, sorted."""
-    return tuple(
-        sorted(f"{p.metadata.namespace}/{p.metadata.name}" for p in pods if p.holds(resources))
-    )
 
 
 class Requirement(msgspec.Struct, frozen=True):
