@@ -1,15 +1,11 @@
 """Door to people: the command `muster`; each sub-command is imported when it is called."""
 
-import contextlib
 import os
 import re
 import sys
-import tempfile
-import urllib.parse
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 from cyclopts import Parameter
@@ -20,7 +16,6 @@ from muster.cli import auth, notify
 
 if TYPE_CHECKING:
     from muster import codec
-    from muster.cli import status as fleet_status
 
 app = cyclopts.App(
     name="muster",
@@ -33,13 +28,6 @@ notify.register(app)
 
 _Health = Annotated[str | None, Parameter(env_var="MUSTER_HEALTH_URL")]
 
-_HEALTH_S: Final = 5.0
-_STATE_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Of a fleet of 100,000 nodes, several times over."""
-_NO_HEALTH: Final = (
-    "no health service runs on this machine as part of `muster up`; say where one is with --health "
-    "or MUSTER_HEALTH_URL (in a cluster: kubectl -n muster port-forward deploy/muster-health 8080)"
-)
 _AGE_MAX_S = 366 * 86_400
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -131,10 +119,11 @@ def status(
         Where the health service is, `http://host:port`; by default that of `muster up` here.
 
     """
-    from muster.cli import status as command  # noqa: PLC0415  # a command pays for its own imports
+    from muster.cli import health as where  # noqa: PLC0415  # a command pays for its own imports
+    from muster.cli import status as command  # noqa: PLC0415  # as above
 
     try:
-        source, _, state = _ask_health(health)
+        source, _, state = where.ask(health)
     except (ConnectionError, ValueError) as error:
         print(f"muster status: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
@@ -173,12 +162,13 @@ def why(
     """
     import asyncio  # noqa: PLC0415  # a command pays for its own imports
 
+    from muster.cli import health as where  # noqa: PLC0415  # as above
     from muster.cli import why as command  # noqa: PLC0415  # as above
 
     source, state, heard, problems = None, None, None, list[str]()
     try:
         try:
-            source, beside, state = _ask_health(health)
+            source, beside, state = where.ask(health)
             url = url or beside
         except ConnectionError as error:
             problems.append(str(error))
@@ -259,79 +249,6 @@ def _in_the_labeler(command: str, arguments: tuple[str, ...]) -> int:
     return os.execv(  # noqa: S606  # our own program, without a shell
         sys.executable, [sys.executable, "-m", "muster_labeler.command", command, *arguments]
     )
-
-
-def _ask_health(given: str | None) -> tuple[str, str | None, "fleet_status.State"]:
-    """Return where health is, where NATS is beside it if that is known, and what health knows.
-
-    Raises ConnectionError when nobody answers, ValueError for what is no address.
-    """
-    from muster.cli import status as command  # noqa: PLC0415  # a command pays for its own imports
-
-    places: list[tuple[str, str | None]] = [(_address(given), None)] if given else _running_here()
-    problem = _NO_HEALTH
-    for url, beside in places:
-        try:
-            return url, beside, command.decode(_read(f"{url}/state"))
-        except ConnectionError as error:
-            problem = f"health does not answer: {error}"
-        except ValueError as error:
-            problem = f"{url}/state is not what this version can read: {error}"
-    raise ConnectionError(problem)
-
-
-def _address(given: str) -> str:
-    """Return the address of a health service. Raises ValueError for what is none."""
-    address = given.rstrip("/").removesuffix("/state")
-    try:
-        parts = urllib.parse.urlsplit(address)
-        good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        good = False
-    if not good or not re.fullmatch(r"[!-~]+", address):
-        raise ValueError(f"{given!r} is no address of health, such as http://127.0.0.1:8080")
-    return address
-
-
-def _running_here() -> list[tuple[str, str | None]]:
-    """Return where health and NATS are of each `muster up` of ours, the newest first."""
-    import orjson  # noqa: PLC0415  # only who does not say where it is pays for it
-    import yaml  # noqa: PLC0415  # as above
-
-    found = []
-    for log in Path(tempfile.gettempdir()).glob("muster-*/health.log"):
-        # one that ends meanwhile takes its files with it; others' directories are not for us
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-            if log.stat().st_uid != os.getuid():
-                continue
-            with log.open("rb") as told:
-                said = next((line for line in told if b'"event":"listening"' in line), b"")
-            # written once, at the start
-            file = log.with_name("health.yaml")
-            place = (
-                str(orjson.loads(said)["http"]),
-                str(yaml.safe_load(file.read_text("utf-8"))["bus"]["url"]),
-            )
-            found.append((file.stat().st_mtime, place))
-    return [place for _, place in sorted(found, reverse=True)]
-
-
-def _read(url: str) -> bytes:
-    """Return what is there. Raises ConnectionError."""
-    import http.client  # noqa: PLC0415  # a command pays for its own imports
-    import urllib.request  # noqa: PLC0415  # as above
-
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(url, timeout=_HEALTH_S) as answer:
-            body: bytes = answer.read(_STATE_BYTES_MAX)
-            return body
-    except urllib.request.HTTPError as error:
-        error.close()
-        raise ConnectionError(f"{url}: HTTP {error.code}") from None
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise ConnectionError(f"{url}: {getattr(reason, 'strerror', None) or reason}") from None
 
 
 async def _past(

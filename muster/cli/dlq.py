@@ -1,17 +1,15 @@
 """Door to NATS for the command: dead letters are listed, shown and replayed."""
 
-import asyncio
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from muster import bus, client, streams, workqueue
-from muster.cli import tables
+from muster import bus, streams, workqueue
+from muster.cli import asking, tables
 
-_BUS_S: Final = 10.0
 _SUBJECTS: Final = "muster.dlq.>"
 _NOTIFICATION: Final = "muster.dlq.notification."
 _ID_SHOWN: Final = 12
@@ -44,33 +42,17 @@ class Letter:
 
 def show_all(*, as_json: bool, url: str | None) -> int:
     """Print the dead letters."""
-    return _run(_list(url, as_json=as_json))
+    return asking.run("dlq", _list(url, as_json=as_json))
 
 
 def show(letter_id: str, *, url: str | None) -> int:
     """Print a dead letter whole."""
-    return _run(_each(letter_id, url, _print))
+    return asking.run("dlq", _each(letter_id, url, _print))
 
 
 def replay(letter_id: str, *, url: str | None) -> int:
     """Put dead letters back into the outbox: one, those of a receiver, or `all`."""
-    return _run(_replay(letter_id, url))
-
-
-def _run(asked: Coroutine[object, object, int]) -> int:
-    async def within() -> int:
-        async with asyncio.timeout(_BUS_S):
-            return await asked
-
-    try:
-        return asyncio.run(within())
-    except TimeoutError:
-        print("muster dlq: NATS does not answer", file=sys.stderr)
-        return 1
-
-
-def _bus(url: str | None) -> bus.Bus:
-    return bus.Bus(url or client.DEFAULT_URL, producer="clients/dlq", name="dlq", owner=True)
+    return asking.run("dlq", _replay(letter_id, url))
 
 
 async def _all(connected: bus.Bus) -> list[Letter]:
@@ -79,7 +61,7 @@ async def _all(connected: bus.Bus) -> list[Letter]:
 
 
 async def _list(url: str | None, *, as_json: bool) -> int:
-    async with _bus(url) as connected:
+    async with asking.connected("dlq", url) as connected:
         letters = await _all(connected)
     if as_json:
         for letter in letters:
@@ -102,7 +84,7 @@ async def _list(url: str | None, *, as_json: bool) -> int:
 
 
 async def _each(letter_id: str, url: str | None, act: Callable[[Letter], None]) -> int:
-    async with _bus(url) as connected:
+    async with asking.connected("dlq", url) as connected:
         letters = [letter for letter in await _all(connected) if letter.id == letter_id]
     for letter in letters:
         act(letter)
@@ -117,7 +99,7 @@ def _print(letter: Letter) -> None:
 
 async def _replay(letter_id: str, url: str | None) -> int:
     # into the outbox first: a crash in between repeats it, and loses nothing
-    async with _bus(url) as connected:
+    async with asking.connected("dlq", url) as connected:
         letters = [
             letter
             for letter in await _all(connected)

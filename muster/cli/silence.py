@@ -1,17 +1,16 @@
 """Door to NATS for the command: silences are added, listed and expired."""
 
-import asyncio
 import sys
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
 
-from muster import buckets, bus, client, silences, streams, user
+from muster import buckets, bus, silences, streams, user
 from muster import matchers as parsing
-from muster.cli import status, tables
+from muster.cli import asking, status, tables
 
 _BUS_S: Final = 5.0
 _KEPT: Final = timedelta(days=5)
@@ -48,39 +47,21 @@ def add(
         silence = msgspec.convert(given, silences.Silence)
     except msgspec.ValidationError as error:
         return _mistake(str(error))
-    return _run(_write(silence, url))
+    return asking.run("silence", _write(silence, url))
 
 
 def expire(silence_id: str, *, url: str | None) -> int:
     """End a silence now."""
-    return _run(_expire(silence_id, url))
+    return asking.run("silence", _expire(silence_id, url))
 
 
 def show(*, everything: bool, as_json: bool, url: str | None) -> int:
     """Print the silences that last, or all that are remembered."""
-    return _run(_show(url, everything=everything, as_json=as_json))
-
-
-def _run(asked: Coroutine[object, object, int]) -> int:
-    async def within() -> int:
-        async with asyncio.timeout(_BUS_S):
-            return await asked
-
-    try:
-        return asyncio.run(within())
-    except TimeoutError:
-        print("muster silence: NATS does not answer", file=sys.stderr)
-        return 1
-
-
-def _bus(url: str | None) -> bus.Bus:
-    return bus.Bus(
-        url or client.DEFAULT_URL, producer="clients/silence", name="silence", owner=True
-    )
+    return asking.run("silence", _show(url, everything=everything, as_json=as_json))
 
 
 async def _write(silence: silences.Silence, url: str | None) -> int:
-    async with _bus(url) as connected:
+    async with asking.connected("silence", url) as connected:
         await buckets.remember(
             connected.link, streams.SILENCES, silence.id, silences.encode(silence)
         )
@@ -92,7 +73,7 @@ async def _write(silence: silences.Silence, url: str | None) -> int:
 
 
 async def _expire(silence_id: str, url: str | None) -> int:
-    async with _bus(url) as connected:
+    async with asking.connected("silence", url) as connected:
         found = await _all(connected)
         if silence_id not in found:
             return _mistake(f"no silence is called {silence_id}")
@@ -102,7 +83,7 @@ async def _expire(silence_id: str, url: str | None) -> int:
 
 
 async def _show(url: str | None, *, everything: bool, as_json: bool) -> int:
-    async with _bus(url) as connected:
+    async with asking.connected("silence", url) as connected:
         found = await _all(connected)
     now = datetime.now(UTC)
     shown = sorted(
