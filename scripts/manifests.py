@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import yaml
 
-from muster import permissions, vocabulary
+from muster import accounts_conf, permissions, vocabulary
 from muster.local import layout
 from scripts import dashboard
 
@@ -186,7 +186,7 @@ def _accounts() -> dict[Path, bytes]:
     central = permissions.central()
     nodes = [permissions.plugin(vocabulary.node_token(node.name)) for node in layout.NODES]
     return {
-        Path(place, "accounts.conf"): permissions.configuration([*central, *plugins]).encode()
+        Path(place, "accounts.conf"): accounts_conf.configuration([*central, *plugins]).encode()
         for place, plugins in (("k8s/base/nats", [permissions.any_plugin()]), ("compose", nodes))
     }
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from muster import permissions
+from muster import accounts_conf
 
 DEFAULT_PORT: Final = 4222
 _START_TIMEOUT_S: Final = 10.0
@@ -29,11 +29,11 @@ system_account: SYS
 no_auth_user: muster
 accounts {{
   SYS {{
-{permissions.EXPORTS}  }}
+{accounts_conf.EXPORTS}  }}
   MUSTER {{
     jetstream: enabled
     users: [{{user: muster}}]
-{permissions.IMPORTS}  }}
+{accounts_conf.IMPORTS}  }}
 }}
 """
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from muster import bus, permissions
+from muster import accounts_conf, bus
 from muster.local import nats
 from muster_health import advisories, connections, signals
 
@@ -134,5 +134,5 @@ def test_the_documented_configuration_is_the_one_that_is_run() -> None:
         return re.sub(r"\s+", " ", text)
 
     text = words(DOCS.read_text("utf-8"))
-    assert words(permissions.EXPORTS) in text
-    assert words(permissions.IMPORTS) in text
+    assert words(accounts_conf.EXPORTS) in text
+    assert words(accounts_conf.IMPORTS) in text
