@@ -1,52 +1,115 @@
-"""Pure. By which name a bad verdict is told: its own, or FLAPPING if it came too often."""
+"""Pure. What is told of a plugin, and by which name: its own, or FLAPPING if it came too often.
+
+The machine of a plugin reaches verdicts; here stands the one that was told, and a step comes of
+another one only. So nobody is told twice, and what turns out to be otherwise is told as that.
+"""
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health import config, damping, evidence, judgement
+from muster_health import config, damping, evidence, judgement, rules, signals, snapshot, steps
 from muster_health.rules import Rule
 
 _NO_FALL = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED})
 
 
 class Conviction:
-    """What a plugin really suffers, and how often it fell before."""
+    """The verdict that is told; `actual` is what a plugin really suffers.
 
-    __slots__ = ("_settings", "actual", "damping", "settle_due")
+    `accused` are those of its resources that the verdict is about.
+    """
+
+    __slots__ = ("_settings", "accused", "actual", "damping", "rule", "settle_due", "verdict")
 
     def __init__(self, settings: config.Detection) -> None:
+        self.verdict: Verdict | None = None
+        self.rule: Rule | None = None
+        self.accused: tuple[str, ...] = ()
         self.actual: judgement.Judgement | None = None
         self.damping = damping.Damping(settings)
         self.settle_due: float | None = None
         """When to call by its name what has stayed as it fell."""
         self._settings = settings
 
-    def reach(
-        self, reached: judgement.Judgement, now: float, *, fell: bool, told: Verdict | None
-    ) -> judgement.Judgement | None:
-        """Take a bad verdict; return the one to tell, or None if FLAPPING says it already.
+    def restore(self, known: snapshot.Snapshot, now: float) -> None:
+        """Go on where a former process stopped."""
+        self.verdict, self.rule = known.verdict, rules.known(known.rule)
+        self.accused = known.accused or known.resources
+        self.damping.restore(known.falls, now)
 
-        `fell` is a fall, and not what a fall turned out to be; `told` is what is told so far.
+    def conclude(
+        self,
+        verdict: Verdict,
+        rule: Rule,
+        told: tuple[vocabulary.Evidence, ...],
+        resources: tuple[str, ...],
+        delay_s: float | None = None,
+    ) -> list[steps.Step]:
+        """Take a verdict; return what is to be told, if it is news."""
+        if verdict is self.verdict:
+            if rule is self.rule or verdict in {Verdict.HEALTHY, Verdict.MAINTENANCE}:
+                return []
+            return [self.confirm(rule, told, resources)]
+        previous, self.verdict, self.rule = self.verdict, verdict, rule
+        self.accused = resources
+        taken: list[steps.Step] = [
+            steps.Conclusion(
+                verdict=verdict,
+                previous=previous,
+                rule=rule,
+                resources=resources,
+                evidence=told,
+            )
+        ]
+        if delay_s is not None:
+            taken.append(signals.Noted(note=signals.Note.CONVICTED, seconds=delay_s))
+        return taken
+
+    def confirm(
+        self, rule: Rule, told: tuple[vocabulary.Evidence, ...], resources: tuple[str, ...]
+    ) -> steps.Confirmed:
+        """Take that the verdict stands, for another reason or for more resources."""
+        self.rule, self.accused = rule, resources
+        return steps.Confirmed(rule=rule, evidence=told, resources=resources)
+
+    def convict(
+        self,
+        reached: judgement.Judgement,
+        now: float,
+        delay_s: float | None,
+        *,
+        fell: bool,
+        resources: tuple[str, ...],
+    ) -> list[steps.Step]:
+        """Take a bad verdict; return what is to be told, if FLAPPING does not say it already.
+
+        `fell` is a fall, and not what a fall turned out to be.
         """
-        self.actual = reached
+        self.actual = told = reached
         if fell and reached.verdict not in _NO_FALL:
             self.damping.fell(now)
             if self.damping.is_flapping(now):
                 self.settle_due = now + self.damping.hold_s
-                return self.flapping(now, reached.evidence)
-        if told is Verdict.FLAPPING and self.settle_due is not None:
-            return None
-        return reached
+                told = self._flapping(now, reached.evidence)
+        if told is reached and self.verdict is Verdict.FLAPPING and self.settle_due is not None:
+            return []
+        return self.conclude(told.verdict, told.rule, told.evidence, resources, delay_s)
 
-    def flapping(self, now: float, seen: tuple[vocabulary.Evidence, ...]) -> judgement.Judgement:
-        """Return the verdict for what fell too often."""
-        often = evidence.fell(self.damping.falls(now), self._settings.flap_window_s)
-        return judgement.Judgement(
-            verdict=Verdict.FLAPPING, rule=Rule.FELL_OFTEN, evidence=(often, *seen)
-        )
+    def settle(self) -> list[steps.Step]:
+        """Call by its name what has stayed as it fell."""
+        actual, self.settle_due = self.actual, None
+        if actual is None:
+            return []
+        return self.conclude(actual.verdict, actual.rule, actual.evidence, self.accused)
 
-    def is_still(self, verdict: Verdict, told: Verdict | None) -> bool:
+    def flap(self, now: float, resources: tuple[str, ...]) -> list[steps.Step]:
+        """Take that other processes came too often, each without a goodbye of the one before."""
+        came = (evidence.seen("heartbeat", "each time another process came"),)
+        told = self._flapping(now, came)
+        return self.conclude(told.verdict, told.rule, told.evidence, resources, 0.0)
+
+    def is_still(self, verdict: Verdict) -> bool:
         """Tell whether it suffers what it suffered, whatever that is called."""
-        return verdict is (told if self.actual is None else self.actual.verdict)
+        return verdict is (self.verdict if self.actual is None else self.actual.verdict)
 
     def end(self) -> None:
         """Take that it is well, or on its way."""
@@ -56,3 +119,9 @@ class Conviction:
         """Take that we heard nothing for so long."""
         if self.settle_due is not None:
             self.settle_due += seconds
+
+    def _flapping(self, now: float, seen: tuple[vocabulary.Evidence, ...]) -> judgement.Judgement:
+        often = evidence.fell(self.damping.falls(now), self._settings.flap_window_s)
+        return judgement.Judgement(
+            verdict=Verdict.FLAPPING, rule=Rule.FELL_OFTEN, evidence=(often, *seen)
+        )

@@ -1,4 +1,8 @@
-"""Pure. The questions about one plugin: at most one case at a time, and what is made of it."""
+"""Pure. The questions about one plugin: one case at a time, and the next review of what was found.
+
+Of one that was found to be lost all is asked again, and each time that it still is, the wait until
+the next time is twice as long.
+"""
 
 from typing import assert_never
 
@@ -9,10 +13,13 @@ from muster_health.case import Ask, Doubt
 class Inquest:
     """Opens cases, numbers questions, and knows which answers are still awaited."""
 
-    __slots__ = ("_has_cluster", "_number", "_settings", "case")
+    __slots__ = ("_has_cluster", "_number", "_review_s", "_settings", "case", "review_due")
 
     def __init__(self, settings: config.Detection, *, has_cluster: bool) -> None:
         self.case: case.Case | None = None
+        self.review_due: float | None = None
+        """When to ask anew about one that is lost, while nobody is asked."""
+        self._review_s = settings.review_s
         self._settings = settings
         self._has_cluster = has_cluster
         self._number = 0
@@ -34,6 +41,40 @@ class Inquest:
             doubt, self._number, self._settings, now=now, has_cluster=self._has_cluster
         )
         return self.ask(self.case, now)
+
+    def deadline(self) -> float | None:
+        """Return when to look at the case, or at what was found, again."""
+        return self.review_due if self.case is None else self.case.deadline()
+
+    def found(self, now: float, *, fresh: bool, wait_s: float | None = None) -> None:
+        """Take that it is lost, or (not `fresh`) still is, to be reviewed in its time."""
+        self.case = None
+        longer_s = min(2 * self._review_s, self._settings.review_max_s)
+        self._review_s = self._settings.review_s if fresh else longer_s
+        self.review_due = now + (self._review_s if wait_s is None else wait_s)
+
+    def put_off(self, since: float) -> None:
+        """Take that nothing was found: ask again a review's time after `since`."""
+        self.case, self.review_due = None, since + self._review_s
+
+    def review(self, now: float) -> list[steps.Step]:
+        """Ask whether what was found still is so."""
+        self.review_due = None
+        return self.open(Doubt.REVIEW, now)
+
+    def refuted(self) -> case.Case | None:
+        """Take that it lives; return the case that was about it, if there was one."""
+        asked, self.case = self.case, None
+        return asked
+
+    def end(self) -> None:
+        """Take that nothing is to be reviewed any more."""
+        self.review_due, self._review_s = None, self._settings.review_s
+
+    def shift(self, seconds: float) -> None:
+        """Take that we heard nothing for so long."""
+        if self.review_due is not None:
+            self.review_due += seconds
 
     def ask(self, asked: case.Case, now: float) -> list[steps.Step]:
         """Return what to ask now."""

@@ -70,11 +70,7 @@ from muster_health.snapshot import State
 _NOTHING: Final[Mapping[str, int]] = {}
 _IN_FLIGHT_S: Final = 0.5
 """A beat may be in flight when its sender's connection ends."""
-_COMMON: Final = frozenset({Verdict.DEREGISTERED, Verdict.MISMATCH, Verdict.STUCK})
-"""What many say of themselves at once where their kubelets or their revision are at fault."""
 _HEARD: Final = frozenset({State.UNKNOWN, State.HEALTHY, State.RECOVERING, State.SUSPECT})
-_LOOK_AGAIN_S: Final = 10.0
-"""How soon Kubernetes is asked again what a node offers, if it did not say."""
 
 
 class PluginState:
@@ -83,19 +79,12 @@ class PluginState:
     __slots__ = (
         "_before",
         "_conviction",
-        "_drains_at",
         "_inquest",
         "_is_thawed",
-        "_look_again_at",
-        "_looked",
         "_recovery",
         "_return_due",
-        "_review_due",
-        "_review_s",
         "_settings",
-        "_settled_at",
         "_worry",
-        "accused",
         "beats",
         "expected",
         "expected_due",
@@ -105,26 +94,19 @@ class PluginState:
         "is_hasty",
         "leaving",
         "link",
-        "offers",
         "podless",
         "pods",
         "resources",
         "return_s",
-        "rule",
         "silence",
         "state",
-        "verdict",
     )
 
     def __init__(
         self, settings: config.Detection, now: float, *, has_cluster: bool = False
     ) -> None:
         self.state = State.UNKNOWN
-        self.verdict: Verdict | None = None
-        self.rule: Rule | None = None
         self.resources: tuple[str, ...] = ()
-        self.accused: tuple[str, ...] = ()
-        """Those of the resources that its verdict is about."""
         self.healthy: Mapping[str, int] = _NOTHING
         self.pods: tuple[facts.Pod, ...] = ()
         self.podless = False
@@ -132,7 +114,6 @@ class PluginState:
         self.beats = beats.Beats(settings.interval_s)
         self.silence = silence.Silence(now)
         self.link = links.Links()
-        self.offers: Mapping[str, facts.Offer] | None = None
         self.leaving = ""
         self.return_s = 0.0
         self.heard_of = False
@@ -145,18 +126,25 @@ class PluginState:
         self._before = State.UNKNOWN
         self._inquest = inquest.Inquest(settings, has_cluster=has_cluster)
         self._conviction = conviction.Conviction(settings)
-        self._drains_at: float | None = None
-        self._settled_at = now
-        """Since when it has had what it has."""
-        self._worry = worry.Worry()
+        self._worry = worry.Worry(settings, now)
         self._is_thawed = False
-        self._looked: int | None = None
-        """Under which number Kubernetes is asked what the node offers now."""
-        self._look_again_at = now
         self._recovery = recovery.Recovery(settings)
         self._return_due: float | None = None
-        self._review_due: float | None = None
-        self._review_s = settings.review_s
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The one that is told."""
+        return self._conviction.verdict
+
+    @property
+    def rule(self) -> Rule | None:
+        """What decided it."""
+        return self._conviction.rule
+
+    @property
+    def accused(self) -> tuple[str, ...]:
+        """Those of the resources that its verdict is about."""
+        return self._conviction.accused
 
     @property
     def settled(self) -> State:
@@ -175,11 +163,7 @@ class PluginState:
 
     def is_troubled(self, now: float) -> bool:
         """Tell whether it is about to be convicted of trouble that many may have in common."""
-        found = self._worry.found
-        if found is None or found.verdict not in _COMMON or self.state not in _HEARD:
-            return False
-        left_s = self._worry.since + found.grace_s - now
-        return left_s <= self._settings.trouble_s + self.beats.interval_s
+        return self.state in _HEARD and self._worry.is_common(self.beats.interval_s, now)
 
     @property
     def is_silent(self) -> bool:
@@ -213,19 +197,17 @@ class PluginState:
 
         Its verdict stood for `waited_s`, as far as clocks of several machines can tell.
         """
-        self.state, self.verdict = known.state, known.verdict
-        self.rule = rules.known(known.rule)
-        self.resources, self.leaving, self.return_s = known.resources, known.leaving, known.return_s
-        self.accused = known.accused or known.resources
+        self.state, self.resources = known.state, known.resources
+        self.leaving, self.return_s = known.leaving, known.return_s
+        self._conviction.restore(known, now)
         self.beats.restore(known.instance, known.seq, known.interval_s)
         self.silence.begin_anew(now)
         # one that never came is remembered as well
         self.heard_of = bool(known.instance or known.order)
-        self._conviction.damping.restore(known.falls, now)
         if self.state is State.MAINTENANCE and not overdue:
             self._return_due = now + self.rest_s(self.return_s, waited_s)
         if self.state is State.LOST:
-            self._review_due = now + self._review_s
+            self._inquest.put_off(now)
         if self.state is State.RECOVERING:
             self._recovery.good(now, counts=False, hold_s=self._conviction.damping.hold_s)
 
@@ -265,8 +247,10 @@ class PluginState:
         """Take what Kubernetes knows; None is no answer."""
         if known is not None and known.pods is not None:
             self.pods, self.podless = known.pods, not known.pods
-        if number == self._looked:
-            return self._look_closer(known, now)
+        if self._worry.is_look(number):
+            hears = self.state not in {State.SUSPECT, State.LOST, State.MAINTENANCE}
+            found = self._worry.looked(known, self.healthy, hears=hears)
+            return [] if found is None else self._believe(found, now)
         asked = self._inquest.learned(known, number)
         return [] if asked is None else self._judge(asked, now)
 
@@ -275,7 +259,7 @@ class PluginState:
         if self._inquest.awaited(number) is None:
             return []
         if self.state is State.LOST:
-            self._inquest.case, self._review_due = None, now + self._review_s
+            self._inquest.put_off(now)
         elif self._is_thawed and self.state is State.SUSPECT:
             # nothing is known of it yet: to begin its wait anew would make many suspect once more
             self.freeze()
@@ -296,7 +280,7 @@ class PluginState:
                 return self._ask(Doubt.DISCONNECT, now)
             case State.LOST:
                 if self._inquest.case is None:
-                    self._review_due = now + self._settings.restart_s
+                    self._inquest.review_due = now + self._settings.restart_s
             case State.UNKNOWN | State.SUSPECT | State.MAINTENANCE:
                 pass
             case _:
@@ -306,20 +290,14 @@ class PluginState:
     def hint(self, event: vocabulary.PluginDeregistered, now: float) -> list[steps.Step]:
         """Take that a registration was lost a moment ago: worth a question, if it lasts."""
         if self._may_worry:
-            grace_s = trouble.mending_s(self._settings, self.beats.interval_s)
-            self._worry.about(trouble.deregistered(event, grace_s), now)
+            self._worry.lost(event, self.beats.interval_s, now)
         return []
 
     def offered(self, offers: Mapping[str, facts.Offer] | None, now: float) -> None:
         """Take what the node offers: worth a question, if that is not due to the plugin."""
-        self.offers = offers
-        is_settled = now - self._settled_at >= self._settings.mismatch_s
-        if offers is None or not is_settled or not self._may_worry:
-            return
-        grace_s = trouble.mending_s(self._settings, self.beats.interval_s)
-        found = trouble.offered(self.healthy, offers, grace_s)
-        if found is not None:
-            self._worry.about(found, now)
+        self._worry.offers = offers
+        if self._may_worry:
+            self._worry.offered(self.healthy, self.beats.interval_s, now)
 
     @property
     def _may_worry(self) -> bool:
@@ -394,23 +372,16 @@ class PluginState:
         """Make every wait longer: we stood still for so long."""
         self.silence.shift(seconds, now)
         self._dismiss_case()
-        if self._worry.due is not None:
-            self._worry.since += seconds
-            self._worry.due += seconds
+        self._worry.shift(seconds)
         self._shift(seconds)
 
     def deadline(self) -> float | None:
         """Return when `tick` is next needed."""
         match self.state:
             case State.SUSPECT:
-                return None if self._inquest.case is None else self._inquest.case.deadline()
+                return self._inquest.deadline()
             case State.LOST:
-                review = (
-                    self._review_due
-                    if self._inquest.case is None
-                    else self._inquest.case.deadline()
-                )
-                return _earliest(review, self._conviction.settle_due)
+                return _earliest(self._inquest.deadline(), self._conviction.settle_due)
             case State.MAINTENANCE:
                 return self._return_due
             case State.UNKNOWN | State.HEALTHY | State.ILL | State.RECOVERING:
@@ -426,15 +397,14 @@ class PluginState:
         if self._inquest.case is not None:
             return self._pursue(self._inquest.case, now)
         if self._is_unsettled and _is_due(self._conviction.settle_due, now):
-            return self._settle()
+            return self._conviction.settle()
         match self.state:
             case State.MAINTENANCE:
                 self._return_due = None
                 since = rules.PLANNED.get(self.rule or Rule.GOODBYE, rules.PLANNED[Rule.GOODBYE])
                 return [steps.Overdue(evidence=(evidence.overdue(self.return_s, since),))]
             case State.LOST:
-                self._review_due = None
-                return self._inquest.open(Doubt.REVIEW, now)
+                return self._inquest.review(now)
             case _:
                 return self._doubt(now)
 
@@ -465,14 +435,13 @@ class PluginState:
         self._recovery.shift(seconds)
         self._conviction.shift(seconds)
         self.expected_due += seconds
+        self._inquest.shift(seconds)
         if self._return_due is not None:
             self._return_due += seconds
-        if self._review_due is not None:
-            self._review_due += seconds
 
     def _dismiss_case(self) -> None:
         if self._inquest.case is not None and self.state is State.LOST:
-            self._review_due = self._inquest.case.opened_at + self._review_s
+            self._inquest.put_off(self._inquest.case.opened_at)
         self._inquest.case, self.is_frozen = None, False
         self.state = self.settled
 
@@ -487,39 +456,19 @@ class PluginState:
 
     def _goes_on(self, beat: vocabulary.Heartbeat, former: str, now: float) -> bool:
         """Take a beat of one that is well and stays so, as nearly all are, in few steps."""
-        if self.state is not State.HEALTHY or self.verdict is not Verdict.HEALTHY:
+        if self.state is not State.HEALTHY or self._conviction.verdict is not Verdict.HEALTHY:
             return False
-        if former != beat.instance or self._reported(beat, now) is not None:
+        if former != beat.instance or self._worry.reported(beat, self.beats, now) is not None:
             return False
         self.silence.broken(now)
         self._take_resources(beat, now)
         self._worry.forget()
         return True
 
-    def _reported(self, beat: vocabulary.Heartbeat, now: float) -> trouble.Trouble | None:
-        return trouble.reported(
-            beat,
-            self._settings,
-            offers=self.offers,
-            settled_s=now - self._settled_at,
-            twins=self.beats.twins(now),
-            stretch=self.beats.stretch,
-            drains=self._drains(beat, now),
-        )
-
-    def _drains(self, beat: vocabulary.Heartbeat, now: float) -> bool:
-        """Tell whether it is about to end: one that does not come to its end is not."""
-        if beat.phase is not vocabulary.Phase.DRAINING:
-            self._drains_at = None
-            return False
-        if self._drains_at is None:
-            self._drains_at = now
-        return now - self._drains_at < self._settings.maintenance_s
-
     def _alive(self, beat: vocabulary.Heartbeat, now: float, *, counts: bool) -> list[steps.Step]:
         self.silence.broken(now)
         self._take_resources(beat, now)
-        found = self._reported(beat, now)
+        found = self._worry.reported(beat, self.beats, now)
         before = self._end_doubt(found)
         match self.state:
             case State.UNKNOWN | State.HEALTHY:
@@ -529,18 +478,16 @@ class PluginState:
                 self.state = State.HEALTHY
                 if self.verdict is Verdict.HEALTHY:
                     return before
-                first = (evidence.alive(),)
-                return [
-                    *before,
-                    *self._conclude(Verdict.HEALTHY, Rule.FIRST_SIGN_OF_LIFE, first),
-                ]
+                told = self._conclude(Verdict.HEALTHY, Rule.FIRST_SIGN_OF_LIFE, evidence.alive())
+                return [*before, *told]
             case State.ILL:
-                if found is not None and self._conviction.is_still(found.verdict, self.verdict):
+                if found is not None and self._conviction.is_still(found.verdict):
                     self._worry.forget()
                     if found.verdict is self.verdict and {*found.resources} - {*self.accused}:
                         # it never shrinks: what comes and goes is not to be told each time
                         more = tuple(sorted({*self.accused, *found.resources}))
-                        before.append(self._confirm(found.rule, found.evidence, more))
+                        said = self._conviction.confirm(found.rule, found.evidence, more)
+                        before.append(said)
                     return before
                 return [*before, *self._return(found, now, counts=True)]
             case State.LOST | State.MAINTENANCE | State.RECOVERING:
@@ -560,10 +507,10 @@ class PluginState:
                 return
         said = tuple((resource.name, resource.healthy) for resource in beat.resources)
         self.resources, self.healthy = _shared(said)
-        self._settled_at = now
+        self._worry.settled_at = now
 
     def _end_doubt(self, found: trouble.Trouble | None) -> list[steps.Step]:
-        asked, self._inquest.case, self.is_frozen = self._inquest.case, None, False
+        asked, self.is_frozen = self._inquest.refuted(), False
         if self.state is not State.SUSPECT:
             return []
         self.state = self._before
@@ -578,7 +525,8 @@ class PluginState:
         if self.state is not State.ILL or found is None:
             if self.state is not State.RECOVERING:
                 self._recovery.begin()
-            self.state, self._conviction.settle_due, self._review_due = State.RECOVERING, None, None
+            self.state, self._conviction.settle_due = State.RECOVERING, None
+            self._inquest.review_due = None
         if found is not None:
             self._recovery.begin()
             return self._troubled(found, now)
@@ -587,42 +535,23 @@ class PluginState:
         return self._recover() if enough else []
 
     def _recover(self) -> list[steps.Step]:
-        told = (evidence.recovered(self._recovery.good_beats),)
+        told = evidence.recovered(self._recovery.good_beats)
         self.state, self.leaving = State.HEALTHY, ""
         self._conviction.end()
         self._recovery.begin()
-        self._review_s = self._settings.review_s
+        self._inquest.end()
         return self._conclude(Verdict.HEALTHY, Rule.RECOVERED, told)
 
     def _troubled(self, found: trouble.Trouble, now: float) -> list[steps.Step]:
         if not self._worry.about(found, now):
             return []
-        if found.rule is Rule.NODE_OFFERS_OTHERS and self._inquest.has_cluster:
-            return self._look(now)
-        return self._believe(found, now)
-
-    def _look(self, now: float) -> list[steps.Step]:
-        """Ask what the node offers now: what a watch told may be old, and it not know that."""
-        if now < self._look_again_at:
+        if found.rule is not Rule.NODE_OFFERS_OTHERS or not self._inquest.has_cluster:
+            return self._believe(found, now)
+        if not self._worry.may_look(now):
             return []
         inquiry = self._inquest.inquire()
-        self._looked, self._look_again_at = inquiry.number, now + _LOOK_AGAIN_S
+        self._worry.looks(inquiry.number, now)
         return [inquiry]
-
-    def _look_closer(self, known: facts.Facts | None, now: float) -> list[steps.Step]:
-        self._looked = None
-        worry = self._worry.found
-        if known is None or known.offers is None:
-            return []
-        self.offers = known.offers
-        hears = self.state not in {State.SUSPECT, State.LOST, State.MAINTENANCE}
-        if worry is None or worry.rule is not Rule.NODE_OFFERS_OTHERS or not hears:
-            return []
-        found = trouble.offered(self.healthy, known.offers, worry.grace_s)
-        if found is None:
-            self._worry.forget()
-            return []
-        return self._believe(found, now)
 
     def _believe(self, found: trouble.Trouble, now: float) -> list[steps.Step]:
         delay_s = now - self._worry.since
@@ -633,7 +562,9 @@ class PluginState:
         reached = judgement.Judgement(
             verdict=found.verdict, rule=found.rule, evidence=found.evidence
         )
-        return self._convict(reached, now, delay_s, fell=fresh, resources=found.resources)
+        return self._conviction.convict(
+            reached, now, delay_s, fell=fresh, resources=found.resources
+        )
 
     def _ask(self, doubt: Doubt, now: float) -> list[steps.Step]:
         self._before, self.state = self.state, State.SUSPECT
@@ -678,18 +609,16 @@ class PluginState:
                 # where it still is expected, the two ways of knowing that contradict each other
                 self._return_due = None
             return [*noted, *left]
-        if fresh:
-            self._review_s = self._settings.review_s
-        else:
-            self._review_s = min(2 * self._review_s, self._settings.review_max_s)
-        wait_s = self._review_s
-        if reached.rule is Rule.NOT_BACK:
-            wait_s = max(0.0, self._patience_s - scene.quiet_s)
-        self.state, self._review_due = State.LOST, now + wait_s
+        is_early = reached.rule is Rule.NOT_BACK
+        wait_s = max(0.0, self._patience_s - scene.quiet_s) if is_early else None
+        self._inquest.found(now, fresh=fresh, wait_s=wait_s)
+        self.state = State.LOST
         self._worry.forget()
         self._recovery.begin()
-        delay_s = silent_s if fresh else None
-        return [*noted, *self._convict(reached, now, delay_s, fell=fresh)]
+        told = self._conviction.convict(
+            reached, now, silent_s if fresh else None, fell=fresh, resources=self.resources
+        )
+        return [*noted, *told]
 
     def _leave(
         self, rule: Rule, told: tuple[vocabulary.Evidence, ...], return_s: float, now: float
@@ -699,30 +628,9 @@ class PluginState:
         self._return_due = now + return_s
         self._worry.forget()
         self._recovery.begin()
-        self._review_due = None
+        self._inquest.review_due = None
         self._conviction.end()
-        return self._conclude(Verdict.MAINTENANCE, rule, told)
-
-    def _convict(
-        self,
-        reached: judgement.Judgement,
-        now: float,
-        delay_s: float | None,
-        *,
-        fell: bool,
-        resources: tuple[str, ...] | None = None,
-    ) -> list[steps.Step]:
-        told = self._conviction.reach(reached, now, fell=fell, told=self.verdict)
-        if told is None:
-            return []
-        return self._conclude(told.verdict, told.rule, told.evidence, delay_s, resources=resources)
-
-    def _settle(self) -> list[steps.Step]:
-        """Call by its name what has stayed as it fell."""
-        actual, self._conviction.settle_due = self._conviction.actual, None
-        if actual is None:
-            return []
-        return self._conclude(actual.verdict, actual.rule, actual.evidence, resources=self.accused)
+        return self._conclude(Verdict.MAINTENANCE, rule, *told)
 
     def _fell_unseen(self, former: str, now: float) -> bool:
         """Take that another instance beats, without a goodbye; tell whether that was too often."""
@@ -739,43 +647,12 @@ class PluginState:
         self._recovery.begin()
         self.state = State.RECOVERING
         self._recovery.good(now, counts=False, hold_s=self._conviction.damping.hold_s)
-        came = (evidence.seen("heartbeat", "each time another process came"),)
-        told = self._conviction.flapping(now, came)
-        return [*before, *self._conclude(told.verdict, told.rule, told.evidence, 0.0)]
-
-    def _confirm(
-        self, rule: Rule, told: tuple[vocabulary.Evidence, ...], resources: tuple[str, ...]
-    ) -> steps.Confirmed:
-        self.rule, self.accused = rule, resources
-        return steps.Confirmed(rule=rule, evidence=told, resources=resources)
+        return [*before, *self._conviction.flap(now, self.resources)]
 
     def _conclude(
-        self,
-        verdict: Verdict,
-        rule: Rule,
-        told: tuple[vocabulary.Evidence, ...],
-        delay_s: float | None = None,
-        *,
-        resources: tuple[str, ...] | None = None,
+        self, verdict: Verdict, rule: Rule, *told: vocabulary.Evidence
     ) -> list[steps.Step]:
-        if verdict is self.verdict:
-            if rule is self.rule or verdict in {Verdict.HEALTHY, Verdict.MAINTENANCE}:
-                return []
-            return [self._confirm(rule, told, self.resources if resources is None else resources)]
-        previous, self.verdict, self.rule = self.verdict, verdict, rule
-        self.accused = self.resources if resources is None else resources
-        taken: list[steps.Step] = [
-            steps.Conclusion(
-                verdict=verdict,
-                previous=previous,
-                rule=rule,
-                resources=self.accused,
-                evidence=told,
-            )
-        ]
-        if delay_s is not None:
-            taken.append(signals.Noted(note=signals.Note.CONVICTED, seconds=delay_s))
-        return taken
+        return self._conviction.conclude(verdict, rule, told, self.resources)
 
 
 @functools.lru_cache(maxsize=1024)

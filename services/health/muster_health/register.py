@@ -55,7 +55,7 @@ class Register:
         if len(home.plugins) >= self._around.bounds.plugins_per_node:
             return None
         found = dossier.Dossier(node, _same(plugin), self._around, now=now)
-        found.state.offers = home.offers
+        found.state.offered(home.offers, now)
         self.dossiers[found.key] = found
         home.plugins = (*home.plugins, found)
         return found
