@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from muster.cli import cluster, demo, watch
+from muster.cli import acts, cluster, demo, watch
 from muster.local import layout
 
 _FAULTS: Final = Path("/faults")
@@ -31,29 +31,25 @@ class Containers:
         return _FAULTS / f"{node}.jsonl"
 
 
-class Played(demo.Demo):
-    """One playing on containers that run already, and go on running."""
-
-    async def play(self) -> None:
-        """Play; stop at the first step that fails."""
-        self._print(f"simulated: 3 nodes, their kubelets and {demo.GPUS} GPUs; the rest is real\n")
-        self._place = Containers()
-        began = asyncio.get_running_loop().time()
-        since = datetime.now(UTC) - _HEARD_SINCE
-        pod = f"{self._place.http('kubernetes')}/api/v1/namespaces/default/pods/{demo.POD}"
-        async with watch.everything(os.environ["NATS_URL"], self._watch.hear, since=since):
-            self._note("connect", began, "to NATS, as admin")
-            try:
-                await self._play(self._steps())
-            finally:
-                with contextlib.suppress(OSError):
-                    await cluster.delete(f"{pod}?gracePeriodSeconds=0")
-        self.complete = True
-
-    def _steps(self) -> list[tuple[str, demo.Play]]:
-        a, b, _ = (node.name for node in layout.NODES)
-        return [*self._at_first("a simulated one", a), *self._asked_for(a, b)]
+async def play(told: demo.Playing) -> None:
+    """Play on containers that run already, and go on running."""
+    told.say(f"simulated: 3 nodes, their kubelets and {acts.GPUS} GPUs; the rest is real\n")
+    here = Containers()
+    began = asyncio.get_running_loop().time()
+    since = datetime.now(UTC) - _HEARD_SINCE
+    pod = f"{here.http('kubernetes')}/api/v1/namespaces/default/pods/{acts.POD}"
+    a, b, _ = (node.name for node in layout.NODES)
+    heard = watch.Watch()
+    played = acts.Acts(here, heard)
+    async with watch.everything(os.environ["NATS_URL"], heard.hear, since=since):
+        told.took("connect", began, "to NATS, as admin")
+        try:
+            await told.play([*played.at_first("a simulated one", a), *played.asked_for(a, b)])
+        finally:
+            with contextlib.suppress(OSError):
+                await cluster.delete(f"{pod}?gracePeriodSeconds=0")
+    told.complete = True
 
 
 if __name__ == "__main__":
-    sys.exit(demo.tell(Played(quiet=False), as_json=False))
+    sys.exit(demo.tell(play, as_json=False))
