@@ -209,7 +209,9 @@ def test_what_is_wrong_with_the_devices_is_told_when_it_begins_and_when_it_ends(
                 while beat.problems:
                     beat = await beats.get()
                 assert await process.stop() == 0
-            (last,) = await listener.newest(streams.EVENTS, "muster.event.*.*.problem.changed")
+            (last,) = await consumers.newest(
+                listener.link, streams.EVENTS, "muster.event.*.*.problem.changed"
+            )
             assert isinstance(last.data, vocabulary.ProblemChanged)
             assert (last.data.problem, last.data.holds) == (both, False)
 
