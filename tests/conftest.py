@@ -1,7 +1,10 @@
 """Settings of every test: what one run finds on a machine that is busy, another run finds too."""
 
 import os
+from collections.abc import Iterator
 
+import pytest
+import structlog
 from hypothesis import settings
 
 # A test starts processes while gRPC runs here: its handlers of fork() write to the child's stderr,
@@ -11,3 +14,10 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_its_own() -> Iterator[None]:
+    """Leave no logging behind: who captured logs once would log to stdout for good."""
+    yield
+    structlog.reset_defaults()
