@@ -8,13 +8,13 @@ It judges whether or not it leads, and tells only while it does. Who begins to l
 what the former leader remembered, and tells the difference between that and what it knows.
 """
 
-import itertools
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final, assert_never
 
 from muster import vocabulary
 from muster_health import (
+    clocks,
     config,
     cure,
     deadlines,
@@ -26,17 +26,13 @@ from muster_health import (
     signals,
     snapshot,
     steps,
-    storm,
+    weather,
 )
 
 _POSITION_S: Final = 5.0
 _TEND_S: Final = 1.0
-_SOON_S: Final = 0.05
-"""For what one plugin's input means for others: later than now, so that `tick` comes to an end."""
 _AHEAD_S: Final = 0.2
 _AT_ONCE: Final = 1_000
-_THAW_S: Final = 0.5
-_THAW_EACH: Final = 25
 _FLEET_DUE: Final = "fleet"
 """No plugin's key: those contain a dot."""
 _POSITION_DUE: Final = "position"
@@ -75,13 +71,11 @@ class Detector:
         self._register = register.Register(self._around)
         self._sight = sight.Sight(settings, at_zero)
         self._deadlines = deadlines.Deadlines()
-        self._storms = storm.Storms(settings)
         self._fleet = fleet.Fleet(self._around)
+        self._weather = weather.Weather(settings, self._register.dossiers, self._fleet)
+        self._clocks = clocks.Clocks(self._around, self._register.dossiers)
         self._cures = cure.Cures(remediation or config.Remediation())
         self._greetings = greetings.Greetings()
-        self._leftover: dict[str, None] = {}
-        self._thaw_at = 0.0
-        self._skewed: set[str] = set()
 
     def receive(self, event: signals.Input, now: float) -> list[signals.Output]:
         """Take one input."""
@@ -114,12 +108,12 @@ class Detector:
     @property
     def storms(self) -> int:
         """Return how many storms there are."""
-        return len(self._storms.active)
+        return len(self._weather.storms.active)
 
     @property
     def suspects(self) -> int:
         """Return how many plugins are suspected of silence."""
-        return self._storms.suspects
+        return self._weather.storms.suspects
 
     @property
     def held(self) -> int:
@@ -223,24 +217,12 @@ class Detector:
         return self._take(found, taken, now)
 
     def _compare_clocks(self, changed: dossier.Dossier, now: float) -> None:
-        """Take that a node's clock is apart from ours, or no more; if most are, ours is apart."""
-        (self._skewed.add if changed.skew.is_skewed else self._skewed.discard)(changed.key)
-        plugins = len(self._register.dossiers)
-        is_apart = len(self._skewed) > max(self._settings.storm_min, plugins / 2)
-        if is_apart is self._around.is_apart:
-            return
-        self._around.is_apart = is_apart
-        there = self._register.dossiers
-        skewed = [there[key] for key in self._skewed if key in there]
-        for found in skewed:
-            found.touch(now + _SOON_S)
-            self._deadlines.set(found.key, now + _SOON_S)
-        middle = sorted(skewed, key=lambda found: found.skew.seconds)[len(skewed) // 2 :][:1]
-        words = [
-            f"{len(skewed)} of {plugins}; of the middle one {one.skew.words()}" for one in middle
-        ]
-        self._fleet.apart = words[0] if is_apart else ""
-        self._deadlines.set(_FLEET_DUE, now + _SOON_S)
+        """Take that a node's clock is apart from ours, or no more."""
+        skewed = self._clocks.compare(changed)
+        if skewed is not None:
+            self._look_again(skewed, now)
+            self._fleet.apart = self._clocks.words()
+            self._deadlines.set(_FLEET_DUE, now + weather.SOON_S)
 
     def _learn(
         self,
@@ -320,15 +302,15 @@ class Detector:
     def _dismiss(self, found: dossier.Dossier, why: str, now: float) -> list[signals.Output]:
         """Forget a plugin: what is open of it ends."""
         self._look_again(self._register.remove(found), now)
-        self._storms.cleared(found.key)
-        self._skewed.discard(found.key)
+        self._weather.storms.cleared(found.key)
+        self._clocks.forget(found.key)
         self._fleet.hold(found.key, ())
         return found.close(self._sight.at(now), why)
 
     def _look_again(self, changed: Iterable[dossier.Dossier], now: float) -> None:
         for other in changed:
-            other.touch(now + _SOON_S)
-            self._deadlines.set(other.key, now + _SOON_S)
+            other.touch(now + weather.SOON_S)
+            self._deadlines.set(other.key, now + weather.SOON_S)
 
     # one plugin
 
@@ -351,7 +333,7 @@ class Detector:
                     found.decide(step, now, self._sight.at(now))
                 case _:
                     assert_never(step)
-        if self._weather(found, now):
+        if self._is_held(found, now):
             asked = (signals.Probe, signals.AskCluster)
             outs = [out for out in outs if not isinstance(out, asked)]
             outs.append(signals.Noted(note=signals.Note.FROZEN))
@@ -373,7 +355,7 @@ class Detector:
         number = self._cures.asks(found, now)
         if number is not None:
             return [found.question(number, now)]
-        storm = bool(self._storms.active)
+        storm = bool(self._weather.storms.active)
         return self._cures.decide(found, leader, now, self._sight.at(now), storm=storm)
 
     def _remediated(self, event: signals.Remediated, now: float) -> list[signals.Output]:
@@ -414,7 +396,7 @@ class Detector:
         outs, held = found.commit(now, self._sight.at(now), may_open)
         if self._fleet.hold(found.key, held):
             outs += [signals.Noted(note=signals.Note.HELD) for _ in held]
-            self._deadlines.set(_FLEET_DUE, now + _SOON_S)
+            self._deadlines.set(_FLEET_DUE, now + weather.SOON_S)
         return outs
 
     # all of them
@@ -451,65 +433,27 @@ class Detector:
         found = self._register.dossiers.get(key)
         return None if found is None else found.deadline()
 
-    def _weather(self, found: dossier.Dossier, now: float) -> bool:
-        """Watch who becomes suspect; return whether this one is not to be judged."""
-        key, state = found.key, found.state
-        if not (state.is_silent or state.is_troubled(now)):
-            self._storms.cleared(key)
-            return False
-        server = found.state.link.server
-        causes = (*found.causes, f"server={server}") if server else found.causes
-        self._storms.suspected(key, causes, now, silent=state.is_silent)
-        began, over = self._storms.update(len(self._register.dossiers), now)
-        for new in began:
-            for member in new.members:
-                self._register.dossiers[member].state.freeze()
-        if began or over:
-            self._deadlines.set(_FLEET_DUE, now + _SOON_S)
-        self._end_storms(over, now)
-        if self._storms.holds(key):
-            if not state.is_held:
-                state.freeze()
-        elif state.is_held:
-            self._leftover[key] = None
-            self._deadlines.set(_FLEET_DUE, max(self._thaw_at, now + _SOON_S))
-        return state.is_held
-
-    def _end_storms(self, over: Iterable[storm.Ended], now: float) -> None:
-        for ended in over:
-            self._fleet.ended(ended, now)
-            self._leftover |= {left: None for left in ended.left if not self._storms.holds(left)}
-
-    def _thaw(self, now: float) -> list[signals.Output]:
-        """Have some of those judged whom a storm left over: each takes questions and answers."""
-        outs: list[signals.Output] = []
-        if now < self._thaw_at or not self._leftover:
-            return outs
-        self._thaw_at = now + _THAW_S
-        for key in list(itertools.islice(self._leftover, _THAW_EACH)):
-            del self._leftover[key]
-            found = self._register.dossiers.get(key)
-            if found is not None:
-                outs += self._take(found, found.state.thaw(now), now)
-        return outs
+    def _is_held(self, found: dossier.Dossier, now: float) -> bool:
+        """Tell whether a plugin is not to be judged, because many are suspect at once."""
+        is_held, due = self._weather.holds(found, now)
+        self._deadlines.set(_FLEET_DUE, due)
+        return is_held
 
     def _tend(self, now: float) -> list[signals.Output]:
         """See after the fleet: storms that end, alerts that have their turn."""
-        _, over = self._storms.update(len(self._register.dossiers), now)
-        self._end_storms(over, now)
-        outs = self._thaw(now)
+        outs: list[signals.Output] = []
+        for found in self._weather.tend(now):
+            outs += self._take(found, found.state.thaw(now), now)
         for key in self._fleet.held():
             if not self._register.may_tell(now):
                 break
             self._register.dossiers[key].touch(now)
             outs += self._commit(self._register.dossiers[key], now)
         plugins = len(self._register.dossiers)
-        told, due = self._fleet.commit(self._storms, plugins, now, self._sight.at(now))
-        waits = [due, now + _TEND_S if self._storms.active else None]
+        told, due = self._fleet.commit(self._weather.storms, plugins, now, self._sight.at(now))
+        waits = [due, *self._weather.waits(now)]
         if self._fleet.held():
             waits.append(max(self._register.next_at(now), now + _TEND_S))
-        if self._leftover:
-            waits.append(max(self._thaw_at, now + _SOON_S))
         for wait in waits:
             self._deadlines.set(_FLEET_DUE, wait)
         return [*outs, *told]
@@ -528,7 +472,8 @@ class Detector:
             outs += self._commit(found, now)
             self._deadlines.set(found.key, found.deadline())
         if revision is not None:
-            self._deadlines.set(_FLEET_DUE, now + (0.0 if self._storms.active else self._grace_s))
+            lasts = bool(self._weather.storms.active)
+            self._deadlines.set(_FLEET_DUE, now + (0.0 if lasts else self._grace_s))
         return outs
 
     # ourselves
@@ -539,14 +484,14 @@ class Detector:
         return self._stand_still(late_s, now) if late_s else []
 
     def _stand_still(self, seconds: float, now: float) -> list[signals.Output]:
-        self._storms.shift(seconds)
+        self._weather.storms.shift(seconds)
         for key, found in self._register.dossiers.items():
             if found.state.is_calm:
                 # as nearly all; its deadline moved back, and stays queued
                 found.state.shift(seconds, now)
                 continue
             found.stood_still(seconds, now)
-            self._weather(found, now)
+            self._is_held(found, now)
             self._deadlines.set(key, found.deadline())
         self._deadlines.set(_FLEET_DUE, now + 1.0)
         self._deadlines.set(_POSITION_DUE, now + _POSITION_S)
@@ -559,8 +504,7 @@ class Detector:
     def _see_again(self, at: datetime, now: float) -> list[signals.Output]:
         paused_s, outs = self._sight.back(at, now)
         self._deadlines.clear()
-        self._storms.clear()
-        self._leftover.clear()
+        self._weather.clear()
         for key, found in self._register.dossiers.items():
             found.state.deaf(now, paused_s=paused_s, window_s=self._settings.reconnect_s)
             self._deadlines.set(key, found.deadline())
