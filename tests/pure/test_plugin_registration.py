@@ -415,4 +415,5 @@ def test_a_kubelet_that_was_replaced_has_some_seconds_to_take_us() -> None:
     assert machine.is_kubelet_away(10.0)
     assert not machine.is_kubelet_away(10.0 + PATIENCE.kubelet_new_s)
     healed(machine, 11.0, "k2")
-    assert not machine.is_kubelet_away(11.5)
+    assert (machine.is_kubelet_away(11.5), machine.is_kubelet_new(11.5)) == (False, True)
+    assert not machine.is_kubelet_new(10.0 + PATIENCE.kubelet_new_s)

@@ -49,7 +49,7 @@ class Pods:
         now, at = time.monotonic(), datetime.now(UTC)
         before = self._agreement.disputed
         ours = {
-            name: agreement.Ours(self._devices.devices(name), self._sent_at(name))
+            name: agreement.Ours(self._devices.devices(name), self._sent_at(name, now))
             for name in self._devices.resources
         }
         for found in self._agreement.compare(listing, ours, now):
@@ -63,6 +63,9 @@ class Pods:
         if listing is not None:
             self._heard(now)
 
-    def _sent_at(self, resource: str) -> float | None:
+    def _sent_at(self, resource: str, now: float) -> float | None:
+        """Return when the kubelet was sent the resource, if it must have taken that in by now."""
         life = self._lives.get(resource)
-        return life.figures.sent_at if life is not None and life.machine.is_listed else None
+        if life is None or not life.machine.is_listed or life.machine.is_kubelet_new(now):
+            return None
+        return life.figures.sent_at

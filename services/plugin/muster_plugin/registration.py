@@ -101,8 +101,10 @@ class Registration:
         """Tell whether all that keeps the resource from the kubelet is that it is away, or new."""
         if self._state is states.State.WATCHED:
             return False
-        if self._trouble.lasts:
-            return self._is_away
+        return self._is_away if self._trouble.lasts else self.is_kubelet_new(now)
+
+    def is_kubelet_new(self, now: float) -> bool:
+        """Tell whether the kubelet has only just come, and may still be busy with its plugins."""
         return now - self._came_at < self._patience.kubelet_new_s
 
     def next_deadline(self) -> float | None:
