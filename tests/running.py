@@ -66,21 +66,28 @@ def written(file: Path, *resources: dict[str, object], **more: object) -> Path:
     return file
 
 
-@contextlib.asynccontextmanager
-async def plugin(root: Path, config: Path, *more: str, **environment: str) -> AsyncIterator[Plugin]:
+def plugin(
+    root: Path, config: Path, *more: str, **environment: str
+) -> contextlib.AbstractAsyncContextManager[Plugin]:
     """Run the plugin with the kubelet's directory at `root`, and without a bus."""
-    pipe = asyncio.subprocess.PIPE
     given = {
         "MUSTER_PLUGIN__KUBELET__DIRECTORY": str(root),
         "MUSTER_PLUGIN__BUS__URL": "nats://127.0.0.1:1",
         "NODE_NAME": "node-a",
         **environment,
     }
+    return started(config, *more, **given)
+
+
+@contextlib.asynccontextmanager
+async def started(config: Path, *more: str, **environment: str) -> AsyncIterator[Plugin]:
+    """Run the plugin as its configuration says."""
+    pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "muster_plugin", "--config", str(config), *more),
         stdout=pipe,
         stderr=pipe,
-        env=os.environ | given,
+        env=os.environ | environment,
     )
     try:
         yield Plugin(process)

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+import pytest
+
 from muster_plugin import gpu, gpu_rules, nvml
 from tests.nvml import fake, scenes
 
@@ -23,6 +25,18 @@ PERIODS: Final = nvml.Periods(
     close_s=1.5,
 )
 POLL_S: Final = 0.1
+
+
+def here(state: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
+    """Let this process find the stand-in where NVML would be; skip what cannot have it."""
+    try:
+        fake.library()
+    except fake.NoCompiler as no:
+        pytest.skip(str(no))
+    made = fake.Fake(state)
+    for name, value in made.environment().items():
+        monkeypatch.setenv(name, value)
+    return made
 
 
 class Story:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from muster import buckets, bus, codec, connection, consumers, runtime, streams, vocabulary
 from muster.local import nats as local
+from tests import links
 
 NOW: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ALL: Final = ("muster.event.>",)
@@ -32,50 +33,10 @@ authorization { users = [
   }
 ] }
 """
-Story = Callable[[local.NatsServer], Awaitable[None]]
-
-
-def play(tmp_path: Path, story: Story, config: str | None = None) -> None:
-    async def played() -> None:
-        file = None
-        if config is not None:
-            file = tmp_path / "nats.conf"
-            file.write_text(config)
-        async with asyncio.timeout(30), local.NatsServer(tmp_path / "nats", config=file) as server:
-            await story(server)
-
-    asyncio.run(played())
 
 
 def owner(server: local.NatsServer, name: str = "test") -> bus.Bus:
     return bus.Bus(server.url, producer="plugins/p", name=name, owner=True)
-
-
-@asynccontextmanager
-async def raw(server: local.NatsServer) -> AsyncIterator[nats.aio.client.Client]:
-    """Be somebody else on the same server."""
-    client = nats.aio.client.Client()
-    await client.connect(server.url)
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-async def settled(link: connection.Connection) -> None:
-    """Return when the server knows our subscriptions.
-
-    The first of two flushes sends them: nats-py writes its PING ahead of what is pending (2.16).
-    """
-    client = await link.client()
-    await client.flush()
-    await client.flush()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop go on until a condition holds."""
-    while not condition():  # what it waits for is another library's
-        await asyncio.sleep(0.005)
 
 
 def fact(number: int, node: str = "node-a") -> vocabulary.Event:
@@ -104,7 +65,7 @@ async def stored(
     server: local.NatsServer, stream: str = "MUSTER_EVENTS"
 ) -> list[nats.js.api.RawStreamMsg]:
     """Return every message of a stream, read without any code of ours."""
-    async with raw(server) as client:
+    async with links.raw(server.url) as client:
         jetstream = client.jetstream()
         info = await jetstream.stream_info(stream)
         return [
@@ -143,7 +104,7 @@ async def following(link: bus.Bus, found: Sequence[codec.CloudEvent]) -> None:
         await link.publish(fact(marker), event_id=f"marker-{marker}")
         marker += 1
         await asyncio.sleep(0.01)
-    await until(lambda: number(found[-1]) == marker - 1)
+    await links.until(lambda: number(found[-1]) == marker - 1)
 
 
 # publishing
@@ -156,13 +117,13 @@ def test_an_event_is_stored_once_although_its_acknowledgement_was_lost(tmp_path:
             retried, repeat = count("published", "retried"), count("published", "repeat")
             server.freeze()
             publishing = asyncio.create_task(link.publish(fact(1)))
-            await until(lambda: count("published", "retried") > retried)
+            await links.until(lambda: count("published", "retried") > retried)
             server.thaw()
             await publishing
             assert count("published", "repeat") == repeat + 1
         assert await stored_numbers(server) == [0, 1]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_an_event_of_a_given_identity_is_stored_once_whoever_repeats_it(tmp_path: Path) -> None:
@@ -174,7 +135,7 @@ def test_an_event_of_a_given_identity_is_stored_once_whoever_repeats_it(tmp_path
         assert [(m.headers or {})["Nats-Msg-Id"] for m in messages] == ["fact-1"]
         assert (messages[0].headers or {})["Content-Type"] == "application/cloudevents+json"
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_events_are_kept_in_order_across_an_outage(tmp_path: Path) -> None:
@@ -182,7 +143,7 @@ def test_events_are_kept_in_order_across_an_outage(tmp_path: Path) -> None:
         async with owner(server) as link:
             for n in range(20):
                 link.enqueue(fact(n))
-            await until(lambda: count("published", "stored") > 3)
+            await links.until(lambda: count("published", "stored") > 3)
             await server.kill()
             for n in range(20, 40):
                 link.enqueue(fact(n))
@@ -191,7 +152,7 @@ def test_events_are_kept_in_order_across_an_outage(tmp_path: Path) -> None:
             assert await link.flush(10)
         assert await stored_numbers(server) == list(range(40))
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_in_a_long_outage_the_newest_events_are_kept(tmp_path: Path) -> None:
@@ -200,7 +161,7 @@ def test_in_a_long_outage_the_newest_events_are_kept(tmp_path: Path) -> None:
         async with owner(server) as link:
             await link.publish(fact(0, "node-b"))
             await server.kill()
-            await until(lambda: not link.link.is_connected)
+            await links.until(lambda: not link.link.is_connected)
             for n in range(1, bus.QUEUE_MAX + 301):
                 link.enqueue(fact(n))
             await server.start()
@@ -208,7 +169,7 @@ def test_in_a_long_outage_the_newest_events_are_kept(tmp_path: Path) -> None:
         assert await stored_numbers(server) == [0, *range(301, bus.QUEUE_MAX + 301)]
         assert count("published", "dropped") == dropped + 300
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_server_that_comes_later_gets_what_was_enqueued_before(tmp_path: Path) -> None:
@@ -257,7 +218,7 @@ def test_what_cannot_be_sent_is_told_and_the_next_event_goes_on(tmp_path: Path) 
         ]
         assert await stored_numbers(server) == [1]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_leaving_at_any_moment_leaves_nothing_running(tmp_path: Path) -> None:
@@ -271,7 +232,7 @@ def test_leaving_at_any_moment_leaves_nothing_running(tmp_path: Path) -> None:
             left = asyncio.all_tasks() - {asyncio.current_task()}
             await asyncio.gather(*left, return_exceptions=True)
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 # streams and buckets
@@ -281,12 +242,12 @@ def test_several_owners_make_the_streams_at_once_with_every_limit(tmp_path: Path
     async def story(server: local.NatsServer) -> None:
         with capture_logs() as lines:
             async with contextlib.AsyncExitStack() as owners:
-                links = [
+                buses = [
                     await owners.enter_async_context(owner(server, f"owner-{n}")) for n in range(4)
                 ]
-                await asyncio.gather(*(link.publish(fact(n)) for n, link in enumerate(links)))
+                await asyncio.gather(*(one.publish(fact(n)) for n, one in enumerate(buses)))
         assert [line["event"] for line in lines] == ["bus_connected"] * 4
-        async with raw(server) as client:
+        async with links.raw(server.url) as client:
             jetstream = client.jetstream()
             for stream in streams.STREAMS:
                 config = (await jetstream.stream_info(stream.name)).config
@@ -305,7 +266,7 @@ def test_several_owners_make_the_streams_at_once_with_every_limit(tmp_path: Path
                 assert config.max_age == bucket.age_max_s
                 assert config.max_msgs_per_subject == 1
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_stream_that_cannot_be_read_is_told_when_that_begins_and_when_it_ends(
@@ -316,10 +277,10 @@ def test_a_stream_that_cannot_be_read_is_told_when_that_begins_and_when_it_ends(
             async with bus.Bus(server.url, producer="p", name="t") as link:
                 following = consumers.follow(link.link, streams.EVENTS, filters=["muster.event.>"])
                 found = asyncio.ensure_future(anext(following))
-                await until(lambda: bool(link.link.unread))
+                await links.until(lambda: bool(link.link.unread))
                 assert str(link.link.problem()).startswith("MUSTER_EVENTS cannot be read: ")
                 async with owner(server):
-                    await until(lambda: link.link.problem() is None)
+                    await links.until(lambda: link.link.problem() is None)
                     await link.publish(fact(1))
                 assert number(await found) == 1
         told = [line["event"] for line in lines if "stream" in line["event"]]
@@ -330,23 +291,23 @@ def test_a_stream_that_cannot_be_read_is_told_when_that_begins_and_when_it_ends(
         )
         assert (total or 0) >= 5
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_stream_of_another_configuration_is_brought_up_to_date(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with raw(server) as client:
+        async with links.raw(server.url) as client:
             await client.jetstream().add_stream(
                 name="MUSTER_EVENTS", subjects=["muster.event.>"], allow_rollup_hdrs=True
             )
         async with owner(server) as link:
             await link.publish(fact(1))
-        async with raw(server) as client:
+        async with links.raw(server.url) as client:
             config = (await client.jetstream().stream_info("MUSTER_EVENTS")).config
             assert config.max_bytes == streams.EVENTS.bytes_max
             assert not config.allow_rollup_hdrs
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_who_owns_nothing_waits_for_the_streams(tmp_path: Path) -> None:
@@ -359,7 +320,7 @@ def test_who_owns_nothing_waits_for_the_streams(tmp_path: Path) -> None:
                 assert await plugin.flush(10)
         assert await stored_numbers(server) == [1]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_server_that_lost_its_disk_gets_its_streams_again_and_nobody_stays_behind(
@@ -373,22 +334,22 @@ def test_a_server_that_lost_its_disk_gets_its_streams_again_and_nobody_stays_beh
             await following(link, followed)
             consumed: list[int] = []
             consuming = asyncio.create_task(consume(link, consumed))
-            await until(lambda: consumed[-1:] == [number(followed[-1])])
+            await links.until(lambda: consumed[-1:] == [number(followed[-1])])
             followed.clear()
             consumed.clear()
             await server.kill()
             shutil.rmtree(tmp_path / "nats" / "store")
-            await until(lambda: not link.link.is_connected)
+            await links.until(lambda: not link.link.is_connected)
             for n in range(10):
                 link.enqueue(fact(n))
             await server.start()
             assert await link.flush(10)
-            await until(lambda: len(consumed) >= 10 and len(followed) >= 10)
+            await links.until(lambda: len(consumed) >= 10 and len(followed) >= 10)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
             assert consumed == [number(e) for e in followed] == list(range(10))
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 # reading
@@ -421,15 +382,15 @@ def test_a_follower_misses_nothing_and_sees_nothing_twice_across_a_crash(tmp_pat
             for n in range(200):
                 publisher.enqueue(fact(n))
                 if n == 100:
-                    await until(lambda: len(found) > 10)
+                    await links.until(lambda: len(found) > 10)
                     await server.kill()
                     await server.start()
             assert await publisher.flush(10)
-            await until(lambda: len(found) >= 200)
+            await links.until(lambda: len(found) >= 200)
             assert [number(e) for e in found] == list(range(200))
             assert [e.position for e in found] == sorted({e.position for e in found})
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_follower_can_begin_in_the_past(tmp_path: Path) -> None:
@@ -442,10 +403,10 @@ def test_a_follower_can_begin_in_the_past(tmp_path: Path) -> None:
             for since, wanted in [(NOW, [1, 2]), (middle, [2])]:
                 events = consumers.follow(link.link, streams.EVENTS, filters=ALL, since=since)
                 async with contextlib.aclosing(events), collected(events) as found:  # type: ignore[type-var]
-                    await until(lambda found=found, wanted=wanted: len(found) >= len(wanted))  # type: ignore[misc]
+                    await links.until(lambda found=found, wanted=wanted: len(found) >= len(wanted))  # type: ignore[misc]
                 assert [number(e) for e in found] == wanted
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_filter_keeps_other_nodes_out(tmp_path: Path) -> None:
@@ -456,10 +417,10 @@ def test_a_filter_keeps_other_nodes_out(tmp_path: Path) -> None:
             filters = vocabulary.subject_filters("device.*", "b.example")
             events = consumers.follow(link.link, streams.EVENTS, filters=filters, since=NOW)
             async with collected(events) as found:
-                await until(lambda: bool(found))
+                await links.until(lambda: bool(found))
             assert [(e.node, number(e)) for e in found] == [("b.example", 1)]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_what_was_not_acknowledged_comes_again_and_what_was_does_not(tmp_path: Path) -> None:
@@ -480,7 +441,7 @@ def test_what_was_not_acknowledged_comes_again_and_what_was_does_not(tmp_path: P
             assert [number(d.event) for d in (*first, *again, *after)] == [0, 1, 2, 1, 3]
             assert again[0].event == first[1].event
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_consumer_that_died_goes_on_where_it_stood(tmp_path: Path) -> None:
@@ -504,7 +465,7 @@ def test_a_consumer_that_died_goes_on_where_it_stood(tmp_path: Path) -> None:
                 await delivery.ack()
             assert sorted(found) == [1, 2]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_consumer_goes_on_across_a_crash_of_the_server(tmp_path: Path) -> None:
@@ -513,17 +474,17 @@ def test_a_consumer_goes_on_across_a_crash_of_the_server(tmp_path: Path) -> None
         async with owner(server) as link:
             consuming = asyncio.create_task(consume(link, found))
             await link.publish(fact(0))
-            await until(lambda: bool(found))
+            await links.until(lambda: bool(found))
             await server.kill()
             for n in range(1, 20):
                 link.enqueue(fact(n))
             await server.start()
-            await until(lambda: len(found) >= 20)
+            await links.until(lambda: len(found) >= 20)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
         assert found == list(range(20))
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_consumer_that_somebody_deleted_is_made_again(tmp_path: Path) -> None:
@@ -532,15 +493,15 @@ def test_a_consumer_that_somebody_deleted_is_made_again(tmp_path: Path) -> None:
         async with owner(server) as link:
             consuming = asyncio.create_task(consume(link, found))
             await link.publish(fact(0))
-            await until(lambda: bool(found))
-            async with raw(server) as client:
+            await links.until(lambda: bool(found))
+            async with links.raw(server.url) as client:
                 await client.jetstream().delete_consumer("MUSTER_EVENTS", "reader")
             await link.publish(fact(1))
-            await until(lambda: found[-1] == 1)
+            await links.until(lambda: found[-1] == 1)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_what_cannot_be_believed_is_set_aside_with_its_reason_and_the_consumer_goes_on(
@@ -562,13 +523,13 @@ def test_what_cannot_be_believed_is_set_aside_with_its_reason_and_the_consumer_g
         subject = fact(7).subject
         found: list[int] = []
         before = count("received", "malformed_oversized")
-        async with owner(server) as link, raw(server) as client:
+        async with owner(server) as link, links.raw(server.url) as client:
             await link.publish(fact(1))
             for payload, _ in unbelievable:
                 await client.jetstream().publish(subject, payload)
             await link.publish(fact(2))
             consuming = asyncio.create_task(consume(link, found))
-            await until(lambda: len(found) == 2)
+            await links.until(lambda: len(found) == 2)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
         assert found == [1, 2]
@@ -580,12 +541,12 @@ def test_what_cannot_be_believed_is_set_aside_with_its_reason_and_the_consumer_g
         assert {(m.headers or {})["Muster-Subject"] for m in aside} == {subject}
         assert [(m.headers or {})["Muster-Reason"] for m in aside] == [r for _, r in unbelievable]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_the_newest_event_of_each_subject_is_given_oldest_first(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with owner(server) as link, raw(server) as client:
+        async with owner(server) as link, links.raw(server.url) as client:
             assert await consumers.newest(link.link, streams.EVENTS, "muster.event.>") == []
             for n, node in enumerate(["node-a", "node-b", "node-a", "node-c", "node-b"]):
                 await link.publish(fact(n, node))
@@ -599,7 +560,7 @@ def test_the_newest_event_of_each_subject_is_given_oldest_first(tmp_path: Path) 
             only = await consumers.newest(link.link, streams.EVENTS, "muster.event.node-b.>")
             assert [number(e) for e in only] == [4]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
@@ -621,7 +582,7 @@ def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
             await server.start()
             assert await recalling == {"node-a.p": b"3"}
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 # beats, questions and answers
@@ -636,23 +597,23 @@ def test_beats_are_skipped_while_the_server_is_away_and_none_comes_late(tmp_path
 
         async with owner(server) as plugin, owner(server) as health:
             await health.heartbeats(receive)
-            await settled(health.link)
+            await links.settled(health.link)
             await plugin.link.client()
             skipped = count("published", "beat_skipped")
             assert await plugin.beat(beat(1))
-            await until(lambda: found == [1])
+            await links.until(lambda: found == [1])
             await server.kill()
-            await until(lambda: not plugin.link.is_connected)
+            await links.until(lambda: not plugin.link.is_connected)
             assert [await plugin.beat(beat(seq)) for seq in (2, 3)] == [False, False]
             await server.start()
-            await settled(health.link)
+            await links.settled(health.link)
             await plugin.link.client()
             assert await plugin.beat(beat(4))
-            await until(lambda: 4 in found)
+            await links.until(lambda: 4 in found)
             assert found == [1, 4]
             assert count("published", "beat_skipped") == skipped + 2
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_beats_that_cannot_be_believed_are_counted_and_the_next_is_heard(tmp_path: Path) -> None:
@@ -664,9 +625,9 @@ def test_beats_that_cannot_be_believed_are_counted_and_the_next_is_heard(tmp_pat
 
         foreign = count("received", "malformed_wrong_subject")
         invalid = count("received", "malformed_invalid_data")
-        async with owner(server) as health, raw(server) as client:
+        async with owner(server) as health, links.raw(server.url) as client:
             await health.heartbeats(receive, node="node-a")
-            await settled(health.link)
+            await links.settled(health.link)
             subject = beat(1).subject
             await client.publish(subject, codec.encode_heartbeat(beat(1, node="node-b")))
             await client.publish(subject, b"nonsense")
@@ -674,12 +635,12 @@ def test_beats_that_cannot_be_believed_are_counted_and_the_next_is_heard(tmp_pat
             other = beat(2, node="node-c")
             await client.publish(other.subject, codec.encode_heartbeat(other))
             await client.publish(subject, codec.encode_heartbeat(beat(3)))
-            await until(lambda: bool(found))
+            await links.until(lambda: bool(found))
         assert found == [("node-a", 3)]
         assert count("received", "malformed_wrong_subject") == foreign + 1
         assert count("received", "malformed_invalid_data") == invalid + 2
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_question_is_answered_or_says_whether_anybody_heard_it(tmp_path: Path) -> None:
@@ -695,20 +656,20 @@ def test_a_question_is_answered_or_says_whether_anybody_heard_it(tmp_path: Path)
                 await health.ask(subject, timeout_s=5)
             assert not alone.value.subscribed
             await plugin.answer(subject, lambda: b"well")
-            await settled(plugin.link)
+            await links.settled(plugin.link)
             assert await health.ask(subject, timeout_s=5) == b"well"
             await plugin.link.subscribe("muster.rpc.node-a.mute.probe", hear)
-            await settled(plugin.link)
+            await links.settled(plugin.link)
             with pytest.raises(bus.NobodyAnswered) as mute:
                 await health.ask("muster.rpc.node-a.mute.probe", timeout_s=0.1)
             assert mute.value.subscribed
             await server.kill()
-            await until(lambda: not health.link.is_connected)
+            await links.until(lambda: not health.link.is_connected)
             with pytest.raises(bus.NobodyAnswered) as away:
                 await health.ask(subject, timeout_s=5)
             assert not away.value.subscribed
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_server_is_reachable_while_it_answers(tmp_path: Path) -> None:
@@ -721,10 +682,10 @@ def test_a_server_is_reachable_while_it_answers(tmp_path: Path) -> None:
             server.thaw()
             assert await link.is_reachable(timeout_s=5)
             await server.kill()
-            await until(lambda: not link.link.is_connected)
+            await links.until(lambda: not link.link.is_connected)
             assert not await link.is_reachable(timeout_s=5)
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_plugin_can_speak_for_its_own_node_only_and_is_told_when_it_tries(
@@ -741,17 +702,17 @@ def test_a_plugin_can_speak_for_its_own_node_only_and_is_told_when_it_tries(
             plugin = bus.Bus(url, producer="plugins/p", name="plugin")
             async with owner(server) as health, plugin:
                 await health.heartbeats(receive)
-                await settled(health.link)
+                await links.settled(health.link)
                 await plugin.publish(fact(1))
                 for node in ("node-b", "node-a"):
                     assert await plugin.beat(beat(1, node))
                 plugin.enqueue(fact(2, "node-b"))
-                await until(lambda: sum(x["event"] == "bus_error" for x in lines) >= 2)
-                await until(lambda: bool(found))
+                await links.until(lambda: sum(x["event"] == "bus_error" for x in lines) >= 2)
+                await links.until(lambda: bool(found))
         assert found == ["node-a"]
         assert await stored_numbers(server) == [1]
         refusals = [x["error"].lower() for x in lines if x["event"] == "bus_error"]
         assert 'publish to "muster.heartbeat.node-b.p"' in refusals[0]
         assert 'publish to "muster.event.node-b.p.device.removed"' in refusals[1]
 
-    play(tmp_path, story, ONE_NODE)
+    links.play(tmp_path, story, ONE_NODE)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from muster import connection, sections
 from muster.local import nats as local
+from tests import links
 
-Story = Callable[[local.NatsServer], Awaitable[None]]
 LIMITED: Final = """
 authorization { users = [
   {
@@ -27,34 +27,6 @@ authorization { users = [
   %s
 ] }
 """
-
-
-def play(tmp_path: Path, story: Story, config: str | None = None) -> None:
-    async def played() -> None:
-        file = None
-        if config is not None:
-            file = tmp_path / "nats.conf"
-            file.write_text(config)
-        async with asyncio.timeout(30), local.NatsServer(tmp_path / "nats", config=file) as server:
-            await story(server)
-
-    asyncio.run(played())
-
-
-async def settled(link: connection.Connection) -> None:
-    """Return when the server knows our subscriptions.
-
-    The first of two flushes sends them: nats-py writes its PING ahead of what is pending (2.16).
-    """
-    client = await link.client()
-    await client.flush()
-    await client.flush()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop go on until a condition holds."""
-    while not condition():  # what it waits for is another library's
-        await asyncio.sleep(0.005)
 
 
 def errors(kind: str) -> float:
@@ -93,15 +65,15 @@ def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(tmp_path:
             async with connection.Connection(server.url, name="test") as link:
                 await link.client()
                 await server.kill()
-                await until(lambda: not link.is_connected)
+                await links.until(lambda: not link.is_connected)
                 failed = errors("ConnectionRefusedError")
-                await until(lambda: errors("ConnectionRefusedError") >= failed + 2)
+                await links.until(lambda: errors("ConnectionRefusedError") >= failed + 2)
                 await server.start()
                 await link.client()
         assert told(lines) == ["bus_connected", "bus_away", "bus_connected"]
         assert [line["connections"] for line in lines if "connections" in line] == [1, 2]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_each_connection_is_given_as_a_change_once(tmp_path: Path) -> None:
@@ -115,14 +87,14 @@ def test_each_connection_is_given_as_a_change_once(tmp_path: Path) -> None:
             await server.start()
             assert await anext(changes) is True
             await server.kill()
-            await until(lambda: not link.is_connected)
+            await links.until(lambda: not link.is_connected)
             await server.start()
             await link.client()
             # nobody looked while it was lost: its return is news all the same
             assert await anext(changes) is True
             assert link.epoch == 3
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_subscriptions_come_back_with_the_server(tmp_path: Path) -> None:
@@ -133,16 +105,16 @@ def test_subscriptions_come_back_with_the_server(tmp_path: Path) -> None:
         ):
             await link.client()
             await server.kill()
-            await until(lambda: not link.is_connected)
+            await links.until(lambda: not link.is_connected)
             async with received(link, "during") as during:
                 await server.start()
-                await settled(link)
+                await links.settled(link)
                 await publish(server, "before", b"1")
                 await publish(server, "during", b"2")
-                await until(lambda: bool(before and during))
+                await links.until(lambda: bool(before and during))
             assert (before, during) == ([b"1"], [b"2"])
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_subscription_made_while_a_connection_is_prepared_is_not_forgotten(
@@ -159,12 +131,12 @@ def test_a_subscription_made_while_a_connection_is_prepared_is_not_forgotten(
             await preparing.wait()
             async with received(link, "x") as found:
                 go_on.set()
-                await settled(link)
+                await links.settled(link)
                 await publish(server, "x", b"1")
-                await until(lambda: bool(found))
+                await links.until(lambda: bool(found))
             assert found == [b"1"]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_client_is_given_out_only_after_it_was_prepared_again(tmp_path: Path) -> None:
@@ -182,12 +154,12 @@ def test_a_client_is_given_out_only_after_it_was_prepared_again(tmp_path: Path) 
             await link.client()
             assert prepared == [0, 1]
             await server.kill()
-            await until(lambda: not link.is_connected)
+            await links.until(lambda: not link.is_connected)
             await server.start()
             await link.client()
             assert prepared == [0, 1, 0, 1]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_handler_that_fails_is_told_and_gets_the_next_message(tmp_path: Path) -> None:
@@ -202,16 +174,16 @@ def test_a_handler_that_fails_is_told_and_gets_the_next_message(tmp_path: Path) 
         with capture_logs() as lines:
             async with connection.Connection(server.url, name="test") as link:
                 await link.subscribe("x", receive)
-                await settled(link)
+                await links.settled(link)
                 await publish(server, "x", b"1")
                 await publish(server, "x", b"2")
-                await until(lambda: len(found) == 2)
+                await links.until(lambda: len(found) == 2)
         assert found == [b"1", b"2"]
         assert [(x["event"], x["kind"], x["error"]) for x in lines if "kind" in x] == [
             ("bus_error", "LookupError", "a bug of ours")
         ]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_refusal_is_told_and_counted_and_hides_the_password(tmp_path: Path) -> None:
@@ -224,14 +196,14 @@ def test_a_refusal_is_told_and_counted_and_hides_the_password(tmp_path: Path) ->
                 await client.publish("allowed", b"")
                 await client.publish("forbidden", b"")
                 async with received(link, "forbidden"):
-                    await until(lambda: errors("Error") == before + 2)
+                    await links.until(lambda: errors("Error") == before + 2)
                 assert link.is_connected
         assert told(lines) == ["bus_connected", "bus_error", "bus_error"]
         assert 'permissions violation for publish to "forbidden"' in lines[1]["error"].lower()
         assert 'permissions violation for subscription to "forbidden"' in lines[2]["error"].lower()
         assert "secret" not in str(lines)
 
-    play(tmp_path, story, LIMITED % "")
+    links.play(tmp_path, story, LIMITED % "")
 
 
 def test_a_client_that_the_server_closed_for_good_is_replaced(tmp_path: Path) -> None:
@@ -243,15 +215,15 @@ def test_a_client_that_the_server_closed_for_good_is_replaced(tmp_path: Path) ->
             first = await link.client()
             assert first._transport is not None
             first._transport.write(b"NONSENSE\r\n")
-            await until(lambda: first.is_closed)
+            await links.until(lambda: first.is_closed)
             second = await link.client()
             assert second is not first
-            await settled(link)
+            await links.settled(link)
             await second.publish("x", b"1")
-            await until(lambda: bool(found))
+            await links.until(lambda: bool(found))
         assert found == [b"1"]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_a_client_whose_password_was_changed_comes_back_when_it_is_taken_again(
@@ -265,13 +237,13 @@ def test_a_client_whose_password_was_changed_comes_back_when_it_is_taken_again(
                 await link.client()
                 config.write_text(LIMITED % "")
                 os.kill(server.pid, signal.SIGHUP)
-                await until(lambda: not link.is_connected)
+                await links.until(lambda: not link.is_connected)
                 config.write_text(LIMITED % "{user: other, password: secret}")
                 os.kill(server.pid, signal.SIGHUP)
                 await link.client()
         assert told(lines) == ["bus_connected", "bus_away", "bus_connected"]
 
-    play(tmp_path, story, LIMITED % "{user: other, password: secret}")
+    links.play(tmp_path, story, LIMITED % "{user: other, password: secret}")
 
 
 def test_of_several_servers_one_is_enough(tmp_path: Path) -> None:
@@ -280,7 +252,7 @@ def test_of_several_servers_one_is_enough(tmp_path: Path) -> None:
         async with connection.Connection(urls, name="test") as link:
             assert (await link.client()).connected_url is not None
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 @pytest.mark.parametrize("url", ["nats://127.0.0.1:99999", "nats://[::1", "nats://"])
@@ -289,7 +261,7 @@ def test_an_address_that_cannot_be_dialled_is_told_and_tried_on(url: str) -> Non
         before = errors("Error")
         with capture_logs() as lines:
             async with asyncio.timeout(10), connection.Connection(url, name="test"):
-                await until(lambda: errors("Error") >= before + 2)
+                await links.until(lambda: errors("Error") >= before + 2)
         assert told(lines) == ["bus_away"]
         assert "connect url" in lines[0]["error"]
 

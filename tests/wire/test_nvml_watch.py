@@ -13,14 +13,7 @@ from tests.nvml import fake, followed, scenes
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
-    try:
-        fake.library()
-    except fake.NoCompiler as no:
-        pytest.skip(str(no))
-    made = fake.Fake(tmp_path / "state")
-    for name, value in made.environment().items():
-        monkeypatch.setenv(name, value)
-    return made
+    return followed.here(tmp_path / "state", monkeypatch)
 
 
 # GPUs that are lost

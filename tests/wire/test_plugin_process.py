@@ -1,49 +1,20 @@
 import asyncio
-import contextlib
 import shutil
-import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import orjson
 import pytest
 
 from muster import bus, codec, consumers, streams, vocabulary
 from muster.local import kubelet as stand_in
 from muster.local import nats
+from tests import running
 
 FUSE = "smarter-devices/fuse"
-
-
-class Process:
-    """The plugin as a process, with its log."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.log: list[dict[str, object]] = []
-
-    async def said(self, event: str) -> dict[str, object]:
-        """Read the log until this event."""
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            self.log.append(orjson.loads(line))
-            if self.log[-1]["event"] == event:
-                return self.log[-1]
-        assert self._process.stderr is not None
-        raise AssertionError(f"ended without {event}: {await self._process.stderr.read()!r}")
-
-    async def stop(self) -> int:
-        """Send SIGTERM; the end must come within two seconds."""
-        self._process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(2):
-            _, errors = await self._process.communicate()
-        assert errors == b""
-        assert self._process.returncode is not None
-        return self._process.returncode
 
 
 @pytest.fixture
@@ -72,38 +43,6 @@ def settings(root: Path, url: str, **more: object) -> Path:
     return file
 
 
-@contextlib.asynccontextmanager
-async def plugin(config: Path) -> AsyncIterator[Process]:
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "muster_plugin", "--config", config, stdout=pipe, stderr=pipe
-    )
-    try:
-        yield Process(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def answer(address: object, path: str) -> tuple[int, str]:
-    host, _, port = str(address).removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
-    head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
-    writer.close()
-    await writer.wait_closed()
-    return int(head.split()[1]), body
-
-
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(30):
-            await story()
-
-    asyncio.run(limited())
-
-
 def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
     async def story() -> None:
         async with (
@@ -114,8 +53,8 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
             await listener.link.client()
             beats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
             await listener.heartbeats(beats.put)
-            async with plugin(settings(root, server.url)) as process:
-                address = (await process.said("listening"))["http"]
+            async with running.started(settings(root, server.url)) as process:
+                await process.said("listening")
                 beat = await beats.get()
                 while not beat.resources[0].probe_ok:
                     beat = await beats.get()
@@ -129,9 +68,9 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
                 )
                 assert (beat.node, beat.interval_s, beat.phase) == ("n1.example", 0.3, "serving")
                 assert set(beat.checkers) == {"sockets", "devices", "pods"}
-                assert await answer(address, "/readyz") == (200, "ok\n")
-                assert await answer(address, "/healthz") == (200, "ok\n")
-                _, metrics = await answer(address, "/metrics")
+                assert await process.asked("/readyz") == (200, "ok\n")
+                assert await process.asked("/healthz") == (200, "ok\n")
+                _, metrics = await process.asked("/metrics")
                 assert f'muster_plugin_streams{{resource="{FUSE}"}} 1.0' in metrics
                 assert (
                     f'muster_plugin_registrations_total{{reason="start",resource="{FUSE}"}} 1.0'
@@ -140,7 +79,7 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
                 probe = vocabulary.rpc_subject("n1.example", "device-plugin", "probe")
                 asked = codec.decode_heartbeat(await listener.ask(probe, timeout_s=2))
                 assert asked.instance == beat.instance
-                assert await process.stop() == 0
+                await process.stop()
             kept = await consumers.newest(
                 listener.link, streams.EVENTS, "muster.event.n1_example.>"
             )
@@ -155,7 +94,7 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
             }
             assert [path.name for path in kubelet.plugins_directory.glob("muster-*")] == []
 
-    run(story)
+    running.run(story)
 
 
 def test_a_problem_is_told_at_once_and_not_only_at_the_next_beat(root: Path) -> None:
@@ -169,7 +108,7 @@ def test_a_problem_is_told_at_once_and_not_only_at_the_next_beat(root: Path) -> 
             beats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
             await listener.heartbeats(beats.put)
             file = settings(root, server.url, heartbeat={"interval_s": 3600})
-            async with plugin(file) as process:
+            async with running.started(file) as process:
                 await process.said("bus_connected")
                 await kubelet.until(lambda state: FUSE in state.resources)
                 assert await kubelet.drop_stream(FUSE)
@@ -178,9 +117,9 @@ def test_a_problem_is_told_at_once_and_not_only_at_the_next_beat(root: Path) -> 
                 assert problem == "stream closed 0.0 s ago, registering"
                 while (await beats.get()).resources[0].problem:
                     pass
-                assert await process.stop() == 0
+                await process.stop()
 
-    run(story)
+    running.run(story)
 
 
 def test_what_is_wrong_with_the_devices_is_told_when_it_begins_and_when_it_ends(root: Path) -> None:
@@ -197,7 +136,7 @@ def test_what_is_wrong_with_the_devices_is_told_when_it_begins_and_when_it_ends(
             await listener.heartbeats(beats.put)
             mine = resource(FUSE, str(root / "fuse"))
             file = settings(root, server.url, resources=[mine, links])
-            async with plugin(file) as process:
+            async with running.started(file) as process:
                 await process.said("listening")
                 beat = await beats.get()
                 assert beat.problems == ()
@@ -208,14 +147,14 @@ def test_what_is_wrong_with_the_devices_is_told_when_it_begins_and_when_it_ends(
                 (root / "x1").unlink()
                 while beat.problems:
                     beat = await beats.get()
-                assert await process.stop() == 0
+                await process.stop()
             (last,) = await consumers.newest(
                 listener.link, streams.EVENTS, "muster.event.*.*.problem.changed"
             )
             assert isinstance(last.data, vocabulary.ProblemChanged)
             assert (last.data.problem, last.data.holds) == (both, False)
 
-    run(story)
+    running.run(story)
 
 
 def test_devices_are_served_and_it_ends_in_time_without_a_bus(root: Path) -> None:
@@ -223,16 +162,16 @@ def test_devices_are_served_and_it_ends_in_time_without_a_bus(root: Path) -> Non
         url = f"nats://127.0.0.1:{nats.free_port()}"
         async with (
             stand_in.Kubelet(directory=root, node="n1.example") as kubelet,
-            plugin(settings(root, url)) as process,
+            running.started(settings(root, url)) as process,
         ):
             await process.said("bus_away")
             found = await kubelet.until(
                 lambda state: FUSE in state.resources and state.resources[FUSE].allocatable == 1
             )
             assert found.resources[FUSE].registered == 1
-            assert await process.stop() == 0
+            await process.stop()
 
-    run(story)
+    running.run(story)
 
 
 def test_it_ends_in_time_while_the_bus_is_frozen(root: Path) -> None:
@@ -243,39 +182,38 @@ def test_it_ends_in_time_while_the_bus_is_frozen(root: Path) -> None:
             stand_in.Kubelet(directory=root, node="n1.example"),
         ):
             await owner.link.client()
-            async with plugin(settings(root, server.url)) as process:
+            async with running.started(settings(root, server.url)) as process:
                 await process.said("bus_connected")
                 server.freeze()
-                assert await process.stop() == 0
+                await process.stop()
                 server.thaw()
 
-    run(story)
+    running.run(story)
 
 
 def test_after_a_kill_nothing_is_left_behind_by_the_next_start(root: Path) -> None:
     async def story() -> None:
         url = f"nats://127.0.0.1:{nats.free_port()}"
         async with stand_in.Kubelet(directory=root, node="n1.example") as kubelet:
-            async with plugin(settings(root, url)) as process:
+            async with running.started(settings(root, url)) as process:
                 await process.said("registered")
+                process.process.kill()
+                await process.process.wait()
             (left,) = kubelet.plugins_directory.glob("muster-*")
-            async with plugin(settings(root, url)) as process:
+            async with running.started(settings(root, url)) as process:
                 assert (await process.said("stale_socket_removed"))["socket"] == left.name
                 await process.said("registered")
-                assert await process.stop() == 0
+                await process.stop()
             assert not list(kubelet.plugins_directory.glob("muster-*"))
 
-    run(story)
+    running.run(story)
 
 
 async def refused(config: Path) -> str:
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "muster_plugin", "--config", config, stdout=pipe, stderr=pipe
-    )
-    out, errors = await process.communicate()
-    assert (process.returncode, out) == (2, b"")
-    return errors.decode()
+    async with running.started(config) as process:
+        told, errors = await process.process.communicate()
+        assert (process.process.returncode, told) == (2, b"")
+        return errors.decode()
 
 
 def test_what_cannot_be_used_is_one_line_and_exit_code_two(root: Path) -> None:
@@ -298,7 +236,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_two(root: Path) -> None:
         )
         assert busy == f"muster-plugin: http: 127.0.0.1:{port}: Address already in use\n"
 
-    run(story)
+    running.run(story)
 
 
 def test_where_few_files_may_be_open_the_resources_that_fit_are_served(root: Path) -> None:
@@ -317,12 +255,12 @@ def test_where_few_files_may_be_open_the_resources_that_fit_are_served(root: Pat
             started = await asyncio.create_subprocess_exec(
                 *limits, "--config", str(file), stdout=pipe, stderr=pipe
             )
-            process = Process(started)
+            process = running.Plugin(started)
             said = await process.said("devices_problem")
             assert str(said["problem"]).startswith("30 resources are more than the 9 that the ")
             await process.said("listening")
             found = await kubelet.until(lambda state: len(state.resources) == len(own))
             assert sorted(found.resources) == names
-            assert await process.stop() == 0
+            await process.stop()
 
-    run(story)
+    running.run(story)

@@ -2,8 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import nats.aio.client
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from muster import codec, pulse, vocabulary
 from muster.local import nats as local
+from tests import links
 
 
 def count(outcome: str) -> float:
@@ -28,24 +28,6 @@ def beat(seq: int, node: str = "node-a.example") -> vocabulary.Heartbeat:
     return vocabulary.Heartbeat(
         node=node, plugin="device-plugin", instance="one", seq=seq, interval_s=1.0
     )
-
-
-def play(tmp_path: Path, story: Callable[[local.NatsServer], Awaitable[None]]) -> None:
-    async def played() -> None:
-        async with asyncio.timeout(30), local.NatsServer(tmp_path / "nats") as server:
-            await story(server)
-
-    asyncio.run(played())
-
-
-@asynccontextmanager
-async def speaking(server: local.NatsServer) -> AsyncIterator[nats.aio.client.Client]:
-    client = nats.aio.client.Client()
-    await client.connect(server.url)
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 class Ear:
@@ -87,7 +69,7 @@ def test_every_believable_beat_is_heard_in_order_and_the_others_are_counted(tmp_
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
         before = {kind: count(f"malformed_{kind}") for kind in ("wrong_subject", "invalid_data")}
-        async with pulse.Pulse(server.url, name="test") as heard, speaking(server) as client:
+        async with pulse.Pulse(server.url, name="test") as heard, links.raw(server.url) as client:
             await heard.follow(ear.take)
             await greet(client, ear)
             subject = beat(1).subject
@@ -101,13 +83,13 @@ def test_every_believable_beat_is_heard_in_order_and_the_others_are_counted(tmp_
         assert count("malformed_wrong_subject") == before["wrong_subject"] + 1
         assert count("malformed_invalid_data") == before["invalid_data"] + 1
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
-        async with pulse.Pulse(server.url, name="test") as heard, speaking(server) as client:
+        async with pulse.Pulse(server.url, name="test") as heard, links.raw(server.url) as client:
             await heard.follow(ear.take)
             await greet(client, ear)
             ear.is_free.clear()
@@ -120,13 +102,13 @@ def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
             ear.is_free.set()
             await ear.until(lambda: ear.heard[-1][1] == 299)
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
-        async with pulse.Pulse(server.url, name="test") as heard, speaking(server) as client:
+        async with pulse.Pulse(server.url, name="test") as heard, links.raw(server.url) as client:
             await heard.follow(ear.take)
             await greet(client, ear)
             ear.is_free.clear()
@@ -142,7 +124,7 @@ def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -
         assert 4 <= ear.gulps - before < 12
         assert [seq for _, seq in ear.heard if seq] == [*range(1, 4_000)]
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 def test_beats_are_heard_again_when_a_killed_server_is_back(tmp_path: Path) -> None:
@@ -150,7 +132,7 @@ def test_beats_are_heard_again_when_a_killed_server_is_back(tmp_path: Path) -> N
         ear = Ear()
         async with pulse.Pulse(server.url, name="test") as heard:
             await heard.follow(ear.take)
-            async with speaking(server) as client:
+            async with links.raw(server.url) as client:
                 await greet(client, ear)
             changes = heard.link.changes()
             assert await anext(changes)
@@ -159,10 +141,10 @@ def test_beats_are_heard_again_when_a_killed_server_is_back(tmp_path: Path) -> N
             await server.start()
             assert await anext(changes)
             ear.heard.clear()
-            async with speaking(server) as client:
+            async with links.raw(server.url) as client:
                 await greet(client, ear)
 
-    play(tmp_path, story)
+    links.play(tmp_path, story)
 
 
 LINES = st.sampled_from(

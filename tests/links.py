@@ -1,0 +1,54 @@
+"""Connections to NATS in tests: what is waited for, and somebody else on the same server."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import nats.aio.client
+
+from muster import connection
+from muster.local import nats as local
+
+Story = Callable[[local.NatsServer], Awaitable[None]]
+
+
+def play(directory: Path, story: Story, config: str | None = None) -> None:
+    """Play a story with a server of its own."""
+
+    async def played() -> None:
+        file = None
+        if config is not None:
+            file = directory / "nats.conf"
+            file.write_text(config)
+        async with asyncio.timeout(30), local.NatsServer(directory / "nats", config=file) as server:
+            await story(server)
+
+    asyncio.run(played())
+
+
+@contextlib.asynccontextmanager
+async def raw(url: str) -> AsyncIterator[nats.aio.client.Client]:
+    """Be somebody else on the same server."""
+    client = nats.aio.client.Client()
+    await client.connect(url)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def settled(link: connection.Connection) -> None:
+    """Return when the server knows our subscriptions.
+
+    The first of two flushes sends them: nats-py writes its PING ahead of what is pending (2.16).
+    """
+    client = await link.client()
+    await client.flush()
+    await client.flush()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop go on until a condition holds."""
+    while not condition():  # what it waits for is another library's
+        await asyncio.sleep(0.005)
