@@ -7,6 +7,7 @@ from muster import vocabulary
 from muster.vocabulary import AlertKind, Health, Verdict
 from muster_health import (
     alerts,
+    around,
     beats,
     config,
     deadlines,
@@ -376,10 +377,10 @@ def test_an_interval_too_short_to_be_meant_is_not_taken() -> None:
 
 
 def test_the_instance_that_stays_is_heard_whichever_came_first() -> None:
-    around = dossier.Around(
+    about = around.Around(
         config.Detection(), config.Bounds(), runbook_url="", has_cluster=False, leader=0
     )
-    one = dossier.Dossier("a.b", "p", around, now=0.0)
+    one = dossier.Dossier("a.b", "p", about, now=0.0)
     told = [("old", 1), ("new", 1), ("old", 2), ("new", 1), ("old", 2), ("new", 2), ("old", 3)]
     assert [one.is_news(*said) for said in told] == [True, True, True, False, False, True, True]
 

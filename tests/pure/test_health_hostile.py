@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import Condition, Health, StopReason
-from muster_health import config, detector, facts, signals
+from muster_health import config, detector, facts, signals, view
 
 ZERO = datetime(2026, 11, 21, tzinfo=UTC)
 BOUNDS = config.Bounds(plugins_per_node=3, devices_per_plugin=5, alerts_per_plugin=4)
@@ -166,9 +166,9 @@ def test_whatever_is_said_it_goes_on_and_keeps_within_bounds(
     dossiers = list(found.dossiers())
     assert len(dossiers) <= 4 * BOUNDS.plugins_per_node
     for dossier in dossiers:
-        view = dossier.view(now)
-        assert len(view.unhealthy) <= BOUNDS.devices_per_plugin
-        assert len(view.alerts) <= BOUNDS.alerts_per_plugin
+        shown = view.of(dossier, now)
+        assert len(shown.unhealthy) <= BOUNDS.devices_per_plugin
+        assert len(shown.alerts) <= BOUNDS.alerts_per_plugin
 
 
 def _check(outs: list[signals.Output]) -> None:

@@ -39,6 +39,7 @@ from muster_health import (
     prober,
     recorder,
     signals,
+    view,
     watchdog,
 )
 
@@ -193,7 +194,7 @@ class _State:
         """Return it as JSON."""
         now = asyncio.get_running_loop().time()
         shown = {
-            "plugins": [dossier.view(now) for dossier in self._watched.dossiers()],
+            "plugins": [view.of(found, now) for found in self._watched.dossiers()],
             "fleet": {
                 "alerts": list(self._watched.fleet_alerts()),
                 "storms": self._watched.storms,

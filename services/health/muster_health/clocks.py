@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from muster_health import dossier
+from muster_health import around, dossier
 
 
 class Clocks:
     """Which plugins' clocks are apart from ours, of all of these."""
 
-    def __init__(self, around: dossier.Around, plugins: Mapping[str, dossier.Dossier]) -> None:
+    def __init__(self, around: around.Around, plugins: Mapping[str, dossier.Dossier]) -> None:
         self._around = around
         self._plugins = plugins
         self._apart: set[str] = set()

@@ -53,7 +53,7 @@ class Cures:
         before = found.remedied(leader, acted_at=None if is_refused else at)
         if isinstance(chosen, remedy.Refused):
             refused = vocabulary.Remedy.REFUSED
-            return [before, found.decided(refused, chosen.reason, "", at=at, leader=leader)]
+            return [before, _decided(found, refused, chosen.reason, at=at, leader=leader)]
         act = signals.Remediate(
             node=found.node,
             plugin=found.plugin,
@@ -71,8 +71,33 @@ class Cures:
         done = vocabulary.Remedy.DRY_RUN if self._is_dry else vocabulary.Remedy.ACTED
         outcome = vocabulary.Remedy.FAILED if told.error else done
         mere = "the pod would be deleted" if self._is_dry else "the pod was deleted"
-        return [found.decided(outcome, told.error or mere, told.pod, at=at, leader=leader)]
+        reason = told.error or mere
+        return [_decided(found, outcome, reason, told.pod, at=at, leader=leader)]
 
     @property
     def _is_dry(self) -> bool:
         return self._remedies.mode is config.Remedies.DRY_RUN
+
+
+def _decided(
+    found: dossier.Dossier,
+    outcome: vocabulary.Remedy,
+    reason: str,
+    pod: str = "",
+    *,
+    at: datetime,
+    leader: int,
+) -> signals.Publish:
+    """Return the fact of what was done, or why it was not."""
+    event = vocabulary.RemediationDecided(
+        node=found.node,
+        at=at,
+        plugin=found.plugin,
+        verdict=found.state.verdict or vocabulary.Verdict.HEALTHY,
+        outcome=outcome,
+        reason=reason[:2000],
+        pod=pod,
+        leader=leader,
+    )
+    since = found.remedied_since or at
+    return signals.Publish(event=event, event_id=f"{found.key}:remedy:{since.isoformat()}")

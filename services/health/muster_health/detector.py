@@ -14,6 +14,7 @@ from typing import Final, assert_never
 
 from muster import vocabulary
 from muster_health import (
+    around,
     clocks,
     config,
     cure,
@@ -61,7 +62,7 @@ class Detector:
     ) -> None:
         self._settings = settings
         self._bounds = bounds or config.Bounds()
-        self._around = dossier.Around(
+        self._around = around.Around(
             settings,
             self._bounds,
             runbook_url=runbook_url,

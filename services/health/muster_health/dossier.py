@@ -11,8 +11,8 @@ from muster.vocabulary import AlertKind
 from muster_health import (
     affected,
     alerts,
+    around,
     census,
-    config,
     device_alerts,
     devices,
     evidence,
@@ -41,59 +41,6 @@ _FORGOTTEN: Final = {
 _OWN: Final = frozenset(severity.value for severity in vocabulary.Severity)
 
 
-class Unhealthy(msgspec.Struct, frozen=True, kw_only=True):
-    """A device with something wrong, shown."""
-
-    kind: AlertKind
-    resource: str
-    device: str
-    why: str
-
-
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about one plugin, shown. Ages are seconds by our clock."""
-
-    node: str
-    plugin: str
-    state: State
-    verdict: vocabulary.Verdict | None
-    since: datetime | None
-    rule: str
-    evidence: tuple[vocabulary.Evidence, ...]
-    instance: str
-    interval_s: float
-    beat_age_s: float | None
-    clock_skew_s: float
-    expected: bool
-    frozen: bool
-    resources: tuple[str, ...]
-    devices: dict[str, int]
-    unhealthy: tuple[Unhealthy, ...]
-    alerts: tuple[vocabulary.AlertChanged, ...]
-
-
-class Around:
-    """What every dossier needs to know of the service it is part of."""
-
-    __slots__ = ("bounds", "has_cluster", "is_apart", "leader", "runbook_url", "settings")
-
-    def __init__(
-        self,
-        settings: config.Detection,
-        bounds: config.Bounds,
-        *,
-        runbook_url: str,
-        has_cluster: bool,
-        leader: int | None,
-    ) -> None:
-        self.settings, self.bounds = settings, bounds
-        self.runbook_url, self.has_cluster = runbook_url, has_cluster
-        self.is_apart = False
-        """Our clock is apart from those of most nodes."""
-        self.leader = leader
-        """The revision we lead under; None while another one does."""
-
-
 class Dossier:
     """One plugin on one node."""
 
@@ -101,37 +48,37 @@ class Dossier:
         "_alert_due",
         "_around",
         "_asked",
-        "_census",
         "_cure_due",
-        "_devices",
         "_dirty",
-        "_evidence",
         "_forget_due",
         "_is_grave",
         "_look_due",
         "_order",
         "_overdue",
-        "_remedied",
         "_remedies",
-        "_rule",
-        "_since",
         "_uncounted",
         "_unsaved",
         "_verdict_told",
         "_verdict_untold",
         "causes",
+        "census",
+        "devices",
+        "evidence",
         "inhibited",
         "is_restored",
         "key",
         "node",
         "plugin",
+        "remedied_since",
+        "rule",
+        "since",
         "skew",
         "state",
         "telling",
         "unwanted",
     )
 
-    def __init__(self, node: str, plugin: str, around: Around, *, now: float) -> None:
+    def __init__(self, node: str, plugin: str, around: around.Around, *, now: float) -> None:
         self.node, self.plugin = node, plugin
         self.key = key_of(node, plugin)
         self.state = plugin_state.PluginState(around.settings, now, has_cluster=around.has_cluster)
@@ -146,14 +93,14 @@ class Dossier:
         """It was expected here once, and is no longer."""
         self._around = around
         self._asked: affected.Question | None = None
-        self._devices = devices.Devices(around.bounds.devices_per_plugin)
-        self._census = census.Census()
-        self._since: datetime | None = None
-        self._rule = ""
-        self._evidence: tuple[vocabulary.Evidence, ...] = ()
+        self.devices = devices.Devices(around.bounds.devices_per_plugin)
+        self.census = census.Census()
+        self.since: datetime | None = None
+        self.rule = ""
+        self.evidence: tuple[vocabulary.Evidence, ...] = ()
         self._overdue: tuple[vocabulary.Evidence, ...] = ()
         self._order: tuple[tuple[str, int], ...] = ()
-        self._remedied: datetime | None = None
+        self.remedied_since: datetime | None = None
         self._remedies: tuple[datetime, ...] = ()
         self._verdict_told: vocabulary.Verdict | None = None
         self._verdict_untold: vocabulary.VerdictChanged | None = None
@@ -174,10 +121,10 @@ class Dossier:
         self.is_restored = True
         self._verdict_told = known.verdict
         self._verdict_untold = known.untold_verdict
-        self._remedied, self._remedies = known.remedied, known.remedies
+        self.remedied_since, self._remedies = known.remedied, known.remedies
         self.touch(now)
         if self.state.verdict is not None:
-            self._uncounted |= dict(known.had) != self._census.had
+            self._uncounted |= dict(known.had) != self.census.had
             return
         overdue = [a for a in known.firing if a.kind is AlertKind.MAINTENANCE_OVERDUE]
         # who comes again often must not wait from the beginning each time
@@ -187,14 +134,14 @@ class Dossier:
         self._is_grave = any(alert.grave for alert in known.firing)
         if any(a.kind is AlertKind.CLOCK_SKEW for a in known.firing):
             self.skew.restore()
-        self._devices.restore(known.bad)
+        self.devices.restore(known.bad)
         short = {
             alert.resource: alert.evidence[0].observed
             for alert in known.firing
             if alert.kind is AlertKind.DEVICES_SHORT
         }
-        self._census.restore(known.had, known.configuration, short)
-        self._since, self._rule, self._evidence = known.since, known.rule, known.evidence
+        self.census.restore(known.had, known.configuration, short)
+        self.since, self.rule, self.evidence = known.since, known.rule, known.evidence
         self._order = known.order
         self._alert_due = now + self.state.rest_s(self._around.settings.patience_s, waited_s)
         self._cure_due = now + self.state.rest_s(_CURE_S, waited_s)
@@ -226,13 +173,13 @@ class Dossier:
     def report(self, event: vocabulary.Event, now: float) -> bool:
         """Take what the plugin says about its devices; False if they are too many to keep."""
         self._dirty = True
-        changes = self._devices.changes
-        kept = self._devices.apply(event, self._census.had)
+        changes = self.devices.changes
+        kept = self.devices.apply(event, self.census.had)
         if isinstance(event, vocabulary.DeviceRemoved):
-            counted = self._census.changes
-            self._census.removed(event.resource, event.count, now)
-            self._unsaved |= counted != self._census.changes
-        self._unsaved |= changes != self._devices.changes
+            counted = self.census.changes
+            self.census.removed(event.resource, event.count, now)
+            self._unsaved |= counted != self.census.changes
+        self._unsaved |= changes != self.devices.changes
         if isinstance(event, vocabulary.PluginStarted) and self.state.leaving:
             self.state.started()
             self._unsaved = True
@@ -243,11 +190,11 @@ class Dossier:
         if self.state.beats.is_fresh:
             bound_s = self._around.settings.skew_s
             self._dirty |= self.skew.hear(beat.wall, wall, bound_s, now=now)
-        self._dirty |= self._devices.hear(beat)
-        counted = self._census.changes
-        self._dirty |= self._census.hear(beat, now)
-        self._uncounted |= counted != self._census.changes
-        self._dirty |= self._devices.settle(self._census.lacks)
+        self._dirty |= self.devices.hear(beat)
+        counted = self.census.changes
+        self._dirty |= self.census.hear(beat, now)
+        self._uncounted |= counted != self.census.changes
+        self._dirty |= self.devices.settle(self.census.lacks)
 
     def decide(
         self, found: steps.Conclusion | steps.Confirmed | steps.Overdue, now: float, at: datetime
@@ -258,7 +205,7 @@ class Dossier:
             case steps.Conclusion():
                 self._conclude(found, now, at)
             case steps.Confirmed():
-                self._rule, self._evidence = found.rule.value, found.evidence
+                self.rule, self.evidence = found.rule.value, found.evidence
                 if not judgement.may_pause(found.rule):
                     self._alert_due = now
             case steps.Overdue():
@@ -289,7 +236,7 @@ class Dossier:
 
     def needs_remedy(self, now: float) -> bool:
         """Tell whether its verdict stands, has been told, and has not been acted on."""
-        if self.state.verdict not in remedy.CURABLE or self._remedied == self._since:
+        if self.state.verdict not in remedy.CURABLE or self.remedied_since == self.since:
             return False
         if self.state.verdict is vocabulary.Verdict.DEREGISTERED and now < self._cure_due:
             return False
@@ -298,27 +245,10 @@ class Dossier:
 
     def remedied(self, leader: int, *, acted_at: datetime | None) -> signals.Remember:
         """Take that its verdict is acted on, once, whatever comes of it; None is a refusal."""
-        self._remedied = self._since
+        self.remedied_since = self.since
         if acted_at is not None:
             self._remedies = (*self._remedies, acted_at)[-remedy.TIMES_MAX :]
         return self._remember(leader)
-
-    def decided(
-        self, outcome: vocabulary.Remedy, reason: str, pod: str, *, at: datetime, leader: int
-    ) -> signals.Publish:
-        """Return the fact of what was done, or why it was not."""
-        event = vocabulary.RemediationDecided(
-            node=self.node,
-            at=at,
-            plugin=self.plugin,
-            verdict=self.state.verdict or vocabulary.Verdict.HEALTHY,
-            outcome=outcome,
-            reason=reason[:2000],
-            pod=pod,
-            leader=leader,
-        )
-        since = self._remedied or at
-        return signals.Publish(event=event, event_id=f"{self.key}:remedy:{since.isoformat()}")
 
     def touch(self, now: float) -> None:
         """Look again at what is to be told."""
@@ -330,7 +260,7 @@ class Dossier:
         return (
             self._verdict_told is None
             and self.state.verdict is vocabulary.Verdict.HEALTHY
-            and not (self._unsaved or self._devices.bad or self.skew.is_skewed)
+            and not (self._unsaved or self.devices.bad or self.skew.is_skewed)
             and not (self.telling.told or self.telling.untold)
         )
 
@@ -417,36 +347,12 @@ class Dossier:
         outs = [out for out in self._tellings(leader) if isinstance(out, signals.Publish)]
         return [*outs, signals.Remember(key=self.key, value=b"", revision=leader)]
 
-    def view(self, now: float) -> View:
-        """Return what is known, to be shown."""
-        state = self.state
-        heard_at = state.silence.heard_at
-        return View(
-            node=self.node,
-            plugin=self.plugin,
-            state=state.state,
-            verdict=state.verdict,
-            since=self._since,
-            rule=self._rule,
-            evidence=self._evidence,
-            instance=state.beats.instance,
-            interval_s=state.beats.interval_s,
-            beat_age_s=None if heard_at is None else round(now - heard_at, 3),
-            clock_skew_s=round(self.skew.seconds, 3),
-            expected=state.expected,
-            frozen=state.is_held,
-            resources=state.resources,
-            devices=dict(self._census.has or self._devices.totals),
-            unhealthy=tuple(
-                Unhealthy(kind=kind, resource=resource, device=device, why=bad.why)
-                for (kind, resource), found in sorted(self._devices.bad.items())
-                for device, bad in sorted(found.items())
-            ),
-            alerts=tuple(self._changed(a, 0) for a in self.telling.told.values()),
-        )
+    def open_alerts(self) -> tuple[vocabulary.AlertChanged, ...]:
+        """Return its open alerts as they were told, to be shown."""
+        return tuple(self._changed(alert, 0) for alert in self.telling.told.values())
 
     def _conclude(self, found: steps.Conclusion, now: float, at: datetime) -> None:
-        self._since, self._rule, self._evidence = at, found.rule.value, found.evidence
+        self.since, self.rule, self.evidence = at, found.rule.value, found.evidence
         self._overdue = ()
         self._is_grave &= found.verdict is vocabulary.Verdict.FLAPPING
         self._cure_due = now + _CURE_S
@@ -522,8 +428,8 @@ class Dossier:
             told = (evidence.seen("heartbeat", self.skew.words()),)
             summary = f"the clock of node {self.node} is apart from ours"
             found.append(_alert(AlertKind.CLOCK_SKEW, summary, told, at))
-        missed = self._census.short
-        return [*found, *device_alerts.of(self._devices, node=self.node, at=at, missed=missed)]
+        missed = self.census.short
+        return [*found, *device_alerts.of(self.devices, node=self.node, at=at, missed=missed)]
 
     @property
     def _skew_due(self) -> float:
@@ -533,7 +439,7 @@ class Dossier:
     def _own(self, now: float, at: datetime) -> alerts.Alert | None:
         verdict = self.state.verdict
         kind = None if verdict is None else alerts.kind_of(verdict)
-        told = self._evidence
+        told = self.evidence
         if self._overdue:
             kind, told = AlertKind.MAINTENANCE_OVERDUE, self._overdue
         if kind is None or (self._alert_waits(now) and not self._is_told(kind)):
@@ -569,10 +475,10 @@ class Dossier:
 
     def _why_ended(self, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
         if key[0] in _OWN:
-            return self._evidence
+            return self.evidence
         if key[0] == AlertKind.CLOCK_SKEW:
             return (evidence.seen("heartbeat", self.skew.words()),)
-        return device_alerts.ended(self._devices, key)
+        return device_alerts.ended(self.devices, key)
 
     def _tell_verdict(self, at: datetime, leader: int) -> None:
         verdict = self.state.verdict
@@ -584,8 +490,8 @@ class Dossier:
             plugin=self.plugin,
             verdict=verdict,
             previous=self._verdict_told,
-            rule=self._rule,
-            evidence=self._evidence,
+            rule=self.rule,
+            evidence=self.evidence,
             resources=self.state.accused,
             leader=leader,
         )
@@ -629,9 +535,9 @@ class Dossier:
             state=state.settled,
             interval_s=state.beats.interval_s,
             verdict=self._verdict_told,
-            since=self._since,
-            rule=self._rule,
-            evidence=self._evidence,
+            since=self.since,
+            rule=self.rule,
+            evidence=self.evidence,
             resources=state.resources,
             accused=state.accused,
             instance=state.beats.instance,
@@ -640,13 +546,13 @@ class Dossier:
             return_s=state.return_s,
             falls=state.falls,
             order=self._order,
-            bad=self._devices.known(),
-            had=tuple(self._census.had.items()),
-            configuration=self._census.configuration,
+            bad=self.devices.known(),
+            had=tuple(self.census.had.items()),
+            configuration=self.census.configuration,
             firing=tuple(self.telling.told.values()),
             untold_verdict=self._verdict_untold,
             untold_alerts=self.telling.untold,
-            remedied=self._remedied,
+            remedied=self.remedied_since,
             remedies=self._remedies,
             leader=leader,
         )

@@ -6,7 +6,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind
-from muster_health import alerts, dossier, evidence, signals, snapshot, storm, telling
+from muster_health import alerts, around, evidence, signals, snapshot, storm, telling
 
 PLUGIN: Final = "health"
 """Who a fact about the fleet is from."""
@@ -22,7 +22,7 @@ _EVENT_S: Final = 120.0
 class Fleet:
     """The alerts of the fleet, and how far the stream of events has been dealt with."""
 
-    def __init__(self, around: dossier.Around) -> None:
+    def __init__(self, around: around.Around) -> None:
         self.position = 0
         self.telling = telling.Telling(around.settings, around.bounds)
         self._around = around

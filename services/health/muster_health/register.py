@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health import budget, dossier, facts
+from muster_health import around, budget, dossier, facts
 
 
 class Node:
@@ -29,7 +29,7 @@ class Node:
 class Register:
     """The nodes, and the plugins by key."""
 
-    def __init__(self, around: dossier.Around) -> None:
+    def __init__(self, around: around.Around) -> None:
         self.dossiers: dict[str, dossier.Dossier] = {}
         self._around = around
         self._nodes: dict[str, Node] = {}
