@@ -10,24 +10,13 @@ import itertools
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import prometheus_client
 
-import muster
 from muster import codec, logs, vocabulary
-from muster_labeler import (
-    budget,
-    config,
-    desired,
-    facts,
-    fleet,
-    judging,
-    states,
-    telling,
-)
+from muster_labeler import config, desired, facts, fleet, hand, judging, telling
 
 if TYPE_CHECKING:
     # they load the Kubernetes client, which not everybody has use for
@@ -37,9 +26,6 @@ if TYPE_CHECKING:
 
 _WORKERS: Final = 8
 _DENIED_ROUNDS: Final = 6
-_WRITES_MAX: Final = 10
-_WITHIN_S: Final = 60.0
-_FOUGHT: Final = f"written {_WRITES_MAX} times within a minute: somebody else changes it, too"
 _INVENTORY_S: Final = 2.0
 
 _DECISIONS = prometheus_client.Counter(
@@ -79,15 +65,15 @@ class Service:
         self._settings = settings
         self._ears = ears
         self._cluster = cluster
-        self._rules = desired.Rules(
+        rules = desired.Rules(
             mode=settings.mode,
             policy=settings.policy,
             may_label_simulated=settings.simulated,
         )
-        self._fleet = fleet.Fleet(self._rules, aliases=settings.aliases, is_blind=True)
-        self._restraint = budget.Restraint(_WRITES_MAX, _WITHIN_S)
-        self._fought: set[str] = set()
-        self._clock = asyncio.get_running_loop().time
+        self._fleet = fleet.Fleet(rules, aliases=settings.aliases, is_blind=True)
+        self._hand = hand.Hand(
+            self._fleet, rules, cluster.door if cluster else None, may_write=self._may_write
+        )
         self._queues: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(_WORKERS)]
         self._causes: dict[str, str] = {}
         self._is_held = False
@@ -194,7 +180,7 @@ class Service:
     def _dropped(self, name: str) -> None:
         self._fleet.drop(name)
         self._judging.drop(name)
-        self._fought.discard(name)
+        self._hand.drop(name)
         self._look_at_others()
 
     def _lead_changed(self) -> None:
@@ -206,7 +192,7 @@ class Service:
     async def _try_again(self) -> None:
         for round_ in itertools.count(1):
             await asyncio.sleep(self._settings.retry_s)
-            self._restraint.forget(self._clock())
+            self._hand.forget()
             waiting = self._fleet.waiting()
             _WAITING.set(len(waiting) + len(self._fleet.held()))
             if round_ % _DENIED_ROUNDS == 0:
@@ -229,7 +215,7 @@ class Service:
         """Decide about a node, do it, and have it told if it is news."""
         if not self._may_tell():
             return
-        decision, may_pass = await self._carry_out(node)
+        decision, may_pass = await self._hand.carry_out(node)
         is_news = self._fleet.settle(node, decision, cause=cause, may_pass=may_pass)
         _DECISIONS.labels(decision.action).inc()
         if not is_news or decision.source == "":
@@ -246,56 +232,6 @@ class Service:
         is_written_down = self._settings.kubernetes.events and self._may_write()
         if one is not None and one.node.uid and is_written_down:
             self._telling.note(one.node, decision)
-
-    async def _carry_out(self, name: str) -> tuple[desired.Decision, bool]:
-        """Return what became of a node, and whether a refusal may pass."""
-        one = self._fleet.standing(name)
-        if one is None:
-            return desired.Decision(desired.Action.NOTHING, {}, "no such node"), False
-        decision = desired.decide(
-            one,
-            self._rules,
-            report=self._fleet.report(name),
-            covering=self._fleet.covering(),
-            objection=None if self._settings.policy.partial else self._fleet.objection(),
-        )
-        if decision.action not in {desired.Action.APPLY, desired.Action.WITHDRAW}:
-            return decision, False
-        if self._fleet.is_blind or not self._may_write():
-            return _waits(decision, "the Kubernetes API is away"), False
-        if not self._restraint.may(name, self._clock()):
-            if name not in self._fought:
-                self._fought.add(name)
-                logs.logger().warning("label_fought", node=name, writes=_WRITES_MAX)
-            return _waits(decision, _FOUGHT), False
-        self._fought.discard(name)
-        self._restraint.wrote(name, self._clock())
-        return await self._written(one, decision)
-
-    async def _written(
-        self, one: states.Standing, decision: desired.Decision
-    ) -> tuple[desired.Decision, bool]:
-        """Write what was decided; return what became of it."""
-        assert self._cluster is not None, "only what could be read is written"
-        door = self._cluster.door
-        if decision.action is desired.Action.WITHDRAW:
-            done = await door.unlabel(one.node)
-        else:
-            provenance = _provenance(one, decision)
-            done = await door.label(
-                one.node, decision.labels, provenance=provenance, drop=decision.drop
-            )
-        if isinstance(done, facts.Node):
-            self._fleet.written(one.node, done)
-            return decision, False
-        if done.is_gone:
-            return desired.Decision(desired.Action.NOTHING, {}, "the node is gone"), False
-        if done.is_passing:
-            return _waits(decision, done.text), False
-        refusal = desired.Decision(
-            desired.Action.REFUSE, decision.labels, done.text, decision.source
-        )
-        return refusal, not done.is_conflict
 
     async def _list_gpus(self) -> None:
         """Write down, now and then, what agents report: the commands read it."""
@@ -314,14 +250,3 @@ class Service:
     def _may_tell(self) -> bool:
         """Suggest also where nobody can lead: the bus drops what two say alike."""
         return self._lease is None or self._lease.is_held or bool(self._lease.problem)
-
-
-def _waits(decision: desired.Decision, why: str) -> desired.Decision:
-    return desired.Decision(desired.Action.WAIT, decision.labels, why, decision.source)
-
-
-def _provenance(one: states.Standing, decision: desired.Decision) -> str:
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    value = decision.labels.get(desired.KEY)
-    written = states.provenance(one, value, actor=facts.MANAGER, version=muster.__version__, at=at)
-    return msgspec.json.encode(written).decode()
