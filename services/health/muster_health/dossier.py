@@ -1,15 +1,12 @@
 """Pure. All that is known about one plugin: its state, its devices, what was told of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Final, assert_never
-
-import msgspec
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind
 from muster_health import (
-    affected,
     alerts,
     around,
     census,
@@ -17,7 +14,7 @@ from muster_health import (
     devices,
     evidence,
     facts,
-    judgement,
+    own_alert,
     plugin_state,
     remedy,
     signals,
@@ -31,30 +28,23 @@ from muster_health.snapshot import State
 
 _INSTANCES_MAX: Final = 4
 _DAY_S: Final = 86_400.0
-_CURE_S: Final = 60.0
-"""For so long a plugin tries by itself to be registered again; to end it would delay that."""
 _NOT_EXPECTED: Final = "it left, and is not to be there any more: the node is to have no plugin"
 _FORGOTTEN: Final = {
     True: "it left as planned a day ago, and nothing says that it is to come back",
     False: "it has been silent for a week, and nothing says that it is to be there",
 }
-_OWN: Final = frozenset(severity.value for severity in vocabulary.Severity)
 
 
 class Dossier:
     """One plugin on one node."""
 
     __slots__ = (
-        "_alert_due",
         "_around",
-        "_asked",
-        "_cure_due",
         "_dirty",
         "_forget_due",
-        "_is_grave",
         "_look_due",
         "_order",
-        "_overdue",
+        "_own",
         "_remedies",
         "_uncounted",
         "_unsaved",
@@ -92,23 +82,19 @@ class Dossier:
         self.unwanted = False
         """It was expected here once, and is no longer."""
         self._around = around
-        self._asked: affected.Question | None = None
+        self._own: own_alert.OwnAlert | None = None
         self.devices = devices.Devices(around.bounds.devices_per_plugin)
         self.census = census.Census()
         self.since: datetime | None = None
         self.rule = ""
         self.evidence: tuple[vocabulary.Evidence, ...] = ()
-        self._overdue: tuple[vocabulary.Evidence, ...] = ()
         self._order: tuple[tuple[str, int], ...] = ()
         self.remedied_since: datetime | None = None
         self._remedies: tuple[datetime, ...] = ()
         self._verdict_told: vocabulary.Verdict | None = None
         self._verdict_untold: vocabulary.VerdictChanged | None = None
-        self._alert_due = 0.0
-        self._cure_due = 0.0
         self._look_due: float | None = None
         self._forget_due: float | None = None
-        self._is_grave = False
         self._dirty = False
         self._unsaved = False
         """An event changed what is to be remembered, and told nothing yet."""
@@ -126,12 +112,13 @@ class Dossier:
         if self.state.verdict is not None:
             self._uncounted |= dict(known.had) != self.census.had
             return
-        overdue = [a for a in known.firing if a.kind is AlertKind.MAINTENANCE_OVERDUE]
+        overdue = any(a.kind is AlertKind.MAINTENANCE_OVERDUE for a in known.firing)
         # who comes again often must not wait from the beginning each time
         waited_s = 0.0 if known.since is None else max(0.0, (at - known.since).total_seconds())
-        self.state.restore(known, now, waited_s=waited_s, overdue=bool(overdue))
-        self._overdue = overdue[0].evidence if overdue else ()
-        self._is_grave = any(alert.grave for alert in known.firing)
+        self.state.restore(known, now, waited_s=waited_s, overdue=overdue)
+        self._own = self._own_alert()
+        if self._own is not None:
+            self._own.restore(known.firing, now, waited_s=waited_s)
         if any(a.kind is AlertKind.CLOCK_SKEW for a in known.firing):
             self.skew.restore()
         self.devices.restore(known.bad)
@@ -143,8 +130,6 @@ class Dossier:
         self.census.restore(known.had, known.configuration, short)
         self.since, self.rule, self.evidence = known.since, known.rule, known.evidence
         self._order = known.order
-        self._alert_due = now + self.state.rest_s(self._around.settings.patience_s, waited_s)
-        self._cure_due = now + self.state.rest_s(_CURE_S, waited_s)
         self._forget_due = now + self.state.rest_s(self._forget_s, waited_s)
 
     def untell(self) -> None:
@@ -201,47 +186,48 @@ class Dossier:
     ) -> None:
         """Take a verdict, a firmer reason for it, or that a planned end lasts too long."""
         self._dirty = True
+        self._own = own = self._own_alert()
         match found:
             case steps.Conclusion():
-                self._conclude(found, now, at)
+                self.since, self.rule, self.evidence = at, found.rule.value, found.evidence
+                self._forget_due = now + self._forget_s if self._may_go else None
+                if own is not None:
+                    own.concluded(found.verdict, found.rule, now)
             case steps.Confirmed():
                 self.rule, self.evidence = found.rule.value, found.evidence
-                if not judgement.may_pause(found.rule):
-                    self._alert_due = now
+                if own is not None:
+                    own.confirmed(found.rule, now)
             case steps.Overdue():
-                self._overdue = found.evidence
+                assert own is not None, "who is overdue has left"
+                own.overdue = found.evidence
             case _:
                 assert_never(found)
 
     def question(self, number: int, now: float) -> signals.AskCluster:
         """Return what to ask Kubernetes: of one that was told to be lost, also whom it affects."""
-        resources: tuple[str, ...] = ()
-        is_lost = self.state.state is State.LOST and self._around.leader is not None
-        if is_lost and self._own_told:
-            resources = self.state.accused
-            self._asked = self._expect(number, now)
+        own = self._own
+        resources = own.expect(number, now) if own is not None and own.is_reviewed else ()
         return self._ask_cluster(number, resources)
 
     def learned(self, known: facts.Facts | None, number: int, now: float) -> None:
         """Take Kubernetes' answer, if it is about whom the alert names."""
-        if self._asked is not None and self._asked.number == number:
-            self._asked.answered(known, now)
-            self._dirty = True
+        if self._own is not None:
+            self._dirty |= self._own.learned(known, number, now)
 
     def stood_still(self, seconds: float, now: float) -> None:
         """Make every wait longer: we stood still for so long."""
         self.state.stood_still(seconds, now)
-        if self._asked is not None:
-            self._asked.due += seconds
+        if self._own is not None:
+            self._own.stood_still(seconds)
 
     def needs_remedy(self, now: float) -> bool:
         """Tell whether its verdict stands, has been told, and has not been acted on."""
-        if self.state.verdict not in remedy.CURABLE or self.remedied_since == self.since:
+        verdict, own = self.state.verdict, self._own
+        if own is None or verdict not in remedy.CURABLE or self.remedied_since == self.since:
             return False
-        if self.state.verdict is vocabulary.Verdict.DEREGISTERED and now < self._cure_due:
+        if verdict is vocabulary.Verdict.DEREGISTERED and now < own.cure_due:
             return False
-        kind = alerts.kind_of(self.state.verdict)
-        return kind is not None and self._is_told(kind) and self.state.state is not State.RECOVERING
+        return own.is_told_as(verdict) and self.state.state is not State.RECOVERING
 
     def remedied(self, leader: int, *, acted_at: datetime | None) -> signals.Remember:
         """Take that its verdict is acted on, once, whatever comes of it; None is a refusal."""
@@ -273,7 +259,7 @@ class Dossier:
         return self._uncounted or self._is_due(now)
 
     def _is_due(self, now: float) -> bool:
-        if self._dirty or (not self._is_grave and self._turns_grave):
+        if self._dirty or (self._own is not None and self._own.turns_grave):
             return True
         return self._look_due is not None and self._look_due <= now
 
@@ -315,8 +301,11 @@ class Dossier:
         """
         self._dirty, self._look_due = False, None
         leader = self._around.leader
+        own = self._own
         if leader is None:
-            self._uncounted, self._asked = False, None
+            self._uncounted = False
+            if own is not None:
+                own.forget()
             return [], []
         self._tell_verdict(at, leader)
         held: list[alerts.Alert] = []
@@ -324,16 +313,23 @@ class Dossier:
         # an alert that was told by another process stays until it is known how the plugin is
         is_known = self.state.verdict is not None or not self.telling.told
         if is_known and not self.inhibited:
-            own = self._own(now, at)
-            asked = self._ask_whom(own, now)
-            named = self._named(own, now)
-            wanted = [*named, *self._others(now, at)]
-            self._look_due, held = self.telling.follow(
-                wanted, now=now, at=at, may_open=may_open, why_ended=self._why_ended
+            if own is not None and own.must_ask(self.evidence, now, at):
+                number = self.state.inquire().number
+                asked = [self._ask_cluster(number, own.expect(number, now))]
+            mine = [] if own is None else own.wanted(self.evidence, now, at)
+            look_due, held = self.telling.follow(
+                [*mine, *self._others(now, at)],
+                now=now,
+                at=at,
+                may_open=may_open,
+                why_ended=self._why_ended,
             )
-            if not self._awaits_pods(now) and not any(map(self._is_still_to_tell, named)):
-                self._asked = None
-            self._look_by_then(now)
+            waits = [] if own is None else own.followed(mine, now)
+            if self.skew.is_skewed and now < self._skew_due:
+                waits.append(self._skew_due)
+            self._look_due = min(waits if look_due is None else [*waits, look_due], default=None)
+        elif own is not None:
+            own.forget()
         return [*self._tellings(leader), *asked], held
 
     def close(self, at: datetime, why: str) -> list[signals.Output]:
@@ -351,49 +347,17 @@ class Dossier:
         """Return its open alerts as they were told, to be shown."""
         return tuple(self._changed(alert, 0) for alert in self.telling.told.values())
 
-    def _conclude(self, found: steps.Conclusion, now: float, at: datetime) -> None:
-        self.since, self.rule, self.evidence = at, found.rule.value, found.evidence
-        self._overdue = ()
-        self._is_grave &= found.verdict is vocabulary.Verdict.FLAPPING
-        self._cure_due = now + _CURE_S
-        self._forget_due = now + self._forget_s if self._may_go else None
-        waits = self.state.rule is not None and judgement.may_pause(self.state.rule)
-        self._alert_due = now + (self._around.settings.patience_s if waits else 0.0)
+    def _own_alert(self) -> own_alert.OwnAlert | None:
+        """Return the alert about the plugin itself, if its verdict may call for one."""
+        if self.state.verdict in {None, vocabulary.Verdict.HEALTHY}:
+            return None
+        return self._own or own_alert.OwnAlert(
+            self.node, self.plugin, self.state, self.telling, self._around
+        )
 
     @property
     def _forget_s(self) -> float:
         return _DAY_S if self.state.state is State.MAINTENANCE else 7 * _DAY_S
-
-    def _look_by_then(self, now: float) -> None:
-        """Have it looked at again when the first of its waits is over."""
-        waits = [self._alert_due] if self._alert_waits(now) else []
-        if self.skew.is_skewed and now < self._skew_due:
-            waits.append(self._skew_due)
-        if self._asked is not None and self._awaits_pods(now):
-            waits.append(self._asked.due)
-        if self._look_due is not None:
-            waits.append(self._look_due)
-        self._look_due = min(waits, default=None)
-
-    def _ask_whom(self, own: alerts.Alert | None, now: float) -> list[signals.Output]:
-        """Ask which pods an alert is to name, if it says something new, and nobody asked yet."""
-        if own is None:
-            self._asked = None
-            return []
-        resources = self.state.accused
-        if not self._around.has_cluster or not resources:
-            return []
-        if self._asked is not None and self._asked.resources == resources:
-            return []
-        if not self._is_still_to_tell(affected.named(own, None, self._own_told)):
-            return []
-        number = self.state.inquire().number
-        self._asked = self._expect(number, now)
-        return [self._ask_cluster(number, resources)]
-
-    def _expect(self, number: int, now: float) -> affected.Question:
-        due = affected.due(now, self._around.settings.probe_timeout_s)
-        return affected.Question(number, self.state.accused, due=due)
 
     def _ask_cluster(self, number: int, resources: tuple[str, ...]) -> signals.AskCluster:
         return signals.AskCluster(
@@ -404,30 +368,20 @@ class Dossier:
             resources=resources,
         )
 
-    def _awaits_pods(self, now: float) -> bool:
-        return self._asked is not None and now < self._asked.due
-
-    def _is_still_to_tell(self, alert: alerts.Alert) -> bool:
-        told = self.telling.told.get(alert.key)
-        return told is None or not told.says_the_same(alert)
-
-    def _named(self, own: alerts.Alert | None, now: float) -> list[alerts.Alert]:
-        """Return what the plugin suffers, with its pods; as it was told, until these are known."""
-        if own is None:
-            return []
-        told = self._own_told
-        return told if self._awaits_pods(now) else [affected.named(own, self._asked, told)]
-
-    @property
-    def _own_told(self) -> list[alerts.Alert]:
-        return [alert for (slot, _), alert in self.telling.told.items() if slot in _OWN]
-
     def _others(self, now: float, at: datetime) -> list[alerts.Alert]:
         found: list[alerts.Alert] = []
         if self.skew.is_skewed and not self._around.is_apart and now >= self._skew_due:
             told = (evidence.seen("heartbeat", self.skew.words()),)
             summary = f"the clock of node {self.node} is apart from ours"
-            found.append(_alert(AlertKind.CLOCK_SKEW, summary, told, at))
+            found.append(
+                alerts.Alert(
+                    kind=AlertKind.CLOCK_SKEW,
+                    summary=summary,
+                    evidence=told,
+                    starts_at=at,
+                    told_at=at,
+                )
+            )
         missed = self.census.short
         return [*found, *device_alerts.of(self.devices, node=self.node, at=at, missed=missed)]
 
@@ -436,45 +390,8 @@ class Dossier:
         """Return when it is known whether most nodes are apart from us, or only this one."""
         return self.skew.since + self._around.settings.storm_window_s
 
-    def _own(self, now: float, at: datetime) -> alerts.Alert | None:
-        verdict = self.state.verdict
-        kind = None if verdict is None else alerts.kind_of(verdict)
-        told = self.evidence
-        if self._overdue:
-            kind, told = AlertKind.MAINTENANCE_OVERDUE, self._overdue
-        if kind is None or (self._alert_waits(now) and not self._is_told(kind)):
-            return None
-        summary = alerts.summary_of(
-            kind, node=self.node, plugin=self.plugin, resources=self.state.accused
-        )
-        self._is_grave |= self._turns_grave
-        alert = _alert(kind, summary, told, at)
-        return msgspec.structs.replace(alert, grave=True) if self._is_grave else alert
-
-    @property
-    def _turns_grave(self) -> bool:
-        """Tell whether what is told as FLAPPING needs a person at once, as it would alone."""
-        suffers = self.state.suffers
-        if self.state.verdict is not vocabulary.Verdict.FLAPPING or suffers is None:
-            return False
-        kind = alerts.kind_of(suffers.verdict)
-        if kind is None or alerts.severity_of(kind) is not vocabulary.Severity.CRITICAL:
-            return False
-        is_told = (vocabulary.Severity.CRITICAL.value, "") in self.telling.told
-        return is_told or not judgement.may_pause(suffers.rule)
-
-    def _alert_waits(self, now: float) -> bool:
-        """Tell whether an alert is not due: it may only pause, or is on its way back."""
-        rule = self.state.rule
-        if rule is None or not judgement.may_pause(rule):
-            return False
-        return now < self._alert_due
-
-    def _is_told(self, kind: AlertKind) -> bool:
-        return (alerts.slot_of(kind, grave=self._is_grave), "") in self.telling.told
-
     def _why_ended(self, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
-        if key[0] in _OWN:
+        if own_alert.is_own(key):
             return self.evidence
         if key[0] == AlertKind.CLOCK_SKEW:
             return (evidence.seen("heartbeat", self.skew.words()),)
@@ -557,12 +474,6 @@ class Dossier:
             leader=leader,
         )
         return signals.Remember(key=self.key, value=snapshot.encode(known), revision=leader)
-
-
-def _alert(
-    kind: AlertKind, summary: str, told: Sequence[vocabulary.Evidence], at: datetime
-) -> alerts.Alert:
-    return alerts.Alert(kind=kind, summary=summary, evidence=tuple(told), starts_at=at, told_at=at)
 
 
 def key_of(node: str, plugin: str) -> str:

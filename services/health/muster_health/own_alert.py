@@ -1,0 +1,204 @@
+"""Pure. The alert of a plugin itself: whether it is due, how urgent it is, whom it names.
+
+It follows from the verdict that stands. One that may turn out to be a pause waits for a while, what
+is told as FLAPPING is as urgent as what falls, and before anything new is told Kubernetes is asked
+which pods that affects. Until these are known, all stays as it was told.
+"""
+
+from datetime import datetime
+from typing import Final
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind, Severity, Verdict
+from muster_health import (
+    affected,
+    alerts,
+    around,
+    facts,
+    judgement,
+    plugin_state,
+    telling,
+)
+from muster_health.rules import Rule
+from muster_health.snapshot import State
+
+_CURE_S: Final = 60.0
+"""For so long a plugin tries by itself to be registered again; to end it would delay that."""
+Evidence = tuple[vocabulary.Evidence, ...]
+_SLOTS: Final = frozenset(severity.value for severity in Severity)
+
+
+class OwnAlert:
+    """There is one while the verdict is another than HEALTHY. `due` is when it may be told first.
+
+    `is_grave` is that FLAPPING needs a person at once. `overdue` says how a planned end lasts too
+    long. Before `cure_due` a plugin may mend itself what a restart would.
+    """
+
+    __slots__ = (
+        "_around",
+        "_asked",
+        "_node",
+        "_plugin",
+        "_state",
+        "_telling",
+        "cure_due",
+        "due",
+        "is_grave",
+        "overdue",
+    )
+
+    def __init__(
+        self,
+        node: str,
+        plugin: str,
+        state: plugin_state.PluginState,
+        told: telling.Telling,
+        about: around.Around,
+    ) -> None:
+        self.due = self.cure_due = 0.0
+        self.overdue: Evidence = ()
+        self.is_grave = False
+        self._node, self._plugin = node, plugin
+        self._state, self._telling, self._around = state, told, about
+        self._asked: affected.Question | None = None
+
+    def restore(self, firing: tuple[alerts.Alert, ...], now: float, *, waited_s: float) -> None:
+        """Go on where a former process stopped, which told of these."""
+        overdue = [alert for alert in firing if alert.kind is AlertKind.MAINTENANCE_OVERDUE]
+        self.overdue = overdue[0].evidence if overdue else ()
+        self.is_grave = any(alert.grave for alert in firing)
+        self.due = now + self._state.rest_s(self._around.settings.patience_s, waited_s)
+        self.cure_due = now + self._state.rest_s(_CURE_S, waited_s)
+
+    def concluded(self, verdict: Verdict, rule: Rule, now: float) -> None:
+        """Take another verdict."""
+        self.overdue = ()
+        self.is_grave &= verdict is Verdict.FLAPPING
+        self.cure_due = now + _CURE_S
+        self.due = now + (self._around.settings.patience_s if judgement.may_pause(rule) else 0.0)
+
+    def confirmed(self, rule: Rule, now: float) -> None:
+        """Take another reason for the verdict."""
+        if not judgement.may_pause(rule):
+            self.due = now
+
+    @property
+    def is_reviewed(self) -> bool:
+        """Tell whether the plugin was told to be lost, and so whom that affects is asked again."""
+        is_lost = self._state.state is State.LOST and self._around.leader is not None
+        return is_lost and bool(self._told)
+
+    def must_ask(self, why: Evidence, now: float, at: datetime) -> bool:
+        """Tell whether it says something new, and nobody asked yet which pods it is to name."""
+        alert, resources = self._alert(why, now, at), self._state.accused
+        if alert is None or not resources or not self._around.has_cluster:
+            return False
+        if self._asked is not None and self._asked.resources == resources:
+            return False
+        return self._is_still_to_tell(affected.named(alert, None, self._told))
+
+    def expect(self, number: int, now: float) -> tuple[str, ...]:
+        """Take that Kubernetes is asked under this number; return about which resources."""
+        resources = self._state.accused
+        due = affected.due(now, self._around.settings.probe_timeout_s)
+        self._asked = affected.Question(number, resources, due=due)
+        return resources
+
+    def learned(self, known: facts.Facts | None, number: int, now: float) -> bool:
+        """Take Kubernetes' answer; return whether it is about whom the alert names."""
+        if self._asked is None or self._asked.number != number:
+            return False
+        self._asked.answered(known, now)
+        return True
+
+    def stood_still(self, seconds: float) -> None:
+        """Wait longer for an answer: we stood still for so long."""
+        if self._asked is not None:
+            self._asked.due += seconds
+
+    def is_told_as(self, verdict: Verdict) -> bool:
+        """Tell whether people were told of this verdict, as urgently as it is."""
+        kind = alerts.kind_of(verdict)
+        return kind is not None and self._is_told(kind)
+
+    @property
+    def turns_grave(self) -> bool:
+        """Tell whether what is told as FLAPPING needs a person now, as it would by its own name."""
+        suffers = self._state.suffers
+        if self.is_grave or suffers is None or self._state.verdict is not Verdict.FLAPPING:
+            return False
+        kind = alerts.kind_of(suffers.verdict)
+        if kind is None or alerts.severity_of(kind) is not Severity.CRITICAL:
+            return False
+        is_told = (Severity.CRITICAL.value, "") in self._telling.told
+        return is_told or not judgement.may_pause(suffers.rule)
+
+    def wanted(self, why: Evidence, now: float, at: datetime) -> list[alerts.Alert]:
+        """Return what is to be open now; `why` is the verdict's evidence."""
+        alert = self._alert(why, now, at)
+        if alert is None:
+            self._asked = None
+            return []
+        if self._awaits_pods(now):
+            return self._told
+        return [affected.named(alert, self._asked, self._told)]
+
+    def followed(self, wanted: list[alerts.Alert], now: float) -> list[float]:
+        """Take that what may be told is told; return when something is due of it.
+
+        The pods are remembered by the alert that was told.
+        """
+        if not self._awaits_pods(now) and not any(map(self._is_still_to_tell, wanted)):
+            self._asked = None
+        waits = [self.due] if self._waits(now) else []
+        if self._asked is not None and self._awaits_pods(now):
+            waits.append(self._asked.due)
+        return waits
+
+    def forget(self) -> None:
+        """Take that nobody is to be told: pods that are known now will not be then."""
+        self._asked = None
+
+    def _alert(self, why: Evidence, now: float, at: datetime) -> alerts.Alert | None:
+        verdict = self._state.verdict
+        kind = None if verdict is None else alerts.kind_of(verdict)
+        if self.overdue:
+            kind, why = AlertKind.MAINTENANCE_OVERDUE, self.overdue
+        if kind is None or (self._waits(now) and not self._is_told(kind)):
+            return None
+        self.is_grave |= self.turns_grave
+        return alerts.Alert(
+            kind=kind,
+            summary=alerts.summary_of(
+                kind, node=self._node, plugin=self._plugin, resources=self._state.accused
+            ),
+            evidence=why,
+            starts_at=at,
+            told_at=at,
+            grave=self.is_grave,
+        )
+
+    def _waits(self, now: float) -> bool:
+        """Tell whether it is not due: the plugin may only pause, or is on its way back."""
+        rule = self._state.rule
+        return rule is not None and judgement.may_pause(rule) and now < self.due
+
+    def _is_told(self, kind: AlertKind) -> bool:
+        return (alerts.slot_of(kind, grave=self.is_grave), "") in self._telling.told
+
+    @property
+    def _told(self) -> list[alerts.Alert]:
+        return [alert for key, alert in self._telling.told.items() if is_own(key)]
+
+    def _is_still_to_tell(self, alert: alerts.Alert) -> bool:
+        told = self._telling.told.get(alert.key)
+        return told is None or not told.says_the_same(alert)
+
+    def _awaits_pods(self, now: float) -> bool:
+        return self._asked is not None and now < self._asked.due
+
+
+def is_own(key: alerts.Key) -> bool:
+    """Tell whether an alert is about a plugin itself: those have one place for each urgency."""
+    return key[0] in _SLOTS
