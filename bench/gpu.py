@@ -5,12 +5,9 @@ the plugin and the binding. It is compiled with the system's `cc` the first time
 """
 
 import asyncio
-import compileall
 import contextlib
 import json
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +16,6 @@ from typing import Final
 import muster
 import muster_plugin
 from bench import ear, placement, programs, table
-from muster import bus
-from muster.local import nats
 from tests.nvml import fake, scenes
 
 GPU: Final = "nvidia.com/gpu"
@@ -132,18 +127,8 @@ class Bench:
 
 async def measure(options: table.Options) -> list[table.Row]:
     """Measure the plugin, then how long advice takes."""
-    for package in (muster, muster_plugin):
-        compileall.compile_dir(Path(package.__file__ or "").parent, quiet=2)
-    root = Path(tempfile.mkdtemp(prefix="mu-"))
-    try:
-        async with (
-            nats.NatsServer(root / "nats") as server,
-            bus.Bus(server.url, producer="bench/gpu", name="bench", owner=True) as owner,
-        ):
-            await owner.link.client()
-            rows = await Bench(root / "n", server.url, quick=options.quick).rows()
-    finally:
-        shutil.rmtree(root)
+    async with programs.arena("bench/gpu", muster, muster_plugin) as (root, url):
+        rows = await Bench(root / "n", url, quick=options.quick).rows()
     return [*rows, *placement.rows(quick=options.quick)]
 
 

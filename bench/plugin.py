@@ -7,13 +7,10 @@ the command is where the kubelet keeps the plugins' sockets, `{kubelet}` the dir
 
 import argparse
 import asyncio
-import compileall
 import contextlib
 import json
 import shlex
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -24,8 +21,6 @@ import grpc.aio
 import muster
 import muster_plugin
 from bench import ear, programs, table
-from muster import bus
-from muster.local import nats
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
@@ -243,26 +238,16 @@ class Bench:
 
 async def measure(options: table.Options, peers: Sequence[str]) -> list[table.Row]:
     """Measure muster's plugin, then each peer."""
-    for package in (muster, muster_plugin):
-        compileall.compile_dir(Path(package.__file__ or "").parent, quiet=2)
-    root = Path(tempfile.mkdtemp(prefix="mu-"))
-    try:
-        async with (
-            nats.NatsServer(root / "nats") as server,
-            bus.Bus(server.url, producer="bench/plugin", name="bench", owner=True) as owner,
-        ):
-            await owner.link.client()
-            ours = Bench("muster", _muster(server.url, _one), root / "m", quick=options.quick)
-            rows = await ours.common()
-            rows += await _many(server.url, root / "n")
-            wide = Bench("muster", _muster(server.url, _hot), root / "h", quick=options.quick)
-            rows += await wide.own()
+    async with programs.arena("bench/plugin", muster, muster_plugin) as (root, url):
+        ours = Bench("muster", _muster(url, _one), root / "m", quick=options.quick)
+        rows = await ours.common()
+        rows += await _many(url, root / "n")
+        wide = Bench("muster", _muster(url, _hot), root / "h", quick=options.quick)
+        rows += await wide.own()
         for number, peer in enumerate(peers):
             place = root / f"p{number}"
             name = Path(shlex.split(peer)[0]).name
             rows += await Bench(name, _peer(peer), place, quick=options.quick).common()
-    finally:
-        shutil.rmtree(root)
     return rows
 
 

@@ -1,13 +1,37 @@
 """Door to the processes under measurement: start them, and read what they cost."""
 
 import asyncio
+import compileall
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import ModuleType
+
+from muster import bus
+from muster.local import nats
 
 _END_S = 10.0
+
+
+@contextlib.asynccontextmanager
+async def arena(producer: str, *packages: ModuleType) -> AsyncIterator[tuple[Path, str]]:
+    """Give a directory and the URL of a bus; the packages are compiled, as they are installed."""
+    for package in packages:
+        compileall.compile_dir(Path(package.__file__ or "").parent, quiet=2)
+    root = Path(tempfile.mkdtemp(prefix="mu-"))
+    try:
+        async with (
+            nats.NatsServer(root / "nats") as server,
+            bus.Bus(server.url, producer=producer, name="bench", owner=True) as owner,
+        ):
+            await owner.link.client()
+            yield root, server.url
+    finally:
+        shutil.rmtree(root)
 
 
 @contextlib.asynccontextmanager

@@ -10,11 +10,14 @@ import pathlib
 import secrets
 import ssl
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Final
+
+import pytest
 
 from muster.local import nats
 
@@ -23,6 +26,19 @@ NONE: Final = (
     "folder with etcd and kube-apiserver (setup-envtest use -p path)"
 )
 _UP_S: Final = 60.0
+
+
+@contextlib.contextmanager
+def asked_for(request: pytest.FixtureRequest) -> Iterator[tuple[str, pathlib.Path]]:
+    """Give the kubeconfig of an administrator and a directory; skip where there is no server."""
+    if "cluster" not in str(request.config.getoption("-m")):
+        pytest.skip("only with -m cluster")
+    with tempfile.TemporaryDirectory(prefix="mu-") as name:
+        directory = pathlib.Path(name)
+        with kubeconfig(directory) as found:
+            if found is None:
+                pytest.skip(NONE)
+            yield found, directory
 
 
 @contextlib.contextmanager

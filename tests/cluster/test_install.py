@@ -8,7 +8,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any, Final
@@ -66,14 +65,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Installed]:
-    if "cluster" not in str(request.config.getoption("-m")):
-        pytest.skip("only with -m cluster")
-    with (
-        tempfile.TemporaryDirectory(prefix="mu-") as directory,
-        server.kubeconfig(pathlib.Path(directory)) as kubeconfig,
-    ):
-        if kubeconfig is None:
-            pytest.skip(server.NONE)
+    with server.asked_for(request) as (kubeconfig, _):
         found = Installed(kubeconfig)
         if found.ask("get", "namespace", "muster")[0] == 0:
             pytest.skip("no throwaway cluster: it has a namespace muster already")

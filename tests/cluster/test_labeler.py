@@ -9,7 +9,6 @@ import datetime as dt
 import io
 import json
 import pathlib
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -129,15 +128,8 @@ class Real:
 
 @pytest.fixture(scope="module")
 def real(request: pytest.FixtureRequest) -> Iterator[Real]:
-    if "cluster" not in str(request.config.getoption("-m")):
-        pytest.skip("only with -m cluster")
-    with (
-        tempfile.TemporaryDirectory(prefix="mu-") as directory,
-        server.kubeconfig(pathlib.Path(directory)) as kubeconfig,
-    ):
-        if kubeconfig is None:
-            pytest.skip(server.NONE)
-        found = Real(kubeconfig, pathlib.Path(directory))
+    with server.asked_for(request) as (kubeconfig, directory):
+        found = Real(kubeconfig, directory)
         others = [
             node["metadata"]["name"]
             for node in found.good("GET", "/api/v1/nodes")["items"]

@@ -138,16 +138,20 @@ class Told(parts.Heard):
         await self.until(lambda: self.verdicts(node)[-1:] == [verdict])
 
 
-def listening(url: str) -> contextlib.AbstractAsyncContextManager[Told]:
-    return parts.hearing(url, Told)
+@contextlib.asynccontextmanager
+async def world(directory: Path) -> AsyncIterator[tuple[nats.NatsServer, Told]]:
+    async with (
+        asyncio.timeout(50),
+        nats.NatsServer(directory / "nats") as server,
+        parts.hearing(server.url, Told) as told,
+    ):
+        yield server, told
 
 
 def test_a_killed_a_frozen_and_a_leaving_plugin_each_get_their_verdict(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
-            asyncio.timeout(40),
-            nats.NatsServer(tmp_path / "nats") as server,
-            listening(server.url) as told,
+            world(tmp_path) as (server, told),
             health(tmp_path, server.url) as service,
         ):
             async with Toy(server.url, "node.a"), Toy(server.url, "b") as b:
@@ -182,9 +186,7 @@ def test_a_killed_a_frozen_and_a_leaving_plugin_each_get_their_verdict(tmp_path:
 def test_a_device_alert_fires_and_is_resolved_by_the_next_snapshot(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
-            asyncio.timeout(40),
-            nats.NatsServer(tmp_path / "nats") as server,
-            listening(server.url) as told,
+            world(tmp_path) as (server, told),
             health(tmp_path, server.url) as service,
             Toy(server.url, "a") as plugin,
         ):
@@ -211,9 +213,7 @@ def test_a_bus_killed_and_restarted_convicts_nobody_and_a_plugin_killed_meanwhil
 ) -> None:
     async def story() -> None:
         async with (
-            asyncio.timeout(50),
-            nats.NatsServer(tmp_path / "nats") as server,
-            listening(server.url) as told,
+            world(tmp_path) as (server, told),
             health(tmp_path, server.url),
             Toy(server.url, "a"),
         ):
@@ -235,9 +235,7 @@ def test_a_bus_killed_and_restarted_convicts_nobody_and_a_plugin_killed_meanwhil
 def test_a_bus_that_hangs_convicts_nobody(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
-            asyncio.timeout(50),
-            nats.NatsServer(tmp_path / "nats") as server,
-            listening(server.url) as told,
+            world(tmp_path) as (server, told),
             health(tmp_path, server.url) as service,
             Toy(server.url, "a") as plugin,
         ):
@@ -260,9 +258,7 @@ def test_a_killed_health_service_repeats_nothing_and_finds_who_died_meanwhile(
 ) -> None:
     async def story() -> None:
         async with (
-            asyncio.timeout(50),
-            nats.NatsServer(tmp_path / "nats") as server,
-            listening(server.url) as told,
+            world(tmp_path) as (server, told),
         ):
             async with (
                 Toy(server.url, "a") as plugin,
@@ -289,9 +285,7 @@ def test_a_killed_health_service_repeats_nothing_and_finds_who_died_meanwhile(
 def test_what_was_told_is_ended_though_all_memory_of_it_is_lost(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
-            asyncio.timeout(50),
-            nats.NatsServer(tmp_path / "nats") as server,
-            listening(server.url) as told,
+            world(tmp_path) as (server, told),
             Toy(server.url, "a") as plugin,
         ):
             async with health(tmp_path, server.url) as service:

@@ -119,6 +119,15 @@ class World:
         nodes = orjson.loads((await self.get("/state"))[1])["nodes"]
         return bool(nodes.get("node-a", {}).get("is_waiting"))
 
+    async def suggests_by_reports_alone(self) -> None:
+        await self.reports("NVIDIA L4")
+        await self.told(1)
+        await self.reports("Tesla T4")
+        assert [(what, label) for what, label, _ in await self.told(2)] == [
+            ("suggested", "l4"),
+            ("suggested", "t4"),
+        ]
+
     def log(self) -> list[str]:
         """Return the events the labeler logged, in order."""
         lines = (self.directory / "labeler.log").read_text().splitlines()
@@ -186,13 +195,7 @@ def test_without_a_cluster_it_suggests_from_the_inventory_alone_and_says_so_once
 ) -> None:
     async def story(made: World) -> None:
         await made.start(mode="suggest", kubernetes={})
-        await made.reports("NVIDIA L4")
-        await made.told(1)
-        await made.reports("Tesla T4")
-        assert [(what, label) for what, label, _ in await made.told(2)] == [
-            ("suggested", "l4"),
-            ("suggested", "t4"),
-        ]
+        await made.suggests_by_reports_alone()
         assert made.log().count("no_kubernetes_api") == 1
 
     play(story, tmp_path)
@@ -205,13 +208,7 @@ def test_a_cluster_that_is_away_is_said_once_and_suggestions_go_on(
         made.api.url = f"http://127.0.0.1:{nats.free_port()}"
         made.api.write_kubeconfig(made.kubeconfig)
         await made.start(mode="suggest")
-        await made.reports("NVIDIA L4")
-        await made.told(1)
-        await made.reports("Tesla T4")
-        assert [(what, label) for what, label, _ in await made.told(2)] == [
-            ("suggested", "l4"),
-            ("suggested", "t4"),
-        ]
+        await made.suggests_by_reports_alone()
         assert made.log().count("kubernetes_api_away") == 1
 
     play(story, tmp_path)
