@@ -73,7 +73,7 @@ FAST: Final = Pace(
             "ready_s": 6.0,
             "review_s": 2.0,
             "trouble_beats": 6,
-            "mismatch_s": 4.0,
+            "mismatch_s": 8.0,
             "checker_age_s": 8.0,
             "degraded_s": 2.0,
             "lag_ms": 200,
