@@ -417,3 +417,12 @@ def test_a_kubelet_that_was_replaced_has_some_seconds_to_take_us() -> None:
     healed(machine, 11.0, "k2")
     assert (machine.is_kubelet_away(11.5), machine.is_kubelet_new(11.5)) == (False, True)
     assert not machine.is_kubelet_new(10.0 + PATIENCE.kubelet_new_s)
+
+
+def test_a_kubelet_that_was_there_at_the_first_look_is_not_new() -> None:
+    machine = registration.Registration(PATIENCE)
+    machine.receive(signals.KubeletSeen("k1"), 10.0)
+    assert not machine.is_kubelet_new(10.0)
+    machine.receive(signals.KubeletSeen(""), 20.0)
+    machine.receive(signals.KubeletSeen("k1"), 30.0)
+    assert machine.is_kubelet_new(30.0)

@@ -62,6 +62,7 @@ class Registration:
         self._is_told = False
         self._trouble = patience.NO_TROUBLE
         self._seen = ""
+        self._has_looked = False
         self._seen_while_registering = ""
         self._refusals = 0
         self._losses = 0
@@ -222,11 +223,13 @@ class Registration:
 
     def _kubelet_seen(self, kubelet: str, now: float) -> list[signals.Action]:
         is_new = kubelet not in {"", self._seen}
-        self._seen = kubelet
+        has_come = is_new and (self._has_looked or self._seen != "")
+        self._seen, self._has_looked = kubelet, True
         if not is_new or (self._state in states.REGISTERED and kubelet == self.kubelet):
             return []
         self._losses = self._refusals = 0
-        self._came_at = now
+        if has_come:
+            self._came_at = now
         if self._state in states.REGISTERED:
             return self._lose(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced", now)
         self._blame(kubelet)
