@@ -76,16 +76,18 @@ class Beats:
     def take(self, beat: vocabulary.Heartbeat, now: float) -> Life:
         """Return what the beat proves; remember it unless it is stale."""
         quiet_s = None if self.arrived_at is None else now - self.arrived_at
-        if self._is_stale(beat, quiet_s, now):
-            return Life.STALE
         interval_s = max(beat.interval_s, INTERVAL_MIN_S)
-        self.is_fresh = self._is_fresh(beat, quiet_s, interval_s)
         if beat.instance == self.instance:
-            self._pace(beat, interval_s)
+            if beat.seq <= self.seq:
+                return Life.STALE
+            self.is_fresh = quiet_s is None or self._is_fresh(beat, quiet_s, interval_s)
         else:
+            if self._is_replaced(beat, quiet_s, now):
+                return Life.STALE
             self._retire(beat.instance, now)
             # else the same one for as long as it lives, instead of one for each beat
             self.instance = beat.instance
+            self.is_fresh = True
         self.seq, self.interval_s, self._uptime_s = beat.seq, interval_s, beat.uptime_s
         self.arrived_at, self._spoke_since = now, True
         return Life.FRESH if self.is_fresh else Life.DOUBTFUL
@@ -108,15 +110,7 @@ class Beats:
         self._retired, self._retired_seq = self.instance, self.seq
         self.stretch = 1.0
 
-    def _pace(self, beat: vocabulary.Heartbeat, interval_s: float) -> None:
-        made_s = beat.uptime_s - self._uptime_s
-        if self._uptime_s and made_s > 0:
-            each = made_s / (beat.seq - self.seq) / interval_s
-            self.stretch += _PACE_WEIGHT * (min(each, _PACE_MAX) - self.stretch)
-
-    def _is_stale(self, beat: vocabulary.Heartbeat, quiet_s: float | None, now: float) -> bool:
-        if beat.instance == self.instance:
-            return beat.seq <= self.seq
+    def _is_replaced(self, beat: vocabulary.Heartbeat, quiet_s: float | None, now: float) -> bool:
         # a former instance is believed again only when its successor has gone quiet
         if quiet_s is None or beat.instance != self._retired:
             return False
@@ -129,14 +123,14 @@ class Beats:
             self._turns += 1
         return True
 
-    def _is_fresh(
-        self, beat: vocabulary.Heartbeat, quiet_s: float | None, interval_s: float
-    ) -> bool:
-        if quiet_s is None or beat.instance != self.instance:
-            return True
+    def _is_fresh(self, beat: vocabulary.Heartbeat, quiet_s: float, interval_s: float) -> bool:
+        """Take its pace; tell whether it was read when it was made."""
+        made_s = beat.uptime_s - self._uptime_s
+        if self._uptime_s and made_s > 0:
+            each = made_s / (beat.seq - self.seq) / interval_s
+            self.stretch += _PACE_WEIGHT * (min(each, _PACE_MAX) - self.stretch)
         if quiet_s < _SPACED_BEATS * interval_s:
             return False
         if not (beat.uptime_s and self._uptime_s):
             return True
-        late_s = quiet_s - (beat.uptime_s - self._uptime_s)
-        return late_s <= _LATE_BEATS * interval_s
+        return quiet_s - made_s <= _LATE_BEATS * interval_s

@@ -2,6 +2,11 @@
 
 import heapq
 from collections.abc import Callable
+from typing import Final
+
+_SLOT_S: Final = 0.1
+_FAR_S: Final = 1e12
+"""What is due later, or at no time, is in one slot."""
 
 
 class Deadlines:
@@ -9,10 +14,14 @@ class Deadlines:
 
     A deadline that moved back stays queued at its old time: its key is then looked at once for
     nothing, and set again. So a beat costs a dictionary look-up instead of a queue operation.
+
+    They are sorted by slots of time, and within a slot by time. Most move back before their slot
+    comes, and are taken out with all of it: no queue as long as the fleet is ever sorted.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, str]] = []
+        self._slots: dict[int, list[tuple[float, str]]] = {}
+        self._order: list[int] = []
         self._queued: dict[str, float] = {}
 
     def set(self, key: str, when: float | None) -> None:
@@ -22,15 +31,18 @@ class Deadlines:
         queued = self._queued.get(key)
         if queued is None or when < queued:
             self._queued[key] = when
-            heapq.heappush(self._heap, (when, key))
+            self._push((when, key))
 
     def earliest(self) -> float | None:
         """Return when somebody is to be looked at next."""
-        while self._heap:
-            when, key = self._heap[0]
-            if self._queued.get(key) == when:
-                return when
-            heapq.heappop(self._heap)
+        while self._order:
+            slot = self._slots[self._order[0]]
+            while slot:
+                when, key = slot[0]
+                if self._queued.get(key) == when:
+                    return when
+                heapq.heappop(slot)
+            del self._slots[heapq.heappop(self._order)]
         return None
 
     def due(self, now: float, *, most: int) -> list[str]:
@@ -40,29 +52,42 @@ class Deadlines:
         """
         keys: list[str] = []
         while len(keys) < most and (when := self.earliest()) is not None and when <= now:
-            _, key = heapq.heappop(self._heap)
+            _, key = heapq.heappop(self._slots[self._order[0]])
             del self._queued[key]
             keys.append(key)
         return keys
 
     def follow(self, until: float, look: Callable[[str], float | None]) -> None:
-        """Queue those anew that moved back since, out of all that stand before `until`.
+        """Queue those anew that moved back since, out of all slots that end before `until`.
 
         So whoever is awake anyway saves itself from being woken for each of them.
         """
         kept: list[tuple[float, str]] = []
-        while (when := self.earliest()) is not None and when <= until:
-            _, key = heapq.heappop(self._heap)
-            actual = look(key)
-            if actual is not None and actual > when:
-                del self._queued[key]
-                self.set(key, actual)
-            else:
-                kept.append((when, key))
+        while self._order and (self._order[0] + 1) * _SLOT_S <= until:
+            for entry in self._slots.pop(heapq.heappop(self._order)):
+                when, key = entry
+                if self._queued.get(key) != when:
+                    continue
+                actual = look(key)
+                if actual is not None and actual > when:
+                    self._queued[key] = actual
+                    self._push((actual, key))
+                else:
+                    kept.append(entry)
         for entry in kept:
-            heapq.heappush(self._heap, entry)
+            self._push(entry)
 
     def clear(self) -> None:
         """Forget all."""
-        self._heap.clear()
+        self._slots.clear()
+        self._order.clear()
         self._queued.clear()
+
+    def _push(self, entry: tuple[float, str]) -> None:
+        number = int(min(entry[0], _FAR_S) / _SLOT_S)
+        slot = self._slots.get(number)
+        if slot is None:
+            self._slots[number] = [entry]
+            heapq.heappush(self._order, number)
+        else:
+            heapq.heappush(slot, entry)

@@ -32,7 +32,7 @@ from muster_health import (
 
 _POSITION_S: Final = 5.0
 _TEND_S: Final = 1.0
-_AHEAD_S: Final = 0.2
+_AHEAD_S: Final = 0.5
 _AT_ONCE: Final = 1_000
 _FLEET_DUE: Final = "fleet"
 """No plugin's key: those contain a dot."""

@@ -142,10 +142,10 @@ class Devices:
 
     def hear(self, beat: vocabulary.Heartbeat) -> bool:
         """Take the numbers of a beat; return whether they changed anything."""
-        changed = False
+        changed, is_unharmed = False, self._harm is _NONE
         for resource in beat.resources:
             said = resource.short or resource.degraded or resource.unmonitored
-            if not (said or self.short or self.counts):
+            if is_unharmed and not said:
                 continue
             if resource.short != self.short.get(resource.name, ""):
                 changed = True

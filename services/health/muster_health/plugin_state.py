@@ -214,7 +214,7 @@ class PluginState:
     def hear(self, beat: vocabulary.Heartbeat, now: float) -> list[steps.Step]:
         """Take a heartbeat."""
         former, interval_s = self.beats.instance, self.beats.interval_s
-        is_new = former not in {"", beat.instance} and not self.beats.comes_back(beat.instance)
+        is_new = former != beat.instance and not self.beats.comes_back(beat.instance)
         life = self.beats.take(beat, now)
         if life is beats.Life.STALE:
             return [signals.Noted(note=signals.Note.BEAT_STALE)]
@@ -223,7 +223,7 @@ class PluginState:
             return []
         if self._proves_nothing(beat, life, now):
             return []
-        if is_new and self._fell_unseen(former, now):
+        if is_new and former and self._fell_unseen(former, now):
             return self._flap(beat, now)
         return self._alive(beat, now, counts=life is beats.Life.FRESH)
 
@@ -462,7 +462,8 @@ class PluginState:
             return False
         self.silence.broken(now)
         self._take_resources(beat, now)
-        self._worry.forget()
+        if self._worry.found is not None:
+            self._worry.forget()
         return True
 
     def _alive(self, beat: vocabulary.Heartbeat, now: float, *, counts: bool) -> list[steps.Step]:
@@ -663,7 +664,11 @@ def _shared(said: tuple[tuple[str, int], ...]) -> tuple[tuple[str, ...], Mapping
 
 
 def _earliest(*dues: float | None) -> float | None:
-    return min((due for due in dues if due is not None), default=None)
+    first = None
+    for due in dues:
+        if due is not None and (first is None or due < first):
+            first = due
+    return first
 
 
 def _is_due(due: float | None, now: float) -> bool:

@@ -43,15 +43,14 @@ class Register:
 
     def find_or_add(self, node: str, plugin: str, now: float) -> dossier.Dossier | None:
         """Return what is known of a plugin, new if need be; None if its node has too many."""
+        found = self.find(node, plugin)
+        return self._add(node, plugin, now) if found is None else found
+
+    def _add(self, node: str, plugin: str, now: float) -> dossier.Dossier | None:
         if node == vocabulary.FLEET:
             # who speaks for one node cannot speak for all: alerts and memory of that name are ours
             return None
-        home = self._nodes.get(node)
-        if home is None:
-            home = self._nodes[node] = Node()
-        found = home.find(plugin)
-        if found is not None:
-            return found
+        home = self._nodes.setdefault(node, Node())
         if len(home.plugins) >= self._around.bounds.plugins_per_node:
             return None
         found = dossier.Dossier(node, _same(plugin), self._around, now=now)

@@ -61,15 +61,12 @@ def reported(
     settled_s: float = 0.0,
     twins: str = "",
     stretch: float = 1.0,
-    drains: bool = False,
 ) -> Trouble | None:
-    """Return the worst that a beat tells, or None; one that `drains` may lose its streams.
+    """Return the worst that a beat tells, or None.
 
     `offers` is what the node offers, and `settled_s` for how long the plugin has had what it has;
     `twins` says that two instances beat, `stretch` how slowly one does.
     """
-    if drains:
-        return None
     if _is_well(beat, settings) and not twins and (offers is None or _is_offered(beat, offers)):
         return _slow(beat, stretch, settings) if stretch > settings.stretch_max else None
     grace_s = mending_s(settings, beat.interval_s)
@@ -85,15 +82,16 @@ def reported(
 
 def _is_well(beat: vocabulary.Heartbeat, settings: config.Detection) -> bool:
     """Tell whether a beat reports nothing wrong at all, as nearly all do."""
-    old_s = _old_s(beat)
     for resource in beat.resources:
         if not resource.streams or not resource.probe_ok or resource.problem or resource.apart:
             return False
-        if not 0 <= resource.probe_age_s <= old_s:
+        age_s = resource.probe_age_s
+        if not 0 <= age_s <= _PROBE_OLD_S and not 0 <= age_s <= _old_s(beat):
             return False
-    if beat.loop_lag_ms > settings.lag_ms:
-        return False
-    return all(0 <= age_s <= settings.checker_age_s for age_s in beat.checkers.values())
+    for age_s in beat.checkers.values():
+        if not 0 <= age_s <= settings.checker_age_s:
+            return False
+    return beat.loop_lag_ms <= settings.lag_ms
 
 
 def _old_s(beat: vocabulary.Heartbeat) -> float:

@@ -55,7 +55,9 @@ class Worry:
     def reported(
         self, beat: vocabulary.Heartbeat, order: beats.Beats, now: float
     ) -> trouble.Trouble | None:
-        """Return the worst that a beat tells."""
+        """Return the worst that a beat tells; one that is about to end may lose its streams."""
+        if self._drains(beat, now):
+            return None
         return trouble.reported(
             beat,
             self._settings,
@@ -63,7 +65,6 @@ class Worry:
             settled_s=now - self.settled_at,
             twins=order.twins(now),
             stretch=order.stretch,
-            drains=self._drains(beat, now),
         )
 
     def lost(self, event: vocabulary.PluginDeregistered, interval_s: float, now: float) -> None:
