@@ -107,6 +107,19 @@ def test_what_a_snapshot_said_stands_against_what_is_remembered_from_before_it()
     assert group(AlertKind.DEVICE_DEGRADED, known) == {"g0": "row remapping"}
 
 
+def test_what_is_remembered_as_degraded_ends_with_a_beat_that_counts_none() -> None:
+    known = devices.Devices(10)
+    where = AlertKind.DEVICE_DEGRADED, GPU
+    known.restore(
+        [devices.Known(*where, "row remapping", ("g0",)), devices.Known(*where, "hot", ("g1",))]
+    )
+    assert dict(known.counts) == {where: 2}
+
+    assert not known.hear(beat_of(degraded=2))
+    assert known.hear(beat_of(degraded=0))
+    assert (known.bad, known.ended) == ({}, {where: "the plugin's heartbeat counts none"})
+
+
 def test_a_removed_device_is_no_longer_unhealthy() -> None:
     known = devices.Devices(10)
     known.apply(changed("g0", Health.UNHEALTHY))

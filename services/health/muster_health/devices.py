@@ -101,8 +101,12 @@ class Devices:
         for group in known:
             if is_listed and group.kind is AlertKind.DEVICE_UNHEALTHY:
                 continue
+            where = group.kind, group.resource
             for device in group.ids:
-                self._put((group.kind, group.resource), device, Bad(group.why))
+                self._put(where, device, Bad(group.why))
+            if group.kind is not AlertKind.DEVICE_UNHEALTHY:
+                # so that a beat that counts none ends it, though the event of its end was missed
+                self._own.counts[where] = len(self.bad.get(where, ()))
 
     def known(self) -> tuple[Known, ...]:
         """Return what is to be remembered."""
