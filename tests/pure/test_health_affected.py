@@ -155,8 +155,8 @@ def test_one_who_does_not_lead_asks_nobody_for_pods() -> None:
     assert lists(world) == 1
 
 
-def test_alerts_that_wait_for_their_turn_ask_once() -> None:
-    nodes = [f"n{number}" for number in range(80)]
+def test_each_of_many_alerts_asks_once() -> None:
+    nodes = [f"n{number:02}" for number in range(80)]
     world = running(*nodes)
     for number, node in enumerate(nodes):
         world.part(node)
@@ -175,3 +175,18 @@ def test_a_plugin_that_is_restarted_is_asked_about_as_before() -> None:
     world.run(90.0)
     assert [e.outcome for e in world.published.values() if hasattr(e, "outcome")] == ["acted"]
     assert {asked.resources for asked in world.asked} == {(), (GPU,)}
+
+
+def test_alerts_that_have_to_wait_for_their_turn_ask_when_it_comes() -> None:
+    nodes = [f"n{number:03}" for number in range(150)]
+    world = running(*nodes, interval_s=5.0)
+    for node in nodes[:100]:
+        world.part(node)
+    told = []
+    for _ in range(15):
+        world.run(10.0)
+        fired = [event for event in alerts(world) if event.kind is AlertKind.DEREGISTERED]
+        assert lists(world) == len(fired)
+        told.append(len(fired))
+    assert (any(0 < many < 100 for many in told), told[-1]) == (True, 100)
+    assert {event.pods for event in fired} == {("ml/train",)}

@@ -330,6 +330,27 @@ def test_without_the_right_no_pods_are_known_and_that_is_said_once(tmp_path: Pat
     play(tmp_path, story, running=False)
 
 
+def test_lists_of_pods_that_never_come_delay_nothing_else(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.node("a")
+        world.api.refuse("/api/v1/pods", refusals.Reason.UNAVAILABLE)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        for number in range(10):
+            world.seen.questions.ask(replace(ASKED, number=number, resources=(GPU,)))
+        world.seen.questions.ask(replace(ASKED, number=10))
+        first, *later = [await world.told.get() for _ in range(11)]
+        assert isinstance(first, signals.ClusterAnswered)
+        assert first.number == 10
+        for told in (first, *later):
+            assert isinstance(told, signals.ClusterAnswered)
+            assert told.facts is not None
+            assert (told.facts.exists, told.facts.holders) == (True, None)
+        assert clock() - began < ASKED.timeout_s + 3.0
+
+    play(tmp_path, story, running=False)
+
+
 def test_an_api_that_is_away_answers_in_time_that_nothing_is_known(tmp_path: Path) -> None:
     async def story() -> None:
         api = kubernetes.KubernetesApi()

@@ -1,5 +1,6 @@
 """Pure. All that is known about one plugin: its state, its devices, what was told of it."""
 
+import functools
 from collections.abc import Callable
 from datetime import datetime
 from typing import Final, assert_never
@@ -313,15 +314,16 @@ class Dossier:
         # an alert that was told by another process stays until it is known how the plugin is
         is_known = self.state.verdict is not None or not self.telling.told
         if is_known and not self.inhibited:
-            if own is not None and own.must_ask(self.evidence, now, at):
+            if own is not None and own.must_ask(self.evidence, now, at, may_open):
                 number = self.state.inquire().number
                 asked = [self._ask_cluster(number, own.expect(number, now))]
             mine = [] if own is None else own.wanted(self.evidence, now, at)
+            may = may_open if own is None else functools.partial(own.may_open, may_open)
             look_due, held = self.telling.follow(
                 [*mine, *self._others(now, at)],
                 now=now,
                 at=at,
-                may_open=may_open,
+                may_open=may,
                 why_ended=self._why_ended,
             )
             waits = [] if own is None else own.followed(mine, now)

@@ -5,6 +5,7 @@ is told as FLAPPING is as urgent as what falls, and before anything new is told 
 which pods that affects. Until these are known, all stays as it was told.
 """
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
@@ -44,6 +45,7 @@ class OwnAlert:
         "_telling",
         "cure_due",
         "due",
+        "has_turn",
         "is_grave",
         "overdue",
     )
@@ -59,6 +61,8 @@ class OwnAlert:
         self.due = self.cure_due = 0.0
         self.overdue: Evidence = ()
         self.is_grave = False
+        self.has_turn = False
+        """It may be told when its pods are known: that was counted when they were asked for."""
         self._node, self._plugin = node, plugin
         self._state, self._telling, self._around = state, told, about
         self._asked: affected.Question | None = None
@@ -89,14 +93,31 @@ class OwnAlert:
         is_lost = self._state.state is State.LOST and self._around.leader is not None
         return is_lost and bool(self._told)
 
-    def must_ask(self, why: Evidence, now: float, at: datetime) -> bool:
-        """Tell whether it says something new, and nobody asked yet which pods it is to name."""
+    def must_ask(
+        self, why: Evidence, now: float, at: datetime, may_open: Callable[[], bool]
+    ) -> bool:
+        """Tell whether it says something new, and nobody asked yet which pods it is to name.
+
+        One that has to wait for its turn asks when that comes.
+        """
         alert, resources = self._alert(why, now, at), self._state.accused
         if alert is None or not resources or not self._around.has_cluster:
             return False
         if self._asked is not None and self._asked.resources == resources:
             return False
-        return self._is_still_to_tell(affected.named(alert, None, self._told))
+        if not self._is_still_to_tell(affected.named(alert, None, self._told)):
+            return False
+        if alert.key not in self._telling.told and not self.has_turn:
+            self.has_turn = may_open()
+            return self.has_turn
+        return True
+
+    def may_open(self, others: Callable[[], bool]) -> bool:
+        """Tell whether a new alert may be told now: by the turn that it has, or as all `others`."""
+        if self.has_turn:
+            self.has_turn = False
+            return True
+        return others()
 
     def expect(self, number: int, now: float) -> tuple[str, ...]:
         """Take that Kubernetes is asked under this number; return about which resources."""
@@ -138,7 +159,7 @@ class OwnAlert:
         """Return what is to be open now; `why` is the verdict's evidence."""
         alert = self._alert(why, now, at)
         if alert is None:
-            self._asked = None
+            self.forget()
             return []
         if self._awaits_pods(now):
             return self._told
@@ -158,7 +179,7 @@ class OwnAlert:
 
     def forget(self) -> None:
         """Take that nobody is to be told: pods that are known now will not be then."""
-        self._asked = None
+        self._asked, self.has_turn = None, False
 
     def _alert(self, why: Evidence, now: float, at: datetime) -> alerts.Alert | None:
         verdict = self._state.verdict

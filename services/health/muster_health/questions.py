@@ -110,26 +110,29 @@ class Questions:
         task.add_done_callback(self._running.discard)
 
     async def _answer(self, asked: signals.AskCluster) -> None:
-        found: facts.Facts | None = None
-        with contextlib.suppress(TimeoutError), _ASKED.time():
-            async with asyncio.timeout(asked.timeout_s):
-                async with self._free:
-                    found = await self._facts(asked)
+        found, holding = await asyncio.gather(self._known(asked), self._holders(asked))
+        if found is not None:
+            found = replace(found, holders=holding)
         await self._put(
             signals.ClusterAnswered(
                 node=asked.node, plugin=asked.plugin, number=asked.number, facts=found
             )
         )
 
+    async def _known(self, asked: signals.AskCluster) -> facts.Facts | None:
+        with contextlib.suppress(TimeoutError), _ASKED.time():
+            async with asyncio.timeout(asked.timeout_s), self._free:
+                return await self._facts(asked)
+        return None
+
     async def _facts(self, asked: signals.AskCluster) -> facts.Facts | None:
         timeout_s = asked.timeout_s * _ANSWER_SHARE
         lease_path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{asked.node}"
         where = self._pods_of(asked.plugin, asked.node)
-        node, lease, pods, holding = await asyncio.gather(
+        node, lease, pods = await asyncio.gather(
             self._get("nodes", f"/api/v1/nodes/{asked.node}", timeout_s=timeout_s),
             self._get("leases", lease_path, timeout_s=timeout_s),
             self._get_pods(where, asked.node, timeout_s=timeout_s),
-            self._holders(asked, timeout_s=timeout_s),
         )
         answers = (node, lease, *pods)
         if not any(answer.status for answer in answers):
@@ -142,7 +145,6 @@ class Questions:
         found = facts.Facts(
             exists=True if node.is_ok else (False if gone else None),
             lease_age_s=self._lease_age_s(asked.node, lease),
-            holders=holding,
             problem="; ".join(filter(None, problems)),
         )
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
@@ -180,30 +182,31 @@ class Questions:
         }
         return (await self._get("pods", path, query=query, timeout_s=timeout_s),)
 
-    async def _holders(
-        self, asked: signals.AskCluster, *, timeout_s: float
-    ) -> tuple[str, ...] | None:
-        """Return which pods request what is asked for; None if nobody asks, or it is not known."""
+    async def _holders(self, asked: signals.AskCluster) -> tuple[str, ...] | None:
+        """Return which pods request what is asked for; None if nobody asks, or it is not known.
+
+        Nobody else waits in this queue: whom a failure affects must not delay what it is.
+        """
         if not asked.resources:
             return None
+        timeout_s = asked.timeout_s * _ANSWER_SHARE
         query = {
             "fieldSelector": f"spec.nodeName={asked.node}",
             "limit": str(_HOLDERS_MAX),
             "resourceVersion": "0",
         }
-        async with self._lists:
-            answer = await self._api.ask(
-                "GET",
-                "/api/v1/pods",
-                query=query,
-                timeout_s=timeout_s,
-                body_bytes_max=_HOLDERS_BYTES_MAX,
-            )
-        self._note_refusal("list pods of all namespaces", answer)
-        if not answer.is_ok:
-            return None
-        with contextlib.suppress(*kube.UNREADABLE):
-            return holders.of(answer.body, asked.resources)
+        with contextlib.suppress(TimeoutError, *kube.UNREADABLE):
+            async with asyncio.timeout(timeout_s), self._lists:
+                answer = await self._api.ask(
+                    "GET",
+                    "/api/v1/pods",
+                    query=query,
+                    timeout_s=timeout_s,
+                    body_bytes_max=_HOLDERS_BYTES_MAX,
+                )
+                self._note_refusal("list pods of all namespaces", answer)
+                if answer.is_ok:
+                    return holders.of(answer.body, asked.resources)
         return None
 
     async def _get(
