@@ -462,7 +462,7 @@ class PluginState:
             return False
         self.silence.broken(now)
         self._take_resources(beat, now)
-        if self._worry.found is not None:
+        if self._worry.found is not None or self._worry.held:
             self._worry.forget()
         return True
 
