@@ -1,11 +1,15 @@
 """What a plugin that beats says is wrong with it, and what follows from that."""
 
+from typing import Final
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
-from muster_health import config, signals, trouble
+from muster_health import config, facts, signals, trouble
 from muster_health.rules import Rule
 from tests.pure.health_world import GPU, ZERO, Plugin, World
 
@@ -32,6 +36,43 @@ def beat_of(*resources: vocabulary.ResourceBeat, **more: object) -> vocabulary.H
 
 def changed(**more: object) -> vocabulary.ResourceBeat:
     return msgspec.structs.replace(WELL, **more)
+
+
+AGES: Final = st.sampled_from([-1.0, 0.0, 59.0, 61.0, 200.0, 1e6])
+RESOURCES: Final = st.builds(
+    vocabulary.ResourceBeat,
+    name=st.sampled_from([GPU, "x/y"]),
+    registered_age_s=AGES,
+    streams=st.integers(0, 2),
+    probe_ok=st.booleans(),
+    probe_age_s=AGES,
+    healthy=st.sampled_from([8, 8, 7]),
+    problem=st.sampled_from(["", "", "refused"]),
+    apart=st.sampled_from(["", "", "7 of 8"]),
+    away=st.booleans(),
+)
+OFFERS: Final = {GPU: facts.Offer(capacity=8, allocatable=8)}
+
+
+@given(
+    st.lists(st.just(WELL) | RESOURCES, max_size=2),
+    st.sampled_from([1.0, 5.0, 60.0]),
+    st.dictionaries(st.just("nvml"), AGES),
+    st.sampled_from([0.3, 0.3, 1e5]),
+    st.sampled_from([1.0, 1.0, 2.4]),
+    st.sampled_from([None, OFFERS]),
+)
+def test_what_is_taken_to_be_well_in_few_steps_is_well_in_many(
+    resources: list[vocabulary.ResourceBeat],
+    interval_s: float,
+    checkers: dict[str, float],
+    lag_ms: float,
+    stretch: float,
+    offers: dict[str, facts.Offer] | None,
+) -> None:
+    beat = beat_of(*resources, interval_s=interval_s, checkers=checkers, loop_lag_ms=lag_ms)
+    if trouble.is_none(beat, stretch, offers, SETTINGS):
+        assert trouble.reported(beat, SETTINGS, offers=offers, stretch=stretch) is None
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ class Beats:
         "_retired_at",
         "_retired_seq",
         "_spoke_since",
-        "_turns",
         "_uptime_s",
         "arrived_at",
         "instance",
@@ -52,6 +51,7 @@ class Beats:
         "is_fresh",
         "seq",
         "stretch",
+        "turns",
     )
 
     def __init__(self, interval_s: float) -> None:
@@ -65,7 +65,8 @@ class Beats:
         self._retired = ""
         self._retired_seq = -1
         self._retired_at = 0.0
-        self._turns = 0
+        self.turns = 0
+        """How often two instances have beaten in turns, lately."""
         self._spoke_since = False
         self._uptime_s = 0.0
 
@@ -98,15 +99,15 @@ class Beats:
 
     def twins(self, now: float) -> str:
         """Say in words that two instances beat in turns; empty if they do not."""
-        if self._turns < _TURNS_MIN or now - self._retired_at > _TURN_BEATS * self.interval_s:
+        if self.turns < _TURNS_MIN or now - self._retired_at > _TURN_BEATS * self.interval_s:
             return ""
         return f"two processes beat in turns: {self.instance} and {self._retired}"
 
     def _retire(self, successor: str, now: float) -> None:
         if successor == self._retired:
-            self._turns, self._retired_at = self._turns + 1, now
+            self.turns, self._retired_at = self.turns + 1, now
         else:
-            self._turns = 0
+            self.turns = 0
         self._retired, self._retired_seq = self.instance, self.seq
         self.stretch = 1.0
 
@@ -118,9 +119,9 @@ class Beats:
             return False
         if beat.seq > self._retired_seq and self._spoke_since:
             if now - self._retired_at > _TURN_BEATS * self.interval_s:
-                self._turns = 0
+                self.turns = 0
             self._retired_seq, self._retired_at, self._spoke_since = beat.seq, now, False
-            self._turns += 1
+            self.turns += 1
         return True
 
     def _is_fresh(self, beat: vocabulary.Heartbeat, quiet_s: float, interval_s: float) -> bool:

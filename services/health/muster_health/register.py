@@ -43,8 +43,12 @@ class Register:
 
     def find_or_add(self, node: str, plugin: str, now: float) -> dossier.Dossier | None:
         """Return what is known of a plugin, new if need be; None if its node has too many."""
-        found = self.find(node, plugin)
-        return self._add(node, plugin, now) if found is None else found
+        home = self._nodes.get(node)
+        if home is not None:
+            for found in home.plugins:
+                if found.plugin == plugin:
+                    return found
+        return self._add(node, plugin, now)
 
     def _add(self, node: str, plugin: str, now: float) -> dossier.Dossier | None:
         if node == vocabulary.FLEET:

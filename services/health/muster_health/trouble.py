@@ -67,8 +67,6 @@ def reported(
     `offers` is what the node offers, and `settled_s` for how long the plugin has had what it has;
     `twins` says that two instances beat, `stretch` how slowly one does.
     """
-    if _is_well(beat, settings) and not twins and (offers is None or _is_offered(beat, offers)):
-        return _slow(beat, stretch, settings) if stretch > settings.stretch_max else None
     grace_s = mending_s(settings, beat.interval_s)
     starts = beat.phase is vocabulary.Phase.STARTING
     return (
@@ -80,8 +78,13 @@ def reported(
     )
 
 
-def _is_well(beat: vocabulary.Heartbeat, settings: config.Detection) -> bool:
-    """Tell whether a beat reports nothing wrong at all, as nearly all do."""
+def is_none(
+    beat: vocabulary.Heartbeat,
+    stretch: float,
+    offers: Mapping[str, facts.Offer] | None,
+    settings: config.Detection,
+) -> bool:
+    """Tell whether `reported` would return None, of a plugin that is alone, in few steps."""
     for resource in beat.resources:
         if not resource.streams or not resource.probe_ok or resource.problem or resource.apart:
             return False
@@ -91,7 +94,9 @@ def _is_well(beat: vocabulary.Heartbeat, settings: config.Detection) -> bool:
     for age_s in beat.checkers.values():
         if not 0 <= age_s <= settings.checker_age_s:
             return False
-    return beat.loop_lag_ms <= settings.lag_ms
+    if beat.loop_lag_ms > settings.lag_ms or stretch > settings.stretch_max:
+        return False
+    return offers is None or _is_offered(beat, offers)
 
 
 def _old_s(beat: vocabulary.Heartbeat) -> float:

@@ -58,6 +58,9 @@ class Worry:
         """Return the worst that a beat tells; one that is about to end may lose its streams."""
         if self._drains(beat, now):
             return None
+        if not order.turns and trouble.is_none(beat, order.stretch, self.offers, self._settings):
+            # as of nearly all
+            return None
         return trouble.reported(
             beat,
             self._settings,
