@@ -34,7 +34,8 @@ class Plugin:
         phase: vocabulary.Phase = vocabulary.Phase.SERVING,
         made_at: float | None = None,
     ) -> list[steps.Step]:
-        return self.machine.hear(self.says(at, resource, phase=phase, made_at=made_at), at)
+        said = self.says(at, resource, phase=phase, made_at=made_at)
+        return self.machine.hear(said, at) or []
 
     def says(
         self,

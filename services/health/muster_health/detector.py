@@ -147,11 +147,12 @@ class Detector:
     ) -> list[signals.Output]:
         match event:
             case signals.Beat(heartbeat=beat):
-                return self._hear(beat, now)
+                return self._hear(beat, now, self._sight.wall(now))
             case signals.Beats(heartbeats=beats):
                 outs: list[signals.Output] = []
+                wall = self._sight.wall(now)
                 for beat in beats:
-                    outs += self._hear(beat, now)
+                    outs += self._hear(beat, now, wall)
                 self._deadlines.follow(now + _AHEAD_S, self._actual)
                 return outs
             case signals.FromPlugin():
@@ -200,22 +201,21 @@ class Detector:
             case _:
                 assert_never(event)
 
-    def _hear(self, beat: vocabulary.Heartbeat, now: float) -> list[signals.Output]:
+    def _hear(self, beat: vocabulary.Heartbeat, now: float, wall: float) -> list[signals.Output]:
         found = self._register.find_or_add(beat.node, beat.plugin, now)
         if found is None:
             return [signals.Noted(note=signals.Note.REFUSED)]
         state = found.state
-        was_calm = state.is_calm
         taken = state.hear(beat, now)
         if state.silence.heard_at == now:
             was_skewed = found.skew.is_skewed
-            found.hear(beat, now, self._sight.wall(now))
+            found.hear(beat, now, wall)
             if found.skew.is_skewed is not was_skewed:
                 self._compare_clocks(found, now)
-        if was_calm and not taken and state.is_calm and not found.has_news(now):
-            # as nearly all beats: all that changed is when it is looked at again, to be later
+        if taken is None and not found.has_news(now):
+            # as of nearly all beats: all that changed is when it is looked at again, to be later
             return []
-        return self._take(found, taken, now)
+        return self._take(found, taken or [], now)
 
     def _compare_clocks(self, changed: dossier.Dossier, now: float) -> None:
         """Take that a node's clock is apart from ours, or no more."""

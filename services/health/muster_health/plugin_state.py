@@ -211,16 +211,17 @@ class PluginState:
         if self.state is State.RECOVERING:
             self._recovery.good(now, counts=False, hold_s=self._conviction.damping.hold_s)
 
-    def hear(self, beat: vocabulary.Heartbeat, now: float) -> list[steps.Step]:
-        """Take a heartbeat."""
+    def hear(self, beat: vocabulary.Heartbeat, now: float) -> list[steps.Step] | None:
+        """Take a heartbeat; None if all that it changed is that the next one is due later."""
         former, interval_s = self.beats.instance, self.beats.interval_s
         is_new = former != beat.instance and not self.beats.comes_back(beat.instance)
         life = self.beats.take(beat, now)
         if life is beats.Life.STALE:
             return [signals.Noted(note=signals.Note.BEAT_STALE)]
         self.is_hasty = self.beats.interval_s < interval_s
+        was_worried = self._worry.found is not None
         if self._goes_on(beat, former, now):
-            return []
+            return [] if was_worried or self.is_hasty else None
         if self._proves_nothing(beat, life, now):
             return []
         if is_new and former and self._fell_unseen(former, now):
@@ -377,6 +378,9 @@ class PluginState:
 
     def deadline(self) -> float | None:
         """Return when `tick` is next needed."""
+        if self.state is State.HEALTHY and self._worry.due is None and self._recovery.due is None:
+            # as of nearly all
+            return self._silence_due
         match self.state:
             case State.SUSPECT:
                 return self._inquest.deadline()
@@ -427,7 +431,7 @@ class PluginState:
     @property
     def _silence_due(self) -> float | None:
         due = self.silence.due(self._patience_s)
-        if self.silence.ever_heard or self.heard_of:
+        if self.silence.heard_at is not None or self.heard_of:
             return due
         return max(due, self.expected_due) if self.expected else None
 

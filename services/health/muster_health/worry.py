@@ -56,7 +56,8 @@ class Worry:
         self, beat: vocabulary.Heartbeat, order: beats.Beats, now: float
     ) -> trouble.Trouble | None:
         """Return the worst that a beat tells; one that is about to end may lose its streams."""
-        if self._drains(beat, now):
+        drains = beat.phase is vocabulary.Phase.DRAINING or self._drains_at is not None
+        if drains and self._drains(beat, now):
             return None
         if not order.turns and trouble.is_none(beat, order.stretch, self.offers, self._settings):
             # as of nearly all
