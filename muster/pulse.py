@@ -146,15 +146,15 @@ def split(data: bytes) -> tuple[list[tuple[bytes, bytes]], list[bytes], bytes]:
     at = 0
     while (end := data.find(b"\r\n", at)) >= 0:
         begins = end + 2
-        has_headers = data.startswith(b"HMSG ", at)
-        if not has_headers and not data.startswith(b"MSG ", at):
+        is_plain = data.startswith(b"MSG ", at)
+        if not is_plain and not data.startswith(b"HMSG ", at):
             others.append(data[at:begins])
             at = begins
             continue
         words = data[at:end].split()
         try:
             stops = begins + int(words[-1])
-            skip = int(words[-2]) if has_headers else 0
+            skip = 0 if is_plain else int(words[-2])
             subject = words[_WORDS_MIN - 2]
         except (ValueError, IndexError):
             raise nats.errors.ProtocolError(f"nats: malformed {data[at:end]!r}") from None
