@@ -38,6 +38,7 @@ from muster_plugin import (
     kubelet,
     lives,
     node,
+    patience,
     podresources,
     reporter,
     sights,
@@ -53,7 +54,8 @@ sent: dict[str, Any] = {}
 def shorten() -> None:
     """Let the plugin check itself more often."""
     longer = kubelet.Periods
-    kubelet.Periods = lambda: longer(probe_s=PERIOD_S)  # type: ignore[assignment, misc]
+    patient = patience.Patience(kubelet_new_s=0.0)
+    kubelet.Periods = lambda: longer(patient=patient, probe_s=PERIOD_S)  # type: ignore[assignment, misc]
     sights._PERIOD_S = lives._LOOK_PERIOD_S = PERIOD_S  # type: ignore[misc]
     defaults = podresources.PodResources.follow.__kwdefaults__
     assert defaults is not None, "it has a period"

@@ -39,16 +39,18 @@ def test_an_unhealthy_device_that_is_listed_proves_nothing() -> None:
 
 def test_a_disagreement_is_told_when_it_is_seen_twice_and_no_longer_when_it_ends() -> None:
     found = agreement.Agreement()
-    found.compare(listing("fuse-0", "other"), ours(), 10.0)
-    assert (found.apart(FUSE, 10.5), found.is_doubtful, found.disputed) == ("", True, frozenset())
-    found.compare(listing("fuse-0", "other"), ours(), 11.0)
-    assert found.apart(FUSE, 13.0) == (
-        "the kubelet does not list fuse-1; "
-        "the kubelet lists other, which we do not advertise, for 3 s"
-    )
-    assert (found.is_doubtful, found.disputed) == (False, frozenset({FUSE}))
-    found.compare(listing("fuse-0", "fuse-1"), ours(), 21.0)
-    assert (found.apart(FUSE, 21.0), found.disputed) == ("", frozenset())
+    found.compare(listing("fuse-0", "fuse-1"), ours(), 10.0)
+    found.compare(listing("fuse-0", "other"), ours(), 20.0)
+    assert (found.apart(FUSE, 20.5), found.is_doubtful, found.disputed) == ("", True, {})
+    for now, sure in ((22.0, False), (30.0, True)):
+        found.compare(listing("fuse-0", "other"), ours(), now)
+        assert found.apart(FUSE, now) == (
+            "the kubelet does not list fuse-1; "
+            f"the kubelet lists other, which we do not advertise, for {now - 20:.0f} s"
+        )
+        assert found.is_doubtful is not sure
+    found.compare(listing("fuse-0", "fuse-1"), ours(), 31.0)
+    assert (found.apart(FUSE, 31.0), found.is_doubtful, found.disputed) == ("", False, {})
 
 
 def test_what_was_just_sent_may_take_two_seconds_to_be_listed() -> None:
@@ -60,13 +62,19 @@ def test_what_was_just_sent_may_take_two_seconds_to_be_listed() -> None:
     assert found.apart(FUSE, 12.0) == "the kubelet does not list fuse-1, for 2 s"
 
 
-def test_a_change_that_is_sent_meanwhile_begins_the_wait_anew() -> None:
+def test_lists_that_are_sent_all_the_time_hide_nothing_that_lasts() -> None:
     found = agreement.Agreement()
-    found.compare(listing("fuse-0"), ours(sent_at=0.0), 10.0)
-    found.compare(listing("fuse-0"), ours(sent_at=10.5), 11.0)
-    assert (found.apart(FUSE, 11.0), found.is_doubtful) == ("", True)
-    found.compare(listing("fuse-0"), ours(sent_at=10.5), 13.0)
-    assert found.disputed == {FUSE}
+    for now in range(10, 14):
+        found.compare(listing("fuse-0"), ours(sent_at=now - 0.5), now)
+    assert found.apart(FUSE, 13.0) == "the kubelet does not list fuse-1, for 4 s"
+
+
+def test_what_differs_for_a_moment_each_time_is_no_disagreement() -> None:
+    found = agreement.Agreement()
+    for now in range(10, 30):
+        late = ("fuse-0",) if now % 2 else ("fuse-0", "fuse-1")
+        found.compare(listing(*late), ours(sent_at=now - 0.5), now)
+        assert (found.disputed, found.is_doubtful) == ({}, bool(now % 2))
 
 
 def test_a_kubelet_that_does_not_have_the_resource_disagrees_with_nothing() -> None:
@@ -80,7 +88,7 @@ def test_a_kubelet_that_cannot_be_asked_disagrees_with_nothing() -> None:
     found = agreement.Agreement()
     for now in (10.0, 20.0):
         found.compare(listing("fuse-0"), ours(), now)
-    assert found.disputed == {FUSE}
+    assert found.disputed == {FUSE: "the kubelet does not list fuse-1"}
     assert found.compare(None, ours(), 30.0) == []
     assert (found.apart(FUSE, 60.0), found.held(FUSE)) == ("", None)
 

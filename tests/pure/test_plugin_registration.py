@@ -415,14 +415,14 @@ def test_a_kubelet_that_was_replaced_has_some_seconds_to_take_us() -> None:
     assert machine.is_kubelet_away(10.0)
     assert not machine.is_kubelet_away(10.0 + PATIENCE.kubelet_new_s)
     healed(machine, 11.0, "k2")
-    assert (machine.is_kubelet_away(11.5), machine.is_kubelet_new(11.5)) == (False, True)
-    assert not machine.is_kubelet_new(10.0 + PATIENCE.kubelet_new_s)
+    assert not machine.is_kubelet_away(11.5)
 
 
-def test_a_kubelet_that_was_there_at_the_first_look_is_not_new() -> None:
-    machine = registration.Registration(PATIENCE)
-    machine.receive(signals.KubeletSeen("k1"), 10.0)
-    assert not machine.is_kubelet_new(10.0)
-    machine.receive(signals.KubeletSeen(""), 20.0)
-    machine.receive(signals.KubeletSeen("k1"), 30.0)
-    assert machine.is_kubelet_new(30.0)
+def test_a_resource_has_settled_when_the_kubelet_has_listed_it_for_some_seconds() -> None:
+    machine = listed()
+    machine.receive(signals.KubeletSeen("k2"), 10.0)
+    healed(machine, 11.0, "k2")
+    assert not machine.has_settled(11.0 + PATIENCE.kubelet_new_s - 0.1)
+    assert machine.has_settled(11.0 + PATIENCE.kubelet_new_s)
+    machine.receive(signals.StreamClosed(machine.generation), 30.0)
+    assert not machine.has_settled(60.0)

@@ -40,13 +40,15 @@ def root() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def served(path: Path, told: list[signals.Signal]) -> endpoint.Endpoint:
+def served(
+    path: Path, told: list[signals.Signal], figures: endpoint.Figures | None = None
+) -> endpoint.Endpoint:
     devices = inventory.Inventory(node="n1", plugin="p")
     service = endpoint.Service(
         resource="a.com/x",
         devices=devices,
         allocator=allocation.Allocator(devices, "a.com/x", lambda: devices.terms),
-        figures=endpoint.Figures(),
+        figures=figures or endpoint.Figures(),
     )
     return endpoint.Endpoint(path, 1, service, tell=told.append, observer=Nobody())
 
@@ -73,7 +75,8 @@ def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
 def test_a_stream_that_the_kubelet_did_not_open_may_come_and_go(root: Path) -> None:
     async def story() -> None:
         told: list[signals.Signal] = []
-        ours = served(root / "a.sock", told)
+        figures = endpoint.Figures()
+        ours = served(root / "a.sock", told, figures)
         await ours.start()
         channels = [grpc.aio.insecure_channel(f"unix:{ours.path}") for _ in range(3)]
         async with asyncio.timeout(10):
@@ -88,6 +91,8 @@ def test_a_stream_that_the_kubelet_did_not_open_may_come_and_go(root: Path) -> N
                 await asyncio.sleep(0)
             await ours.stop()
         assert told == [signals.StreamOpened(1), signals.StreamClosed(1)]
+        # what others are sent the kubelet was not
+        assert figures.sends == 1
 
     asyncio.run(story())
 

@@ -1,9 +1,10 @@
 """What is concluded from what the kubelet says of pods, and from its saying nothing."""
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +25,7 @@ class Kubelet:
     def __init__(self) -> None:
         self.refuses: grpc.StatusCode | None = None
         self.refusals = 0
+        self.knows_allocatable = True
 
     async def list(
         self,
@@ -46,7 +48,11 @@ class Kubelet:
             podres.AllocatableResourcesRequest, podres.AllocatableResourcesResponse
         ],
     ) -> podres.AllocatableResourcesResponse:
-        del request, context
+        del request
+        if not self.knows_allocatable:
+            # pkg/kubelet/apis/podresources/server_v1.go, 1.22
+            text = "Pod Resources API GetAllocatableResources disabled"
+            await context.abort(grpc.StatusCode.UNKNOWN, text)
         return podres.AllocatableResourcesResponse()
 
     async def get(
@@ -64,6 +70,28 @@ def socket() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@contextlib.asynccontextmanager
+async def serving(kubelet: Kubelet, socket: Path) -> AsyncIterator[None]:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((rpc.pod_resources_handler(kubelet),))
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    yield
+    await server.stop(None)
+
+
+def test_a_kubelet_that_does_not_tell_what_is_allocatable_tells_who_holds_what(
+    socket: Path,
+) -> None:
+    async def story() -> agreement.Listing:
+        kubelet = Kubelet()
+        kubelet.knows_allocatable = False
+        async with serving(kubelet, socket):
+            return await podresources.ask(socket)
+
+    assert asyncio.run(story()) == agreement.Listing(holders=HELD.holders, allocatable=None)
+
+
 def test_an_answer_holds_while_the_kubelet_has_no_time_but_not_for_ever(socket: Path) -> None:
     async def story() -> list[agreement.Listing | None]:
         told: list[agreement.Listing | None] = []
@@ -78,11 +106,8 @@ def test_an_answer_holds_while_the_kubelet_has_no_time_but_not_for_ever(socket: 
             await turned.wait()
             turned.clear()
 
-        kubelet, server = Kubelet(), grpc.aio.server()
-        server.add_generic_rpc_handlers((rpc.pod_resources_handler(kubelet),))
-        server.add_insecure_port(f"unix:{socket}")
-        await server.start()
-        async with asyncio.timeout(20):
+        kubelet = Kubelet()
+        async with asyncio.timeout(20), serving(kubelet, socket):
             pods = podresources.PodResources(socket, heard)
             following = asyncio.create_task(pods.follow(period_s=0.02))
             await turn()
@@ -95,7 +120,6 @@ def test_an_answer_holds_while_the_kubelet_has_no_time_but_not_for_ever(socket: 
             await turn()
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-            await server.stop(None)
         return told
 
     assert asyncio.run(story()) == [HELD, None, HELD, None]

@@ -5,7 +5,8 @@ seconds later, and says so twice, it does not know. Some kubelets list unhealthy
 allocatable (k/k#104122), so those prove nothing.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -13,6 +14,8 @@ import msgspec
 from muster import vocabulary
 
 LASTS_S: Final = 2.0
+_SURE_S: Final = 10.0
+"""What began less long ago is looked at again soon: it may end."""
 _SHOWN_MAX: Final = 5
 
 
@@ -51,20 +54,17 @@ class Ours(msgspec.Struct, frozen=True):
     sent_at: float | None
 
 
-class _Apart(msgspec.Struct, frozen=True):
-    """What the kubelet lists otherwise, and since when; `lasts` if that is no matter of time."""
-
-    since: float
-    text: str
-    lasts: bool
-
-
 class Agreement:
     """Compares each listing with what we advertise, and with the listing before."""
 
     def __init__(self) -> None:
         self.listing: Listing | None = None
-        self._apart: dict[str, _Apart] = {}
+        self.is_doubtful = False
+        """Whether the kubelet is to be asked again soon: it lists something otherwise, so far."""
+        self.disputed: Mapping[str, str] = {}
+        """What the kubelet lists otherwise, and that has lasted, in words by resource."""
+        self._since: dict[str, dict[str, float]] = {}
+        self._compared_at = -math.inf
 
     def compare(
         self, listing: Listing | None, ours: Mapping[str, Ours], now: float
@@ -74,34 +74,28 @@ class Agreement:
         What they held before the first listing is nothing new.
         """
         before, self.listing = self.listing, listing
+        known, self._since = self._since, {}
+        disputed = {}
         allocatable = listing.allocatable if listing else None
-        apart = {}
         for resource, one in ours.items() if allocatable is not None else ():
             assert allocatable is not None, "nothing is compared with nothing"
-            found = self._compare(resource, one, allocatable.get(resource, frozenset()), now)
-            if found is not None:
-                apart[resource] = found
-        self._apart = apart
+            odd = _odd(one.devices, allocatable.get(resource, frozenset()))
+            text = self._compare(resource, one.sent_at, odd, known.get(resource, {}), now)
+            if text:
+                disputed[resource] = text
+        self.disputed, self._compared_at = disputed, now
+        begun = [at for since in self._since.values() for at in since.values()]
+        self.is_doubtful = now - max(begun, default=-math.inf) < _SURE_S
         if listing is None or before is None:
             return []
         return _new(listing, before, ours)
 
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether the kubelet is to be asked again soon: it lists something otherwise, so far."""
-        return any(not found.lasts for found in self._apart.values())
-
-    @property
-    def disputed(self) -> frozenset[str]:
-        """The resources of which the kubelet lists something otherwise, and that has lasted."""
-        return frozenset(name for name, found in self._apart.items() if found.lasts)
-
     def apart(self, resource: str, now: float) -> str:
         """Say in words what the kubelet lists otherwise, if that has lasted; else empty."""
-        found = self._apart.get(resource)
-        if found is None or not found.lasts:
+        text = self.disputed.get(resource, "")
+        if not text:
             return ""
-        return f"{found.text}, for {now - found.since:.0f} s"
+        return f"{text}, for {now - min(self._since[resource].values()):.0f} s"
 
     def held(self, resource: str) -> int | None:
         """Count the ids of a resource that pods hold; None if nobody knows."""
@@ -110,23 +104,36 @@ class Agreement:
         return sum(name == resource for name, _ in self.listing.holders)
 
     def _compare(
-        self, resource: str, ours: Ours, listed: frozenset[str], now: float
-    ) -> _Apart | None:
-        text = _difference(ours.devices, listed)
-        if not text or ours.sent_at is None:
+        self,
+        resource: str,
+        sent_at: float | None,
+        odd: tuple[set[str], set[str]],
+        known: Mapping[str, float],
+        now: float,
+    ) -> str:
+        """Keep since when which ids are listed otherwise; return what has lasted, in words.
+
+        To send the kubelet others meanwhile changes nothing of it.
+        """
+        missing, strange = odd
+        if sent_at is None or not (missing or strange):
             # what the kubelet was not sent it cannot list
-            return None
-        known = self._apart.get(resource)
-        if known is None or ours.sent_at > known.since:
-            return _Apart(now, text, lasts=False)
-        return _Apart(known.since, text, lasts=known.lasts or now - ours.sent_at >= LASTS_S)
+            return ""
+        begun = sent_at if sent_at > self._compared_at else now
+        since = {name: known.get(name, begun) for name in missing | strange}
+        self._since[resource] = since
+        lasts = {name for name in since if name in known and now - since[name] >= LASTS_S}
+        return _words(missing & lasts, strange & lasts)
 
 
-def _difference(devices: Iterable[vocabulary.Device], listed: frozenset[str]) -> str:
+def _odd(devices: Iterable[vocabulary.Device], listed: frozenset[str]) -> tuple[set[str], set[str]]:
+    """Return what we have and the kubelet does not list, and the other way round."""
     ours = {device.id: device.health for device in devices}
-    missing = {name for name, health in ours.items() if health is vocabulary.Health.HEALTHY}
-    missing -= listed
-    strange = listed - ours.keys()
+    healthy = {name for name, health in ours.items() if health is vocabulary.Health.HEALTHY}
+    return healthy - listed, {*listed} - ours.keys()
+
+
+def _words(missing: Collection[str], strange: Collection[str]) -> str:
     told = []
     if missing:
         told.append(f"the kubelet does not list {_some(missing)}")

@@ -219,9 +219,10 @@ class Endpoint:
         while not self._is_ending:
             stream.changed.clear()
             yield wire.device_list(self._service.devices.devices(self._service.resource))
-            self._figures.sends += 1
-            self._figures.sent_at = time.monotonic()
-            self._observer.sent()
+            if stream is self._kubelets:
+                self._figures.sends += 1
+                self._figures.sent_at = time.monotonic()
+                self._observer.sent()
             if not stream.changed.is_set():
                 stream.is_sent.set()
             await stream.changed.wait()

@@ -20,7 +20,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """After so many refusals a new generation tries, which may go another way."""
     served_elsewhere_s: float = 0.2
     kubelet_new_s: float = 10.0
-    """A kubelet that has come takes so long at most to take its plugins in."""
+    """A kubelet that has come takes so long at most to take its plugins in, and is busy then."""
     stable_s: float = 2.0
     """A resource listed this long has no history: its next loss is repaired without delay."""
 

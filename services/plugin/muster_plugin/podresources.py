@@ -26,7 +26,8 @@ _TIMEOUT_S: Final = 5.0
 _PUT_OFF_MAX: Final = 3
 """So often in a row an answer that is older is better than none."""
 _LATER: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED})
-_UNKNOWN_CALL: Final = frozenset({grpc.StatusCode.UNIMPLEMENTED})
+_UNKNOWN_CALL: Final = "GetAllocatableResources disabled"
+"""A kubelet below 1.23 with its feature gate as it is by default; before 1.21 there is no call."""
 _MESSAGE_BYTES: Final = (("grpc.max_receive_message_length", 16 * 1024 * 1024),)
 
 
@@ -107,8 +108,8 @@ async def _allocatable(client: rpc.PodResourcesClient) -> dict[str, frozenset[st
             podres.AllocatableResourcesRequest(), timeout=_TIMEOUT_S
         )
     except grpc.aio.AioRpcError as error:
-        # before kubelet 1.23
-        if error.code() in _UNKNOWN_CALL:
+        unimplemented = error.code() is grpc.StatusCode.UNIMPLEMENTED
+        if unimplemented or _UNKNOWN_CALL in (error.details() or ""):
             return None
         raise
     found: dict[str, frozenset[str]] = {}

@@ -47,14 +47,14 @@ class Pods:
 
     async def _take(self, listing: agreement.Listing | None) -> None:
         now, at = time.monotonic(), datetime.now(UTC)
-        before = self._agreement.disputed
+        before = set(self._agreement.disputed)
         ours = {
             name: agreement.Ours(self._devices.devices(name), self._sent_at(name, now))
             for name in self._devices.resources
         }
         for found in self._agreement.compare(listing, ours, now):
             self._teller.allocation(found.resource, found.device_ids, pod=found.pod)
-        if self._agreement.disputed != before:
+        if set(self._agreement.disputed) != before:
             self._courier.turned.set()
         if self._agreement.is_doubtful:
             self.ask_soon()
@@ -66,6 +66,4 @@ class Pods:
     def _sent_at(self, resource: str, now: float) -> float | None:
         """Return when the kubelet was sent the resource, if it must have taken that in by now."""
         life = self._lives.get(resource)
-        if life is None or not life.machine.is_listed or life.machine.is_kubelet_new(now):
-            return None
-        return life.figures.sent_at
+        return life.figures.sent_at if life is not None and life.machine.has_settled(now) else None

@@ -13,8 +13,8 @@ from muster_plugin import directory, endpoint, wire
 # The kubelet dials us back within our Register, for up to 10 s (pluginmanager, dial with block).
 _REGISTER_TIMEOUT_S: Final = 12.0
 _FIND_TIMEOUT_S: Final = 10.0
-_NOT_THERE: Final = "failed to connect to all addresses"
-"""What gRPC says where nobody listens on a socket (grpc 1.7x, client_channel, pick_first)."""
+_NOT_THERE: Final = ("failed to connect to all addresses", "Socket closed")
+"""What gRPC says where nobody listens on a socket, or whoever did is gone (grpc 1.7x)."""
 
 
 class Refused(Exception):
@@ -39,7 +39,8 @@ async def register(kubelet: Path, resource: str, socket: str, *, pre_start: bool
             await rpc.RegistrationClient(channel).register(request, timeout=_REGISTER_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             details = error.details() or ""
-            raise Refused(error.code().name, details, away=_NOT_THERE in details) from None
+            away = any(text in details for text in _NOT_THERE)
+            raise Refused(error.code().name, details, away=away) from None
     return identity
 
 

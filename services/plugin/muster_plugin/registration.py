@@ -62,7 +62,6 @@ class Registration:
         self._is_told = False
         self._trouble = patience.NO_TROUBLE
         self._seen = ""
-        self._has_looked = False
         self._seen_while_registering = ""
         self._refusals = 0
         self._losses = 0
@@ -102,11 +101,13 @@ class Registration:
         """Tell whether all that keeps the resource from the kubelet is that it is away, or new."""
         if self._state is states.State.WATCHED:
             return False
-        return self._is_away if self._trouble.lasts else self.is_kubelet_new(now)
-
-    def is_kubelet_new(self, now: float) -> bool:
-        """Tell whether the kubelet has only just come, and may still be busy with its plugins."""
+        if self._trouble.lasts:
+            return self._is_away
         return now - self._came_at < self._patience.kubelet_new_s
+
+    def has_settled(self, now: float) -> bool:
+        """Tell whether the kubelet lists it, and for so long that it is busy with it no more."""
+        return self.is_listed and now - self._listed_at >= self._patience.kubelet_new_s
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed."""
@@ -223,13 +224,11 @@ class Registration:
 
     def _kubelet_seen(self, kubelet: str, now: float) -> list[signals.Action]:
         is_new = kubelet not in {"", self._seen}
-        has_come = is_new and (self._has_looked or self._seen != "")
-        self._seen, self._has_looked = kubelet, True
+        self._seen = kubelet
         if not is_new or (self._state in states.REGISTERED and kubelet == self.kubelet):
             return []
         self._losses = self._refusals = 0
-        if has_come:
-            self._came_at = now
+        self._came_at = now
         if self._state in states.REGISTERED:
             return self._lose(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced", now)
         self._blame(kubelet)
@@ -243,6 +242,7 @@ class Registration:
         self.registrations += 1
         self.registered_at, self.kubelet, self._seen = now, kubelet, kubelet
         self._refusals = 0
+        self._trouble = patience.Trouble("taken by the kubelet", now)
         if self._seen_while_registering not in {"", kubelet}:
             return self._lose(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced", now)
         if self.streams:
