@@ -98,6 +98,10 @@ async def claim(
                 found, _ = await write(client, found.revision)
         except connection.LOST as error:
             runtime.end_if_cancelled()
+            if isinstance(error, nats.js.errors.NoStreamResponseError):
+                # the bucket is lost, though the server is there
+                with contextlib.suppress(*connection.LOST):
+                    await link.prepare(client)
             raise TimeoutError(str(error) or type(error).__name__) from error
     runtime.end_if_cancelled()
     return found

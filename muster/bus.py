@@ -21,7 +21,7 @@ from muster import codec, connection, housekeeping, jetstream, logs, runtime, tr
 QUEUE_MAX: Final = 1_000
 """Events kept during an outage; then the oldest go, counted. A snapshot follows every reconnect."""
 
-_SWEEP_S: Final = 60.0
+_SWEEP_S: Final = 15.0
 _CANCEL_AGAIN_S: Final = 0.1
 
 _QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting for NATS.")
@@ -218,9 +218,12 @@ class Bus:
             self._idle.set()
 
     async def _sweep(self) -> None:
+        """Make what was lost and remove what was left behind, every now and then, for ever."""
         while True:
             client = await self.link.client()
             try:
+                # a stream or bucket can be lost while the server is there
+                await self.link.prepare(client)
                 removed = await housekeeping.sweep(client)
             except connection.LOST as error:
                 runtime.end_if_cancelled()

@@ -1,6 +1,7 @@
 """Door to JetStream: makes streams and buckets, and removes what others leave behind in them."""
 
 import contextlib
+import time
 from typing import Final
 
 import nats.js.errors
@@ -11,6 +12,7 @@ from muster import runtime, streams
 
 _OTHER_CONFIGURATION: Final = 10058
 """nats-server's JSStreamNameExistErr: the stream is there with another configuration."""
+_DUPLICATES_S: Final = 120.0
 _PASSING_S: Final = 600.0
 """So long at most a consumer without a name may outlive its user; ours take 30 s."""
 
@@ -53,14 +55,37 @@ async def create_streams(client: Client, *, replicas: int = 1) -> None:
             if (found.num_replicas or 1) < replicas:
                 await jetstream.update_stream(found.evolve(num_replicas=replicas))
         except nats.js.errors.NotFoundError:
-            await jetstream.create_key_value(
-                bucket=bucket.name,
-                max_bytes=bucket.bytes_max,
-                max_value_size=bucket.value_bytes_max,
-                ttl=bucket.age_max_s,
-                history=1,
-                replicas=replicas,
-            )
+            await _create_bucket(client, bucket, replicas=replicas)
+
+
+async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: int) -> None:
+    """Make a bucket as nats-py does (client.py, create_key_value; 2.16), but for where it begins.
+
+    The revisions of a lock must not begin anew with the bucket: whoever remembers one of a bucket
+    that was lost would take every later holder for a former one. So they begin with the time, which
+    no claims outrun; only a clock that is set back further than the lost bucket was old undoes it.
+    """
+    config = api.StreamConfig(
+        name=f"KV_{bucket.name}",
+        subjects=[f"$KV.{bucket.name}.>"],
+        max_age=bucket.age_max_s,
+        max_bytes=bucket.bytes_max,
+        max_msgs_per_subject=1,
+        max_msg_size=bucket.value_bytes_max,
+        duplicate_window=_DUPLICATES_S,
+        num_replicas=replicas,
+        discard=api.DiscardPolicy.NEW,
+        allow_rollup_hdrs=True,
+        allow_msg_ttl=True,
+        deny_delete=True,
+        first_seq=int(time.time() * 1000) if bucket.is_lock else None,
+    )
+    try:
+        await client.jetstream().add_stream(config)
+    except nats.js.errors.BadRequestError as error:
+        # another was faster, and began a moment earlier
+        if error.err_code != _OTHER_CONFIGURATION:
+            raise
 
 
 async def sweep(client: Client) -> int:

@@ -37,6 +37,8 @@ class Bucket:
     bytes_max: int
     value_bytes_max: int = 1_000_000
     age_max_s: float = 0.0
+    is_lock: bool = False
+    """Its revisions tell who came later, also when the bucket was lost in between."""
 
 
 EVENTS: Final = Stream(
@@ -81,9 +83,9 @@ STREAMS: Final = (EVENTS, ALERTS, DEAD_LETTERS, OUTBOX)
 
 STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)
 LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 * _DAY_S)
-LEADER: Final = Bucket(name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000)
+LEADER: Final = Bucket(name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
 """Who leads, for as long as the claim says. No limit markers: those would have to expire too."""
-TENURE: Final = Bucket(name="muster_tenure", bytes_max=_MIB, value_bytes_max=1_000)
+TENURE: Final = Bucket(name="muster_tenure", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
 """Which notifier acts; apart from health's, so that neither can take the other's place."""
 SILENCES: Final = Bucket(name="muster_silences", bytes_max=16 * _MIB, value_bytes_max=16_384)
 BUCKETS: Final = (STATE, LEDGER, LEADER, TENURE, SILENCES)

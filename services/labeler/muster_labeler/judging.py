@@ -20,7 +20,10 @@ class Judging:
         self._unwritten: set[str] = set()
 
     def hear(self, verdict: vocabulary.VerdictChanged) -> bool:
-        """Take a verdict; False if it is of a leader before the one who spoke last."""
+        """Take a verdict; False if it is of a leader before the one who spoke last.
+
+        Leaders' numbers grow even across a lost bucket, see muster.housekeeping.
+        """
         known = self._verdicts.setdefault(verdict.node, {})
         newest = known.get(verdict.plugin)
         if newest is not None and newest[0] > verdict.leader:
