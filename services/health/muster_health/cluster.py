@@ -17,7 +17,6 @@ from muster import kube, reflector
 from muster_health import config, membership, questions, shapes, signals
 
 Told = signals.ExpectedNodes | signals.NodeOffers | signals.ClusterAnswered | signals.Remediated
-Put = Callable[[Told], Awaitable[None]]
 
 _NEWS_S: Final = 1.0
 """Changes are gathered this long: a rolling update is one change a second, not one a pod."""
@@ -38,7 +37,12 @@ class Cluster:
     """One cluster; `run` it, and ask `questions`. What it knows goes into `put`."""
 
     def __init__(
-        self, api: kube.Api, settings: config.Cluster, put: Put, *, pulse_s: float = _PULSE_S
+        self,
+        api: kube.Api,
+        settings: config.Cluster,
+        put: Callable[[Told], Awaitable[None]],
+        *,
+        pulse_s: float = _PULSE_S,
     ) -> None:
         self.questions = questions.Questions(api, put, self._pods_of, asks_max=settings.asks_max)
         self._api = api

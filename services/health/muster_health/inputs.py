@@ -1,7 +1,7 @@
 """Door to NATS, where all comes from that health hears: beats, reports, its memory, who leads."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -20,6 +20,8 @@ from muster import (
 from muster_health import metrics, signals, snapshot
 
 Inbox = asyncio.Queue[runtime.Delivery[signals.Input]]
+Put = Callable[[signals.Input], Awaitable[None]]
+"""Puts an input into the inbox, when there is room."""
 
 _REPORTS: Final = tuple(
     f"muster.event.*.*.{kind}.*" for kind in ("plugin", "inventory", "device", "expectation")

@@ -10,7 +10,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
 
 from muster import buckets, bus, lock, streams, vocabulary
-from muster_health import alarm, fleet, lanes, memory, metrics, prober, signals, teller, watchdog
+from muster_health import (
+    alarm,
+    fleet,
+    inputs,
+    lanes,
+    memory,
+    metrics,
+    prober,
+    signals,
+    teller,
+    watchdog,
+)
 
 if TYPE_CHECKING:
     from muster_health import cluster
@@ -26,7 +37,7 @@ class Outputs:
         self,
         connected: bus.Bus,
         leading: lock.Lock,
-        put: prober.Put,
+        put: inputs.Put,
         *,
         probes: prober.Prober,
         alarms: alarm.Alarms,

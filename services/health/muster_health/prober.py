@@ -4,13 +4,10 @@ No answer says something of a plugin only if our own link to NATS held meanwhile
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from muster import bus, codec, vocabulary
-from muster_health import metrics, signals
-
-Put = Callable[[signals.Input], Awaitable[None]]
+from muster_health import inputs, metrics, signals
 
 _OWN_LINK_SHARE: Final = 0.25
 """Of a probe's time; a server that answers us later than this may be as late for the plugin."""
@@ -19,7 +16,7 @@ _OWN_LINK_SHARE: Final = 0.25
 class Prober:
     """Asks suspected plugins for a sign of life, so many at once; `put` gets what comes of it."""
 
-    def __init__(self, on: bus.Bus, put: Put, *, at_once_max: int) -> None:
+    def __init__(self, on: bus.Bus, put: inputs.Put, *, at_once_max: int) -> None:
         self._bus = on
         self._put = put
         self._free = asyncio.Semaphore(at_once_max)
