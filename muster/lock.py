@@ -3,56 +3,58 @@
 The lock is a key that expires unless it is renewed, and can be renewed only by who wrote it last.
 Time is counted from before the request that renewed it, so that we end before the server gives the
 lock to another; a process that was stopped meanwhile finds out when it next asks `revision`.
+
+Who empties or removes the bucket takes the lock from its holder, who learns of it when it next
+renews: until then the next one may act too, as a greater revision.
 """
 
 import asyncio
 import dataclasses
-import functools
-import os
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import msgspec
 
-from muster import buckets, connection, logs, streams
+from muster import buckets, connection, holder, logs, streams
 
 TRY_S: Final = 0.25
 """How soon who wants the lock asks for it again; of a take-over this is what comes on top."""
 
 _RELEASE_S: Final = 0.5
 _HOLDER_CHARS_MAX: Final = 500
-_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-_SPACE: Final = Path("/proc/self/ns/pid")
 _ASLEEP_TOO: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """The monotonic clock that goes on while the machine is suspended, where there is one."""
 
 
-class Claim(Protocol):
-    """`buckets.claim` of one key."""
-
-    def __call__(
-        self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
-    ) -> Awaitable[streams.Claimed]:
-        """Write if nobody wrote since `revision`; return what is there. May raise TimeoutError."""
-
-
-class Release(Protocol):
-    """`buckets.release` of one key."""
-
-    def __call__(self, *, revision: int, timeout_s: float) -> Awaitable[None]:
-        """Remove what was written at `revision`, if it is still there."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Key:
-    """The key that is the lock, as the bus lets us use it."""
+    """The key that is the lock."""
 
-    claim: Claim
-    release: Release
+    link: connection.Connection
+    bucket: streams.Bucket
+    name: str
+
+    async def claim(
+        self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
+    ) -> streams.Claimed:
+        """Write if nobody wrote since `revision`; see `buckets.claim`."""
+        return await buckets.claim(
+            self.link,
+            self.bucket,
+            self.name,
+            value,
+            ttl_s=ttl_s,
+            revision=revision,
+            timeout_s=timeout_s,
+        )
+
+    async def release(self, *, revision: int, timeout_s: float) -> None:
+        """Remove what was written at `revision`; see `buckets.release`."""
+        await buckets.release(
+            self.link, self.bucket, self.name, revision=revision, timeout_s=timeout_s
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,59 +68,10 @@ class Terms:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How it stands: who holds the lock, if anybody; and as which revision we do, if we do."""
+    """How it stands: who holds the lock, if that is known; as which revision we do, if we do."""
 
     holder: str
     revision: int | None
-
-
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A process, so named that its next life knows that it is gone.
-
-    `name` is of this life and no other: so a claim whose answer was lost is known to be ours.
-    `space` is where `pid` means something; empty if nobody knows.
-    """
-
-    name: str
-    host: str
-    space: str
-    pid: int
-
-    def __str__(self) -> str:
-        """Say who it is, for people."""
-        return f"{self.name} ({self.host}, process {self.pid})"
-
-    def is_gone(self) -> bool:
-        """Tell whether it ran where we run, and runs no more."""
-        here = this("")
-        if not self.space or (self.host, self.space) != (here.host, here.space):
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            return False
-        # a life before this one had our number
-        return self.pid == here.pid
-
-
-def this(name: str) -> Holder:
-    """Return this process."""
-    try:
-        # every machine's first namespace of processes has the same number
-        space = f"{_BOOT.read_text().strip()} {_SPACE.readlink()}"
-    except OSError:
-        space = ""
-    return Holder(name=name, host=socket.gethostname(), space=space, pid=os.getpid())
-
-
-def key(link: connection.Connection, bucket: streams.Bucket, name: str) -> Key:
-    """Return a key of a bucket."""
-    return Key(
-        claim=functools.partial(buckets.claim, link, bucket, name),
-        release=functools.partial(buckets.release, link, bucket, name),
-    )
 
 
 class Lock:
@@ -131,13 +84,14 @@ class Lock:
         self,
         on: Key,
         *,
-        us: Holder,
+        us: holder.Holder,
         terms: Terms,
         told: Callable[[Standing, Standing], None],
     ) -> None:
         self.standing = Standing(holder="", revision=None)
         """As last told; whether we may still act, only `revision` says."""
         self._key = on
+        self._name = str(us)
         self._us = msgspec.json.encode(us)
         self._terms = terms
         self._told = told
@@ -145,9 +99,13 @@ class Lock:
         """What the key's revision must be for our next claim to succeed."""
         self._token: int | None = None
         self._until = _now()
-        self._holder = ""
+        self._other = ""
         self._changed = asyncio.Condition()
-        self._is_away = False
+        self._answered_at = _now()
+        self._away = ""
+        """Why there is no answer to what we last asked, if there is none."""
+        self._is_asking = False
+        """Whether we asked for what we have no answer to: it may have come through."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -165,10 +123,27 @@ class Lock:
         assert self._task is not None, "left without being entered"
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        if self.revision() is not None and self._is_asking:
+            # what came through of that is newer than what we know of
+            last = asyncio.wait_for(self._try(), _RELEASE_S)
+            await asyncio.gather(last, return_exceptions=True)
         if self.revision() is not None:
             self._token = None
             await self._key.release(revision=self._entry, timeout_s=_RELEASE_S)
         await self._tell()
+
+    async def failed(self) -> None:
+        """Raise what ended our asking, once something does: then nobody would renew the lock."""
+        assert self._task is not None, "asked before being entered"
+        await asyncio.wait([self._task])
+        self._task.result()
+
+    def problem(self) -> str | None:
+        """Return why nobody knows who holds the lock, if that lasts longer than a claim."""
+        away_s = _now() - self._answered_at
+        if away_s <= self._terms.ttl_s:
+            return None
+        return f"the lock has not answered for {away_s:.0f} s: {self._away or 'not asked'}"
 
     def revision(self) -> int | None:
         """Return as which revision we may act right now; None if we may not.
@@ -202,6 +177,7 @@ class Lock:
         asked_at = _now()
         terms = self._terms
         left_s = terms.renew_s if self.revision() is None else self._until - asked_at
+        self._is_asking = True
         try:
             found = await self._key.claim(
                 self._us,
@@ -210,14 +186,16 @@ class Lock:
                 timeout_s=min(terms.renew_s, left_s),
             )
         except TimeoutError as error:
-            self._log_away(str(error) or "no answer")
+            self._note_away(str(error) or "no answer")
             return TRY_S
-        self._is_away = False
-        self._holder = _said(found.value)
+        self._is_asking = False
+        self._answered_at, self._away = _now(), ""
+        self._other = "" if found.value == self._us else _said(found.value)
         if found.value == self._us:
             return self._had(found, asked_at)
         self._until = asked_at
-        is_free = not found.value or _is_gone(found.value)
+        known = holder.decode(found.value)
+        is_free = not found.value or (known is not None and known.is_gone())
         was, self._entry = self._entry, found.revision if is_free else 0
         return 0.0 if is_free and was != self._entry else TRY_S
 
@@ -231,7 +209,9 @@ class Lock:
         return self._terms.renew_s
 
     async def _tell(self) -> None:
-        was, now = self.standing, Standing(holder=self._holder, revision=self.revision())
+        revision = self.revision()
+        name = self._other if revision is None else self._name
+        was, now = self.standing, Standing(holder=name, revision=revision)
         if now == was:
             return
         self.standing = now
@@ -239,27 +219,15 @@ class Lock:
             self._changed.notify_all()
         self._told(was, now)
 
-    def _log_away(self, why: str) -> None:
-        if not self._is_away:
-            self._is_away = True
+    def _note_away(self, why: str) -> None:
+        if not self._away:
             logs.logger().warning("lock_away", error=why)
-
-
-def _holder(value: bytes) -> Holder | None:
-    try:
-        return msgspec.json.decode(value, type=Holder)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def _is_gone(value: bytes) -> bool:
-    found = _holder(value)
-    return found is not None and found.is_gone()
+        self._away = why
 
 
 def _said(value: bytes) -> str:
     """Return who wrote a value, for people."""
-    return str(_holder(value) or value.decode("utf-8", "replace"))[:_HOLDER_CHARS_MAX]
+    return str(holder.decode(value) or value.decode("utf-8", "replace"))[:_HOLDER_CHARS_MAX]
 
 
 def _now() -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import prometheus_client
 from structlog.testing import capture_logs
 
-from muster import buckets, bus, consumers, lock, streams, vocabulary
+from muster import buckets, bus, consumers, holder, lock, streams, vocabulary
 from muster.local import nats
 from muster_health import leader, watchdog
 
@@ -31,8 +31,8 @@ def play(tmp_path: Path, story: Story) -> None:
 
 def leading(on: bus.Bus, name: str) -> lock.Lock:
     return lock.Lock(
-        lock.key(on.link, streams.LEADER, "test"),
-        us=lock.Holder(name=name, host=name, space="1", pid=1),
+        lock.Key(on.link, streams.LEADER, "test"),
+        us=holder.Holder(name=name, host=name, space="1", pid=1),
         terms=lock.Terms(ttl_s=2, renew_s=0.5, margin_s=0.5),
         told=leader.told,
     )

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
+import shutil
 import signal
 import socket
 import sys
@@ -12,9 +14,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import nats.js.errors
+import pytest
 
-from muster import bus, lock, streams
-from muster.local import nats
+from muster import bus, holder, lock, streams
+from muster.local import nats as local
 
 PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "leading.py"
 TERMS: Final = lock.Terms(ttl_s=2, renew_s=0.5, margin_s=0.5)
@@ -44,14 +48,14 @@ class Acts:
         return [who for who, _ in itertools.groupby(self.seen)]
 
 
-Story = Callable[[nats.NatsServer, bus.Bus, Acts], Awaitable[None]]
+Story = Callable[[local.NatsServer, bus.Bus, Acts], Awaitable[None]]
 
 
 def play(tmp_path: Path, story: Story) -> None:
     async def played() -> None:
         async with (
             asyncio.timeout(30),
-            nats.NatsServer(tmp_path / "nats") as server,
+            local.NatsServer(tmp_path / "nats") as server,
             bus.Bus(server.url, producer="tests", name="test", owner=True) as ear,
         ):
             acts = Acts()
@@ -64,7 +68,7 @@ def play(tmp_path: Path, story: Story) -> None:
 
 @contextlib.asynccontextmanager
 async def process(
-    server: nats.NatsServer, name: str, terms: lock.Terms = TERMS
+    server: local.NatsServer, name: str, terms: lock.Terms = TERMS
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     numbers = (terms.ttl_s, terms.renew_s, terms.margin_s)
     running = await asyncio.create_subprocess_exec(
@@ -79,13 +83,20 @@ async def process(
 
 
 def key(on: bus.Bus) -> lock.Key:
-    return lock.key(on.link, streams.LEADER, "test")
+    return lock.Key(on.link, streams.LEADER, "test")
 
 
 def of(on: lock.Key, name: str, terms: lock.Terms = TERMS) -> lock.Lock:
     """Ask for the lock as a machine of this name."""
-    us = lock.Holder(name=name, host=name, space="1", pid=1)
+    us = holder.Holder(name=name, host=name, space="1", pid=1)
     return lock.Lock(on, us=us, terms=terms, told=lambda _, __: None)
+
+
+async def next_of(*asking: lock.Lock, after: int) -> int:
+    """Wait until one of them holds it as a greater revision."""
+    while not (found := {one.revision() or 0 for one in asking if (one.revision() or 0) > after}):
+        await asyncio.sleep(0.01)
+    return max(found)
 
 
 async def held(asking: lock.Lock) -> int:
@@ -98,11 +109,11 @@ async def held(asking: lock.Lock) -> int:
 def test_on_the_same_machine_the_next_holds_it_as_soon_as_the_holder_is_gone(
     tmp_path: Path,
 ) -> None:
-    async def story(server: nats.NatsServer, on: bus.Bus, acts: Acts) -> None:
+    async def story(server: local.NatsServer, on: bus.Bus, acts: Acts) -> None:
         async with process(server, "a", WITHOUT_END) as a:
             await acts.of("a")
             async with lock.Lock(
-                key(on), us=lock.this("b"), terms=TERMS, told=lambda _, __: None
+                key(on), us=holder.this("b"), terms=TERMS, told=lambda _, __: None
             ) as b:
                 while b.standing.holder != f"a ({socket.gethostname()}, process {a.pid})":
                     await asyncio.sleep(0)
@@ -117,7 +128,7 @@ def test_on_the_same_machine_the_next_holds_it_as_soon_as_the_holder_is_gone(
 def test_of_another_machine_the_holder_is_waited_for_as_long_as_its_claim_lasts(
     tmp_path: Path,
 ) -> None:
-    async def story(_: nats.NatsServer, on: bus.Bus, __: Acts) -> None:
+    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
         other = await key(on).claim(b"of an older version", ttl_s=1, revision=0, timeout_s=1)
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -130,7 +141,7 @@ def test_of_another_machine_the_holder_is_waited_for_as_long_as_its_claim_lasts(
 
 
 def test_a_holder_that_was_stopped_acts_no_more_when_it_goes_on(tmp_path: Path) -> None:
-    async def story(server: nats.NatsServer, _: bus.Bus, acts: Acts) -> None:
+    async def story(server: local.NatsServer, _: bus.Bus, acts: Acts) -> None:
         async with process(server, "a") as a:
             await acts.of("a")
             async with process(server, "b"):
@@ -149,9 +160,9 @@ def test_a_holder_that_was_stopped_acts_no_more_when_it_goes_on(tmp_path: Path) 
 
 
 def test_who_ends_in_order_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -> None:
-    async def story(_: nats.NatsServer, on: bus.Bus, __: Acts) -> None:
+    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
         told: list[tuple[lock.Standing, lock.Standing]] = []
-        us = lock.Holder(name="b", host="b", space="1", pid=1)
+        us = holder.Holder(name="b", host="b", space="1", pid=1)
         b = lock.Lock(key(on), us=us, terms=WITHOUT_END, told=lambda *both: told.append(both))
         async with b:
             changes = b.follow()
@@ -163,8 +174,7 @@ def test_who_ends_in_order_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -
         assert await anext(changes) is None
         nobody = lock.Standing(holder="", revision=None)
         ours = lock.Standing(holder="b (b, process 1)", revision=revision)
-        over = lock.Standing(holder="b (b, process 1)", revision=None)
-        assert told == [(nobody, ours), (ours, over)]
+        assert told == [(nobody, ours), (ours, nobody)]
         async with asyncio.timeout(2), of(key(on), "c", WITHOUT_END) as c:
             assert await held(c) > revision
 
@@ -172,7 +182,7 @@ def test_who_ends_in_order_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -
 
 
 def test_it_is_lost_when_the_server_goes_and_held_anew_when_it_is_back(tmp_path: Path) -> None:
-    async def story(server: nats.NatsServer, on: bus.Bus, _: Acts) -> None:
+    async def story(server: local.NatsServer, on: bus.Bus, _: Acts) -> None:
         async with of(key(on), "a") as a:
             first = await held(a)
             changes = a.follow()
@@ -188,22 +198,27 @@ def test_it_is_lost_when_the_server_goes_and_held_anew_when_it_is_back(tmp_path:
 
 
 def test_a_renewal_that_came_through_unanswered_loses_nothing(tmp_path: Path) -> None:
-    async def story(_: nats.NatsServer, on: bus.Bus, __: Acts) -> None:
+    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
+        answers: asyncio.Queue[streams.Claimed] = asyncio.Queue()
         lose = False
 
-        async def claim(
-            value: bytes, *, ttl_s: int, revision: int, timeout_s: float
-        ) -> streams.Claimed:
-            nonlocal lose
-            found = await key(on).claim(value, ttl_s=ttl_s, revision=revision, timeout_s=timeout_s)
-            if lose:
-                lose = False
-                raise TimeoutError
-            answers.put_nowait(found)
-            return found
+        class Deaf(lock.Key):
+            """One that can lose an answer."""
 
-        answers: asyncio.Queue[streams.Claimed] = asyncio.Queue()
-        deaf = lock.Key(claim=claim, release=key(on).release)
+            async def claim(
+                self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
+            ) -> streams.Claimed:
+                nonlocal lose
+                found = await lock.Key.claim(
+                    self, value, ttl_s=ttl_s, revision=revision, timeout_s=timeout_s
+                )
+                if lose:
+                    lose = False
+                    raise TimeoutError
+                answers.put_nowait(found)
+                return found
+
+        deaf = Deaf(on.link, streams.LEADER, "test")
         async with of(deaf, "a") as a:
             assert (await answers.get()).written
             first = a.revision()
@@ -216,8 +231,115 @@ def test_a_renewal_that_came_through_unanswered_loses_nothing(tmp_path: Path) ->
     play(tmp_path, story)
 
 
+def test_a_lost_bucket_is_made_anew_and_its_next_holder_is_greater(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer, on: bus.Bus, _: Acts) -> None:
+        owner = bus.Bus(server.url, producer="tests", name="b", owner=True)
+        async with owner, of(key(on), "a") as a, of(key(owner), "b") as b:
+            before = await next_of(a, b, after=0)
+            jetstream = (await on.link.client()).jetstream()
+            async with asyncio.timeout(5):
+                await jetstream.delete_stream("KV_muster_leader")
+                deleted = await next_of(a, b, after=before)
+                # who held it hears of that when it next renews
+                while a.still(before) or b.still(before):
+                    await asyncio.sleep(0.01)
+            async with asyncio.timeout(10):
+                await server.kill()
+                shutil.rmtree(tmp_path / "nats")
+                (tmp_path / "nats").mkdir()
+                await server.start()
+                wiped = await next_of(a, b, after=deleted)
+            # JavaScript and our own schema count as far as this
+            assert before < deleted < wiped < 2**53
+            assert [one.problem() for one in (a, b)] == [None, None]
+
+    play(tmp_path, story)
+
+
+def test_a_lock_that_nobody_can_be_asked_about_is_a_problem_until_it_can(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer, on: bus.Bus, _: Acts) -> None:
+        jetstream = (await on.link.client()).jetstream()
+        brief = lock.Terms(ttl_s=1, renew_s=0.3, margin_s=0.1)
+        guest = bus.Bus(server.url, producer="tests", name="guest")
+        async with guest, of(lock.Key(guest.link, streams.TENURE, "test"), "a", brief) as a:
+            while (problem := a.problem()) is None:
+                # its owner makes it anew when it looks
+                with contextlib.suppress(nats.js.errors.NotFoundError):
+                    await jetstream.delete_stream("KV_muster_tenure")
+                await asyncio.sleep(0.01)
+            assert re.fullmatch(r"the lock has not answered for 1 s: nats: .*stream.*", problem)
+            assert guest.link.problem() is None
+            await on.link.prepare(await on.link.client())
+            assert await held(a)
+            assert a.problem() is None
+
+    play(tmp_path, story)
+
+
+def test_a_failure_of_what_asks_for_it_is_raised(tmp_path: Path) -> None:
+    class Broken(lock.Key):
+        """One whose server answers nonsense."""
+
+        async def claim(
+            self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
+        ) -> streams.Claimed:
+            raise OverflowError(value, ttl_s, revision, timeout_s)
+
+    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
+        async with of(Broken(on.link, streams.LEADER, "test"), "a") as a:
+            with pytest.raises(OverflowError):
+                await a.failed()
+
+    play(tmp_path, story)
+
+
+def test_two_that_ask_in_one_process_do_not_rob_each_other(tmp_path: Path) -> None:
+    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
+        def asks(name: str) -> lock.Lock:
+            us = holder.this(name)
+            return lock.Lock(key(on), us=us, terms=WITHOUT_END, told=lambda _, __: None)
+
+        async with asks("a") as a:
+            revision = await held(a)
+            async with asks("b") as b:
+                while b.standing.holder != f"a ({socket.gethostname()}, process {os.getpid()})":
+                    await asyncio.sleep(0)
+                # until both have asked again
+                await asyncio.sleep(2 * WITHOUT_END.renew_s)
+                assert (a.revision(), b.revision()) == (revision, None)
+
+    play(tmp_path, story)
+
+
+def test_who_ends_while_it_renews_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -> None:
+    class Slow(lock.Key):
+        """One whose second answer does not come."""
+
+        async def claim(
+            self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
+        ) -> streams.Claimed:
+            found = await lock.Key.claim(
+                self, value, ttl_s=ttl_s, revision=revision, timeout_s=timeout_s
+            )
+            if revision and not renewed.is_set():
+                renewed.set()
+                await asyncio.sleep(timeout_s)
+            return found
+
+    renewed = asyncio.Event()
+
+    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
+        async with of(Slow(on.link, streams.LEADER, "test"), "a", WITHOUT_END) as a:
+            revision = await held(a)
+            await renewed.wait()
+        async with asyncio.timeout(2), of(key(on), "b", WITHOUT_END) as b:
+            assert await held(b) > revision
+
+    play(tmp_path, story)
+
+
 def test_one_holds_it_of_many_that_ask_at_once(tmp_path: Path) -> None:
-    async def story(_: nats.NatsServer, on: bus.Bus, __: Acts) -> None:
+    async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
         async with contextlib.AsyncExitStack() as stack:
             asking = [await stack.enter_async_context(of(key(on), str(n))) for n in range(8)]
             while not all(one.standing.holder for one in asking):
@@ -229,11 +351,14 @@ def test_one_holds_it_of_many_that_ask_at_once(tmp_path: Path) -> None:
 
 
 def test_a_holder_is_gone_only_if_it_ran_where_we_run_and_runs_no_more() -> None:
-    here = lock.this("a")
+    here = holder.this("a")
     assert (here.host, here.pid) == (socket.gethostname(), os.getpid())
-    assert here.is_gone(), "an earlier life that had our process id"
-    assert not msgspec.structs.replace(here, pid=os.getppid()).is_gone()
+    assert not here.is_gone()
+    assert msgspec.structs.replace(here, life="1").is_gone(), "an earlier life with our process id"
+    assert not msgspec.structs.replace(here, pid=os.getppid(), life="1").is_gone()
     nobody = msgspec.structs.replace(here, pid=2**22)
     assert nobody.is_gone()
-    for elsewhere in ({"host": "another"}, {"space": "another"}, {"space": ""}):
-        assert not msgspec.structs.replace(nobody, **elsewhere).is_gone()
+    for unknown in ({"host": "another"}, {"space": "another"}, {"space": ""}, {"pid": 2**40}):
+        assert not msgspec.structs.replace(nobody, **unknown).is_gone()
+    for number in (0, -1):
+        assert not msgspec.structs.replace(nobody, pid=number).is_gone()

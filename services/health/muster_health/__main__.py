@@ -18,6 +18,7 @@ import prometheus_client
 from muster import (
     bus,
     entry,
+    holder,
     lean,
     lock,
     logs,
@@ -78,7 +79,7 @@ async def serve(settings: config.Settings) -> None:
             probes.serve(
                 settings.http.host,
                 settings.http.port,
-                ready=lambda: connected.link.problem() or does.problem(),
+                ready=lambda: connected.link.problem() or does.problem() or leading.problem(),
                 more={"/state": state.show},
             )
         )
@@ -87,6 +88,7 @@ async def serve(settings: config.Settings) -> None:
             logs.logger().info("no_cluster", reason="no kubeconfig is given, and this is no pod")
         await runtime.run(
             runtime.drive(driven, inbox, does.act),
+            leading.failed(),
             hears.listen(),
             does.lanes.run(),
             does.memory.run(),
@@ -161,16 +163,16 @@ def _recorded(
     return written
 
 
-def _cluster(api: "kube.Api", settings: config.Cluster, put: "cluster.Put") -> "cluster.Cluster":
+def _cluster(api: "kube.Api", settings: config.Cluster, put: inputs.Put) -> "cluster.Cluster":
     from muster_health import cluster  # noqa: PLC0415  # as above
 
     return cluster.Cluster(api, settings, put)
 
 
 def _lock(connected: bus.Bus, settings: config.Leading, name: str) -> lock.Lock:
-    key = lock.key(connected.link, streams.LEADER, "health")
+    key = lock.Key(connected.link, streams.LEADER, "health")
     terms = lock.Terms(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
-    return lock.Lock(key, us=lock.this(name), terms=terms, told=leader.told)
+    return lock.Lock(key, us=holder.this(name), terms=terms, told=leader.told)
 
 
 class _State:

@@ -105,7 +105,7 @@ async def _serve(settings: config.Settings) -> None:
             ) as address,
         ):
             logs.logger().info("listening", http=address)
-            await runtime.run(notifier.run(), notifier.tenure.lost())
+            await runtime.run(notifier.run(), notifier.tenure.lost(), notifier.tenure.failed())
 
 
 class _Notifier:
@@ -150,7 +150,8 @@ class _Notifier:
         if not self._bus.link.is_connected:
             return "NATS is away"
         if not self.tenure.is_ours:
-            return None if self.tenure.holder else "nobody is known to act"
+            unknown = None if self.tenure.holder else "nobody is known to act"
+            return self.tenure.problem() or unknown
         restoring = None if self._is_restored else "the ledger is being read"
         return self._bus.link.problem() or restoring
 
@@ -274,7 +275,7 @@ class _Notifier:
 
 
 def _tenure(settings: config.Settings, connected: bus.Bus) -> tenure.Tenure:
-    key = lock.key(connected.link, streams.TENURE, "notifier")
+    key = lock.Key(connected.link, streams.TENURE, "notifier")
     acting = settings.acting
     terms = lock.Terms(ttl_s=acting.ttl_s, renew_s=acting.renew_s, margin_s=acting.renew_s / 2)
     return tenure.Tenure(key, instance=connected.instance, terms=terms)

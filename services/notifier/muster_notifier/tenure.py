@@ -10,7 +10,7 @@ from typing import Self
 
 import prometheus_client
 
-from muster import lock, logs
+from muster import holder, lock, logs
 
 _ACTS = prometheus_client.Gauge("muster_notifier_acts", "1 while this notifier may tell people.")
 
@@ -21,9 +21,7 @@ class Tenure:
     def __init__(self, key: lock.Key, *, instance: str, terms: lock.Terms) -> None:
         self.holder = ""
         """Who acts instead of us, as far as we know."""
-        us = lock.this(instance)
-        self._name = str(us)
-        self._lock = lock.Lock(key, us=us, terms=terms, told=self._hear)
+        self._lock = lock.Lock(key, us=holder.this(instance), terms=terms, told=self._hear)
         self._has_acted = False
         self._acts = asyncio.Event()
         self._lost = asyncio.Event()
@@ -58,6 +56,14 @@ class Tenure:
         """Return when somebody else acts, who did not before."""
         await self._lost.wait()
 
+    async def failed(self) -> None:
+        """Raise what ended our asking for the lock, once something does."""
+        await self._lock.failed()
+
+    def problem(self) -> str | None:
+        """Return why nobody knows who acts, if so."""
+        return self._lock.problem()
+
     def _hear(self, _: lock.Standing, now: lock.Standing) -> None:
         _ACTS.set(now.revision is not None)
         if now.revision is not None:
@@ -65,7 +71,7 @@ class Tenure:
                 self._has_acted = True
                 logs.logger().info("acting", revision=now.revision)
             self._acts.set()
-        elif now.holder and now.holder != self._name:
+        elif now.holder:
             self._hear_of(now.holder)
 
     def _hear_of(self, holder: str) -> None:
