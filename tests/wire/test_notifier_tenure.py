@@ -1,11 +1,13 @@
 """Of two notifiers one acts; and one that was stopped meanwhile acts no more."""
 
 import asyncio
+import contextlib
 import pathlib
 import signal
 from collections.abc import Awaitable, Callable
 
 import aiohttp
+import nats.js.errors
 import orjson
 
 from bench import sink
@@ -112,5 +114,27 @@ def test_a_notifier_that_was_stopped_meanwhile_acts_no_more(tmp_path: pathlib.Pa
         assert pair.log("first")[-1] == "another_notifier_acts"
         await pair.hears(3)
         assert len({one.key for one in pair.told.taken}) == len(pair.told.taken) == 3
+
+    play(story, tmp_path)
+
+
+def test_a_notifier_whose_lock_is_lost_says_so_and_acts_again_when_it_is_made_anew(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(pair: Pair) -> None:
+        notifier = await pair.start("first")
+        await pair.hears(1)
+        link = pair.world.voice.link
+        client = await link.client()
+        said = b""
+        while not said.startswith(b"the lock has not answered for 1 s: nats: "):
+            # its owner makes it anew when it looks
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                await client.jetstream().delete_stream("KV_muster_tenure")
+            said = await pair.asked(notifier, "/readyz")
+        await link.prepare(client)
+        await pair.hears(2)
+        assert await pair.asked(notifier, "/readyz") == b"ok\n"
+        assert len({one.key for one in pair.told.taken}) == len(pair.told.taken) == 2
 
     play(story, tmp_path)
