@@ -60,5 +60,5 @@ def decode(value: bytes) -> Holder | None:
     """Return the process that a claim names, or None if it names none."""
     try:
         return msgspec.json.decode(value, type=Holder)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -362,3 +362,10 @@ def test_a_holder_is_gone_only_if_it_ran_where_we_run_and_runs_no_more() -> None
         assert not msgspec.structs.replace(nobody, **unknown).is_gone()
     for number in (0, -1):
         assert not msgspec.structs.replace(nobody, pid=number).is_gone()
+
+
+def test_what_names_no_holder_is_none() -> None:
+    here = holder.this("a")
+    assert holder.decode(msgspec.json.encode(here)) == here
+    for junk in (b"", b"\xff", b"{}", b"of an older version", b'{"a":' + b"[" * 100_000):
+        assert holder.decode(junk) is None
