@@ -1,11 +1,12 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import settings
-from muster_plugin import config, rules
+from muster import sections, settings
+from muster_plugin import config, rulebook, rules
 
 
 def resource(name: str, path: str) -> rules.Resource:
@@ -132,8 +133,15 @@ def test_socket_names_fit_the_usual_directory_and_differ_by_resource(one: str, t
     assert (name == config.endpoint(two, process="0123cdef", serial=99_999)) == (one == two)
 
 
-def test_equal_settings_have_equal_hashes() -> None:
-    one = config.Settings(resources=(resource("a.com/x", "/dev/x"),))
-    two = config.Settings(resources=(resource("a.com/x", "/dev/x"),))
-    other = config.Settings(resources=(resource("a.com/x", "/dev/y"),))
-    assert (one.hash == two.hash, one.hash == other.hash) == (True, False)
+def test_what_is_said_of_a_nodes_devices_makes_its_hash_and_nothing_else_does() -> None:
+    said = config.Settings(resources=(resource("a.com/x", "/dev/x"),))
+    log = msgspec.structs.replace(said, log=sections.Log(level=sections.LogLevel.DEBUG))
+    elsewhere = msgspec.structs.replace(
+        said,
+        nodes=(rulebook.NodeRules(match="n2", resources=(resource("a.com/y", "/dev/y"),)),),
+    )
+    others = config.Settings(resources=(resource("a.com/x", "/dev/y"),))
+    simulated = msgspec.structs.replace(said, simulated_gpus=config.SimulatedGpus(count=1))
+    one = said.hash_at("n1")
+    assert (log.hash_at("n1"), elsewhere.hash_at("n1")) == (one, one)
+    assert len({one, others.hash_at("n1"), simulated.hash_at("n1"), elsewhere.hash_at("n2")}) == 4

@@ -107,11 +107,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
         yield self._socket_problems
 
     @property
-    def hash(self) -> str:
-        """Tell one configuration from another; equal settings have equal hashes."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
-
-    @property
     def book(self) -> rulebook.Rules:
         """Return what is said about devices. Raises ValueError if it cannot stand together."""
         return rulebook.Rules(
@@ -124,6 +119,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
     def at(self, node: str) -> rulebook.Here:
         """Return what holds on one node. Raises ValueError if that cannot stand together."""
         return self.book.at(node, self.labels)
+
+    def hash_at(self, node: str) -> str:
+        """Tell what is said of one node's devices from what else could be; nothing else counts.
+
+        Who watches for lost devices takes other settings of devices for a reason to have fewer. The
+        level of a log is none. Raises ValueError as `at`.
+        """
+        said = msgspec.json.encode((self.at(node), self.simulated_gpus), order="sorted")
+        return hashlib.sha256(said).hexdigest()[:12]
 
     def changed_for_the_process(self, other: "Settings") -> tuple[str, ...]:
         """Name the sections that differ and are read at the start only."""

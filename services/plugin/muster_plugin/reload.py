@@ -42,7 +42,7 @@ class Reloader:
         self._source = source
         self._node = node
         self._follow = follow
-        self._in_force = chosen.hash
+        self._in_force = chosen
         self._reading = asyncio.Event()
         self._files = aside.Lane()
 
@@ -73,18 +73,20 @@ class Reloader:
             await self._judge_anew(here)
         except (ValueError, TimeoutError) as error:
             problems = tuple(str(error).splitlines()) or (f"{self._source.file}: does not answer",)
-            self._node.teller.refused(problems, in_force=self._in_force)
+            in_force = self._in_force.hash_at(self._node.name)
+            self._node.teller.refused(problems, in_force=in_force)
             self._node.problem_turned.set()
             return
-        if found.hash == self._in_force:
-            self._node.teller.mended(found.hash)
+        told = found.hash_at(self._node.name)
+        if found == self._in_force:
+            self._node.teller.mended(told)
             return
         restart = found.changed_for_the_process(self._chosen)
         if here.gpus is not None and not self._node.sees_gpus:
             restart = (*restart, "gpus")
-        self._in_force = found.hash
-        self._follow(found.hash)
-        await self._node.configure(here, config_hash=found.hash, restart=restart)
+        self._in_force = found
+        self._follow(told)
+        await self._node.configure(here, config_hash=told, restart=restart)
 
     async def _judge_anew(self, here: rulebook.Here) -> None:
         """Judge GPUs by what the files say now. Raises ValueError or TimeoutError."""

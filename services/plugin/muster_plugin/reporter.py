@@ -36,7 +36,7 @@ class Reporter:
             instance="unconnected",
             boot=start.boot(),
             version=muster.__version__,
-            config_hash=chosen.hash,
+            config_hash=chosen.hash_at(node.name),
             interval_s=chosen.heartbeat.interval_s,
             started_at=time.monotonic(),
         )
