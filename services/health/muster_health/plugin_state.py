@@ -121,7 +121,7 @@ class PluginState:
         self.expected_due = now
         self.is_frozen = False
         self.is_hasty = False
-        """Its last beat declared a shorter interval than the one before."""
+        """Its next beat may be due sooner than was said before its last one."""
         self._settings = settings
         self._before = State.UNKNOWN
         self._inquest = inquest.Inquest(settings, has_cluster=has_cluster)
@@ -218,7 +218,7 @@ class PluginState:
         life = self.beats.take(beat, now)
         if life is beats.Life.STALE:
             return [signals.Noted(note=signals.Note.BEAT_STALE)]
-        self.is_hasty = self.beats.interval_s < interval_s
+        self.is_hasty = self.beats.interval_s < interval_s or self.silence.window_s > 0.0
         was_worried = self._worry.found is not None
         if self._goes_on(beat, former, now):
             return [] if was_worried or self.is_hasty else None
