@@ -1,7 +1,7 @@
 """A fleet behind a bus and a cluster, and health services that lead, follow, pause and crash."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -117,6 +117,7 @@ class Service:
             at_zero=ZERO + timedelta(seconds=self.zero),
             has_cluster=world.has_cluster,
             remediation=world.remediation,
+            bounds=world.bounds,
             leader=None,
         )
         for value in list(world.memory.values()):
@@ -183,13 +184,18 @@ class World:
         services: int = 1,
         interval_s: float = 1.0,
         remediation: config.Remediation | None = None,
+        bounds: config.Bounds | None = None,
     ) -> None:
         self.now = 0.0
         self.remediation = remediation
+        self.bounds = bounds
         self.has_cluster = has_cluster
         self.asked: list[signals.AskCluster] = []
         self.mute = False
         """The Kubernetes API does not come to list all pods of a node."""
+        self.list_s = 0.02
+        """How long that takes, one after another."""
+        self._listed_at = 0.0
         self.interval_s = interval_s
         self.plugins = {node: Plugin(node, interval_s=interval_s) for node in nodes}
         self.memory: dict[str, bytes] = {}
@@ -454,15 +460,20 @@ class World:
         """Return what the Kubernetes API answers, and when."""
         self.asked.append(asked)
         plugin = self.plugins.get(asked.node)
-        known = None if plugin is None else plugin.facts(self.now)
-        hangs = self.mute and bool(asked.resources)
-        if plugin is not None and known is not None and asked.resources:
+        known, at = None if plugin is None else plugin.facts(self.now), self.now + 0.02
+        if plugin is not None and asked.resources:
             assert asked.resources == (GPU,)
-            known = replace(known, holders=None if hangs else plugin.holders)
+            known = None if self.mute else facts.Facts(holders=plugin.holders)
+            at = self._listed_at = max(self._listed_at, self.now) + self.list_s
+            at = self.now + asked.timeout_s if self.mute else at
         answer = signals.ClusterAnswered(
-            node=asked.node, plugin=asked.plugin, number=asked.number, facts=known
+            node=asked.node,
+            plugin=asked.plugin,
+            number=asked.number,
+            facts=known,
+            resources=asked.resources,
         )
-        return self.now + (asked.timeout_s if hangs else 0.02), answer
+        return at, answer
 
     def answer(self, probe: signals.Probe) -> tuple[float, signals.Input]:
         plugin = self.plugins[probe.node]

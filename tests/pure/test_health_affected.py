@@ -56,14 +56,44 @@ def test_a_verdict_does_not_wait_for_the_pods_and_its_alert_not_for_long() -> No
     assert world.named("b") == [(AlertKind.DEREGISTERED, FIRING, ())]
 
 
-def test_pods_that_become_known_later_are_named_with_the_next_look_at_the_plugin() -> None:
+@pytest.mark.parametrize("act", ["kill", "part"])
+@pytest.mark.parametrize(("hushed_s", "questions"), [(10.0, 2), (40.0, 3)])
+def test_pods_that_nobody_told_are_asked_for_again_and_then_named(
+    act: str, hushed_s: float, questions: int
+) -> None:
     world = running("a")
     world.hush(mute=True)
-    world.kill("a")
-    world.run(10.0)
+    getattr(world, act)("a")
+    world.run(hushed_s)
     world.hush(mute=False)
-    world.run(30.0)
-    assert world.named("a") == [(DOWN, FIRING, ()), (DOWN, FIRING, ("ml/train",))]
+    world.run(300.0)
+    assert [pods for _, _, pods in world.named("a")] == [(), ("ml/train",)]
+    assert lists(world) == questions
+
+
+def test_an_api_that_never_lists_pods_is_asked_three_times_for_one_alert() -> None:
+    world = running("a")
+    world.hush(mute=True)
+    world.part("a")
+    world.run(900.0)
+    assert (lists(world), len(world.named("a"))) == (3, 1)
+
+
+def test_alerts_do_not_wait_for_slow_lists_and_name_their_pods_in_the_end() -> None:
+    nodes = [f"n{number:02}" for number in range(20)]
+    world = running(*nodes, "a", "b", "c")
+    world.list_s = 0.5
+    for node in nodes:
+        world.part(node)
+    world.run(40.0)
+    events = [event for event in alerts(world) if event.kind is AlertKind.DEREGISTERED]
+    fired = {event.node: event for event in events if event.change == 0}
+    assert {event.pods for event in fired.values()} == {(), ("ml/train",)}
+    times = [event.at for event in fired.values()]
+    assert (max(times) - min(times)).total_seconds() < 3.5
+    last = {event.node: event.pods for event in events}
+    assert last == dict.fromkeys(nodes, ("ml/train",))
+    assert lists(world) == 20
 
 
 @pytest.mark.parametrize(("has_cluster", "questions"), [(True, 1), (False, 0)])
@@ -91,22 +121,13 @@ def test_many_pods_are_counted_and_the_first_of_them_named() -> None:
     assert event.pods_total == 40
 
 
-def test_pods_are_looked_at_again_when_the_plugin_is_and_told_only_if_they_are_others() -> None:
+def test_pods_are_those_of_when_it_was_told_however_often_the_plugin_is_looked_at() -> None:
     world = running("a")
     world.kill("a")
     world.run(150.0)
-    asked = lists(world)
-    # 20, 40 and 80 s after the verdict
-    assert (asked, len(world.named("a"))) == (4, 1)
     world.hold("a", 2)
-    world.run(150.0)
-    world.hold("a", 0)
-    world.run(150.0)
-    assert world.named("a") == [
-        (DOWN, FIRING, ("ml/train",)),
-        (DOWN, FIRING, ("ml/000", "ml/001")),
-        (DOWN, FIRING, ()),
-    ]
+    world.run(600.0)
+    assert (world.named("a"), lists(world)) == ([(DOWN, FIRING, ("ml/train",))], 1)
 
 
 def test_an_alert_that_changes_is_never_ended_while_its_pods_are_asked_for() -> None:
@@ -135,7 +156,7 @@ def test_a_plugin_that_never_came_has_no_resources_and_so_no_pods() -> None:
     assert (world.named("a"), lists(world)) == ([(AlertKind.MISSING, FIRING, ())], 0)
 
 
-def test_a_restart_keeps_the_pods_that_were_named_and_asks_only_with_the_next_look() -> None:
+def test_a_restart_keeps_the_pods_that_were_named_and_asks_for_none() -> None:
     world = running("a")
     world.part("a")
     world.run(10.0)
@@ -190,3 +211,16 @@ def test_alerts_that_have_to_wait_for_their_turn_ask_when_it_comes() -> None:
         told.append(len(fired))
     assert (any(0 < many < 100 for many in told), told[-1]) == (True, 100)
     assert {event.pods for event in fired} == {("ml/train",)}
+
+
+def test_no_other_alert_takes_the_turn_of_one_that_waits_for_its_pods() -> None:
+    world = running("a", bounds=config.Bounds(alerts_per_minute=1))
+    world.hush(mute=True)
+    world.part("a")
+    while not lists(world):
+        world.run(0.1)
+    world.turn("a", "0")
+    world.run(3.0)
+    assert world.story("a") == [(AlertKind.DEREGISTERED, FIRING)]
+    world.run(60.0)
+    assert world.story("a")[1:] == [(AlertKind.DEVICE_UNHEALTHY, FIRING)]

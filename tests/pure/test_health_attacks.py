@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from datetime import timedelta
 
 import msgspec
 
@@ -263,7 +264,21 @@ def test_what_is_remembered_of_thousands_of_broken_devices_is_no_more_than_nats_
             )
             (known,) = world.services[0].detector.dossiers()
             known.report(event, world.now)
-        remembered, *_ = known.commit(1e9, ZERO, lambda: True)[0]
+        remembered, *_ = known.commit(1e9, ZERO, lambda _: True)[0]
         assert isinstance(remembered, signals.Remember)
         assert len(remembered.value) < 1_000_000
         assert len(snapshot.decode(remembered.value).bad) > 30
+
+
+def test_who_falls_silent_after_one_beat_since_our_link_is_back_is_suspected_in_its_time() -> None:
+    world = world_of("a", interval_s=5.0)
+    world.run(3.0)
+    hear(world, signals.BusLost())
+    hear(world, signals.BusBack(at=ZERO + timedelta(seconds=world.now)))
+    hear(world, signals.Beat(heartbeat=world.plugins["a"].beat(world.now)))
+    world.freeze("a")
+    suspected = signals.Noted(note=signals.Note.SUSPECTED)
+    world.run(12.4)
+    assert suspected not in world.noted
+    world.run(0.2)
+    assert suspected in world.noted

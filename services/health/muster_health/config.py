@@ -132,7 +132,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     cause_labels: tuple[vocabulary.Name, ...] = ("topology.kubernetes.io/zone",)
     """Node labels whose value many nodes may fail in common with."""
     asks_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 32
-    """Nodes that are asked about at once; each takes three requests."""
+    """Nodes that are asked about at once; each takes three requests, or a few more."""
 
     def __post_init__(self) -> None:
         """Refuse a context without its file, and two settings for one plugin."""

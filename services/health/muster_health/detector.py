@@ -14,6 +14,7 @@ from typing import Final, assert_never
 
 from muster import vocabulary
 from muster_health import (
+    alerts,
     around,
     clocks,
     config,
@@ -213,7 +214,7 @@ class Detector:
             if found.skew.is_skewed is not was_skewed:
                 self._compare_clocks(found, now)
         if taken is None and not found.has_news(now):
-            # as of nearly all beats: all that changed is when it is looked at again, to be later
+            # as of nearly all beats: its next look is later now, and stays queued for before
             return []
         return self._take(found, taken or [], now)
 
@@ -328,7 +329,7 @@ class Detector:
                 case steps.Question(number=number):
                     outs.append(self._probe(found, number))
                 case steps.Inquiry(number=number):
-                    outs.append(found.question(number, now))
+                    outs.append(found.question(number))
                 case steps.Conclusion() | steps.Confirmed() | steps.Overdue():
                     concluded = True
                     found.decide(step, now, self._sight.at(now))
@@ -355,7 +356,7 @@ class Detector:
             return []
         number = self._cures.asks(found, now)
         if number is not None:
-            return [found.question(number, now)]
+            return [found.question(number)]
         storm = bool(self._weather.storms.active)
         return self._cures.decide(found, leader, now, self._sight.at(now), storm=storm)
 
@@ -391,7 +392,7 @@ class Detector:
         return outs
 
     def _told(self, found: dossier.Dossier, now: float) -> list[signals.Output]:
-        def may_open() -> bool:
+        def may_open(_: alerts.Key) -> bool:
             return self._register.spend(found.node, now)
 
         outs, held = found.commit(now, self._sight.at(now), may_open)

@@ -1,7 +1,6 @@
 """Pure. All that is known about one plugin: its state, its devices, what was told of it."""
 
 import functools
-from collections.abc import Callable
 from datetime import datetime
 from typing import Final, assert_never
 
@@ -69,11 +68,11 @@ class Dossier:
         "unwanted",
     )
 
-    def __init__(self, node: str, plugin: str, around: around.Around, *, now: float) -> None:
+    def __init__(self, node: str, plugin: str, about: around.Around, *, now: float) -> None:
         self.node, self.plugin = node, plugin
         self.key = key_of(node, plugin)
-        self.state = plugin_state.PluginState(around.settings, now, has_cluster=around.has_cluster)
-        self.telling = telling.Telling(around.settings, around.bounds)
+        self.state = plugin_state.PluginState(about.settings, now, has_cluster=about.has_cluster)
+        self.telling = telling.Telling(about.settings, about.bounds)
         self.skew = skew.Skew()
         self.causes: tuple[str, ...] = ()
         self.inhibited = False
@@ -82,9 +81,9 @@ class Dossier:
         """It is remembered, by whoever led last."""
         self.unwanted = False
         """It was expected here once, and is no longer."""
-        self._around = around
+        self._around = about
         self._own: own_alert.OwnAlert | None = None
-        self.devices = devices.Devices(around.bounds.devices_per_plugin)
+        self.devices = devices.Devices(about.bounds.devices_per_plugin)
         self.census = census.Census()
         self.since: datetime | None = None
         self.rule = ""
@@ -204,11 +203,15 @@ class Dossier:
             case _:
                 assert_never(found)
 
-    def question(self, number: int, now: float) -> signals.AskCluster:
-        """Return what to ask Kubernetes: of one that was told to be lost, also whom it affects."""
-        own = self._own
-        resources = own.expect(number, now) if own is not None and own.is_reviewed else ()
-        return self._ask_cluster(number, resources)
+    def question(self, number: int, resources: tuple[str, ...] = ()) -> signals.AskCluster:
+        """Return what to ask Kubernetes: about the plugin, or who holds these resources."""
+        return signals.AskCluster(
+            node=self.node,
+            plugin=self.plugin,
+            number=number,
+            timeout_s=self._around.settings.probe_timeout_s,
+            resources=resources,
+        )
 
     def learned(self, known: facts.Facts | None, number: int, now: float) -> None:
         """Take Kubernetes' answer, if it is about whom the alert names."""
@@ -294,7 +297,7 @@ class Dossier:
         return self.state.state in {State.MAINTENANCE, State.LOST} and not self.state.expected
 
     def commit(
-        self, now: float, at: datetime, may_open: Callable[[], bool]
+        self, now: float, at: datetime, may_open: telling.May
     ) -> tuple[list[signals.Output], list[alerts.Alert]]:
         """Return what is to be done about what changed, in order; and what waits for its turn.
 
@@ -314,9 +317,9 @@ class Dossier:
         # an alert that was told by another process stays until it is known how the plugin is
         is_known = self.state.verdict is not None or not self.telling.told
         if is_known and not self.inhibited:
-            if own is not None and own.must_ask(self.evidence, now, at, may_open):
+            if own is not None and own.prepare(self.evidence, now, at, may_open):
                 number = self.state.inquire().number
-                asked = [self._ask_cluster(number, own.expect(number, now))]
+                asked = [self.question(number, own.expect(number, now))]
             mine = [] if own is None else own.wanted(self.evidence, now, at)
             may = may_open if own is None else functools.partial(own.may_open, may_open)
             look_due, held = self.telling.follow(
@@ -360,15 +363,6 @@ class Dossier:
     @property
     def _forget_s(self) -> float:
         return _DAY_S if self.state.state is State.MAINTENANCE else 7 * _DAY_S
-
-    def _ask_cluster(self, number: int, resources: tuple[str, ...]) -> signals.AskCluster:
-        return signals.AskCluster(
-            node=self.node,
-            plugin=self.plugin,
-            number=number,
-            timeout_s=self._around.settings.probe_timeout_s,
-            resources=resources,
-        )
 
     def _others(self, now: float, at: datetime) -> list[alerts.Alert]:
         found: list[alerts.Alert] = []

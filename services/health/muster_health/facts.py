@@ -59,7 +59,8 @@ class Facts:
 
     `exists` is False when the API server answered that there is no such node. `pods` is () when it
     answered that there is none. `holders` are the pods on the node (`namespace/name`, sorted) that
-    request what was asked for. `problem` says in words what could not be read, and why.
+    request what was asked for; None too where we have not the right to know. `problem` says in
+    words what could not be read, and why.
     """
 
     exists: bool | None = None

@@ -82,7 +82,7 @@ class Fleet:
         now_wanted = [*self._storm(storms, plugins, now, at), *self._more(at), *self._clock(at)]
         wanted |= {alert.key: alert for alert in now_wanted}
         due, _ = self.telling.follow(
-            wanted.values(), now=now, at=at, may_open=lambda: True, why_ended=self._why_ended
+            wanted.values(), now=now, at=at, may_open=lambda _: True, why_ended=self._why_ended
         )
         told: list[signals.Publish] = []
         for alert in self.telling.untold:

@@ -5,7 +5,6 @@ is told as FLAPPING is as urgent as what falls, and before anything new is told 
 which pods that affects. Until these are known, all stays as it was told.
 """
 
-from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
@@ -21,7 +20,6 @@ from muster_health import (
     telling,
 )
 from muster_health.rules import Rule
-from muster_health.snapshot import State
 
 _CURE_S: Final = 60.0
 """For so long a plugin tries by itself to be registered again; to end it would delay that."""
@@ -87,43 +85,38 @@ class OwnAlert:
         if not judgement.may_pause(rule):
             self.due = now
 
-    @property
-    def is_reviewed(self) -> bool:
-        """Tell whether the plugin was told to be lost, and so whom that affects is asked again."""
-        is_lost = self._state.state is State.LOST and self._around.leader is not None
-        return is_lost and bool(self._told)
+    def prepare(self, why: Evidence, now: float, at: datetime, may_open: telling.May) -> bool:
+        """Get ready what is to be told; return whether Kubernetes is to be asked first, or again.
 
-    def must_ask(
-        self, why: Evidence, now: float, at: datetime, may_open: Callable[[], bool]
-    ) -> bool:
-        """Tell whether it says something new, and nobody asked yet which pods it is to name.
-
-        One that has to wait for its turn asks when that comes.
+        For a new alert that takes its turn: one that has to wait for it asks when that comes.
         """
-        alert, resources = self._alert(why, now, at), self._state.accused
+        alert, resources, asked = self._alert(why, now, at), self._state.accused, self._asked
         if alert is None or not resources or not self._around.has_cluster:
             return False
-        if self._asked is not None and self._asked.resources == resources:
-            return False
+        if asked is not None and asked.resources == resources:
+            return asked.is_due_again(now)
         if not self._is_still_to_tell(affected.named(alert, None, self._told)):
             return False
         if alert.key not in self._telling.told and not self.has_turn:
-            self.has_turn = may_open()
+            self.has_turn = may_open(alert.key)
             return self.has_turn
         return True
 
-    def may_open(self, others: Callable[[], bool]) -> bool:
-        """Tell whether a new alert may be told now: by the turn that it has, or as all `others`."""
-        if self.has_turn:
+    def may_open(self, others: telling.May, key: alerts.Key) -> bool:
+        """Tell whether a new alert may be told now: by the turn that ours has, or as `others`."""
+        if self.has_turn and is_own(key):
             self.has_turn = False
             return True
-        return others()
+        return others(key)
 
     def expect(self, number: int, now: float) -> tuple[str, ...]:
         """Take that Kubernetes is asked under this number; return about which resources."""
-        resources = self._state.accused
-        due = affected.due(now, self._around.settings.probe_timeout_s)
-        self._asked = affected.Question(number, resources, due=due)
+        resources, asked = self._state.accused, self._asked
+        if asked is not None and asked.resources == resources:
+            asked.asked(number, now)
+        else:
+            timeout_s = self._around.settings.probe_timeout_s
+            self._asked = affected.Question(number, resources, now, timeout_s=timeout_s)
         return resources
 
     def learned(self, known: facts.Facts | None, number: int, now: float) -> bool:
@@ -136,7 +129,7 @@ class OwnAlert:
     def stood_still(self, seconds: float) -> None:
         """Wait longer for an answer: we stood still for so long."""
         if self._asked is not None:
-            self._asked.due += seconds
+            self._asked.stood_still(seconds)
 
     def is_told_as(self, verdict: Verdict) -> bool:
         """Tell whether people were told of this verdict, as urgently as it is."""
@@ -170,11 +163,16 @@ class OwnAlert:
 
         The pods are remembered by the alert that was told.
         """
-        if not self._awaits_pods(now) and not any(map(self._is_still_to_tell, wanted)):
-            self._asked = None
         waits = [self.due] if self._waits(now) else []
-        if self._asked is not None and self._awaits_pods(now):
-            waits.append(self._asked.due)
+        asked = self._asked
+        if asked is None:
+            return waits
+        if asked.awaits(now):
+            return [*waits, asked.due]
+        if asked.again_due is not None and now < asked.again_due:
+            return [*waits, asked.again_due]
+        if not any(map(self._is_still_to_tell, wanted)):
+            self._asked = None
         return waits
 
     def forget(self) -> None:
@@ -217,7 +215,7 @@ class OwnAlert:
         return told is None or not told.says_the_same(alert)
 
     def _awaits_pods(self, now: float) -> bool:
-        return self._asked is not None and now < self._asked.due
+        return self._asked is not None and self._asked.awaits(now)
 
 
 def is_own(key: alerts.Key) -> bool:

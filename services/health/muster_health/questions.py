@@ -1,8 +1,8 @@
 """Door to the Kubernetes API: what is asked of it about a suspect, and the one act it is asked for.
 
-A question is one GET of a node, of its lease, of the plugin's pods on it, and if need be of all
-pods on it, at once and within a time; what has been answered by then is told, and what has not is
-said.
+A question is one GET of a node, of its lease and of the plugin's pods on it, at once and within a
+time; what has been answered by then is told, and what has not is said. Or it is one list of all
+pods on the node: whom a failure affects waits in a queue of its own, so as not to delay what it is.
 """
 
 import asyncio
@@ -26,6 +26,8 @@ _HOLDERS_MAX: Final = 1_000
 _HOLDERS_BYTES_MAX: Final = 16 * 1024 * 1024
 _LISTS_MAX: Final = 4
 """All pods of so many nodes are read at once: each may take that many bytes."""
+_QUEUE_S: Final = 15.0
+"""For so long a list waits for its turn; it is asked for anew after 20 s."""
 _ANSWER_SHARE: Final = 0.9
 """Of a question's time: what has been answered by then is better than nothing."""
 
@@ -110,12 +112,18 @@ class Questions:
         task.add_done_callback(self._running.discard)
 
     async def _answer(self, asked: signals.AskCluster) -> None:
-        found, holding = await asyncio.gather(self._known(asked), self._holders(asked))
-        if found is not None:
-            found = replace(found, holders=holding)
+        try:
+            found = await (self._holders(asked) if asked.resources else self._known(asked))
+        except Exception:  # noqa: BLE001  # strangers write the answers: a suspect must not wait for ever
+            logs.logger().exception("cluster_question_failed", node=asked.node)
+            found = None
         await self._put(
             signals.ClusterAnswered(
-                node=asked.node, plugin=asked.plugin, number=asked.number, facts=found
+                node=asked.node,
+                plugin=asked.plugin,
+                number=asked.number,
+                facts=found,
+                resources=asked.resources,
             )
         )
 
@@ -147,7 +155,7 @@ class Questions:
             lease_age_s=self._lease_age_s(asked.node, lease),
             problem="; ".join(filter(None, problems)),
         )
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        with contextlib.suppress(*kube.UNREADABLE):
             if node.is_ok:
                 shape = msgspec.json.decode(node.body, type=shapes.Node)
                 found = replace(
@@ -182,13 +190,8 @@ class Questions:
         }
         return (await self._get("pods", path, query=query, timeout_s=timeout_s),)
 
-    async def _holders(self, asked: signals.AskCluster) -> tuple[str, ...] | None:
-        """Return which pods request what is asked for; None if nobody asks, or it is not known.
-
-        Nobody else waits in this queue: whom a failure affects must not delay what it is.
-        """
-        if not asked.resources:
-            return None
+    async def _holders(self, asked: signals.AskCluster) -> facts.Facts | None:
+        """Return which pods request what is asked for; None is no answer, or none to be read."""
         timeout_s = asked.timeout_s * _ANSWER_SHARE
         query = {
             "fieldSelector": f"spec.nodeName={asked.node}",
@@ -196,7 +199,8 @@ class Questions:
             "resourceVersion": "0",
         }
         with contextlib.suppress(TimeoutError, *kube.UNREADABLE):
-            async with asyncio.timeout(timeout_s), self._lists:
+            # the list's own time begins with its turn
+            async with asyncio.timeout(_QUEUE_S + timeout_s), self._lists:
                 answer = await self._api.ask(
                     "GET",
                     "/api/v1/pods",
@@ -204,9 +208,11 @@ class Questions:
                     timeout_s=timeout_s,
                     body_bytes_max=_HOLDERS_BYTES_MAX,
                 )
-                self._note_refusal("list pods of all namespaces", answer)
-                if answer.is_ok:
-                    return holders.of(answer.body, asked.resources)
+            self._note_refusal("list pods of all namespaces", answer)
+            if answer.is_ok:
+                return facts.Facts(holders=holders.of(answer.body, asked.resources))
+            if answer.is_forbidden:
+                return facts.Facts(problem=answer.problem)
         return None
 
     async def _get(
@@ -222,7 +228,7 @@ class Questions:
             return None
         try:
             lease = msgspec.json.decode(answer.body, type=shapes.Lease)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except kube.UNREADABLE:
             return None
         now, version = self._clock(), lease.metadata.resource_version
         was = self._leases.pop(node, None)

@@ -29,9 +29,9 @@ class Node:
 class Register:
     """The nodes, and the plugins by key."""
 
-    def __init__(self, around: around.Around) -> None:
+    def __init__(self, about: around.Around) -> None:
         self.dossiers: dict[str, dossier.Dossier] = {}
-        self._around = around
+        self._around = about
         self._nodes: dict[str, Node] = {}
         self._expected: dict[str, Mapping[str, facts.Expected]] = {}
         self._bucket: budget.Bucket | None = None

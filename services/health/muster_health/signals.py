@@ -137,12 +137,16 @@ class ServerEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAnswered:
-    """The answer to `AskCluster` of this number; `facts` is None if there was no answer in time."""
+    """The answer to `AskCluster` of this number; `facts` is None if there was no answer in time.
+
+    `resources` are those that were asked about, and then `facts` tells of nothing but holders.
+    """
 
     node: str
     plugin: str
     number: int
     facts: facts.Facts | None
+    resources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +234,7 @@ class Probe:
 class AskCluster:
     """GET node, lease and the plugin's pods, and feed back one `ClusterAnswered` of this number.
 
-    With `resources` also find which pods on the node request one of these.
+    With `resources` do none of this, and find which pods on the node request one of these.
     """
 
     node: str

@@ -26,6 +26,7 @@ class _Marks:
 
 
 Why = Callable[[alerts.Key], tuple[vocabulary.Evidence, ...]]
+May = Callable[[alerts.Key], bool]
 
 
 _NONE: Final[Mapping[alerts.Key, alerts.Alert]] = {}
@@ -56,7 +57,7 @@ class Telling:
         *,
         now: float,
         at: datetime,
-        may_open: Callable[[], bool],
+        may_open: May,
         why_ended: Why,
     ) -> tuple[float | None, list[alerts.Alert]]:
         """Find what is to be told; return when to look again, and what must wait for its turn."""
@@ -74,7 +75,7 @@ class Telling:
                 later = self._change(key, told, alert, now, at)
                 if later is not None:
                     due.append(later)
-            elif len(self.told) >= self._bounds.alerts_per_plugin or not may_open():
+            elif len(self.told) >= self._bounds.alerts_per_plugin or not may_open(key):
                 held.append(alert)
             else:
                 self._open(key, alert, now)
