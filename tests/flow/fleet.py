@@ -227,7 +227,8 @@ class Node:
         return self.directory / f"thing{number}"
 
     def _plugin(self, name: str, directory: Path) -> parts.Plugin:
-        config = self.fleet.directory / f"{directory.name}.json"
+        # alone in its directory: each plugin would look at what changes beside it
+        config = self.fleet.directory / "configurations" / directory.name / "plugin.json"
         log = self.fleet.directory / f"{directory.name}-{name}.log"
         return parts.Plugin(self.fleet.nursery, config, log)
 
@@ -242,6 +243,7 @@ class Node:
             "heartbeat": {"interval_s": self.fleet.pace.beat_s},
             "resources": [{"name": RESOURCE, "groups": groups}],
         }
+        plugin.config.parent.mkdir(parents=True, exist_ok=True)
         plugin.config.write_bytes(orjson.dumps(told))
 
     # what a DaemonSet's controller and a kubelet would write

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from muster_plugin import aside, config, inotify, presets, rulebook
 from muster_plugin import node as node_door
@@ -14,6 +14,7 @@ from muster_plugin import node as node_door
 _READ_TIMEOUT_S: Final = 5.0
 _READ_PERIOD_S: Final = 60.0
 _WRITTEN_S: Final = 0.05
+_Stamp: TypeAlias = tuple[int, ...]
 
 
 class Source(Protocol):
@@ -45,11 +46,14 @@ class Reloader:
         self._in_force = chosen
         self._reading = asyncio.Event()
         self._files = aside.Lane()
+        self._policy: Path | None = None
+        self._read: tuple[_Stamp | None, ...] = ()
+        """What the files looked like from outside when they were last read; () to read them."""
 
     async def reload(self) -> None:
         """Read the settings again when their file changes, or at SIGHUP; take what can be used."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self._reading.set)
+        loop.add_signal_handler(signal.SIGHUP, self._ask)
         try:
             # the first look reads what was read a moment ago
             await self._node.lives.settle()
@@ -62,9 +66,24 @@ class Reloader:
             )
             async with contextlib.aclosing(looks):
                 async for _ in looks:
-                    await self._reread()
+                    if await self._may_say_otherwise():
+                        await self._reread()
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
+
+    def _ask(self) -> None:
+        self._read = ()
+        self._reading.set()
+
+    async def _may_say_otherwise(self) -> bool:
+        """Tell whether a file is another than was read; much else may change beside it."""
+        files = [file for file in (self._source.file, self._policy) if file]
+        was, self._read = self._read, ()
+        with contextlib.suppress(TimeoutError):
+            self._read = await self._files.run(
+                lambda: tuple(map(_stamp, files)), timeout_s=_READ_TIMEOUT_S
+            )
+        return not was or was != self._read
 
     async def _reread(self) -> None:
         try:
@@ -76,7 +95,11 @@ class Reloader:
             in_force = self._in_force.hash_at(self._node.name)
             self._node.teller.refused(problems, in_force=in_force)
             self._node.problem_turned.set()
+            # it may name another file, which we do not look at
+            self._read = ()
             return
+        policy = here.gpus.health.policy if here.gpus else ""
+        self._policy = Path(policy) if policy else None
         told = found.hash_at(self._node.name)
         if found == self._in_force:
             self._node.teller.mended(told)
@@ -94,6 +117,15 @@ class Reloader:
             health = here.gpus.health
             judge = await self._files.run(lambda: presets.judge(health), timeout_s=_READ_TIMEOUT_S)
             self._node.judge_by(judge, health)
+
+
+def _stamp(file: Path) -> _Stamp | None:
+    """Return what differs when a file is written or another is put in its place; None if gone."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _around(file: Path | None) -> set[Path]:
