@@ -225,6 +225,16 @@ def test_a_gpu_that_nobody_polls_is_unmonitored() -> None:
     assert story.see(FINE, after=100) == ["-unmonitored unpolled"]
 
 
+def test_a_process_that_stood_still_says_nothing_of_gpus_that_it_could_not_hear_of() -> None:
+    story = Story()
+    story.see(FINE)
+    assert story.take(story.machine.tick(story.now + 200)) == []
+    story.now += 200
+    due = story.machine.next_deadline()
+    assert due == story.now + 30
+    assert story.tick() == ["+unmonitored unpolled"]
+
+
 # What ends: the table of gpu_recovery, row by row
 
 ENDS: list[tuple[str, gpu.Poll | int, gpu.Poll, str]] = [

@@ -41,6 +41,10 @@ class Condition:
         """Take that a look names it: it is to be polled from now on."""
         self.heard_at = now if self.heard_at is None else self.heard_at
 
+    def listens_anew(self, now: float) -> None:
+        """Take that until now nobody could have heard of it, which says nothing of it."""
+        self.heard_at = now
+
     def went(self, now: float, at: datetime) -> Iterator[gpu.Finding]:
         """Take that it is not there."""
         self.heard_at = None

@@ -35,6 +35,8 @@ OVERDUE_POLLS: Final = 3
 OVERDUE_MIN_S: Final = 30.0
 """A GPU that was not polled for so many periods, and so long, is unmonitored."""
 
+_STALL_S: Final = 5.0
+"""Who comes so late to see that nobody polled stood still, and could hear of no poll."""
 _NEVER: Final = float("inf")
 _Seen: TypeAlias = gpu.Look | gpu.Observation
 _Stamp: TypeAlias = tuple[float, datetime]
@@ -54,8 +56,12 @@ class GpuHealth:
         return [*self._received(event, now), *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[gpu.Finding]:
-        """Find who has not been polled for long."""
+        """Find who has not been polled for long; begin anew if we have not been here for long."""
         late = [one for one in self._gpus.values() if self._due(one) <= now]
+        if any(now - self._due(one) > _STALL_S for one in late):
+            for one in late:
+                one.listens_anew(now)
+            return []
         return [found for one in late for found in self._unpolled(one, now)]
 
     def next_deadline(self) -> float | None:
