@@ -82,8 +82,8 @@ def _of_group(
         summary = f"{resource} {ids[0]} on {node} is {word}: {bad[ids[0]].why}"
     else:
         of_all = f" of {total}" if total >= many else ""
-        named = ", ".join(ids[:_SHOWN_MAX])
-        summary = f"{many}{of_all} {resource} on {node} are {word}: {named}{more}"
+        named = f": {', '.join(ids[:_SHOWN_MAX])}{more}" if ids else ""
+        summary = f"{many}{of_all} {resource} on {node} are {word}{named}"
     pods = sorted({pod for device in bad.values() for pod in device.pods})
     seen = [evidence.seen("plugin", text) for text in shown]
     return alerts.Alert(

@@ -196,6 +196,8 @@ def how_sure(evidence: Sequence[vocabulary.Evidence]) -> str:
 def devices(alert: vocabulary.AlertChanged) -> str:
     """Return the devices, the first of them if there are many."""
     more = alert.devices_total - len(alert.devices)
+    if not alert.devices:
+        return f"{more} of them"
     return ",".join(alert.devices) + (f" and {more} more" if more > 0 else "")
 
 
