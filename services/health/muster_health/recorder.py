@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from muster import logs, vocabulary
-from muster_health import config, detector, recording, signals
+from muster_health import config, detector, recording, signals, snapshot
 
 _BUFFER_BYTES: Final = 64 * 1024
 
@@ -29,16 +29,21 @@ class Recorder:
         self._file: BinaryIO | None = None
         self._size = 0
         self._levels: dict[tuple[str, str], signals.Input] = {}
-        """The newest of what is told only when it changes, for a file that begins later."""
+        """The newest of what is told only when it changes, and what is remembered, for a file that
+        begins later."""
 
     def receive(self, event: signals.Input, now: float) -> Sequence[signals.Output]:
         """Write an input down, and have it taken."""
         self._write(event, now)
-        return self._told(self._watched.receive(event, now), now)
+        outs = self._watched.receive(event, now)
+        self._follow(outs, now)
+        return outs
 
     def tick(self, now: float) -> Sequence[signals.Output]:
         """Have done what is due."""
-        return self._told(self._watched.tick(now), now)
+        outs = self._watched.tick(now)
+        self._follow(outs, now)
+        return outs
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed."""
@@ -46,7 +51,7 @@ class Recorder:
 
     def begin(self, now: float) -> None:
         """Begin, behind what a process before us wrote. Raises OSError."""
-        self._open(now)
+        self._open(now, begins=True)
 
     def close(self) -> None:
         """Write what is left."""
@@ -54,16 +59,24 @@ class Recorder:
             self._file.close()
             self._file = None
 
-    def _told(self, outs: Sequence[signals.Output], now: float) -> Sequence[signals.Output]:
+    def _follow(self, outs: Sequence[signals.Output], now: float) -> None:
+        """Write down what the detector told and asked; all is on file before it is done."""
         for out in outs:
             match out:
+                case signals.Probe() | signals.AskCluster():
+                    self._write(out, now)
+                case signals.Remember(key=key, value=b""):
+                    self._levels.pop(("state", key), None)
+                case signals.Remember(key=key, value=value):
+                    state = snapshot.decode(value)
+                    self._levels["state", key] = signals.Restored(state=state)
                 case signals.Publish(event=vocabulary.AlertChanged() as alert):
                     self._write(recording.Told(alert=alert), now)
                 case signals.Noted(note=signals.Note.STALLED, seconds=seconds):
                     self._write(signals.ClockStalled(seconds=seconds), now)
                 case _:
                     pass
-        return outs
+        self._flush()
 
     def _write(self, entry: recording.Entry, now: float) -> None:
         match entry:
@@ -71,6 +84,8 @@ class Recorder:
                 self._levels["expected", entry.plugin] = entry
             case signals.NodeOffers():
                 self._levels["offers", entry.node] = entry
+            case signals.Restored(state=state):
+                self._levels["state", recording.key_of(state)] = entry
             case _:
                 pass
         if self._file is None:
@@ -81,17 +96,30 @@ class Recorder:
             if self._size > self._half:
                 self._file.close()
                 self._path.replace(f"{self._path}.1")
-                self._open(now)
+                self._open(now, begins=False)
         except OSError as error:
-            self._file = None
-            logs.logger().error("recording_ended", file=str(self._path), error=str(error))
+            self._end(error)
 
-    def _open(self, now: float) -> None:
+    def _flush(self) -> None:
+        """Leave nothing to a process that may be killed."""
+        try:
+            if self._file is not None:
+                self._file.flush()
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        self._file = None
+        logs.logger().error("recording_ended", file=str(self._path), error=str(error))
+
+    def _open(self, now: float, *, begins: bool) -> None:
         self._file = self._path.open("ab", buffering=_BUFFER_BYTES)
         self._size = self._file.tell()
         header = recording.Header(
             at_zero=datetime.now(UTC) - timedelta(seconds=now),
+            begins=begins,
             sees=not self._watched.is_blind,
+            leads=self._watched.leader is not None,
             has_cluster=self._has_cluster,
             detection=self._settings.detection,
             bounds=self._settings.bounds,

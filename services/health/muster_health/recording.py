@@ -1,4 +1,4 @@
-"""Pure. A recording: all that the detector took in, line by line, to be judged anew.
+"""Pure. A recording: all that the detector took in and asked, line by line, to be judged anew.
 
 Beats are stored nowhere else, and without them nobody can tell what another policy would have made
 of a night. Each line is `{"t": seconds of the receiver's clock, "k": kind, "v": input}`. A header
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
-from muster_health import config, signals
+from muster_health import config, dossier, fleet, signals, snapshot
 
 VERSION: Final = 1
 
@@ -20,12 +20,15 @@ VERSION: Final = 1
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Who recorded, under which policy. `at_zero` is UTC at second 0 of its clock.
 
-    `sees` tells whether it had NATS: a file may begin in the middle.
+    `begins` is that a process began; else it goes on in another file. `sees` tells whether it had
+    NATS, and `leads` whether it led: a file may begin in the middle.
     """
 
     v: int = VERSION
     at_zero: datetime
+    begins: bool = True
     sees: bool
+    leads: bool = True
     has_cluster: bool
     detection: config.Detection
     bounds: config.Bounds
@@ -51,10 +54,12 @@ class _Line(msgspec.Struct, frozen=True):
     v: msgspec.Raw
 
 
-Entry = Header | Told | signals.Input
+Entry = Header | Told | signals.Probe | signals.AskCluster | signals.Input
 _SIMPLE: Final[tuple[type[Entry], ...]] = (
     Header,
     Told,
+    signals.Probe,
+    signals.AskCluster,
     signals.Beat,
     signals.ProbeAnswered,
     signals.ProbeFailed,
@@ -80,6 +85,13 @@ _EVENTS: Final = {event.TYPE: msgspec.json.Decoder(event) for event in vocabular
 
 class NotARecording(ValueError):
     """A line that says nothing; the text says why."""
+
+
+def key_of(state: snapshot.Snapshot) -> str:
+    """Return what a state is remembered under."""
+    if state.node == vocabulary.FLEET:
+        return fleet.KEY
+    return dossier.key_of(state.node, state.plugin)
 
 
 def encode(t: float, entry: Entry) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from muster import settings
-from muster_health import config, recording, replaying
+from muster_health import config, recording, replaying, tapes
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _EXAMPLE: Final = """\
@@ -21,9 +21,13 @@ is read as well. FILE of --policy are settings of health, of which `detection` a
   muster replay health.rec --policy calmer.yaml
   muster replay health.rec --policy calmer.yaml --since 24h
 
-Every alert that only one of the two policies raises is shown, and how much later or sooner the
-others come. Neither policy was asked the same questions: how those were answered that nobody asked
-then is counted. Exit code 0, or 2 for a file that cannot be used.
+Played are two policies: the recorded one, which health had then, and that of --policy. Every alert
+that only one of them raises is shown, and what comes later or sooner; what is the same is counted.
+Where the recorded policy, played again, does not raise what was told then, that is shown first.
+Another policy asks other questions than were asked: how they were answered is counted.
+
+TIME of --since is a date, or counts back from the end of the recording, not from now.
+Exit code 0, or 2 for a file that cannot be used.
 """
 
 
@@ -41,7 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("recording", type=Path, metavar="RECORDING")
     parser.add_argument("--policy", type=Path, required=True, metavar="FILE", help="other settings")
-    parser.add_argument("--since", metavar="TIME", help="24h, 30m, 7d, or 2026-11-21T03:00:00Z")
+    parser.add_argument(
+        "--since",
+        metavar="TIME",
+        help="24h, 30m, 7d: so long before the recording's end; or 2026-11-21T03:00:00Z",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     chosen = parser.parse_args(arguments)
     try:
@@ -58,25 +66,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(file: Path, policy: Path, since: str | None) -> dict[str, object]:
     other = settings.load(config.Settings, prefix="MUSTER_HEALTH", file=policy, environment={})
     try:
-        recorded = replaying.tape(_lines(file))
+        recorded = tapes.tape(_lines(file))
     except recording.NotARecording as error:
         raise _Unusable(f"{file}: {error}") from None
     end = recorded.zero + timedelta(seconds=recorded.entries[-1][0])
     begin = recorded.zero + timedelta(seconds=recorded.entries[0][0])
     shown = _since(since, end)
-    header = recorded.header
-    then = replaying.play(recorded, header.detection, header.bounds)
-    now = replaying.play(recorded, other.detection, other.bounds)
-    told = [one for one in recorded.told if one.fired_at >= shown]
-    mine = [one for one in then.episodes if one.fired_at >= shown]
-    theirs = [one for one in now.episodes if one.fired_at >= shown]
-    both, gone, new = replaying.matched(mine, theirs)
-    _, untold, unplayed = replaying.matched(mine, told)
+    then = replaying.play(recorded)
+    now = replaying.play(recorded, replaying.Policy(detection=other.detection, bounds=other.bounds))
+    both, gone, new = tapes.matched(then.episodes, now.episodes)
+    untold, unraised = tapes.held_against(recorded, then.episodes)
+    both = [pair for pair in both if max(one.fired_at for one in pair) >= shown]
+    gone, new, untold, unraised = (
+        [one for one in many if one.fired_at >= shown] for many in (gone, new, untold, unraised)
+    )
     return {
         "recording": {"from": begin, "to": end, "entries": len(recorded.entries)},
         "policy": str(policy),
-        "alerts": {"told": len(told), "recorded_policy": len(mine), "other_policy": len(theirs)},
-        "faithful": not untold and not unplayed,
+        "alerts": {
+            "told": sum(one.fired_at >= shown for one in recorded.told),
+            "recorded_policy": len(both) + len(gone),
+            "other_policy": len(both) + len(new),
+        },
+        "faithful": not untold and not unraised,
+        "told_not_raised": [_episode(one) for one in untold],
+        "raised_not_told": [_episode(one) for one in unraised],
         "only_recorded_policy": [_episode(one) for one in gone],
         "only_other_policy": [_episode(one) for one in new],
         "both": [
@@ -121,7 +135,7 @@ def _since(text: str | None, end: datetime) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _episode(one: replaying.Episode) -> dict[str, object]:
+def _episode(one: tapes.Episode) -> dict[str, object]:
     alert = one.alert
     return {
         "node": alert.node,
@@ -137,21 +151,27 @@ def _episode(one: replaying.Episode) -> dict[str, object]:
 
 def _text(tree: Mapping[str, Any]) -> str:
     span, alerts, other = tree["recording"], tree["alerts"], tree["policy"]
-    again = f"played again, that policy raises {alerts['recorded_policy']}"
+    again = f"the recorded policy, played again, raises {alerts['recorded_policy']}"
     lines = [
         f"recorded from {span['from'][:19]} to {span['to'][:19]} UTC, {span['entries']} entries",
         f"{alerts['told']} alerts told; {again}, and {other} {alerts['other_policy']}",
     ]
     if not tree["faithful"]:
-        lines.append("played again it does not raise what was told: take the rest with care")
-    lines += [_line("-", one, "not with the other") for one in tree["only_recorded_policy"]]
-    lines += [_line("+", one, "only with the other") for one in tree["only_other_policy"]]
-    for one in tree["both"]:
+        lines.append("played again, the recorded policy does not raise what was told:")
+        lines += [_line("!", one, "told, not raised") for one in tree["told_not_raised"]]
+        lines += [_line("!", one, "raised, not told") for one in tree["raised_not_told"]]
+        lines.append("so take with care what concerns these:")
+    only = "only with the recorded policy"
+    lines += [_line("-", one, only) for one in tree["only_recorded_policy"]]
+    lines += [_line("+", one, f"only with {other}") for one in tree["only_other_policy"]]
+    moved = [one for one in tree["both"] if one["later_s"]]
+    for one in moved:
         seconds = one["later_s"]
-        late = f"{abs(seconds):g} s {'later' if seconds > 0 else 'sooner'}"
-        lines.append(_line("~" if seconds else "=", one, late if seconds else "the same"))
+        late = f"{abs(seconds):g} s {'later' if seconds > 0 else 'sooner'} with {other}"
+        lines.append(_line("~", one, late))
+    lines.append(f"{len(tree['both']) - len(moved)} alerts are the same with both")
     asked = ", ".join(f"{many} {how}" for how, many in sorted(tree["questions"].items()))
-    lines.append(f"its questions, and how they were answered: {asked or 'none'}")
+    lines.append(f"questions of {other}, and how they were answered: {asked or 'none'}")
     return "\n".join(lines)
 
 

@@ -1,293 +1,184 @@
-"""Pure. A recording under another policy: the real detector on the recorded time.
+"""Pure. A recording under a policy: the real detector on the recorded time.
 
-What plugins, the bus and the cluster did is fed in as it came. But another policy asks at other
-times, and what would have been answered then nobody recorded. A probe is taken as answered if the
-plugin was heard within the time it had, and else as the nearest probe of that plugin went; the
-cluster answers what it answered nearest to that time. What is left is counted: it is not known.
+What plugins, the bus and the cluster did is fed in as it came. A process that ended, ends here; the
+next one begins with what the policy itself would have had remembered. Here one leads throughout:
+whoever recorded may have followed another one, which told meanwhile.
 """
 
-import bisect
 import heapq
 import itertools
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Final, TypeVar
+from datetime import timedelta
+from typing import Final
 
 from muster import vocabulary
-from muster_health import config, detector, recording, signals
+from muster_health import (
+    config,
+    detector,
+    oracle,
+    recording,
+    signals,
+    snapshot,
+    tapes,
+)
 
-_NEAR_S: Final = 60.0
-_ANSWER_S: Final = 0.002
-
-T = TypeVar("T")
-Who = tuple[str, str]
-Probed = signals.ProbeAnswered | signals.ProbeFailed | signals.ProbeInconclusive
+_LAST_S: Final = 0.05
 
 
-@dataclass(slots=True, kw_only=True)
-class Episode:
-    """One alert from its first telling to its end."""
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a policy consists of, as far as it is played."""
 
-    alert: vocabulary.AlertChanged
-    fired_at: datetime
-    resolved_at: datetime | None = None
-
-    @property
-    def subject(self) -> tuple[str, str, str, str]:
-        """What it is about."""
-        one = self.alert
-        return one.node, one.plugin, one.kind.value, one.resource
+    detection: config.Detection
+    bounds: config.Bounds
 
 
 @dataclass(kw_only=True)
 class Played:
     """What a policy made of a recording."""
 
-    episodes: list[Episode] = field(default_factory=list)
-    verdicts: Counter[str] = field(default_factory=Counter)
+    episodes: list[tapes.Episode] = field(default_factory=list)
     questions: Counter[str] = field(default_factory=Counter)
-    """How the questions were answered that nobody asked then."""
+    """How the questions were answered."""
 
 
-@dataclass(kw_only=True)
-class Tape:
-    """A recording, read: entries by virtual time, in seconds from `zero`."""
-
-    header: recording.Header
-    zero: datetime
-    entries: list[tuple[float, recording.Entry]]
-
-    @property
-    def told(self) -> list[Episode]:
-        """The alerts that were told then."""
-        found = _Episodes(self.zero)
-        for at, entry in self.entries:
-            if isinstance(entry, recording.Told):
-                found.take(entry.alert, at)
-        return found.all
-
-
-def tape(lines: Iterable[tuple[float, recording.Entry]]) -> Tape:
-    """Return a recording on one clock. Raises NotARecording where it does not begin with a header.
-
-    Each process counted by a clock of its own; UTC holds them together.
-    """
-    first: recording.Header | None = None
-    offset_s = 0.0
-    entries: list[tuple[float, recording.Entry]] = []
-    for t, entry in lines:
-        if isinstance(entry, recording.Header):
-            first = first or entry
-            offset_s = (entry.at_zero - first.at_zero).total_seconds()
-        if first is None:
-            raise recording.NotARecording("it does not begin with a header")
-        # a wall clock that was set back must not turn time round
-        at = max(t + offset_s, entries[-1][0] if entries else t + offset_s)
-        entries.append((at, entry))
-    if first is None:
-        raise recording.NotARecording("it is empty")
-    return Tape(header=first, zero=first.at_zero, entries=entries)
-
-
-def play(recorded: Tape, detection: config.Detection, bounds: config.Bounds) -> Played:
-    """Return what a policy makes of a recording."""
-    return _Player(recorded, detection, bounds).run()
-
-
-def matched(
-    one: Sequence[Episode], other: Sequence[Episode]
-) -> tuple[list[tuple[Episode, Episode]], list[Episode], list[Episode]]:
-    """Return the alerts of both that are about the same at about the same time, and the others."""
-    left = list(other)
-    both: list[tuple[Episode, Episode]] = []
-    alone: list[Episode] = []
-    for episode in one:
-        near = [found for found in left if _same(episode, found)]
-        if not near:
-            alone.append(episode)
-            continue
-        best = min(near, key=lambda found: abs(found.fired_at - episode.fired_at))
-        left.remove(best)
-        both.append((episode, best))
-    return both, alone, left
-
-
-def _same(one: Episode, other: Episode) -> bool:
-    if one.subject != other.subject:
-        return False
-    first, last = sorted((one, other), key=lambda episode: episode.fired_at)
-    overlap = first.resolved_at is None or last.fired_at <= first.resolved_at
-    return overlap or last.fired_at - first.fired_at <= timedelta(seconds=_NEAR_S)
-
-
-class _Episodes:
-    def __init__(self, zero: datetime) -> None:
-        self.all: list[Episode] = []
-        self._zero = zero
-        self._open: dict[str, Episode] = {}
-
-    def take(self, alert: vocabulary.AlertChanged, at: float) -> None:
-        when = self._zero + timedelta(seconds=at)
-        known = self._open.get(alert.fingerprint)
-        if alert.state is vocabulary.AlertState.RESOLVED:
-            if known is not None:
-                known.resolved_at = when
-                del self._open[alert.fingerprint]
-        elif known is None:
-            self._open[alert.fingerprint] = Episode(alert=alert, fired_at=when)
-            self.all.append(self._open[alert.fingerprint])
-        else:
-            # what it is about may change while it fires
-            known.alert = alert
-
-
-class _Oracle:
-    """What would have been answered, as far as the recording tells."""
-
-    def __init__(self, recorded: Tape) -> None:
-        self._beats: dict[Who, list[tuple[float, vocabulary.Heartbeat]]] = defaultdict(list)
-        self._probes: dict[Who, list[tuple[float, Probed]]] = defaultdict(list)
-        self._cluster: dict[Who, list[tuple[float, signals.ClusterAnswered]]] = defaultdict(list)
-        for at, entry in recorded.entries:
-            match entry:
-                case signals.Beat(heartbeat=beat):
-                    self._beats[beat.node, beat.plugin].append((at, beat))
-                case signals.ProbeAnswered(heartbeat=beat):
-                    self._probes[beat.node, beat.plugin].append((at, entry))
-                case signals.ProbeFailed() | signals.ProbeInconclusive():
-                    self._probes[entry.node, entry.plugin].append((at, entry))
-                case signals.ClusterAnswered():
-                    self._cluster[entry.node, entry.plugin].append((at, entry))
-                case _:
-                    pass
-
-    def probe(self, asked: signals.Probe, now: float) -> tuple[str, float, signals.Input]:
-        """Return how it is known, after how many seconds, and the answer."""
-        who = asked.node, asked.plugin
-        beats = self._beats.get(who, [])
-        number = bisect.bisect_left(beats, now, key=lambda pair: pair[0])
-        nearest = _nearest(self._probes.get(who, []), now)
-        if number < len(beats) and beats[number][0] <= now + asked.timeout_s:
-            at, beat = beats[number]
-            answer = signals.ProbeAnswered(heartbeat=beat, number=asked.number)
-            return "by a beat that came in time", max(at - now, _ANSWER_S), answer
-        match nearest:
-            case signals.ProbeAnswered(heartbeat=beat):
-                answered = signals.ProbeAnswered(heartbeat=beat, number=asked.number)
-                return "as the nearest one of that plugin", _ANSWER_S, answered
-            case signals.ProbeInconclusive():
-                unclear = signals.ProbeInconclusive(
-                    node=asked.node, plugin=asked.plugin, number=asked.number
-                )
-                return "as the nearest one of that plugin", _ANSWER_S, unclear
-            case signals.ProbeFailed(subscribed=subscribed):
-                how = "as the nearest one of that plugin"
-            case _:
-                how, subscribed = "not known, taken for no answer", True
-        failed = signals.ProbeFailed(
-            node=asked.node, plugin=asked.plugin, number=asked.number, subscribed=subscribed
-        )
-        return how, asked.timeout_s if subscribed else _ANSWER_S, failed
-
-    def cluster(
-        self, asked: signals.AskCluster, now: float
-    ) -> tuple[str, float, signals.ClusterAnswered]:
-        """Return how it is known, after how many seconds, and the answer."""
-        nearest = _nearest(self._cluster.get((asked.node, asked.plugin), []), now)
-        known = nearest.facts if nearest is not None else None
-        how = "by the cluster's nearest answer" if known else "the cluster: not known"
-        answer = signals.ClusterAnswered(
-            node=asked.node, plugin=asked.plugin, number=asked.number, facts=known
-        )
-        return how, _ANSWER_S, answer
+def play(recorded: tapes.Tape, policy: Policy | None = None) -> Played:
+    """Return what a policy makes of a recording; without one, each process has its own of then."""
+    return _Player(recorded, policy).run()
 
 
 class _Player:
     """The recording's clock, the detector, and the answers that are under way."""
 
-    def __init__(self, recorded: Tape, detection: config.Detection, bounds: config.Bounds) -> None:
+    def __init__(self, recorded: tapes.Tape, policy: Policy | None) -> None:
         self._recorded = recorded
-        self._oracle = _Oracle(recorded)
+        self._policy = policy
+        self._oracle = oracle.Oracle(recorded.entries)
         self._played = Played()
-        self._episodes = _Episodes(recorded.zero)
-        self._answers: list[tuple[float, int, signals.Input]] = []
+        self._episodes = tapes.Episodes(recorded.zero)
+        self._answers: list[tuple[float, int, oracle.Answer]] = []
         self._count = itertools.count()
+        self._now = 0.0
         self._stalls = [
             (at - entry.seconds, at)
             for at, entry in recorded.entries
             if isinstance(entry, signals.ClockStalled)
         ]
-        self._detector = detector.Detector(
-            detection,
-            runbook_url="",
-            at_zero=recorded.zero,
-            bounds=bounds,
-            has_cluster=recorded.header.has_cluster,
-        )
+        self._memory: dict[str, bytes] = {}
+        self._pending: list[bytes] = []
+        """What is remembered, and not yet given to the process that began."""
+        self._detector: detector.Detector | None = None
 
     def run(self) -> Played:
         """Play it all."""
-        entries = self._recorded.entries
-        begin = entries[0][0]
-        if self._recorded.header.sees:
-            began = self._recorded.zero + timedelta(seconds=begin)
-            self._feed(signals.BusBack(at=began), begin)
-        headers = 0
-        for at, entry in entries:
-            headers += isinstance(entry, recording.Header)
-            if isinstance(entry, signals.Restored) and headers > 1:
-                continue  # by another process, which told it under the other policy
-            if not isinstance(entry, _NOT_PLAYED):
-                self._advance(at)
-                self._feed(entry, at)
+        for at, entry in self._recorded.entries:
+            if isinstance(entry, recording.Header):
+                if self._detector is None or entry.begins:
+                    self._end()
+                    self._begin(entry, at)
+                continue
+            assert self._detector is not None, "a tape begins with a header"
+            self._advance(self._detector, at)
+            if isinstance(entry, signals.Restored):
+                self._recall(self._detector, entry, at)
+            elif not isinstance(entry, _NOT_PLAYED):
+                if isinstance(entry, _AFTER_MEMORY):
+                    self._remind(self._detector, at)
+                self._feed(self._detector, entry, at)
+        self._end()
         self._played.episodes = self._episodes.all
         return self._played
 
-    def _advance(self, until: float) -> None:
+    def _end(self) -> None:
+        """Do what the last entry may have come from; what was due later nobody did."""
+        if self._detector is not None:
+            self._advance(self._detector, self._now + _LAST_S)
+
+    def _begin(self, header: recording.Header, at: float) -> None:
+        """Let the process that was recorded end, and another one begin."""
+        self._pending = list(self._memory.values())
+        self._answers.clear()
+        policy = self._policy or Policy(detection=header.detection, bounds=header.bounds)
+        self._detector = detector.Detector(
+            policy.detection,
+            runbook_url="",
+            at_zero=self._recorded.zero,
+            bounds=policy.bounds,
+            has_cluster=header.has_cluster,
+        )
+        if header.sees:
+            began = self._recorded.zero + timedelta(seconds=at)
+            self._feed(self._detector, signals.BusBack(at=began), at)
+
+    def _recall(self, played: detector.Detector, known: signals.Restored, at: float) -> None:
+        """Give a process what is remembered, when it was given it then.
+
+        What a process before this one told it told under its policy; but of what we never heard of
+        we take its word.
+        """
+        self._remind(played, at)
+        key = recording.key_of(known.state)
+        if key not in self._memory:
+            self._memory[key] = snapshot.encode(known.state)
+            self._feed(played, known, at)
+
+    def _remind(self, played: detector.Detector, at: float) -> None:
+        pending, self._pending = self._pending, []
+        for value in pending:
+            self._feed(played, signals.Restored(state=snapshot.decode(value)), at)
+
+    def _advance(self, played: detector.Detector, until: float) -> None:
         while True:
-            due = self._detector.next_deadline()
+            due = played.next_deadline()
             answer = self._answers[0][0] if self._answers else None
-            now = min((time for time in (due, answer) if time is not None), default=until)
-            now = self._awake(now)
-            if now >= until:
+            times = [time for time in (due, answer) if time is not None]
+            now = self._awake(max(self._now, min(times))) if times else until + 1.0
+            if now > until:
+                self._now = until
                 return
-            if answer is not None and answer <= now:
-                _, _, event = heapq.heappop(self._answers)
-                self._feed(event, now)
+            self._now = now
+            if due is not None and (answer is None or due <= answer):
+                self._do(played.tick(now), now)
             else:
-                self._do(self._detector.tick(now), now)
+                _, _, event = heapq.heappop(self._answers)
+                self._feed(played, _heard(event) if played.is_blind else event, now)
 
     def _awake(self, now: float) -> float:
         """Return when whoever recorded next ran: what it slept through, nobody did."""
         return next((end for begin, end in self._stalls if begin < now < end), now)
 
-    def _feed(self, event: signals.Input, now: float) -> None:
-        self._do(self._detector.receive(event, now), now)
+    def _feed(self, played: detector.Detector, event: signals.Input, now: float) -> None:
+        self._do(played.receive(event, now), now)
 
     def _do(self, outs: Iterable[signals.Output], now: float) -> None:
         for out in outs:
             match out:
-                case signals.Probe():
-                    self._answer(*self._oracle.probe(out, now), now)
-                case signals.AskCluster():
-                    self._answer(*self._oracle.cluster(out, now), now)
+                case signals.Probe() | signals.AskCluster():
+                    self._ask(out, now)
+                case signals.Remember(key=key, value=value):
+                    self._memory[key] = value
+                    if not value:
+                        del self._memory[key]
                 case signals.Publish(event=vocabulary.AlertChanged() as alert):
                     self._episodes.take(alert, now)
-                case signals.Publish(event=vocabulary.VerdictChanged() as found):
-                    self._played.verdicts[found.verdict.value] += 1
                 case _:
                     pass
 
-    def _answer(self, how: str, after_s: float, event: signals.Input, now: float) -> None:
+    def _ask(self, asked: oracle.Question, now: float) -> None:
+        how, after_s, answer = self._oracle.ask(asked, now)
         self._played.questions[how] += 1
-        heapq.heappush(self._answers, (now + after_s, next(self._count), event))
+        if answer is not None:
+            heapq.heappush(self._answers, (now + after_s, next(self._count), answer))
 
 
+_AFTER_MEMORY: Final = (signals.Beat, signals.FromPlugin)
+"""What is heard only after all that is remembered was read."""
 _NOT_PLAYED: Final = (
-    recording.Header,
     recording.Told,
+    signals.Probe,
+    signals.AskCluster,
     signals.ProbeAnswered,
     signals.ProbeFailed,
     signals.ProbeInconclusive,
@@ -296,9 +187,11 @@ _NOT_PLAYED: Final = (
     signals.Remediated,
     signals.ClockStalled,
 )
-"""What answers another's questions, and who led then: here one leads throughout."""
+"""What was asked and answered, and who led then."""
 
 
-def _nearest(found: Sequence[tuple[float, T]], now: float) -> T | None:
-    near = min(found, key=lambda pair: abs(pair[0] - now), default=None)
-    return near[1] if near is not None and abs(near[0] - now) <= _NEAR_S else None
+def _heard(event: oracle.Answer) -> oracle.Answer:
+    """Return what comes of a question while our own link is gone."""
+    if not isinstance(event, signals.ProbeFailed):
+        return event
+    return signals.ProbeInconclusive(node=event.node, plugin=event.plugin, number=event.number)
