@@ -1,0 +1,144 @@
+"""What is recorded of health, whatever befell it, is raised again by the policy of then."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster import vocabulary
+from muster_health import config, recording, replaying, signals, tapes
+from tests.pure import health_world
+
+NODES = ("a", "b", "c")
+
+
+class Recorded(health_world.Service):
+    """A health process that has all written down, as `recorder` does."""
+
+    world: "Night"
+
+    def __init__(self, world: "Night", leader: int | None) -> None:
+        self.begun = False
+        self.slot = world.free_slot()
+        super().__init__(world, leader)
+
+    def feed(self, event: signals.Input) -> None:
+        if not self.begun:
+            self.begun = True
+            self.write(
+                recording.Header(
+                    at_zero=health_world.ZERO + timedelta(seconds=self.zero),
+                    sees=False,
+                    leads=False,
+                    has_cluster=self.world.has_cluster,
+                    detection=health_world.SETTINGS,
+                    bounds=config.Bounds(),
+                )
+            )
+        if not self.crashed:
+            self.write(event)
+        super().feed(event)
+
+    def do(self, outs: Iterable[signals.Output]) -> None:
+        many = list(outs)
+        for out in many:
+            match out:
+                case signals.Probe() | signals.AskCluster():
+                    self.write(out)
+                case signals.Publish(event=vocabulary.AlertChanged() as alert):
+                    self.write(recording.Told(alert=alert))
+                case signals.Noted(note=signals.Note.STALLED, seconds=seconds):
+                    self.write(signals.ClockStalled(seconds=seconds))
+                case _:
+                    pass
+        super().do(many)
+
+    def write(self, entry: recording.Entry) -> None:
+        self.world.lines[self.slot].append((self.clock, entry))
+
+
+class Night(health_world.World):
+    """So many health services at a time; where one crashed, the next one goes on recording."""
+
+    def __init__(self, *nodes: str, has_cluster: bool = True, services: int = 1) -> None:
+        self.lines: list[list[tuple[float, recording.Entry]]] = [[] for _ in range(services)]
+        super().__init__(*nodes, has_cluster=has_cluster, services=services)
+
+    def free_slot(self) -> int:
+        used = {service.slot for service in self.services if isinstance(service, Recorded)}
+        return min(set(range(len(self.lines))) - used)
+
+    def start(self, *, leads: bool) -> None:
+        self.boots += 1
+        self._revision += leads
+        self.services.append(Recorded(self, self._revision if leads else None))
+
+
+def differences(night: Night) -> list[str]:
+    """Return what was told and is not raised again, and what is raised and was not told."""
+    found: list[str] = []
+    for lines in night.lines:
+        recorded = tapes.tape(lines)
+        missed, more = tapes.held_against(recorded, replaying.play(recorded).episodes)
+        found += [f"not raised: {one.alert.node} {one.alert.kind}" for one in missed]
+        found += [f"not told: {one.alert.node} {one.alert.kind}" for one in more]
+    return found
+
+
+def running(*, has_cluster: bool = True, services: int = 1) -> Night:
+    night = Night(*NODES, has_cluster=has_cluster, services=services)
+    night.run(20.0)
+    return night
+
+
+STEPS = ("kill", "freeze", "cut", "mend", "part", "stop", "down", "crash", "outage", "lead", "drop")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(STEPS), st.sampled_from(NODES), st.sampled_from((0.7, 6.0, 25.0, 70.0))
+        ),
+        max_size=14,
+    ),
+    has_cluster=st.booleans(),
+    services=st.integers(1, 2),
+)
+def test_any_night_is_raised_again_as_it_was_told(
+    steps: list[tuple[str, str, float]],
+    has_cluster: bool,  # noqa: FBT001  # a property's argument
+    services: int,
+) -> None:
+    night = running(has_cluster=has_cluster, services=services)
+    for step, node, seconds in steps:
+        match step:
+            case "crash":
+                night.crash(seconds)
+            case "outage":
+                night.outage(seconds)
+            case "lead":
+                night.lose_lead()
+                night.lead_again()
+            case "drop":
+                night.crash_after(int(seconds))
+            case _:
+                getattr(night, step)(node)
+        night.run(seconds)
+    night.run(200.0)
+    assert differences(night) == []
+
+
+@pytest.mark.parametrize("away_s", [0.0, 5.0, 60.0, 1000.0])
+def test_a_restart_is_no_silence_of_anyone(away_s: float) -> None:
+    night = running()
+    night.kill("a")
+    night.run(40.0)
+    for _ in range(4):
+        night.crash(away_s)
+        night.run(60.0)
+    assert differences(night) == []
+    told = [(one.alert.node, one.alert.kind) for one in tapes.tape(night.lines[0]).told]
+    assert told == [("a", vocabulary.AlertKind.PLUGIN_DOWN)]
