@@ -148,21 +148,18 @@ class _Trips:
 async def measure(
     options: table.Options, *, only: str = "", times: int = 100, minutes: float = _MINUTES
 ) -> list[table.Row]:
-    """Measure suspicions, then all classes at once, with l beside them."""
+    """Measure suspicions, then all classes at once, then l."""
     wanted, spread_s = (5, 300.0) if options.quick else (times, minutes * 60)
     letters = set(only.split(",")) if only else set("abcdefghijklmnop")
     if letters == {"l"}:
         return await _silences(wanted)
     chosen = [fault for fault in faults.FAULTS if fault.letter in letters]
-    silences = asyncio.create_task(_beside(wanted)) if "l" in letters else None
     rows = await _suspicions(wanted) if "a" in letters else []
     rows += await _classes(chosen, wanted, spread_s)
-    if silences is not None:
-        rows += await silences
-    return rows
+    return [*rows, *(await _apart(wanted) if "l" in letters else [])]
 
 
-async def _beside(wanted: int) -> list[table.Row]:
+async def _apart(wanted: int) -> list[table.Row]:
     """Measure class l in a process of its own.
 
     gRPC's threads here would not survive that a child of ours runs a function before it is another.
@@ -227,6 +224,8 @@ async def _classes(chosen: Sequence[faults.Fault], wanted: int, spread_s: float)
         await quiet.start()
         for name, crew in nodes.items():
             await asyncio.gather(*(node.start(cabled=cabled[name]) for node in crew))
+        held = [node for fault in chosen if fault.held for node in nodes[fault.name]]
+        await asyncio.gather(*(node.make_holder() for node in held))
         await world.health.start()
         await world.until_healthy([node.name for crew in nodes.values() for node in crew])
         await asyncio.sleep(_SETTLED_S)
