@@ -3,7 +3,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,13 +13,16 @@ import msgspec
 from muster import buckets, bus, codec, connection, streams, vocabulary
 from muster.local import nats
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
+from muster_health import recording, replaying, tapes
 from tests.flow import parts
 
 INTERVAL_S = 0.2
 GPU = "nvidia.com/gpu"
 PLUGIN = "device-plugin"
+RECORDING = "health.rec"
 SETTINGS = """
 bus: {{url: "{url}"}}
+recording: {{file: "{recording}"}}
 detection: {{probe_timeout_s: 1.0, reconnect_s: 1.0, interval_s: 0.2, recover_s: 5, patience_s: 0}}
 """
 
@@ -99,7 +102,7 @@ class Toy:
 @contextlib.asynccontextmanager
 async def health(directory: Path, url: str) -> AsyncIterator[parts.Service]:
     file = directory / "health.yaml"
-    file.write_text(SETTINGS.format(url=url))
+    file.write_text(SETTINGS.format(url=url, recording=directory / RECORDING))
     log = directory / "health.log"
     service = parts.Service("muster_health", ("--config", str(file)), log)
     try:
@@ -146,6 +149,16 @@ async def world(directory: Path) -> AsyncIterator[tuple[nats.NatsServer, Told]]:
         parts.hearing(server.url, Told) as told,
     ):
         yield server, told
+    is_raised_again(directory / RECORDING)
+
+
+def is_raised_again(file: Path) -> None:
+    """Assert that what was told is raised again when the recording is played, and nothing else."""
+    recorded = tapes.tape(map(recording.decode, file.read_bytes().splitlines()))
+    played = replaying.play(recorded).episodes
+    assert tapes.held_against(recorded, played) == ([], [])
+    at = [(one.fired_at, two.fired_at) for one, two in tapes.matched(recorded.told, played)[0]]
+    assert all(abs(told - again) < timedelta(seconds=2) for told, again in at)
 
 
 def test_a_killed_a_frozen_and_a_leaving_plugin_each_get_their_verdict(tmp_path: Path) -> None:
