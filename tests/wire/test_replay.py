@@ -136,6 +136,38 @@ def test_only_what_is_new_enough_is_shown(tmp_path: Path, command: Command) -> N
     assert orjson.loads(out)["alerts"] == {"told": 1, "recorded_policy": 1, "other_policy": 1}
 
 
+def test_where_the_recorded_policy_does_not_raise_what_was_told_is_shown_alert_by_alert(
+    tmp_path: Path, command: Command
+) -> None:
+    file = tmp_path / "night.rec"
+    night(file)
+    lines = file.read_bytes().splitlines(keepends=True)
+    told = [line for line in lines if b'"k":"Told"' in line]
+    elsewhere = [line.replace(b"node-a", b"node-b") for line in told[:2]]
+    file.write_bytes(b"".join(elsewhere.pop(0) if line in told[:2] else line for line in lines))
+
+    _, out, _ = command(file, "detection: {}", "--json")
+    report = orjson.loads(out)
+    assert not report["faithful"]
+    missed, more = report["told_not_raised"], report["raised_not_told"]
+    assert [(one["node"], one["kind"]) for one in missed] == [("node-b", "plugin_down")]
+    assert [(one["node"], one["kind"]) for one in more] == [("node-a", "plugin_down")]
+    _, out, _ = command(file, "detection: {}")
+    shown = [line for line in out.splitlines() if line.startswith("!")]
+    assert [line.split("  ")[-1] for line in shown] == ["(told, not raised)", "(raised, not told)"]
+    assert missed[0]["fired_at"][:19] in shown[0]
+
+
+def test_who_is_killed_leaves_all_that_it_took_in_and_told(tmp_path: Path) -> None:
+    file = tmp_path / "night.rec"
+    found = Night(file)
+    found.run(20)
+    found.run(30, silent=True)
+    kinds = [type(recording.decode(line)[1]) for line in file.read_bytes().splitlines()]
+    assert (kinds.count(signals.Beat), kinds.count(recording.Told)) == (20, 1)
+    found.recorder.close()
+
+
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
@@ -182,6 +214,12 @@ def test_a_recording_takes_no_more_than_it_may_and_goes_on_in_the_second_file(
     found.run(30, silent=True)
     found.run(30)
     found.recorder.close()
+    # what was known when the file began is told anew to nobody
+    newer = [recording.decode(line)[1] for line in file.read_bytes().splitlines()[:2]]
+    assert isinstance(newer[0], recording.Header)
+    assert not newer[0].begins
+    assert isinstance(newer[1], signals.Restored)
+    assert newer[1].state.state is snapshot.State.HEALTHY
     assert file.stat().st_size + Path(f"{file}.1").stat().st_size < 1.1 * 2**20
     Path(f"{file}.1").unlink()
     _, out, _ = command(file, "detection: {interval_s: 1, patience_s: 0}", "--json")
@@ -212,7 +250,9 @@ STATE = snapshot.Snapshot(
 STOPPING = vocabulary.PluginStopping(
     node="a", plugin="p", at=ZERO, reason=vocabulary.StopReason.UPGRADE, expected_return_s=3.0
 )
-INPUTS: list[signals.Input] = [
+INPUTS: list[recording.Entry] = [
+    signals.Probe(node="a", plugin="p", number=3, timeout_s=2.0),
+    signals.AskCluster(node="a", plugin="p", number=4, timeout_s=2.0, resources=("r",)),
     signals.Beat(heartbeat=BEAT),
     signals.FromPlugin(event=STOPPING, instance="i", sequence=4, position=9),
     signals.ProbeAnswered(heartbeat=BEAT, number=3),
@@ -236,6 +276,6 @@ INPUTS: list[signals.Input] = [
 
 
 @pytest.mark.parametrize("said", INPUTS, ids=lambda said: type(said).__name__)
-def test_every_input_is_read_as_it_was_written(said: signals.Input) -> None:
+def test_every_input_is_read_as_it_was_written(said: recording.Entry) -> None:
     (line,) = recording.encode(1.25, said)
     assert recording.decode(line) == (1.25, said)

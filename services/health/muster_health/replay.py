@@ -157,10 +157,12 @@ def _text(tree: Mapping[str, Any]) -> str:
         f"{alerts['told']} alerts told; {again}, and {other} {alerts['other_policy']}",
     ]
     if not tree["faithful"]:
-        lines.append("played again, the recorded policy does not raise what was told:")
+        lines.append(
+            "played again, the recorded policy does not raise what was told: take with care what "
+            "concerns these"
+        )
         lines += [_line("!", one, "told, not raised") for one in tree["told_not_raised"]]
         lines += [_line("!", one, "raised, not told") for one in tree["raised_not_told"]]
-        lines.append("so take with care what concerns these:")
     only = "only with the recorded policy"
     lines += [_line("-", one, only) for one in tree["only_recorded_policy"]]
     lines += [_line("+", one, f"only with {other}") for one in tree["only_other_policy"]]
@@ -169,7 +171,8 @@ def _text(tree: Mapping[str, Any]) -> str:
         seconds = one["later_s"]
         late = f"{abs(seconds):g} s {'later' if seconds > 0 else 'sooner'} with {other}"
         lines.append(_line("~", one, late))
-    lines.append(f"{len(tree['both']) - len(moved)} alerts are the same with both")
+    same = len(tree["both"]) - len(moved)
+    lines.append(f"{same} {'alert is' if same == 1 else 'alerts are'} the same with both")
     asked = ", ".join(f"{many} {how}" for how, many in sorted(tree["questions"].items()))
     lines.append(f"questions of {other}, and how they were answered: {asked or 'none'}")
     return "\n".join(lines)
