@@ -173,6 +173,35 @@ def test_who_is_down_when_it_is_called_flapping_stays_as_urgent_as_it_is() -> No
     assert world.story("a")[len(told) :] == [(AlertKind.FLAPPING, AlertState.RESOLVED)]
 
 
+def test_who_stays_stuck_while_it_is_called_flapping_needs_a_person_as_soon_as_any_other() -> None:
+    world = running("a")
+    for _ in range(4):
+        world.cut("a")
+        world.run(20.0)
+        world.mend("a")
+        world.run(1.3)
+    world.freeze("a")
+
+    def told() -> list[tuple[AlertKind, AlertState, vocabulary.Severity]]:
+        events = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
+        return [(e.kind, e.state, e.severity) for e in events]
+
+    warning, critical = vocabulary.Severity.WARNING, vocabulary.Severity.CRITICAL
+    before = [(AlertKind.UNREACHABLE, FIRING, warning), (AlertKind.FLAPPING, FIRING, warning)]
+    # stuck after 14 s, and patience is 30 s
+    world.run(40.0)
+    assert told() == before
+    world.run(5.0)
+    graver = [
+        (AlertKind.FLAPPING, AlertState.RESOLVED, warning),
+        (AlertKind.FLAPPING, FIRING, critical),
+    ]
+    assert told() == [*before, *graver]
+    world.run(15.0)
+    # by its own name, without a pause in between
+    assert told() == [*before, *graver, (AlertKind.STUCK, FIRING, critical)]
+
+
 @pytest.mark.parametrize(
     ("deleting", "planned", "words"),
     [

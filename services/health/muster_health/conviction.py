@@ -15,16 +15,26 @@ _NO_FALL = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED})
 class Conviction:
     """The verdict that is told; `actual` is what a plugin really suffers.
 
-    `accused` are those of its resources that the verdict is about.
+    `accused` are those of its resources that the verdict is about, `fell_at` is when it fell last.
     """
 
-    __slots__ = ("_settings", "accused", "actual", "damping", "rule", "settle_due", "verdict")
+    __slots__ = (
+        "_settings",
+        "accused",
+        "actual",
+        "damping",
+        "fell_at",
+        "rule",
+        "settle_due",
+        "verdict",
+    )
 
     def __init__(self, settings: config.Detection) -> None:
         self.verdict: Verdict | None = None
         self.rule: Rule | None = None
         self.accused: tuple[str, ...] = ()
         self.actual: judgement.Judgement | None = None
+        self.fell_at = 0.0
         self.damping = damping.Damping(settings)
         self.settle_due: float | None = None
         """When to call by its name what has stayed as it fell."""
@@ -33,7 +43,7 @@ class Conviction:
     def restore(self, known: snapshot.Snapshot, now: float) -> None:
         """Go on where a former process stopped."""
         self.verdict, self.rule = known.verdict, rules.known(known.rule)
-        self.accused = known.accused or known.resources
+        self.accused, self.fell_at = known.accused or known.resources, now
         self.damping.restore(known.falls, now)
 
     def conclude(
@@ -85,6 +95,8 @@ class Conviction:
         `fell` is a fall, and not what a fall turned out to be.
         """
         self.actual = told = reached
+        if fell:
+            self.fell_at = now
         if fell and reached.verdict not in _NO_FALL:
             self.damping.fell(now)
             if self.damping.is_flapping(now):
@@ -117,6 +129,7 @@ class Conviction:
 
     def shift(self, seconds: float) -> None:
         """Take that we heard nothing for so long."""
+        self.fell_at += seconds
         if self.settle_due is not None:
             self.settle_due += seconds
 

@@ -263,7 +263,7 @@ class Dossier:
         return self._uncounted or self._is_due(now)
 
     def _is_due(self, now: float) -> bool:
-        if self._dirty or (self._own is not None and self._own.turns_grave):
+        if self._dirty or (self._own is not None and self._own.has_news(now)):
             return True
         return self._look_due is not None and self._look_due <= now
 

@@ -40,6 +40,7 @@ class OwnAlert:
         "_node",
         "_plugin",
         "_state",
+        "_suffers",
         "_telling",
         "cure_due",
         "due",
@@ -64,6 +65,7 @@ class OwnAlert:
         self._node, self._plugin = node, plugin
         self._state, self._telling, self._around = state, told, about
         self._asked: affected.Question | None = None
+        self._suffers: judgement.Judgement | None = None
 
     def restore(self, firing: tuple[alerts.Alert, ...], now: float, *, waited_s: float) -> None:
         """Go on where a former process stopped, which told of these."""
@@ -78,7 +80,10 @@ class OwnAlert:
         self.overdue = ()
         self.is_grave &= verdict is Verdict.FLAPPING
         self.cure_due = now + _CURE_S
-        self.due = now + (self._around.settings.patience_s if judgement.may_pause(rule) else 0.0)
+        self.due = now
+        if judgement.may_pause(rule):
+            # it has been silent since it fell, whatever that was taken for meanwhile
+            self.due = self._state.fell_at + self._around.settings.patience_s
 
     def confirmed(self, rule: Rule, now: float) -> None:
         """Take another reason for the verdict."""
@@ -136,17 +141,28 @@ class OwnAlert:
         kind = alerts.kind_of(verdict)
         return kind is not None and self._is_told(kind)
 
+    def has_news(self, now: float) -> bool:
+        """Tell whether what is told as FLAPPING is another thing now, or needs a person now."""
+        if self._state.verdict is not Verdict.FLAPPING:
+            return False
+        return self._state.suffers is not self._suffers or self._turns_grave(now)
+
+    def _turns_grave(self, now: float) -> bool:
+        due = self._grave_due
+        return due is not None and due <= now
+
     @property
-    def turns_grave(self) -> bool:
-        """Tell whether what is told as FLAPPING needs a person now, as it would by its own name."""
+    def _grave_due(self) -> float | None:
+        """When what is told as FLAPPING is as urgent as it would be by its own name."""
         suffers = self._state.suffers
         if self.is_grave or suffers is None or self._state.verdict is not Verdict.FLAPPING:
-            return False
+            return None
         kind = alerts.kind_of(suffers.verdict)
         if kind is None or alerts.severity_of(kind) is not Severity.CRITICAL:
-            return False
+            return None
         is_told = (Severity.CRITICAL.value, "") in self._telling.told
-        return is_told or not judgement.may_pause(suffers.rule)
+        may_pause = judgement.may_pause(suffers.rule) and not is_told
+        return self._state.fell_at + (self._around.settings.patience_s if may_pause else 0.0)
 
     def wanted(self, why: Evidence, now: float, at: datetime) -> list[alerts.Alert]:
         """Return what is to be open now; `why` is the verdict's evidence."""
@@ -164,6 +180,9 @@ class OwnAlert:
         The pods are remembered by the alert that was told.
         """
         waits = [self.due] if self._waits(now) else []
+        grave_due = self._grave_due
+        if grave_due is not None and grave_due > now:
+            waits.append(grave_due)
         asked = self._asked
         if asked is None:
             return waits
@@ -186,7 +205,8 @@ class OwnAlert:
             kind, why = AlertKind.MAINTENANCE_OVERDUE, self.overdue
         if kind is None or (self._waits(now) and not self._is_told(kind)):
             return None
-        self.is_grave |= self.turns_grave
+        self._suffers = self._state.suffers
+        self.is_grave |= self._turns_grave(now)
         return alerts.Alert(
             kind=kind,
             summary=alerts.summary_of(

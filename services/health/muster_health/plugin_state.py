@@ -181,6 +181,11 @@ class PluginState:
         return self._conviction.actual
 
     @property
+    def fell_at(self) -> float:
+        """When it began to suffer that."""
+        return self._conviction.fell_at
+
+    @property
     def falls(self) -> int:
         """Return how often it fell lately, to be remembered."""
         return self._conviction.damping.level
