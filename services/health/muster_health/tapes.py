@@ -10,6 +10,7 @@ from muster_health import alerts, recording, signals
 
 _NEAR: Final = timedelta(seconds=60)
 _SLACK: Final = timedelta(seconds=5)
+_ANY: Final = frozenset(vocabulary.AlertKind)
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
@@ -45,10 +46,20 @@ class Episodes:
         """Take that an alert fires, changes or is resolved."""
         when = self._zero + timedelta(seconds=at)
         known = self._open.get(alert.fingerprint)
+        if (
+            known is not None
+            and alert.change == 0
+            and alert.starts_at != known.alert.starts_at
+            and when - known.fired_at > _NEAR
+        ):
+            # another one told its end; what is told anew soon was dropped when a lead ended
+            known.resolved_at, known = when, None
         if alert.state is vocabulary.AlertState.RESOLVED:
             if known is not None:
                 known.resolved_at = when
                 del self._open[alert.fingerprint]
+        elif known is None and alert.change:
+            pass  # told before the recording begins, or by another
         elif known is None:
             self._open[alert.fingerprint] = Episode(alert=alert, fired_at=when)
             self.all.append(self._open[alert.fingerprint])
@@ -76,9 +87,17 @@ class Tape:
 
     @property
     def inherited(self) -> list[Episode]:
-        """The alerts that were remembered, each at its begin: another may have told them."""
+        """The alerts that were remembered, each at its begin, by whatever name.
+
+        Another may have told them.
+        """
         return [
-            Episode(alert=alert, fired_at=alert.starts_at, resolved_at=alert.starts_at)
+            Episode(
+                alert=alert,
+                fired_at=alert.starts_at,
+                resolved_at=alert.starts_at,
+                kinds=_ANY,
+            )
             for _, entry in self.entries
             if isinstance(entry, signals.Restored)
             for alert in _firing(entry)
