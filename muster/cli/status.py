@@ -75,12 +75,13 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     resources: tuple[str, ...] = ()
     devices: dict[str, int] = msgspec.field(default_factory=dict)
     unhealthy: tuple[Device, ...] = ()
+    problems: tuple[str, ...] = ()
     alerts: tuple[Alert, ...] = ()
 
     @property
     def is_well(self) -> bool:
         """Tell whether there is nothing to be seen here."""
-        return self.verdict in WELL and not self.alerts and not self.frozen
+        return self.verdict in WELL and not (self.alerts or self.frozen or self.problems)
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +192,10 @@ def lines(state: State, *, source: str, everything: bool) -> list[str]:
         rows = [("NODE", "PLUGIN", "VERDICT", "SINCE", "DEVICES", "ALERTS")]
         rows += [_row(one) for one in shown[:most]]
         found += ["", *table(rows), *_more(len(shown) + 1 - len(rows))]
+    said = [(one.node, one.plugin, problem) for one in shown for problem in one.problems]
+    if said:
+        problems = [("NODE", "PLUGIN", "PROBLEM"), *said[:most]]
+        found += ["", *table(problems), *_more(len(said) + 1 - len(problems))]
     if alerts:
         told = [("FIRING SINCE", "SEVERITY", "KIND", "WHAT")]
         told += [(at(a.starts_at), a.severity, a.kind, a.summary) for a in alerts[:most]]

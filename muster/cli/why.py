@@ -116,6 +116,8 @@ def _plugin(one: status.Plugin) -> Iterable[str]:
         yield f"  evidence   {status.plain(f'{seen.source}: {seen.observed}')}"
     for name in sorted({*one.resources, *one.devices}):
         yield f"  devices    {status.plain(name)}: {one.devices.get(name, 'not told')}"
+    for problem in one.problems:
+        yield f"  problem    {status.plain(problem)}"
     for bad in one.unhealthy:
         yield f"  wrong      {status.plain(f'{bad.resource} {bad.device}: {bad.kind}: {bad.why}')}"
     for alert in one.alerts:

@@ -38,6 +38,7 @@ class Plugin:
     devices: int = 2
     healthy: int | None = None
     configuration: str = ""
+    problems: tuple[str, ...] = ()
     holders: tuple[str, ...] | None = ("ml/train",)
     """Who requests its devices; None is that nobody may know."""
     twin_seq: int = 0
@@ -64,6 +65,7 @@ class Plugin:
             seq=self.seq,
             interval_s=self.interval_s,
             config_hash=self.configuration,
+            problems=self.problems,
             wall=(ZERO + timedelta(seconds=now)).timestamp() - self.skew_s,
             resources=(
                 vocabulary.ResourceBeat(

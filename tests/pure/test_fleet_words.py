@@ -63,6 +63,16 @@ def test_who_is_not_well_is_listed_first_and_who_is_well_on_request() -> None:
     assert [line.split()[0] for line in shown] == ["b", "c", "a", "d"]
 
 
+def test_what_a_plugin_says_is_wrong_is_shown_though_nobody_is_alerted_of_it() -> None:
+    refused = "the changed configuration cannot be used: plugin.yaml: not YAML"
+    found = plugin("a", problems=[refused])
+    shown = status.lines(state(found, plugin("b")), source="here", everything=False)
+    assert shown[-2:] == ["NODE  PLUGIN  PROBLEM", f"a     p       {refused}"]
+    assert [line.split()[0] for line in shown[5:7]] == ["NODE", "a"]
+    known = why.Known(node="a", source="here", state=state(found), heard=None, since="1 h")
+    assert f"  problem    {refused}" in why.lines(known)
+
+
 def test_what_makes_the_state_less_true_is_said() -> None:
     service = status.Service(
         leader="two", blind=True, advisories="not told of our own", cluster={"nodes": "HTTP 403"}

@@ -59,6 +59,7 @@ class Dossier:
         "key",
         "node",
         "plugin",
+        "problems",
         "remedied_since",
         "rule",
         "since",
@@ -81,6 +82,8 @@ class Dossier:
         """It is remembered, by whoever led last."""
         self.unwanted = False
         """It was expected here once, and is no longer."""
+        self.problems: tuple[str, ...] = ()
+        """What it says is wrong, with its configuration for instance; nobody is alerted of that."""
         self._around = about
         self._own: own_alert.OwnAlert | None = None
         self.devices = devices.Devices(about.bounds.devices_per_plugin)
@@ -172,6 +175,7 @@ class Dossier:
 
     def hear(self, beat: vocabulary.Heartbeat, now: float, wall: float) -> None:
         """Take what a beat says beside being one; `wall` is our time now."""
+        self.problems = beat.problems
         if self.state.beats.is_fresh:
             bound_s = self._around.settings.skew_s
             self._dirty |= self.skew.hear(beat.wall, wall, bound_s, now=now)

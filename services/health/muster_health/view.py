@@ -38,6 +38,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     resources: tuple[str, ...]
     devices: dict[str, int]
     unhealthy: tuple[Unhealthy, ...]
+    problems: tuple[str, ...]
     alerts: tuple[vocabulary.AlertChanged, ...]
 
 
@@ -66,5 +67,6 @@ def of(found: dossier.Dossier, now: float) -> View:
             for (kind, resource), them in sorted(found.devices.bad.items())
             for device, bad in sorted(them.items())
         ),
+        problems=found.problems,
         alerts=found.open_alerts(),
     )
