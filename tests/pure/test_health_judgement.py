@@ -188,7 +188,7 @@ def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, objec
     assert judgement.judge(scene(known=None, **what), SETTINGS) is None
     found = judgement.judge(scene(known=None, waited=True, **what), SETTINGS)
     assert found is not None
-    assert ("kubernetes", "no answer from the Kubernetes API") in [
+    assert ("health", "no answer from the Kubernetes API") in [
         (seen.source, seen.observed) for seen in found.evidence
     ]
 

@@ -45,7 +45,7 @@ def connection(link: links.Links, now: float) -> list[vocabulary.Evidence]:
 def cluster(known: facts.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
     """Say what Kubernetes knows; what it does not know is said as well."""
     if known is None:
-        return [seen("kubernetes", "no answer from the Kubernetes API")]
+        return [undecided("no answer from the Kubernetes API")]
     told: list[str] = []
     if known.exists is False:
         told.append("the node is not in the cluster")
@@ -67,7 +67,7 @@ def cluster(known: facts.Facts | None, resources: Iterable[str]) -> list[vocabul
     if shown:
         found.append(seen("kubernetes", "; ".join(shown)))
     if known.problem:
-        found.append(seen("kubernetes", f"not known: {known.problem}"))
+        found.append(undecided(f"not known: {known.problem}"))
     return found
 
 

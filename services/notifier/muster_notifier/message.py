@@ -186,8 +186,9 @@ def alert_lines(
 
 
 def how_sure(evidence: Sequence[vocabulary.Evidence]) -> str:
-    """Return how many independent sources say so."""
+    """Return how many independent sources say so; what health adds itself is not another one."""
     sources = sorted({seen.source for seen in evidence})
+    sources = [source for source in sources if source != "health"] or sources
     if len(sources) == 1:
         return f"one source says so, {sources[0]}"
     return f"{len(sources)} sources say so: {', '.join(sources)}"
