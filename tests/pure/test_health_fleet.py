@@ -198,7 +198,7 @@ def test_who_stays_stuck_while_it_is_called_flapping_needs_a_person_as_soon_as_a
         return [(e.kind, e.state, e.severity) for e in events]
 
     warning, critical = vocabulary.Severity.WARNING, vocabulary.Severity.CRITICAL
-    before = [(AlertKind.UNREACHABLE, FIRING, warning), (AlertKind.FLAPPING, FIRING, warning)]
+    before = [(AlertKind.FLAPPING, FIRING, warning)]
     # stuck after 14 s, and patience is 30 s
     world.run(40.0)
     assert told() == before

@@ -40,10 +40,10 @@ class Conviction:
         """When to call by its name what has stayed as it fell."""
         self._settings = settings
 
-    def restore(self, known: snapshot.Snapshot, now: float) -> None:
-        """Go on where a former process stopped."""
+    def restore(self, known: snapshot.Snapshot, now: float, *, waited_s: float) -> None:
+        """Go on where a former process stopped, whose verdict has stood for so long."""
         self.verdict, self.rule = known.verdict, rules.known(known.rule)
-        self.accused, self.fell_at = known.accused or known.resources, now
+        self.accused, self.fell_at = known.accused or known.resources, now - waited_s
         self.damping.restore(known.falls, now)
 
     def conclude(

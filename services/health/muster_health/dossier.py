@@ -196,11 +196,9 @@ class Dossier:
                 self.since, self.rule, self.evidence = at, found.rule.value, found.evidence
                 self._forget_due = now + self._forget_s if self._may_go else None
                 if own is not None:
-                    own.concluded(found.verdict, found.rule, now)
+                    own.concluded(found.verdict, now)
             case steps.Confirmed():
                 self.rule, self.evidence = found.rule.value, found.evidence
-                if own is not None:
-                    own.confirmed(found.rule, now)
             case steps.Overdue():
                 assert own is not None, "who is overdue has left"
                 own.overdue = found.evidence

@@ -19,7 +19,7 @@ from muster_health import (
     plugin_state,
     telling,
 )
-from muster_health.rules import Rule
+from muster_health.snapshot import State
 
 _CURE_S: Final = 60.0
 """For so long a plugin tries by itself to be registered again; to end it would delay that."""
@@ -28,7 +28,7 @@ _SLOTS: Final = frozenset(severity.value for severity in Severity)
 
 
 class OwnAlert:
-    """There is one while the verdict is another than HEALTHY. `due` is when it may be told first.
+    """There is one while the verdict is another than HEALTHY.
 
     `is_grave` is that FLAPPING needs a person at once. `overdue` says how a planned end lasts too
     long. Before `cure_due` a plugin may mend itself what a restart would.
@@ -37,13 +37,13 @@ class OwnAlert:
     __slots__ = (
         "_around",
         "_asked",
+        "_due",
         "_node",
         "_plugin",
         "_state",
         "_suffers",
         "_telling",
         "cure_due",
-        "due",
         "has_turn",
         "is_grave",
         "overdue",
@@ -57,7 +57,7 @@ class OwnAlert:
         told: telling.Telling,
         about: around.Around,
     ) -> None:
-        self.due = self.cure_due = 0.0
+        self.cure_due = self._due = 0.0
         self.overdue: Evidence = ()
         self.is_grave = False
         self.has_turn = False
@@ -72,23 +72,14 @@ class OwnAlert:
         overdue = [alert for alert in firing if alert.kind is AlertKind.MAINTENANCE_OVERDUE]
         self.overdue = overdue[0].evidence if overdue else ()
         self.is_grave = any(alert.grave for alert in firing)
-        self.due = now + self._state.rest_s(self._around.settings.patience_s, waited_s)
+        self._due = now + self._state.rest_s(self._around.settings.patience_s, waited_s)
         self.cure_due = now + self._state.rest_s(_CURE_S, waited_s)
 
-    def concluded(self, verdict: Verdict, rule: Rule, now: float) -> None:
+    def concluded(self, verdict: Verdict, now: float) -> None:
         """Take another verdict."""
-        self.overdue = ()
+        self.overdue, self._due = (), 0.0
         self.is_grave &= verdict is Verdict.FLAPPING
         self.cure_due = now + _CURE_S
-        self.due = now
-        if judgement.may_pause(rule):
-            # it has been silent since it fell, whatever that was taken for meanwhile
-            self.due = self._state.fell_at + self._around.settings.patience_s
-
-    def confirmed(self, rule: Rule, now: float) -> None:
-        """Take another reason for the verdict."""
-        if not judgement.may_pause(rule):
-            self.due = now
 
     def prepare(self, why: Evidence, now: float, at: datetime, may_open: telling.May) -> bool:
         """Get ready what is to be told; return whether Kubernetes is to be asked first, or again.
@@ -161,8 +152,10 @@ class OwnAlert:
         if kind is None or alerts.severity_of(kind) is not Severity.CRITICAL:
             return None
         is_told = (Severity.CRITICAL.value, "") in self._telling.told
-        may_pause = judgement.may_pause(suffers.rule) and not is_told
-        return self._state.fell_at + (self._around.settings.patience_s if may_pause else 0.0)
+        if is_told or not judgement.may_pause(suffers.rule):
+            return self._state.fell_at
+        # one that beats again is not down
+        return None if self._state.state is State.RECOVERING else self._patience_due
 
     def wanted(self, why: Evidence, now: float, at: datetime) -> list[alerts.Alert]:
         """Return what is to be open now; `why` is the verdict's evidence."""
@@ -179,7 +172,7 @@ class OwnAlert:
 
         The pods are remembered by the alert that was told.
         """
-        waits = [self.due] if self._waits(now) else []
+        waits = [self._patience_due] if now < self._patience_due and self._waits(now) else []
         grave_due = self._grave_due
         if grave_due is not None and grave_due > now:
             waits.append(grave_due)
@@ -221,7 +214,14 @@ class OwnAlert:
     def _waits(self, now: float) -> bool:
         """Tell whether it is not due: the plugin may only pause, or is on its way back."""
         rule = self._state.rule
-        return rule is not None and judgement.may_pause(rule) and now < self.due
+        if rule is None or not judgement.may_pause(rule):
+            return False
+        return now < self._patience_due or self._state.state is State.RECOVERING
+
+    @property
+    def _patience_due(self) -> float:
+        """When one that may only pause has been silent for too long, since it fell last."""
+        return max(self._due, self._state.fell_at + self._around.settings.patience_s)
 
     def _is_told(self, kind: AlertKind) -> bool:
         return (alerts.slot_of(kind, grave=self.is_grave), "") in self._telling.told

@@ -204,7 +204,7 @@ class PluginState:
         """
         self.state, self.resources = known.state, known.resources
         self.leaving, self.return_s = known.leaving, known.return_s
-        self._conviction.restore(known, now)
+        self._conviction.restore(known, now, waited_s=waited_s)
         self.beats.restore(known.instance, known.seq, known.interval_s)
         self.silence.begin_anew(now)
         # one that never came is remembered as well
