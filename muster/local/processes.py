@@ -44,6 +44,17 @@ def die_with_parent() -> Callable[[], None] | None:
     return ask
 
 
+def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal; nothing happens if the process has ended.
+
+    `send_signal` would take the exit code of one that has just ended away from asyncio, which then
+    says 255 (CPython 3.11, subprocess.Popen.send_signal).
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
 class Process:
     """One running program; restartable in place."""
 
@@ -118,8 +129,7 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; nothing happens if the process has ended."""
         assert self._process is not None, f"{self.program.name} was not started"
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        send(self._process, number)
 
     async def kill(self) -> None:
         """End the process as a crash would."""

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 import orjson
 
 from muster import bus, consumers, streams, vocabulary
+from muster.local import processes
 from muster.vocabulary import AlertChanged, AlertState, Verdict, VerdictChanged
 
 AnyHeard = TypeVar("AnyHeard", bound="Heard")
@@ -287,8 +288,7 @@ class Service:
 
     def send(self, number: signal.Signals) -> None:
         assert self._process is not None, "started"
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        processes.send(self._process, number)
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int | None:
         """End it, if it runs; return its exit code when nothing of it is left."""
