@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_health import advisories, signals
+from muster_health import advisories, links, signals
 
 
 def advisory(name: str = "", user: str = "", kind: str = "Client", reason: str = "") -> bytes:
@@ -70,3 +70,8 @@ def test_what_is_no_advisory_is_refused(payload: bytes) -> None:
 def test_an_advisory_of_nobody_is_refused() -> None:
     with pytest.raises(advisories.Unreadable, match="no client"):
         advisories.decode(advisories.CONNECT, b'{"server": {"id": "NA"}}')
+
+
+def test_people_are_told_the_beginning_of_a_servers_id_and_all_of_a_name() -> None:
+    key = "NDFTEFWZ6MIV2HCBHZPZEFNTFKTKZ4W5U4CFUW7HN6T6OJ3SIIEYQMLD"
+    assert (links.short(key), links.short("leaf-1")) == ("NDFTEFWZ", "leaf-1")

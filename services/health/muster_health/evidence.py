@@ -39,7 +39,9 @@ def connection(link: links.Links, now: float) -> list[vocabulary.Evidence]:
         closed = link.closed
         told = f"connection closed {now - closed.at:.1f} s ago ({closed.reason or 'no reason'})"
         return [seen("bus", told)]
-    return [seen("bus", f"connection open at server {link.server}")] if link.is_open else []
+    if link.is_open:
+        return [seen("bus", f"connection open at server {links.short(link.server)}")]
+    return []
 
 
 def cluster(known: facts.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind
-from muster_health import alerts, around, evidence, signals, snapshot, storm, telling
+from muster_health import alerts, around, evidence, links, signals, snapshot, storm, telling
 
 PLUGIN: Final = "health"
 """Who a fact about the fleet is from."""
@@ -43,6 +43,7 @@ class Fleet:
 
     def server(self, name: str, what: str, now: float) -> None:
         """Take what happened to a server of the bus."""
+        name = links.short(name)
         self._servers.pop(name, None)
         self._servers[name] = (what, now)
         while len(self._servers) > _EVENTS_MAX:

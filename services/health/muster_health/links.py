@@ -13,6 +13,15 @@ _STALE: Final = ("stale", "authentication", "authorization", "slow consumer")
 (nats-server server/client.go, ClosedState)."""
 
 
+_ID_CHARS: Final = 56
+_SHORT_CHARS: Final = 8
+
+
+def short(server: str) -> str:
+    """Return a server as people can tell it from others: of its id, a key, the first characters."""
+    return server[:_SHORT_CHARS] if len(server) == _ID_CHARS else server
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
     """A plugin's last connection ended; `at` by our clock."""

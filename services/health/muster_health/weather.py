@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from muster_health import config, dossier, fleet, storm
+from muster_health import config, dossier, fleet, links, storm
 
 SOON_S: Final = 0.05
 """For what one plugin's input means for others: later than now, so that `tick` comes to an end."""
@@ -35,7 +35,7 @@ class Weather:
         if not (state.is_silent or state.is_troubled(now)):
             self.storms.cleared(key)
             return False, None
-        server = state.link.server
+        server = links.short(state.link.server)
         causes = (*found.causes, f"server={server}") if server else found.causes
         self.storms.suspected(key, causes, now, silent=state.is_silent)
         began, over = self.storms.update(len(self._plugins), now)
