@@ -72,7 +72,7 @@ _CYCLE_S: Final = {
     "j": 70,
     "m": 50,
     "n": 110,
-    "o": 75,
+    "o": 100,
     "p": 60,
 }
 """What one injection takes, about, until all is well again; else half a minute."""
