@@ -198,7 +198,7 @@ def devices(alert: vocabulary.AlertChanged) -> str:
     """Return the devices, the first of them if there are many."""
     more = alert.devices_total - len(alert.devices)
     if not alert.devices:
-        return f"{more} of them"
+        return f"{more} of them" if more > 0 else ""
     return ",".join(alert.devices) + (f" and {more} more" if more > 0 else "")
 
 
