@@ -261,7 +261,7 @@ def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Pa
             keyfiles.rotate(world.keys, "reader", at=now)
             world.reload()
             new = made(accounts.Role.READER, "reader_grafana")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 for credentials in (new, reader):
                     while not await comes(world, credentials):
                         await asyncio.sleep(0.02)
