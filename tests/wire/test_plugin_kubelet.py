@@ -753,9 +753,10 @@ def test_a_cdi_spec_that_cannot_be_written_is_a_problem_of_its_resource(root: Pa
         (root / "cdi").write_text("no directory")
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(explained(root)) as (node, _),
+            plugin(explained(root)) as (node, told),
         ):
             await until_allocatable(kubelet, 1)
+            await told.registered(1)
             (state,) = node.states()
             path = root / "cdi/muster-smarter-devices_fuse.json"
             assert state.problem == f"its CDI spec cannot be written: {path}: Not a directory"
