@@ -129,8 +129,7 @@ def test_what_was_given_and_never_came_ends_a_recall_instead_of_being_waited_for
             context = client.jetstream()
             await context.add_stream(name="S", subjects=["s"], storage=api.StorageType.MEMORY)
             for _ in range(300):
-                await client.publish("s", b"x")
-            await client.flush()
+                await context.publish("s", b"x")
             config = api.ConsumerConfig(ack_policy=api.AckPolicy.NONE, mem_storage=True)
 
             async def recall() -> None:
