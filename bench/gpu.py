@@ -46,7 +46,7 @@ class Bench:
         file = self._root / "plugin.json"
         process = {"node": "bench", "bus": {"url": self._url}}
         kubelet = {"kubelet": {"directory": str(self._root)}}
-        seen = {"gpus": {"library": str(fake.library()), **(gpus or {})}}
+        seen = {"gpus": {"library": str(fake.built()), **(gpus or {})}}
         of_nodes = {"resources": [*resources]}
         file.write_text(json.dumps(process | kubelet | (of_nodes if resources else seen)))
         command = [sys.executable, "-m", "muster_plugin", "--config", str(file)]

@@ -172,7 +172,7 @@ def test_the_manifests_of_nvidias_plugin_run_ours_as_they_are() -> None:
                 "MUSTER_PLUGIN__NODE": node.NAME,
                 "MUSTER_PLUGIN__BUS__URL": told["bus"]["url"],
                 "MUSTER_PLUGIN__KUBELET__DIRECTORY": str(here.directory),
-                "MUSTER_PLUGIN__GPUS__LIBRARY": str(fake.library()),
+                "MUSTER_PLUGIN__GPUS__LIBRARY": str(fake.built()),
             }
             async with here.plugin(manifest, "--config-format", "nvidia", **environment):
                 await here.offers(GPU, healthy=16)

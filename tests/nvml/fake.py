@@ -69,7 +69,7 @@ class NoCompiler(Exception):
     """This machine cannot compile C; the message says what was missing."""
 
 
-def library(directory: Path | None = None) -> Path:
+def built(directory: Path | None = None) -> Path:
     """Return the compiled library, a file named libnvidia-ml.so.1; compile it if it is not there.
 
     It is kept below `directory` (else below the system's, one for each user) by what it was made

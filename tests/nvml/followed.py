@@ -30,7 +30,7 @@ POLL_S: Final = 0.1
 def here(state: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
     """Let this process find the stand-in where NVML would be; skip what cannot have it."""
     try:
-        fake.library()
+        fake.built()
     except fake.NoCompiler as no:
         pytest.skip(str(no))
     made = fake.Fake(state)
@@ -44,7 +44,7 @@ class Story:
 
     def __init__(self, node: fake.Fake, directory: Path, periods: nvml.Periods) -> None:
         self.node = node
-        rules = gpu_rules.Gpus(library=str(fake.library()), health=gpu_rules.Health(poll_s=POLL_S))
+        rules = gpu_rules.Gpus(library=str(fake.built()), health=gpu_rules.Health(poll_s=POLL_S))
         self.nvml = nvml.Nvml(
             rules, sysfs=directory / "sys", proc=directory / "proc", periods=periods
         )

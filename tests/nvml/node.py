@@ -96,7 +96,7 @@ class Node:
             "bus": {"url": self._url},
             "kubelet": {"directory": str(self.directory)},
             "heartbeat": {"interval_s": BEAT_S},
-            "gpus": {"library": str(fake.library()), **(gpus or {}), "health": health},
+            "gpus": {"library": str(fake.built()), **(gpus or {}), "health": health},
         }
         file = self.directory / "plugin.json"
         fresh = file.with_suffix(".new")

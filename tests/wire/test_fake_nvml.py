@@ -98,7 +98,7 @@ class Node:
 @pytest.fixture(scope="session")
 def built() -> Path:
     try:
-        return fake.library()
+        return fake.built()
     except fake.NoCompiler as reason:
         pytest.skip(str(reason))
 
@@ -599,11 +599,11 @@ def test_without_a_compiler_the_reason_is_told(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(fake.NoCompiler, match="there is no `cc` in the PATH"):
-        fake.library(tmp_path)
+        fake.built(tmp_path)
 
 
 def test_parallel_builders_get_one_whole_library(built: Path, tmp_path: Path) -> None:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        made = set(pool.map(fake.library, [tmp_path] * 2))
+        made = set(pool.map(fake.built, [tmp_path] * 2))
     assert made == {tmp_path / built.parent.name / fake.SONAME}
     assert [entry.name for entry in tmp_path.iterdir()] == [built.parent.name]

@@ -253,12 +253,12 @@ def test_a_library_is_loaded_from_where_it_is_named_or_below_the_driver_root_or_
     root = tmp_path / "run/nvidia/driver"
     below = root / "usr/lib/x86_64-linux-gnu"
     below.mkdir(parents=True)
-    (below / fake.SONAME).symlink_to(fake.library())
+    (below / fake.SONAME).symlink_to(fake.built())
     named = tmp_path / "some-name.so"
-    named.symlink_to(fake.library())
+    named.symlink_to(fake.built())
     assert begun(str(named), "/") == "begun"
     assert begun("", str(root)) == "begun"
-    assert begun("", "/", LD_LIBRARY_PATH=str(fake.library().parent)) == "begun"
+    assert begun("", "/", LD_LIBRARY_PATH=str(fake.built().parent)) == "begun"
 
 
 def test_without_a_library_it_is_told_what_was_tried_and_the_binding_is_not_loaded(

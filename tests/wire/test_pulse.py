@@ -65,6 +65,15 @@ async def say(client: nats.aio.client.Client, *beats: vocabulary.Heartbeat) -> N
         await client.publish(one.subject, codec.encode_heartbeat(one))
 
 
+async def occupy(client: nats.aio.client.Client, ear: Ear) -> None:
+    """Have it deal with the first beat until it is told that it is free."""
+    await greet(client, ear)
+    ear.is_free.clear()
+    await say(client, beat(1))
+    await client.flush()
+    await ear.until(lambda: ear.heard[-1][1] == 1)
+
+
 def test_every_believable_beat_is_heard_in_order_and_the_others_are_counted(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
@@ -91,11 +100,7 @@ def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
         ear = Ear()
         async with pulse.Pulse(server.url, name="test") as heard, links.raw(server.url) as client:
             await heard.follow(ear.take)
-            await greet(client, ear)
-            ear.is_free.clear()
-            await say(client, beat(1))
-            await client.flush()
-            await ear.until(lambda: ear.heard[-1][1] == 1)
+            await occupy(client, ear)
             await say(client, *(beat(seq) for seq in range(2, 300)))
             await client.flush()
             assert ear.heard[-1][1] == 1
@@ -110,11 +115,7 @@ def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -
         ear = Ear()
         async with pulse.Pulse(server.url, name="test") as heard, links.raw(server.url) as client:
             await heard.follow(ear.take)
-            await greet(client, ear)
-            ear.is_free.clear()
-            await say(client, beat(1))
-            await client.flush()
-            await ear.until(lambda: ear.heard[-1][1] == 1)
+            await occupy(client, ear)
             await say(client, *(beat(seq) for seq in range(2, 4_000)))
             await client.flush()
             before = ear.gulps
