@@ -13,8 +13,6 @@ from muster import connection, jetstream, runtime, streams
 
 _WRITTEN_SINCE: Final = frozenset({10071, 10164})
 """nats-server's JSStreamWrongLastSequenceErr, and the same without the sequence."""
-_NO_MESSAGE: Final = 10037
-"""nats-server's JSNoMessageFoundErr."""
 _GONE: Final = frozenset({"DEL", "PURGE"})
 
 
@@ -151,11 +149,8 @@ async def _claim(
             raise
     else:
         return streams.Claimed(ack.seq, value, written=True), True
-    try:
-        found = await js.get_last_msg(stream, subject)
-    except nats.js.errors.NotFoundError as error:
-        if error.err_code != _NO_MESSAGE:
-            raise
+    found = await jetstream.last(client, stream, subject)
+    if found is None:
         return streams.Claimed(0, b"", written=False), True
     is_claim = api.Header.MSG_TTL.value in (found.headers or {})
     return streams.Claimed(found.seq or 0, found.data or b"", written=False), is_claim

@@ -25,6 +25,8 @@ _PULL_S: Final = 1.0
 _PULL_BATCH: Final = 100
 """Of a MiB each at most: nats-py drops what comes while 128 MiB wait in a subscription."""
 _FAILURES_TOLD: Final = 5
+_NO_MESSAGE: Final = 10037
+"""nats-server's JSNoMessageFoundErr."""
 
 _REFUSALS: Final = prometheus_client.Counter(
     "muster_bus_stream_refusals_total",
@@ -186,17 +188,38 @@ def newest_of_each(subject: str) -> api.ConsumerConfig:
 async def newest(
     link: connection.Connection, stream: str, subject: str
 ) -> list[connection.Message]:
-    """Return the newest message of each subject that matches, oldest first, in whatever time."""
+    """Return the newest message of each subject that matches, oldest first, in whatever time.
+
+    Everything that was stored before this was called is there: a passing consumer may be with a
+    replica that is behind, and the stream's leader is asked how far it should be.
+    """
     config = newest_of_each(subject)
     patience = Patience(link, stream)
     while True:
         client = await link.client()
         try:
+            known = await last(client, stream, subject)
             pulled = pull(client, stream, config, until_empty=True, served=patience.reset)
             async with contextlib.aclosing(pulled) as messages:
-                return [message async for message in messages]
+                found = [message async for message in messages]
+            there = max((one.metadata.sequence.stream for one in found), default=0)
+            if known is None or (known.seq or 0) <= there:
+                return found
+            await patience.wait(ConsumerLost("a replica is behind"))
         except (ConsumerLost, *connection.LOST) as error:
             await patience.wait(error)
+
+
+async def last(client: Client, stream: str, subject: str) -> api.RawStreamMsg | None:
+    """Return the newest message that matches, as the leader has it. Raises what nats-py raises."""
+    try:
+        return await client.jetstream().get_last_msg(stream, subject)
+    except nats.js.errors.NotFoundError as error:
+        if error.err_code != _NO_MESSAGE:
+            raise
+        return None
+    finally:
+        runtime.end_if_cancelled()
 
 
 async def subjects(client: Client, stream: str, subject: str) -> list[str]:

@@ -86,7 +86,6 @@ def health() -> Grant:
             "$JS.API.INFO",
             *_reads(streams.EVENTS.name),
             *_reads(streams.ALERTS.name),
-            f"$JS.API.STREAM.MSG.GET.{streams.ALERTS.name}",
             *_writes(streams.STATE),
             *_reads(f"KV_{streams.STATE.name}"),
             *_holds(streams.LEADER),
@@ -105,7 +104,6 @@ def labeler() -> Grant:
             "muster.label.>",
             *_reads(streams.EVENTS.name),
             *_reads(streams.ALERTS.name),
-            f"$JS.API.STREAM.MSG.GET.{streams.ALERTS.name}",
         ),
         publish_denied=(*_of_others(streams.EVENTS, ""), *_of_others(streams.ALERTS, "")),
     )
@@ -122,10 +120,8 @@ def notifier() -> Grant:
             *_reads(streams.ALERTS.name),
             *_reads(letters),
             *(f"$JS.API.DIRECT.GET.{letters}.>", f"$JS.API.STREAM.PURGE.{letters}"),
-            f"$JS.API.STREAM.MSG.GET.{letters}",
             *_writes(streams.LEDGER),
             *_holds(streams.TENURE),
-            f"$JS.API.STREAM.MSG.GET.{streams.ALERTS.name}",
             *_reads(f"KV_{streams.LEDGER.name}"),
             *_reads(f"KV_{streams.SILENCES.name}"),
             f"$JS.API.CONSUMER.CREATE.{outbox}.>",
@@ -211,6 +207,7 @@ def _reads(stream: str) -> tuple[str, ...]:
     """Return what a look at a stream by a passing consumer takes; the server names those itself."""
     return (
         f"$JS.API.STREAM.INFO.{stream}",
+        f"$JS.API.STREAM.MSG.GET.{stream}",
         f"$JS.API.CONSUMER.CREATE.{stream}",
         f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
     )
