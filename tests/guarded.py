@@ -22,6 +22,8 @@ from muster.local import nats as local
 from tests import issuing, subjects
 
 ROOT = Path(__file__).resolve().parents[1]
+_KEYS_AGE_S = 3600
+"""Keys are changed long after they were made."""
 
 
 class Cluster:
@@ -65,7 +67,7 @@ class World:
         self.where = where
         self.keys = where / "keys"
         self.cluster = Cluster()
-        keyfiles.make(self.keys, at=time.time())
+        keyfiles.make(self.keys, at=time.time() - _KEYS_AGE_S)
         self.server = local.NatsServer(where / "nats", config=configured(self.keys, where))
         self.gates: list[processes.Process] = []
         self._count = gates
