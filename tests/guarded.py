@@ -99,7 +99,7 @@ class World:
 
     async def open(self, *gates: processes.Process) -> None:
         """Wait until gates are ready."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for gate in gates or self.gates:
                 while await asyncio.to_thread(_status, f"{gate.addresses['http']}/readyz") != 200:
                     await asyncio.sleep(0.02)
@@ -191,7 +191,7 @@ def token(node: str = "node-a", key: str = "k1", **changed: Any) -> str:
 
 def _status(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310  # ours
+        with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310  # ours
             return int(answer.status)
     except OSError:
         pass
@@ -199,6 +199,6 @@ def _status(url: str) -> int:
 
 
 def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310  # ours
+    with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310  # ours
         text: str = answer.read().decode()
         return text

@@ -21,7 +21,10 @@ def play(directory: Path, story: Story, config: str | None = None) -> None:
         if config is not None:
             file = directory / "nats.conf"
             file.write_text(config)
-        async with asyncio.timeout(30), local.NatsServer(directory / "nats", config=file) as server:
+        async with (
+            asyncio.timeout(100),
+            local.NatsServer(directory / "nats", config=file) as server,
+        ):
             await story(server)
 
     asyncio.run(played())

@@ -86,7 +86,7 @@ async def client(url: str, **options: Any) -> AsyncIterator[Client]:
         await made.raw.close()
 
 
-async def until(holds: Callable[[], bool], *, limit_s: float = 5) -> None:
+async def until(holds: Callable[[], bool], *, limit_s: float = 30) -> None:
     """Wait for what other tasks of this loop, or other processes, still have to do."""
     async with asyncio.timeout(limit_s):
         while not holds():

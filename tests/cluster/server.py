@@ -117,7 +117,7 @@ def _until_ready(url: str, token: str = "") -> None:
     while True:
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310  # our own server
         try:
-            with urllib.request.urlopen(request, timeout=2, context=context):  # noqa: S310  # the same
+            with urllib.request.urlopen(request, timeout=30, context=context):  # noqa: S310  # the same
                 return
         except (urllib.error.URLError, OSError):
             assert time.monotonic() < until, f"{url}: not ready within {_UP_S:g} s"

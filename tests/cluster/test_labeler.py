@@ -225,7 +225,7 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
 
     async def held() -> None:
         # a policy takes a moment to hold
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while await asyncio.to_thread(status, {"spec": {"unschedulable": True}}) == 200:
                 await asyncio.sleep(0.2)
 
@@ -251,7 +251,7 @@ def test_the_service_applies_reads_back_and_repairs(real: Real) -> None:
     a = real.make("a")
 
     async def until(wanted: str | None) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while (await asyncio.to_thread(real.labels, a)).get(KEY) != wanted:
                 await asyncio.sleep(0.1)
 

@@ -31,10 +31,10 @@ async def one_after_another(
     ]
 
 
-@pytest.mark.timeout(120)  # on a machine that is busy; 20 s on one that is not
+@pytest.mark.timeout(240)  # on a machine that is busy; 20 s on one that is not
 def test_each_class_of_failure_gets_its_verdict_its_evidence_and_its_end() -> None:
     async def story() -> list[str]:
-        async with asyncio.timeout(115), fleet.fleet() as world:
+        async with asyncio.timeout(230), fleet.fleet() as world:
             nodes = await faults.started(world, (*faults.FAULTS, _MENDED))
             playing = [asyncio.create_task(one_after_another(nodes[_MENDED.name]))]
             playing += [
@@ -68,7 +68,7 @@ def test_when_health_itself_dies_the_notifier_says_so_and_when_it_is_back(tmp_pa
 
     async def story() -> list[str]:
         async with (
-            asyncio.timeout(40),
+            asyncio.timeout(100),
             contextlib.AsyncExitStack() as stack,
             nats.NatsServer(tmp_path / "nats") as server,
             webhook.WebhookReceiver() as hook,
@@ -96,9 +96,9 @@ def test_when_health_itself_dies_the_notifier_says_so_and_when_it_is_back(tmp_pa
                 await service.start()
                 await ticked(server.url)
             await health.end(signal.SIGKILL)
-            await hook.wait_for(lambda all_: told(all_) == ["firing"], timeout_s=20)
+            await hook.wait_for(lambda all_: told(all_) == ["firing"], timeout_s=100)
             await health.start()
-            seen = await hook.wait_for(lambda all_: len(told(all_)) > 1, timeout_s=20)
+            seen = await hook.wait_for(lambda all_: len(told(all_)) > 1, timeout_s=100)
             return told(seen)
 
     assert asyncio.run(story()) == ["firing", "resolved"]

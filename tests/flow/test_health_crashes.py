@@ -28,7 +28,7 @@ def test_kills_at_random_points_change_nothing_that_is_told(tmp_path: Path) -> N
     print("seed", _SEED, points_s)  # noqa: T201  # to play a failure again
 
     async def story() -> scripted.Result:
-        async with asyncio.timeout(55):
+        async with asyncio.timeout(100):
             return await scripted.crashed(tmp_path, points_s=points_s, nodes=4, timeout_s=25)
 
     found = asyncio.run(story())
@@ -49,7 +49,7 @@ def test_a_second_health_takes_over_from_one_that_is_killed_or_stopped_and_nothi
 ) -> None:
     async def story() -> tuple[scripted.Result, list[float]]:
         taken_s = []
-        async with asyncio.timeout(55), scripted.run(tmp_path, nodes=4) as script:
+        async with asyncio.timeout(100), scripted.run(tmp_path, nodes=4) as script:
             watchers = [script.watcher(name, ttl_s=2) for name in ("one", "two")]
             await script.begin()
             try:

@@ -48,7 +48,7 @@ async def story(number: signal.Signals, tmp_path: Path) -> tuple[int, bool]:
     process = await asyncio.create_subprocess_exec(
         *COMMAND, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, env={**os.environ, "NATS_URL": ""}
     )
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(100):
         directory = await started(process)
         pids = children(directory)
         assert len(pids) >= 9, "NATS, the Kubernetes API, three kubelets and the services"

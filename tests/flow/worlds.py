@@ -21,7 +21,7 @@ import orjson
 import pytest
 
 FUSE: Final = "muster.example/fuse"
-BOUND_S: Final = 25.0
+BOUND_S: Final = 60.0
 """A real kubelet tells the API of a change with its next status, every 10 s."""
 PLUGIN: Final = ("-m", "muster_plugin")
 _SABOTAGE: Final = """
@@ -138,7 +138,7 @@ class StandIn:
 
     def _call(self, method: str, path: str) -> bytes:
         request = urllib.request.Request(self._http + path, method=method)  # noqa: S310  # ours
-        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310  # ours
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # ours
             read: bytes = answer.read()
             return read
 

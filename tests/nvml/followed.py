@@ -101,7 +101,7 @@ async def followed(
 ) -> AsyncIterator[tuple[Story, gpu.Look]]:
     """Take the first look, follow what comes, and close; NVML was never misused."""
     story = Story(node, node.state_file.parent, periods)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         look = await story.nvml.first(first_s)
         following = asyncio.ensure_future(story.nvml.follow(story.seen))
         try:

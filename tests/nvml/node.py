@@ -201,7 +201,7 @@ async def node(scene: scenes.Scene | None = None) -> AsyncIterator[Node]:
         shutil.rmtree(root)
 
 
-def run(story: Callable[[], Awaitable[None]], *, limit_s: float = 30) -> None:
+def run(story: Callable[[], Awaitable[None]], *, limit_s: float = 100) -> None:
     """Play a story in a loop of its own."""
 
     async def limited() -> None:

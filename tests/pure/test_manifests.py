@@ -332,7 +332,7 @@ def test_in_production_nats_tells_everybody_before_it_ends(tmp_path: Path) -> No
         words = [word.replace("/tmp", str(tmp_path)) for word in arguments]
         subprocess.run([nats.binary(), *words], check=True)
         assert any("Entering lame duck mode" in line for line in said)
-        assert server.wait(timeout=20) == 0
+        assert server.wait(timeout=100) == 0
 
 
 def test_production_keeps_a_majority_of_nats_on_machines_of_their_own() -> None:

@@ -175,7 +175,7 @@ def test_in_a_long_outage_the_newest_events_are_kept(tmp_path: Path) -> None:
 def test_a_server_that_comes_later_gets_what_was_enqueued_before(tmp_path: Path) -> None:
     async def story() -> None:
         server = local.NatsServer(tmp_path / "nats")
-        async with asyncio.timeout(30), owner(server) as link:
+        async with asyncio.timeout(100), owner(server) as link:
             link.enqueue(fact(1))
             publishing = asyncio.create_task(link.publish(fact(2)))
             assert not await link.flush(0.05)

@@ -29,7 +29,7 @@ Story = Callable[[local.NatsServer, bus.Bus], Awaitable[None]]
 def play(tmp_path: Path, story: Story) -> None:
     async def played() -> None:
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(100),
             local.NatsServer(tmp_path / "nats") as server,
             bus.Bus(server.url, producer="plugins/p", name="test", owner=True) as link,
         ):
@@ -75,7 +75,7 @@ def test_asking_for_the_past_alone_ends_when_nats_is_not_there() -> None:
         env=os.environ | {"NATS_URL": "nats://me:secret@127.0.0.1:1"},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=100,
         check=False,
     )
     problem = "muster events: NATS at nats://127.0.0.1:1 has not answered for 3 s"

@@ -260,7 +260,7 @@ def test_an_address_that_cannot_be_dialled_is_told_and_tried_on(url: str) -> Non
     async def story() -> None:
         before = errors("Error")
         with capture_logs() as lines:
-            async with asyncio.timeout(10), connection.Connection(url, name="test"):
+            async with asyncio.timeout(30), connection.Connection(url, name="test"):
                 await links.until(lambda: errors("Error") >= before + 2)
         assert told(lines) == ["bus_away"]
         assert "connect url" in lines[0]["error"]

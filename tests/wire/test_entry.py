@@ -63,7 +63,7 @@ async def tiny(
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             yield process
     finally:
         if process.returncode is None:

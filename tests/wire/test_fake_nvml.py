@@ -589,7 +589,7 @@ def test_waiting_costs_no_processor_time(node: Node) -> None:
 def test_a_line_that_is_not_understood_ends_the_process(node: Node, line: str) -> None:
     node.told.write(scenes.t4().also(line))
     node.say("nvmlInit()")
-    _, said = node.process.communicate(timeout=10)
+    _, said = node.process.communicate(timeout=30)
     assert node.process.returncode == -6
     assert line in said.decode()
 

@@ -35,7 +35,7 @@ def muster(directory: Path, *arguments: str, **environment: str) -> tuple[int, s
         check=False,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -47,7 +47,7 @@ async def stack(directory: Path) -> AsyncIterator[tuple[bus.Bus, str, str]]:
     files.mkdir()
     log = files / "health.log"
     async with (
-        asyncio.timeout(50),
+        asyncio.timeout(100),
         nats.NatsServer(directory / "nats") as server,
         bus.Bus(server.url, producer=f"plugins/{PLUGIN}", name="test", owner=True) as link,
     ):

@@ -23,7 +23,7 @@ from tests import guarded, issuing, running, subjects
 
 def run(world: guarded.World, story: Callable[[guarded.World], Awaitable[None]]) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(40), world:
+        async with asyncio.timeout(100), world:
             await story(world)
 
     asyncio.run(whole())
@@ -52,7 +52,7 @@ def test_whoever_has_a_token_speaks_and_hears_for_its_node_only(tmp_path: Path) 
 
         async def story(said: list[str], heard: list[str]) -> None:
             token = guarded.token()
-            async with asyncio.timeout(20), world.admin() as admin:
+            async with asyncio.timeout(100), world.admin() as admin:
                 async with world.plugin(token) as plugin:
                     await subjects.only_its_own_is_heard(said, hearing=admin, plugin=plugin)
                 async with world.admin() as other, world.plugin(token) as plugin:
@@ -177,7 +177,7 @@ async def hangs(world: guarded.World) -> None:
         await gate.start()
         await subjects.until(lambda: bool(world.logged("keys_away")))
         assert "no whole answer within 2 s" in world.logged("keys_away")[-1]["error"]
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             await gate.end()
 
 
@@ -214,7 +214,7 @@ def test_gates_may_die_and_the_cluster_may_change_its_keys_or_go(
             assert old.raw.is_connected
 
     async def rotated(world: guarded.World) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await is_refused(world, guarded.token(key="k2")):
                 await asyncio.sleep(0.05)
         assert await is_refused(world, guarded.token(key="k1"))
@@ -228,7 +228,7 @@ def test_gates_may_die_and_the_cluster_may_change_its_keys_or_go(
         await live.force_reconnect()
         await subjects.until(lambda: link.epoch == epoch + 1 and link.is_connected)
         file.write_text(guarded.token("node-b", "k2"))
-        await subjects.until(lambda: link.epoch == epoch + 2, limit_s=10)
+        await subjects.until(lambda: link.epoch == epoch + 2, limit_s=30)
         assert link.is_connected
 
     run(guarded.World(tmp_path, gates=2), story)
@@ -261,7 +261,7 @@ def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Pa
             keyfiles.rotate(world.keys, "reader", at=now)
             world.reload()
             new = made(accounts.Role.READER, "reader_grafana")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(100):
                 for credentials in (new, reader):
                     while not await comes(world, credentials):
                         await asyncio.sleep(0.02)
@@ -344,7 +344,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2_and_sigterm_ends_it_in_order(
         return process.returncode, errors.decode()
 
     async def story() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             ends = await asyncio.gather(*map(run_one, [*mistakes.values(), {**given, **good}]))
         assert ends.pop() == (0, "")
         for (code, said), expected in zip(ends, mistakes, strict=True):

@@ -35,7 +35,7 @@ class Acts:
 async def running() -> AsyncIterator[tuple[lanes.Lanes, Acts]]:
     made = lanes.Lanes()
     task = asyncio.create_task(made.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         yield made, Acts()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -19,7 +19,7 @@ Story = Callable[[nats.NatsServer, bus.Bus], Awaitable[None]]
 def play(tmp_path: Path, story: Story) -> None:
     async def played() -> None:
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(100),
             nats.NatsServer(tmp_path / "nats") as server,
             bus.Bus(server.url, producer="tests", name="test", owner=True) as on,
         ):

@@ -53,7 +53,7 @@ def test_a_full_bucket_holds_nobody_up_and_gets_what_it_is_owed_when_it_has_room
             await client.close()
 
     with tempfile.TemporaryDirectory(prefix="mu-") as directory:
-        asyncio.run(asyncio.wait_for(story(Path(directory)), 30))
+        asyncio.run(asyncio.wait_for(story(Path(directory)), 100))
 
 
 def test_what_a_former_leader_owes_is_dropped() -> None:
@@ -79,7 +79,7 @@ def test_what_a_former_leader_owes_is_dropped() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(story(), 10))
+    asyncio.run(asyncio.wait_for(story(), 30))
 
 
 def test_what_nats_does_not_take_is_said_past_it_and_once() -> None:
@@ -112,7 +112,7 @@ def test_what_nats_does_not_take_is_said_past_it_and_once() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks)
 
-    asyncio.run(asyncio.wait_for(story(), 10))
+    asyncio.run(asyncio.wait_for(story(), 30))
 
 
 def _hold(free: asyncio.Event) -> lanes.Act:
@@ -141,4 +141,4 @@ def test_what_was_given_and_never_came_ends_a_recall_instead_of_being_waited_for
             await client.close()
 
     with tempfile.TemporaryDirectory(prefix="mu-") as directory:
-        asyncio.run(asyncio.wait_for(story(Path(directory)), 30))
+        asyncio.run(asyncio.wait_for(story(Path(directory)), 100))

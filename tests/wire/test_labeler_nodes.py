@@ -62,7 +62,7 @@ async def found(server: kubernetes.KubernetesApi, directory: pathlib.Path) -> ku
 def play(story: Callable[[Cluster], Awaitable[None]], directory: pathlib.Path) -> None:
     async def played() -> None:
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(100),
             kubernetes.KubernetesApi() as server,
             aiohttp.ClientSession(server.url) as http,
             await found(server, directory) as api,
@@ -176,7 +176,10 @@ def served(
         writer.close()
 
     async def story() -> object:
-        async with asyncio.timeout(20), await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        async with (
+            asyncio.timeout(100),
+            await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+        ):
             api_ = kubernetes.KubernetesApi()
             api_.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             async with await found(api_, directory) as api:

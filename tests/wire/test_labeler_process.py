@@ -137,7 +137,7 @@ class World:
 @contextlib.asynccontextmanager
 async def world(directory: pathlib.Path) -> AsyncIterator[World]:
     made = World(directory)
-    async with asyncio.timeout(40), contextlib.AsyncExitStack() as open_:
+    async with asyncio.timeout(100), contextlib.AsyncExitStack() as open_:
         await open_.enter_async_context(made.server)
         await open_.enter_async_context(made.api)
         made.api.write_kubeconfig(made.kubeconfig)

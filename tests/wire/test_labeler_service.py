@@ -133,7 +133,7 @@ class World:
 @contextlib.asynccontextmanager
 async def world(directory: pathlib.Path) -> AsyncIterator[World]:
     made = World(directory)
-    async with asyncio.timeout(50), contextlib.AsyncExitStack() as open_:
+    async with asyncio.timeout(100), contextlib.AsyncExitStack() as open_:
         await open_.enter_async_context(made.server)
         await open_.enter_async_context(made.api)
         made.http = await open_.enter_async_context(aiohttp.ClientSession(made.api.url))

@@ -99,7 +99,7 @@ def play(root: pathlib.Path, scene: Scene) -> None:
     """Run a scene with an API, a kubelet of node-a, and a plugin that has registered."""
 
     async def story() -> None:
-        async with asyncio.timeout(20), kubernetes.KubernetesApi() as server:
+        async with asyncio.timeout(100), kubernetes.KubernetesApi() as server:
             api = api_client.Api(server.url)
             try:
                 async with kubelet.Kubelet(
@@ -245,7 +245,7 @@ def test_an_absent_api_is_told_once_and_never_fatal(root: pathlib.Path) -> None:
         async with kubernetes.KubernetesApi() as gone:
             url = gone.url
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(100),
             kubelet.Kubelet(
                 directory=root,
                 node="node-a",

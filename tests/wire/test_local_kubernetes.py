@@ -36,7 +36,7 @@ APPLY = "application/apply-patch+yaml"
 def play(story: Story) -> None:
     async def played() -> None:
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(100),
             kubernetes.KubernetesApi(bookmark_period_s=0.05) as api,
             aiohttp.ClientSession(api.url) as http,
         ):
@@ -86,7 +86,7 @@ def test_the_asynchronous_client_lists_patches_and_watches_raw_dicts(
             body=body,
             auth_settings=["BearerToken"],
         )
-        return await client.call_api(*request, _request_timeout=10)
+        return await client.call_api(*request, _request_timeout=30)
 
     async def story(api: kubernetes.KubernetesApi, _: aiohttp.ClientSession) -> None:
         api.write_kubeconfig(tmp_path / "config")
@@ -454,7 +454,7 @@ def test_the_process_says_where_it_listens_and_ends_cleanly_in_the_midst_of_a_wa
         config = orjson.loads((tmp_path / "config").read_bytes())
         assert config["clusters"][0]["cluster"]["server"] == line["http"]
         assert asyncio.run(watch(line["http"], process)) == ["ADDED"]
-        rest, errors = process.communicate(timeout=5)
+        rest, errors = process.communicate(timeout=30)
     assert (process.returncode, rest, errors) == (0, b"", b"")
 
 
@@ -467,7 +467,7 @@ def test_a_mistake_is_told_in_one_line() -> None:
     processes = {arguments: start(*arguments) for arguments in mistakes}
     for arguments, process in processes.items():
         with process:
-            output, errors = process.communicate(timeout=10)
+            output, errors = process.communicate(timeout=30)
         assert (process.returncode, output) == (2, b"")
         assert mistakes[arguments] in errors.decode()
         assert errors.count(b"\n") == 1

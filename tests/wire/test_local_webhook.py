@@ -20,7 +20,7 @@ Story = Callable[[webhook.WebhookReceiver, aiohttp.ClientSession], Awaitable[Non
 def play(story: Story, file: pathlib.Path | None = None) -> None:
     async def played() -> None:
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(100),
             webhook.WebhookReceiver(file=file) as receiver,
             aiohttp.ClientSession(receiver.url) as http,
         ):
@@ -68,7 +68,7 @@ def test_a_long_poll_answers_as_soon_as_there_is_more() -> None:
         told = await waiting
         assert isinstance(told, list)
         assert [r["body"] for r in told] == [1]
-        assert len(await receiver.wait_for(lambda kept: len(kept) == 1, timeout_s=1)) == 1
+        assert len(await receiver.wait_for(lambda kept: len(kept) == 1, timeout_s=30)) == 1
 
     play(story)
 
@@ -140,7 +140,7 @@ def test_the_process_says_where_it_listens_and_ends_cleanly(number: signal.Signa
         with socket.create_connection(("127.0.0.1", port)) as waiting:
             waiting.sendall(b"GET /received?wait=30 HTTP/1.1\r\nHost: x\r\n\r\n")
             process.send_signal(number)
-            rest, errors = process.communicate(timeout=5)
+            rest, errors = process.communicate(timeout=30)
     assert (process.returncode, rest, errors) == (0, b"", b"")
 
 
@@ -156,7 +156,7 @@ def test_a_mistake_is_told_in_one_line() -> None:
         processes = {arguments: start(*arguments) for arguments in mistakes}
         for arguments, process in processes.items():
             with process:
-                output, errors = process.communicate(timeout=10)
+                output, errors = process.communicate(timeout=30)
             assert (process.returncode, output) == (2, b"")
             assert mistakes[arguments] in errors.decode()
             assert errors.count(b"\n") == 1

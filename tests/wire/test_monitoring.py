@@ -102,7 +102,7 @@ def _read(text: str, found: dict[str, set[str]]) -> None:
 @pytest.fixture(scope="module")
 def series() -> Mapping[str, set[str]]:
     async def limited() -> dict[str, set[str]]:
-        async with asyncio.timeout(55):
+        async with asyncio.timeout(100):
             return await exported()
 
     return asyncio.run(limited())

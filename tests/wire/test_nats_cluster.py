@@ -117,7 +117,7 @@ def test_streams_get_the_replicas_they_are_told_keep_them_and_outlive_a_server(
     monkeypatch.setenv("NATS_CREDS", str(tmp_path / "admin.creds"))
 
     async def story() -> None:
-        async with asyncio.timeout(50), three(tmp_path) as servers:
+        async with asyncio.timeout(100), three(tmp_path) as servers:
             addresses = [f"tls://127.0.0.1:{one.port}" for one in servers]
             urls = ",".join(addresses)
 

@@ -66,7 +66,7 @@ def address(server: local.NatsServer, user: str) -> str:
 
 def run(where: Path, story: Callable[[local.NatsServer], Coroutine[object, object, None]]) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(100):
             async with local.NatsServer(where / "nats", config=shipped(where)) as server:
                 async with bus.Bus(
                     address(server, "health"), producer="t", name="t", owner=True
@@ -89,7 +89,7 @@ def test_of_all_a_plugin_may_try_to_say_only_its_own_nodes_is_heard(tmp_path: Pa
 
         async def story(said: list[str]) -> None:
             async with (
-                asyncio.timeout(20),
+                asyncio.timeout(100),
                 client(server, "admin") as hearing,
                 client(server, "plugin_node-a") as plugin,
             ):
@@ -113,7 +113,7 @@ def test_of_all_a_plugin_may_try_to_hear_only_its_own_requests_come(tmp_path: Pa
 
         async def story(heard: list[str]) -> None:
             async with (
-                asyncio.timeout(20),
+                asyncio.timeout(100),
                 client(server, "admin") as speaker,
                 client(server, "plugin_node-a") as plugin,
             ):
@@ -505,7 +505,7 @@ def tick() -> vocabulary.Event:
 @pytest.mark.parametrize("by", ["password", "credentials"])
 def test_every_role_can_do_its_work(tmp_path: Path, by: str) -> None:
     async def story() -> None:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(100):
             if by == "password":
                 async with local.NatsServer(tmp_path / "nats", config=shipped(tmp_path)) as server:
                     await all_work(Users(server, None))

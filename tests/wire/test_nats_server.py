@@ -21,7 +21,7 @@ async def answers(server: local.NatsServer) -> bool:
 
 def test_a_server_is_ready_when_it_is_entered_and_gone_when_it_is_left(tmp_path: Path) -> None:
     async def story() -> None:
-        async with asyncio.timeout(20), local.NatsServer(tmp_path / "nats") as server:
+        async with asyncio.timeout(100), local.NatsServer(tmp_path / "nats") as server:
             assert await answers(server)
             pid = server.pid
         with pytest.raises(ProcessLookupError):
@@ -34,7 +34,7 @@ def test_a_server_is_ready_when_it_is_entered_and_gone_when_it_is_left(tmp_path:
 
 def test_streams_outlive_a_kill_on_the_same_port(tmp_path: Path) -> None:
     async def story() -> None:
-        async with asyncio.timeout(20), local.NatsServer(tmp_path / "nats") as server:
+        async with asyncio.timeout(100), local.NatsServer(tmp_path / "nats") as server:
             port = server.port
             client = nats.aio.client.Client()
             await client.connect(server.url)
@@ -57,7 +57,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with pytest.raises(local.NatsUnavailable, match=rf"port {port}: .*address already in"):
-                async with asyncio.timeout(20), local.NatsServer(tmp_path / "nats", port=port):
+                async with asyncio.timeout(100), local.NatsServer(tmp_path / "nats", port=port):
                     pass
 
     asyncio.run(story())
@@ -69,7 +69,7 @@ def test_a_broken_configuration_is_named(tmp_path: Path) -> None:
 
     async def story() -> None:
         with pytest.raises(local.NatsUnavailable, match="nats-server on port"):
-            async with asyncio.timeout(20), local.NatsServer(tmp_path / "nats", config=file):
+            async with asyncio.timeout(100), local.NatsServer(tmp_path / "nats", config=file):
                 pass
 
     asyncio.run(story())
@@ -77,7 +77,7 @@ def test_a_broken_configuration_is_named(tmp_path: Path) -> None:
 
 def test_stopping_a_server_that_is_gone_ends_all_the_same(tmp_path: Path) -> None:
     async def story() -> None:
-        async with asyncio.timeout(20), local.NatsServer(tmp_path / "nats") as server:
+        async with asyncio.timeout(100), local.NatsServer(tmp_path / "nats") as server:
             await server.kill()
             await server.kill()
             await server.stop()

@@ -41,7 +41,7 @@ def test_the_command_hands_over_to_the_notifier() -> None:
 @contextlib.asynccontextmanager
 async def server(directory: pathlib.Path) -> AsyncIterator[str]:
     async with (
-        asyncio.timeout(50),
+        asyncio.timeout(100),
         nats.NatsServer(directory / "nats") as made,
         bus.Bus(made.url, producer="test", name="test", owner=True) as owner,
     ):

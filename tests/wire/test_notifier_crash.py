@@ -10,7 +10,7 @@ def test_kills_at_random_points_lose_nothing_and_show_at_most_one_repeat_each(
     tmp_path: Path,
 ) -> None:
     async def story() -> dict[str, crashes.Result]:
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(100):
             return await crashes.play(tmp_path, kills=5, seed=7)
 
     found = asyncio.run(story())

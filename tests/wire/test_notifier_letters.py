@@ -88,7 +88,7 @@ def test_a_fault_of_ours_costs_one_letter_and_nobody_else() -> None:  # noqa: C9
         made = receivers.Receiver(
             "ops", send, at_desk=at_desk, doors=doors, hear=hear, report=report
         )
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(made.work()),
                 tasks.create_task(runtime.drive(at_desk, inbox, made.act)),

@@ -75,7 +75,7 @@ class World:
         def enough(kept: Sequence[webhook.Received]) -> bool:
             return len(kept) >= count
 
-        kept = await self.hook.wait_for(enough, timeout_s=15)
+        kept = await self.hook.wait_for(enough, timeout_s=100)
         bodies = [orjson.loads(received.body)["data"] for received in kept]
         return [
             (body["reason"], " ".join(a["summary"] for a in body["alerts"]), received.status)
@@ -123,7 +123,7 @@ class World:
 @contextlib.asynccontextmanager
 async def world(directory: pathlib.Path) -> AsyncIterator[World]:
     made = World(directory)
-    async with asyncio.timeout(40), contextlib.AsyncExitStack() as open_:
+    async with asyncio.timeout(100), contextlib.AsyncExitStack() as open_:
         await open_.enter_async_context(made.server)
         await open_.enter_async_context(made.hook)
         made.bus = await open_.enter_async_context(

@@ -134,7 +134,7 @@ def send(found: senders.Sender, notification: Notification) -> Answer:
 
 def play(story: Callable[[Fake], Awaitable[None]]) -> None:
     async def played() -> None:
-        async with asyncio.timeout(20), fake() as server:
+        async with asyncio.timeout(100), fake() as server:
             await story(server)
 
     asyncio.run(played())
@@ -458,7 +458,10 @@ def test_a_slow_body_after_a_good_status_is_a_message_that_was_taken(
             ended.release()
 
         ended = asyncio.Semaphore(0)
-        async with asyncio.timeout(20), await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        async with (
+            asyncio.timeout(100),
+            await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+        ):
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             hook = addresses.Slack(
                 webhook_from=secret(tmp_path, url), reach=LOOPBACK, timeout_s=0.5
@@ -482,7 +485,7 @@ def test_a_slow_body_after_a_good_status_is_a_message_that_was_taken(
 
 def test_kubernetes_gets_events_on_node_and_pod_and_a_repeat_adds_none() -> None:
     async def story() -> None:
-        async with asyncio.timeout(20), kubernetes.KubernetesApi() as api:
+        async with asyncio.timeout(100), kubernetes.KubernetesApi() as api:
             found = sender(
                 config.Settings(kubernetes=addresses.Kubernetes(url=api.url)),
                 kubernetes=addresses.KubernetesEvents(),
@@ -603,7 +606,7 @@ def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story() -> Mailbox:
-        async with asyncio.timeout(20), relay(tmp_path) as (mailbox, port, certificate):
+        async with asyncio.timeout(100), relay(tmp_path) as (mailbox, port, certificate):
             found = by_mail(port, certificate, tmp_path)
             dotted = told([alert(summary="ünï\r\n.code\r\n.\r\nQUIT")])
             for notification in (dotted, OVER):
@@ -632,7 +635,7 @@ def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
 
 def test_a_mail_relay_that_is_not_believed_or_says_no_gets_no_mail(tmp_path: pathlib.Path) -> None:
     async def story() -> None:
-        async with asyncio.timeout(20), relay(tmp_path) as (mailbox, port, certificate):
+        async with asyncio.timeout(100), relay(tmp_path) as (mailbox, port, certificate):
             answer = await by_mail(port, None, tmp_path).send(FIRES, {})
             assert answer.kind is Kind.TEMPORARY
             assert "certificate is not believed" in answer.detail
@@ -661,7 +664,7 @@ def test_an_addressee_whom_the_relay_may_take_later_is_tried_again_alone(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story() -> Mailbox:
-        async with asyncio.timeout(20), relay(tmp_path) as (mailbox, port, certificate):
+        async with asyncio.timeout(100), relay(tmp_path) as (mailbox, port, certificate):
             found = by_mail(port, certificate, tmp_path)
             mailbox.grey = {"ann@example.com"}
             answer = await found.send(FIRES, {})
@@ -689,7 +692,7 @@ def test_a_mail_relay_without_encryption_gets_no_mail(tmp_path: pathlib.Path) ->
             "auth_require_tls": False,
         }
         plain |= {"authenticator": None, "auth_required": False}
-        async with asyncio.timeout(20), relay(tmp_path, **plain) as (mailbox, port, certificate):
+        async with asyncio.timeout(100), relay(tmp_path, **plain) as (mailbox, port, certificate):
             answer = await by_mail(port, certificate, tmp_path).send(FIRES, {})
             assert answer.kind is Kind.TEMPORARY
             assert "offers no STARTTLS" in answer.detail
@@ -772,7 +775,7 @@ def test_a_secret_may_stand_inside_a_yaml_file(tmp_path: pathlib.Path) -> None:
 
 def test_the_owner_of_a_pod_names_a_receiver_and_a_pod_goes_before_its_namespace() -> None:
     async def story() -> None:
-        async with asyncio.timeout(20), kubernetes.KubernetesApi() as api:
+        async with asyncio.timeout(100), kubernetes.KubernetesApi() as api:
             async with aiohttp.ClientSession(api.url) as http:
                 about = {"annotations": {"muster.dev/notify": "team-ml, nobody"}}
                 await http.post("/api/v1/namespaces", json={"metadata": {"name": "ml", **about}})
@@ -807,7 +810,7 @@ def test_owners_that_cannot_be_asked_are_asked_again_and_the_newest_alert_counts
     async def story() -> None:
         heard: asyncio.Queue[signals.Owned] = asyncio.Queue()
         answer = {"metadata": {"annotations": {"muster.dev/notify": "team-ml"}}}
-        async with asyncio.timeout(20), fake() as server:
+        async with asyncio.timeout(100), fake() as server:
             server.answer(503)
             found = owners.Owners(
                 cluster.Cluster(addresses.Kubernetes(url=server.url)),

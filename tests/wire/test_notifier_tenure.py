@@ -67,7 +67,7 @@ class Pair:
 
 def play(story: Callable[[Pair], Awaitable[None]], directory: pathlib.Path) -> None:
     async def played() -> None:
-        async with asyncio.timeout(40), sink.sink() as told, sink.world(directory) as world:
+        async with asyncio.timeout(100), sink.sink() as told, sink.world(directory) as world:
             pair = Pair(world, told)
             try:
                 await story(pair)

@@ -48,7 +48,7 @@ async def send(serve: Serve, *, path: str = "/hook", timeout_s: float = 5.0) -> 
         finally:
             writer.close()
 
-    async with asyncio.timeout(10), await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with asyncio.timeout(30), await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         hook = webhook.Webhook(site(f"http://u:p%40@127.0.0.1:{port}{path}", timeout_s))
         got = await hook.send(SENT, {})

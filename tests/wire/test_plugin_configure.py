@@ -21,7 +21,7 @@ def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
@@ -269,7 +269,7 @@ def test_a_pipe_of_the_shell_can_be_the_file() -> None:
         pass_fds=[reading],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=False,
     )
     os.close(reading)

@@ -52,7 +52,7 @@ def played(
             brought=lambda: None,
         )
         following = asyncio.create_task(made.follow())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await story(made, slow, published)
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -57,7 +57,7 @@ def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
     async def story() -> None:
         told: list[signals.Signal] = []
         ours, other = served(root / "a.sock", told), served(root / "b.sock", told)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await ours.start()
             assert await ours.probe() > 0
             await other.start()
@@ -79,7 +79,7 @@ def test_a_stream_that_the_kubelet_did_not_open_may_come_and_go(root: Path) -> N
         ours = served(root / "a.sock", told, figures)
         await ours.start()
         channels = [grpc.aio.insecure_channel(f"unix:{ours.path}") for _ in range(3)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for channel in channels:
                 stream = rpc.DevicePluginClient(channel).list_and_watch(dp.Empty())
                 assert await stream.read() == dp.ListAndWatchResponse()

@@ -116,7 +116,7 @@ async def plugin(root: Path) -> AsyncIterator[Process]:
     try:
         yield Process(process)
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             _, errors = await process.communicate()
         assert (process.returncode, errors) == (0, b"")
     finally:
@@ -127,7 +127,7 @@ async def plugin(root: Path) -> AsyncIterator[Process]:
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await story()
 
     asyncio.run(limited())
@@ -206,7 +206,7 @@ def test_while_a_look_hangs_the_last_answer_stands_and_is_not_waited_for_again()
 
         assert await look.again(lambda: 1, timeout_s=5) == 1
         assert (await look.again(hang, timeout_s=0.05), look.hangs) == (1, True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert (await look.again(lambda: 3, timeout_s=60), look.hangs) == (1, True)
         release.set()
         while (await look.again(lambda: 3, timeout_s=5)) != 3:

@@ -166,7 +166,7 @@ async def plugin(
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             await story()
 
     asyncio.run(limited())

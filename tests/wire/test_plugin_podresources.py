@@ -107,7 +107,7 @@ def test_an_answer_holds_while_the_kubelet_has_no_time_but_not_for_ever(socket: 
             turned.clear()
 
         kubelet = Kubelet()
-        async with asyncio.timeout(20), serving(kubelet, socket):
+        async with asyncio.timeout(100), serving(kubelet, socket):
             pods = podresources.PodResources(socket, heard)
             following = asyncio.create_task(pods.follow(period_s=0.02))
             await turn()
@@ -130,7 +130,7 @@ def test_a_socket_that_is_gone_leaves_nothing_known(socket: Path) -> None:
         heard: asyncio.Queue[agreement.Listing | None] = asyncio.Queue()
         pods = podresources.PodResources(socket, heard.put)
         following = asyncio.create_task(pods.follow(period_s=60))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await heard.get() is None
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

@@ -121,7 +121,7 @@ def test_the_policy_of_then_raises_what_was_told_and_a_calmer_one_less(
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     out = done.stdout
     assert "2 alerts told; the recorded policy, played again, raises 2" in out

@@ -50,7 +50,7 @@ async def driven_until(
         if len(done) >= length:
             enough.set()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         driving = asyncio.create_task(runtime.drive(machine, inbox, act))
         await enough.wait()
         driving.cancel()
@@ -75,7 +75,7 @@ def test_a_cancellation_that_an_action_lost_ends_the_driving_all_the_same(
         inbox: asyncio.Queue[runtime.Delivery[str]] = asyncio.Queue()
         inbox.put_nowait(delivery("a", done))
         inbox.put_nowait(delivery("b", done))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             machine = Notebook(deadlines=[*deadlines], answers=2)
             driving = asyncio.create_task(runtime.drive(machine, inbox, act))
             await acting.wait()
@@ -135,7 +135,7 @@ def test_an_input_whose_action_fails_is_not_acknowledged() -> None:
         async def act(out: str) -> None:
             raise LookupError(out)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with pytest.raises(LookupError, match=r"a\.0"):
                 await runtime.drive(Notebook(), inbox, act)
         return done
@@ -185,7 +185,7 @@ def test_one_task_that_ends_ends_all() -> None:
         async def short() -> None:
             ended.append("short")
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await runtime.run(until_cancelled(ended, "long"), short())
         return ended
 
@@ -199,7 +199,7 @@ def test_a_failure_is_raised_after_every_task_has_ended() -> None:
         async def fails() -> None:
             raise LookupError("first")
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with pytest.raises(LookupError, match="first"):
                 await runtime.run(until_cancelled(ended, "a"), fails(), until_cancelled(ended, "b"))
         return ended
@@ -215,7 +215,7 @@ def test_the_failure_that_ended_all_is_raised_not_one_of_the_ending() -> None:
         async def fails_too() -> None:
             raise OSError("a consequence")
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with pytest.raises(LookupError, match="the cause"):
                 await runtime.run(until_cancelled([], "a", fails_too), fails())
 
@@ -229,7 +229,7 @@ def test_a_failure_while_ending_in_order_is_raised() -> None:
         async def fails() -> None:
             raise OSError("could not say goodbye")
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with pytest.raises(OSError, match="could not say goodbye"):
                 await runtime.run(until_cancelled([], "a", fails), short())
 
@@ -245,7 +245,7 @@ def test_a_signal_ends_all_in_order(number: signal.Signals) -> None:
             os.kill(os.getpid(), number)
             await until_cancelled(ended, "sender")
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await runtime.run(until_cancelled(ended, "other"), signals())
         return ended
 
