@@ -312,7 +312,13 @@ async def _close(client: nats.aio.client.Client) -> None:
     # one whose TLS handshake failed asyncio never says that it is closed (3.11)
     with contextlib.suppress(AssertionError, TimeoutError):
         async with asyncio.timeout(_CLIENT_TIMEOUT_S):
-            await client.close()
+            try:
+                await client.close()
+            except OSError:
+                # what was left to send cannot be sent any more; half-way, nats-py calls itself
+                # closed and would do nothing (client.py, _close; 2.16)
+                client._status = client.DISCONNECTED  # noqa: SLF001
+                await client.close()
 
 
 async def _subscribe(client: nats.aio.client.Client, subject: str, handler: Handler) -> None:

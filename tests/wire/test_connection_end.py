@@ -1,6 +1,10 @@
+"""The end of a connection, whatever goes on at the time."""
+
 import asyncio
+from pathlib import Path
 
 import pytest
+from nats.aio import client as aio
 
 from muster import connection
 from muster.local import nats
@@ -13,5 +17,22 @@ def test_leaving_while_a_dial_is_refused_never_hangs(turns: int) -> None:
         async with asyncio.timeout(30), connection.Connection(url, name="test"):
             for _ in range(turns):
                 await asyncio.sleep(0)
+
+    asyncio.run(story())
+
+
+def test_what_cannot_be_sent_any_more_keeps_no_client_half_closed(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with asyncio.timeout(30), nats.NatsServer(tmp_path / "nats") as server:
+            client = aio.Client()
+            await client.connect(server.url, allow_reconnect=False)
+            messages = await client.subscribe("b")
+            hearing = asyncio.ensure_future(anext(aiter(messages.messages)))
+            await asyncio.sleep(0)
+            await client.publish("a", b"")
+            client._transport._io_writer.transport.abort()  # type: ignore[union-attr]
+            await connection._close(client)
+            with pytest.raises(StopAsyncIteration):
+                await hearing
 
     asyncio.run(story())
