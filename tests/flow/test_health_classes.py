@@ -17,7 +17,7 @@ from muster import bus, consumers, streams
 from muster.local import nats, webhook
 from tests.flow import faults, fleet, parts
 
-_TIMEOUT_S = 25.0
+_TIMEOUT_S = 60.0
 _QUIET_S = 3.0
 _MENDED = faults.MENDED[0]
 """One node for all of these, one after another."""

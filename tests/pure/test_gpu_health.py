@@ -73,6 +73,13 @@ class Story:
         self.now = due
         return self.take(self.machine.tick(due))
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass, as one who is there whenever something is due."""
+        until = self.now + seconds
+        while (due := self.machine.next_deadline()) is not None and due <= until:
+            self.tick()
+        self.now = until
+
     def take(self, found: Sequence[gpu.Finding]) -> list[str]:
         for one in found:
             self.said.append(one)
@@ -697,9 +704,8 @@ def test_what_befalls_one_gpu_is_nothing_to_another(one: Steps, other: Steps) ->
     apart = Story()
     together = Story()
     for at, (wait, event) in enumerate(steps):
-        apart.now = together.now = apart.now + wait
         for machine in (apart, together):
-            machine.take(machine.machine.tick(machine.now))
+            machine.wait(wait)
         if at < len(other) and not isinstance(other[at][1], gpu.Look):
             seen = stamped(of_b(other[at][1]), together.now)
             together.take(together.machine.receive(seen, together.now))

@@ -578,7 +578,7 @@ def test_waiting_costs_no_processor_time(node: Node) -> None:
     up(node, scenes.h100x8())
     node.ask("s = listener(*range(8))")
     spent = "start = time.process_time(); attempt(lambda: heard(s, 250)); "
-    assert node.ask(f"{spent} time.process_time() - start") < 0.025
+    assert node.ask(f"{spent} time.process_time() - start") < 0.1
     assert node.told.counts()["nvmlEventSetWait_v2"] == 1
 
 

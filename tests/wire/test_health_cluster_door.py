@@ -366,7 +366,7 @@ def test_an_api_that_is_away_answers_in_time_that_nothing_is_known(tmp_path: Pat
             assert await told.get() == signals.ClusterAnswered(
                 node="a", plugin="device-plugin", number=1, facts=None
             )
-            assert asyncio.get_running_loop().time() - began < 1
+            assert asyncio.get_running_loop().time() - began < 10
             await seen.questions.close()
 
     asyncio.run(story())

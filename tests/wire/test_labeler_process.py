@@ -185,7 +185,7 @@ def test_a_suggestion_is_told_once_a_change_and_writes_nothing(tmp_path: pathlib
         began = time.monotonic()
         labeler.signal(signal.SIGTERM)
         assert await labeler.wait() == 0
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
 
     play(story, tmp_path)
 

@@ -231,7 +231,7 @@ def test_no_node_is_labelled_before_all_can_be_and_a_new_one_at_once(
         await made.make("node-c")
         await made.reports("node-c", "NVIDIA L4")
         await made.labelled(**{"node-c": "l4"})
-        assert asyncio.get_running_loop().time() - began < 5
+        assert asyncio.get_running_loop().time() - began < 10
 
     play(story, tmp_path)
 

@@ -286,7 +286,7 @@ def test_a_message_on_its_way_at_sigterm_is_finished_and_never_repeated(
         began = time.monotonic()
         notifier.signal(signal.SIGTERM)
         assert await notifier.wait() == 0
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         (outcome,) = await made.outcome()
         assert outcome.TYPE == "notification.delivered"
         await made.start()

@@ -188,7 +188,7 @@ def test_the_server_ends_at_once_with_clients_of_any_kind_still_there() -> None:
                 await clients.enter_async_context(opened(served, 9, sent))
                 assert await served.get("/healthz") == (200, b"ok\n")
                 started = loop.time()
-            assert loop.time() - started < 1
+            assert loop.time() - started < 4
 
     asyncio.run(story())
 
