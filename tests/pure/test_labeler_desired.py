@@ -518,7 +518,8 @@ def test_one_node_is_never_written_more_often_than_that_in_twice_the_time(
     for node, first in written:
         within = [at for name, at in written if name == node and first <= at < first + 60]
         assert len(within) <= 6
-    assert all(restraint.may(node, now + 60) for node in "ab")
+    # a little more: sums of such times are rounded
+    assert all(restraint.may(node, now + 60.001) for node in "ab")
 
 
 LABELS = st.sampled_from(

@@ -338,7 +338,8 @@ def by_hand(group: list[rules.Nodes], names: list[str]) -> list[list[str]]:
         if matched or not entry.optional:
             lists.append(matched * entry.limit)
     rows = [tuple(dict.fromkeys(row)) for row in zip(*lists, strict=False)][:longest]
-    return [list(row) for row in dict.fromkeys(rows)]
+    first = {frozenset(row): row for row in reversed(rows)}
+    return [list(row) for row in first.values()]
 
 
 @settings(deadline=None)

@@ -173,7 +173,13 @@ def _keys(resource: rules.Resource, seen: matching.Names, problems: list[str]) -
         problems.extend(
             f"{resource.name}: groups[{number}].{problem}" for problem in pairing.shrinking(columns)
         )
+        given = set[frozenset[tuple[str, str]]]()
         for row in pairing.rows(columns):
+            gives = frozenset((_inside(entry, match), match.path) for entry, match in row.values())
+            if gives in given:
+                # two entries match one node; to advertise it twice is what `count` is for
+                continue
+            given.add(gives)
             key = _key(group, row)
             if taken.setdefault(key, number) == number:
                 keys.append((key, group, row))
