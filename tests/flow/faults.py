@@ -98,6 +98,8 @@ async def played(node: fleets.Node, fault: Fault, *, timeout_s: float, quiet_s: 
 
     Where nothing is to be told, `quiet_s` is how long nothing must come.
     """
+    if node.plugin.runs:
+        await node.until_ready()
     told, began = node.fleet.told, time.monotonic()
     await fault.inject(node)
     began = time.monotonic() if fault.slow else began

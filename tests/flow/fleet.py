@@ -171,6 +171,11 @@ class Node:
         self._configure(self.plugin, self.directory)
         await self.plugin.start()
 
+    async def until_ready(self) -> None:
+        """Wait until the API says so: on a busy machine it may have missed some readiness probes."""
+        while self._written != (True, True, False):
+            await asyncio.sleep(0.05)
+
     @property
     def holder(self) -> str:
         """Return somebody's pod that holds one of the node's devices, if it was made."""
