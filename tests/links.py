@@ -41,14 +41,18 @@ async def raw(url: str) -> AsyncIterator[nats.aio.client.Client]:
         await client.close()
 
 
-async def settled(link: connection.Connection) -> None:
-    """Return when the server knows our subscriptions.
+async def flushed(client: nats.aio.client.Client) -> None:
+    """Return when the server has all that a client said.
 
-    The first of two flushes sends them: nats-py writes its PING ahead of what is pending (2.16).
+    The first of two flushes sends it: nats-py writes its PING ahead of what is pending (2.16).
     """
-    client = await link.client()
     await client.flush()
     await client.flush()
+
+
+async def settled(link: connection.Connection) -> None:
+    """Return when the server knows our subscriptions."""
+    await flushed(await link.client())
 
 
 async def until(condition: Callable[[], bool]) -> None:

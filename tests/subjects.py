@@ -11,6 +11,7 @@ import nats.aio.client
 from hypothesis import strategies as st
 
 from muster import connection
+from tests import links
 
 OWN = ("muster.heartbeat.node-a.", "muster.event.node-a.")
 HEARD = ("muster.rpc.node-a.", "_INBOX.plugin_node-a.")
@@ -70,6 +71,10 @@ class Client:
         self.raw = nats.aio.client.Client()
         self.refused: list[str] = []
 
+    async def flush(self) -> None:
+        """Return when the server has all that was said."""
+        await links.flushed(self.raw)
+
     async def note(self, error: Exception) -> None:
         """Remember a refusal."""
         self.refused.append(str(error).lower())
@@ -106,11 +111,11 @@ async def only_its_own_is_heard(
 
     for everything in (">", "$SYS.>"):
         await hearing.raw.subscribe(everything, cb=hear)
-    await hearing.raw.flush()
+    await hearing.flush()
     for subject in subjects:
         await plugin.raw.publish(subject, mark)
-    await plugin.raw.flush()
-    await hearing.raw.flush()
+    await plugin.flush()
+    await hearing.flush()
     await until(lambda: len(heard) >= sum(map(may_publish, subjects)))
     assert heard == [s for s in subjects if may_publish(s)]
     others = [s for s in subjects if not may_publish(s)]
@@ -129,7 +134,7 @@ async def only_its_own_comes(subjects: Sequence[str], *, speaker: Client, plugin
 
     for subject in subjects:
         await plugin.raw.subscribe(subject, cb=hear)
-    await plugin.raw.flush()
+    await plugin.flush()
     others = [s for s in subjects if not may_subscribe(s)]
     await until(lambda: len(plugin.refused) >= len(others))
     assert len(plugin.refused) == len(others)
@@ -138,8 +143,8 @@ async def only_its_own_comes(subjects: Sequence[str], *, speaker: Client, plugin
     for node in ("node-a", "node-b"):
         await speaker.raw.publish(f"muster.rpc.{node}.device-plugin.probe", b"")
         await speaker.raw.publish(f"muster.event.{node}.device-plugin.x", b"")
-    await speaker.raw.flush()
-    await plugin.raw.flush()
+    await speaker.flush()
+    await plugin.flush()
     assert [s for s in heard if not may_subscribe(s)] == []
 
 
@@ -156,7 +161,7 @@ async def nothing_is_written_by_replies(*, hearing: Client, plugin: Client) -> N
         heard.append(message.subject)
 
     await hearing.raw.subscribe(">", cb=hear)
-    await hearing.raw.flush()
+    await hearing.flush()
     for target in targets:
         await plugin.raw.publish("muster.event.node-a.p.x", b"{}", reply=target)
     # the last is acknowledged last
@@ -165,5 +170,5 @@ async def nothing_is_written_by_replies(*, hearing: Client, plugin: Client) -> N
     said = len(targets) + 1 - len(plugin.refused)
     assert len(plugin.refused) == sum(target.startswith("$JS.ACK.") for target in targets)
     await until(lambda: heard.count("muster.event.node-a.p.x") == said)
-    await hearing.raw.flush()
+    await hearing.flush()
     assert [s for s in heard if s in targets] == []

@@ -172,7 +172,7 @@ class Node:
         await self.plugin.start()
 
     async def until_ready(self) -> None:
-        """Wait until the API says so: on a busy machine it may have missed some readiness probes."""
+        """Wait until the API says so: on a busy machine it may have missed some probes."""
         while self._written != (True, True, False):
             await asyncio.sleep(0.05)
 

@@ -55,7 +55,7 @@ async def publish(server: local.NatsServer, subject: str, payload: bytes) -> Non
     client = nats.aio.client.Client()
     await client.connect(server.url)
     await client.publish(subject, payload)
-    await client.flush()
+    await links.flushed(client)
     await client.close()
 
 
@@ -147,7 +147,7 @@ def test_a_client_is_given_out_only_after_it_was_prepared_again(tmp_path: Path) 
             if len(prepared) % 2 == 0:
                 prepared.append(0)
                 raise TimeoutError("not yet")
-            await client.flush()
+            await links.flushed(client)
             prepared.append(1)
 
         async with connection.Connection(server.url, name="test", prepare=prepare) as link:

@@ -87,7 +87,7 @@ def test_a_compromised_plugin_can_alter_read_and_flood_nothing(tmp_path: Path) -
             ]
             for subject in (*subjects.WRITES, *reads):
                 await one.raw.publish(subject, b"{}", reply="_INBOX.plugin_node-a.x")
-            await one.raw.flush()
+            await one.flush()
             await subjects.until(lambda: len(one.refused) == len(subjects.WRITES) + len(reads))
             with pytest.raises(nats.errors.MaxPayloadError):
                 await one.raw.publish("muster.event.node-a.p.x", b"x" * 2_000_000)
@@ -134,10 +134,10 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
         dotted = guarded.token("ip-10-0-0-1.eu.internal")
         async with world.plugin(dotted) as one, world.admin() as admin:
             await admin.raw.subscribe("muster.event.>", cb=heard.put)
-            await admin.raw.flush()
+            await admin.flush()
             await one.raw.publish("muster.event.ip-10-0-0-1_eu_internal.p.x", b"")
             await one.raw.publish("muster.event.ip-10-0-0-1.eu.internal.p", b"")
-            await one.raw.flush()
+            await one.flush()
             await subjects.until(lambda: len(one.refused) == 1)
             assert (await heard.get()).subject == "muster.event.ip-10-0-0-1_eu_internal.p.x"
 
@@ -198,7 +198,7 @@ def test_gates_may_die_and_the_cluster_may_change_its_keys_or_go(
                 assert await is_refused(world, guarded.token())
                 # who is connected is no concern of the gates'
                 await old.raw.publish("muster.event.node-a.p.x", b"")
-                await old.raw.flush()
+                await old.flush()
                 assert not link.is_connected
                 await world.cluster.go()
                 await hangs(world)
@@ -255,7 +255,7 @@ def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Pa
                 await grafana.raw.publish(subject, b"{}")
             await grafana.raw.subscribe("muster.heartbeat.>")
             await grafana.raw.subscribe("_INBOX.reader_other.>")
-            await grafana.raw.flush()
+            await grafana.flush()
             await subjects.until(lambda: len(grafana.refused) == len(subjects.WRITES) + 1)
             keyfiles.rotate(world.keys, "node", at=now)
             keyfiles.rotate(world.keys, "reader", at=now)
@@ -297,7 +297,7 @@ def test_the_plugin_itself_comes_in_by_its_token_and_loads_nothing_for_it(tmp_pa
         async with world.admin() as admin:
             await admin.raw.jetstream().add_stream(name="E", subjects=["muster.event.>"])
             await admin.raw.subscribe("muster.event.>", cb=heard.put)
-            await admin.raw.flush()
+            await admin.flush()
             url = {"MUSTER_PLUGIN__BUS__URL": world.server.url, "NATS_TOKEN_FILE": str(file)}
             async with running.plugin(root, config, **url) as plugin:
                 subject = (await heard.get()).subject

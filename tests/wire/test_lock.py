@@ -146,15 +146,15 @@ def test_a_holder_that_was_stopped_acts_no_more_when_it_goes_on(tmp_path: Path) 
             await acts.of("a")
             async with process(server, "b"):
                 a.send_signal(signal.SIGSTOP)
-                async with asyncio.timeout(TERMS.ttl_s + 2):
-                    await acts.of("b")
+                await acts.of("b")
                 a.send_signal(signal.SIGCONT)
                 # two renewals of `a`: it has asked again, and was refused
                 await asyncio.sleep(3 * TERMS.renew_s)
                 await acts.of("b")
-        (first, low), (second, high) = acts.holders()
-        assert (first, second) == ("a", "b")
-        assert low < high
+        # on a busy machine it may change hands again, but nobody acts by what is over
+        names, revisions = zip(*acts.holders(), strict=True)
+        assert names[:2] == ("a", "b")
+        assert list(revisions) == sorted(set(revisions))
 
     play(tmp_path, story)
 

@@ -153,7 +153,7 @@ def test_streams_get_the_replicas_they_are_told_keep_them_and_outlive_a_server(
                 async with subjects.client(address, token=token, tls=trusted) as plugin:
                     await plugin.raw.publish("muster.event.node-a.p.x", b"")
                     await plugin.raw.publish("muster.event.node-b.p.x", b"")
-                    await plugin.raw.flush()
+                    await plugin.flush()
                     await subjects.until(lambda: len(plugin.refused) == 1)
                     return
 

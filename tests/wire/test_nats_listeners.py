@@ -16,7 +16,7 @@ def test_an_admin_that_hears_everything_hides_no_dead_plugin(tmp_path: Path) -> 
             bus.Bus(shipped.address(server, "health"), producer="h", name="h") as health,
         ):
             heard = await admin.raw.subscribe(">")
-            await admin.raw.flush()
+            await admin.flush()
             await health.link.client()
             with pytest.raises(bus.NobodyAnswered) as told:
                 await health.ask("muster.rpc.node-a.p.probe", timeout_s=2.0)

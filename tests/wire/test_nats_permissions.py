@@ -32,7 +32,7 @@ from muster import (
 )
 from muster.cli import keyfiles
 from muster.local import nats as local
-from tests import guarded, subjects
+from tests import guarded, links, subjects
 
 ROOT = Path(__file__).resolve().parents[2]
 USERS = ("health", "labeler", "notifier", "reader", "admin", "plugin_node-a", "plugin_node-b")
@@ -131,7 +131,7 @@ def test_who_only_reports_or_reads_alters_nothing(tmp_path: Path, user: str) -> 
         async with client(server, user) as one:
             for subject in subjects.WRITES:
                 await one.raw.publish(subject, b"{}")
-            await one.raw.flush()
+            await one.flush()
             await subjects.until(lambda: len(one.refused) == len(subjects.WRITES))
 
     run(tmp_path, story)
@@ -191,12 +191,12 @@ def test_no_header_takes_away_what_others_said(tmp_path: Path) -> None:
             async with client(server, user) as one:
                 for headers in HEADERS:
                     await one.raw.publish(subject, b"{}", headers=headers)
-                await one.raw.flush()
+                await one.flush()
         async with client(server, "notifier") as one:
             # a lock of its own: neither takes the other's place
             for denied in ("$KV.muster_leader.notifier", "$JS.API.STREAM.PURGE.KV_muster_leader"):
                 await one.raw.publish(denied, b"", headers={"Nats-Rollup": "all"})
-            await one.raw.flush()
+            await one.flush()
             await subjects.until(lambda: len(one.refused) == 2)
         async with client(server, "admin") as admin:
             for stream, (_, subject) in KEPT.items():
@@ -225,7 +225,7 @@ def test_nobody_makes_anothers_event_a_repeat(tmp_path: Path) -> None:
                     await evil.raw.publish(
                         "muster.event.node-a.p.x", b"", headers={"Nats-Msg-Id": guess}
                     )
-            await evil.raw.flush()
+            await evil.flush()
             for _ in range(5):
                 await plugin.publish(event("node-b"))
             # what restarts repeat under one id can be guessed, and is looked at
@@ -257,7 +257,7 @@ def test_only_health_changes_streams(tmp_path: Path) -> None:
             async with client(server, user) as one:
                 for subject in wrong:
                     await one.raw.publish(subject, b"{}")
-                await one.raw.flush()
+                await one.flush()
                 await subjects.until(lambda: len(one.refused) == len(wrong))
 
     run(tmp_path, story)
@@ -343,7 +343,7 @@ def test_nobody_hears_the_answers_to_another(tmp_path: Path) -> None:
                     await one.raw.subscribe(f"{permissions.inbox(other)}.>")
                 for wide in ("_INBOX.>", ">", "*.>", "$SYS.>", "*"):
                     await one.raw.subscribe(wide)
-                await one.raw.flush()
+                await one.flush()
                 await subjects.until(lambda: len(one.refused) == len(others) + 5)  # noqa: B023
 
     run(tmp_path, story)
@@ -422,7 +422,7 @@ async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
     )
     assert all(await asyncio.gather(*told))
     await plugin.answer("muster.rpc.node-a.device-plugin.probe", lambda: b"here")
-    await (await plugin.link.client()).flush()
+    await links.settled(plugin.link)
     asked = "muster.rpc.node-a.device-plugin.probe"
     assert await health.ask(asked, timeout_s=2) == b"here"
     assert await consumers.newest(health.link, streams.EVENTS, "muster.event.>") != []
@@ -491,7 +491,7 @@ async def all_work(users: Users) -> None:
     async with users.raw("health") as hearing:
         heard: asyncio.Queue[connection.Message] = asyncio.Queue()
         await hearing.raw.subscribe("muster.nats.>", cb=heard.put)
-        await hearing.raw.flush()
+        await hearing.flush()
         async with users.raw("plugin_node-b"):
             assert (await heard.get()).subject == "muster.nats.connect"
 

@@ -56,7 +56,7 @@ async def greet(client: nats.aio.client.Client, ear: Ear) -> None:
     """Speak until the ear is there: a subscription has no answer."""
     while not ear.heard:
         await say(client, beat(0))
-        await client.flush()
+        await links.flushed(client)
         await asyncio.sleep(0.01)
 
 
@@ -70,7 +70,7 @@ async def occupy(client: nats.aio.client.Client, ear: Ear) -> None:
     await greet(client, ear)
     ear.is_free.clear()
     await say(client, beat(1))
-    await client.flush()
+    await links.flushed(client)
     await ear.until(lambda: ear.heard[-1][1] == 1)
 
 
@@ -102,7 +102,7 @@ def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
             await heard.follow(ear.take)
             await occupy(client, ear)
             await say(client, *(beat(seq) for seq in range(2, 300)))
-            await client.flush()
+            await links.flushed(client)
             assert ear.heard[-1][1] == 1
             ear.is_free.set()
             await ear.until(lambda: ear.heard[-1][1] == 299)
@@ -117,7 +117,7 @@ def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -
             await heard.follow(ear.take)
             await occupy(client, ear)
             await say(client, *(beat(seq) for seq in range(2, 4_000)))
-            await client.flush()
+            await links.flushed(client)
             before = ear.gulps
             ear.is_free.set()
             await ear.until(lambda: ear.heard[-1][1] == 3_999)
