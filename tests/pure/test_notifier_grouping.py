@@ -4,6 +4,7 @@ import datetime as dt
 import itertools
 from collections.abc import Iterable, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -568,6 +569,21 @@ def settled(world: World) -> None:
         world.advance(TIMING.group_interval_s)
     while world.on_their_way:
         world.settle(0)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_alert_that_was_another_in_the_meantime_is_news_again(*, restarts: bool) -> None:
+    world = World(send_resolved=True)
+    world.step(("fires", 0, 0))
+    settled(world)
+    for _ in range(4):
+        world.step(("becomes", 0, 0))
+        settled(world)
+        if restarts:
+            world.step(("restart", 0, 0))
+    # the first, and four times the end of one kind and the beginning of the other
+    assert len(set(world.ids)) == len(world.ids) >= 9
+    assert {group: told for group, told in world.believed.items() if told} == world.firing()
 
 
 @settings(max_examples=400, deadline=None)

@@ -40,6 +40,8 @@ class Group:
     labels: Mapping[str, str]
     flush_at: float
     told: decision.Told | None
+    heard: str
+    """The id of the last news, also of one that nothing fires any more."""
     alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
     on_its_way: notifications.Notification | None = None
     is_overdue: bool = False
@@ -63,6 +65,7 @@ class Group:
     def take_delivered(self, notification: notifications.Notification, *, at: float) -> None:
         """Know that the receiver was told; what it knows to be over is forgotten."""
         self.told = None
+        self.heard = notification.id
         if notification.firing_ids:
             self.told = decision.Told(
                 firing=frozenset(notification.firing_ids),

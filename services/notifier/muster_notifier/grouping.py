@@ -76,10 +76,13 @@ class Grouping:
     ) -> None:
         """Take up where an earlier process stopped: the ledger, the outbox, the alerts of today.
 
-        An entry with nothing firing is as none at all (`decision`, rows 1 to 3).
+        For an entry with nothing firing `decision` says the same as for none (rows 1 to 3).
         """
         for entry in entries:
-            if entry.firing and entry.receiver in self._receivers:
+            key = entry.receiver, entry.group
+            if not entry.firing:
+                self._recalled.end(key, entry.id)
+            elif entry.receiver in self._receivers:
                 told = decision.Told(
                     firing=frozenset(entry.firing),
                     resolved=frozenset(entry.resolved),
@@ -88,7 +91,7 @@ class Grouping:
                     id=entry.id,
                     is_acknowledged=entry.reason is vocabulary.NotificationReason.ACKNOWLEDGED,
                 )
-                self._recalled.restore((entry.receiver, entry.group), told)
+                self._recalled.restore(key, told)
         for notification in pending:
             self._expect(notification, now)
         for alert in alerts:
@@ -217,8 +220,11 @@ class Grouping:
         chosen: Mapping[str, str],
         told: decision.Told | None,
     ) -> groups.Group:
+        heard = self._recalled.last_heard(key)
         self._recalled.drop(key)
-        group = groups.Group(key=key, route=route, labels=chosen, flush_at=math.inf, told=told)
+        group = groups.Group(
+            key=key, route=route, labels=chosen, flush_at=math.inf, told=told, heard=heard
+        )
         self._groups[key] = group
         return group
 
@@ -299,6 +305,8 @@ class Grouping:
         del self._groups[group.key]
         if group.told is not None:
             self._recalled.put(group.key, group.told)
+        elif group.heard:
+            self._recalled.end(group.key, group.heard)
 
 
 def _flush_after(told_at: float, came_at: float, timing: routes.Timing) -> float:

@@ -53,7 +53,7 @@ class Telling:
             group.forget_resolved(told_too=group.on_its_way is None)
             return None
         return notifications.notify(
-            after=group.told.id if group.told else "",
+            after=group.heard,
             receiver=receiver,
             group=name,
             labels=group.labels,
