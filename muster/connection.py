@@ -13,7 +13,7 @@ import re
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import nats.aio.client
 import nats.aio.msg
@@ -33,6 +33,8 @@ LOST: Final = (OSError, TimeoutError, nats.errors.Error)
 _DIAL_WAIT_S: Final = (0.1, 0.5)
 _CLIENT_TIMEOUT_S: Final = 2
 _CANCEL_AGAIN_S: Final = 0.1
+_LOOK_S: Final = 5.0
+_LOOKS_AWAY_MAX: Final = 2
 _PING_S: Final = 5
 _PINGS_MAX: Final = 2
 _PENDING_MESSAGES_MAX: Final = 100_000
@@ -163,9 +165,9 @@ class Connection:
         client = nats.aio.client.Client()
         try:
             async with asyncio.timeout(timeout_s):
-                await client.connect(
-                    self._url.split(","),
-                    **identity.options(self._url),
+                await _connect(
+                    client,
+                    self._url,
                     name=name,
                     allow_reconnect=False,
                     error_cb=_overhear,
@@ -185,7 +187,7 @@ class Connection:
             epoch = self.epoch
             try:
                 await self._dial(closed)
-                await closed.wait()
+                await self._until_given_up(closed)
             except LOST as error:
                 await self._on_error(error)
             await self._set_connected(state=False)
@@ -193,6 +195,19 @@ class Connection:
             if self.epoch != epoch:
                 backoff.reset()
             await backoff.wait()
+
+    async def _until_given_up(self, closed: asyncio.Event) -> None:
+        """Return when our client is closed, or has been away for so long that we dial ourselves.
+
+        Where nats-py meets an error that it does not expect, its task ends and nobody is told
+        (client.py, _attempt_reconnect, _close; 2.16).
+        """
+        looks = 0
+        while not closed.is_set() and looks < _LOOKS_AWAY_MAX:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await closed.wait()
+            looks = 0 if self._client.is_connected else looks + 1
 
     async def _dial(self, closed: asyncio.Event) -> None:
         has_dialled = False
@@ -221,17 +236,16 @@ class Connection:
         logging.getLogger("asyncio").addFilter(_is_no_end_of_tls)
         client = self._client = self._make()
         self._subscribed = 0
-        await client.connect(
-            self._url.split(","),
-            **identity.options(self._url),
+        await _connect(
+            client,
+            self._url,
             name=self._name,
             error_cb=on_error,
             closed_cb=on_closed,
             disconnected_cb=on_disconnected,
             reconnected_cb=on_reconnected,
             max_reconnect_attempts=-1,
-            # nats-py declares int and takes any number
-            reconnect_time_wait=random.uniform(*_DIAL_WAIT_S),  # type: ignore[arg-type] # noqa: S311
+            reconnect_time_wait=random.uniform(*_DIAL_WAIT_S),  # noqa: S311
             connect_timeout=_CLIENT_TIMEOUT_S,
             drain_timeout=_CLIENT_TIMEOUT_S,
             ping_interval=_PING_S,
@@ -305,6 +319,16 @@ def _is_no_end_of_tls(record: logging.LogRecord) -> bool:
 
 async def _overhear(_: Exception) -> None:
     """Leave it at that: whether it opened is all that is asked."""
+
+
+async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> None:
+    """Connect. Raises one of LOST, and what else nats-py raises of an address."""
+    await client.connect(url.split(","), **identity.options(url), **options)
+    if not client.is_connected:
+        # nats-py takes any line for an answer, such as a server's PING that came before it has
+        # decided on us, and would neither connect nor try again (client.py,
+        # _process_connect_init; 2.16)
+        raise TimeoutError("NATS has not let us in")
 
 
 async def _close(client: nats.aio.client.Client) -> None:

@@ -71,6 +71,12 @@ class Client:
         self.raw = nats.aio.client.Client()
         self.refused: list[str] = []
 
+    async def request(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None
+    ) -> connection.Message:
+        """Return the answer; nats-py alone would wait for half a second only."""
+        return await self.raw.request(subject, payload, timeout=30, headers=headers)
+
     async def flush(self) -> None:
         """Return when the server has all that was said."""
         await links.flushed(self.raw)
@@ -82,10 +88,14 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def client(url: str, **options: Any) -> AsyncIterator[Client]:
-    """Connect, once."""
+    """Connect, once; longer than nats-server waits for a gate."""
     made = Client()
+    options = {"error_cb": made.note, "allow_reconnect": False, "connect_timeout": 10, **options}
     try:
-        await made.raw.connect(url, error_cb=made.note, allow_reconnect=False, **options)
+        await made.raw.connect(url, **options)
+        if not made.raw.is_connected:
+            # see connection._connect
+            raise TimeoutError("not let in")
         yield made
     finally:
         await made.raw.close()

@@ -150,7 +150,7 @@ def test_a_reader_cannot_make_itself_the_consumer_of_a_service(tmp_path: Path) -
         async with client(server, "reader") as reader:
             config = {"durable_name": "health", "ack_policy": "explicit"}
             asked = json.dumps({"stream_name": "MUSTER_EVENTS", "config": config}).encode()
-            answer = await reader.raw.request("$JS.API.CONSUMER.CREATE.MUSTER_EVENTS", asked)
+            answer = await reader.request("$JS.API.CONSUMER.CREATE.MUSTER_EVENTS", asked)
             assert json.loads(answer.data)["error"]["code"] == 400
         async with client(server, "admin") as admin:
             assert await admin.raw.jetstream().consumers_info("MUSTER_EVENTS") == []
@@ -186,7 +186,7 @@ def test_no_header_takes_away_what_others_said(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         for user, subject in KEPT.values():
             async with client(server, user) as one:
-                await one.raw.request(subject, b"kept", headers={"Nats-Msg-Id": "theirs"})
+                await one.request(subject, b"kept", headers={"Nats-Msg-Id": "theirs"})
         for user, subject in SAYS.items():
             async with client(server, user) as one:
                 for headers in HEADERS:
@@ -216,7 +216,7 @@ def test_nobody_makes_anothers_event_a_repeat(tmp_path: Path) -> None:
             client(server, "admin") as admin,
         ):
             await plugin.publish(event("node-b"))
-            told = await evil.raw.request(
+            told = await evil.request(
                 "muster.event.node-a.p.x", b"", headers={"Nats-Expected-Last-Msg-Id": "q"}
             )
             (newest,) = re.findall(r"wrong last msg ID: (\w+)", told.data.decode())
@@ -229,7 +229,7 @@ def test_nobody_makes_anothers_event_a_repeat(tmp_path: Path) -> None:
             for _ in range(5):
                 await plugin.publish(event("node-b"))
             # what restarts repeat under one id can be guessed, and is looked at
-            await labeler.raw.request("muster.label.x", b"", headers={"Nats-Msg-Id": "alert-1"})
+            await labeler.request("muster.label.x", b"", headers={"Nats-Msg-Id": "alert-1"})
             for _ in range(2):
                 assert await health.publish(tick(), event_id="alert-1")
                 assert await health.publish(tick(), event_id="alert-2")
@@ -272,7 +272,7 @@ def test_consumers_that_a_reader_leaves_behind_are_removed(tmp_path: Path) -> No
             for stream in ("MUSTER_EVENTS", "MUSTER_ALERTS"):
                 for config in (passing, *[forever] * 300):
                     asked = json.dumps({"stream_name": stream, "config": config}).encode()
-                    await reader.raw.request(f"$JS.API.CONSUMER.CREATE.{stream}", asked)
+                    await reader.request(f"$JS.API.CONSUMER.CREATE.{stream}", asked)
         async with (
             client(server, "admin") as admin,
             bus.Bus(address(server, "notifier"), producer="n", name="n") as notifier,

@@ -1,0 +1,119 @@
+"""A server that says something else before it has decided on who connects, as one with a gate does.
+
+What it says is scripted here: the real one's first PING comes at a time of its own.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from muster import connection
+from tests import subjects
+
+INFO = b'INFO {"server_id":"x","version":"2.15.0","headers":true,"max_payload":1048576}\r\n'
+PING, PONG = b"PING\r\n", b"PONG\r\n"
+REFUSED = b"-ERR 'Authorization Violation'\r\n"
+END = b"+OK\r\n"
+"""After this the server hangs up."""
+
+
+class Server:
+    """Answers the first PING of each connection as it was told to, then every one with a PONG."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._answers = [*answers]
+        self._open: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection; one that was answered with less than a PONG hears no more."""
+        self._open.append(writer)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            writer.write(INFO)
+            answer = self._answers.pop(0) if self._answers else PONG
+            while True:
+                await reader.readuntil(PING)
+                writer.write(answer)
+                if answer.endswith(END):
+                    writer.close()
+                if answer != PONG:
+                    return
+
+    async def hang_up(self) -> None:
+        """Close every connection."""
+        while self._open:
+            writer = self._open.pop()
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def serving(*answers: bytes) -> AsyncIterator[tuple[Server, str]]:
+    made = Server(*answers)
+    async with asyncio.timeout(30), await asyncio.start_server(made.serve, "127.0.0.1", 0) as at:
+        yield made, f"nats://127.0.0.1:{at.sockets[0].getsockname()[1]}"
+        await made.hang_up()
+
+
+@pytest.mark.parametrize("then", [b"", END, REFUSED], ids=["silence", "end", "refusal"])
+def test_who_is_not_let_in_at_first_dials_again(then: bytes) -> None:
+    async def story() -> None:
+        async with (
+            serving(PING + then) as (_, url),
+            connection.Connection(url, name="test") as link,
+        ):
+            await link.client()
+            assert link.epoch == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("then", [END, REFUSED], ids=["end", "refusal"])
+def test_who_is_not_let_in_again_after_a_loss_dials_again(then: bytes) -> None:
+    async def story() -> None:
+        async with (
+            serving(PONG, PING + then) as (server, url),
+            connection.Connection(url, name="test") as link,
+        ):
+            await link.client()
+            await server.hang_up()
+            await subjects.until(lambda: link.epoch == 2)
+
+    asyncio.run(story())
+
+
+def test_a_client_that_stops_dialling_without_a_word_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "_LOOK_S", 0.1)
+
+    async def story() -> None:
+        async with serving() as (server, url), connection.Connection(url, name="test") as link:
+            changes = link.changes()
+            while not await anext(changes):
+                pass
+            await server.hang_up()
+            while await anext(changes):
+                pass
+            task = link._client._reconnection_task
+            assert task is not None
+            task.cancel()
+            while not await anext(changes):
+                pass
+
+    asyncio.run(story())
+
+
+def test_a_knock_that_is_not_answered_does_not_count() -> None:
+    async def story() -> None:
+        async with (
+            serving(PONG, PING) as (_, url),
+            connection.Connection(url, name="test") as link,
+        ):
+            await link.client()
+            assert not await link.knock("other", 5)
+            assert await link.knock("other", 5)
+
+    asyncio.run(story())
