@@ -50,7 +50,7 @@ contracts: $(STAMP)
 
 unit: $(STAMP)
 	@echo "==> pytest"
-	@$(BIN)/pytest -q -n 6 --dist worksteal
+	@$(BIN)/pytest -q -n 4 --dist worksteal
 
 test: $(STAMP) ## lint, types, contracts and every test
 	@$(MAKE) --no-print-directory lint types contracts unit
