@@ -199,11 +199,12 @@ async def newest(
         client = await link.client()
         try:
             known = await last(client, stream, subject)
-            pulled = pull(client, stream, config, until_empty=True, served=patience.reset)
+            pulled = pull(client, stream, config, until_empty=True)
             async with contextlib.aclosing(pulled) as messages:
                 found = [message async for message in messages]
             there = max((one.metadata.sequence.stream for one in found), default=0)
             if known is None or (known.seq or 0) <= there:
+                patience.reset()
                 return found
             await patience.wait(ConsumerLost("a replica is behind"))
         except (ConsumerLost, *connection.LOST) as error:
