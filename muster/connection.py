@@ -225,12 +225,15 @@ class Connection:
             if distrusts:
                 closed.set()
 
+        # one that was replaced may still be closing: what becomes of it is no news
         async def on_disconnected() -> None:
-            await self._set_connected(state=False)
+            if client is self._client:
+                await self._set_connected(state=False)
 
         async def on_reconnected() -> None:
-            await self._subscribe_missing()
-            await self._use(client)
+            if client is self._client:
+                await self._subscribe_missing()
+                await self._use(client)
 
         # nats-py's streams do not know that they speak TLS: each that ends is a line on stderr
         logging.getLogger("asyncio").addFilter(_is_no_end_of_tls)
@@ -322,8 +325,17 @@ async def _overhear(_: Exception) -> None:
 
 
 async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> None:
-    """Connect. Raises one of LOST, and what else nats-py raises of an address."""
-    await client.connect(url.split(","), **identity.options(url), **options)
+    """Connect. Raises one of LOST, whatever it is that answers at that address."""
+    try:
+        # who publishes while too much waits is not to wait for ever for a client that was replaced
+        await client.connect(
+            url.split(","), **identity.options(url), flush_timeout=_CLIENT_TIMEOUT_S, **options
+        )
+    except LOST:
+        raise
+    except Exception as error:
+        # of lines that are no NATS, nats-py raises whatever its parser does
+        raise nats.errors.Error(f"{type(error).__name__}: {error}") from error
     if not client.is_connected:
         # nats-py takes any line for an answer, such as a server's PING that came before it has
         # decided on us, and would neither connect nor try again (client.py,
@@ -332,17 +344,41 @@ async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> 
 
 
 async def _close(client: nats.aio.client.Client) -> None:
-    # nats-py asserts that a client has dialled: one that was given a bad address never did; and of
-    # one whose TLS handshake failed asyncio never says that it is closed (3.11)
-    with contextlib.suppress(AssertionError, TimeoutError):
+    """Close a client; nothing of it is left, whatever that meets."""
+    client._error_cb = _overhear  # noqa: SLF001
+    if not await _is_closed(client):
+        # nats-py calls itself closed and stops half-way where what was left to send cannot be sent
+        # any more; then nothing is left (client.py, _close; 2.16)
+        client._status = client.DISCONNECTED  # noqa: SLF001
+        await _is_closed(client)
+    for subscription in client._subs.values():  # noqa: SLF001
+        if subscription._wait_for_msgs_task is not None:  # noqa: SLF001
+            subscription._wait_for_msgs_task.cancel()  # noqa: SLF001
+    _abort(client)
+
+
+async def _is_closed(client: nats.aio.client.Client) -> bool:
+    """Close a client, but not for ever; tell whether that came to an end."""
+    try:
         async with asyncio.timeout(_CLIENT_TIMEOUT_S):
-            try:
-                await client.close()
-            except OSError:
-                # what was left to send cannot be sent any more; half-way, nats-py calls itself
-                # closed and would do nothing (client.py, _close; 2.16)
-                client._status = client.DISCONNECTED  # noqa: SLF001
-                await client.close()
+            await client.close()
+    except asyncio.CancelledError:
+        # it is that of a socket whose end somebody waited for, or our own
+        runtime.end_if_cancelled()
+    except (AssertionError, TimeoutError):
+        # nats-py asserts that a client has dialled, which one with a bad address never did; and of
+        # some sockets asyncio never says that they are closed (3.11)
+        pass
+    except LOST:
+        return False
+    return True
+
+
+def _abort(client: nats.aio.client.Client) -> None:
+    """Give up the socket, on which a close would wait for as long as the other side likes."""
+    writer = getattr(client._transport, "_io_writer", None)  # noqa: SLF001
+    if writer is not None:
+        writer.transport.abort()
 
 
 async def _subscribe(client: nats.aio.client.Client, subject: str, handler: Handler) -> None:

@@ -255,7 +255,8 @@ async def _must_have_more(client: Client, stream: str, consumer: str) -> None:
 def _ends_pull(message: connection.Message) -> bool:
     """Tell a status line from a message (ADR-37): 404 and 408 end a pull, others a consumer."""
     status = (message.headers or {}).get(api.Header.STATUS)
-    if status is None:
+    # whoever speaks may call a header so; a message of the stream can be acknowledged
+    if status is None or message.reply:
         return False
     if status in {api.StatusCode.NO_MESSAGES, api.StatusCode.REQUEST_TIMEOUT}:
         return True

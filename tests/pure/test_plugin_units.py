@@ -314,6 +314,28 @@ def test_an_optional_part_that_appears_leaves_the_unit_the_same() -> None:
     assert not after.is_same(other)
 
 
+def test_a_row_that_is_refused_hides_no_other() -> None:
+    one = rules.Group(devices=(rules.Nodes(path="/dev/a0"),))
+    both = rules.Group(
+        devices=(
+            rules.Nodes(path="/dev/[ab]*", limit=1),
+            rules.Nodes(path="/dev/a*", limit=2),
+            rules.Nodes(path="/dev/b*", limit=2),
+        )
+    )
+    given = rules.Resource(name="example.com/x", groups=(one, both))
+    plan = units.plan([given], seen("/dev/a0", "/dev/b0"))
+    assert [unit.id for unit in plan.offers[0].units] == ["a0-0", "b0-0"]
+    assert plan.problems == ("example.com/x: groups 0 and 1 both give /dev/a0",)
+    alone = units.plan(
+        [rules.Resource(name="example.com/x", groups=(both,))], seen("/dev/a0", "/dev/b0")
+    )
+    assert [unit.id for unit in alone.offers[0].units] == ["a0-0"]
+    assert alone.problems == (
+        "example.com/x: groups[0]: /dev/b0 would give what another device gives",
+    )
+
+
 NAMES = [f"/dev/{kind}{n}" for kind in ("a", "b", "c") for n in range(5)]
 entries = st.builds(
     rules.Nodes,

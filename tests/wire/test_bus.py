@@ -563,6 +563,28 @@ def test_the_newest_event_of_each_subject_is_given_oldest_first(tmp_path: Path) 
     links.play(tmp_path, story)
 
 
+@pytest.mark.parametrize("status", ["404", "408", "409"])
+def test_what_says_that_it_is_a_status_line_keeps_nobody_from_the_rest(
+    tmp_path: Path, status: str
+) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with owner(server) as link, links.raw(server.url) as client:
+            await link.publish(fact(1))
+            await client.jetstream().publish(
+                "muster.event.node-b.p.device.removed", b"", headers={"Status": status}
+            )
+            await link.publish(fact(2))
+            follow = consumers.follow(
+                link.link, streams.EVENTS, filters=["muster.event.>"], after=0
+            )
+            async with collected(follow) as found:
+                await links.until(lambda: len(found) == 2)
+            newest = await consumers.newest(link.link, streams.EVENTS, "muster.event.>")
+            assert [number(event) for event in newest] == [2]
+
+    links.play(tmp_path, story)
+
+
 def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with owner(server) as link:

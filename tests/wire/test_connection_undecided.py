@@ -57,11 +57,14 @@ async def serving(*answers: bytes) -> AsyncIterator[tuple[Server, str]]:
         await made.hang_up()
 
 
-@pytest.mark.parametrize("then", [b"", END, REFUSED], ids=["silence", "end", "refusal"])
-def test_who_is_not_let_in_at_first_dials_again(then: bytes) -> None:
+NO_NATS = (b"-ERR\r\n", b"-ERR '\xff'\r\n", b"x" * 40_000 + b"\r\n")
+
+
+@pytest.mark.parametrize("answer", [PING, PING + END, PING + REFUSED, *NO_NATS])
+def test_who_is_not_let_in_at_first_dials_again(answer: bytes) -> None:
     async def story() -> None:
         async with (
-            serving(PING + then) as (_, url),
+            serving(answer) as (_, url),
             connection.Connection(url, name="test") as link,
         ):
             await link.client()

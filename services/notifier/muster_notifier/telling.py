@@ -25,9 +25,11 @@ class Telling:
         self._muting = muted_by
 
     def of(
-        self, group: groups.Group, *, at: datetime, now: float
+        self, group: groups.Group, *, at: datetime, now: float, after: str | None = None
     ) -> notifications.Notification | None:
         """Return what the receiver must hear of a group, if anything; `at` is `now`.
+
+        `after` is the id of what it may have heard, if not what it is known to have.
 
         What is over and need not be told is forgotten.
         """
@@ -53,7 +55,7 @@ class Telling:
             group.forget_resolved(told_too=group.on_its_way is None)
             return None
         return notifications.notify(
-            after=group.heard,
+            after=group.heard if after is None else after,
             receiver=receiver,
             group=name,
             labels=group.labels,

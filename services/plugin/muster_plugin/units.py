@@ -161,6 +161,7 @@ def _by_name(
     return units
 
 
+_Gives = tuple[str, str, str, bool]
 _Keyed = Sequence[tuple[str, rules.Group, pairing.Row]]
 
 
@@ -173,16 +174,18 @@ def _keys(resource: rules.Resource, seen: matching.Names, problems: list[str]) -
         problems.extend(
             f"{resource.name}: groups[{number}].{problem}" for problem in pairing.shrinking(columns)
         )
-        given = set[frozenset[tuple[str, str]]]()
+        given = set[frozenset[_Gives]]()
         for row in pairing.rows(columns):
-            gives = frozenset((_inside(entry, match), match.path) for entry, match in row.values())
-            if gives in given:
-                # two entries match one node; to advertise it twice is what `count` is for
-                continue
-            given.add(gives)
+            gives = frozenset(_gives(entry, match) for entry, match in row.values())
             key = _key(group, row)
-            if taken.setdefault(key, number) == number:
+            if gives in given:
+                # to advertise it twice is what `count` is for
+                problems.append(
+                    f"{resource.name}: groups[{number}]: {key} would give what another device gives"
+                )
+            elif taken.setdefault(key, number) == number:
                 keys.append((key, group, row))
+                given.add(gives)
             else:
                 problems.append(
                     f"{resource.name}: groups {taken[key]} and {number} both give {key}"
@@ -260,6 +263,10 @@ def _unit(key: str, replica: int, row: pairing.Row, problems: list[str]) -> Unit
         nodes=tuple(dict.fromkeys(m.node.path for e, m in row.values() if _is_device(e))),
         numa=_numa(match.node.numa for entry, match in row.values() if _is_device(entry)),
     )
+
+
+def _gives(entry: rules.Nodes, match: matching.Match) -> _Gives:
+    return _inside(entry, match), match.path, entry.permissions, entry.read_only
 
 
 def _inside(entry: rules.Nodes, match: matching.Match) -> str:
