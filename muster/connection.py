@@ -346,18 +346,18 @@ async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> 
 async def _close(client: nats.aio.client.Client) -> None:
     """Close a client; nothing of it is left, whatever that meets."""
     client._error_cb = _overhear  # noqa: SLF001
-    if not await _is_closed(client):
+    if not await _try_to_close(client):
         # nats-py calls itself closed and stops half-way where what was left to send cannot be sent
         # any more; then nothing is left (client.py, _close; 2.16)
         client._status = client.DISCONNECTED  # noqa: SLF001
-        await _is_closed(client)
+        await _try_to_close(client)
     for subscription in client._subs.values():  # noqa: SLF001
         if subscription._wait_for_msgs_task is not None:  # noqa: SLF001
             subscription._wait_for_msgs_task.cancel()  # noqa: SLF001
     _abort(client)
 
 
-async def _is_closed(client: nats.aio.client.Client) -> bool:
+async def _try_to_close(client: nats.aio.client.Client) -> bool:
     """Close a client, but not for ever; tell whether that came to an end."""
     try:
         async with asyncio.timeout(_CLIENT_TIMEOUT_S):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster import codec, vocabulary
+from muster import codec, silences, vocabulary
 from muster.vocabulary import AlertKind, AlertState
 from muster.vocabulary import NotificationReason as Reason
 from muster_notifier import grouping, ledger, muting, routes, signals, turns
@@ -569,6 +569,29 @@ def settled(world: World) -> None:
         world.advance(TIMING.group_interval_s)
     while world.on_their_way:
         world.settle(0)
+
+
+def test_what_takes_the_place_of_what_may_have_been_heard_is_news_of_its_own() -> None:
+    health = Health()
+    driven = machine(group_by=())
+    driven.receive(health.fires("a"), 0.0)
+    (first,) = driven.tick(30.0)
+    driven.receive(signals.Postponed(first), 31.0)
+    driven.receive(health.fires("b", node="node-b"), 40.0)
+    (second,) = driven.tick(330.0)
+    driven.receive(signals.Postponed(second), 331.0)
+    silence = silences.Silence(
+        id="s1",
+        matchers=('node="node-b"',),
+        starts_at=T0,
+        ends_at=T0 + dt.timedelta(hours=9),
+        author="x",
+        comment="y",
+    )
+    driven.receive(muting.SilenceChanged("s1", silence), 340.0)
+    (third,) = driven.tick(630.0)
+    assert [names(one.firing) for one in (first, second, third)] == ["a", "ab", "a"]
+    assert len({first.id, second.id, third.id}) == 3
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -277,7 +277,7 @@ class Grouping:
         """Return what is true by now instead of what is tried in vain, if that is no longer."""
         old = group.on_its_way
         assert old is not None, "only what waits is replaced"
-        new = self._telling.of(group, at=self._clock.at(now), now=now, after=old.id)
+        new = self._telling.of(group, at=self._clock.at(now), now=now)
         told = old.firing_ids, old.resolved_ids
         if new is None or (new.firing_ids, new.resolved_ids) == told:
             return []

@@ -25,11 +25,9 @@ class Telling:
         self._muting = muted_by
 
     def of(
-        self, group: groups.Group, *, at: datetime, now: float, after: str | None = None
+        self, group: groups.Group, *, at: datetime, now: float
     ) -> notifications.Notification | None:
         """Return what the receiver must hear of a group, if anything; `at` is `now`.
-
-        `after` is the id of what it may have heard, if not what it is known to have.
 
         What is over and need not be told is forgotten.
         """
@@ -55,7 +53,8 @@ class Telling:
             group.forget_resolved(told_too=group.on_its_way is None)
             return None
         return notifications.notify(
-            after=group.heard if after is None else after,
+            # what is on its way may have been heard
+            after=group.on_its_way.id if group.on_its_way else group.heard,
             receiver=receiver,
             group=name,
             labels=group.labels,
