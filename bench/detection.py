@@ -35,8 +35,8 @@ import grpc.aio
 import orjson
 
 from bench import table
-from muster import bus
 from muster.local import layout, nats, processes
+from muster.nats import bus
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 from tests.flow import faults, fleet, parts

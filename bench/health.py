@@ -24,8 +24,9 @@ import aiohttp
 import orjson
 
 from bench import programs, sink, swarm, table
-from muster import bus, consumers, streams, vocabulary
+from muster import vocabulary
 from muster.local import layout, nats, processes
+from muster.nats import bus, consumers, streams
 
 _BEAT_S: Final = 5.0
 _SETTLE_S: Final = 2 * _BEAT_S

@@ -22,8 +22,8 @@ import msgspec
 import muster
 import muster_plugin
 from bench import table
-from muster import bus
 from muster.local import kubelet, nats
+from muster.nats import bus
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 

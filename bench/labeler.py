@@ -18,8 +18,9 @@ import aiohttp
 import orjson
 
 from bench import programs, table
-from muster import bus, vocabulary
+from muster import vocabulary
 from muster.local import layout, nats, processes
+from muster.nats import bus
 
 _KEY: Final = "skypilot.co/accelerator"
 _NODES: Final = "/api/v1/nodes"

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from muster import bus
 from muster.local import nats
+from muster.nats import bus
 
 _END_S = 10.0
 

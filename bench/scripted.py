@@ -20,8 +20,9 @@ from typing import Final
 import msgspec
 import orjson
 
-from muster import bus, codec, connection, consumers, streams, vocabulary
+from muster import codec, vocabulary
 from muster.local import nats
+from muster.nats import bus, connection, consumers, streams
 from muster.vocabulary import AlertKind, AlertState, Health
 from tests.flow import parts
 

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from muster import bus, vocabulary
+from muster import vocabulary
 from muster.local import layout, nats, processes
+from muster.nats import bus
 
 T0: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 

@@ -22,13 +22,14 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from muster import codec, runtime, vocabulary
+from muster import codec, vocabulary
+from muster.service import runtime
 
 GPU: Final = "nvidia.com/gpu"
 PLUGIN: Final = "device-plugin"
 _AT_ONCE: Final = 200
 _BACK_S: Final = (0.1, 0.5)
-"""As `muster.connection` waits before it dials again."""
+"""As `muster.nats.connection` waits before it dials again."""
 _TURN_S: Final = 0.01
 
 

@@ -1,4 +1,4 @@
-"""Door to NATS for outside tools: the events of a muster, as they happen or from a time on."""
+"""Adapter: NATS for outside tools: the events of a muster, as they happen or from a time on."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,9 @@ from typing import Final
 
 import msgspec
 
-from muster import bus, codec, consumers, sections, streams, vocabulary
+from muster import codec, vocabulary
+from muster.nats import bus, consumers, streams
+from muster.service import sections
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 _QUEUE_MAX: Final = 1_000

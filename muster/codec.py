@@ -1,4 +1,4 @@
-"""Pure. Events and heartbeats to and from bytes; MalformedEvent says what was wrong with them.
+"""Pure: Events and heartbeats to and from bytes; MalformedEvent says what was wrong with them.
 
 Events travel as CloudEvents 1.0 in structured JSON mode, so that any tool can read them; beats as
 compact JSON. A receiver believes the subject, not the payload, about who speaks: permissions bind
@@ -12,7 +12,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from muster import reading, vocabulary
+from muster import vocabulary
+from muster.service import reading
 
 EVENT_BYTES_MAX: Final = 512 * 1024
 HEARTBEAT_BYTES_MAX: Final = 64 * 1024

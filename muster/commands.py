@@ -1,4 +1,4 @@
-"""Door to the installed commands: says which extra is missing before it imports anything of it."""
+"""Adapter: the installed commands: says which extra is missing before it imports anything of it."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Door to Python's import system: loads what a process needs fast, and no more than that.
+"""Adapter: Python's import system: loads what a process needs fast, and no more than that.
 
 Packages load more than they are used for: structlog loads rich where it is installed (40 ms,
 5 MiB) and its console (7 ms), nats-py aiohttp (100 ms, 11 MiB) and always the reader of package

@@ -1,7 +1,7 @@
-"""Pure. The one shape of a state machine: time comes in as an argument, actions come out as values.
+"""Pure: The one shape of a state machine: time comes in as an argument, actions come out as values.
 
 `now` is the receiver's monotonic clock in seconds. A machine never asks for the time, never waits
-and never does anything; `muster.runtime.drive` feeds it and acts on what it returns.
+and never does anything; `muster.service.runtime.drive` feeds it and acts on what it returns.
 """
 
 from collections.abc import Sequence

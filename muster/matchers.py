@@ -1,4 +1,4 @@
-"""Pure. Matchers of labels, in Alertmanager's words: `severity="critical"`, `node=~"gpu-.*"`.
+"""Pure: Matchers of labels, in Alertmanager's words: `severity="critical"`, `node=~"gpu-.*"`.
 
 A label that an alert has not is empty. Regular expressions match whole values, as there
 (prometheus/alertmanager pkg/labels/matcher.go), and are RE2's: whoever may write a silence must not

@@ -1,4 +1,4 @@
-"""Pure. Silences: who wants to hear nothing of what, from when to when, and why.
+"""Pure: Silences: who wants to hear nothing of what, from when to when, and why.
 
 Each is one value in the bucket `muster_silences`, under its id. An expired one is kept for a while,
 so that people can see what was silenced.
@@ -10,7 +10,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import matchers, quoting, vocabulary
+from muster import matchers, vocabulary
+from muster.service import quoting
 
 LABELS: Final = ("alertname", "device", "kind", "node", "plugin", "resource", "severity")
 """Those that alerts have."""

@@ -1,4 +1,4 @@
-"""Door to the machine's users: who runs this."""
+"""Adapter: the machine's users: who runs this."""
 
 import getpass
 import os

@@ -1,4 +1,4 @@
-"""Pure. The vocabulary: every fact that crosses the bus, and its subject.
+"""Pure: The vocabulary: every fact that crosses the bus, and its subject.
 
 Subjects read `muster.<kind>.<node>.<rest>`: the node always stands third, so that a permission for
 one node is `muster.<kind>.<node>.>`. Plugins speak on `heartbeat`, `event` and `rpc`; what muster

@@ -1,7 +1,8 @@
-"""Pure. The import contract that import-linter has not: modules are pure unless they are doors.
+"""Pure: the import contract that import-linter has not: modules are pure unless they are adapters.
 
-A door is on the reviewed list in pyproject.toml; its docstring says so. Every other module imports
-neither the outside world (`forbidden`) nor a door.
+A module is an adapter if its docstring begins with `Adapter:`. Every other module says `Pure:` and
+imports neither the outside world (`forbidden`) nor an adapter. A package may name adapters that it
+offers as its own.
 """
 
 import ast
@@ -13,33 +14,28 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class PureContract(Contract):
-    """Modules are pure unless they are listed as doors; docstrings tell the truth about it."""
+    """Modules import neither the outside world nor adapters, unless they are adapters themselves."""
 
     forbidden = fields.ListField(subfield=fields.StringField())
-    doors = fields.ListField(subfield=fields.StringField())
     generated = fields.ListField(subfield=fields.StringField())
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002, FBT001  # import-linter's signature
-        """Find impure imports and docstrings that say something else."""
+        """Find impure imports, and docstrings that do not say which kind of module it is."""
         forbidden = set(_strings(self.forbidden))
-        doors = set(_strings(self.doors))
         generated = set(_strings(self.generated))
-        ours = {m for m in graph.modules if not graph.is_module_squashed(m)} - generated
-        problems = [f"{door}: listed as a door, and not there" for door in sorted(doors - ours)]
-        for module in sorted(ours):
-            said = _docstring(module)
-            if module in doors:
-                if not said.startswith("Door to ") and not graph.find_children(module):
-                    problems.append(f"{module}: a door whose docstring does not say `Door to`")
-                continue
-            if said.startswith("Door to "):
-                problems.append(f"{module}: says it is a door, and is not on the list")
-            imported = graph.find_modules_directly_imported_by(module)
-            problems.extend(
+        modules = {m for m in graph.modules if not graph.is_module_squashed(m)} - generated
+        docstrings = {module: _docstring(module) for module in modules}
+        adapters = {module for module in modules if docstrings[module].startswith("Adapter:")}
+        problems = []
+        for module in sorted(modules - adapters):
+            is_package = bool(graph.find_children(module))
+            if not docstrings[module].startswith("Pure:") and not is_package:
+                problems.append(f"{module}: docstring begins with neither `Pure:` nor `Adapter:`")
+            problems += [
                 f"{module}: pure, and imports {name}"
-                for name in sorted(imported)
-                if name.split(".")[0] in forbidden or name in doors
-            )
+                for name in sorted(graph.find_modules_directly_imported_by(module))
+                if name.split(".")[0] in forbidden or (name in adapters and not is_package)
+            ]
         return ContractCheck(kept=not problems, metadata={"problems": problems})
 
     def render_broken_contract(self, check: ContractCheck) -> None:

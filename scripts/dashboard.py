@@ -1,4 +1,4 @@
-"""Pure. The Grafana dashboard: what is asked of Prometheus, as a table of panels."""
+"""Pure: The Grafana dashboard: what is asked of Prometheus, as a table of panels."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Door to the generated files: makes JSON Schemas, the AsyncAPI document and the protobuf stubs.
+"""Adapter: the generated files: makes JSON Schemas, the AsyncAPI document and the protobuf stubs.
 
     python scripts/generate.py           write what is stale
     python scripts/generate.py --check   write nothing; exit 1 and name what is stale

@@ -1,4 +1,4 @@
-"""Door to the generated part of what is deployed: nats-server's accounts, and the chart.
+"""Adapter: the generated part of what is deployed: nats-server's accounts, and the chart.
 
 python scripts/manifests.py           write what is stale
 python scripts/manifests.py --check   write nothing; exit 1 and name what is stale
@@ -14,8 +14,9 @@ from typing import Any, Final, TypeAlias
 
 import yaml
 
-from muster import accounts_conf, permissions, vocabulary
+from muster import vocabulary
 from muster.local import layout
+from muster.nats.auth import accounts_conf, permissions
 from scripts import dashboard
 
 ROOT: Final = Path(__file__).resolve().parent.parent

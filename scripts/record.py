@@ -1,4 +1,4 @@
-"""Door to what this version says: recorded for the tests of later ones, which must understand it.
+"""Adapter: what this version says: recorded for the tests of later ones, which must understand it.
 
 python scripts/record.py           write tests/recorded/<minor version>, if it is not there yet
 NATS_URL=... python scripts/record.py SECONDS
@@ -23,7 +23,8 @@ from msgspec import inspect
 from nats.aio.msg import Msg
 
 import muster
-from muster import codec, silences, streams, vocabulary
+from muster import codec, silences, vocabulary
+from muster.nats import streams
 from muster_health import snapshot
 from muster_notifier import ledger
 from muster_notifier import notification as notifications

@@ -1,4 +1,4 @@
-"""Door to the lists of what is in the images: CycloneDX 1.6 from the lock files, and nothing else.
+"""Adapter: the lists of what is in the images: CycloneDX 1.6 from the lock files, and nothing else.
 
 python scripts/sbom.py           write build/services.cdx.json and build/laptop.cdx.json
 """

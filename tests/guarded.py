@@ -15,10 +15,11 @@ from typing import Any, Self
 
 import orjson
 
-from muster import credentials, probes
 from muster.cli import keyfiles
 from muster.local import layout, processes
 from muster.local import nats as local
+from muster.nats.auth import creds_file
+from muster.service import probes
 from tests import issuing, subjects
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -165,7 +166,7 @@ def holder(
     server: local.NatsServer, text: str
 ) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
     """Connect with credentials."""
-    found = credentials.read(text)
+    found = creds_file.read(text)
     return subjects.client(
         server.url,
         user_jwt_cb=found.jwt.encode,

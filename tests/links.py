@@ -7,8 +7,8 @@ from pathlib import Path
 
 import nats.aio.client
 
-from muster import connection
 from muster.local import nats as local
+from muster.nats import connection
 
 Story = Callable[[local.NatsServer], Awaitable[None]]
 

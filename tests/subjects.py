@@ -10,7 +10,7 @@ from typing import Any
 import nats.aio.client
 from hypothesis import strategies as st
 
-from muster import connection
+from muster.nats import connection
 from tests import links
 
 OWN = ("muster.heartbeat.node-a.", "muster.event.node-a.")

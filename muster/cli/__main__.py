@@ -1,4 +1,4 @@
-"""Door to people: the command `muster`; each sub-command is imported when it is called."""
+"""Adapter: people: the command `muster`; each sub-command is imported when it is called."""
 
 import os
 import re

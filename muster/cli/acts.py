@@ -1,4 +1,4 @@
-"""Door to people: what happens in the story of `muster demo`, and what must come of it.
+"""Adapter: people: what happens in the story of `muster demo`, and what must come of it.
 
 Every act is judged by what came out at the far end: on the bus, at the Kubernetes API, at the
 webhook. It returns what was seen, in words.

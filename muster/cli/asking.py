@@ -1,11 +1,12 @@
-"""Door to NATS for commands that ask it something: for ten seconds, and then they say so."""
+"""Adapter: NATS for commands that ask it something: for ten seconds, and then they say so."""
 
 import asyncio
 import sys
 from collections.abc import Coroutine
 from typing import Final
 
-from muster import bus, client
+from muster import client
+from muster.nats import bus
 
 _PATIENCE_S: Final = 10.0
 

@@ -1,4 +1,4 @@
-"""Door to people: `muster auth`, the keys and credentials of the bus."""
+"""Adapter: people: `muster auth`, the keys and credentials of the bus."""
 
 import re
 import shlex
@@ -99,8 +99,12 @@ def node(node: str, *, valid: str | None = None, out: _Out = None, keys: _Keys =
     """
 
     def made() -> list[str]:
-        from muster import accounts, permissions, vocabulary  # noqa: PLC0415  # as above
+        from muster import vocabulary  # noqa: PLC0415  # as above
         from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
+        from muster.nats.auth import (
+            accounts,  # noqa: PLC0415  # as above
+            permissions,  # noqa: PLC0415  # as above
+        )
 
         name = permissions.plugin(vocabulary.node_token(node)).user
         at = time.time()
@@ -138,8 +142,11 @@ def reader(
     """
 
     def made() -> list[str]:
-        from muster import accounts, permissions  # noqa: PLC0415  # as above
         from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
+        from muster.nats.auth import (
+            accounts,  # noqa: PLC0415  # as above
+            permissions,  # noqa: PLC0415  # as above
+        )
 
         if not name:
             raise ValueError("--name: empty")

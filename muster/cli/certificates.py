@@ -1,4 +1,4 @@
-"""Door to OpenSSL: an authority of one's own, and a certificate for NATS from it.
+"""Adapter: OpenSSL: an authority of one's own, and a certificate for NATS from it.
 
 For a laptop, and for a cluster that has nobody to issue certificates. The authority signs for NATS
 and nobody else; its key stays beside the certificate, and is for no machine of the cluster.

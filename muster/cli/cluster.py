@@ -1,4 +1,4 @@
-"""Door to the stand-ins over HTTP: what the demo asks of API server, kubelets and webhook."""
+"""Adapter: the stand-ins over HTTP: what the demo asks of API server, kubelets and webhook."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Door to people: the story of the demo on the containers of compose.yaml.
+"""Adapter: people: the story of the demo on the containers of compose.yaml.
 
 It is played from one of them, which can signal none of the others: what it breaks is what the
 stand-ins break when they are asked.

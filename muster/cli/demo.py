@@ -1,4 +1,4 @@
-"""Door to people: `muster demo` plays one story on the local stack and reports what was seen.
+"""Adapter: people: `muster demo` plays one story on the local stack and reports what was seen.
 
 Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the story says so.
 """
@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from muster import runtime
 from muster.cli import acts, story, watch
 from muster.local import layout, nats, processes, stack
+from muster.service import runtime
 from muster.vocabulary import AlertKind, Verdict
 
 _STEP_TIMEOUT_S: Final = 20.0

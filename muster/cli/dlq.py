@@ -1,4 +1,4 @@
-"""Door to NATS for the command: dead letters are listed, shown and replayed."""
+"""Adapter: NATS for the command: dead letters are listed, shown and replayed."""
 
 import hashlib
 import json
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from muster import bus, streams, workqueue
 from muster.cli import asking, tables
+from muster.nats import bus, streams, work_queue
 
 _SUBJECTS: Final = "muster.dlq.>"
 _NOTIFICATION: Final = "muster.dlq.notification."
@@ -56,7 +56,7 @@ def replay(letter_id: str, *, url: str | None) -> int:
 
 
 async def _all(connected: bus.Bus) -> list[Letter]:
-    found = await workqueue.waiting(connected.link, streams.DEAD_LETTERS, _SUBJECTS)
+    found = await work_queue.waiting(connected.link, streams.DEAD_LETTERS, _SUBJECTS)
     return [Letter(*one) for one in found]
 
 
@@ -109,14 +109,14 @@ async def _replay(letter_id: str, url: str | None) -> int:
         for letter in letters:
             # who asks for the same at the same time asks for one
             name = hashlib.sha256(f"{letter.subject} {letter.number}".encode()).hexdigest()[:32]
-            is_new = await workqueue.put(
+            is_new = await work_queue.put(
                 connected.link,
                 f"muster.outbox.{letter.receiver}.replay-{name}",
                 letter.body,
                 key=f"replay {name}",
                 headers={"Muster-Replay": "1"},
             )
-            await workqueue.remove(
+            await work_queue.remove(
                 connected.link, streams.DEAD_LETTERS, letter.subject, up_to=letter.number
             )
             where = f"back in the outbox of {letter.receiver}"

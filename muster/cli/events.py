@@ -1,12 +1,13 @@
-"""Door to people: `muster events` prints what happens on the bus."""
+"""Adapter: people: `muster events` prints what happens on the bus."""
 
 import asyncio
 import sys
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 
-from muster import client, codec, runtime
+from muster import client, codec
 from muster.cli import show
+from muster.service import runtime
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Pure. What a person sees of a fleet: folded from beats and events, a row for each resource."""
+"""Pure: What a person sees of a fleet: folded from beats and events, a row for each resource."""
 
 import collections
 from dataclasses import dataclass, field

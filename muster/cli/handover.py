@@ -1,4 +1,4 @@
-"""Pure. The commands by which keys and certificates come to those who need them, to be printed."""
+"""Pure: The commands by which keys and certificates come to those who need them, to be printed."""
 
 import shlex
 from collections.abc import Collection

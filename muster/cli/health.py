@@ -1,4 +1,4 @@
-"""Door to health: where it is, and what it knows of the fleet."""
+"""Adapter: health: where it is, and what it knows of the fleet."""
 
 import contextlib
 import http.client

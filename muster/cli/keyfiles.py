@@ -1,4 +1,4 @@
-"""Door to a directory of keys: the operator's, the accounts', each role's, and what follows.
+"""Adapter: a directory of keys: the operator's, the accounts', each role's, and what follows.
 
 A `.seed` file holds one seed a line, the newest first: while a key is changed both are good. All
 else is made of the seeds: accounts.conf for nats-server, credentials, and what the gate signs with.
@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from muster import accounts, credentials, jwts, nkeys
+from muster.nats.auth import accounts, creds_file, jwts, nkeys
 
 ANSWER: Final = "answer"
 CHANGEABLE: Final = (ANSWER, *accounts.Role)
@@ -86,7 +86,7 @@ def derive(directory: Path, *, at: float) -> list[str]:
     made = {
         "accounts.conf": accounts.configuration(held, _new(nkeys.Kind.USER).public, at=at),
         "gate.json": msgspec.json.encode(signing).decode() + "\n",
-        "gate.creds": credentials.write(gate_jwt, gate),
+        "gate.creds": creds_file.write(gate_jwt, gate),
     }
     for role in accounts.CENTRAL:
         made[f"{role}.creds"] = user(directory, role, name=role, at=at)
@@ -106,7 +106,7 @@ def user(
     owner = "plugins" if role is accounts.Role.NODE else "muster"
     account = _newest(directory, owner).public
     claims = accounts.user(role, key.public, name=name, account=account, until=until)
-    return credentials.write(jwts.encode(claims, _newest(directory, role), at=at), key)
+    return creds_file.write(jwts.encode(claims, _newest(directory, role), at=at), key)
 
 
 def rotate(directory: Path, name: str, *, at: float) -> list[str]:

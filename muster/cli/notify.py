@@ -1,4 +1,4 @@
-"""Door to people: the commands of the notifier: `muster notify`, `silence` and `dlq`."""
+"""Adapter: people: the commands of the notifier: `muster notify`, `silence` and `dlq`."""
 
 import re
 import sys

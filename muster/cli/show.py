@@ -1,4 +1,4 @@
-"""Door to the terminal: the live view of a fleet."""
+"""Adapter: the terminal: the live view of a fleet."""
 
 import rich.console
 import rich.live

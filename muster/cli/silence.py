@@ -1,4 +1,4 @@
-"""Door to NATS for the command: silences are added, listed and expired."""
+"""Adapter: NATS for the command: silences are added, listed and expired."""
 
 import sys
 import uuid
@@ -8,9 +8,10 @@ from typing import Final
 
 import msgspec
 
-from muster import buckets, bus, silences, streams, user
 from muster import matchers as parsing
+from muster import silences, user
 from muster.cli import asking, status, tables
+from muster.nats import buckets, bus, streams
 
 _BUS_S: Final = 5.0
 _KEPT: Final = timedelta(days=5)

@@ -1,4 +1,4 @@
-"""Pure. What the health service knows of the fleet, read from its `/state`, and shown.
+"""Pure: What the health service knows of the fleet, read from its `/state`, and shown.
 
 The shapes are the command's own: it knows no room. A key that is not there has its default, a key
 that is not known here is left out, so an older command reads what a newer service says.

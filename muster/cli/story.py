@@ -1,4 +1,4 @@
-"""Pure. What a played story amounts to: steps with times, as a timeline or as one JSON object."""
+"""Pure: What a played story amounts to: steps with times, as a timeline or as one JSON object."""
 
 import msgspec
 

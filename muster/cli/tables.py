@@ -1,4 +1,4 @@
-"""Door to the terminal: tables of what others wrote."""
+"""Adapter: the terminal: tables of what others wrote."""
 
 import sys
 from collections.abc import Iterable, Sequence

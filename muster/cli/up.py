@@ -1,4 +1,4 @@
-"""Door to people: `muster up` runs the whole of muster here and shows what happens."""
+"""Adapter: people: `muster up` runs the whole of muster here and shows what happens."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 import rich.console
 import rich.live
 
-from muster import codec, runtime, vocabulary
+from muster import codec, vocabulary
 from muster.cli import fleet, show, watch
 from muster.local import nats, processes, stack
+from muster.service import runtime
 
 _REDRAW_S = 0.25
 

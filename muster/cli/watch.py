@@ -1,4 +1,4 @@
-"""Door to NATS for the command: everything that is said on the bus, kept until it is asked for."""
+"""Adapter: NATS for the command: everything that is said on the bus, kept until it is asked for."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Final, TypeVar
 
-from muster import bus, codec, consumers, streams, vocabulary
+from muster import codec, vocabulary
 from muster.local import nats
+from muster.nats import bus, consumers, streams
 
 Told = codec.CloudEvent | vocabulary.Heartbeat
 Event = TypeVar("Event", bound=vocabulary.Event)

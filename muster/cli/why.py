@@ -1,12 +1,13 @@
-"""Pure. What is known about one node: what health says of it now, and what happened there last."""
+"""Pure: What is known about one node: what health says of it now, and what happened there last."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from muster import codec, quoting, vocabulary
+from muster import codec, vocabulary
 from muster.cli import status
+from muster.service import quoting
 
 _CHANGES_MAX: Final = 30
 _LINE_MAX: Final = 400

@@ -1,4 +1,4 @@
-"""Door to the packages of the stand-ins: kubelet, Kubernetes API, webhook receiver; NATS.
+"""Adapter: the packages of the stand-ins: kubelet, Kubernetes API, webhook receiver; NATS.
 
 structlog loads rich where it is installed, a quarter of what a start costs; nobody here uses it.
 """

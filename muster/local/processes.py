@@ -1,4 +1,4 @@
-"""Door to processes: starts Python programs that log JSON lines, and ends them without leftovers.
+"""Adapter: processes: starts Python programs that log JSON lines, and ends them without leftovers.
 
 A program is up when it prints its `listening` line. It dies with this process, however this process
 ends (Linux: PR_SET_PDEATHSIG).

@@ -1,4 +1,4 @@
-"""Door to HTTP. A webhook receiver that keeps what it was sent, and fails when told to.
+"""Adapter: HTTP. A webhook receiver that keeps what it was sent, and fails when told to.
 
 POST to any path is kept; GET /received returns what was; POST /behave makes the next answers
 slow or bad.

@@ -1,4 +1,4 @@
-"""Door to gRPC: which path, request and answer each method of the kubelet's services has.
+"""Adapter: gRPC: which path, request and answer each method of the kubelet's services has.
 
 The generated half stops at the messages. A `_pb2_grpc.py` would refuse every grpcio older than
 its generator, so the tables stand here, once, for whoever serves or calls: a `*_handler` function

@@ -16,8 +16,10 @@ import orjson
 import pytest
 import yaml
 
-from muster import bus, kube, vocabulary
+from muster import vocabulary
+from muster.kubernetes import api as kubernetes_api
 from muster.local import layout, nats, processes
+from muster.nats import bus
 from muster_labeler import command, condition, facts, schemes
 from tests.cluster import server
 from tests.labeler import cluster as clusters
@@ -43,15 +45,15 @@ class Real:
         verb: str,
         path: str,
         body: object = None,
-        content: str = kube.JSON,
+        content: str = kubernetes_api.JSON,
         *,
         kubeconfig: str | None = None,
         **query: str,
-    ) -> kube.Answer:
+    ) -> kubernetes_api.Answer:
         """Ask the API."""
 
-        async def asked() -> kube.Answer:
-            async with await kube.find(
+        async def asked() -> kubernetes_api.Answer:
+            async with await kubernetes_api.find(
                 kubeconfig=kubeconfig or self.kubeconfig, context=None
             ) as api:
                 return await api.ask(
@@ -67,11 +69,16 @@ class Real:
         status = made.pop("status")
         self.good("POST", "/api/v1/nodes", made, fieldManager="kubectl")
         path = f"/api/v1/nodes/{NODE.format(name)}/status"
-        self.good("PATCH", path, {"status": status}, kube.MERGE)
+        self.good("PATCH", path, {"status": status}, kubernetes_api.MERGE)
         return NODE.format(name)
 
     def good(
-        self, verb: str, path: str, body: object = None, content: str = kube.JSON, **query: str
+        self,
+        verb: str,
+        path: str,
+        body: object = None,
+        content: str = kubernetes_api.JSON,
+        **query: str,
     ) -> Any:
         """Ask what must come out."""
         answer = self.ask(verb, path, body, content, **query)
@@ -171,7 +178,7 @@ def test_a_conflict_is_refused_and_names_its_owner(real: Real) -> None:
     assert real.labels(a)[KEY] == "l4"
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": a, "labels": {KEY: "h100"}}}
     query = {"fieldManager": facts.MANAGER, "force": "false"}
-    refused = real.ask("PATCH", f"/api/v1/nodes/{a}", body, kube.APPLY, **query)
+    refused = real.ask("PATCH", f"/api/v1/nodes/{a}", body, kubernetes_api.APPLY, **query)
     assert (refused.status, "kubectl" in refused.problem) == (409, True)
     assert real.run("label-gpus", "--apply", "--yes", "--overwrite")[0] == 0
     assert real.labels(a)[KEY] == "h100"
@@ -184,7 +191,7 @@ def test_a_node_that_is_gone_is_not_made_again(real: Real) -> None:
     metadata = {"name": a, "uid": uid, "labels": {KEY: "h100"}}
     body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
     query = {"fieldManager": facts.MANAGER, "force": "false"}
-    refused = real.ask("PATCH", f"/api/v1/nodes/{a}", body, kube.APPLY, **query)
+    refused = real.ask("PATCH", f"/api/v1/nodes/{a}", body, kubernetes_api.APPLY, **query)
     assert refused.status == 409, refused.problem
 
 
@@ -216,9 +223,9 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
         }[policy["kind"]]
         path = f"/apis/admissionregistration.k8s.io/v1/{plural}/{policy['metadata']['name']}"
         query = {"fieldManager": "test", "force": "true"}
-        real.good("PATCH", path, policy, kube.APPLY, **query)
+        real.good("PATCH", path, policy, kubernetes_api.APPLY, **query)
 
-    def status(patch: object, below: str = "", content: str = kube.MERGE) -> int:
+    def status(patch: object, below: str = "", content: str = kubernetes_api.MERGE) -> int:
         path = f"/api/v1/nodes/{a}{below}"
         query = {"fieldManager": facts.MANAGER}
         return real.ask("PATCH", path, patch, content, kubeconfig=labeler, **query).status
@@ -240,7 +247,7 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
     for verdict in (vocabulary.Verdict.HEALTHY, vocabulary.Verdict.PLUGIN_DOWN):
         wanted = condition.of({"device-plugin": verdict})
         ours = condition.patch(a, uid, wanted, at=dt.datetime.now(dt.UTC))
-        assert status(ours, "/status", kube.APPLY) == 200
+        assert status(ours, "/status", kubernetes_api.APPLY) == 200
     ready = {"type": "Ready", "status": "False", "reason": "x", "message": "x"}
     assert status({"status": {"conditions": [ready]}}, "/status") == 422
     assert status({"status": {"capacity": {"nvidia.com/gpu": "99"}}}, "/status") == 422
@@ -268,7 +275,9 @@ def test_the_service_applies_reads_back_and_repairs(real: Real) -> None:
         )
         await until("l4")
         patch = {"metadata": {"labels": {KEY: None}}}
-        await asyncio.to_thread(real.good, "PATCH", f"/api/v1/nodes/{a}", patch, kube.MERGE)
+        await asyncio.to_thread(
+            real.good, "PATCH", f"/api/v1/nodes/{a}", patch, kubernetes_api.MERGE
+        )
         await until("l4")
 
     asyncio.run(_with_service(real, story))

@@ -15,8 +15,9 @@ from typing import Final, TypeVar
 
 import orjson
 
-from muster import bus, consumers, streams, vocabulary
+from muster import vocabulary
 from muster.local import processes
+from muster.nats import bus, consumers, streams
 from muster.vocabulary import AlertChanged, AlertState, Verdict, VerdictChanged
 
 AnyHeard = TypeVar("AnyHeard", bound="Heard")

@@ -13,8 +13,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from muster import bus, consumers, streams
 from muster.local import nats, webhook
+from muster.nats import bus, consumers, streams
 from tests.flow import faults, fleet, parts
 
 _TIMEOUT_S = 60.0

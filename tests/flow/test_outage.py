@@ -4,9 +4,10 @@ import asyncio
 import json
 from datetime import UTC, datetime
 
-from muster import bus, consumers, streams, vocabulary
+from muster import vocabulary
 from muster.cli import cluster
 from muster.local import layout, stack
+from muster.nats import bus, consumers, streams
 from muster.vocabulary import Health, Verdict
 
 NODE = "node-b"

@@ -15,9 +15,10 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 import orjson
 
-from muster import bus, consumers, streams, vocabulary
+from muster import vocabulary
 from muster.local import kubelet as stand_in
 from muster.local import nats
+from muster.nats import bus, consumers, streams
 from tests.nvml import fake, scenes
 
 GPU: Final = "nvidia.com/gpu"

@@ -149,7 +149,9 @@ def main() -> None:
     plugin.serve = serve  # type: ignore[assignment]
     lean.load("nats.aio.client", without=["_hashlib", "aiohttp", "importlib.metadata"])
     lean.load("prometheus_client", hollow=reporter._HTTP)
-    from muster import bus, codec, probes  # noqa: F401, PLC0415  # after nats, as the plugin does
+    from muster import codec  # noqa: F401, PLC0415  # after nats, as the plugin does
+    from muster.nats import bus  # noqa: F401, PLC0415  # after nats, as the plugin does
+    from muster.service import probes  # noqa: F401, PLC0415  # after nats, as the plugin does
     from muster_plugin import metrics  # noqa: F401, PLC0415
 
     # whose end nobody asks us about

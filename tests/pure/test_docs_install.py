@@ -11,7 +11,7 @@ from typing import Final
 
 import yaml
 
-from muster import streams
+from muster.nats import streams
 from tests import deployed
 
 PAGE: Final = (deployed.ROOT / "docs/install.md").read_text("utf-8")

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import accounts, compact, jwts, nkeys, permissions
+from muster.nats.auth import accounts, jws, jwts, nkeys, permissions
 from muster_gate import config, doorkeeper, keyring, pace, questions, tokens
 from muster_gate.reasons import Reason, Refused
 from tests import issuing
@@ -76,13 +76,13 @@ PEM = (
 
 def deep(start: bytes) -> str:
     """Return a token whose header nobody can read to its end, nor has signed."""
-    return f"{compact.to_base64(start + b'[' * 2300)}.e30.e30"
+    return f"{jws.to_base64(start + b'[' * 2300)}.e30.e30"
 
 
 def tampered() -> str:
     """Return a token whose claims name another node than what was signed."""
     head, _, mark = issuing.token(said()).split(".")
-    return f"{head}.{compact.to_base64(json.dumps(said('node-b')).encode())}.{mark}"
+    return f"{head}.{jws.to_base64(json.dumps(said('node-b')).encode())}.{mark}"
 
 
 WRONG: dict[str, tuple[str, Reason]] = {
@@ -203,7 +203,7 @@ def test_a_key_set_is_read_without_what_is_no_use_and_refused_if_nothing_is() ->
         curve | {"kid": 7},
         curve | {"use": None},
         "key",
-        {"kty": "RSA", "kid": "t", "e": "AQAB", "n": compact.to_base64(small.n.to_bytes(128))},
+        {"kty": "RSA", "kid": "t", "e": "AQAB", "n": jws.to_base64(small.n.to_bytes(128))},
     ]
     assert set(keyring.read(issuing.key_set(*useless, issuing.jwk("k1", "RS256")))) == {"k1"}
     two = keyring.read(issuing.key_set(issuing.jwk("k1", "RS256"), curve | {"kid": "k1"}))

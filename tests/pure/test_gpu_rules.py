@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import settings
+from muster.service import settings
 from muster_plugin import config, gpu_rules
 
 GPU = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from muster import codec, settings, vocabulary
+from muster import codec, vocabulary
+from muster.service import settings
 from muster.vocabulary import Verdict
 from muster_labeler import (
     accelerators,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from muster import settings
+from muster.service import settings
 from muster_labeler import __main__, command, config, desired, findings, options
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,10 @@ import msgspec
 import pytest
 import yaml
 
-from muster import accounts_conf, permissions, settings
 from muster.cli import certificates, keyfiles
 from muster.local import nats
+from muster.nats.auth import accounts_conf, permissions
+from muster.service import settings
 from muster_gate import config as gate_config
 from muster_health import config as health_config
 from muster_labeler import config as labeler_config

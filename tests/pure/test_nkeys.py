@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import accounts, compact, credentials, jwts, nkeys, permissions
+from muster.nats.auth import accounts, creds_file, jws, jwts, nkeys, permissions
 
 KINDS = st.sampled_from(list(nkeys.Kind))
 SECRETS = st.binary(min_size=32, max_size=32)
@@ -83,29 +83,29 @@ def test_other_algorithms_and_other_kinds_of_signer_are_refused() -> None:
         jwts.decode(TEXT, Said, nkeys.Kind.SERVER)
     claims = TEXT.split(".")[1]
     for head in ({"typ": "JWT", "alg": "none"}, {"typ": "JWT", "alg": "ed25519"}, {}):
-        signed = f"{compact.to_base64(json.dumps(head).encode())}.{claims}"
-        mark = compact.to_base64(ONE.sign(signed.encode()))
+        signed = f"{jws.to_base64(json.dumps(head).encode())}.{claims}"
+        mark = jws.to_base64(ONE.sign(signed.encode()))
         with pytest.raises(jwts.BadToken):
             jwts.decode(f"{signed}.{mark}", Said, nkeys.Kind.ACCOUNT)
 
 
 def test_credentials_are_read_as_written_and_with_text_around() -> None:
     jwt = jwts.encode({"sub": USER.public, "name": "reader_x"}, ONE, at=1)
-    text = credentials.write(jwt, USER)
-    found = credentials.read(f"# mine\n{text.replace(chr(10), chr(13) + chr(10))}\nimport x\n")
-    assert found == credentials.Credentials(jwt=jwt, seed=USER.seed, name="reader_x")
-    mark = compact.from_base64(found.sign("nonce").decode())
+    text = creds_file.write(jwt, USER)
+    found = creds_file.read(f"# mine\n{text.replace(chr(10), chr(13) + chr(10))}\nimport x\n")
+    assert found == creds_file.Credentials(jwt=jwt, seed=USER.seed, name="reader_x")
+    mark = jws.from_base64(found.sign("nonce").decode())
     assert nkeys.is_signed(USER.public, nkeys.Kind.USER, b"nonce", mark)
 
 
 def test_credentials_that_cannot_be_used_are_refused_without_repeating_them() -> None:
     other = nkeys.Key(nkeys.Kind.USER, bytes(32))
     jwt = jwts.encode({"sub": USER.public}, ONE, at=1)
-    whole = credentials.write(jwt, USER)
-    wrong = ("", whole[:-60], whole.replace(jwt, "x"), credentials.write(jwt, other))
+    whole = creds_file.write(jwt, USER)
+    wrong = ("", whole[:-60], whole.replace(jwt, "x"), creds_file.write(jwt, other))
     for text in wrong:
-        with pytest.raises(credentials.BadCredentials, match=r"^no credentials: ") as error:
-            credentials.read(text)
+        with pytest.raises(creds_file.BadCredentials, match=r"^no credentials: ") as error:
+            creds_file.read(text)
         assert USER.seed not in str(error.value)
         assert jwt not in str(error.value)
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from muster import settings
+from muster.service import settings
 from muster_notifier import addresses, config
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from muster import settings, vocabulary
+from muster import vocabulary
+from muster.service import settings
 from muster_notifier import addresses, answers, config, message, tree
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster import settings
+from muster.service import settings
 from muster_notifier import addresses, config, configuration, files, intervals, tree
 
 FILE = """

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import sections, settings
+from muster.service import sections, settings
 from muster_plugin import config, rulebook, rules
 
 

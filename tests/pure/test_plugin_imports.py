@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import settings
+from muster.service import settings
 from muster_plugin import config, configuration, rulebook, rules
 from muster_plugin.imports import generic, smarter, tree
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from muster import settings
+from muster.service import settings
 from muster_plugin import configure, names, rulebook, rules
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import settings
+from muster.service import settings
 from muster_plugin import faults, gpu, gpu_rules, policy
 
 HERE = Path(policy.__file__).parent

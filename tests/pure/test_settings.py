@@ -12,8 +12,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster import sections, shapes
-from muster import settings as ours
+from muster.service import sections, validation
+from muster.service import settings as ours
 
 
 class Mode(enum.StrEnum):
@@ -338,9 +338,9 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "a"
 
     def __post_init__(self) -> None:
-        shapes.refuse(self)
+        validation.refuse(self)
 
-    def demands(self) -> Iterator[shapes.Demand]:
+    def demands(self) -> Iterator[validation.Demand]:
         yield self._order
         yield self._widths
         yield self._name
@@ -350,7 +350,7 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
             yield f"low: {self.low} is above {self.high}"
 
     def _widths(self) -> Iterator[str]:
-        for at, lane in shapes.whole(self.lanes):
+        for at, lane in validation.whole(self.lanes):
             if lane.width_m == 5:
                 yield f"lanes[{at}].width_m: 5 is taken"
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from muster import codec, streams, vocabulary
+from muster import codec, vocabulary
+from muster.nats import streams
 
 
 @pytest.mark.parametrize("kind", vocabulary.EVENTS, ids=lambda kind: kind.TYPE)

@@ -15,9 +15,10 @@ import pytest
 import yaml
 from cryptography import x509
 
-from muster import bus, connection, trust, vocabulary
+from muster import vocabulary
 from muster.cli import auth, certificates
 from muster.local import nats
+from muster.nats import bus, connection, trust
 from tests import deployed, guarded, subjects
 
 Run = Callable[..., tuple[int, str, str]]

@@ -15,8 +15,10 @@ import prometheus_client
 import pytest
 from structlog.testing import capture_logs
 
-from muster import buckets, bus, codec, connection, consumers, runtime, streams, vocabulary
+from muster import codec, vocabulary
 from muster.local import nats as local
+from muster.nats import buckets, bus, connection, consumers, streams
+from muster.service import runtime
 from tests import links
 
 NOW: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -13,8 +13,9 @@ from typing import Final
 import pytest
 
 import muster
-from muster import bus, codec, vocabulary
+from muster import codec, vocabulary
 from muster.local import nats as local
+from muster.nats import bus
 
 FIVE_LINES: Final = """\
 import asyncio, muster

@@ -14,8 +14,9 @@ import prometheus_client
 import pytest
 from structlog.testing import capture_logs
 
-from muster import connection, sections
 from muster.local import nats as local
+from muster.nats import connection
+from muster.service import sections
 from tests import links
 
 LIMITED: Final = """

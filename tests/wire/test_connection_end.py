@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from nats.aio import client as aio
 
-from muster import connection
 from muster.local import nats
+from muster.nats import connection
 
 
 @pytest.mark.parametrize("turns", range(8))

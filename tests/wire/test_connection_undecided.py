@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from muster import connection
+from muster.nats import connection
 from tests import subjects
 
 INFO = b'INFO {"server_id":"x","version":"2.15.0","headers":true,"max_payload":1048576}\r\n'

@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
-from muster import bus, vocabulary
+from muster import vocabulary
 from muster.local import nats
+from muster.nats import bus
 from muster.vocabulary import Health
 
 GPU = "nvidia.com/gpu"

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster import accounts, compact, connection
 from muster.cli import keyfiles
+from muster.nats import connection
+from muster.nats.auth import accounts, jws
 from tests import guarded, issuing, running, subjects
 
 
@@ -117,7 +118,7 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
             "audience": guarded.token(aud=["https://kubernetes.default.svc"]),
             "issuer": guarded.token(iss="https://elsewhere"),
             "account": guarded.token(sub="system:serviceaccount:muster:muster-health"),
-            "malformed": f"{compact.to_base64(b'[' * 2300)}.e30.e30",
+            "malformed": f"{jws.to_base64(b'[' * 2300)}.e30.e30",
             "signature": issuing.token(issuing.claims("node-a", at=now), "k2", kid="k1"),
         }
         refused = await asyncio.gather(*(is_refused(world, one) for one in wrong.values()))

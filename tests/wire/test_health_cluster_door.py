@@ -13,7 +13,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from muster import kube
+from muster.kubernetes import api as kubernetes_api
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
 from muster_health import alarm, cluster, config, facts, questions, shapes, signals
@@ -40,7 +40,7 @@ class World:
         self,
         api: kubernetes.KubernetesApi,
         http: aiohttp.ClientSession,
-        door: kube.Api,
+        door: kubernetes_api.Api,
         seen: cluster.Cluster,
         told: asyncio.Queue[cluster.Told],
     ) -> None:
@@ -165,7 +165,7 @@ async def world(directory: Path, *, running: bool) -> AsyncIterator[World]:
     async with kubernetes.KubernetesApi(bookmark_period_s=0.2) as api:
         file = directory / "kubeconfig"
         api.write_kubeconfig(file)
-        door = await kube.find(kubeconfig=str(file), context=None)
+        door = await kubernetes_api.find(kubeconfig=str(file), context=None)
         async with aiohttp.ClientSession(api.url) as http, door:
             told: asyncio.Queue[cluster.Told] = asyncio.Queue()
             seen = cluster.Cluster(door, SETTINGS, told.put)
@@ -358,7 +358,10 @@ def test_an_api_that_is_away_answers_in_time_that_nothing_is_known(tmp_path: Pat
         file = tmp_path / "kubeconfig"
         api.write_kubeconfig(file)
         told: asyncio.Queue[cluster.Told] = asyncio.Queue()
-        async with asyncio.timeout(30), await kube.find(kubeconfig=str(file), context=None) as door:
+        async with (
+            asyncio.timeout(30),
+            await kubernetes_api.find(kubeconfig=str(file), context=None) as door,
+        ):
             seen = cluster.Cluster(door, SETTINGS, told.put)
             asked = signals.AskCluster(node="a", plugin="device-plugin", number=1, timeout_s=0.3)
             began = asyncio.get_running_loop().time()
@@ -392,7 +395,10 @@ async def served(
     file = directory / "config"
     file.write_text(KUBECONFIG.format(port=port))
     told: asyncio.Queue[cluster.Told] = asyncio.Queue()
-    async with asyncio.timeout(30), await kube.find(kubeconfig=str(file), context=None) as door:
+    async with (
+        asyncio.timeout(30),
+        await kubernetes_api.find(kubeconfig=str(file), context=None) as door,
+    ):
         seen = cluster.Cluster(door, SETTINGS, told.put)
         yield seen.questions, told
         await seen.questions.close()
@@ -462,10 +468,10 @@ def test_lists_of_pods_wait_for_their_turn_and_need_nothing_else_of_the_api(tmp_
 
 def test_settings_that_lead_to_no_cluster_say_what_was_tried(tmp_path: Path) -> None:
     async def story() -> None:
-        with pytest.raises(kube.NoCluster, match="the cluster this runs in"):
-            await kube.find(kubeconfig=None, context=None)
-        with pytest.raises(kube.NoCluster, match="No such file"):
-            await kube.find(kubeconfig=str(tmp_path / "none"), context=None)
+        with pytest.raises(kubernetes_api.NoCluster, match="the cluster this runs in"):
+            await kubernetes_api.find(kubeconfig=None, context=None)
+        with pytest.raises(kubernetes_api.NoCluster, match="No such file"):
+            await kubernetes_api.find(kubeconfig=str(tmp_path / "none"), context=None)
 
     asyncio.run(story())
 
@@ -534,7 +540,7 @@ def test_an_api_that_hangs_is_noticed_long_before_its_watches_are_lost(tmp_path:
         file = tmp_path / "config"
         file.write_text(KUBECONFIG.format(port=server.sockets[0].getsockname()[1]))
         told: asyncio.Queue[cluster.Told] = asyncio.Queue()
-        async with await kube.find(kubeconfig=str(file), context=None) as door:
+        async with await kubernetes_api.find(kubeconfig=str(file), context=None) as door:
             seen = cluster.Cluster(door, SETTINGS, told.put, pulse_s=0.1)
             running = asyncio.create_task(seen.run())
             while "API" not in seen.problems:

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from muster import accounts_conf, bus
 from muster.local import nats
+from muster.nats import bus
+from muster.nats.auth import accounts_conf
 from muster_health import advisories, connections, signals
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs" / "health.md"

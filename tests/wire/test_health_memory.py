@@ -9,8 +9,8 @@ import nats
 import pytest
 from nats.js import api
 
-from muster import buckets, bus, jetstream, streams
 from muster.local import nats as local
+from muster.nats import buckets, bus, jetstream, streams
 from muster_health import lanes, memory, signals, watchdog
 
 BUCKET = f"KV_{streams.STATE.name}"

@@ -10,8 +10,9 @@ from typing import Self
 
 import msgspec
 
-from muster import buckets, bus, codec, connection, streams, vocabulary
+from muster import codec, vocabulary
 from muster.local import nats
+from muster.nats import buckets, bus, connection, streams
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
 from muster_health import recording, replaying, tapes
 from tests.flow import parts

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from muster import accounts, identity
 from muster.cli import keyfiles
+from muster.nats import credentials
+from muster.nats.auth import accounts
 from tests import issuing
 
 URL = "tls://127.0.0.1:4222"
@@ -26,7 +27,7 @@ def of(node: str) -> str:
 def test_a_token_is_read_again_for_each_connection_and_names_our_inboxes(token: Path) -> None:
     first, second = of("node-a.example"), of("node-a.example")
     token.write_text(f"{first}\n")
-    found = identity.options(URL)
+    found = credentials.options(URL)
     assert found["inbox_prefix"] == "_INBOX.plugin_node-a_example"
     assert found["token"]() == first
     token.write_text(second)
@@ -35,14 +36,14 @@ def test_a_token_is_read_again_for_each_connection_and_names_our_inboxes(token: 
 
 def test_a_token_of_something_else_has_inboxes_of_nobodys(token: Path) -> None:
     token.write_text("s3cret")
-    assert identity.options(URL)["inbox_prefix"] == "_INBOX"
+    assert credentials.options(URL)["inbox_prefix"] == "_INBOX"
 
 
 @pytest.mark.parametrize("text", ["", "two words", "ä", "x" * 4000])
 def test_what_is_no_token_is_said_and_not_repeated(token: Path, text: str) -> None:
     token.write_text(text)
-    with pytest.raises(identity.Unusable) as error:
-        identity.options(URL)
+    with pytest.raises(credentials.Unusable) as error:
+        credentials.options(URL)
     assert str(error.value) == f"{token}: no token, or one longer than 3,500 letters"
 
 
@@ -56,7 +57,7 @@ def test_credentials_are_read_again_and_a_user_in_the_address_is_not_asked(
         keyfiles.user(tmp_path, accounts.Role.READER, name="reader_x", at=at) for at in (1.0, 2.0)
     ]
     file.write_text(texts[0])
-    found = identity.options("nats://somebody:else@127.0.0.1:4222")
+    found = credentials.options("nats://somebody:else@127.0.0.1:4222")
     assert found["inbox_prefix"] == "_INBOX.reader_x"
     seen = []
     for text in texts:
@@ -66,15 +67,15 @@ def test_credentials_are_read_again_and_a_user_in_the_address_is_not_asked(
         assert len(found["signature_cb"]("nonce")) == 86
     assert len(set(seen)) == 2
     file.write_text("nothing")
-    with pytest.raises(identity.Unusable, match=r"mine: no credentials: the token is missing$"):
+    with pytest.raises(credentials.Unusable, match=r"mine: no credentials: the token is missing$"):
         found["user_jwt_cb"]()
     file.unlink()
     with pytest.raises(FileNotFoundError):
-        identity.options(URL)
+        credentials.options(URL)
 
 
 def test_an_address_with_a_user_is_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert identity.options("nats://plugin_a:p@h:1")["inbox_prefix"] == "_INBOX.plugin_a"
-    assert identity.options("nats://h:1") == {"inbox_prefix": "_INBOX"}
+    assert credentials.options("nats://plugin_a:p@h:1")["inbox_prefix"] == "_INBOX.plugin_a"
+    assert credentials.options("nats://h:1") == {"inbox_prefix": "_INBOX"}
     monkeypatch.setenv("NATS_INBOX_PREFIX", "_mine")
-    assert identity.options("nats://a:b@h:1")["inbox_prefix"] == "_mine"
+    assert credentials.options("nats://a:b@h:1")["inbox_prefix"] == "_mine"

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import pytest
 
-from muster import kube, kubeclient, reflector
+from muster.kubernetes import api as kubernetes_api
+from muster.kubernetes import client, watch
 
 
 def config(server: str, **user: object) -> dict[str, object]:
@@ -32,7 +33,9 @@ def written(path: pathlib.Path, tree: object) -> str:
 
 def server(kubeconfig: str, context: str | None = None) -> tuple[str, str | None]:
     async def found() -> tuple[str, str | None]:
-        async with await kube.find(kubeconfig=kubeconfig, context=context, timeout_s=1) as api:
+        async with await kubernetes_api.find(
+            kubeconfig=kubeconfig, context=context, timeout_s=1
+        ) as api:
             return api.server, api.context
 
     return asyncio.run(found())
@@ -50,7 +53,7 @@ def test_of_several_files_those_that_are_there_count_and_the_first_context_as_wi
     together = os.pathsep.join(files)
     assert server(together) == ("http://a", "a")
     assert server(together, "b") == ("http://b", "b")
-    with pytest.raises(kube.NoCluster, match="none of these files is there"):
+    with pytest.raises(kubernetes_api.NoCluster, match="none of these files is there"):
         server(os.pathsep.join([str(tmp_path / "x"), str(tmp_path / "y")]))
 
 
@@ -70,7 +73,7 @@ def test_a_program_that_gives_no_credentials_is_an_error_and_nobody_goes_on_as_a
 ) -> None:
     user = {"exec": {**PLUGIN, "command": command}}
     file = written(tmp_path / "k", {**config("a", **user), "current-context": "a"})
-    with pytest.raises(kube.NoCluster, match=problem):
+    with pytest.raises(kubernetes_api.NoCluster, match=problem):
         server(file)
 
 
@@ -90,7 +93,7 @@ def test_a_program_that_hangs_is_not_waited_for(tmp_path: pathlib.Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def answering(answer: bytes) -> AsyncIterator[kube.Api]:
+async def answering(answer: bytes) -> AsyncIterator[kubernetes_api.Api]:
     """Give an API that answers everything so."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,12 +110,12 @@ async def answering(answer: bytes) -> AsyncIterator[kube.Api]:
 @contextlib.asynccontextmanager
 async def serving(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> AsyncIterator[kube.Api]:
+) -> AsyncIterator[kubernetes_api.Api]:
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    configuration = kubeclient.Configuration()
+    configuration = client.Configuration()
     port = listening.sockets[0].getsockname()[1]
     configuration.host = f"http://127.0.0.1:{port}"
-    async with listening, kube.Api(kubeclient.Where(configuration), attempts=1) as api:
+    async with listening, kubernetes_api.Api(client.Where(configuration), attempts=1) as api:
         yield api
 
 
@@ -132,7 +135,7 @@ async def listed(body: bytes) -> list[msgspec.Raw]:
 
 @pytest.mark.parametrize("number", range(len(UNREADABLE)))
 def test_what_is_no_list_is_refused_and_no_crash(number: int) -> None:
-    with pytest.raises(kube.Refused, match="unreadable"):
+    with pytest.raises(kubernetes_api.Refused, match="unreadable"):
         asyncio.run(listed(UNREADABLE[number]))
 
 
@@ -145,7 +148,7 @@ def test_of_a_list_each_object_is_read_by_itself() -> None:
 
 
 def test_a_body_without_end_is_not_read_to_its_end() -> None:
-    async def story() -> kube.Answer:
+    async def story() -> kubernetes_api.Answer:
         async with endless() as api:
             return await api.ask("GET", "/x", timeout_s=30)
 
@@ -154,7 +157,7 @@ def test_a_body_without_end_is_not_read_to_its_end() -> None:
 
 
 @contextlib.asynccontextmanager
-async def endless() -> AsyncIterator[kube.Api]:
+async def endless() -> AsyncIterator[kubernetes_api.Api]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
@@ -218,8 +221,8 @@ def test_lines_of_a_watch_that_nobody_understands_are_left_out() -> None:
             done.set()
 
         async with answering(http(body)) as api:
-            sink = reflector.Sink(lambda shape: shape, seen.extend, put, put)
-            watched = reflector.Reflector(api, "/x", _Shape, sink)
+            sink = watch.Sink(lambda shape: shape, seen.extend, put, put)
+            watched = watch.Reflector(api, "/x", _Shape, sink)
             # as after a list
             watched._version = "1"
             task = asyncio.create_task(watched.run())

@@ -8,7 +8,8 @@ import aiohttp
 import orjson
 import pytest
 
-from muster import kube, reflector
+from muster.kubernetes import api as kubernetes_api
+from muster.kubernetes import watch
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
 from muster_labeler import desired, facts, lease, nodes, pace, raw_nodes
@@ -20,7 +21,7 @@ LABELS = {desired.KEY: "l4"}
 class Cluster:
     """The API as an administrator and as the labeler see it."""
 
-    def __init__(self, http: aiohttp.ClientSession, api: kube.Api) -> None:
+    def __init__(self, http: aiohttp.ClientSession, api: kubernetes_api.Api) -> None:
         self.http = http
         self.api = api
         self.labeler = nodes.Nodes(api, pace.Pace(1000), timeout_s=5)
@@ -54,9 +55,9 @@ class Cluster:
         return await self.labeler.label(before, {desired.KEY: value}, provenance="{}")
 
 
-async def found(server: kubernetes.KubernetesApi, directory: pathlib.Path) -> kube.Api:
+async def found(server: kubernetes.KubernetesApi, directory: pathlib.Path) -> kubernetes_api.Api:
     server.write_kubeconfig(directory / "kubeconfig")
-    return await kube.find(kubeconfig=str(directory / "kubeconfig"), context=None)
+    return await kubernetes_api.find(kubeconfig=str(directory / "kubeconfig"), context=None)
 
 
 def play(story: Callable[[Cluster], Awaitable[None]], directory: pathlib.Path) -> None:
@@ -253,8 +254,8 @@ def test_a_kubeconfig_that_leads_nowhere_is_named(
         api.write_kubeconfig(file)
     elif isinstance(content, bytes):
         file.write_bytes(content)
-    with pytest.raises(kube.NoCluster, match=r"kubernetes: .*kubeconfig: \S") as refused:
-        asyncio.run(kube.find(kubeconfig=str(file), context=context))
+    with pytest.raises(kubernetes_api.NoCluster, match=r"kubernetes: .*kubeconfig: \S") as refused:
+        asyncio.run(kubernetes_api.find(kubeconfig=str(file), context=context))
     assert "\n" not in str(refused.value)
 
 
@@ -262,8 +263,8 @@ def test_outside_a_pod_there_is_no_cluster_without_a_kubeconfig(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(kube.NoCluster, match="the cluster this runs in"):
-        asyncio.run(kube.find(kubeconfig=None, context=None))
+    with pytest.raises(kubernetes_api.NoCluster, match="the cluster this runs in"):
+        asyncio.run(kubernetes_api.find(kubeconfig=None, context=None))
 
 
 class Seen:
@@ -274,8 +275,8 @@ class Seen:
         self.lists = 0
         self.changed = asyncio.Event()
 
-    def sink(self) -> reflector.Sink[raw_nodes.RawNode, facts.Node]:
-        return reflector.Sink(raw_nodes.node, self._replace, self._put, self._drop)
+    def sink(self) -> watch.Sink[raw_nodes.RawNode, facts.Node]:
+        return watch.Sink(raw_nodes.node, self._replace, self._put, self._drop)
 
     async def until(self, labels: dict[str, str | None]) -> None:
         """Wait until these are the nodes, with these labels."""
@@ -303,7 +304,7 @@ def test_all_nodes_are_known_as_they_change_also_when_history_is_forgotten(
     async def story(cluster: Cluster) -> None:
         await cluster.make("a")
         seen = Seen()
-        watched = reflector.Reflector(cluster.api, nodes.PATH, raw_nodes.RawNode, seen.sink())
+        watched = watch.Reflector(cluster.api, nodes.PATH, raw_nodes.RawNode, seen.sink())
         task = asyncio.create_task(watched.run())
         await seen.until({"a": None})
         await cluster.make("b")

@@ -13,8 +13,9 @@ import aiohttp
 import orjson
 import pytest
 
-from muster import bus, consumers, streams, vocabulary
+from muster import vocabulary
 from muster.local import kubernetes, layout, nats, processes
+from muster.nats import bus, consumers, streams
 from muster_labeler import desired
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

@@ -10,8 +10,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from muster import bus, vocabulary
+from muster import vocabulary
 from muster.local import kubernetes, layout, nats, processes
+from muster.nats import bus
 from muster_labeler import condition, desired, facts, inventory
 from muster_labeler.sources import Product
 from tests.labeler import cluster as clusters

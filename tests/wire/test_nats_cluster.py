@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from nats import errors
 
-from muster import bus, consumers, streams, vocabulary
+from muster import vocabulary
 from muster.cli import certificates, keyfiles
 from muster.local import layout, nats, processes
+from muster.nats import bus, consumers, streams
 from tests import deployed, issuing, subjects
 
 ASSETS = [one.name for one in streams.STREAMS] + [f"KV_{one.name}" for one in streams.BUCKETS]

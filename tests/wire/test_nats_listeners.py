@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from muster import bus
 from muster.local import nats
+from muster.nats import bus
 from tests.wire import test_nats_permissions as shipped
 
 

@@ -18,20 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nats import js
 
-from muster import (
-    accounts,
-    buckets,
-    bus,
-    connection,
-    consumers,
-    permissions,
-    runtime,
-    streams,
-    vocabulary,
-    workqueue,
-)
+from muster import vocabulary
 from muster.cli import keyfiles
 from muster.local import nats as local
+from muster.nats import buckets, bus, connection, consumers, streams, work_queue
+from muster.nats.auth import accounts, permissions
+from muster.service import runtime
 from tests import guarded, links, subjects
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -455,15 +447,15 @@ async def notifies(notifier: bus.Bus) -> None:
     await buckets.remember(notifier.link, streams.LEDGER, "k", b"v")
     assert await buckets.recall(notifier.link, streams.LEDGER) == {"k": b"v"}
     letters = "muster.outbox.console.>"
-    await workqueue.put(notifier.link, "muster.outbox.console.g", b"letter", key="1")
-    assert len(await workqueue.waiting(notifier.link, streams.OUTBOX, letters)) == 1
-    taken = workqueue.take(
+    await work_queue.put(notifier.link, "muster.outbox.console.g", b"letter", key="1")
+    assert len(await work_queue.waiting(notifier.link, streams.OUTBOX, letters)) == 1
+    taken = work_queue.take(
         notifier.link, streams.OUTBOX, durable="receiver-console", subject=letters
     )
-    job: workqueue.Job = await first(taken)
+    job: work_queue.Job = await first(taken)
     await job.done()
-    assert await workqueue.waiting(notifier.link, streams.OUTBOX, letters) == []
-    assert await workqueue.remove(notifier.link, streams.OUTBOX, letters)
+    assert await work_queue.waiting(notifier.link, streams.OUTBOX, letters) == []
+    assert await work_queue.remove(notifier.link, streams.OUTBOX, letters)
     assert await first(buckets.follow(notifier.link, streams.SILENCES)) is None
 
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 
 import orjson
 
-from muster import buckets, bus, streams
 from muster.cli.__main__ import app
 from muster.local import nats, webhook
+from muster.nats import buckets, bus, streams
 from muster_notifier import command
 
 

@@ -5,7 +5,8 @@ import datetime as dt
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from muster import runtime, vocabulary
+from muster import vocabulary
+from muster.service import runtime
 from muster_notifier import answers, desk, receivers, signals
 from muster_notifier import notification as notifications
 

@@ -16,8 +16,9 @@ import msgspec
 import orjson
 import pytest
 
-from muster import buckets, bus, consumers, silences, streams, vocabulary, workqueue
+from muster import silences, vocabulary
 from muster.local import layout, nats, processes, webhook
+from muster.nats import buckets, bus, consumers, streams, work_queue
 from muster.vocabulary import AlertState
 from muster_notifier import ledger, notification
 from muster_notifier.deadletters import REPLAY
@@ -381,17 +382,17 @@ def test_what_was_refused_is_a_dead_letter_that_is_told_of_and_can_be_replayed(
         await made.says("a", AlertState.FIRING)
         await made.outcome(2)
         assert made.bus is not None
-        (letter,) = await workqueue.waiting(
+        (letter,) = await work_queue.waiting(
             made.bus.link, streams.DEAD_LETTERS, "muster.dlq.notification.hook.>"
         )
         subject, body, headers, _ = letter
         told = notification.decode(body)
         assert (told.receiver, told.firing_ids) == ("hook", ("0" * 15 + "a",))
         assert (headers["Muster-Error"], headers["Muster-Attempts"]) == ("HTTP 400", "1")
-        await workqueue.put(
+        await work_queue.put(
             made.bus.link, "muster.outbox.hook.replay-1", body, key="1", headers={REPLAY: "1"}
         )
-        await workqueue.remove(made.bus.link, streams.DEAD_LETTERS, subject)
+        await work_queue.remove(made.bus.link, streams.DEAD_LETTERS, subject)
         assert [what[2] for what in await made.heard(2)] == [400, 200]
         keys = {received.headers["idempotency-key"] for received in made.hook.received()}
         assert keys == {told.id}
@@ -411,13 +412,15 @@ def test_a_letter_to_nobody_who_is_configured_any_more_is_a_dead_letter(
         await made.start(receivers=[{"name": "other", "console": {}}])
         await made.ready()
         assert made.bus is not None
-        letters = await workqueue.waiting(
+        letters = await work_queue.waiting(
             made.bus.link, streams.DEAD_LETTERS, "muster.dlq.notification.hook.>"
         )
         assert [headers["Muster-Error"] for _, _, headers, _ in letters] == [
             "no receiver of this name is configured any more"
         ]
-        assert await workqueue.subjects(made.bus.link, streams.OUTBOX, "muster.outbox.hook.>") == []
+        assert (
+            await work_queue.subjects(made.bus.link, streams.OUTBOX, "muster.outbox.hook.>") == []
+        )
 
     play(story, tmp_path)
 

@@ -13,10 +13,11 @@ import grpc.aio
 import msgspec
 import pytest
 
-from muster import runtime, vocabulary
+from muster import vocabulary
 from muster.local import kubelet as stand_in
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
+from muster.service import runtime
 from muster.vocabulary import Health
 from muster.vocabulary import RegistrationReason as Reason
 from muster_plugin import (

@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster import bus, codec, consumers, streams, vocabulary
+from muster import codec, vocabulary
 from muster.local import kubelet as stand_in
 from muster.local import nats
+from muster.nats import bus, consumers, streams
 from tests import running
 
 FUSE = "smarter-devices/fuse"

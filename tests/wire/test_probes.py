@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import prometheus_client
 import pytest
 
-from muster import probes, runtime
+from muster.service import probes, runtime
 
 Story = Callable[["Served"], Awaitable[None]]
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import codec, pulse, vocabulary
+from muster import codec, vocabulary
 from muster.local import nats as local
+from muster.nats import heartbeat_stream
 from tests import links
 
 
@@ -78,7 +79,10 @@ def test_every_believable_beat_is_heard_in_order_and_the_others_are_counted(tmp_
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
         before = {kind: count(f"malformed_{kind}") for kind in ("wrong_subject", "invalid_data")}
-        async with pulse.Pulse(server.url, name="test") as heard, links.raw(server.url) as client:
+        async with (
+            heartbeat_stream.Pulse(server.url, name="test") as heard,
+            links.raw(server.url) as client,
+        ):
             await heard.follow(ear.take)
             await greet(client, ear)
             subject = beat(1).subject
@@ -98,7 +102,10 @@ def test_every_believable_beat_is_heard_in_order_and_the_others_are_counted(tmp_
 def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
-        async with pulse.Pulse(server.url, name="test") as heard, links.raw(server.url) as client:
+        async with (
+            heartbeat_stream.Pulse(server.url, name="test") as heard,
+            links.raw(server.url) as client,
+        ):
             await heard.follow(ear.take)
             await occupy(client, ear)
             await say(client, *(beat(seq) for seq in range(2, 300)))
@@ -113,7 +120,10 @@ def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
 def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
-        async with pulse.Pulse(server.url, name="test") as heard, links.raw(server.url) as client:
+        async with (
+            heartbeat_stream.Pulse(server.url, name="test") as heard,
+            links.raw(server.url) as client,
+        ):
             await heard.follow(ear.take)
             await occupy(client, ear)
             await say(client, *(beat(seq) for seq in range(2, 4_000)))
@@ -131,7 +141,7 @@ def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -
 def test_beats_are_heard_again_when_a_killed_server_is_back(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
-        async with pulse.Pulse(server.url, name="test") as heard:
+        async with heartbeat_stream.Pulse(server.url, name="test") as heard:
             await heard.follow(ear.take)
             async with links.raw(server.url) as client:
                 await greet(client, ear)
@@ -163,7 +173,7 @@ def test_however_the_bytes_are_cut_the_messages_are_the_same(
     others: list[bytes] = []
     rest = b""
     for begin, end in itertools.pairwise(bounds):
-        messages, more, rest = pulse.split(rest + whole[begin:end])
+        messages, more, rest = heartbeat_stream.split(rest + whole[begin:end])
         found += messages
         others += more
     said = {
@@ -177,4 +187,4 @@ def test_however_the_bytes_are_cut_the_messages_are_the_same(
 
 def test_a_message_without_its_size_is_no_message() -> None:
     with pytest.raises(nats.errors.ProtocolError):
-        pulse.split(b"MSG a b\r\n")
+        heartbeat_stream.split(b"MSG a b\r\n")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from muster import runtime
+from muster.service import runtime
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Door to the command line and the signals of `python -m muster.local.kubelet`."""
+"""Adapter: the command line and the signals of `python -m muster.local.kubelet`."""
 
 import argparse
 import asyncio

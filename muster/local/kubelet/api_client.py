@@ -1,4 +1,4 @@
-"""Door to the Kubernetes API over plain HTTP, as far as a kubelet needs it."""
+"""Adapter: the Kubernetes API over plain HTTP, as far as a kubelet needs it."""
 
 import datetime as dt
 from collections.abc import AsyncIterator, Mapping

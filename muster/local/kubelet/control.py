@@ -1,4 +1,4 @@
-"""Door to HTTP: look at a kubelet stand-in, and do to it what happens to kubelets."""
+"""Adapter: HTTP: look at a kubelet stand-in, and do to it what happens to kubelets."""
 
 import msgspec
 from aiohttp import web

@@ -1,4 +1,4 @@
-"""Pure. The kubelet's device manager as 1.36.2 keeps it, its surprises included.
+"""Pure: The kubelet's device manager as 1.36.2 keeps it, its surprises included.
 
 Three memories: the client of each resource name (who registered last), the endpoint (may it still
 be called), and the lists (what it advertised). They are kept apart because the kubelet keeps them

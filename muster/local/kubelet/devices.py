@@ -1,4 +1,4 @@
-"""Pure. What the kubelet's device manager remembers, as values: devices, lists, offers, grants."""
+"""Pure: What the kubelet's device manager remembers, as values: devices, lists, offers, grants."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Door to the kubelet's directories: its own sockets, everybody's sockets, its checkpoint file."""
+"""Adapter: the kubelet's directories: its own sockets, everybody's sockets, its checkpoint file."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Pure. What a kubelet writes about its node: the Node, its status, its Lease."""
+"""Pure: What a kubelet writes about its node: the Node, its status, its Lease."""
 
 import msgspec
 

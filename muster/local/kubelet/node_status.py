@@ -1,4 +1,4 @@
-"""Door to the Node object and its Lease: what the kubelet tells the API about its node."""
+"""Adapter: the Node object and its Lease: what the kubelet tells the API about its node."""
 
 import asyncio
 import contextlib

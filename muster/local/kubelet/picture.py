@@ -1,4 +1,4 @@
-"""Pure. One picture of a kubelet stand-in: for tests, for its HTTP surface, for curious people."""
+"""Pure: One picture of a kubelet stand-in: for tests, for its HTTP surface, for curious people."""
 
 from collections.abc import Mapping
 

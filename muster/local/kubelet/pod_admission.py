@@ -1,4 +1,4 @@
-"""Door to the node's pods at the API: admits the new, frees the ended. One at a time."""
+"""Adapter: the node's pods at the API: admits the new, frees the ended. One at a time."""
 
 import asyncio
 import uuid

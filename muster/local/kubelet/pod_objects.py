@@ -1,4 +1,4 @@
-"""Pure. What a kubelet reads from a Pod, and what it writes about it."""
+"""Pure: What a kubelet reads from a Pod, and what it writes about it."""
 
 import enum
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Door to the podresources clients: which pod holds which device, and what could be held."""
+"""Adapter: the podresources clients: which pod holds which device, and what could be held."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping

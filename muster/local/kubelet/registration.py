@@ -1,4 +1,4 @@
-"""Door to kubelet.sock: answers Register, after the plugin was dialled and asked its options."""
+"""Adapter: kubelet.sock: answers Register, after the plugin was dialled and asked its options."""
 
 import os
 import pathlib

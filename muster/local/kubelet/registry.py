@@ -1,4 +1,4 @@
-"""Door to plugins_registry/: the kubelet's second way in, where it finds sockets and calls them.
+"""Adapter: plugins_registry/: the kubelet's second way in, where it finds sockets and calls them.
 
 Source: pkg/kubelet/pluginmanager (reconciler.go, operation_generator.go), v1.36.2. A poll stands
 for inotify; the kubelet's own reconcile loop makes a plugin wait for longer.

@@ -1,4 +1,4 @@
-"""Pure. The kubelet's rules that need no memory: names, quantities, and the words of its errors.
+"""Pure: The kubelet's rules that need no memory: names, quantities, and the words of its errors.
 
 Read in kubernetes v1.36.2; each function names its file.
 """

@@ -1,4 +1,4 @@
-"""Door to device plugins, podresources clients and the Kubernetes API: a kubelet sans containers.
+"""Adapter: device plugins, podresources clients and the Kubernetes API: a kubelet sans containers.
 
 What it decides stands in `device_manager`; here are its lives (a restart is the end of one and the
 start of the next) and its pods. `python -m muster.local.kubelet --help` runs it as a process.

@@ -1,4 +1,4 @@
-"""Door to the command line: `python -m muster.local.kubernetes`."""
+"""Adapter: the command line: `python -m muster.local.kubernetes`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Pure. Who may do what at the API stand-in: everybody everything, but for what was denied.
+"""Pure: Who may do what at the API stand-in: everybody everything, but for what was denied.
 
 A user is a bearer token; no token is the administrator. The words are those of the real API server
 (apiserver `pkg/endpoints/handlers/responsewriters/errors.go`, `pkg/authorization`).

@@ -1,4 +1,4 @@
-"""Door to a file: who asked for which change and when, as the API server's audit log tells it.
+"""Adapter: a file: who asked for which change and when, as the API server's audit log tells it.
 
 A line of JSON for each request that changes something: those fields of an `audit.k8s.io/v1` Event
 by which they can be counted, as they are received (level Metadata, stage RequestReceived).

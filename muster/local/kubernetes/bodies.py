@@ -1,4 +1,4 @@
-"""Door to YAML. What a request's body holds, by the media type that its client names."""
+"""Adapter: YAML. What a request's body holds, by the media type that its client names."""
 
 import contextlib
 

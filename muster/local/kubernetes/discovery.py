@@ -1,4 +1,4 @@
-"""Pure. The documents in which the API stand-in announces what it serves."""
+"""Pure: The documents in which the API stand-in announces what it serves."""
 
 from muster.local.kubernetes import resources, trees
 

@@ -1,4 +1,4 @@
-"""Pure. The store behind the API stand-in: objects, one version counter, and the log of changes.
+"""Pure: The store behind the API stand-in: objects, one version counter, and the log of changes.
 
 Every write that changes something takes the next version and one entry of the log, so that a
 watch from a version, a list at a version and `410 Expired` are all one lookup. Objects are never

@@ -1,4 +1,4 @@
-"""Pure. Server-side apply: who owns which field, who may change it, what goes when it is let go.
+"""Pure: Server-side apply: who owns which field, who may change it, what goes when it is let go.
 
 A field is the path of a leaf, in the notation of `FieldsV1` (`f:labels`, `k:{"type":"Ready"}`), as
 in structured-merge-diff `fieldpath/serialize-pe.go`. Items of lists with a merge key are owned one

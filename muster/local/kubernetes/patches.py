@@ -1,4 +1,4 @@
-"""Pure. The three patch formats that change an object: merge, strategic merge, JSON patch.
+"""Pure: The three patch formats that change an object: merge, strategic merge, JSON patch.
 
 Sources: RFC 7386, RFC 6902, and apimachinery `pkg/util/strategicpatch/patch.go` with the
 `patchMergeKey` tags of `k8s.io/api/core/v1/types.go` (v1.36). The tags are looked up by the name

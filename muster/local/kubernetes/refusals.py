@@ -1,4 +1,4 @@
-"""Pure. How the Kubernetes API says no: one exception, told to clients as a `Status` object.
+"""Pure: How the Kubernetes API says no: one exception, told to clients as a `Status` object.
 
 Reasons and codes are those of apimachinery `pkg/apis/meta/v1/types.go` and `pkg/api/errors`.
 """

@@ -1,4 +1,4 @@
-"""Pure. What the API stand-in serves: the table of resources, and what a path names.
+"""Pure: What the API stand-in serves: the table of resources, and what a path names.
 
 Which fields can be selected, which resources a PUT may create and which insist on a
 resourceVersion is taken from kubernetes `pkg/registry/<group>/<resource>/strategy.go` (v1.36).

@@ -1,4 +1,4 @@
-"""Pure. Label and field selectors, as `kubectl -l` and `--field-selector` write them.
+"""Pure: Label and field selectors, as `kubectl -l` and `--field-selector` write them.
 
 Grammar and meaning: apimachinery `pkg/labels/selector.go`, `pkg/fields/selector.go`. An object
 without the key passes `!=` and `notin`.

@@ -1,4 +1,4 @@
-"""Door to HTTP. A stand-in for the Kubernetes API that its real clients and kubectl can use.
+"""Adapter: HTTP. A stand-in for the Kubernetes API that its real clients and kubectl can use.
 
 What it does is in `muster.local.objects`, `writes` and `resources`; this module speaks HTTP for
 them. Answers are JSON whatever the client prefers (kubectl asks for tables and takes what it

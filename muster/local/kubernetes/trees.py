@@ -1,4 +1,4 @@
-"""Pure. JSON trees: reading a request's body, and walking it without trusting its shape.
+"""Pure: JSON trees: reading a request's body, and walking it without trusting its shape.
 
 Trees are never changed in place: whoever holds one (the watch log, a page of a list) may keep it.
 """

@@ -1,4 +1,4 @@
-"""Pure. What the Kubernetes API refuses to store, as far as muster could get it wrong.
+"""Pure: What the Kubernetes API refuses to store, as far as muster could get it wrong.
 
 Names, label keys and values: apimachinery `pkg/util/validation`. Events and pods: kubernetes
 `pkg/apis/core/validation` (v1.36). Fields of a `spec` are otherwise taken as they come.

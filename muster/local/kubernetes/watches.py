@@ -1,4 +1,4 @@
-"""Door to HTTP. Watches: long answers that tell each change, bookmarks, and the end of history.
+"""Adapter: HTTP. Watches: long answers that tell each change, bookmarks, and the end of history.
 
 A watch holds a version, not a queue: it reads the store's log from there on. One that falls
 behind by more than the log is told 410 and lists again, as with the real API server.

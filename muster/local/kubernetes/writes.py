@@ -1,4 +1,4 @@
-"""Pure. What an object becomes when somebody creates, replaces, patches or applies it.
+"""Pure: What an object becomes when somebody creates, replaces, patches or applies it.
 
 The main resource and `/status` are kept apart as the API server's strategies do: the main resource
 never changes the status, `/status` changes the status and the metadata (the kubelet relies on it:

@@ -1,4 +1,4 @@
-"""Door to everything: questions of nats-server in, answers out; the cluster's keys kept fresh.
+"""Adapter: everything: questions of nats-server in, answers out; the cluster's keys kept fresh.
 
 Every replica answers, each question once: they are one queue group. Whoever is connected stays so
 when all are gone; who comes then is refused by nats-server, and comes again.
@@ -13,7 +13,9 @@ from typing import Final
 
 import nats.aio.client
 
-from muster import accounts, connection, entry, logs, probes, runtime
+from muster.nats import connection
+from muster.nats.auth import accounts
+from muster.service import entry, logs, probes, runtime
 from muster_gate import cluster, config, doorkeeper, metrics, questions
 from muster_gate.reasons import Reason
 

@@ -1,4 +1,4 @@
-"""Door to the cluster's public keys: the API server's, or a file's, and what was kept of them.
+"""Adapter: the cluster's public keys: the API server's, or a file's, and what was kept of them.
 
 The API server shows them to every service account (the role system:service-account-issuer-
 discovery), at /openid/v1/jwks; they are no secret.
@@ -15,7 +15,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from muster import reading
+from muster.service import reading
 from muster_gate import config, keyring
 
 _OWN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")

@@ -1,10 +1,10 @@
-"""Pure. What can be set about the gate, with every default and bound."""
+"""Pure: What can be set about the gate, with every default and bound."""
 
 from typing import Annotated
 
 import msgspec
 
-from muster import sections
+from muster.service import sections
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 File = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]

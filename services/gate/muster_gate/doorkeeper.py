@@ -1,4 +1,4 @@
-"""Pure. One question, one answer: who is let in, and why another is not."""
+"""Pure: One question, one answer: who is let in, and why another is not."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Pure. The public keys of a cluster's tokens: a JSON Web Key Set (RFC 7517), and for how long.
+"""Pure: The public keys of a cluster's tokens: a JSON Web Key Set (RFC 7517), and for how long.
 
 Kubernetes signs with RSA or with elliptic curves (pkg/serviceaccount/jwt.go, signerFromPrivateKey;
 1.36). A key is for one algorithm only: what a token says of its own algorithm is compared, never
@@ -14,7 +14,8 @@ from cryptography import exceptions
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
 
-from muster import compact, reading
+from muster.nats.auth import jws
+from muster.service import reading
 
 RSA_BITS_MIN: Final = 2048
 _RSA_BITS_MAX: Final = 8192
@@ -139,4 +140,4 @@ def _curve(x: int, y: int) -> PublicKey:
 
 
 def _number(text: str) -> int:
-    return int.from_bytes(compact.from_base64(text))
+    return int.from_bytes(jws.from_base64(text))

@@ -1,4 +1,4 @@
-"""Door to Prometheus: what the gate counts."""
+"""Adapter: Prometheus: what the gate counts."""
 
 from typing import Final
 

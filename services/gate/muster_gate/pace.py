@@ -1,4 +1,4 @@
-"""Pure. How often each node may connect: so many at once, then so many a minute.
+"""Pure: How often each node may connect: so many at once, then so many a minute.
 
 A compromised plugin could otherwise open connections until nats-server takes no more from anybody.
 """

@@ -1,4 +1,4 @@
-"""Pure. What nats-server asks about a client, and how it is answered (nats-io/jwt v2, 2.15).
+"""Pure: What nats-server asks about a client, and how it is answered (nats-io/jwt v2, 2.15).
 
 A question is signed by the server, an answer by us; the user in it by the key whose scope has the
 rights of a plugin. The user's name is its inbox, and its tag its node.
@@ -9,7 +9,9 @@ from typing import Final
 
 import msgspec
 
-from muster import accounts, jwts, nkeys, permissions, reading, vocabulary
+from muster import vocabulary
+from muster.nats.auth import accounts, jwts, nkeys, permissions
+from muster.service import reading
 from muster_gate import tokens
 from muster_gate.reasons import Reason, Refused
 

@@ -1,4 +1,4 @@
-"""Pure. Why somebody is not let in: one word for log, metric, test and NATS' log."""
+"""Pure: Why somebody is not let in: one word for log, metric, test and NATS' log."""
 
 import enum
 

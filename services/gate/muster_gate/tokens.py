@@ -1,4 +1,4 @@
-"""Pure. A projected token of Kubernetes: whether it is believed, and for which node it speaks.
+"""Pure: A projected token of Kubernetes: whether it is believed, and for which node it speaks.
 
 It is checked here, with the cluster's public keys, and nobody is asked: ten thousand plugins that
 come back at once would be ten thousand requests to an API server that may be away.
@@ -12,7 +12,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import compact, permissions, reading, vocabulary
+from muster import vocabulary
+from muster.nats.auth import jws, permissions
+from muster.service import reading
 from muster_gate import config, keyring
 from muster_gate.reasons import Reason, Refused
 
@@ -95,13 +97,13 @@ def bearer(
     return _believed(claims, rules, issuer=ring.issuer, at=at, as_of=_as_of(ring, keys, at))
 
 
-def _parts(token: str) -> tuple[compact.Parts, _Header]:
+def _parts(token: str) -> tuple[jws.Parts, _Header]:
     if not token:
         raise Refused(Reason.NO_TOKEN)
     if len(token) > _TOKEN_MAX:
         raise Refused(Reason.MALFORMED)
     try:
-        parts = compact.split(token)
+        parts = jws.split(token)
         header = msgspec.json.decode(parts.header, type=_Header)
     except (*reading.UNREADABLE, ValueError):
         raise Refused(Reason.MALFORMED) from None

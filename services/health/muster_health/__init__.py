@@ -1,4 +1,4 @@
-"""Door to health's packages. Finds plugins that failed silently, and says which way.
+"""Adapter: health's packages. Finds plugins that failed silently, and says which way.
 
 Loaded here, before anybody loads them whole: of 49 MiB without a single plugin 32 are left.
 """

@@ -1,4 +1,4 @@
-"""Door to the process: beats and events in, verdicts and alerts out.
+"""Adapter: the process: beats and events in, verdicts and alerts out.
 
 Everything goes through one inbox into one machine; what the machine wants told and remembered is
 done beside it, in order. Probes run beside it too, and their answers are inputs.
@@ -15,19 +15,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import prometheus_client
 
-from muster import (
-    bus,
-    entry,
-    holder,
-    lean,
-    lock,
-    logs,
-    machine,
-    probes,
-    pulse,
-    runtime,
-    streams,
-)
+from muster import lean, machine
+from muster.nats import bus, heartbeat_stream, lock, lock_owner, streams
+from muster.service import entry, logs, probes, runtime
 from muster_health import (
     alarm,
     config,
@@ -45,7 +35,6 @@ from muster_health import (
 )
 
 if TYPE_CHECKING:
-    from muster import kube
     from muster_health import cluster
 
 _POST_S: Final = 5.0
@@ -60,7 +49,7 @@ async def serve(settings: config.Settings) -> None:
         connected = await stack.enter_async_context(_bus(settings))
         name = f"muster-health {connected.instance}"
         leading = await stack.enter_async_context(_lock(connected, settings.leading, name))
-        beats = await stack.enter_async_context(pulse.Pulse(settings.bus.url, name=name))
+        beats = await stack.enter_async_context(heartbeat_stream.Pulse(settings.bus.url, name=name))
         inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
         hears = inputs.Inputs(connected.link, beats, leading, inbox)
         link = connections.Link(connected.listen, connected.link.knock, connected.link.changes)
@@ -131,17 +120,17 @@ def _bus(settings: config.Settings) -> bus.Bus:
     )
 
 
-async def _api(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> "kube.Api | None":
+async def _api(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> "api.Api | None":
     """Return the Kubernetes API, or None where there is none. Raises CannotStart."""
     if settings.kubeconfig is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         return None
     # aiohttp keeps the classes that it finds
     lean.fully("ssl")
-    from muster import kube  # noqa: PLC0415  # 20 MiB that are not needed without a cluster
+    from muster.kubernetes import api  # noqa: PLC0415  # 20 MiB that are not needed without a cluster
 
     try:
-        found = await kube.find(kubeconfig=settings.kubeconfig, context=settings.context)
-    except kube.NoCluster as error:
+        found = await api.find(kubeconfig=settings.kubeconfig, context=settings.context)
+    except api.NoCluster as error:
         raise entry.CannotStart(f"cluster: {error}") from None
     return await stack.enter_async_context(found)
 
@@ -163,7 +152,7 @@ def _recorded(
     return written
 
 
-def _cluster(api: "kube.Api", settings: config.Cluster, put: inputs.Put) -> "cluster.Cluster":
+def _cluster(api: "api.Api", settings: config.Cluster, put: inputs.Put) -> "cluster.Cluster":
     from muster_health import cluster  # noqa: PLC0415  # as above
 
     return cluster.Cluster(api, settings, put)
@@ -172,7 +161,7 @@ def _cluster(api: "kube.Api", settings: config.Cluster, put: inputs.Put) -> "clu
 def _lock(connected: bus.Bus, settings: config.Leading, name: str) -> lock.Lock:
     key = lock.Key(connected.link, streams.LEADER, "health")
     terms = lock.Terms(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
-    return lock.Lock(key, us=holder.this(name), terms=terms, told=leader.told)
+    return lock.Lock(key, us=lock_owner.this(name), terms=terms, told=leader.told)
 
 
 class _State:

@@ -1,4 +1,4 @@
-"""Pure. What nats-server tells of connections, in our words: who came, who went, which server ends.
+"""Pure: What nats-server tells of connections, in our words: who came, who went, which server ends.
 
 An advisory names its client by user and by a name that the client chose. A plugin's reads
 `<plugin> <node>`; a user of that form is believed first, because the server has checked it. Where
@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from muster import permissions, vocabulary
+from muster import vocabulary
+from muster.nats.auth import permissions
 from muster_health import signals
 
 _PREFIX: Final = "muster.nats."

@@ -1,4 +1,4 @@
-"""Pure. Which pods the alert of a failed plugin names: those of the moment when it is told.
+"""Pure: Which pods the alert of a failed plugin names: those of the moment when it is told.
 
 Kubernetes is asked when there is something to tell, and its answer kept until that is told; from
 then on the alert itself remembers them. Nobody waits for it for long: an alert that names no pods

@@ -1,4 +1,4 @@
-"""Door to people without the bus: a Kubernetes Event on our pod, and one POST to a webhook.
+"""Adapter: people without the bus: a Kubernetes Event on our pod, and one POST to a webhook.
 
 For the one thing that cannot be told over NATS: that health does not hear NATS. Of each way the
 newest word is tried until it was taken, refused, or is not the newest any more; nothing is queued.
@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 import prometheus_client
 
-from muster import logs
+from muster.service import logs
 from muster_health import config, signals
 
 Post = Callable[[str, object], Awaitable[str]]

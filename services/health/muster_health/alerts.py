@@ -1,4 +1,4 @@
-"""Pure. Verdicts and devices become alerts: how urgent, under which name, in words.
+"""Pure: Verdicts and devices become alerts: how urgent, under which name, in words.
 
 What a plugin itself suffers is one alert for each urgency, whatever it turns out to be: a plugin
 that is down, and then on a node that is down, changes its alert and opens no second one.

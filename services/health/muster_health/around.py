@@ -1,4 +1,4 @@
-"""Pure. What plugins and the fleet need to know of the service that watches them."""
+"""Pure: What plugins and the fleet need to know of the service that watches them."""
 
 from muster_health import config
 

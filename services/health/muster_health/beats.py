@@ -1,4 +1,4 @@
-"""Pure. Which heartbeats are signs of life, and what their order and pace tell.
+"""Pure: Which heartbeats are signs of life, and what their order and pace tell.
 
 Order is (instance, seq), age is by the receiver's clock. A client that was cut off may send its
 backlog in one burst: those beats are news of the past. They give themselves away by arriving

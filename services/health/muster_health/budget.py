@@ -1,4 +1,4 @@
-"""Pure. So many at once and so many a minute: a token bucket."""
+"""Pure: So many at once and so many a minute: a token bucket."""
 
 from typing import Final
 

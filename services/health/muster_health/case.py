@@ -1,4 +1,4 @@
-"""Pure. One suspicion: what was asked, what was answered, and what is still awaited.
+"""Pure: One suspicion: what was asked, what was answered, and what is still awaited.
 
 Every answer bears the number of its question, so that a late one can do no harm. An answer that
 never comes (ours to give, and a bug if it does not) ends the case undecided.

@@ -1,4 +1,4 @@
-"""Pure. How many devices a plugin had, and whether it has fewer since, though nobody meant that.
+"""Pure: How many devices a plugin had, and whether it has fewer since, though nobody meant that.
 
 The failure that nobody else tells of: the pod runs, its log is clean, and the node offers 0. A
 plugin that starts anew knows nothing of the devices that its predecessor had; so we remember.

@@ -1,4 +1,4 @@
-"""Pure. The clocks of all nodes: if most are apart from ours, it is ours that is wrong."""
+"""Pure: The clocks of all nodes: if most are apart from ours, it is ours that is wrong."""
 
 from collections.abc import Mapping
 

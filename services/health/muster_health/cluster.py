@@ -1,4 +1,4 @@
-"""Door to the Kubernetes API: what is watched of it, and who asks it.
+"""Adapter: the Kubernetes API: what is watched of it, and who asks it.
 
 Watched are all nodes, and of each plugin its DaemonSet and its pods. Leases are never watched: they
 change every 10 s on each node, and are asked for when a node is suspect.
@@ -13,7 +13,7 @@ from typing import Final
 
 import prometheus_client
 
-from muster import kube, reflector
+from muster.kubernetes import api, watch
 from muster_health import config, membership, questions, shapes, signals
 
 Told = signals.ExpectedNodes | signals.NodeOffers | signals.ClusterAnswered | signals.Remediated
@@ -30,7 +30,7 @@ _NODES: Final = prometheus_client.Gauge(
     "muster_health_expected_nodes", "Nodes that should have a plugin.", ["plugin"]
 )
 
-_DaemonSets = reflector.Reflector[shapes.DaemonSet, shapes.DaemonSet]
+_DaemonSets = watch.Reflector[shapes.DaemonSet, shapes.DaemonSet]
 
 
 class Cluster:
@@ -38,7 +38,7 @@ class Cluster:
 
     def __init__(
         self,
-        api: kube.Api,
+        api: api.Api,
         settings: config.Cluster,
         put: Callable[[Told], Awaitable[None]],
         *,
@@ -56,16 +56,16 @@ class Cluster:
         self._selectors: dict[str, str] = {}
         self._selected = asyncio.Event()
         """Replaced whenever a selector changes."""
-        self._nodes = reflector.Reflector(
+        self._nodes = watch.Reflector(
             api,
             "/api/v1/nodes",
             shapes.Node,
-            reflector.Sink(self._kept, self._replace_nodes, self._put_node, self._drop_node),
+            watch.Sink(self._kept, self._replace_nodes, self._put_node, self._drop_node),
         )
         self._daemonsets = {
             one.plugin: self._daemonset(one) for one in settings.plugins if one.daemonset
         }
-        self._pods: dict[str, reflector.Reflector[shapes.Pod, membership.Pod]] = {}
+        self._pods: dict[str, watch.Reflector[shapes.Pod, membership.Pod]] = {}
 
     @property
     def problems(self) -> dict[str, str]:
@@ -118,17 +118,17 @@ class Cluster:
         def drop(_: shapes.DaemonSet) -> None:
             put(None)
 
-        return reflector.Reflector(
+        return watch.Reflector(
             self._api,
             f"/apis/apps/v1/namespaces/{one.namespace}/daemonsets",
             shapes.DaemonSet,
-            reflector.Sink(_itself, replace, put, drop),
+            watch.Sink(_itself, replace, put, drop),
             query={"fieldSelector": f"metadata.name={one.daemonset}"},
         )
 
     async def _watch_pods(self, one: config.Plugin) -> None:
         """Watch the pods that a plugin's DaemonSet selects; a new DaemonSet may select others."""
-        sink = reflector.Sink(
+        sink = watch.Sink(
             membership.pod,
             functools.partial(self._known.replace_pods, one.plugin),
             functools.partial(self._known.put_pod, one.plugin),
@@ -139,7 +139,7 @@ class Cluster:
             selector = self._selectors.get(one.plugin)
             tasks = [asyncio.create_task(self._selects_otherwise(one.plugin, selector))]
             if selector is not None:
-                watched = reflector.Reflector(
+                watched = watch.Reflector(
                     self._api, path, shapes.Pod, sink, query={"labelSelector": selector}
                 )
                 self._pods[one.plugin] = watched

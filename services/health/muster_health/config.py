@@ -1,4 +1,4 @@
-"""Pure. What can be set about the health service, with every default and bound."""
+"""Pure: What can be set about the health service, with every default and bound."""
 
 import enum
 from collections.abc import Mapping
@@ -6,7 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from muster import sections, vocabulary
+from muster import vocabulary
+from muster.service import sections
 
 Beats = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Many = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]

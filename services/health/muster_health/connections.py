@@ -1,4 +1,4 @@
-"""Door to nats-server's advisories: who connects to the bus, who leaves it, which server ends.
+"""Adapter: nats-server's advisories: who connects to the bus, who leaves it, which server ends.
 
 Whether they come at all depends on the server's configuration (docs/health.md), and a server that
 sends none says nothing about it. So we open a second connection of our own now and then, and look
@@ -14,7 +14,7 @@ from typing import Final
 
 import prometheus_client
 
-from muster import logs
+from muster.service import logs
 from muster_health import advisories
 
 _TOLD_WITHIN_S: Final = 2.0

@@ -1,4 +1,4 @@
-"""Pure. What is told of a plugin, and by which name: its own, or FLAPPING if it came too often.
+"""Pure: What is told of a plugin, and by which name: its own, or FLAPPING if it came too often.
 
 The machine of a plugin reaches verdicts; here stands the one that was told, and a step comes of
 another one only. So nobody is told twice, and what turns out to be otherwise is told as that.

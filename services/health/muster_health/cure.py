@@ -1,4 +1,4 @@
-"""Pure. One plugin's cure: ask which pod it is, decide, and say what was done or why not."""
+"""Pure: One plugin's cure: ask which pod it is, decide, and say what was done or why not."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""Pure. Who falls again and again is believed later and later.
+"""Pure: Who falls again and again is believed later and later.
 
 | fall within the window | must stay well for               | and is called |
 |------------------------|----------------------------------|---------------|

@@ -1,4 +1,4 @@
-"""Pure. When whom to look at next; moving a deadline back, as every beat does, costs nothing."""
+"""Pure: When whom to look at next; moving a deadline back, as every beat does, costs nothing."""
 
 import heapq
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Pure. Every plugin of the fleet: inputs find their plugin, deadlines find theirs.
+"""Pure: Every plugin of the fleet: inputs find their plugin, deadlines find theirs.
 
 The detector distrusts itself first. While its own link to the bus is gone it is blind: nothing is
 due. When the link is back every wait begins anew, and when its own clockwork stood still every

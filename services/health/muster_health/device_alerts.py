@@ -1,4 +1,4 @@
-"""Pure. What is wrong with a plugin's devices becomes alerts: one for each kind and resource."""
+"""Pure: What is wrong with a plugin's devices becomes alerts: one for each kind and resource."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime

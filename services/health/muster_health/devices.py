@@ -1,4 +1,4 @@
-"""Pure. What is wrong with one plugin's devices: levels, made of events, healed by snapshots.
+"""Pure: What is wrong with one plugin's devices: levels, made of events, healed by snapshots.
 
 An event may be lost; the next inventory says which devices are unhealthy, and each beat says how
 many are degraded, unmonitored or missing.

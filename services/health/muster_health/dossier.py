@@ -1,4 +1,4 @@
-"""Pure. All that is known about one plugin: its state, its devices, what was told of it."""
+"""Pure: All that is known about one plugin: its state, its devices, what was told of it."""
 
 import functools
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Pure. Observations in words a person understands; each names who saw it."""
+"""Pure: Observations in words a person understands; each names who saw it."""
 
 import functools
 from collections.abc import Iterable

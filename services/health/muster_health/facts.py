@@ -1,4 +1,4 @@
-"""Pure. What the Kubernetes API knows that bears on a suspicion; None is always unknown.
+"""Pure: What the Kubernetes API knows that bears on a suspicion; None is always unknown.
 
 Ages are seconds at the moment of the answer, measured by a door that must not trust the node's
 clock: against the API server's `Date`, or since the door itself saw a value change.

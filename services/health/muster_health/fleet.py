@@ -1,4 +1,4 @@
-"""Pure. What concerns no single plugin: storms, and alerts that wait for their turn."""
+"""Pure: What concerns no single plugin: storms, and alerts that wait for their turn."""
 
 from collections.abc import Iterable
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Pure. First verdicts are told in turns: a fleet that is heard for the first time is no news.
+"""Pure: First verdicts are told in turns: a fleet that is heard for the first time is no news.
 
 To tell of one takes a round trip to NATS and another to remember it. A hundred thousand at once
 would keep the detector from its beats until it took everybody for silent.

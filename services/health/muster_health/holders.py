@@ -1,4 +1,4 @@
-"""Pure. Which pods of a node hold its devices: as Kubernetes lists them, and nothing else of it."""
+"""Pure: Which pods of a node hold its devices: as Kubernetes lists them, and nothing else of it."""
 
 from collections.abc import Collection
 from typing import Final

@@ -1,22 +1,13 @@
-"""Door to NATS, where all comes from that health hears: beats, reports, its memory, who leads."""
+"""Adapter: NATS, where all comes from that health hears: beats, reports, its memory, who leads."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from muster import (
-    buckets,
-    codec,
-    connection,
-    consumers,
-    lock,
-    logs,
-    pulse,
-    runtime,
-    streams,
-    vocabulary,
-)
+from muster import codec, vocabulary
+from muster.nats import buckets, connection, consumers, heartbeat_stream, lock, streams
+from muster.service import logs, runtime
 from muster_health import metrics, signals, snapshot
 
 Inbox = asyncio.Queue[runtime.Delivery[signals.Input]]
@@ -32,7 +23,11 @@ class Inputs:
     """Puts everything that is heard into one detector's inbox."""
 
     def __init__(
-        self, link: connection.Connection, beats: pulse.Pulse, leading: lock.Lock, inbox: Inbox
+        self,
+        link: connection.Connection,
+        beats: heartbeat_stream.Pulse,
+        leading: lock.Lock,
+        inbox: Inbox,
     ) -> None:
         self._link = link
         self._pulse = beats

@@ -1,4 +1,4 @@
-"""Pure. The questions about one plugin: one case at a time, and the next review of what was found.
+"""Pure: The questions about one plugin: one case at a time, and the next review of what was found.
 
 Of one that was found to be lost all is asked again, and each time that it still is, the wait until
 the next time is twice as long.

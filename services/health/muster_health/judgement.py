@@ -1,4 +1,4 @@
-"""Pure. The table: what a silence means, once the questions are answered.
+"""Pure: The table: what a silence means, once the questions are answered.
 
 The first row that holds decides. "Quiet" is when for the whole patience no beat came and no
 connection ended, so that what Kubernetes tells of the pod is as new as that; "well" is a pod that

@@ -1,4 +1,4 @@
-"""Door to the event loop: what takes a round trip is done in lanes, beside the detector.
+"""Adapter: the event loop: what takes a round trip is done in lanes, beside the detector.
 
 What concerns one node is done in order, one after the other; nodes do not wait for one another.
 What concerns all of them is done after all that came before it: a position in the stream of events

@@ -1,10 +1,11 @@
-"""Door to the log and to Prometheus: this process begins to lead, and ends."""
+"""Adapter: the log and to Prometheus: this process begins to lead, and ends."""
 
 from typing import Final
 
 import prometheus_client
 
-from muster import lock, logs
+from muster.nats import lock
+from muster.service import logs
 
 _LEADS: Final = prometheus_client.Gauge(
     "muster_health_leads", "1 while this process may tell what it concludes."

@@ -1,4 +1,4 @@
-"""Pure. What the bus says about one plugin's connections.
+"""Pure: What the bus says about one plugin's connections.
 
 Such a word may be lost, and none is heard of a connection that was there before us. So it may raise
 a suspicion and serve as evidence, and never decides alone.

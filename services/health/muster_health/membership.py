@@ -1,4 +1,4 @@
-"""Pure. Which nodes should have which plugin, since when, and what every node offers.
+"""Pure: Which nodes should have which plugin, since when, and what every node offers.
 
 Fed by whoever watches the API; told apart from what was told before, so that only changes go on.
 Ages are counted on our clock: when the API server says an object was made, by its own clock, and

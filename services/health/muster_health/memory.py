@@ -1,4 +1,4 @@
-"""Door to what is remembered: it may hold up what is to be told for a while, and not for ever.
+"""Adapter: what is remembered: it may hold up what is to be told for a while, and not for ever.
 
 What is told is remembered first, so that a crash in between repeats it under the same id. But a
 bucket that takes nothing (it is full, or has no quorum) must keep nobody from hearing of a failure:
@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from muster import logs
+from muster.service import logs
 
 Still = Callable[[], bool]
 Write = Callable[[str, bytes, Still], Awaitable[bool]]

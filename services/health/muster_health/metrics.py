@@ -1,4 +1,4 @@
-"""Door to Prometheus: what the health service counts, and what it holds at the moment."""
+"""Adapter: Prometheus: what the health service counts, and what it holds at the moment."""
 
 import collections
 from collections.abc import Iterable

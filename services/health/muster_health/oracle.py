@@ -1,4 +1,4 @@
-"""Pure. What a detector's questions would have been answered, as far as a recording tells.
+"""Pure: What a detector's questions would have been answered, as far as a recording tells.
 
 A question that was asked then, at that time, has the answer that it had then. Of others nobody
 recorded any. A probe is then taken as answered if the plugin was heard within the time it had, and

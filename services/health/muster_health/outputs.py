@@ -1,4 +1,4 @@
-"""Door to NATS, where all goes to that health concludes; and to whoever else does as it says.
+"""Adapter: NATS, where all goes to that health concludes; and to whoever else does as it says.
 
 What takes a round trip is done beside the detector, in order: told after it was remembered, and
 only while we lead.
@@ -9,7 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
 
-from muster import buckets, bus, lock, streams, vocabulary
+from muster import vocabulary
+from muster.nats import buckets, bus, lock, streams
 from muster_health import (
     alarm,
     fleet,

@@ -1,4 +1,4 @@
-"""Pure. The alert of a plugin itself: whether it is due, how urgent it is, whom it names.
+"""Pure: The alert of a plugin itself: whether it is due, how urgent it is, whom it names.
 
 It follows from the verdict that stands. One that may turn out to be a pause waits for a while, what
 is told as FLAPPING is as urgent as what falls, and before anything new is told Kubernetes is asked

@@ -1,4 +1,4 @@
-"""Pure. Which nodes a DaemonSet wants a pod on, as its controller decides it.
+"""Pure: Which nodes a DaemonSet wants a pod on, as its controller decides it.
 
 Source: pkg/controller/daemon/daemon_controller.go, NodeShouldRunDaemonPod, and
 component-helpers/scheduling/corev1 nodeaffinity and helpers (1.36).

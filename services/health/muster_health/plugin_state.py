@@ -1,4 +1,4 @@
-"""Pure. One plugin: from a doubt to a verdict and back.
+"""Pure: One plugin: from a doubt to a verdict and back.
 
 A verdict needs evidence from two sides: silence alone raises a question, never an alarm.
 

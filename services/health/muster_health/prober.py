@@ -1,4 +1,4 @@
-"""Door to suspected plugins: asked over the bus, one that lives answers with a heartbeat.
+"""Adapter: suspected plugins: asked over the bus, one that lives answers with a heartbeat.
 
 No answer says something of a plugin only if our own link to NATS held meanwhile.
 """
@@ -6,7 +6,8 @@ No answer says something of a plugin only if our own link to NATS held meanwhile
 import asyncio
 from typing import Final
 
-from muster import bus, codec, vocabulary
+from muster import codec, vocabulary
+from muster.nats import bus
 from muster_health import inputs, metrics, signals
 
 _OWN_LINK_SHARE: Final = 0.25

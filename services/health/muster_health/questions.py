@@ -1,4 +1,4 @@
-"""Door to the Kubernetes API: what is asked of it about a suspect, and the one act it is asked for.
+"""Adapter: the Kubernetes API: what is asked of it about a suspect, and the one act it is asked for.
 
 A question is one GET of a node, of its lease and of the plugin's pods on it, at once and within a
 time; what has been answered by then is told, and what has not is said. Or it is one list of all
@@ -16,7 +16,8 @@ from typing import Final
 import msgspec
 import prometheus_client
 
-from muster import kube, logs
+from muster.kubernetes import api
+from muster.service import logs
 from muster_health import facts, holders, shapes, signals
 
 _DELETE_S: Final = 10.0
@@ -69,7 +70,7 @@ class Questions:
 
     def __init__(
         self,
-        api: kube.Api,
+        api: api.Api,
         put: Callable[[signals.ClusterAnswered | signals.Remediated], Awaitable[None]],
         pods_of: Callable[[str, str], Pods | str],
         *,
@@ -155,7 +156,7 @@ class Questions:
             lease_age_s=self._lease_age_s(asked.node, lease),
             problem="; ".join(filter(None, problems)),
         )
-        with contextlib.suppress(*kube.UNREADABLE):
+        with contextlib.suppress(*api.UNREADABLE):
             if node.is_ok:
                 shape = msgspec.json.decode(node.body, type=shapes.Node)
                 found = replace(
@@ -169,7 +170,7 @@ class Questions:
 
     async def _get_pods(
         self, where: Pods | str, node: str, *, timeout_s: float
-    ) -> Sequence[kube.Answer]:
+    ) -> Sequence[api.Answer]:
         """Get the pods that are known by name; all on the node if none is, or one has gone."""
         if isinstance(where, str):
             return ()
@@ -198,7 +199,7 @@ class Questions:
             "limit": str(_HOLDERS_MAX),
             "resourceVersion": "0",
         }
-        with contextlib.suppress(TimeoutError, *kube.UNREADABLE):
+        with contextlib.suppress(TimeoutError, *api.UNREADABLE):
             # the list's own time begins with its turn
             async with asyncio.timeout(_QUEUE_S + timeout_s), self._lists:
                 answer = await self._api.ask(
@@ -217,18 +218,18 @@ class Questions:
 
     async def _get(
         self, what: str, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float
-    ) -> kube.Answer:
+    ) -> api.Answer:
         answer = await self._api.ask("GET", path, query=query, timeout_s=timeout_s)
         self._note_refusal(f"get {what}", answer)
         return answer
 
-    def _lease_age_s(self, node: str, answer: kube.Answer) -> float | None:
+    def _lease_age_s(self, node: str, answer: api.Answer) -> float | None:
         """Return how old a lease is by the API server's clock, within what we saw by our own."""
         if not answer.is_ok:
             return None
         try:
             lease = msgspec.json.decode(answer.body, type=shapes.Lease)
-        except kube.UNREADABLE:
+        except api.UNREADABLE:
             return None
         now, version = self._clock(), lease.metadata.resource_version
         was = self._leases.pop(node, None)
@@ -276,7 +277,7 @@ class Questions:
             signals.Remediated(node=told.node, plugin=told.plugin, pod=told.pod, error=problem)
         )
 
-    def _note_refusal(self, what: str, answer: kube.Answer) -> None:
+    def _note_refusal(self, what: str, answer: api.Answer) -> None:
         """Name a right that we have not once, and remember it until we have it."""
         if answer.status and not answer.is_forbidden:
             self.refusals.pop(what, None)
@@ -304,18 +305,18 @@ class _PodList(msgspec.Struct, frozen=True):
     items: tuple[shapes.Pod, ...] | None = None
 
 
-def _decoded(answer: kube.Answer) -> tuple[shapes.Pod, ...]:
+def _decoded(answer: api.Answer) -> tuple[shapes.Pod, ...]:
     items = msgspec.json.decode(answer.body, type=_PodList).items
     return (msgspec.json.decode(answer.body, type=shapes.Pod),) if items is None else items
 
 
-def _is_absent(answer: kube.Answer) -> bool:
+def _is_absent(answer: api.Answer) -> bool:
     return answer.status == HTTPStatus.NOT_FOUND
 
 
-def _says_no_such_node(answer: kube.Answer) -> bool:
+def _says_no_such_node(answer: api.Answer) -> bool:
     """Tell whether the API says so itself: a proxy without a way to it answers 404, too."""
     if _is_absent(answer):
-        with contextlib.suppress(*kube.UNREADABLE):
+        with contextlib.suppress(*api.UNREADABLE):
             return msgspec.json.decode(answer.body, type=_Status) == _NO_SUCH_NODE
     return False

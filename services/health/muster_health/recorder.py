@@ -1,4 +1,4 @@
-"""Door to the file system: a detector whose inputs are written down, in two files of bounded size.
+"""Adapter: the file system: a detector whose inputs are written down, in two files of bounded size.
 
 When the newer file is full it becomes the older one, `FILE.1`. What cannot be written is said once,
 and nothing more is written: the detector goes on.
@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from muster import logs, vocabulary
+from muster import vocabulary
+from muster.service import logs
 from muster_health import config, detector, recording, signals, snapshot
 
 _BUFFER_BYTES: Final = 64 * 1024

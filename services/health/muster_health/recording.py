@@ -1,4 +1,4 @@
-"""Pure. A recording: all that the detector took in and asked, line by line, to be judged anew.
+"""Pure: A recording: all that the detector took in and asked, line by line, to be judged anew.
 
 Beats are stored nowhere else, and without them nobody can tell what another policy would have made
 of a night. Each line is `{"t": seconds of the receiver's clock, "k": kind, "v": input}`. A header

@@ -1,4 +1,4 @@
-"""Pure. The way back from a bad verdict: some good beats, and the longer the more often it fell."""
+"""Pure: The way back from a bad verdict: some good beats, and the longer the more often it fell."""
 
 from muster_health import config
 

@@ -1,4 +1,4 @@
-"""Pure. Every node and plugin that is known or expected, and what one node may cost."""
+"""Pure: Every node and plugin that is known or expected, and what one node may cost."""
 
 import functools
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Pure. Whether a plugin's pod is restarted: off by default, within a budget, never in a storm.
+"""Pure: Whether a plugin's pod is restarted: off by default, within a budget, never in a storm.
 
 Only a verdict that a new process may mend is acted on, once, after its alert has been told: STUCK,
 MISMATCH, and DEREGISTERED after a minute in which the plugin could not mend it. Each node waits

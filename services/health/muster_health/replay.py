@@ -1,4 +1,4 @@
-"""Door to the command line: `muster replay`, what another policy would have made of a recording."""
+"""Adapter: the command line: `muster replay`, what another policy would have made of a recording."""
 
 import argparse
 import re
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from muster import settings
+from muster.service import settings
 from muster_health import config, recording, replaying, tapes
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}

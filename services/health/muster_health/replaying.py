@@ -1,4 +1,4 @@
-"""Pure. A recording under a policy: the real detector on the recorded time.
+"""Pure: A recording under a policy: the real detector on the recorded time.
 
 What plugins, the bus and the cluster did is fed in as it came. A process that ended, ends here; the
 next one begins with what the policy itself would have had remembered. Here one leads throughout:

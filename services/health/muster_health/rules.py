@@ -1,4 +1,4 @@
-"""Pure. What decided a verdict: the same word stands in the event, the log and the tests."""
+"""Pure: What decided a verdict: the same word stands in the event, the log and the tests."""
 
 import enum
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Pure. What we read of Kubernetes' objects, and what it means in our words.
+"""Pure: What we read of Kubernetes' objects, and what it means in our words.
 
 Every field may be absent, and everything else in an object is skipped while it is read, so that a
 node costs what we keep of it and not what it says.

@@ -1,4 +1,4 @@
-"""Pure. What the detector knows of itself: whether it hears, whether it stood still, the time.
+"""Pure: What the detector knows of itself: whether it hears, whether it stood still, the time.
 
 It is blind while its link to the bus is gone, and at first. It stood still if it was called much
 later than it had asked for. Both say something about us and nothing about any plugin.

@@ -1,4 +1,4 @@
-"""Pure. What the detector takes in, and what it wants done."""
+"""Pure: What the detector takes in, and what it wants done."""
 
 import enum
 from collections.abc import Mapping, Sequence

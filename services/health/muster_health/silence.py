@@ -1,4 +1,4 @@
-"""Pure. How long a plugin has been silent, by our clock, but for when we could not hear."""
+"""Pure: How long a plugin has been silent, by our clock, but for when we could not hear."""
 
 
 class Silence:

@@ -1,4 +1,4 @@
-"""Pure. Whether a node's clock is apart from ours: a check of its own, and never a verdict.
+"""Pure: Whether a node's clock is apart from ours: a check of its own, and never a verdict.
 
 Every age is by our clock alone, so a skewed clock deceives nobody; but its logs will. Only beats
 that are read when they are made count. Where most clocks are apart from ours, ours is wrong.

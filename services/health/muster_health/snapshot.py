@@ -1,4 +1,4 @@
-"""Pure. What is remembered about one plugin across a restart, and its bytes.
+"""Pure: What is remembered about one plugin across a restart, and its bytes.
 
 Written when a verdict or an alert changes, first with what is still to be told, then without. So a
 crash in between tells it once more under the same event id, and never not at all.

@@ -1,4 +1,4 @@
-"""Pure. What the machine of one plugin decides."""
+"""Pure: What the machine of one plugin decides."""
 
 from dataclasses import dataclass
 

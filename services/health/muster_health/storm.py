@@ -1,4 +1,4 @@
-"""Pure. Many suspects at once: what they have in common is suspect, and they are not.
+"""Pure: Many suspects at once: what they have in common is suspect, and they are not.
 
 Who falls silent is suspect, and who is about to be convicted of what it tells of itself.
 A storm begins when more than 5 plugins, and more than 10 % of the fleet, became suspect within

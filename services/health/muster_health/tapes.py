@@ -1,4 +1,4 @@
-"""Pure. A recording, read: on one clock, with the alerts that were told then, and who led."""
+"""Pure: A recording, read: on one clock, with the alerts that were told then, and who led."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
-"""Door to the log: what health concludes, one line for each change."""
+"""Adapter: the log: what health concludes, one line for each change."""
 
 from typing import assert_never
 
-from muster import logs, vocabulary
+from muster import vocabulary
+from muster.service import logs
 
 
 def log(

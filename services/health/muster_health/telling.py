@@ -1,4 +1,4 @@
-"""Pure. From what is to what was told: the alerts of one plugin, or of the fleet.
+"""Pure: From what is to what was told: the alerts of one plugin, or of the fleet.
 
 What is told follows from two levels, what should be open and what was told to be open, and never
 from single changes. So it does not matter which process told it, or how often either was asked.

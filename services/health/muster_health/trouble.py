@@ -1,4 +1,4 @@
-"""Pure. What a plugin that is alive says is wrong with it, the worst first.
+"""Pure: What a plugin that is alive says is wrong with it, the worst first.
 
 | verdict      | what shows it                                             | for how long      |
 |--------------|-----------------------------------------------------------|-------------------|

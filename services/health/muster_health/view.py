@@ -1,4 +1,4 @@
-"""Pure. All that is known about one plugin, to be shown."""
+"""Pure: All that is known about one plugin, to be shown."""
 
 from datetime import datetime
 

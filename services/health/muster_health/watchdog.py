@@ -1,4 +1,4 @@
-"""Door to the clock: the leader says every few seconds that somebody watches, and that it can tell.
+"""Adapter: the clock: the leader says every few seconds that somebody watches, and that it can tell.
 
 It says so the way that alerts go and after all that is to be told, so that a tick that comes proves
 that alerts do. What it cannot say over the bus, it says past it.
@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from muster import lock, vocabulary
+from muster import vocabulary
+from muster.nats import lock
 from muster_health import signals
 
 _LOOK_S: Final = 0.5

@@ -1,4 +1,4 @@
-"""Pure. Who is judged in a storm, and after it: nobody, and then one by one.
+"""Pure: Who is judged in a storm, and after it: nobody, and then one by one.
 
 Who is in a storm is frozen. Those whom it leaves silent are judged some at a time: each takes
 questions and answers, and there may be thousands.

@@ -1,4 +1,4 @@
-"""Pure. The trouble that a plugin tells of itself, or its node shows: since when, how long yet.
+"""Pure: The trouble that a plugin tells of itself, or its node shows: since when, how long yet.
 
 What `trouble` finds in a beat depends on what was before it: for how long the plugin has had what
 it has, and has been about to end. And nothing is believed before it has lasted for its grace.

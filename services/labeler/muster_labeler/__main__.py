@@ -1,4 +1,4 @@
-"""Door to the process: inventories come, labels are suggested or applied."""
+"""Adapter: the process: inventories come, labels are suggested or applied."""
 
 import contextlib
 import functools
@@ -10,23 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from muster import (
-    bus,
-    codec,
-    connection,
-    consumers,
-    entry,
-    jetstream,
-    logs,
-    probes,
-    runtime,
-    streams,
-    vocabulary,
-)
+from muster import codec, vocabulary
+from muster.nats import bus, connection, consumers, jetstream, streams
+from muster.service import entry, logs, probes, runtime
 from muster_labeler import config, raw_nodes, service
 
 if TYPE_CHECKING:
-    from muster import kube
     from muster_labeler import access
 
 _INVENTORIES: Final = "muster.event.*.*.inventory.reported"
@@ -76,7 +65,7 @@ async def _serve(settings: config.Settings) -> None:
         await runtime.run(labeler.run())
 
 
-async def _kubernetes(settings: config.Settings) -> "kube.Api | None":
+async def _kubernetes(settings: config.Settings) -> "api.Api | None":
     if settings.mode is config.Mode.OFF:
         return None
     where = settings.kubernetes
@@ -87,22 +76,22 @@ async def _kubernetes(settings: config.Settings) -> "kube.Api | None":
             )
         return None
     # the client costs 20 MiB: only whoever has a cluster pays
-    from muster import kube  # noqa: PLC0415
+    from muster.kubernetes import api  # noqa: PLC0415
 
     try:
-        return await kube.find(
+        return await api.find(
             kubeconfig=where.kubeconfig, context=where.context, attempts=_ATTEMPTS
         )
-    except kube.NoCluster as error:
+    except api.NoCluster as error:
         raise entry.CannotStart(str(error)) from None
 
 
 def _labeler(
-    settings: config.Settings, connected: bus.Bus, api: "kube.Api | None"
+    settings: config.Settings, connected: bus.Bus, api: "api.Api | None"
 ) -> service.Service:
     cluster = None
     if api is not None:
-        from muster import reflector  # noqa: PLC0415  # as above
+        from muster.kubernetes import watch  # noqa: PLC0415  # as above
         from muster_labeler import access, lease, nodes, notes, pace  # noqa: PLC0415  # the same
 
         where, turns = settings.kubernetes, pace.Pace(settings.policy.writes_per_s)
@@ -121,11 +110,11 @@ def _labeler(
                 api, _rights(settings), timeout_s=where.timeout_s
             ),
             notes=notes.Notes(api, turns, namespace=where.namespace, timeout_s=where.timeout_s),
-            reflector=lambda sink: reflector.Reflector(
+            reflector=lambda sink: watch.Reflector(
                 api,
                 nodes.PATH,
                 msgspec.Raw,
-                reflector.Sink(keep, sink.replace, sink.put, lambda node: sink.drop(node.name)),
+                watch.Sink(keep, sink.replace, sink.put, lambda node: sink.drop(node.name)),
             ),
             lease=(lambda changed: elect(changed=changed)) if settings.lease.enabled else None,
         )

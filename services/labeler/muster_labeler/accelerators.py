@@ -1,4 +1,4 @@
-"""Pure. From a GPU's product string to the accelerator name schedulers know it by, and why.
+"""Pure: From a GPU's product string to the accelerator name schedulers know it by, and why.
 
 Whole words are compared, never parts of them: `RTX A4000` is no A40, and an A100 with 80 GB is an
 `a100-80gb`. Names are SkyPilot's (sky/utils/gpu_names.py), so that a label and a request meet.

@@ -1,4 +1,4 @@
-"""Door to the Kubernetes API: which rights we have, asked before anything is done."""
+"""Adapter: the Kubernetes API: which rights we have, asked before anything is done."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from muster import kube, logs
+from muster.kubernetes import api as kubernetes_api
+from muster.service import logs
 
 _PATH: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -38,7 +39,9 @@ class _Review(msgspec.Struct, frozen=True):
     status: _Status = _Status()
 
 
-async def missing(api: kube.Api, rights: Sequence[Right], *, timeout_s: float) -> list[Right]:
+async def missing(
+    api: kubernetes_api.Api, rights: Sequence[Right], *, timeout_s: float
+) -> list[Right]:
     """Return the rights that the API says we have not.
 
     A right about which it says nothing counts as there: the request itself will tell.
@@ -47,14 +50,16 @@ async def missing(api: kube.Api, rights: Sequence[Right], *, timeout_s: float) -
     return [right for right, is_allowed in zip(rights, allowed, strict=True) if not is_allowed]
 
 
-async def name_missing(api: kube.Api, rights: Sequence[Right], *, timeout_s: float) -> None:
+async def name_missing(
+    api: kubernetes_api.Api, rights: Sequence[Right], *, timeout_s: float
+) -> None:
     """Say which rights are missing, all at once: each would come to light by itself, and late."""
     lacking = await missing(api, rights, timeout_s=timeout_s)
     if lacking:
         logs.logger().warning("rights_missing", rights=[str(right) for right in lacking])
 
 
-async def _allowed(api: kube.Api, right: Right, timeout_s: float) -> bool:
+async def _allowed(api: kubernetes_api.Api, right: Right, timeout_s: float) -> bool:
     resource, _, subresource = right.resource.partition("/")
     attributes = {"verb": right.verb, "resource": resource, "group": right.group}
     if right.name:
@@ -73,5 +78,5 @@ async def _allowed(api: kube.Api, right: Right, timeout_s: float) -> bool:
         return True
     try:
         return msgspec.json.decode(answer.body, type=_Review).status.allowed
-    except kube.UNREADABLE:
+    except kubernetes_api.UNREADABLE:
         return True

@@ -1,4 +1,4 @@
-"""Door to a terminal: asks a person whether something shall be done."""
+"""Adapter: a terminal: asks a person whether something shall be done."""
 
 import asyncio
 import sys

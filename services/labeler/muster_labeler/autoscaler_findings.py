@@ -1,4 +1,4 @@
-"""Pure. What keeps an autoscaler from adding nodes for fuse: AS001 to AS006."""
+"""Pure: What keeps an autoscaler from adding nodes for fuse: AS001 to AS006."""
 
 import datetime as dt
 import re

@@ -1,4 +1,4 @@
-"""Pure. How fast may be written: evenly, and never more in any second than was allowed.
+"""Pure: How fast may be written: evenly, and never more in any second than was allowed.
 
 Not as we send it, but as it arrives: what is under way may arrive at any moment until it is
 answered, so a write counts from when it is sent until a second after its answer.

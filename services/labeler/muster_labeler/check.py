@@ -1,4 +1,4 @@
-"""Door to people: `muster check`, which reads a cluster and says what is wrong with it."""
+"""Adapter: people: `muster check`, which reads a cluster and says what is wrong with it."""
 
 import argparse
 import asyncio
@@ -6,7 +6,7 @@ import os
 import sys
 from datetime import UTC, datetime
 
-from muster import kube
+from muster.kubernetes import api
 from muster_labeler import (
     access,
     checks,
@@ -30,7 +30,7 @@ def run(chosen: argparse.Namespace) -> int:
         report = asyncio.run(_report(chosen, known))
     except (naming.BadAliases, options.Mistake) as error:
         return options.mistake("check", str(error))
-    except (kube.NoCluster, survey.Unreachable) as error:
+    except (api.NoCluster, survey.Unreachable) as error:
         options.tell("check", str(error))
         if chosen.output != reports.Output.TEXT:
             # a program reads one document, whatever happened
@@ -78,7 +78,7 @@ async def _read(
     topics: list[Topic],
     chosen: argparse.Namespace,
     aliases: dict[str, str],
-    api: kube.Api,
+    api: api.Api,
 ) -> world.World:
     wants_pods = topics != [Topic.GPU]
     nodes = await read.nodes()

@@ -1,4 +1,4 @@
-"""Pure. What is checked: topics, and the report of a cluster as far as it could be read."""
+"""Pure: What is checked: topics, and the report of a cluster as far as it could be read."""
 
 import enum
 from collections.abc import Iterable, Sequence

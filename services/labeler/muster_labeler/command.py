@@ -1,4 +1,4 @@
-"""Door to the command line: `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
+"""Adapter: the command line: `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
 
 They need a kubeconfig and no running muster; `muster` starts this module, as it knows no room.
 """

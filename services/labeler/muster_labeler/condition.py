@@ -1,4 +1,4 @@
-"""Pure. Whether the device plugins of a node are well, as a node condition for other tools."""
+"""Pure: Whether the device plugins of a node are well, as a node condition for other tools."""
 
 from collections.abc import Mapping
 from datetime import datetime

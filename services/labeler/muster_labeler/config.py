@@ -1,4 +1,4 @@
-"""Pure. The labeler's settings: how far it may go, and where the Kubernetes API is."""
+"""Pure: The labeler's settings: how far it may go, and where the Kubernetes API is."""
 
 import enum
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from muster import sections
+from muster.service import sections
 from muster_labeler import accelerators, inventory, labelsets
 
 Retry = Annotated[float, msgspec.Meta(ge=0.05, le=3600)]

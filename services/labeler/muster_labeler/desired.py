@@ -1,4 +1,4 @@
-"""Pure. What the labels of a node should be, and what is to be done about it."""
+"""Pure: What the labels of a node should be, and what is to be done about it."""
 
 import collections
 import enum

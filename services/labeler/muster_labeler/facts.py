@@ -1,4 +1,4 @@
-"""Pure. What is known of nodes, pods, Kubernetes Events and DRA, as far as it matters here."""
+"""Pure: What is known of nodes, pods, Kubernetes Events and DRA, as far as it matters here."""
 
 import re
 from collections.abc import Callable, Mapping

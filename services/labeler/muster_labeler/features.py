@@ -1,4 +1,4 @@
-"""Door to a node's file of features: labels for who has no right on nodes.
+"""Adapter: a node's file of features: labels for who has no right on nodes.
 
 node-feature-discovery's worker reads the folder features.d on its node, and its master writes what
 stands there as labels (NFD docs, customization guide: local feature source). So an agent on a node

@@ -1,4 +1,4 @@
-"""Pure. Findings: what `muster check` says, with stable ids, and the exit code they amount to."""
+"""Pure: Findings: what `muster check` says, with stable ids, and the exit code they amount to."""
 
 import enum
 import shlex

@@ -1,4 +1,4 @@
-"""Pure. What each plugin last reported, how each node stands, and what was last told about it."""
+"""Pure: What each plugin last reported, how each node stands, and what was last told about it."""
 
 import dataclasses
 import functools

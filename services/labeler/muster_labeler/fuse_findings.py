@@ -1,4 +1,4 @@
-"""Pure. What is wrong with fuse as the cluster shows it: FUSE001 to FUSE009.
+"""Pure: What is wrong with fuse as the cluster shows it: FUSE001 to FUSE009.
 
 From outside a node its module, its device and its runtime's settings cannot be looked at. They are
 concluded from what containers and the kubelet said when they failed; no word, no finding.

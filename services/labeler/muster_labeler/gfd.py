@@ -1,4 +1,4 @@
-"""Pure. The labels that NVIDIA's GPU feature discovery would give a node with these GPUs.
+"""Pure: The labels that NVIDIA's GPU feature discovery would give a node with these GPUs.
 
 Keys and values are those of NVIDIA/k8s-device-plugin 1b826ac, internal/lm, so that what selects
 nodes by them goes on doing so. On purpose otherwise: what is unknown is left out, and costs no

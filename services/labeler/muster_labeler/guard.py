@@ -1,4 +1,4 @@
-"""Pure. All GPU nodes or none: whether a label may be put where none was, kept up to date."""
+"""Pure: All GPU nodes or none: whether a label may be put where none was, kept up to date."""
 
 import collections
 import itertools

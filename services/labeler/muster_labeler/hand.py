@@ -1,4 +1,4 @@
-"""Door to the Kubernetes API: what is decided about a node's labels is done.
+"""Adapter: the Kubernetes API: what is decided about a node's labels is done.
 
 Whoever else changes the same label would be answered each time: after ten times within a minute we
 wait, and say so.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 import muster
-from muster import logs
+from muster.service import logs
 from muster_labeler import budget, desired, facts, fleet, states
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Pure. Which GPUs an instance type brings, for clouds that label nodes with nothing better.
+"""Pure: Which GPUs an instance type brings, for clouds that label nodes with nothing better.
 
 A hint for people, never a label unless they ask for it: a type says what was ordered. From the
 public catalogues of AWS, Azure, Google Cloud and Oracle.

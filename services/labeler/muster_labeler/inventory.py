@@ -1,4 +1,4 @@
-"""Pure. What agents reported, as one ConfigMap: the commands read it, and need no bus.
+"""Pure: What agents reported, as one ConfigMap: the commands read it, and need no bus.
 
 Products are written once and referred to by number, so that ten thousand nodes take some 300 kB of
 the 1 MiB that a ConfigMap holds.

@@ -1,4 +1,4 @@
-"""Door to the Kubernetes API: what health concluded about a node's plugins, as its condition."""
+"""Adapter: the Kubernetes API: what health concluded about a node's plugins, as its condition."""
 
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ class Judging:
     def hear(self, verdict: vocabulary.VerdictChanged) -> bool:
         """Take a verdict; False if it is of a leader before the one who spoke last.
 
-        Leaders' numbers grow even across a lost bucket, see muster.housekeeping.
+        Leaders' numbers grow even across a lost bucket, see muster.nats.admin.
         """
         known = self._verdicts.setdefault(verdict.node, {})
         newest = known.get(verdict.plugin)

@@ -1,4 +1,4 @@
-"""Pure. What is wrong with labels that others read: values they refuse, keys that mislead them."""
+"""Pure: What is wrong with labels that others read: values they refuse, keys that mislead them."""
 
 from collections.abc import Iterable
 from typing import Final

@@ -1,4 +1,4 @@
-"""Door to people: `muster label-gpus` and `muster unlabel-gpus`: show, ask, write, read back."""
+"""Adapter: people: `muster label-gpus` and `muster unlabel-gpus`: show, ask, write, read back."""
 
 import argparse
 import asyncio
@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 import muster
-from muster import kube, user
+from muster import user
+from muster.kubernetes import api
 from muster_labeler import (
     access,
     asking,
@@ -53,7 +54,7 @@ def run(chosen: argparse.Namespace) -> int:
         return asyncio.run(_run(chosen, known))
     except (naming.BadAliases, options.Mistake) as error:
         return options.mistake(chosen.command, str(error))
-    except (kube.NoCluster, survey.Unreachable) as error:
+    except (api.NoCluster, survey.Unreachable) as error:
         options.tell(chosen.command, str(error))
         return Exit.UNREACHABLE
 
@@ -141,7 +142,7 @@ def _unheard(chosen: argparse.Namespace, unread: Sequence[world.Unread]) -> str 
 
 async def _carry_out(
     chosen: argparse.Namespace,
-    api: kube.Api,
+    api: api.Api,
     rows: Sequence[Row],
     *,
     is_writing: bool,
@@ -188,7 +189,7 @@ async def _carry_out(
     return Exit.PROBLEMS if broken or refused else Exit.FINE
 
 
-async def _agreed(chosen: argparse.Namespace, api: kube.Api, count: int) -> bool:
+async def _agreed(chosen: argparse.Namespace, api: api.Api, count: int) -> bool:
     """Ask a person; nobody is asked where there is no terminal."""
     if not sys.stdin.isatty():
         options.tell(chosen.command, f"{count} nodes: this is no terminal; say --yes")

@@ -1,4 +1,4 @@
-"""Pure. Which labels a node gets besides SkyPilot's: ours, NVIDIA's, and NFD's file of features."""
+"""Pure: Which labels a node gets besides SkyPilot's: ours, NVIDIA's, and NFD's file of features."""
 
 import enum
 from collections.abc import Collection, Iterable, Mapping

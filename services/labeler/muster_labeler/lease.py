@@ -1,4 +1,4 @@
-"""Door to the Kubernetes API: a Lease, so that of several replicas one acts.
+"""Adapter: the Kubernetes API: a Lease, so that of several replicas one acts.
 
 As client-go elects (tools/leaderelection): whoever does not hold the Lease counts on its own clock
 how long it has not changed, so that clocks need not agree; who holds it stops acting before it can
@@ -16,7 +16,8 @@ from typing import Final
 
 import msgspec
 
-from muster import kube, logs
+from muster.kubernetes import api
+from muster.service import logs
 from muster_labeler import raw_nodes
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"
@@ -50,7 +51,7 @@ class Lease:
 
     def __init__(
         self,
-        api: kube.Api,
+        api: api.Api,
         *,
         namespace: str,
         name: str,
@@ -152,18 +153,18 @@ class Lease:
             path = f"{self._path}/{self._name}"
             await self._api.ask("PUT", path, body=body, timeout_s=_RELEASE_S, attempts=1)
 
-    def _decoded(self, answer: kube.Answer) -> _Lease | None:
+    def _decoded(self, answer: api.Answer) -> _Lease | None:
         self._note(answer)
         if not answer.is_ok:
             return None
         try:
             return msgspec.json.decode(answer.body, type=_Lease)
-        except kube.UNREADABLE as error:
+        except api.UNREADABLE as error:
             text = f"unreadable: {error}".encode()
-            self._note(kube.Answer(what=answer.what, status=0, body=text))
+            self._note(api.Answer(what=answer.what, status=0, body=text))
             return None
 
-    def _note(self, answer: kube.Answer) -> None:
+    def _note(self, answer: api.Answer) -> None:
         """Say once why the Lease cannot be had."""
         if answer.problem and not self.problem:
             logs.logger().warning("lease_away", error=answer.problem)

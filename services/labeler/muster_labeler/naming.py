@@ -1,4 +1,4 @@
-"""Door to people: `muster gpu-name`, what muster would call a product, and why."""
+"""Adapter: people: `muster gpu-name`, what muster would call a product, and why."""
 
 import argparse
 import pathlib

@@ -1,4 +1,4 @@
-"""Door to the Kubernetes API: reads nodes, and writes our labels on them by server-side apply.
+"""Adapter: the Kubernetes API: reads nodes, and writes our labels on them by server-side apply.
 
 A label that another manager owns stays as it is, and the answer names the owner, unless a person
 said `--overwrite`. What was written is read back; a difference is a failure.
@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster import kube
+from muster.kubernetes import api as kubernetes_api
 from muster_labeler import facts, raw_nodes
 from muster_labeler import pace as pacing
 
@@ -39,7 +39,7 @@ class Failure:
 class Nodes:
     """The nodes of one cluster, and the pace at which they are written."""
 
-    def __init__(self, api: kube.Api, pace: pacing.Pace, *, timeout_s: float) -> None:
+    def __init__(self, api: kubernetes_api.Api, pace: pacing.Pace, *, timeout_s: float) -> None:
         self._api = api
         self._pace = pace
         self._timeout_s = timeout_s
@@ -119,7 +119,7 @@ class Nodes:
         read = ", ".join(f"{key}={there.get(key)!r}" for key in wrong)
         return Failure(f"label node {node.name}: written, then read back {read}")
 
-    async def _refused(self, node: facts.Node, answer: kube.Answer) -> Failure:
+    async def _refused(self, node: facts.Node, answer: kubernetes_api.Answer) -> Failure:
         if answer.status == HTTPStatus.CONFLICT:
             # of somebody's label, or of a node that is not there any more
             now = await self.get(node.name)
@@ -129,7 +129,7 @@ class Nodes:
 
 
 async def write(
-    api: kube.Api,
+    api: kubernetes_api.Api,
     pace: pacing.Pace,
     verb: str,
     path: str,
@@ -137,13 +137,15 @@ async def write(
     body: object,
     timeout_s: float,
     query: Mapping[str, str] | None = None,
-    content: str = kube.APPLY,
-) -> kube.Answer:
+    content: str = kubernetes_api.APPLY,
+) -> kubernetes_api.Answer:
     """Write something; each try takes a turn: an API in trouble gets no more than usual.
 
     Who may not write any more when the turn comes does not.
     """
-    answer = kube.Answer(what=f"{verb.lower()} {path}", status=0, body=b"another leads by now")
+    answer = kubernetes_api.Answer(
+        what=f"{verb.lower()} {path}", status=0, body=b"another leads by now"
+    )
     for attempt in range(1, _TRIES + 1):
         async with pace.turn():
             if not pace.may_write():
@@ -163,14 +165,14 @@ async def write(
     return answer
 
 
-def _decoded(verb: str, name: str, answer: kube.Answer) -> facts.Node | Failure:
+def _decoded(verb: str, name: str, answer: kubernetes_api.Answer) -> facts.Node | Failure:
     try:
         return raw_nodes.node(_DECODER.decode(answer.body))
-    except kube.UNREADABLE as error:
+    except kubernetes_api.UNREADABLE as error:
         return Failure(f"{verb} node {name}: {error}", is_passing=True)
 
 
-def _failure(verb: str, name: str, answer: kube.Answer) -> Failure:
+def _failure(verb: str, name: str, answer: kubernetes_api.Answer) -> Failure:
     said = answer.problem.partition(": ")[2]
     return Failure(
         f"{verb} node {name}: {said}",

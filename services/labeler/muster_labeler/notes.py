@@ -1,4 +1,4 @@
-"""Door to the Kubernetes API: Events about nodes, their conditions, and the inventory for people.
+"""Adapter: the Kubernetes API: Events about nodes, their conditions, and the inventory for people.
 
 None of it decides anything: what cannot be written is counted, said once, and let go.
 """
@@ -10,7 +10,8 @@ from typing import Final
 
 import prometheus_client
 
-from muster import kube, logs
+from muster.kubernetes import api
+from muster.service import logs
 from muster_labeler import condition, desired, facts, inventory, nodes, sources
 from muster_labeler import pace as pacing
 
@@ -32,7 +33,7 @@ class Notes:
     """What a replica that leads writes down in the cluster besides labels."""
 
     def __init__(
-        self, api: kube.Api, pace: pacing.Pace, *, namespace: str, timeout_s: float
+        self, api: api.Api, pace: pacing.Pace, *, namespace: str, timeout_s: float
     ) -> None:
         self._api = api
         self._pace = pace
@@ -69,7 +70,7 @@ class Notes:
             "count": 1,
         }
         path = "/api/v1/namespaces/default/events"
-        answer = await self._write("POST", path, event, content=kube.JSON)
+        answer = await self._write("POST", path, event, content=api.JSON)
         self._note("event", answer)
 
     async def judge(self, node: facts.Node, wanted: condition.Condition) -> bool:
@@ -111,8 +112,8 @@ class Notes:
         body: object,
         *,
         query: Mapping[str, str] | None = None,
-        content: str = kube.APPLY,
-    ) -> kube.Answer:
+        content: str = api.APPLY,
+    ) -> api.Answer:
         return await nodes.write(
             self._api,
             self._pace,
@@ -124,7 +125,7 @@ class Notes:
             timeout_s=self._timeout_s,
         )
 
-    def _note(self, what: str, answer: kube.Answer) -> None:
+    def _note(self, what: str, answer: api.Answer) -> None:
         if answer.is_ok:
             self._ails.discard(what)
             return

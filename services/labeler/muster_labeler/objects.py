@@ -1,10 +1,10 @@
-"""Door to the Kubernetes API: what the labeler wrote down besides labels, and how it goes again."""
+"""Adapter: the Kubernetes API: what the labeler wrote down besides labels, and how it goes again."""
 
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
-from muster import kube
+from muster.kubernetes import api
 from muster_labeler import facts, inventory, pace
 from muster_labeler import nodes as labelling
 
@@ -12,7 +12,7 @@ _LEASE: Final = "muster-labeler"
 
 
 async def remove(
-    api: kube.Api, turns: pace.Pace, *, nodes: Sequence[str], namespace: str, timeout_s: float
+    api: api.Api, turns: pace.Pace, *, nodes: Sequence[str], namespace: str, timeout_s: float
 ) -> list[str]:
     """Remove our condition from nodes, the inventory and the Lease; return what was not."""
     left = []

@@ -1,4 +1,4 @@
-"""Door to the command line: what the commands for clusters have in common."""
+"""Adapter: the command line: what the commands for clusters have in common."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from muster_labeler import inventory, reports
 
 if TYPE_CHECKING:
-    from muster import kube
+    pass
 
 _AGE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s|m)?")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
@@ -52,11 +52,11 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     )
 
 
-async def api(chosen: argparse.Namespace) -> "kube.Api":
-    """Return the cluster that was chosen. Raises kube.NoCluster."""
-    from muster import kube  # noqa: PLC0415  # naming alone needs no cluster
+async def api(chosen: argparse.Namespace) -> "kubernetes_api.Api":
+    """Return the cluster that was chosen. Raises api.NoCluster."""
+    from muster.kubernetes import api as kubernetes_api  # noqa: PLC0415  # naming alone needs no cluster
 
-    return await kube.find(
+    return await kubernetes_api.find(
         kubeconfig=kubeconfig(chosen, os.environ),
         context=chosen.context,
         attempts=_ATTEMPTS,

@@ -1,4 +1,4 @@
-"""Door to the event loop: lets those who write take turns, no faster than a budget allows."""
+"""Adapter: the event loop: lets those who write take turns, no faster than a budget allows."""
 
 import asyncio
 import contextlib

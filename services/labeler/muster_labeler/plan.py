@@ -1,4 +1,4 @@
-"""Pure. What `muster label-gpus` would do with each node and why, and whether it may at all."""
+"""Pure: What `muster label-gpus` would do with each node and why, and whether it may at all."""
 
 import enum
 from collections.abc import Collection, Sequence

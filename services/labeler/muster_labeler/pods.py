@@ -1,4 +1,4 @@
-"""Pure. Pods, Kubernetes Events and ResourceSlices from the API's JSON, as they matter here."""
+"""Pure: Pods, Kubernetes Events and ResourceSlices from the API's JSON, as they matter here."""
 
 import re
 from collections.abc import Iterable, Mapping

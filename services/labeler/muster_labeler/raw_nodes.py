@@ -1,4 +1,4 @@
-"""Pure. Nodes from the API's JSON, as they matter here.
+"""Pure: Nodes from the API's JSON, as they matter here.
 
 Everything may be absent or null: a node without status. Of ten thousand nodes only the labels that
 say something about accelerators are kept, and what they have alike is kept once.

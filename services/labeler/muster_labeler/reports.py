@@ -1,4 +1,4 @@
-"""Pure. A report as people read it, as JSON, and as JUnit XML for CI."""
+"""Pure: A report as people read it, as JSON, and as JUnit XML for CI."""
 
 import enum
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Pure. The label schemes in which others name accelerators, read back into one set of names.
+"""Pure: The label schemes in which others name accelerators, read back into one set of names.
 
 SkyPilot reads one scheme for a whole cluster, the first of these (in this order) whose first value
 is valid (sky/provision/kubernetes/utils.py, _GPULabelFormatterSelector); those behind Nebius are

@@ -1,4 +1,4 @@
-"""Door to the running service: inventories and nodes come, decisions are carried out and told.
+"""Adapter: the running service: inventories and nodes come, decisions are carried out and told.
 
 Level-triggered: whatever changes about a node, it is looked at again as a whole, so that a label
 that was removed comes back and a swapped GPU is noticed. Everything about one node goes through one
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import prometheus_client
 
-from muster import codec, logs, vocabulary
+from muster import codec, vocabulary
+from muster.service import logs
 from muster_labeler import config, desired, facts, fleet, hand, judging, telling
 
 if TYPE_CHECKING:
     # they load the Kubernetes client, which not everybody has use for
-    from muster import reflector
     from muster_labeler import lease, nodes, notes
     from muster_labeler import pace as pacing
 
@@ -44,7 +44,7 @@ class Cluster:
     pace: "pacing.Pace"
     name_missing_rights: Callable[[], Coroutine[None, None, None]]
     notes: "notes.Notes"
-    reflector: "Callable[[facts.Sink], reflector.Reflector[msgspec.Raw, facts.Node]]"
+    reflector: "Callable[[facts.Sink], watch.Reflector[msgspec.Raw, facts.Node]]"
     lease: "Callable[[Callable[[], None]], lease.Lease] | None"
 
 

@@ -1,4 +1,4 @@
-"""Pure. Who says what a node's GPUs are, in the order in which they are believed.
+"""Pure: Who says what a node's GPUs are, in the order in which they are believed.
 
 Sources that disagree make a finding, never a label: one of them is wrong, and nobody knows which.
 """

@@ -1,4 +1,4 @@
-"""Pure. How the label of one node stands: the states of the reference, in order of precedence."""
+"""Pure: How the label of one node stands: the states of the reference, in order of precedence."""
 
 import enum
 from collections.abc import Mapping, Sequence

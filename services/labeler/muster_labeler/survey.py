@@ -1,4 +1,4 @@
-"""Door to the Kubernetes API: reads all that a check looks at, as far as rights and time allow."""
+"""Adapter: the Kubernetes API: reads all that a check looks at, as far as rights and time allow."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from muster import kube
+from muster.kubernetes import api
 from muster_labeler import access, facts, inventory, pods, raw_nodes, sources, world
 
 Raw = TypeVar("Raw")
@@ -83,7 +83,7 @@ class _Overlay(msgspec.Struct, frozen=True):
 class Survey:
     """One reading of a cluster, within `timeout_s` in all."""
 
-    def __init__(self, api: kube.Api, *, timeout_s: float, say: Callable[[str], None]) -> None:
+    def __init__(self, api: api.Api, *, timeout_s: float, say: Callable[[str], None]) -> None:
         self.unread: list[world.Unread] = []
         self._api = api
         self._clock = asyncio.get_running_loop().time
@@ -150,7 +150,7 @@ class Survey:
         try:
             found = msgspec.json.decode(answer.body, type=_ConfigMap)
             return inventory.decoded(found.data.get(inventory.KEY, ""))
-        except (*kube.UNREADABLE, inventory.Unreadable) as error:
+        except (*api.UNREADABLE, inventory.Unreadable) as error:
             self.unread.append(world.Unread(path, f"unreadable: {error}"))
             return {}, frozenset()
 
@@ -211,13 +211,13 @@ class Survey:
                     for item in page.items:
                         try:
                             one = read(decoder.decode(item))
-                        except kube.UNREADABLE:
+                        except api.UNREADABLE:
                             bad += 1
                             continue
                         if one is not None:
                             found.append(one)
                     self._say(f"{path.rpartition('/')[2]}: {len(found)}")
-            except kube.Refused as error:
+            except api.Refused as error:
                 if error.answer.status == HTTPStatus.GONE:
                     continue
                 self._note(path, error.answer, is_optional=is_optional)
@@ -228,7 +228,7 @@ class Survey:
         self.unread.append(world.Unread(path, "the list expired again and again"))
         return None
 
-    def _note(self, path: str, answer: kube.Answer, *, is_optional: bool) -> None:
+    def _note(self, path: str, answer: api.Answer, *, is_optional: bool) -> None:
         if answer.is_ok or (is_optional and answer.status == HTTPStatus.NOT_FOUND):
             return
         self.unread.append(
@@ -278,7 +278,7 @@ def _status(body: bytes) -> tuple[str, datetime | None]:
     """Return the autoscaler's status and when it was written, by its annotation or its text."""
     try:
         found = msgspec.json.decode(body, type=_ConfigMap)
-    except kube.UNREADABLE:
+    except api.UNREADABLE:
         return "", None
     text = found.data.get("status", "")
     said = (found.metadata.annotations or {}).get("cluster-autoscaler.kubernetes.io/last-updated")

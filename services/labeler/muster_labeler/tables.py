@@ -1,4 +1,4 @@
-"""Pure. The table that `muster label-gpus` shows before it does anything."""
+"""Pure: The table that `muster label-gpus` shows before it does anything."""
 
 from collections.abc import Sequence
 from typing import Final

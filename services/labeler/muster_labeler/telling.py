@@ -1,4 +1,4 @@
-"""Door to the bus and to Kubernetes Events: what was decided is told, without anybody waiting.
+"""Adapter: the bus and to Kubernetes Events: what was decided is told, without anybody waiting.
 
 Labels are kept right while NATS is away: what is to be told waits in a queue with an end. What does
 not fit any more is counted; a plugin's next inventory has everything looked at again.

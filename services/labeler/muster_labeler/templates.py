@@ -1,4 +1,4 @@
-"""Pure. What a node group's template must say so that an autoscaler expects the fuse resource.
+"""Pure: What a node group's template must say so that an autoscaler expects the fuse resource.
 
 One setting for each platform, as the providers' code reads it (kubernetes/autoscaler 55c37cd;
 Karpenter v1.14 NodeOverlay). From inside a cluster nobody can see whether it is there.

@@ -1,4 +1,4 @@
-"""Pure. All that a check could read of a cluster; None is what it could not."""
+"""Pure: All that a check could read of a cluster; None is what it could not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

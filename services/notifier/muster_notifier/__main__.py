@@ -1,4 +1,4 @@
-"""Door to the process: alerts come, groups form, people are told, the ledger remembers.
+"""Adapter: the process: alerts come, groups form, people are told, the ledger remembers.
 
 On start the ledger, the outbox, the silences and the present alerts are read, so that a restart
 neither loses nor repeats.
@@ -14,20 +14,9 @@ from typing import Final
 import msgspec
 import prometheus_client
 
-from muster import (
-    buckets,
-    bus,
-    consumers,
-    entry,
-    lock,
-    logs,
-    probes,
-    runtime,
-    silences,
-    streams,
-    vocabulary,
-    workqueue,
-)
+from muster import silences, vocabulary
+from muster.nats import buckets, bus, consumers, lock, streams, work_queue
+from muster.service import entry, logs, probes, runtime
 from muster_notifier import (
     cluster,
     config,
@@ -266,7 +255,7 @@ class _Notifier:
             await self._hear(signals.ClockRead(datetime.now(UTC)))
 
     async def _dead(self) -> list[str]:
-        return await workqueue.subjects(self._bus.link, streams.DEAD_LETTERS, deadletters.SUBJECTS)
+        return await work_queue.subjects(self._bus.link, streams.DEAD_LETTERS, deadletters.SUBJECTS)
 
     async def _follow_link(self) -> None:
         async for is_connected in self._bus.link.changes():

@@ -1,4 +1,4 @@
-"""Pure. Where receivers are: one section of settings for each way to reach somebody.
+"""Pure: Where receivers are: one section of settings for each way to reach somebody.
 
 Secrets are never settings: a setting says in which file or variable a secret is.
 """
@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import sections
+from muster.service import sections
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1_000)]
 Burst = Annotated[int, msgspec.Meta(ge=1, le=1_000)]

@@ -1,4 +1,4 @@
-"""Door to an Alertmanager: pushes alerts to its API, for people who already run one.
+"""Adapter: an Alertmanager: pushes alerts to its API, for people who already run one.
 
 It forgets an alert that is not pushed again; each says itself for how long it is believed, which is
 longer than until we remind of it.

@@ -1,4 +1,4 @@
-"""Pure. What a receiver's answer means: taken, try again, or never."""
+"""Pure: What a receiver's answer means: taken, try again, or never."""
 
 import dataclasses
 import enum

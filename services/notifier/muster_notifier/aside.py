@@ -1,4 +1,4 @@
-"""Door to threads: what may hang is done beside the loop, one thing at a time in each lane.
+"""Adapter: threads: what may hang is done beside the loop, one thing at a time in each lane.
 
 The loop's own pool has a few threads for everybody, and is waited for at the end: one name server
 or file system that does not answer would take all of them. Here it costs one thread, which is left

@@ -1,4 +1,4 @@
-"""Pure. A notification as Slack shows it: one message a group, and one line for each change of it.
+"""Pure: A notification as Slack shows it: one message a group, and one line for each change of it.
 
 Limits are Slack's (docs.slack.dev, Block Kit): 150 characters a header, 3,000 a section.
 """

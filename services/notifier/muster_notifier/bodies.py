@@ -1,4 +1,4 @@
-"""Pure. A notification as a webhook's body: CloudEvents of ours, or Alertmanager's version 4.
+"""Pure: A notification as a webhook's body: CloudEvents of ours, or Alertmanager's version 4.
 
 A body stays below `BODY_BYTES_MAX`; what was left out is counted.
 """

@@ -1,11 +1,12 @@
-"""Door to the books: what became of each letter, in log, metric and event, by the same names."""
+"""Adapter: the books: what became of each letter, in log, metric and event, by the same names."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 import prometheus_client
 
-from muster import logs, vocabulary
+from muster import vocabulary
+from muster.service import logs
 from muster_notifier import answers
 from muster_notifier import notification as notifications
 

@@ -1,4 +1,4 @@
-"""Door to Apprise: everybody else, at least once and without precise back-off.
+"""Adapter: Apprise: everybody else, at least once and without precise back-off.
 
 Apprise says whether it worked and not why: a failure is temporary, whatever it was. It blocks and
 sleeps, so it has a thread of its own.

@@ -1,4 +1,4 @@
-"""Pure. A notification as an adaptive card, for a workflow of Microsoft Teams.
+"""Pure: A notification as an adaptive card, for a workflow of Microsoft Teams.
 
 Teams takes 28 KB (learn.microsoft.com, format of connector cards and cards).
 """

@@ -1,4 +1,4 @@
-"""Pure. How the time of day and monotonic seconds go together, and which group is due next."""
+"""Pure: How the time of day and monotonic seconds go together, and which group is due next."""
 
 import heapq
 from collections.abc import Callable

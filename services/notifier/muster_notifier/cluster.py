@@ -1,4 +1,4 @@
-"""Door to the Kubernetes API: writes Events, and asks who owns a pod.
+"""Adapter: the Kubernetes API: writes Events, and asks who owns a pod.
 
 Two kinds of requests need no client library, which would cost more memory than everything else
 here. The token is read anew for each: Kubernetes replaces it within the hour.

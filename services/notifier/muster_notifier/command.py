@@ -1,4 +1,4 @@
-"""Door to the command line of the notifier's settings: test a receiver, explain, import.
+"""Adapter: the command line of the notifier's settings: test a receiver, explain, import.
 
 Exit codes: 0 it worked, 1 the receiver did not take it, 2 what was given cannot be used.
 """
@@ -14,7 +14,9 @@ from typing import Final
 
 import msgspec
 
-from muster import buckets, bus, codec, consumers, matchers, settings, silences, streams, vocabulary
+from muster import codec, matchers, silences, vocabulary
+from muster.nats import buckets, bus, consumers, streams
+from muster.service import settings
 from muster_notifier import (
     answers,
     config,

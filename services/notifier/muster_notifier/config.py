@@ -1,4 +1,4 @@
-"""Pure. The notifier's settings: how alerts are routed, grouped and muted, and who is told."""
+"""Pure: The notifier's settings: how alerts are routed, grouped and muted, and who is told."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import sections
+from muster.service import sections
 from muster_notifier import addresses, intervals, labels
 
 RECEIVERS_MAX: Final = 64

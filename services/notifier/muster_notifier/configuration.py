@@ -1,11 +1,11 @@
-"""Door to configuration files: ours, or an Alertmanager's as it is."""
+"""Adapter: configuration files: ours, or an Alertmanager's as it is."""
 
 import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from muster import logs, settings
+from muster.service import logs, settings
 from muster_notifier import config, foreign, imported
 
 PREFIX: Final = "MUSTER_NOTIFIER"

@@ -1,8 +1,8 @@
-"""Door to stdout: a receiver that is the notifier's own log, one line a notification."""
+"""Adapter: stdout: a receiver that is the notifier's own log, one line a notification."""
 
 from collections.abc import Mapping
 
-from muster import logs
+from muster.service import logs
 from muster_notifier import addresses, answers, message
 from muster_notifier import notification as notifications
 

@@ -1,4 +1,4 @@
-"""Pure. Dead letters: what could not be delivered, kept under one subject for each piece of news.
+"""Pure: Dead letters: what could not be delivered, kept under one subject for each piece of news.
 
 The same news that dies again takes the place of its former self (`Nats-Rollup`), so that a receiver
 that is away for days leaves one letter for each thing that it did not hear.

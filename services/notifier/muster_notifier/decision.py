@@ -1,4 +1,4 @@
-"""Pure. Whether a group of alerts is told to a receiver now, and why: Alertmanager's table.
+"""Pure: Whether a group of alerts is told to a receiver now, and why: Alertmanager's table.
 
 | # | condition | answer |
 |---|---|---|

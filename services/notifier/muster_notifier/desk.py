@@ -1,4 +1,4 @@
-"""Pure. One receiver's desk: which letter of the outbox is sent next, when, and when no more.
+"""Pure: One receiver's desk: which letter of the outbox is sent next, when, and when no more.
 
 | a letter | what happens | then |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Pure. What an alert would meet, in words: routes, groups, and what keeps it quiet."""
+"""Pure: What an alert would meet, in words: routes, groups, and what keeps it quiet."""
 
 from collections.abc import Mapping
 from datetime import datetime

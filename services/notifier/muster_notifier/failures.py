@@ -1,4 +1,4 @@
-"""Door to sockets: what it means that an attempt to ask somebody ended without an answer."""
+"""Adapter: sockets: what it means that an attempt to ask somebody ended without an answer."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Door to files: a receiver that is a file of JSON lines, and the files that hold secrets."""
+"""Adapter: files: a receiver that is a file of JSON lines, and the files that hold secrets."""
 
 import asyncio
 import errno

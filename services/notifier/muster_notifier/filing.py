@@ -1,4 +1,4 @@
-"""Pure. Which groups an alert belongs to, and which it has left.
+"""Pure: Which groups an alert belongs to, and which it has left.
 
 The newest fact about a fingerprint holds. An alert that changes its labels leaves the groups that
 it no longer belongs to: there it is over, as it was last known. One that is over ends wherever it

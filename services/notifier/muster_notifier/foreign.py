@@ -1,4 +1,4 @@
-"""Pure. Somebody else's configuration, as a tree: what is read of it, and what is left out."""
+"""Pure: Somebody else's configuration, as a tree: what is read of it, and what is left out."""
 
 import re
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""Pure. One group of alerts, as one receiver knows it."""
+"""Pure: One group of alerts, as one receiver knows it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Pure. The notifier's machine: alerts become groups, and groups become notifications.
+"""Pure: The notifier's machine: alerts become groups, and groups become notifications.
 
 Each receiver has its own groups, as if it were alone. A group is flushed `group_wait_s` after its
 first alert and then every `group_interval_s` while it lives; each flush leaves out what is muted

@@ -1,4 +1,4 @@
-"""Pure. Which addresses may be asked: a URL must not lead into what we would not show.
+"""Pure: Which addresses may be asked: a URL must not lead into what we would not show.
 
 Link-local addresses (cloud metadata among them), multicast, reserved and unspecified ones are never
 asked. Private networks and this machine are asked where the settings say so.

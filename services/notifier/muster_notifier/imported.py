@@ -1,4 +1,4 @@
-"""Pure. An Alertmanager configuration file, as it is, becomes settings of ours.
+"""Pure: An Alertmanager configuration file, as it is, becomes settings of ours.
 
 Taken are its route, the receivers webhook, slack, pagerduty, email and msteams, inhibit_rules and
 time_intervals. Everything else is named, and so is what will not be quite the same. Secrets stay

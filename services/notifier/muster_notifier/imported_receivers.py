@@ -1,4 +1,4 @@
-"""Pure. The receivers of an Alertmanager's file become ours."""
+"""Pure: The receivers of an Alertmanager's file become ours."""
 
 import re
 from collections.abc import Callable, Mapping

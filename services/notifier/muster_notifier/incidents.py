@@ -1,4 +1,4 @@
-"""Pure. A notification as an event of PagerDuty's Events API v2: one incident for each group.
+"""Pure: A notification as an event of PagerDuty's Events API v2: one incident for each group.
 
 Triggers with one `dedup_key` are one incident, so a repeat does no harm. What somebody silenced
 is acknowledged: PagerDuty escalates it no further.

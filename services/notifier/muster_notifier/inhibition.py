@@ -1,4 +1,4 @@
-"""Pure. Inhibition: an alert that fires keeps others quiet that only follow from it.
+"""Pure: Inhibition: an alert that fires keeps others quiet that only follow from it.
 
 A rule has matchers for the source, matchers for the target, and labels in which both must be equal;
 a label that neither has is equal. An alert that is on both sides of a rule is not inhibited by

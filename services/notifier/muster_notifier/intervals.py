@@ -1,4 +1,4 @@
-"""Pure. Time intervals as Alertmanager has them: times of day, weekdays, days, months, years.
+"""Pure: Time intervals as Alertmanager has them: times of day, weekdays, days, months, years.
 
 An interval holds when each part that is given holds; a part holds when one of its ranges does.
 Source: prometheus/alertmanager timeinterval/timeinterval.go, ContainsTime.

@@ -1,4 +1,4 @@
-"""Pure. The labels of an alert: what routes, groups, silences and inhibitions look at."""
+"""Pure: The labels of an alert: what routes, groups, silences and inhibitions look at."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final

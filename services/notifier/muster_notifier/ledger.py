@@ -1,4 +1,4 @@
-"""Pure. The ledger: who was last told what about which group; one entry in a bucket for each."""
+"""Pure: The ledger: who was last told what about which group; one entry in a bucket for each."""
 
 from collections.abc import Mapping
 from datetime import datetime

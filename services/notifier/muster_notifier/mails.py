@@ -1,4 +1,4 @@
-"""Pure. A notification as a mail: its subject names state and group, its thread is the group's."""
+"""Pure: A notification as a mail: its subject names state and group, its thread is the group's."""
 
 from email import message as messages
 from email import policy

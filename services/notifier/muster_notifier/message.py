@@ -1,4 +1,4 @@
-"""Pure. A notification in words: lines that people can act on.
+"""Pure: A notification in words: lines that people can act on.
 
 Every message says what is wrong in one line, where, since when, how sure that is and why, which
 pods hold it, what to do, and one command to look closer. Whatever alerts carry, a line stays a

@@ -1,4 +1,4 @@
-"""Pure. What keeps an alert from being told now: inhibition, silences, maintenance, mute times."""
+"""Pure: What keeps an alert from being told now: inhibition, silences, maintenance, mute times."""
 
 import enum
 from collections.abc import Mapping, Sequence

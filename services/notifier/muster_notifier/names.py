@@ -1,4 +1,4 @@
-"""Door to name servers: the addresses of one host."""
+"""Adapter: name servers: the addresses of one host."""
 
 import functools
 import ipaddress

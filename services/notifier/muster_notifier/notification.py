@@ -1,4 +1,4 @@
-"""Pure. One message about one group of alerts to one receiver, before it has words.
+"""Pure: One message about one group of alerts to one receiver, before it has words.
 
 In the outbox it is a letter: as many alerts as fit, and the fingerprints of all of them.
 """

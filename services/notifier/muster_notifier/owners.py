@@ -1,4 +1,4 @@
-"""Door to the owners of workloads: asks the Kubernetes API whom a pod's owner wants to be told.
+"""Adapter: the owners of workloads: asks the Kubernetes API whom a pod's owner wants to be told.
 
 The annotation of the pod goes before that of its namespace. What was learned is believed for a
 minute. Everybody else is told meanwhile: no alert waits for this, and while Kubernetes does not
@@ -12,7 +12,8 @@ from typing import Final
 
 import prometheus_client
 
-from muster import codec, logs, vocabulary
+from muster import codec, vocabulary
+from muster.service import logs
 from muster_notifier import cluster, regarding, signals
 
 _BELIEVED_S: Final = 60.0

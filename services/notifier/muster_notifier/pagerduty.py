@@ -1,4 +1,4 @@
-"""Door to PagerDuty: Events API v2."""
+"""Adapter: PagerDuty: Events API v2."""
 
 from collections.abc import Mapping
 

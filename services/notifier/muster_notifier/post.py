@@ -1,4 +1,4 @@
-"""Door to the post: every receiver with its desk, the outbox they work from, and the ledger."""
+"""Adapter: the post: every receiver with its desk, the outbox they work from, and the ledger."""
 
 import asyncio
 import functools
@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 
 import prometheus_client
 
-from muster import buckets, bus, entry, logs, runtime, streams, vocabulary, workqueue
+from muster import vocabulary
+from muster.nats import buckets, bus, streams, work_queue
+from muster.service import entry, logs, runtime
 from muster_notifier import (
     addresses,
     config,
@@ -88,7 +90,7 @@ class Post:
     async def waiting(self) -> list[notifications.Notification]:
         """Return what is in the outbox; what is for nobody any more becomes a dead letter."""
         found = []
-        letters = await workqueue.waiting(self._bus.link, streams.OUTBOX, "muster.outbox.>")
+        letters = await work_queue.waiting(self._bus.link, streams.OUTBOX, "muster.outbox.>")
         for subject, body, headers, _ in letters:
             try:
                 notification = notifications.decode(body)
@@ -96,14 +98,14 @@ class Post:
                 name = subject.split(".")[2]
                 if name not in self._receivers:
                     await self._put(*deadletters.unreadable(name, body, str(error)))
-                    await workqueue.remove(self._bus.link, streams.OUTBOX, subject)
+                    await work_queue.remove(self._bus.link, streams.OUTBOX, subject)
                 continue  # else whoever takes it says so
             if notification.receiver not in self._receivers:
                 dead = deadletters.bury(
                     notification, deadletters.TO_NOBODY, attempts=0, at=datetime.now(UTC)
                 )
                 await self._put(*dead)
-                await workqueue.remove(self._bus.link, streams.OUTBOX, subject)
+                await work_queue.remove(self._bus.link, streams.OUTBOX, subject)
             elif deadletters.REPLAY not in headers and not notification.is_test:
                 found.append(notification)
         return found
@@ -137,7 +139,7 @@ class Post:
                 firing=self._firing,
                 put=self._put,
                 take=self._take,
-                hold_s=workqueue.HOLD_S,
+                hold_s=work_queue.HOLD_S,
                 remember=functools.partial(buckets.remember, self._bus.link),
                 publish=self._publish,
                 instance=self._bus.instance,
@@ -147,10 +149,10 @@ class Post:
         )
 
     async def _put(self, subject: str, body: bytes, key: str, headers: Mapping[str, str]) -> None:
-        await workqueue.put(self._bus.link, subject, body, key=key, headers=headers)
+        await work_queue.put(self._bus.link, subject, body, key=key, headers=headers)
 
-    def _take(self, durable: str, subject: str) -> AsyncIterator[workqueue.Job]:
-        return workqueue.take(self._bus.link, streams.OUTBOX, durable=durable, subject=subject)
+    def _take(self, durable: str, subject: str) -> AsyncIterator[work_queue.Job]:
+        return work_queue.take(self._bus.link, streams.OUTBOX, durable=durable, subject=subject)
 
     async def _publish(self, event: vocabulary.Event, event_id: str) -> None:
         await self._bus.publish(event, event_id=event_id)

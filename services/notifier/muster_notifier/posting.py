@@ -1,4 +1,4 @@
-"""Door to HTTP: one request on one connection, within a time; says what was answered.
+"""Adapter: HTTP: one request on one connection, within a time; says what was answered.
 
 Names are looked up once, every address is checked, and the connection goes to a checked one.
 Redirects are not followed. The URL may hold a secret, so only its host is ever told.

@@ -1,4 +1,4 @@
-"""Pure. A notification as Alertmanager's API v2 takes alerts (api/v2/openapi.yaml, postableAlerts).
+"""Pure: A notification as Alertmanager's API v2 takes alerts (api/v2/openapi.yaml, postableAlerts).
 
 The end of an alert that fires lies in the future: Alertmanager would resolve it by itself after its
 own `resolve_timeout` (five minutes) otherwise.

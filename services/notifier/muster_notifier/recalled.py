@@ -1,4 +1,4 @@
-"""Pure. What receivers know of groups that are not here: of before this process, or over since."""
+"""Pure: What receivers know of groups that are not here: of before this process, or over since."""
 
 from typing import Final
 

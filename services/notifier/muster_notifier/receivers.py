@@ -1,4 +1,4 @@
-"""Door to a receiver, whatever it is: takes its letters from the outbox, and sends them.
+"""Adapter: a receiver, whatever it is: takes its letters from the outbox, and sends them.
 
 What the receiver took is in the ledger before its letter leaves the outbox: a crash in between
 costs one repeat, under the same `Idempotency-Key`, and never a loss. What it refused, or was away
@@ -14,7 +14,9 @@ from typing import Final, Protocol
 
 import prometheus_client
 
-from muster import logs, streams, vocabulary
+from muster import vocabulary
+from muster.nats import streams
+from muster.service import logs
 from muster_notifier import answers, books, deadletters, desk, ledger, replays, signals
 from muster_notifier import notification as notifications
 
@@ -30,7 +32,7 @@ _LETTERS = prometheus_client.Gauge(
 
 
 class Job(Protocol):
-    """A message of the outbox; see `muster.workqueue`."""
+    """A message of the outbox; see `muster.nats.work_queue`."""
 
     @property
     def number(self) -> int:

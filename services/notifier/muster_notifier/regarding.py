@@ -1,4 +1,4 @@
-"""Pure. A notification as Kubernetes Events (events.k8s.io/v1), on nodes and on pods.
+"""Pure: A notification as Kubernetes Events (events.k8s.io/v1), on nodes and on pods.
 
 The name of an Event follows from the news, so that a repeat finds it there already. Kubernetes
 forgets Events after about an hour: they are a view, and not the record.

@@ -1,4 +1,4 @@
-"""Pure. A dead letter that is sent again is told as it is now: what it says may be over by then."""
+"""Pure: A dead letter that is sent again is told as it is now: what it says may be over by then."""
 
 from collections.abc import Collection
 from collections.abc import Set as AbstractSet

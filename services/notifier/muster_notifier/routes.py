@@ -1,4 +1,4 @@
-"""Pure. The route tree: which receivers hear of an alert, how it is grouped, and when it is told.
+"""Pure: The route tree: which receivers hear of an alert, how it is grouped, and when it is told.
 
 As in Alertmanager (dispatch/route.go): an alert goes down to the deepest routes that match; after a
 child that matches, its later siblings are asked only if it says `continue`; where no child matches,

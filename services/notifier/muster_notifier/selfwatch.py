@@ -1,4 +1,4 @@
-"""Pure. The alerts that the notifier raises by itself: health is silent, letters are dead."""
+"""Pure: The alerts that the notifier raises by itself: health is silent, letters are dead."""
 
 import hashlib
 import itertools

@@ -1,4 +1,4 @@
-"""Door to every way of reaching somebody: a receiver's settings become what sends to it."""
+"""Adapter: every way of reaching somebody: a receiver's settings become what sends to it."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Pure. What the notifier's machine takes in."""
+"""Pure: What the notifier's machine takes in."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Pure. Signatures of webhooks by Standard Webhooks 1.0.0: HMAC-SHA256 over id, time and body.
+"""Pure: Signatures of webhooks by Standard Webhooks 1.0.0: HMAC-SHA256 over id, time and body.
 
 Two secrets are active while one is replaced by the other: both signatures are sent, and the
 receiver believes either.

@@ -1,4 +1,4 @@
-"""Door to Slack: one root message for each group, edited in place, and a thread with its story.
+"""Adapter: Slack: one root message for each group, edited in place, and a thread with its story.
 
 With an incoming webhook instead of a bot's token every change is a message of its own.
 """

@@ -1,4 +1,4 @@
-"""Door to a mail relay: SMTP, one connection a mail (RFC 5321, 3207, 4954)."""
+"""Adapter: a mail relay: SMTP, one connection a mail (RFC 5321, 3207, 4954)."""
 
 import asyncio
 import base64
@@ -13,7 +13,7 @@ from typing import Final
 
 import prometheus_client
 
-from muster import logs
+from muster.service import logs
 from muster_notifier import addresses, answers, failures, mails, message, names, posting
 from muster_notifier import notification as notifications
 

@@ -1,4 +1,4 @@
-"""Door to Microsoft Teams: a workflow that takes cards."""
+"""Adapter: Microsoft Teams: a workflow that takes cards."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Pure. What a receiver must hear of a group now: without what is muted, and with the reason."""
+"""Pure: What a receiver must hear of a group now: without what is muted, and with the reason."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime

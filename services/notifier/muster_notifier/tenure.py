@@ -1,4 +1,4 @@
-"""Door to the time in which one notifier acts, while others wait to take its place.
+"""Adapter: the time in which one notifier acts, while others wait to take its place.
 
 Two at once would each hear half of the alerts, and forget the other half. So one acts, for as long
 as it holds the lock; one that has acted and hears that another does, acts no more.
@@ -10,7 +10,8 @@ from typing import Self
 
 import prometheus_client
 
-from muster import holder, lock, logs
+from muster.nats import lock, lock_owner
+from muster.service import logs
 
 _ACTS = prometheus_client.Gauge("muster_notifier_acts", "1 while this notifier may tell people.")
 
@@ -21,7 +22,7 @@ class Tenure:
     def __init__(self, key: lock.Key, *, instance: str, terms: lock.Terms) -> None:
         self.holder = ""
         """Who acts instead of us, as far as we know."""
-        self._lock = lock.Lock(key, us=holder.this(instance), terms=terms, told=self._hear)
+        self._lock = lock.Lock(key, us=lock_owner.this(instance), terms=terms, told=self._hear)
         self._has_acted = False
         self._acts = asyncio.Event()
         self._lost = asyncio.Event()

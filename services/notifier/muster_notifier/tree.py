@@ -1,4 +1,4 @@
-"""Pure. Settings become the route tree, the rules of inhibition and the times that mute."""
+"""Pure: Settings become the route tree, the rules of inhibition and the times that mute."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Pure. Whose turn it is: how many notifications may be on their way to each receiver at once."""
+"""Pure: Whose turn it is: how many notifications may be on their way to each receiver at once."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Door to the clock and to outside watchers: what the notifier notices by itself.
+"""Adapter: the clock and to outside watchers: what the notifier notices by itself.
 
 It raises alerts of its own when health is silent and while there are dead letters, and tells
 somebody outside, if asked to, that it is alive.
@@ -11,7 +11,8 @@ from typing import Final
 
 import prometheus_client
 
-from muster import codec, logs, vocabulary
+from muster import codec, vocabulary
+from muster.service import logs
 from muster_notifier import answers, deadletters, posting, selfwatch, watchdog
 
 _LOOK_S: Final = 10.0

@@ -1,4 +1,4 @@
-"""Pure. The watchdog over health: when its ticks stop, nobody watches, and nobody else can tell.
+"""Pure: The watchdog over health: when its ticks stop, nobody watches, and nobody else can tell.
 
 | state    | input                              | next     | output |
 |----------|------------------------------------|----------|--------|

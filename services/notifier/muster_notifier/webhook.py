@@ -1,4 +1,4 @@
-"""Door to webhooks: one POST for each notification, signed if there are secrets."""
+"""Adapter: webhooks: one POST for each notification, signed if there are secrets."""
 
 import time
 from collections.abc import Mapping, Sequence

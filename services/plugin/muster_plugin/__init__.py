@@ -1,4 +1,4 @@
-"""Door to the plugin's packages. Speaks the kubelet's API on one node, and reports to the bus.
+"""Adapter: the plugin's packages. Speaks the kubelet's API on one node, and reports to the bus.
 
 The heavy packages are loaded here because this runs before every module of the room: whoever
 imports structlog first decides what it drags in.
@@ -17,5 +17,5 @@ if api_implementation.Type() != "python":
     lean.load(
         "google.protobuf.internal.builder", hollow=["google.protobuf.internal.python_message"]
     )
-lean.load("muster.entry")
+lean.load("muster.service.entry")
 lean.load("muster.vocabulary")

@@ -1,4 +1,4 @@
-"""Door to the process: the plugin from its settings to its goodbye.
+"""Adapter: the process: the plugin from its settings to its goodbye.
 
 What makes devices usable comes first: sockets, then Register. What makes them visible, the bus and
 the probes, is imported and connected when that is done. The bus may stay away for ever.
@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from muster import entry, logs, runtime, settings
+from muster.service import entry, logs, runtime, settings
 from muster_plugin import (
     config,
     directory,

@@ -1,4 +1,4 @@
-"""Pure. One resource as it is advertised: its units, with what is found against their GPUs.
+"""Pure: One resource as it is advertised: its units, with what is found against their GPUs.
 
 Much is asked between two changes, and of thousands of replicas at a time; so every answer is kept
 until something changes. A finding about one GPU costs as much as that GPU has replicas.

@@ -1,4 +1,4 @@
-"""Pure. Whether the kubelet lists what we told it, and which pod holds what.
+"""Pure: Whether the kubelet lists what we told it, and which pod holds what.
 
 The kubelet takes a list in as it comes (device manager, 1.36), so what it lists otherwise two
 seconds later, and says so twice, it does not know. Some kubelets list unhealthy devices as

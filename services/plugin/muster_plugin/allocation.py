@@ -1,4 +1,4 @@
-"""Pure. From the kubelet's request to what a container is given, or the reason why it is not.
+"""Pure: From the kubelet's request to what a container is given, or the reason why it is not.
 
 Answers come from memory: while Allocate hangs, the kubelet admits no pod at all on the node.
 The kubelet never says which devices are free again; it shows when it offers them the next time.

@@ -1,4 +1,4 @@
-"""Pure. What one container is given with its devices, or why it is given nothing."""
+"""Pure: What one container is given with its devices, or why it is given nothing."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Door to threads: runs beside the loop what may hang, and waits no longer than told.
+"""Adapter: threads: runs beside the loop what may hang, and waits no longer than told.
 
 Nobody can end a thread that hangs in the kernel. It is left to itself, as a daemon, so that the
 process can end all the same (a pool would be waited for); and what hangs is not begun again before

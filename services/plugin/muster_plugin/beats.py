@@ -1,4 +1,4 @@
-"""Pure. From what the plugin knows about itself to its heartbeat."""
+"""Pure: From what the plugin knows about itself to its heartbeat."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Pure. A resource's devices as a CDI spec (Container Device Interface 0.6.0, SPEC.md).
+"""Pure: A resource's devices as a CDI spec (Container Device Interface 0.6.0, SPEC.md).
 
 The container runtime reads the spec and makes what a name in it stands for. The kubelet hands the
 names over; runtimes without CDI fail such a container.

@@ -1,4 +1,4 @@
-"""Door to lock files: of all plugins of ours on a node, one serves a resource.
+"""Adapter: lock files: of all plugins of ours on a node, one serves a resource.
 
 They lie in a directory of our own below that of the kubelet's sockets: there everybody finds them
 who could serve, and a kubelet that starts removes files but no directories. A lock goes with its
@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from muster import logs
+from muster.service import logs
 from muster_plugin import config, directory
 
 DIRECTORY: Final = "muster"

@@ -1,4 +1,4 @@
-"""Pure. What the plugin is told: which devices to advertise, and where kubelet and bus are.
+"""Pure: What the plugin is told: which devices to advertise, and where kubelet and bus are.
 
 The devices are those of schema v1 (`rules`), in the same file; the rest concerns the process, and
 a change of it needs a restart.
@@ -11,7 +11,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from muster import sections, shapes, vocabulary
+from muster import vocabulary
+from muster.service import sections, validation
 from muster_plugin import gpu_rules, names, refusals, rulebook, rules
 
 SOCKET_DIRECTORY: Final = "device-plugins"
@@ -97,9 +98,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
 
     def __post_init__(self) -> None:
         """Refuse what only shows when the sections are seen together."""
-        shapes.refuse(self)
+        validation.refuse(self)
 
-    def demands(self) -> Iterator[shapes.Demand]:
+    def demands(self) -> Iterator[validation.Demand]:
         """Give each demand apart."""
         yield self._empty_problems
         yield lambda: rulebook.name_problems(self.resources, self._gpus, self.nodes)
@@ -150,9 +151,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
 
     def _socket_problems(self) -> Iterator[str]:
         lists: list[tuple[rules.Resource | None, ...]] = [self.resources]
-        lists += [some.resources for _, some in shapes.whole(self.nodes)]
-        resources = {resource.name for given in lists for _, resource in shapes.whole(given)}
-        gpus = [self._gpus, *(some.gpus for _, some in shapes.whole(self.nodes))]
+        lists += [some.resources for _, some in validation.whole(self.nodes)]
+        resources = {resource.name for given in lists for _, resource in validation.whole(given)}
+        gpus = [self._gpus, *(some.gpus for _, some in validation.whole(self.nodes))]
         for name in sorted(resources.union(*(one.names() for one in gpus if one))):
             longest = endpoint(
                 name.replace(names.EACH, "x" * names.SHORT_MAX),

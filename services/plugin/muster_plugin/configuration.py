@@ -1,4 +1,4 @@
-"""Door to configuration files of the devices: ours, or another plugin's as it is.
+"""Adapter: configuration files of the devices: ours, or another plugin's as it is.
 
 A file may also be the Kubernetes manifest that holds the configuration. Everything that cannot be
 used raises settings.BadSettings with every problem; nothing else is raised for any bytes.
@@ -11,7 +11,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
-from muster import logs, settings
+from muster.service import logs, settings
 from muster_plugin import config
 from muster_plugin.imports import generic, manifests, nvidia, smarter, tree
 

@@ -1,4 +1,4 @@
-"""Door to the command line of the configuration: validate, show, schema, import.
+"""Adapter: the command line of the configuration: validate, show, schema, import.
 
 Exit codes: 0 the file can be used, 2 it cannot (one line for each problem on stderr). What is
 printed on stdout can be saved as a file; what a person should read besides goes to stderr.
@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from muster import quoting, settings, shapes, vocabulary
+from muster import vocabulary
+from muster.service import quoting, settings, validation
 from muster_plugin import config, configuration, matches, policy, rulebook
 
 _BYTES_MAX: Final = 1024 * 1024 + 1
@@ -172,7 +173,7 @@ def _read(chosen: argparse.Namespace) -> config.Settings:
     try:
         kubelet = config.Kubelet(directory=chosen.kubelet_directory or found.kubelet.directory)
         return msgspec.structs.replace(found, kubelet=kubelet, labels=labels or found.labels)
-    except shapes.Refused as error:
+    except validation.Refused as error:
         told = [problem.removeprefix("kubelet.") for problem in error.problems]
         problems = [f"--kubelet-directory: {text.removeprefix('directory: ')}" for text in told]
         raise settings.BadSettings(problems) from None
@@ -186,7 +187,7 @@ def _at(chosen: argparse.Namespace, found: config.Settings) -> rulebook.Here:
     except msgspec.ValidationError:
         problem = f"--node: {quoting.said(chosen.node)} is not a Kubernetes node name"
         raise settings.BadSettings([problem]) from None
-    except shapes.Refused as error:
+    except validation.Refused as error:
         where = f" on {chosen.node}" if chosen.node else ""
         problems = [f"{chosen.file}{where}: {problem}" for problem in error.problems]
         raise settings.BadSettings(problems) from None

@@ -1,4 +1,4 @@
-"""Door to everybody who hears of a change: the kubelet first, the log and the bus afterwards.
+"""Adapter: everybody who hears of a change: the kubelet first, the log and the bus afterwards.
 
 In this order no pod lands on a device that everybody else knows to be broken.
 """

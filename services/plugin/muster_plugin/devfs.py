@@ -1,4 +1,4 @@
-"""Door to /dev: what is there, and which directories to watch for it to change.
+"""Adapter: /dev: what is there, and which directories to watch for it to change.
 
 Everything is looked at below `root`, where the host's root directory is mounted; paths in and out
 are the host's. Links are followed, absolute ones below `root` too.

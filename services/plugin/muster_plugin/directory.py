@@ -1,4 +1,4 @@
-"""Door to the kubelet's socket directory: what lies in it, whose it is, and what is left behind."""
+"""Adapter: the kubelet's socket directory: what lies in it, whose it is, and what is left behind."""
 
 import contextlib
 import os

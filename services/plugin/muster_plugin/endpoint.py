@@ -1,4 +1,4 @@
-"""Door to our own socket: one gRPC server for one resource and one generation.
+"""Adapter: our own socket: one gRPC server for one resource and one generation.
 
 A server on a reused path would be a trap: C-core unlinks the path when the older server is
 destroyed, whoever owns it by then. So every generation has its own socket name.

@@ -1,4 +1,4 @@
-"""Door to the devices themselves: opens them, or has a command look at them, where rules say so."""
+"""Adapter: the devices themselves: opens them, or has a command look at them, where rules say so."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Pure. What a reported fault means for a GPU: the verdict on an XID, and scripted faults."""
+"""Pure: What a reported fault means for a GPU: the verdict on an XID, and scripted faults."""
 
 from collections.abc import Iterable
 from datetime import datetime

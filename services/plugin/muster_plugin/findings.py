@@ -1,4 +1,4 @@
-"""Pure. What holds against the parts of GPUs, and so against every device made of them.
+"""Pure: What holds against the parts of GPUs, and so against every device made of them.
 
 Thousands of replicas ask for the same few reasons, so what was said of a part is remembered until
 something begins or ends to hold against its GPU.

@@ -1,4 +1,4 @@
-"""Pure. What was seen on the node: device nodes, files to mount, and what sysfs says of them.
+"""Pure: What was seen on the node: device nodes, files to mount, and what sysfs says of them.
 
 Paths are the host's, whatever directory its root is mounted at.
 """

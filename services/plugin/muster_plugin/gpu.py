@@ -1,4 +1,4 @@
-"""Pure. What was seen of the node's GPUs: one look at all of them, and what is observed later.
+"""Pure: What was seen of the node's GPUs: one look at all of them, and what is observed later.
 
 NVML, or whoever stands in for it, says these words; what they mean is decided elsewhere. A GPU is
 named by its uuid: index and device number change between boots.

@@ -1,4 +1,4 @@
-"""Pure. What a container is given with its GPUs: what NVIDIA's device plugin would answer.
+"""Pure: What a container is given with its GPUs: what NVIDIA's device plugin would answer.
 
 Sources: k8s-device-plugin 1b826ac, internal/plugin/server.go getAllocateResponse and what it calls,
 internal/cdi/cdi.go, internal/rm/rm.go ValidateRequest. What differs on purpose: a device's number

@@ -1,4 +1,4 @@
-"""Pure. One GPU: what holds against its parts. The table is that of `gpu_health`."""
+"""Pure: One GPU: what holds against its parts. The table is that of `gpu_health`."""
 
 from collections.abc import Iterator
 from datetime import datetime

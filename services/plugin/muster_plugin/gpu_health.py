@@ -1,4 +1,4 @@
-"""Pure. What holds against each part of each GPU, by what was seen of it: a `machine.Machine`.
+"""Pure: What holds against each part of each GPU, by what was seen of it: a `machine.Machine`.
 
 What a GPU is told, and what becomes of it; every finding has a code, and holds on its own:
 

@@ -1,4 +1,4 @@
-"""Pure. Which GPUs and MIG devices there are to hand out, and what each is called.
+"""Pure: Which GPUs and MIG devices there are to hand out, and what each is called.
 
 The MIG strategies and names are NVIDIA's (internal/rm/device_map.go, internal/lm/mig-strategy.go,
 v0.20). Where NVIDIA's plugin gives up all GPUs because one does not fit, only that one is left out

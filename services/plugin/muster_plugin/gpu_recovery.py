@@ -1,4 +1,4 @@
-"""Pure. When something that holds against a part of a GPU is over.
+"""Pure: When something that holds against a part of a GPU is over.
 
     what holds                       | is over after
     ---------------------------------|--------------------------------------------------------------

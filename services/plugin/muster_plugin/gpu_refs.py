@@ -1,4 +1,4 @@
-"""Pure. References: which GPU or MIG device is meant, by index, uuid or product.
+"""Pure: References: which GPU or MIG device is meant, by index, uuid or product.
 
 `0`, `"0"`, `"0:1"`, `GPU-<uuid>`, `MIG-<uuid>` and `MIG-GPU-<uuid>/<gi>/<ci>` are those of NVIDIA's
 plugin (api/config/v1/replicas.go, v0.20). What names a GPU names all its MIG devices too.

@@ -1,4 +1,4 @@
-"""Pure. The configuration of GPUs: what they are called, how shared, given, placed and judged.
+"""Pure: The configuration of GPUs: what they are called, how shared, given, placed and judged.
 
 What NVIDIA's device plugin can be told can be told here; `imports.nvidia` translates. A reference
 (`gpu_refs`) names devices: `0` or "0" a GPU by its index, "0:1" a MIG device by both, "GPU-..." and
@@ -14,7 +14,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import sections, vocabulary
+from muster import vocabulary
+from muster.service import sections
 from muster_plugin import gpu_refs, names, refusals, rules
 
 DOMAIN: Final = "nvidia.com"

@@ -1,4 +1,4 @@
-"""Pure. Which GPUs of those that are free are best joined, as a set of a given size.
+"""Pure: Which GPUs of those that are free are best joined, as a set of a given size.
 
 As NVIDIA's allocator has it (go-gpuallocator 876e7b7, gpuallocator/besteffort_policy.go): all that
 are free are divided into sets of the size, what is left over into one smaller set, so that as much

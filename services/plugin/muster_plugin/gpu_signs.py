@@ -1,4 +1,4 @@
-"""Pure. What one poll of a GPU shows, and what it denies.
+"""Pure: What one poll of a GPU shows, and what it denies.
 
 A sign is something that NVML itself says of the GPU. What it does not say is unknown: it shows
 nothing and denies nothing. Numbers and names are those of nvml.h 13.3.

@@ -1,4 +1,4 @@
-"""Pure. From what was seen of GPUs and the rules to units: what is one device for the kubelet.
+"""Pure: From what was seen of GPUs and the rules to units: what is one device for the kubelet.
 
 A device that is not shared is one unit, under its uuid; a shared one is several, `<uuid>::0` and so
 on, as with NVIDIA's plugin (internal/rm/devices.go, v0.20). Nothing is raised: what cannot be is

@@ -1,4 +1,4 @@
-"""Door to the node's GPUs: whoever sees them is heard, and what is seen of them is judged."""
+"""Adapter: the node's GPUs: whoever sees them is heard, and what is seen of them is judged."""
 
 import asyncio
 from collections import Counter

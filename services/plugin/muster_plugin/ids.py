@@ -1,4 +1,4 @@
-"""Pure. What devices are called: the same after every restart, at most 63 characters, unique."""
+"""Pure: What devices are called: the same after every restart, at most 63 characters, unique."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""Door to inotify: says when to look at directories again.
+"""Adapter: inotify: says when to look at directories again.
 
 It says nothing about what happened: whoever asks looks for himself, at what is there now. So a
 lost or doubled notice does no harm, and a look on a period covers what inotify cannot see (another
@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from muster import logs
+from muster.service import logs
 from muster_plugin import aside, pace
 
 # Linux, include/uapi/linux/inotify.h

@@ -1,4 +1,4 @@
-"""Pure. Every device of the node as it is advertised, and what a container is given with each.
+"""Pure: Every device of the node as it is advertised, and what a container is given with each.
 
 Device nodes come from rules and from what was seen (`units`), GPUs from rules and from what NVML
 said (`gpu_units`); each has a `lifecycle`. What is found to be wrong with a GPU (`findings`) holds

@@ -1,4 +1,4 @@
-"""Door to the kubelet: one resource's life with it.
+"""Adapter: the kubelet: one resource's life with it.
 
 Does what the registration machine says, and tells it what happened. One life concerns one resource
 only: one that cannot register never restarts or delays another.
@@ -13,7 +13,8 @@ from typing import Final, NamedTuple, Protocol, assert_never
 
 import msgspec
 
-from muster import logs, vocabulary
+from muster import vocabulary
+from muster.service import logs
 from muster_plugin import (
     allocation,
     beats,

@@ -1,4 +1,4 @@
-"""Pure. The life of each unit of one resource, from the first time it is seen until it leaves.
+"""Pure: The life of each unit of one resource, from the first time it is seen until it leaves.
 
 What becomes of a unit (an id), by what is seen or said of it; `-` is no change:
 

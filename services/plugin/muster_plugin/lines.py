@@ -1,4 +1,4 @@
-"""Pure. How a machine of this room is spoken to and driven; the wiring makes them."""
+"""Pure: How a machine of this room is spoken to and driven; the wiring makes them."""
 
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Generic, NamedTuple, Protocol, TypeVar

@@ -1,4 +1,4 @@
-"""Pure. How the devices of a node are listed in one message that everybody takes.
+"""Pure: How the devices of a node are listed in one message that everybody takes.
 
 Replicas that are alike are listed once, with their number. If that is not enough, all Healthy
 devices of a resource are one entry: who reads the list to learn what is wrong with which device

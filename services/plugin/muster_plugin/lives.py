@@ -1,4 +1,4 @@
-"""Door to the lives of a node's resources with the kubelet: each begins and ends alone."""
+"""Adapter: the lives of a node's resources with the kubelet: each begins and ends alone."""
 
 import asyncio
 import contextlib

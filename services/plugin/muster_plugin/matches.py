@@ -1,4 +1,4 @@
-"""Door to this machine for a person who asks which of its devices the rules mean.
+"""Adapter: this machine for a person who asks which of its devices the rules mean.
 
 It is looked at as the plugin does, but once: device nodes below /dev, GPUs through NVML.
 """

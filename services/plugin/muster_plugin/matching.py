@@ -1,4 +1,4 @@
-"""Pure. Which of the seen nodes a rule means, in an order that is the same every time.
+"""Pure: Which of the seen nodes a rule means, in an order that is the same every time.
 
 A node has several names: its own path and the links that lead to it. It is one match, under its
 own path if that matches, else under the first link that does. With `every_name`, which is

@@ -1,4 +1,4 @@
-"""Door to Prometheus: the plugin's figures, read when they are asked for.
+"""Adapter: Prometheus: the plugin's figures, read when they are asked for.
 
 Nothing is counted twice: the figures stand where they arise, and prometheus-client, which costs
 20 ms, is imported only when all is registered.

@@ -1,4 +1,4 @@
-"""Pure. What a resource may be called, and whether its socket's path still fits.
+"""Pure: What a resource may be called, and whether its socket's path still fits.
 
 Sources of the limits: Kubernetes v1.36 pkg/apis/core/v1/helper IsExtendedResourceName and
 apimachinery's validation; Linux unix(7) for socket paths.

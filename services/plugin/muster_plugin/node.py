@@ -1,4 +1,4 @@
-"""Door to one node: its devices, their lives with the kubelet, and what is to be told about them.
+"""Adapter: one node: its devices, their lives with the kubelet, and what is to be told about them.
 
 A change goes to the kubelet first and to the bus afterwards, so that no pod lands on a device that
 everybody else knows to be broken.
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
-from muster import logs, vocabulary
+from muster import vocabulary
+from muster.service import logs
 from muster_plugin import (
     beats,
     cdi,

@@ -1,4 +1,4 @@
-"""Door to NVML for the event loop: what is seen of the GPUs, in order, even while NVML hangs.
+"""Adapter: NVML for the event loop: what is seen of the GPUs, in order, even while NVML hangs.
 
 No call of NVML is made on the loop. No call can be cut short either: each is waited for as long as
 it takes, and told of when it is late, for then nobody watches that GPU. NVML is given up and begun
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from muster import logs
+from muster.service import logs
 from muster_plugin import (
     aside,
     gpu,

@@ -1,4 +1,4 @@
-"""Door to NVML's events: one thread waits for what befalls any of the GPUs.
+"""Adapter: NVML's events: one thread waits for what befalls any of the GPUs.
 
 The thread alone touches the event set while it runs. A wait cannot be cut short from outside, so it
 is made of slices. After every error the wait pauses, longer each time: with a lost GPU in the set

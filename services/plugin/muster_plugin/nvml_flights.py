@@ -1,4 +1,4 @@
-"""Door to threads that ask NVML: what is under way, and what they heard.
+"""Adapter: threads that ask NVML: what is under way, and what they heard.
 
 Nothing that was asked is forgotten before it has come back, for NVML must not be shut down beside
 a call. So a task that waits for a thread is never cancelled, only no longer waited for.

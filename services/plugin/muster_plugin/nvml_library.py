@@ -1,4 +1,4 @@
-"""Door to libnvidia-ml: finds and loads it, begins and ends NVML, says why it cannot be asked.
+"""Adapter: libnvidia-ml: finds and loads it, begins and ends NVML, says why it cannot be asked.
 
 Everything here blocks, and may do so for minutes: it runs in threads, never on the event loop.
 `pynvml` and `ctypes` are loaded only where there is a library to load (3 MiB, 10 ms). What has been

@@ -1,4 +1,4 @@
-"""Door to NVML's devices: what GPUs and MIG devices there are, and how they are joined.
+"""Adapter: NVML's devices: what GPUs and MIG devices there are, and how they are joined.
 
 Runs in threads. A GPU that cannot be read is told as such and never disturbs the others.
 """

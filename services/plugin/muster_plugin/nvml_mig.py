@@ -1,4 +1,4 @@
-"""Door to NVML's MIG devices: which there are, what they are called, what they consist of.
+"""Adapter: NVML's MIG devices: which there are, what they are called, what they consist of.
 
 A MIG device may vanish between two calls; then it is none.
 """

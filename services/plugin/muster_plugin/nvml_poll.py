@@ -1,4 +1,4 @@
-"""Door to the state of one GPU: what NVML answers when asked how it is.
+"""Adapter: the state of one GPU: what NVML answers when asked how it is.
 
 Runs in threads. What product or driver lacks is None. A poll fails as a whole only where the GPU is
 lost, or where nothing at all was answered: one failed question is no proof of a bad GPU.

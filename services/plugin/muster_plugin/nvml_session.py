@@ -1,4 +1,4 @@
-"""Door to NVML while it is initialised: one look at everything, then GPU by GPU.
+"""Adapter: NVML while it is initialised: one look at everything, then GPU by GPU.
 
 Everything here blocks and runs in threads; at the end nothing of it may be in flight.
 """

@@ -1,4 +1,4 @@
-"""Door to NVML's GPUs between its beginning and its end: polls, events, looks, and who is late.
+"""Adapter: NVML's GPUs between its beginning and its end: polls, events, looks, and who is late.
 
 Each GPU is polled in a thread of its own, so that one that hangs keeps nobody waiting but itself.
 """

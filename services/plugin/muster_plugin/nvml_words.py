@@ -1,4 +1,4 @@
-"""Pure. NVML's numbers in words: return codes, field values, MIG profiles, bus ids, capabilities.
+"""Pure: NVML's numbers in words: return codes, field values, MIG profiles, bus ids, capabilities.
 
 Numbers are those of nvml.h 13.3 and, for MIG profiles, those that the names NVIDIA's tools print
 are made of (go-nvlib pkg/nvlib/device/mig_profile.go).

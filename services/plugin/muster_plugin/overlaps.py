@@ -1,4 +1,4 @@
-"""Pure. Which entries of a configuration surely find the same device nodes, as rules alone tell."""
+"""Pure: Which entries of a configuration surely find the same device nodes, as rules alone tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure. How long to rest so that what is done again and again takes a bounded share of the time."""
+"""Pure: How long to rest so that what is done again and again takes a bounded share of the time."""
 
 from typing import Final
 

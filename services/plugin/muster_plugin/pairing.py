@@ -1,4 +1,4 @@
-"""Pure. What the entries of a group find, laid side by side: each row is a unit.
+"""Pure: What the entries of a group find, laid side by side: each row is a unit.
 
 There are as many rows as the shortest list allows when each of its matches is used `limit` times,
 and no more than the longest list has matches. An optional entry that finds nothing is left out; one

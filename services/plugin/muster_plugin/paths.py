@@ -1,4 +1,4 @@
-"""Door to paths of the host that a container is to be given: whether they are there now."""
+"""Adapter: paths of the host that a container is to be given: whether they are there now."""
 
 import os
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Pure. How long the plugin waits for what, and how it tells people what it waits for."""
+"""Pure: How long the plugin waits for what, and how it tells people what it waits for."""
 
 import math
 from typing import Final

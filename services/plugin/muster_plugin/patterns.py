@@ -1,4 +1,4 @@
-"""Pure. Globs and regular expressions over paths, bounded in what they may cost.
+"""Pure: Globs and regular expressions over paths, bounded in what they may cost.
 
 Globs are those of Go's path/filepath, which generic-device-plugin's users write: `*`, `?` and
 `[a-z]` never cross a slash, a backslash takes the next character as it is, names that begin with a

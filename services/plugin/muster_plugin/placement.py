@@ -1,4 +1,4 @@
-"""Pure. Which of the free devices are advised for a request, by policy.
+"""Pure: Which of the free devices are advised for a request, by policy.
 
 Whole GPUs that are not shared are those that are best joined (`gpu_sets`), whatever the policy, as
 in NVIDIA's plugin (k8s-device-plugin 1b826ac, internal/rm/nvml_manager.go). Else one device after

@@ -1,4 +1,4 @@
-"""Pure. What is to be advertised, by the rules in force and the newest look at each kind."""
+"""Pure: What is to be advertised, by the rules in force and the newest look at each kind."""
 
 from collections.abc import Collection
 from typing import NamedTuple

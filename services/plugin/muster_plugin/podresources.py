@@ -1,4 +1,4 @@
-"""Door to the kubelet's podresources socket: which pod holds which device, and what could be held.
+"""Adapter: the kubelet's podresources socket: which pod holds which device, and what could be held.
 
 The kubelet answers all clients together 100 times a second at most, so it is asked rarely. When it
 has no time (RESOURCE_EXHAUSTED), its last answer holds for a while; else nothing is known.
@@ -13,9 +13,9 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from muster import logs
 from muster.pb import podresources_pb2 as podres
 from muster.pb import rpc
+from muster.service import logs
 from muster_plugin import agreement
 
 SOCKET: Final = Path("pod-resources") / "kubelet.sock"

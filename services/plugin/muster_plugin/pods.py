@@ -1,4 +1,4 @@
-"""Door to what the kubelet says of pods: who holds which device, and whether it lists ours."""
+"""Adapter: what the kubelet says of pods: who holds which device, and whether it lists ours."""
 
 import time
 from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""Pure. Which XID takes a GPU out of use, what makes it well again, and who says so.
+"""Pure: Which XID takes a GPU out of use, what makes it well again, and who says so.
 
 The data lies in `policies/`: `xids.json` is what each source says of each XID, a preset is a list
 of rules of which the first that names an XID decides. Over the preset lie the user's file, XID by

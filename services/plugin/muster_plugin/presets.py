@@ -1,10 +1,10 @@
-"""Door to the files that say what an XID does: the presets that come with us, the user's own."""
+"""Adapter: the files that say what an XID does: the presets that come with us, the user's own."""
 
 import functools
 from pathlib import Path
 from typing import Final
 
-from muster import logs, settings
+from muster.service import logs, settings
 from muster_plugin import gpu_rules, policy
 
 _HERE: Final = Path(__file__).parent

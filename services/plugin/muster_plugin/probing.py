@@ -1,4 +1,4 @@
-"""Door to our own sockets, dialled by their paths as a stranger would."""
+"""Adapter: our own sockets, dialled by their paths as a stranger would."""
 
 import asyncio
 import contextlib

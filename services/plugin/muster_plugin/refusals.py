@@ -1,15 +1,15 @@
-"""Pure. How the configuration's problems are told: one text for all of them, each with its key."""
+"""Pure: How the configuration's problems are told: one text for all of them, each with its key."""
 
 from collections.abc import Iterable, Iterator
 
-from muster import quoting, shapes
+from muster.service import quoting, validation
 
 
 def refuse(problems: Iterable[str]) -> None:
     """Raise ValueError if there are problems; it holds every one."""
     found = [*problems]
     if found:
-        raise shapes.Refused(found)
+        raise validation.Refused(found)
 
 
 def under(key: str, problems: Iterable[str]) -> Iterator[str]:

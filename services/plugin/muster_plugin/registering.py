@@ -1,4 +1,4 @@
-"""Door to the kubelet that is to list a resource: we register, or its plugin watcher finds us."""
+"""Adapter: the kubelet that is to list a resource: we register, or its plugin watcher finds us."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pure. The life of one resource with the kubelet, as a machine: it is never lost for good.
+"""Pure: The life of one resource with the kubelet, as a machine: it is never lost for good.
 
     state        | signal                              | then
     -------------|-------------------------------------|------------------------------------------

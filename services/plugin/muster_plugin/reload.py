@@ -1,4 +1,4 @@
-"""Door to the settings' file while the plugin runs: what changes in it is taken, or refused."""
+"""Adapter: the settings' file while the plugin runs: what changes in it is taken, or refused."""
 
 import asyncio
 import contextlib

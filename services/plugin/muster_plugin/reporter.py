@@ -1,4 +1,4 @@
-"""Door to the bus, Kubernetes' probes and Prometheus: what the node does is told there.
+"""Adapter: the bus, Kubernetes' probes and Prometheus: what the node does is told there.
 
 All of it is imported and connected when everything is registered. The bus may stay away for ever.
 """
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 import muster
-from muster import lean, logs, vocabulary
+from muster import lean, vocabulary
+from muster.service import logs
 from muster_plugin import beats, config, probing, start
 from muster_plugin import node as node_door
 
 if TYPE_CHECKING:
-    from muster import bus
+    from muster.nats import bus
 
 _GOODBYE_S: Final = 0.5
 _MISSED_BEATS_MAX: Final = 3
@@ -57,7 +58,9 @@ class Reporter:
         await self._node.lives.settle()
         lean.load("nats.aio.client", without=["_hashlib", "aiohttp", "importlib.metadata"])
         lean.load("prometheus_client", hollow=_HTTP)
-        from muster import bus, codec, probes  # noqa: PLC0415  # 60 ms, after the registration
+        from muster import codec  # noqa: PLC0415  # 60 ms, after the registration
+        from muster.nats import bus  # noqa: PLC0415  # 60 ms, after the registration
+        from muster.service import probes  # noqa: PLC0415  # 60 ms, after the registration
         from muster_plugin import metrics  # noqa: PLC0415  # the same
 
         metrics.register(self._node, self._beat_age_s)

@@ -1,4 +1,4 @@
-"""Pure. What became of devices, as the events that tell it.
+"""Pure: What became of devices, as the events that tell it.
 
 A GPU has one life, whatever the number of its replicas: what befalls them alike is told once.
 """

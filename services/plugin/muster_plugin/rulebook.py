@@ -1,4 +1,4 @@
-"""Pure. The whole configuration of the devices, schema v1: for every node, and for some nodes."""
+"""Pure: The whole configuration of the devices, schema v1: for every node, and for some nodes."""
 
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from muster import shapes
+from muster.service import validation
 from muster_plugin import gpu_rules, overlaps, refusals, rules
 
 API_VERSION: Final = "muster.dev/v1"
@@ -22,9 +22,9 @@ class Here(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Refuse what cannot stand together."""
-        shapes.refuse(self)
+        validation.refuse(self)
 
-    def demands(self) -> Iterator[shapes.Demand]:
+    def demands(self) -> Iterator[validation.Demand]:
         """Give each demand apart."""
         yield lambda: _repeated(self.resources, self.gpus)
         yield lambda: _overlaps(self.resources)
@@ -43,9 +43,9 @@ class NodeRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Refuse what would silently match every node, or say nothing."""
-        shapes.refuse(self)
+        validation.refuse(self)
 
-    def demands(self) -> Iterator[shapes.Demand]:
+    def demands(self) -> Iterator[validation.Demand]:
         """Give each demand apart."""
         yield self._match_problems
         yield self._empty_problems
@@ -84,9 +84,9 @@ class Rules(
 
     def __post_init__(self) -> None:
         """Refuse what only shows when the resources are seen together."""
-        shapes.refuse(self)
+        validation.refuse(self)
 
-    def demands(self) -> Iterator[shapes.Demand]:
+    def demands(self) -> Iterator[validation.Demand]:
         """Give each demand apart."""
         yield self._empty_problems
         yield lambda: name_problems(self.resources, self.gpus, self.nodes)
@@ -114,15 +114,15 @@ def name_problems(
 ) -> Iterator[str]:
     """Say which resources have one name, on every node or on some."""
     yield from _repeated(resources, gpus)
-    for at, some in shapes.whole(nodes):
+    for at, some in validation.whole(nodes):
         yield from refusals.under(f"nodes[{at}]", _repeated(some.resources, some.gpus))
 
 
 def overlap_problems(resources: Resources, nodes: Sequence[NodeRules | None]) -> Iterator[str]:
     """Say which resources would count the same nodes, as far as the rules alone tell."""
-    some = [*shapes.whole(nodes)]
+    some = [*validation.whole(nodes)]
     lists: list[Resources] = [resources, *(one.resources for _, one in some)]
-    everything = [resource for given in lists for _, resource in shapes.whole(given)]
+    everything = [resource for given in lists for _, resource in validation.whole(given)]
     count = sum(len(group.devices) for resource in everything for group in resource.groups)
     if count > _NODES_MAX:
         yield f"resources: {count} entries in all their groups; at most {_NODES_MAX}"
@@ -133,7 +133,7 @@ def overlap_problems(resources: Resources, nodes: Sequence[NodeRules | None]) ->
 
 
 def _repeated(resources: Resources, gpus: gpu_rules.Gpus | None) -> Iterator[str]:
-    named = [resource.name for _, resource in shapes.whole(resources) if not resource.per_match]
+    named = [resource.name for _, resource in validation.whole(resources) if not resource.per_match]
     for name in refusals.repeated([*named, *(gpus.names() if gpus else ())]):
         yield f"resources: two are named {name}; the kubelet would keep only the newer one"
 
@@ -148,9 +148,9 @@ def _overlaps(resources: Resources) -> Iterator[str]:
 
 def warnings(resources: Resources, nodes: Sequence[NodeRules | None] = ()) -> Iterator[str]:
     """Say which entries can be used, and yet will hardly find what was meant."""
-    for at, resource in shapes.whole(resources):
+    for at, resource in validation.whole(resources):
         yield from (f"resources[{at}].{warning}" for warning in resource.warnings())
-    for at, some in shapes.whole(nodes):
+    for at, some in validation.whole(nodes):
         yield from (f"nodes[{at}].{warning}" for warning in warnings(some.resources))
 
 
@@ -158,7 +158,7 @@ def claims(resources: Resources) -> tuple[overlaps.Claim, ...]:
     """Return every entry whose device nodes its resource counts for itself alone."""
     return tuple(
         overlaps.Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", nodes=nodes)
-        for at, resource in shapes.whole(resources)
+        for at, resource in validation.whole(resources)
         for key, nodes in resource.nodes()
         if nodes.type is rules.NodeType.DEVICE and not nodes.shared
     )

@@ -1,4 +1,4 @@
-"""Pure. One resource of schema v1: which device nodes it is, and how they are given.
+"""Pure: One resource of schema v1: which device nodes it is, and how they are given.
 
 A resource is one or several groups; what a group describes is handed out together, as one unit.
 What a person can write down wrong is refused here, before anything is looked for; the texts name
@@ -12,7 +12,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import sections, shapes, vocabulary
+from muster import vocabulary
+from muster.service import sections, validation
 from muster_plugin import names, patterns, refusals
 
 _PERMISSIONS: Final = re.compile(r"(?!.*(.).*\1)[rwm]{1,3}")
@@ -104,7 +105,7 @@ class Nodes(
 
     def __post_init__(self) -> None:
         """Refuse what can never be found, or what no container runtime would take."""
-        shapes.refuse(self)
+        validation.refuse(self)
 
     @property
     def is_literal(self) -> bool:
@@ -123,7 +124,7 @@ class Nodes(
         for at, glob in enumerate(self.exclude):
             yield from refusals.under(f"exclude[{at}]", patterns.glob_warnings(glob))
 
-    def demands(self) -> Iterator[shapes.Demand]:
+    def demands(self) -> Iterator[validation.Demand]:
         """Give each demand apart."""
         yield self._found_by
         yield self._path_problems
@@ -180,16 +181,16 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Refuse two things that would lie in the same place in the container."""
-        shapes.refuse(self)
+        validation.refuse(self)
 
-    def demands(self) -> Iterator[shapes.Demand]:
+    def demands(self) -> Iterator[validation.Demand]:
         """Give each demand apart."""
         yield self._place_problems
 
     def _place_problems(self) -> Iterator[str]:
         places = [
             nodes.mount_path or nodes.path
-            for _, nodes in shapes.whole(self.devices)
+            for _, nodes in validation.whole(self.devices)
             if not nodes.mount_path.endswith("/") and (nodes.mount_path or nodes.is_literal)
         ]
         for place in refusals.repeated(places):
@@ -213,9 +214,9 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Refuse a command that could not be run."""
-        shapes.refuse(self)
+        validation.refuse(self)
 
-    def demands(self) -> Iterator[shapes.Demand]:
+    def demands(self) -> Iterator[validation.Demand]:
         """Give each demand apart."""
         yield self._command_problems
 
@@ -253,7 +254,7 @@ class Resource(
 
     def __post_init__(self) -> None:
         """Refuse what the kubelet would refuse, or would count twice."""
-        shapes.refuse(self)
+        validation.refuse(self)
 
     def nodes(self) -> Iterator[tuple[str, Nodes]]:
         """Give every entry with the path of its key."""
@@ -266,7 +267,7 @@ class Resource(
         for key, nodes in self.nodes():
             yield from (f"{key}.{warning}" for warning in nodes.warnings())
 
-    def demands(self) -> Iterator[shapes.Demand]:
+    def demands(self) -> Iterator[validation.Demand]:
         """Give each demand apart."""
         yield self._name_problems
         yield self._env_problems
@@ -281,13 +282,13 @@ class Resource(
             yield f"env: {refusals.said(self.env)} is no name of a variable"
 
     def _group_problems(self) -> Iterator[str]:
-        for at, group in shapes.whole(self.groups):
+        for at, group in validation.whole(self.groups):
             if group in self.groups[:at]:
                 first = self.groups.index(group)
                 yield f"groups[{at}]: the same as groups[{first}]; write a larger count"
 
     def _match_problems(self) -> Iterator[str]:
-        for at, group in shapes.whole(self.groups if self.per_match else ()):
+        for at, group in validation.whole(self.groups if self.per_match else ()):
             if len(group.devices) > 1:
                 yield f"groups[{at}].devices: perMatch names each match; a unit is one match here"
             if any(n.type is NodeType.MOUNT for n in group.devices):

@@ -1,4 +1,4 @@
-"""Door to what is there on the host; looks at it beside the loop, because a file system may hang.
+"""Adapter: what is there on the host; looks at it beside the loop, because a file system may hang.
 
 What lies below /dev is looked at apart from the rest: a mount that hangs then hides nothing but
 what lies in it, and of that what was last seen counts.

@@ -1,4 +1,4 @@
-"""Pure. What happens to one resource at the kubelet, and what is to be done about it.
+"""Pure: What happens to one resource at the kubelet, and what is to be done about it.
 
 A generation is one server on one socket. The door that is told to do something always answers, in
 bounded time: Serve with Served, ServeFailed or ServedElsewhere, Register with Registered or

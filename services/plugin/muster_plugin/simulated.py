@@ -1,4 +1,4 @@
-"""Door to GPUs that exist only here, and to a script that says what befalls them.
+"""Adapter: GPUs that exist only here, and to a script that says what befalls them.
 
 Each line of the script is a JSON object: `{"device": 0, "xid": 79}`, or `clear` in place of `xid`.
 The whole file is read at every look, so it may be appended to, rewritten or removed.
@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from muster import logs, vocabulary
+from muster import vocabulary
+from muster.service import logs
 from muster_plugin import config, faults, gpu, gpus, ids, inotify
 
 KIND: Final = "fault_script"

@@ -1,4 +1,4 @@
-"""Door to the container runtime's CDI directory: one spec file for each resource that wants one.
+"""Adapter: the container runtime's CDI directory: one spec file for each resource that wants one.
 
 The files stay when the plugin ends. The kubelet keeps its answers, so a container that starts again
 still names devices that only these files explain.
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from muster import logs
+from muster.service import logs
 from muster_plugin import cdi
 
 

@@ -1,4 +1,4 @@
-"""Door to what must be true before the process serves: its name, its place, being alone."""
+"""Adapter: what must be true before the process serves: its name, its place, being alone."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from muster import logs, vocabulary
+from muster import vocabulary
+from muster.service import logs
 from muster_plugin import claims, config, directory
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")

@@ -1,4 +1,4 @@
-"""Pure. Where one resource stands between us and the kubelet."""
+"""Pure: Where one resource stands between us and the kubelet."""
 
 import enum
 from typing import Final, assert_never

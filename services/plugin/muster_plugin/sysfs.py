@@ -1,4 +1,4 @@
-"""Door to /sys: what the kernel says about a device node.
+"""Adapter: /sys: what the kernel says about a device node.
 
 A device is a directory below /sys/devices, and the directories above it are its parents: the USB
 interface of a serial port, the USB device, the controller. What is asked for is the device's own,

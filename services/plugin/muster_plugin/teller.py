@@ -1,4 +1,4 @@
-"""Door to everybody but the kubelet: what happens on the node goes into the log and to the bus.
+"""Adapter: everybody but the kubelet: what happens on the node goes into the log and to the bus.
 
 Events wait here until there is a bus; then they go to it in order.
 """
@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
-from muster import logs, vocabulary
+from muster import vocabulary
+from muster.service import logs
 from muster_plugin import signals
 
 _PENDING_MAX: Final = 1_000

@@ -1,4 +1,4 @@
-"""Pure. One unit, and how many good looks and checks it still needs before it is Healthy.
+"""Pure: One unit, and how many good looks and checks it still needs before it is Healthy.
 
 The table is that of `lifecycle`.
 """

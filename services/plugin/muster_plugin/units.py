@@ -1,4 +1,4 @@
-"""Pure. From rules and seen nodes to units: what is one device for the kubelet, and what it gives.
+"""Pure: From rules and seen nodes to units: what is one device for the kubelet, and what it gives.
 
 A unit is one row of its group's entries, laid side by side (`pairing`). Unlike generic's, two equal
 USB sticks are two units, and a USB entry can stand beside others.

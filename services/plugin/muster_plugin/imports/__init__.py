@@ -1,1 +1,1 @@
-"""Pure. Configurations written for other device plugins, as rules of ours, with the differences."""
+"""Pure: Configurations written for other device plugins, as rules of ours, with the differences."""

@@ -1,4 +1,4 @@
-"""Pure. Reads the configuration of generic-device-plugin (0.1 and 0.2; deviceplugin/generic.go).
+"""Pure: Reads the configuration of generic-device-plugin (0.1 and 0.2; deviceplugin/generic.go).
 
 `devices:` (or `device:`) holds what its `--device` flag holds: a name and groups; a group's paths
 or USB devices go into a container together. Before 0.1 the flag was `name,path,path`.

@@ -1,4 +1,4 @@
-"""Pure. Reads what the iktos fork of NVIDIA's plugin is told to share: `gpu:gpu-mem-gb:-1,...`.
+"""Pure: Reads what the iktos fork of NVIDIA's plugin is told to share: `gpu:gpu-mem-gb:-1,...`.
 
 k8s-gpu-sharing-plugin 9394ddf0, cmd/nvidia-device-plugin/main.go: `original:new:replicas`, where -1
 is one replica for each 1000 MiB. What its README promises is done here, and not its bugs.

@@ -1,4 +1,4 @@
-"""Pure. Finds a plugin's configuration inside the Kubernetes manifests that deploy it.
+"""Pure: Finds a plugin's configuration inside the Kubernetes manifests that deploy it.
 
 What people have at hand is a ConfigMap, or a DaemonSet whose arguments hold the configuration; the
 texts in them are handed back, to be parsed like files.

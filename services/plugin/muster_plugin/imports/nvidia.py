@@ -1,4 +1,4 @@
-"""Pure. Reads the configuration of NVIDIA's k8s-device-plugin (v0.20), and of its iktos fork.
+"""Pure: Reads the configuration of NVIDIA's k8s-device-plugin (v0.20), and of its iktos fork.
 
 A file of `version: v1` (api/config/v1), the flags and variables of its containers, or both: a flag
 goes before a variable, and that before the file. What NVIDIA refuses is refused; what it drops with

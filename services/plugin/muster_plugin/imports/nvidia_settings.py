@@ -1,4 +1,4 @@
-"""Pure. Every flag, variable and key of NVIDIA's k8s-device-plugin (v0.20), and what it is here.
+"""Pure: Every flag, variable and key of NVIDIA's k8s-device-plugin (v0.20), and what it is here.
 
 Sources: cmd/nvidia-device-plugin/main.go, cmd/gpu-feature-discovery/main.go and api/config/v1; what
 the iktos fork adds: its cmd/nvidia-device-plugin/main.go. docs/compatibility.md shows the table.

@@ -1,4 +1,4 @@
-"""Pure. Reads what NVIDIA's k8s-device-plugin (v0.20) is told to share and to rename.
+"""Pure: Reads what NVIDIA's k8s-device-plugin (v0.20) is told to share and to rename.
 
 Sources: api/config/v1/replicas.go, sharing.go and resources.go. NVIDIA drops some of it once it is
 parsed, with a warning; here it works.

@@ -1,4 +1,4 @@
-"""Pure. Reads the configuration of smarter-device-manager (v1.20; main.go, findDevicesPattern).
+"""Pure: Reads the configuration of smarter-device-manager (v1.20; main.go, findDevicesPattern).
 
 A list of `{devicematch, nummaxdevices}`: a Go regular expression on the path below /dev, unanchored
 unless written so, and how many ids each match gets. Each match is a resource of its own, named

@@ -1,4 +1,4 @@
-"""Pure. Reads trees that others designed: takes what they take, and names all the rest.
+"""Pure: Reads trees that others designed: takes what they take, and names all the rest.
 
 A problem is what the other plugin refuses too, or what would mean something else here. A
 difference is everything that works, but not in quite the same way.
@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from muster import quoting, shapes
+from muster.service import quoting, validation
 from muster_plugin import refusals, rulebook, rules
 
 _MEANT: Final = "; did you mean "
@@ -110,8 +110,8 @@ class Reader:
         `keys` holds the peer's key for each of ours that has another there; what is below one of
         ours is below the peer's too.
         """
-        problems: list[shapes.Problem] = []
-        found: rules.Resource | None = shapes.read(rules.Resource, tree, problems)
+        problems: list[validation.Problem] = []
+        found: rules.Resource | None = validation.read(rules.Resource, tree, problems)
         for problem in problems:
             ours = max((key for key in keys if _is_below(problem.path, key)), key=len, default="")
             theirs = f"{keys.get(ours, path)}.{problem.path.removeprefix(ours).lstrip('.')}"
@@ -125,7 +125,7 @@ class Reader:
             raise Unreadable([*self.problems, *meant])
         try:
             found = rulebook.Rules(api_version=rulebook.API_VERSION, resources=tuple(resources))
-        except shapes.Refused as error:
+        except validation.Refused as error:
             told = [problem.removeprefix("resources: ") for problem in error.problems]
             raise Unreadable(told) from None
         return Imported(rules=found, differences=tuple(self.differences))

@@ -1,0 +1,330 @@
+"""Adapter: the Kubernetes API: one request and its answer, all pages of a list, a watch's lines.
+
+In bytes: the library's generated models would cost more memory than everything else. What the API
+refuses is answered, not raised; every wait has an end.
+"""
+
+import asyncio
+import contextlib
+import email.utils
+import itertools
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+import msgspec
+import prometheus_client
+
+from muster.kubernetes import client
+
+LOST: Final = (OSError, TimeoutError, aiohttp.ClientError, client.ApiException)
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises on bytes; too deep a nesting ends in the last."""
+NoCluster = client.NoCluster
+JSON: Final = "application/json"
+APPLY: Final = "application/apply-patch+yaml"
+MERGE: Final = "application/merge-patch+json"
+PASSING: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
+
+_TRY_AGAIN_S: Final = 0.1
+_WAIT_MAX_S: Final = 60.0
+_CREDENTIALS_S: Final = 30.0
+_TEXT_MAX: Final = 300
+_MESSAGE_MAX: Final = 1000
+"""Of the API's own words: they name each owner of each field that is in conflict."""
+_LINE_BYTES_MAX: Final = 8 * 1024 * 1024
+_BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+_PAGE: Final = 500
+_PAGES_MAX: Final = 1000
+
+_REQUESTS: Final = prometheus_client.Counter(
+    "muster_kubernetes_requests_total", "Requests to the Kubernetes API.", ["verb", "status"]
+)
+
+
+class Refused(Exception):
+    """The API did not give a list or a watch."""
+
+    def __init__(self, answer: "Answer") -> None:
+        super().__init__(answer.problem)
+        self.answer = answer
+
+
+class _Status(msgspec.Struct, frozen=True):
+    message: str = ""
+
+
+class _ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class _List(msgspec.Struct, frozen=True):
+    metadata: _ListMetadata = _ListMetadata()
+    items: list[msgspec.Raw] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the API said; status 0 is nothing, and `body` then why.
+
+    `date` is its own clock. `wait_s` is how long it wants to be left alone.
+    """
+
+    what: str
+    status: int
+    body: bytes
+    date: datetime | None = None
+    wait_s: float = 0.0
+
+    @property
+    def is_ok(self) -> bool:
+        """Tell whether it did what was asked."""
+        return HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Tell whether we have not the right."""
+        return self.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+
+    @property
+    def is_passing(self) -> bool:
+        """Tell whether it may go otherwise another time."""
+        return self.status in PASSING
+
+    @property
+    def problem(self) -> str:
+        """Say what was not done, in the API's own words; empty if it was."""
+        if self.is_ok:
+            return ""
+        text = self.body[: 4 * _TEXT_MAX].decode("utf-8", "replace")[:_TEXT_MAX]
+        if self.status:
+            with contextlib.suppress(*UNREADABLE):
+                text = msgspec.json.decode(self.body, type=_Status).message or text
+        short = " ".join(text.split())[:_MESSAGE_MAX]
+        status = f"HTTP {self.status} " if self.status else ""
+        return f"{self.what}: {status}{short}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of a list: undecoded objects, and the version that the list is of."""
+
+    items: list[msgspec.Raw]
+    version: str
+
+
+async def find(
+    *,
+    kubeconfig: str | None,
+    context: str | None,
+    attempts: int | None = None,
+    timeout_s: float = _CREDENTIALS_S,
+) -> "Api":
+    """Return the API of a kubeconfig, else of the cluster this runs in. Raises NoCluster."""
+    where = await client.where(kubeconfig=kubeconfig, context=context, timeout_s=timeout_s)
+    return Api(where, attempts=attempts)
+
+
+class Api:
+    """The API of one cluster; an async context manager.
+
+    What may pass is asked again, `attempts` times at most; without a number, while there is time.
+    """
+
+    def __init__(self, where: client.Where, *, attempts: int | None = None) -> None:
+        self._api = client.ApiClient(where.configuration)
+        self._attempts = attempts
+        self._told: tuple[datetime, float] | None = None
+        """What its clock said, and when on ours."""
+        self.server = str(where.configuration.host)
+        self.context = where.context
+
+    def now(self) -> datetime | None:
+        """Return what the API server's own clock says now, within a second; None if unheard."""
+        if self._told is None:
+            return None
+        date, at = self._told
+        return date + timedelta(seconds=asyncio.get_running_loop().time() - at)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self._api.close()  # type: ignore[no-untyped-call]
+
+    async def ask(
+        self,
+        verb: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: object | None = None,
+        content: str = JSON,
+        timeout_s: float,
+        attempts: int | None = None,
+        body_bytes_max: int = _BODY_BYTES_MAX,
+    ) -> Answer:
+        """Return the API's answer; what may pass is asked again while there is time.
+
+        One of more than `body_bytes_max` is none.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        pause_s = _TRY_AGAIN_S
+        answer = Answer(what=f"{verb.lower()} {path}", status=0, body=b"no answer")
+        last = attempts or self._attempts
+        for attempt in itertools.count(1):
+            left_s = deadline - clock()
+            if left_s <= 0:
+                break
+            answer = await self._once(
+                verb,
+                path,
+                query or {},
+                body,
+                content,
+                timeout_s=left_s,
+                body_bytes_max=body_bytes_max,
+            )
+            wait_s = max(pause_s, answer.wait_s)
+            if not answer.is_passing or attempt == last or wait_s >= deadline - clock():
+                break
+            await asyncio.sleep(wait_s)
+            pause_s *= 2
+        return answer
+
+    async def post(self, path: str, body: object, *, timeout_s: float) -> str:
+        """Create an object; return what went wrong in words, or nothing."""
+        return (await self.ask("POST", path, body=body, timeout_s=timeout_s)).problem
+
+    async def pages(
+        self, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float
+    ) -> AsyncGenerator[Page, None]:
+        """Give a list, page by page. Raises Refused, with 410 if the list expired between pages."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        token = ""
+        for _ in range(_PAGES_MAX):
+            asked = {**(query or {}), "limit": str(_PAGE)} | ({"continue": token} if token else {})
+            answer = await self.ask(
+                "GET", path, query=asked, timeout_s=max(0.001, deadline - clock())
+            )
+            if not answer.is_ok:
+                raise Refused(answer)
+            try:
+                page = msgspec.json.decode(answer.body, type=_List)
+            except UNREADABLE as error:
+                text = f"unreadable: {error}".encode()
+                raise Refused(Answer(what=answer.what, status=0, body=text)) from None
+            if not page.metadata.resource_version:
+                raise Refused(Answer(what=answer.what, status=0, body=b"unreadable: no list"))
+            yield Page(page.items or [], page.metadata.resource_version)
+            token = page.metadata.continue_
+            if not token:
+                return
+        raise Refused(Answer(what=f"get {path}", status=0, body=b"a list without end"))
+
+    async def watch(
+        self, path: str, query: Mapping[str, str], *, idle_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Give the lines of a watch until it ends. Raises Refused, and what `LOST` names.
+
+        A watch that says nothing for `idle_s`, no bookmark either, is lost: TimeoutError.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=idle_s, sock_read=idle_s)
+        response = await self._send("GET", path, query, None, JSON, timeout)
+        try:
+            if response.status != HTTPStatus.OK:
+                body = await response.content.read(64 * 1024)
+                raise Refused(_answer(f"watch {path}", response, body))
+            _REQUESTS.labels("watch", str(response.status)).inc()
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line:
+                        yield line
+                if len(rest) > _LINE_BYTES_MAX:
+                    raise ConnectionError(f"watch {path}: a line of more than {_LINE_BYTES_MAX}")
+        finally:
+            response.close()
+
+    async def _once(
+        self,
+        verb: str,
+        path: str,
+        query: Mapping[str, str],
+        body: object | None,
+        content: str,
+        *,
+        timeout_s: float,
+        body_bytes_max: int,
+    ) -> Answer:
+        what = f"{verb.lower()} {path}"
+        try:
+            timeout = aiohttp.ClientTimeout(total=timeout_s)
+            response = await self._send(verb, path, query, body, content, timeout)
+            answer = _answer(what, response, await _body(response, body_bytes_max))
+            if answer.date is not None:
+                self._told = answer.date, asyncio.get_running_loop().time()
+        except LOST as error:
+            why = str(error) or f"no answer within {timeout_s:.1f} s"
+            answer = Answer(what=what, status=0, body=why.encode())
+        _REQUESTS.labels(verb.lower(), str(answer.status) if answer.status else "no_answer").inc()
+        return answer
+
+    async def _send(
+        self,
+        verb: str,
+        path: str,
+        query: Mapping[str, str],
+        body: object | None,
+        content: str,
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  # aiohttp's own, of several parts
+    ) -> aiohttp.ClientResponse:
+        request = await self._api.param_serialize(
+            method=verb,
+            resource_path=path,
+            query_params=list(query.items()),
+            header_params={"Accept": JSON}
+            | ({"Content-Type": content} if body is not None else {}),
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        # declared as a number, handed to aiohttp as it is
+        found = await self._api.call_api(*request, _request_timeout=timeout)
+        response: aiohttp.ClientResponse = found.response
+        return response
+
+
+async def _body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """Return a whole body. Raises ConnectionError for one without end."""
+    found = bytearray()
+    async for chunk in response.content.iter_any():
+        found += chunk
+        if len(found) > bytes_max:
+            response.close()
+            raise ConnectionError(f"a body of more than {bytes_max} bytes")
+    return bytes(found)
+
+
+def _answer(what: str, response: aiohttp.ClientResponse, body: bytes) -> Answer:
+    date: datetime | None = None
+    with contextlib.suppress(TypeError, ValueError):
+        date = email.utils.parsedate_to_datetime(response.headers.get("Date", ""))
+        # RFC 5322 3.3: "-0000" is a time of UTC, and Python's is then without a zone
+        date = date if date.tzinfo else date.replace(tzinfo=UTC)
+    wait_s = 0.0
+    with contextlib.suppress(ValueError):
+        wait_s = min(_WAIT_MAX_S, max(0.0, float(response.headers.get("Retry-After", "0"))))
+    return Answer(what=what, status=response.status, body=body, date=date, wait_s=wait_s)

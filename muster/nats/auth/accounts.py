@@ -1,0 +1,235 @@
+"""Pure: The same rights as `permissions` for a nats-server that believes keys instead of passwords.
+
+An operator signs the accounts, an account names the keys that may sign its users. Each role has a
+signing key of its own with a scope: whoever holds it makes users of that role and no others, and
+what the role may do stands in the account, not in the user (nats-io/jwt v2, scoped signing keys).
+
+Who brings a token instead of credentials lands in the account AUTH, which asks the gate.
+"""
+
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from muster.nats.auth import jwts, nkeys, permissions
+
+Claims: TypeAlias = dict[str, object]
+
+CALLOUT: Final = "$SYS.REQ.USER.AUTH"
+"""Where nats-server asks about who is neither known nor refused (server/auth_callout.go; 2.15)."""
+NODE_TAG: Final = "node"
+_CALLOUT_S: Final = 4
+"""How long nats-server waits for the gate; clients wait for 2 s and come again."""
+_NO_LIMIT: Final = -1
+_SUBSCRIPTIONS_MAX: Final = 20
+_PAYLOAD_MAX: Final = 1_048_576
+_VERSION: Final = 2
+_OF_CLIENTS: Final = ("CONNECT", "DISCONNECT")
+_OF_SERVERS: Final = ("LAMEDUCK", "SHUTDOWN")
+
+
+class Role(enum.StrEnum):
+    """Who somebody is on the bus; each has a signing key."""
+
+    NODE = "node"
+    READER = "reader"
+    HEALTH = "health"
+    LABELER = "labeler"
+    NOTIFIER = "notifier"
+    ADMIN = "admin"
+
+
+CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.ADMIN)
+"""Those of which there is one each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """What accounts are made of: the four that sign, and the public halves that they name."""
+
+    operator: nkeys.Key
+    system: nkeys.Key
+    auth: nkeys.Key
+    muster: nkeys.Key
+    plugins: nkeys.Key
+    gate: str
+    """The one user of the account AUTH."""
+    answers: Sequence[str]
+    """Keys the gate may sign its answers with."""
+    roles: Mapping[Role, Sequence[str]]
+    """Keys that may sign users, by role: one, or while they are changed several."""
+
+
+def user(role: Role, public: str, *, name: str, account: str, until: float | None = None) -> Claims:
+    """Return the claims of a user of `name`, for a key of its role to sign.
+
+    The name of a role of which there is one each is the role. A user with a scope may say nothing
+    of its rights itself.
+    """
+    nats: Claims = {"type": "user", "version": _VERSION, "issuer_account": account}
+    claims: Claims = {"sub": public, "name": name, "nats": nats}
+    if role is Role.NODE:
+        nats["tags"] = [f"{NODE_TAG}:{name.removeprefix(permissions.plugin_user(''))}"]
+    return claims if until is None else claims | {"exp": round(until)}
+
+
+def gate_user(public: str) -> Claims:
+    """Return the claims of the gate itself, for the account AUTH to sign."""
+    rights = {
+        "sub": {"allow": [CALLOUT]},
+        "pub": {"deny": [">"]},
+        "resp": {"max": 1, "ttl": permissions.ANSWER_S * 10**9},
+    }
+    return {"sub": public, "name": "gate", "nats": _kind("user") | _unlimited() | rights}
+
+
+def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
+    """Return accounts.conf for nats-server; there is no secret in it.
+
+    `sentinel` is the public key of a user that nobody is: who brings a token and no credentials is
+    taken for it until the gate has answered.
+    """
+    accounts = (
+        (keys.system, _system()),
+        (keys.auth, _auth(keys)),
+        (keys.plugins, _plugins(keys)),
+        (keys.muster, _muster(keys)),
+    )
+    operator = {"type": "operator", "version": _VERSION, "system_account": keys.system.public}
+    nobody = _unlimited() | {"bearer_token": True, "pub": {"deny": [">"]}, "sub": {"deny": [">"]}}
+    signed = {
+        key.public: jwts.encode({"sub": key.public, **claims}, keys.operator, at=at)
+        for key, claims in accounts
+    }
+    lines = [
+        "# made by `muster auth`; what it says is signed, and no secret",
+        # nats-server reloads nothing at all once this is another text (server/reload.go; 2.15)
+        f"operator: {jwts.encode(_named(keys.operator, 'muster', operator), keys.operator, at=0)}",
+        f"system_account: {keys.system.public}",
+        "resolver: MEMORY",
+        "resolver_preload {",
+        *(f"  {public}: {text}" for public, text in signed.items()),
+        "}",
+        "default_sentinel: "
+        + jwts.encode(
+            {"sub": sentinel, "name": "sentinel", "nats": _kind("user") | nobody}, keys.auth, at=at
+        ),
+        f"authorization {{ timeout: {_CALLOUT_S} }}",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _system() -> Claims:
+    # who imports what is in the accounts, which only the operator can write
+    subjects = [f"$SYS.ACCOUNT.*.{what}" for what in _OF_CLIENTS]
+    subjects += [f"$SYS.SERVER.*.{what}" for what in _OF_SERVERS]
+    exports = [_stream(subject) for subject in subjects]
+    return {"name": "SYS", "nats": _kind("account") | {"limits": _limits(), "exports": exports}}
+
+
+def _auth(keys: Keys) -> Claims:
+    asks = {"auth_users": [keys.gate], "allowed_accounts": [keys.plugins.public]}
+    held = {"limits": _limits(), "signing_keys": list(keys.answers), "authorization": asks}
+    return {"name": "AUTH", "nats": _kind("account") | held}
+
+
+def _plugins(keys: Keys) -> Claims:
+    held = {
+        "limits": _limits(),
+        "exports": [_stream("muster.heartbeat.>"), _service("muster.rpc.>")],
+        "imports": [_from(keys.muster, _service("muster.event.>"))],
+        "signing_keys": _signers(keys, [Role.NODE]),
+    }
+    return {"name": permissions.PLUGINS, "nats": _kind("account") | held}
+
+
+def _muster(keys: Keys) -> Claims:
+    stored = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), _NO_LIMIT)
+    imports = [
+        _from(keys.system, _stream(f"$SYS.ACCOUNT.{account.public}.{what}"), to=what.lower())
+        for account in (keys.muster, keys.plugins)
+        for what in _OF_CLIENTS
+    ]
+    imports += [
+        _from(keys.system, _stream(f"$SYS.SERVER.*.{what}"), to=f"{what.lower()}.$1")
+        for what in _OF_SERVERS
+    ]
+    imports += [
+        _from(keys.plugins, _stream("muster.heartbeat.>")),
+        _from(keys.plugins, _service("muster.rpc.>")),
+    ]
+    held = {
+        "limits": _limits() | stored,
+        "exports": [_service("muster.event.>")],
+        "imports": imports,
+        "signing_keys": _signers(keys, [role for role in Role if role is not Role.NODE]),
+    }
+    return {"name": permissions.ACCOUNT, "nats": _kind("account") | held}
+
+
+def _signers(keys: Keys, roles: Collection[Role]) -> list[Claims]:
+    return [
+        {"kind": "user_scope", "key": key, "role": role, "template": _template(role)}
+        for role in roles
+        for key in keys.roles.get(role, ())
+    ]
+
+
+def _stream(subject: str) -> Claims:
+    return {"name": subject, "subject": subject, "type": "stream"}
+
+
+def _service(subject: str) -> Claims:
+    return {"name": subject, "subject": subject, "type": "service"}
+
+
+def _from(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
+    """Return an import of what an account shares, below `muster.nats` where `to` says so."""
+    whole = {**shared, "account": account.public}
+    return whole | {"local_subject": f"muster.nats.{to}"} if to else whole
+
+
+def _template(role: Role) -> Claims:
+    grant = _grant(role)
+    found = _unlimited() | {
+        "pub": _allowed(grant.publish, grant.publish_denied),
+        "sub": _allowed(grant.subscribe, grant.subscribe_denied),
+        "allowed_connection_types": ["STANDARD"],
+    }
+    if grant.answers:
+        found["resp"] = {"max": 1, "ttl": permissions.ANSWER_S * 10**9}
+    if role in {Role.NODE, Role.READER}:
+        # of credentials; for whom the gate lets in only the server's limits hold (auth_callout.go)
+        found |= {"subs": _SUBSCRIPTIONS_MAX, "payload": _PAYLOAD_MAX}
+    return found
+
+
+def _grant(role: Role) -> permissions.Grant:
+    if role is Role.NODE:
+        return permissions.each_plugin()
+    if role is Role.READER:
+        return permissions.each_reader()
+    return {grant.user: grant for grant in permissions.central()}[role]
+
+
+def _allowed(allowed: Collection[str], denied: Collection[str]) -> Claims:
+    found: Claims = {"allow": list(allowed)}
+    return found | {"deny": list(denied)} if denied else found
+
+
+def _named(key: nkeys.Key, name: str, nats: Claims) -> Claims:
+    return {"sub": key.public, "name": name, "nats": nats}
+
+
+def _kind(of: str) -> Claims:
+    return {"type": of, "version": _VERSION}
+
+
+def _unlimited() -> Claims:
+    return {"subs": _NO_LIMIT, "data": _NO_LIMIT, "payload": _NO_LIMIT}
+
+
+def _limits() -> Claims:
+    counted = ("imports", "exports", "conn", "leaf")
+    return _unlimited() | dict.fromkeys(counted, _NO_LIMIT) | {"wildcards": True}

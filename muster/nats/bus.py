@@ -1,0 +1,267 @@
+"""Adapter: NATS: publish events, send and hear beats, ask and answer.
+
+Beats are skipped while disconnected: nats-py would keep them and send one stale burst later.
+"""
+
+import asyncio
+import collections
+import contextlib
+import functools
+import itertools
+import uuid
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Final, Self
+
+import nats.errors
+import prometheus_client
+
+from muster import codec, vocabulary
+from muster.nats import admin, connection, jetstream, traffic
+from muster.service import logs, runtime
+
+QUEUE_MAX: Final = 1_000
+"""Events kept during an outage; then the oldest go, counted. A snapshot follows every reconnect."""
+
+_SWEEP_S: Final = 15.0
+_CANCEL_AGAIN_S: Final = 0.1
+
+_QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting for NATS.")
+
+
+class NobodyAnswered(Exception):
+    """A request found no answer; `subscribed` tells whether anybody was there to hear it."""
+
+    def __init__(self, subject: str, *, subscribed: bool) -> None:
+        super().__init__(f"{subject}: {'no answer in time' if subscribed else 'nobody listens'}")
+        self.subscribed = subscribed
+
+
+class Bus:
+    """One process's place on the bus; an async context manager that never waits for the server.
+
+    `producer` names the process in every event's source, such as `plugins/device-plugin`. With
+    `owner`, missing streams and buckets are created, with so many `replicas`, and swept; all others
+    have no right to and only wait.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        producer: str,
+        name: str,
+        boot: str = "",
+        owner: bool = False,
+        replicas: int = 1,
+    ) -> None:
+        self.instance = uuid.uuid4().hex[:16]
+        create = functools.partial(admin.create_streams, replicas=replicas)
+        self.link = connection.Connection(url, name=name, prepare=create if owner else None)
+        self._producer = producer
+        self._boot = boot
+        self._log = logs.logger()
+        self._sequence = itertools.count(1)
+        self._queue: collections.deque[tuple[vocabulary.Event, str | None, int]] = (
+            collections.deque()
+        )
+        self._queued = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_owner = owner
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        """Start connecting and sending."""
+        await self.link.__aenter__()
+        self._tasks.append(asyncio.create_task(self._send_queue()))
+        if self._is_owner:
+            self._tasks.append(asyncio.create_task(self._sweep()))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Close; what is still queued is lost, see `flush`."""
+        assert self._tasks, "left without being entered"
+        left = set(self._tasks)
+        while left:
+            for task in left:
+                task.cancel()
+            # see runtime.end_if_cancelled
+            _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.link.__aexit__(kind, error, at)
+
+    def enqueue(self, event: vocabulary.Event, *, event_id: str | None = None) -> None:
+        """Publish an event soon and in order; never waits, never raises.
+
+        During an outage the newest `QUEUE_MAX` events are kept.
+        """
+        if len(self._queue) >= QUEUE_MAX:
+            self._queue.popleft()
+            traffic.PUBLISHED.labels("dropped").inc()
+        self._queue.append((event, event_id, next(self._sequence)))
+        _QUEUED.set(len(self._queue))
+        self._idle.clear()
+        self._queued.set()
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until everything enqueued is in its stream; False if it is not in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        return self._idle.is_set()
+
+    async def publish(
+        self,
+        event: vocabulary.Event,
+        *,
+        event_id: str | None = None,
+        still: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Publish an event and return when its stream has it, however long that takes.
+
+        Give `event_id` where the fact has an identity of its own, so that a restarted producer
+        repeats it under the same one. `still` is asked before every try; once it says no, nothing
+        more is tried and the answer is False.
+        """
+        return await self._publish(event, event_id, next(self._sequence), still)
+
+    async def beat(self, beat: vocabulary.Heartbeat) -> bool:
+        """Send a sign of life; False when it was skipped because the server is away."""
+        client = self.link.live_client()
+        if client is None:
+            traffic.PUBLISHED.labels("beat_skipped").inc()
+            return False
+        await client.publish(beat.subject, codec.encode_heartbeat(beat))
+        traffic.PUBLISHED.labels("beat").inc()
+        return True
+
+    async def heartbeats(
+        self, handler: Callable[[vocabulary.Heartbeat], Awaitable[None]], *, node: str = "*"
+    ) -> None:
+        """Call `handler` with every believable beat, from now on; the others are counted."""
+
+        async def receive(message: connection.Message) -> None:
+            try:
+                beat = codec.decode_heartbeat(message.data, subject=message.subject)
+            except codec.MalformedEvent as error:
+                traffic.RECEIVED.labels(f"malformed_{error.reason}").inc()
+                return
+            traffic.RECEIVED.labels("beat").inc()
+            await handler(beat)
+
+        token = node if node == "*" else vocabulary.node_token(node)
+        await self.link.subscribe(f"muster.heartbeat.{token}.*", receive)
+
+    async def answer(self, subject: str, reply: Callable[[], bytes]) -> None:
+        """Answer every request on a subject, from now on."""
+
+        async def receive(message: connection.Message) -> None:
+            if message.reply:
+                await message.respond(reply())
+
+        await self.link.subscribe(subject, receive)
+
+    async def listen(self, subject: str, handler: Callable[[str, bytes], Awaitable[None]]) -> None:
+        """Call `handler` with subject and payload of what others than muster say, from now on."""
+
+        async def receive(message: connection.Message) -> None:
+            await handler(message.subject, message.data)
+
+        await self.link.subscribe(subject, receive)
+
+    async def ask(self, subject: str, *, timeout_s: float) -> bytes:
+        """Send a request and return its answer. Raises NobodyAnswered."""
+        client = self.link.live_client()
+        if client is None:
+            raise NobodyAnswered(subject, subscribed=False)
+        try:
+            answer = await client.request(subject, timeout=timeout_s)
+        except nats.errors.NoRespondersError:
+            raise NobodyAnswered(subject, subscribed=False) from None
+        except connection.LOST:
+            raise NobodyAnswered(subject, subscribed=True) from None
+        runtime.end_if_cancelled()
+        return answer.data
+
+    async def is_reachable(self, *, timeout_s: float) -> bool:
+        """Tell whether the server answers now, so that a silent peer can be told from our own link.
+
+        A request instead of a ping: nats-py's read loop fails on the pong of a ping that was given
+        up (2.16, `_process_pong`).
+        """
+        client = self.link.live_client()
+        if client is None:
+            return False
+        try:
+            await client.request("$JS.API.INFO", timeout=timeout_s)
+        except nats.errors.NoRespondersError:
+            return True  # by a server without JetStream
+        except connection.LOST:
+            return False
+        return True
+
+    async def _send_queue(self) -> None:
+        while True:
+            await self._queued.wait()
+            while self._queue:
+                head = self._queue[0]
+                await self._publish(*head)
+                # a full queue may have dropped its head meanwhile
+                if self._queue and self._queue[0] is head:
+                    self._queue.popleft()
+                _QUEUED.set(len(self._queue))
+            self._queued.clear()
+            self._idle.set()
+
+    async def _sweep(self) -> None:
+        """Make what was lost and remove what was left behind, every now and then, for ever."""
+        while True:
+            client = await self.link.client()
+            try:
+                # a stream or bucket can be lost while the server is there
+                await self.link.prepare(client)
+                removed = await admin.sweep(client)
+            except connection.LOST as error:
+                runtime.end_if_cancelled()
+                self._log.warning("sweep_failed", error=str(error) or type(error).__name__)
+            else:
+                if removed:
+                    self._log.warning("consumers_removed", count=removed)
+            await asyncio.sleep(_SWEEP_S)
+
+    async def _publish(
+        self,
+        event: vocabulary.Event,
+        event_id: str | None,
+        sequence: int,
+        still: Callable[[], bool] | None = None,
+    ) -> bool:
+        # one that can be guessed is one that another publisher of the stream can use up before us
+        key = event_id or uuid.uuid4().hex
+        try:
+            subject = event.subject
+            payload = codec.encode(
+                event,
+                event_id=key,
+                producer=self._producer,
+                instance=self.instance,
+                sequence=sequence,
+                boot=self._boot,
+            )
+        except (ValueError, OverflowError) as error:
+            # a name that no subject can hold, half a surrogate pair, 65 bits
+            traffic.PUBLISHED.labels("unsendable").inc()
+            self._log.error("event_unsendable", type=event.TYPE, error=str(error))
+            return True
+        if len(payload) > codec.EVENT_BYTES_MAX:
+            traffic.PUBLISHED.labels("oversized").inc()
+            self._log.error("event_oversized", type=event.TYPE, bytes=len(payload))
+            return True
+        headers = {"Nats-Msg-Id": key, "Content-Type": codec.CONTENT_TYPE}
+        return await jetstream.store(self.link, subject, payload, headers, still=still)

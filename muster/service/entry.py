@@ -1,0 +1,110 @@
+"""Adapter: the command line of a service: settings in, exit code out, never a traceback for a user.
+
+Exit codes: 0 ended in order, 1 a bug or a broken invariant (with traceback), 2 what the user gave
+cannot be used (one line for each problem on stderr).
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+import muster
+from muster.service import logs, runtime, settings
+
+Settings = TypeVar("Settings", bound=msgspec.Struct)
+
+
+CannotStart = runtime.CannotStart
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Generic[Settings]):
+    """Where the settings came from; `read` reads them again, and raises BadSettings."""
+
+    file: Path | None
+    read: Callable[[], Settings]
+
+
+def main(
+    service: str,
+    shape: type[Settings],
+    serve: Callable[[Settings], Coroutine[object, object, None]],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Read the settings of `service` and serve until SIGTERM; return the exit code.
+
+    `serve` may raise CannotStart.
+    """
+    return run(service, shape, lambda found, _: serve(found), argv=argv)
+
+
+def run(
+    service: str,
+    shape: type[Settings],
+    serve: Callable[[Settings, Source[Settings]], Coroutine[object, object, None]],
+    *,
+    formats: Mapping[str, settings.Foreign] | None = None,
+    resolve: Callable[[Settings], object] | None = None,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Do what `main` does for a service that reads its settings again, or others' `formats`.
+
+    `resolve` returns what `--check` prints, where that depends on more than the settings; it may
+    raise CannotStart.
+    """
+    prefix = f"MUSTER_{service.upper()}"
+    chosen = _parser(service, prefix, formats or {}).parse_args(argv)
+    foreign = (formats or {}).get(chosen.config_format)
+
+    def read() -> Settings:
+        return settings.load(
+            shape, prefix=prefix, file=chosen.config, environment=os.environ, foreign=foreign
+        )
+
+    try:
+        if not chosen.check:
+            # reading others' files has something to tell
+            logs.configure(service)
+        found = read()
+        if chosen.check:
+            sys.stdout.buffer.write(msgspec.yaml.encode(resolve(found) if resolve else found))
+            return 0
+        asyncio.run(serve(found, Source(chosen.config, read)))
+    except settings.BadSettings as error:
+        for problem in error.problems:
+            sys.stderr.write(f"muster-{service}: {problem}\n")
+        return 2
+    except CannotStart as error:
+        sys.stderr.write(f"muster-{service}: {error}\n")
+        return 2
+    return 0
+
+
+def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"muster-{service}",
+        epilog=f"Every setting can also come from the environment: bus.url is {prefix}__BUS__URL.",
+    )
+    parser.set_defaults(config_format="")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, as YAML")
+    if formats:
+        parser.add_argument(
+            "--config-format",
+            choices=["muster", *formats],
+            default="muster",
+            help="whose file it is; with another's, the rest is set in the environment",
+        )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="print the settings in force here, or why it would not start",
+    )
+    parser.add_argument("--version", action="version", version=f"muster {muster.__version__}")
+    return parser

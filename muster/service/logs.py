@@ -1,0 +1,82 @@
+"""Adapter: stdout: structured log lines, one JSON object each.
+
+A line is a constant event name in lower case with facts as keys. Doors and entry points log, once
+per change of state; pure code returns reasons instead.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+import orjson
+import structlog
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+
+
+class _Stdout:
+    """Standard output, written without a buffer: what its reader left undone cannot pile up."""
+
+    lost = 0
+
+    def __init__(self) -> None:
+        self._descriptor = sys.stdout.fileno()
+
+    def msg(self, line: bytes) -> None:
+        """Write a line; a reader that is gone costs the line, never the service."""
+        rest = line + b"\n"
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            _Stdout.lost += 1
+
+    debug = info = warning = error = critical = msg
+
+
+def configure(service: str, *, level: str = "info", **facts: str) -> None:
+    """Send every log line of this process to stdout, with `service` and `facts` on each."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(serializer=_serialized),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=_Stdout,
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service, **facts)
+    # nats-py and grpc speak through logging; their errors reach us as exceptions and callbacks
+    logging.getLogger("nats").setLevel(logging.CRITICAL)
+
+
+def lines_lost() -> int:
+    """Count the lines that stdout did not take."""
+    return _Stdout.lost
+
+
+def logger() -> structlog.typing.FilteringBoundLogger:
+    """Return the logger of this process.
+
+    A program that never called `configure` only uses our SDK: it hears warnings, through `logging`.
+    """
+    if structlog.is_configured():
+        return structlog.get_logger()  # type: ignore[no-any-return]  # as `configure` made it
+    return structlog.wrap_logger(  # type: ignore[no-any-return]  # of the class given here
+        logging.getLogger("muster"),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
+    )
+
+
+def _serialized(line: object, *, default: Callable[[object], object]) -> bytes:
+    try:
+        return orjson.dumps(line, default=default)
+    except TypeError:
+        # orjson refuses what a device's own strings may hold: half a surrogate pair, 65 bits
+        return json.dumps(line, default=default).encode()

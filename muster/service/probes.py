@@ -1,0 +1,134 @@
+"""Adapter: Kubernetes' probes and Prometheus: /healthz, /readyz and /metrics on one small server."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Final
+
+import prometheus_client
+from prometheus_client import core, registry
+
+from muster.service import logs, runtime
+
+Answer = tuple[int, str, bytes]
+Route = Callable[[], Answer]
+
+_REQUEST_BYTES_MAX: Final = 8192
+_REQUEST_TIMEOUT_S: Final = 5.0
+_CONNECTIONS_MAX: Final = 64
+_REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Unavailable"}
+
+
+class _LostLines(registry.Collector):
+    """Shows what logs counts; its own counter would make every start wait for this library."""
+
+    def collect(self) -> Iterator[core.Metric]:
+        """Read the count."""
+        yield core.CounterMetricFamily(
+            "muster_log_lines_lost", "Lines that stdout did not take.", value=logs.lines_lost()
+        )
+
+
+prometheus_client.REGISTRY.register(_LostLines())
+
+
+def always() -> str | None:
+    """Find nothing wrong."""
+    return None
+
+
+def check(problem: Callable[[], str | None]) -> Route:
+    """Make a probe of a question: 200 while it answers None, else 503 and what it says."""
+
+    def answer() -> Answer:
+        found = problem()
+        if found is None:
+            return 200, "text/plain", b"ok\n"
+        return 503, "text/plain", f"{found}\n".encode()
+
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    host: str,
+    port: int,
+    *,
+    ready: Callable[[], str | None],
+    healthy: Callable[[], str | None] = always,
+    registry: prometheus_client.CollectorRegistry = prometheus_client.REGISTRY,
+    more: Mapping[str, Route] | None = None,
+) -> AsyncIterator[str]:
+    """Serve until the block ends; give the address, `http://host:port`. Port 0 is a free port.
+
+    `ready` and `healthy` say what is wrong, or None. `more` adds routes, such as `/state`. Raises
+    CannotStart when the port cannot be had.
+    """
+    routes: dict[str, Route] = {
+        "/healthz": check(healthy),
+        "/readyz": check(ready),
+        "/metrics": lambda: (
+            200,
+            prometheus_client.CONTENT_TYPE_LATEST,
+            prometheus_client.generate_latest(registry),
+        ),
+        **(more or {}),
+    }
+    clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "streams run this as a task"
+        if len(clients) >= _CONNECTIONS_MAX:
+            # who has waited longest is the least likely to be a probe
+            _cut(clients.pop(next(iter(clients))))
+        clients[task] = writer
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(_respond(routes, head))
+                writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+            pass  # a client that goes away or talks nonsense loses its connection
+        finally:
+            clients.pop(task, None)
+            _cut(writer)
+
+    try:
+        server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
+    except OSError as error:
+        # asyncio says the address once more
+        reason = (error.strerror or str(error)).rpartition(": ")[2]
+        raise runtime.CannotStart(f"http: {host}:{port}: {reason}") from None
+    try:
+        bound = server.sockets[0].getsockname()[1]
+        yield f"http://{host}:{bound}"
+    finally:
+        server.close()
+        left = list(clients)
+        for writer in clients.values():
+            _cut(writer)
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+def _cut(writer: asyncio.StreamWriter) -> None:
+    """End a connection at once."""
+    # one that ended by itself while it was being closed has lost its loop, and abort does not look
+    # (CPython 3.11, asyncio/selector_events.py, _force_close after _write_ready)
+    with contextlib.suppress(AttributeError):
+        writer.transport.abort()
+
+
+def _respond(routes: Mapping[str, Route], head: bytes) -> bytes:
+    method, _, rest = head.partition(b" ")
+    path = rest.split(b" ", 1)[0].split(b"?", 1)[0].decode("latin-1")
+    if path not in routes:
+        status, kind, body = 404, "text/plain", "\n".join((*routes, "")).encode()
+    elif method not in {b"GET", b"HEAD"}:
+        status, kind, body = 405, "text/plain", b"GET only\n"
+    else:
+        status, kind, body = routes[path]()
+    lines = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
+    lines += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return lines.encode() + (b"" if method == b"HEAD" else body)

@@ -1,0 +1,315 @@
+"""Pure: A tree of plain values becomes a frozen object, or everything that is wrong with it.
+
+A shape is a msgspec Struct. What must hold of its fields together it gives as `demands`; where some
+fields are wrong, every demand that needs none of them is still heard. In a list of sections one
+that is wrong is None for them (`whole` leaves it out).
+
+A problem begins with the path of its key, and says what is expected and what was found, in the
+words of YAML.
+"""
+
+import enum
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+from muster.service import quoting
+
+Item = TypeVar("Item")
+
+_WORDS: Final = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "object": "a mapping of keys",
+    "str": "a text",
+}
+_PARTS: Final = {"array": "item", "object": "key", "str": "character"}
+_BOUNDS: Final = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}
+_EXPECTED: Final = re.compile(
+    r"Expected `(?P<kinds>[^`]+)`(, got `[^`]+`)?"
+    r"( (?P<length>of length )?(?P<bound>[<>]=?) (?P<limit>\S+))?"
+)
+_SECRET: Final = re.compile(
+    r"token|secret|password|credential|bearer|_key\b|_key_from", re.IGNORECASE
+)
+_OF_URL: Final = re.compile(r"(://)[^/?#]*(?=@)|(?<=\?).+")
+_AT: Final = re.compile(r" - at `(?:key in )?\$(?P<at>.*)`$", re.DOTALL)
+_STEP: Final = re.compile(r"\[(\d+)\]|\.([^.\[\]]+)")
+_KEY: Final = re.compile(r"[A-Za-z_]\w*(?=[:.\[])")
+
+
+Demand = Callable[[], Iterable[str]]
+"""Gives what is wrong; a text may begin with the key that it concerns."""
+
+
+@runtime_checkable
+class Demanding(Protocol):
+    """A shape whose fields have to fit together."""
+
+    def demands(self) -> Iterable[Demand]:
+        """Give each demand apart."""
+
+
+class Refused(ValueError):
+    """Values that do not fit together; each of the `problems` may begin with the key concerned."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
+class Problem(typing.NamedTuple):
+    """What is wrong, and the path of the key where it is; an empty path is the whole tree."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        """Return both as one line."""
+        return f"{self.path}: {self.text}" if self.path else self.text
+
+
+def read(shape: type[msgspec.Struct], tree: Mapping[Any, Any], problems: list[Problem]) -> Any:
+    """Return a `shape`, or None after adding every problem of the tree."""
+    return _section(shape, tree, "", problems)
+
+
+def refuse(shape: Demanding) -> None:
+    """Raise Refused with every problem of the demands, if there are any."""
+    found = [problem for demand in shape.demands() for problem in demand()]
+    if found:
+        raise Refused(found)
+
+
+def whole(items: Iterable[Item | None]) -> Iterator[tuple[int, Item]]:
+    """Give the items with their numbers, but for those that could not be read."""
+    return ((at, item) for at, item in enumerate(items) if item is not None)
+
+
+class _Unread(AttributeError):
+    """A demand asked for a field that could not be read."""
+
+
+class _Partly:
+    """A shape of which some fields could not be read; the rest of it is as it will be."""
+
+    def __init__(
+        self, shape: type[msgspec.Struct], values: Mapping[str, Any], unread: Collection[str]
+    ) -> None:
+        self._shape, self._values, self._unread = shape, values, unread
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._unread:
+            raise _Unread(name)
+        if name in self._values:
+            return self._values[name]
+        return inspect.getattr_static(self._shape, name).__get__(self, self._shape)
+
+
+def _section(
+    shape: type[msgspec.Struct], tree: Mapping[Any, Any], path: str, problems: list[Problem]
+) -> Any:
+    fields = {field.encode_name: field for field in msgspec.structs.fields(shape)}
+    values: dict[str, Any] = {}
+    unread: set[str] = set()
+    before = len(problems)
+    for name, value in tree.items():
+        if name not in fields:
+            hint = quoting.near(quoting.key(name), fields)
+            unread.update(field.name for known, field in fields.items() if f" {known}?" in hint)
+            hint = hint or f"known keys: {', '.join(fields)}"
+            shown = _shown(value, _below(path, quoting.key(name)))
+            text = f"unknown key (value {quoting.said(shown)}); {hint}"
+            problems.append(Problem(_below(path, quoting.key(name)), text))
+            continue
+        field, so_far = fields[name], len(problems)
+        found = _value(field.type, value, _below(path, name), problems)
+        if found is None and len(problems) > so_far:
+            unread.add(field.name)
+        else:
+            values[field.name] = found
+    for name, field in fields.items():
+        if field.required and name not in tree:
+            problems.append(Problem(_below(path, name), "required, and missing"))
+            unread.add(field.name)
+    if len(problems) == before:
+        try:
+            return shape(**values)
+        except Refused as error:
+            problems.extend(_placed(path, text, fields.values()) for text in error.problems)
+        except ValueError as error:
+            problems.append(_placed(path, str(error), fields.values()))
+    else:
+        problems.extend(_refused(shape, values, unread, path))
+    return None
+
+
+def _refused(
+    shape: type[msgspec.Struct], values: Mapping[str, Any], unread: Collection[str], path: str
+) -> list[Problem]:
+    """Return the problems of each demand that can be heard."""
+    if not issubclass(shape, Demanding):
+        return []
+    fields = msgspec.structs.fields(shape)
+    partly = _Partly(shape, {**_defaults(fields), **values}, unread)
+    found: list[Problem] = []
+    for demand in shape.demands(partly):
+        try:
+            found.extend(_placed(path, text, fields) for text in demand())
+        except _Unread:
+            continue
+    return found
+
+
+def _defaults(fields: Iterable[msgspec.structs.FieldInfo]) -> dict[str, Any]:
+    return {
+        field.name: field.default
+        if field.default_factory is msgspec.NODEFAULT
+        else field.default_factory()
+        for field in fields
+        if not field.required
+    }
+
+
+def _placed(path: str, text: str, fields: Iterable[msgspec.structs.FieldInfo]) -> Problem:
+    """Join the key with which a text begins, if it does, to the path."""
+    begins = _KEY.match(text)
+    at, colon, problem = text.partition(": ")
+    if colon and begins and begins[0] in {field.encode_name for field in fields}:
+        return Problem(_below(path, at), problem)
+    return Problem(path, text)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _value(kind: Any, value: Any, path: str, problems: list[Problem]) -> Any:
+    """Convert one value; sections and lists of sections are walked, the rest msgspec judges."""
+    listed, shape = section_in(kind)
+    if shape is not None and not listed and isinstance(value, Mapping):
+        return _section(shape, value, path, problems)
+    if shape is not None and listed and isinstance(value, list):
+        _check_length(kind, value, path, problems)
+        found = []
+        for index, item in enumerate(value):
+            if isinstance(item, Mapping):
+                found.append(_section(shape, item, f"{path}[{index}]", problems))
+            else:
+                text = f"expected a mapping of keys, found {quoting.said(_shown(item, path))}"
+                problems.append(Problem(f"{path}[{index}]", text))
+                found.append(None)
+        return tuple(found)
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        problems.append(_wrong(kind, value, path, str(error)))
+    return None
+
+
+def _check_length(kind: Any, value: list[Any], path: str, problems: list[Problem]) -> None:
+    """Report a list of sections that is shorter or longer than its annotation allows."""
+    if typing.get_origin(kind) is not typing.Annotated:
+        return
+    try:
+        msgspec.convert([None] * len(value), Annotated[(tuple[None, ...], *kind.__metadata__)])
+    except msgspec.ValidationError as error:
+        problems.append(_wrong(kind, value, path, str(error)))
+
+
+def section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
+    """Return whether a type holds a list of sections, and the section that it holds, if any."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return section_in(arguments[0])
+    held = [found for found in map(section_in, arguments) if found[1] is not None]
+    if origin is tuple:
+        return True, held[0][1] if held else None
+    if origin in {typing.Union, types.UnionType}:
+        return held[0] if held else (False, None)
+    assert not held, f"{kind}: a section stands alone or in a tuple, else its keys go unchecked"
+    is_section = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return False, kind if is_section else None
+
+
+def _wrong(kind: Any, value: Any, path: str, error: str) -> Problem:
+    """Say in our words what msgspec found."""
+    place = _AT.search(error)
+    error = error[: place.start()] if place else error
+    for index, name in _STEP.findall(place["at"]) if place else ():
+        try:
+            value = value[int(index)] if index else value[name]
+        except (LookupError, TypeError):
+            break
+        path = f"{path}[{index}]" if index else _below(path, name)
+    return Problem(path, _complaint(kind, _shown(value, path), error))
+
+
+def _shown(value: Any, path: str) -> Any:
+    """Return a value as it may be told: people write secrets where only their place belongs."""
+    if isinstance(value, str) and _SECRET.search(path.rpartition(".")[2]):
+        return "(not shown)"
+    if isinstance(value, str) and "://" in value:
+        return _OF_URL.sub(r"\1(not shown)", value)
+    return value
+
+
+def _complaint(kind: Any, value: Any, error: str) -> str:
+    expected, choices = _EXPECTED.match(error), [*_choices(kind)]
+    if choices and (expected is None or "str" in expected["kinds"]):
+        hint = quoting.near(value, choices) if isinstance(value, str) else ""
+        return f"expected {_either(choices)}, found {quoting.said(value)}{hint and f'; {hint}'}"
+    if described := next(_described(kind), ""):
+        return f"expected {described}, found {quoting.said(value)}"
+    if " matching regex " in error:
+        return f"{quoting.said(value)} is not of the form {error.partition(' matching regex ')[2]}"
+    if expected is None:
+        return f"{error[:1].lower()}{error[1:]} (value {quoting.said(value)})"
+    return f"expected {_expectation(expected)}, found {_found(expected, value)}"
+
+
+def _found(expected: re.Match[str], value: Any) -> str:
+    return str(len(value)) if expected["length"] else quoting.said(value)
+
+
+def _either(choices: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
+
+
+def _expectation(found: re.Match[str]) -> str:
+    kinds = [kind for kind in found["kinds"].split(" | ") if kind != "null"]
+    words = " or ".join(_WORDS.get(kind, kind) for kind in kinds)
+    if not found["bound"]:
+        return words
+    limit = found["limit"].removesuffix(".0")
+    part = _PARTS[kinds[0]] if found["length"] else ""
+    plural = "" if limit == "1" or not part else "s"
+    return f"{words} of {_BOUNDS[found['bound']]} {limit} {part}{plural}".strip()
+
+
+def _choices(kind: Any) -> Iterator[str]:
+    """Give every value that a type of few values has."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        yield from (str(one.value) for one in kind)
+    elif typing.get_origin(kind) is typing.Literal:
+        yield from map(str, typing.get_args(kind))
+    else:
+        for inner in typing.get_args(kind):
+            yield from _choices(inner)
+
+
+def _described(kind: Any) -> Iterator[str]:
+    """Give what the types themselves say that they expect."""
+    for inner in typing.get_args(kind):
+        if isinstance(inner, msgspec.Meta):
+            if inner.description:
+                yield inner.description
+        else:
+            yield from _described(inner)
