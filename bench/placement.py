@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from bench import table
-from muster_plugin import gpu, gpu_rules, placement, units
+from muster_plugin.config import gpus
+from muster_plugin.discovery import units
+from muster_plugin.gpu import placement
+from muster_plugin.model import gpu
 
 _GPUS: Final = 16
 _TARGET_MS: Final = 50.0
@@ -44,7 +47,7 @@ def _row(name: str, value: float, *, target: float | None = None, how: str = "")
 def _timed(links: placement.Links, size: int) -> float:
     started = time.perf_counter()
     chosen = placement.prefer(
-        [*_UNITS], [], size, known=_UNITS, policy=gpu_rules.Placement.ALIGNED, links=links
+        [*_UNITS], [], size, known=_UNITS, policy=gpus.Placement.ALIGNED, links=links
     )
     took = time.perf_counter() - started
     assert len(chosen) == size

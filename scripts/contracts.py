@@ -14,7 +14,7 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class PureContract(Contract):
-    """Modules import neither the outside world nor adapters, unless they are adapters themselves."""
+    """Modules import neither the outside world nor adapters, unless they are adapters."""
 
     forbidden = fields.ListField(subfield=fields.StringField())
     generated = fields.ListField(subfield=fields.StringField())

@@ -1,4 +1,4 @@
-"""Adapter: the generated files: makes JSON Schemas, the AsyncAPI document and the protobuf stubs.
+"""Adapter: the generated files: JSON Schemas, AsyncAPI document, map of modules, protobuf stubs.
 
     python scripts/generate.py           write what is stale
     python scripts/generate.py --check   write nothing; exit 1 and name what is stale
@@ -21,7 +21,8 @@ import msgspec
 from google.protobuf import descriptor_pb2
 
 from muster import __version__, codec, vocabulary
-from muster_plugin import configure
+from muster_plugin.cli import configure
+from scripts import module_map
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 GENERATOR: Final = "grpcio-tools==1.71.2"
@@ -172,14 +173,18 @@ def write_stubs() -> None:
     _run(str(python), "-Iproto", "--python_out=.", "--pyi_out=.", *_protos())
 
 
+def _says(path: Path, text: bytes) -> bool:
+    return (ROOT / path).is_file() and (ROOT / path).read_bytes() == text
+
+
 def main() -> int:
     """Write or check; return the exit code."""
     parser = argparse.ArgumentParser(description="Make the generated files.")
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if stale")
     check = parser.parse_args().check
-    wanted = documents()
+    wanted = documents() | {module_map.MAP: module_map.render()}
     there = {p.relative_to(ROOT) for p in (ROOT / "schemas").glob("*.json")}
-    stale = [p for p, text in wanted.items() if p not in there or (ROOT / p).read_bytes() != text]
+    stale = [p for p, text in wanted.items() if not _says(p, text)]
     left_over = sorted(there - wanted.keys())
     stubs = stale_stubs()
     if check:

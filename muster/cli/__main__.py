@@ -197,7 +197,7 @@ def configure(
     import subprocess  # noqa: PLC0415  # a command pays for its own imports
 
     # the plugin knows its configuration; the command imports no service
-    program = [sys.executable, "-m", "muster_plugin.configure", *(arguments or ("--help",))]
+    program = [sys.executable, "-m", "muster_plugin.cli.configure", *(arguments or ("--help",))]
     # FILE may be a pipe of the caller's: <(...)
     done = subprocess.run(program, check=False, close_fds=False)  # noqa: S603  # our own program
     return done.returncode

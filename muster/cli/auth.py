@@ -101,10 +101,7 @@ def node(node: str, *, valid: str | None = None, out: _Out = None, keys: _Keys =
     def made() -> list[str]:
         from muster import vocabulary  # noqa: PLC0415  # as above
         from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
-        from muster.nats.auth import (
-            accounts,  # noqa: PLC0415  # as above
-            permissions,  # noqa: PLC0415  # as above
-        )
+        from muster.nats.auth import accounts, permissions  # noqa: PLC0415  # as above
 
         name = permissions.plugin(vocabulary.node_token(node)).user
         at = time.time()
@@ -143,10 +140,7 @@ def reader(
 
     def made() -> list[str]:
         from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
-        from muster.nats.auth import (
-            accounts,  # noqa: PLC0415  # as above
-            permissions,  # noqa: PLC0415  # as above
-        )
+        from muster.nats.auth import accounts, permissions  # noqa: PLC0415  # as above
 
         if not name:
             raise ValueError("--name: empty")

@@ -1,4 +1,4 @@
-"""Adapter: processes: the whole of muster on this machine, started in order and ended without trace.
+"""Adapter: processes: starts the whole of muster here, in order, and ends it without trace.
 
 NATS, a Kubernetes API, a webhook receiver, three nodes with a kubelet and a plugin each, and the
 three central services; all real processes. The sockets, settings and logs are in one directory.

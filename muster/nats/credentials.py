@@ -22,6 +22,8 @@ from muster.service import reading
 if TYPE_CHECKING:
     import ssl
 
+    from muster.nats.auth import creds_file
+
 
 class Unusable(OSError):
     """A file of ours is there and of no use; the text names it, and repeats nothing of it."""

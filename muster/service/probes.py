@@ -1,4 +1,4 @@
-"""Adapter: Kubernetes' probes and Prometheus: /healthz, /readyz and /metrics on one small server."""
+"""Adapter: HTTP: /healthz, /readyz and /metrics, on one small server."""
 
 import asyncio
 import contextlib

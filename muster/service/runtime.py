@@ -1,4 +1,4 @@
-"""Adapter: the event loop: drives machines, runs tasks that live and die together, hears SIGTERM."""
+"""Adapter: the event loop: drives machines, runs tasks that end together, handles SIGTERM."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""Adapter: configuration: a YAML file and the environment become one frozen object, or clear errors.
+"""Adapter: configuration: reads a YAML file and the environment into one frozen object.
 
 Precedence: environment over file over defaults. The variable of a key is the prefix and its path,
 upper case, levels joined by two underscores: `bus.url` of the plugin is `MUSTER_PLUGIN__BUS__URL`.

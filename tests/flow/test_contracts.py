@@ -17,11 +17,11 @@ PLANTED = [
     (
         "The SDK, the command and the stand-ins know no room",
         "muster/local/layout.py",
-        "muster_plugin.config",
+        "muster_plugin.config.settings",
     ),
     (
         "The Kubernetes client never loads in the plugin",
-        "services/plugin/muster_plugin/kubelet.py",
+        "services/plugin/muster_plugin/kubelet/resource_plugin.py",
         "kubernetes",
     ),
     (
@@ -31,12 +31,12 @@ PLANTED = [
     ),
     (
         "Generated stubs are known to the kubelet's doors alone",
-        "services/plugin/muster_plugin/inventory.py",
+        "services/plugin/muster_plugin/inventory/inventory.py",
         "muster.pb.deviceplugin_pb2",
     ),
     (
         "Only a room's wiring opens the shared doors",
-        "services/plugin/muster_plugin/inventory.py",
+        "services/plugin/muster_plugin/inventory/inventory.py",
         "muster.nats.bus",
     ),
     (

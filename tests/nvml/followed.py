@@ -8,14 +8,16 @@ from typing import Final, TypeVar
 
 import pytest
 
-from muster_plugin import gpu, gpu_rules, nvml
+from muster_plugin.config import gpus
+from muster_plugin.gpu.nvml import observer
+from muster_plugin.model import gpu
 from tests.nvml import fake, scenes
 
 Told = gpu.Look | gpu.Observation
 Kind = TypeVar("Kind", gpu.Look, gpu.Poll, gpu.Xid, gpu.Watch)
 
 UUIDS: Final = tuple(one.uuid for one in scenes.h100x8().gpus)
-PERIODS: Final = nvml.Periods(
+PERIODS: Final = observer.Periods(
     answer_s=0.3,
     slice_s=0.05,
     guard_s=0.05,
@@ -42,10 +44,10 @@ def here(state: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
 class Story:
     """NVML as it is followed, and everything it told since `forget`."""
 
-    def __init__(self, node: fake.Fake, directory: Path, periods: nvml.Periods) -> None:
+    def __init__(self, node: fake.Fake, directory: Path, periods: observer.Periods) -> None:
         self.node = node
-        rules = gpu_rules.Gpus(library=str(fake.built()), health=gpu_rules.Health(poll_s=POLL_S))
-        self.nvml = nvml.Nvml(
+        rules = gpus.Gpus(library=str(fake.built()), health=gpus.Health(poll_s=POLL_S))
+        self.nvml = observer.Nvml(
             rules, sysfs=directory / "sys", proc=directory / "proc", periods=periods
         )
         self.told: list[Told] = []
@@ -97,7 +99,7 @@ class Story:
 
 @contextlib.asynccontextmanager
 async def followed(
-    node: fake.Fake, *, periods: nvml.Periods = PERIODS, first_s: float = 5.0
+    node: fake.Fake, *, periods: observer.Periods = PERIODS, first_s: float = 5.0
 ) -> AsyncIterator[tuple[Story, gpu.Look]]:
     """Take the first look, follow what comes, and close; NVML was never misused."""
     story = Story(node, node.state_file.parent, periods)

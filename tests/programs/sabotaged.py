@@ -32,18 +32,18 @@ from typing import Any, Final, NoReturn
 
 from muster import lean
 from muster_plugin import __main__ as plugin
-from muster_plugin import (
-    config,
-    endpoint,
-    kubelet,
-    lives,
-    node,
+from muster_plugin import node
+from muster_plugin.config import settings
+from muster_plugin.discovery import host_scanner
+from muster_plugin.kubelet import (
     patience,
     podresources,
-    reporter,
-    sights,
-    wire,
+    protobuf,
+    resource_manager,
+    resource_plugin,
+    server,
 )
+from muster_plugin.publishing import bus_reporter
 
 PERIOD_S: Final = float(os.environ.get("MUSTER_TEST_PERIOD_S", "0"))
 _PR_SET_PDEATHSIG: Final = 1
@@ -53,10 +53,10 @@ sent: dict[str, Any] = {}
 
 def shorten() -> None:
     """Let the plugin check itself more often."""
-    longer = kubelet.Periods
+    longer = resource_plugin.Periods
     patient = patience.Patience(kubelet_new_s=0.0)
-    kubelet.Periods = lambda: longer(patient=patient, probe_s=PERIOD_S)  # type: ignore[assignment, misc]
-    sights._PERIOD_S = lives._LOOK_PERIOD_S = PERIOD_S  # type: ignore[misc]
+    resource_plugin.Periods = lambda: longer(patient=patient, probe_s=PERIOD_S)  # type: ignore[assignment, misc]
+    host_scanner._PERIOD_S = resource_manager._LOOK_PERIOD_S = PERIOD_S  # type: ignore[misc]
     defaults = podresources.PodResources.follow.__kwdefaults__
     assert defaults is not None, "it has a period"
     defaults["period_s"] = PERIOD_S
@@ -64,8 +64,8 @@ def shorten() -> None:
 
 def prepare() -> None:
     """Put a switch before each of the ways in which it can be harmed."""
-    options, checked = endpoint.Endpoint.get_device_plugin_options, node.Node._checked
-    allocate, listed, wall = endpoint.Endpoint.allocate, wire.device_list, time.time
+    options, checked = server.Endpoint.get_device_plugin_options, node.Node._checked
+    allocate, listed, wall = server.Endpoint.allocate, protobuf.device_list, time.time
 
     async def hanging_options(*given: Any) -> Any:
         while said.get("hang"):
@@ -86,10 +86,10 @@ def prepare() -> None:
             sent["last"] = listed(devices)
         return sent["last"]
 
-    endpoint.Endpoint.get_device_plugin_options = hanging_options  # type: ignore[method-assign, assignment]
-    endpoint.Endpoint.allocate = hanging_allocate  # type: ignore[method-assign, assignment]
+    server.Endpoint.get_device_plugin_options = hanging_options  # type: ignore[method-assign, assignment]
+    server.Endpoint.allocate = hanging_allocate  # type: ignore[method-assign, assignment]
     node.Node._checked = maybe_checked  # type: ignore[method-assign]
-    wire.device_list = maybe_listed
+    protobuf.device_list = maybe_listed
     time.time = lambda: wall() + said.get("clock", 0.0)
 
 
@@ -132,7 +132,7 @@ def live(path: str, pipe: int) -> NoReturn:
     for descriptor in (0, 1):
         os.dup2(pipe, descriptor)
     os.close(pipe)
-    kubelet._PROCESS = os.urandom(config.PROCESS_BYTES).hex()  # type: ignore[misc]
+    resource_plugin._PROCESS = os.urandom(settings.PROCESS_BYTES).hex()  # type: ignore[misc]
     sys.argv = ["muster-plugin", "--config", path]
     code = 1
     try:
@@ -148,7 +148,7 @@ def main() -> None:
     prepare()
     plugin.serve = serve  # type: ignore[assignment]
     lean.load("nats.aio.client", without=["_hashlib", "aiohttp", "importlib.metadata"])
-    lean.load("prometheus_client", hollow=reporter._HTTP)
+    lean.load("prometheus_client", hollow=bus_reporter._HTTP)
     from muster import codec  # noqa: F401, PLC0415  # after nats, as the plugin does
     from muster.nats import bus  # noqa: F401, PLC0415  # after nats, as the plugin does
     from muster.service import probes  # noqa: F401, PLC0415  # after nats, as the plugin does

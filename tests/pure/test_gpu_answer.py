@@ -2,10 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_plugin import answers, gpu, gpu_answer, gpu_rules, units
+from muster_plugin.config import gpus
+from muster_plugin.discovery import units
+from muster_plugin.gpu import container_spec
+from muster_plugin.model import container, gpu
 
-ENVVAR, MOUNTS, ANNOTATIONS, CRI = gpu_rules.DeviceList
-CONTROL = frozenset(gpu_answer.CONTROL_NODES)
+ENVVAR, MOUNTS, ANNOTATIONS, CRI = gpus.DeviceList
+CONTROL = frozenset(container_spec.CONTROL_NODES)
 CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 KEY = "cdi.k8s.io/nvidia-device-plugin_id"
@@ -23,13 +26,13 @@ MIG = gpu.Device(part=gpu.Part(gpu="GPU-1", gi=5, ci=0), uuid="MIG-1", index="1:
 
 
 def answer(
-    *devices: gpu.Device, to: gpu_rules.Given, present: frozenset[str] = frozenset()
-) -> answers.Answer:
-    return gpu_answer.answer(devices, to, caps=CAPS, present=present, annotation="id")
+    *devices: gpu.Device, to: gpus.Given, present: frozenset[str] = frozenset()
+) -> container.Answer:
+    return container_spec.answer(devices, to, caps=CAPS, present=present, annotation="id")
 
 
-def given_by(*strategies: gpu_rules.DeviceList) -> gpu_rules.Given:
-    return gpu_rules.Given(device_list=strategies)
+def given_by(*strategies: gpus.DeviceList) -> gpus.Given:
+    return gpus.Given(device_list=strategies)
 
 
 def mount(name: str) -> units.Mount:
@@ -47,26 +50,26 @@ def node(path: str, root: str = "") -> units.DeviceSpec:
 @pytest.mark.parametrize(
     ("strategies", "result"),
     [
-        ((ENVVAR,), answers.Answer(environment={VISIBLE: "GPU-1,GPU-0"})),
+        ((ENVVAR,), container.Answer(environment={VISIBLE: "GPU-1,GPU-0"})),
         (
             (MOUNTS,),
-            answers.Answer(
+            container.Answer(
                 environment={VISIBLE: "/var/run/nvidia-container-devices"},
                 mounts=(mount("GPU-1"), mount("GPU-0")),
             ),
         ),
-        ((ANNOTATIONS,), answers.Answer(annotations={KEY: f"{CDI}/gpu=GPU-1,{CDI}/gpu=GPU-0"})),
-        ((CRI,), answers.Answer(cdi_devices=(f"{CDI}/gpu=GPU-1", f"{CDI}/gpu=GPU-0"))),
+        ((ANNOTATIONS,), container.Answer(annotations={KEY: f"{CDI}/gpu=GPU-1,{CDI}/gpu=GPU-0"})),
+        ((CRI,), container.Answer(cdi_devices=(f"{CDI}/gpu=GPU-1", f"{CDI}/gpu=GPU-0"))),
         (
             (ENVVAR, CRI),
-            answers.Answer(
+            container.Answer(
                 environment={VISIBLE: "GPU-1,GPU-0"},
                 cdi_devices=(f"{CDI}/gpu=GPU-1", f"{CDI}/gpu=GPU-0"),
             ),
         ),
         (
             (CRI, ANNOTATIONS, MOUNTS, ENVVAR),
-            answers.Answer(
+            container.Answer(
                 environment={VISIBLE: "/var/run/nvidia-container-devices"},
                 mounts=(mount("GPU-1"), mount("GPU-0")),
                 annotations={KEY: f"{CDI}/gpu=GPU-1,{CDI}/gpu=GPU-0"},
@@ -76,14 +79,14 @@ def node(path: str, root: str = "") -> units.DeviceSpec:
     ],
 )
 def test_each_strategy_tells_the_runtime_in_its_own_way(
-    strategies: tuple[gpu_rules.DeviceList, ...], result: answers.Answer
+    strategies: tuple[gpus.DeviceList, ...], result: container.Answer
 ) -> None:
     assert answer(device(1), device(0), to=given_by(*strategies)) == result
 
 
 def test_devices_can_be_told_by_index() -> None:
-    by_index = gpu_rules.Given(device_list=(MOUNTS, CRI), device_ids=gpu_rules.DeviceIds.INDEX)
-    assert answer(MIG, device(0), to=by_index) == answers.Answer(
+    by_index = gpus.Given(device_list=(MOUNTS, CRI), device_ids=gpus.DeviceIds.INDEX)
+    assert answer(MIG, device(0), to=by_index) == container.Answer(
         environment={VISIBLE: "/var/run/nvidia-container-devices"},
         mounts=(mount("1:4"), mount("0")),
         cdi_devices=(f"{CDI}/gpu=1:4", f"{CDI}/gpu=0"),
@@ -106,7 +109,7 @@ def test_replicas_of_a_gpu_give_it_once_in_the_order_asked_for(
 ) -> None:
     devices = [device(number) for number in asked]
     assert answer(*devices, to=given_by(ENVVAR)).environment == {VISIBLE: result}
-    by_index = gpu_rules.Given(device_ids=gpu_rules.DeviceIds.INDEX)
+    by_index = gpus.Given(device_ids=gpus.DeviceIds.INDEX)
     assert answer(*devices, to=by_index).environment == {VISIBLE: result.replace("GPU-", "")}
 
 
@@ -116,35 +119,35 @@ def test_replicas_of_a_gpu_give_it_once_in_the_order_asked_for(
 @pytest.mark.parametrize(
     ("asked", "to", "present", "key", "names"),
     [
-        ([0], gpu_rules.Given(), (), KEY, "gpu=GPU-0"),
+        ([0], gpus.Given(), (), KEY, "gpu=GPU-0"),
         (
             [0],
-            gpu_rules.Given(cdi_annotation_prefix="custom.cdi.k8s.io/"),
+            gpus.Given(cdi_annotation_prefix="custom.cdi.k8s.io/"),
             (),
             "custom.cdi.k8s.io/nvidia-device-plugin_id",
             "gpu=GPU-0",
         ),
-        ([0, 1], gpu_rules.Given(), (), KEY, "gpu=GPU-0 gpu=GPU-1"),
+        ([0, 1], gpus.Given(), (), KEY, "gpu=GPU-0 gpu=GPU-1"),
         (
             [0, 1],
-            gpu_rules.Given(cdi_annotation_prefix="custom.cdi.k8s.io/"),
+            gpus.Given(cdi_annotation_prefix="custom.cdi.k8s.io/"),
             (),
             "custom.cdi.k8s.io/nvidia-device-plugin_id",
             "gpu=GPU-0 gpu=GPU-1",
         ),
-        ([], gpu_rules.Given(mofed=True), (), KEY, "mofed=all"),
-        ([], gpu_rules.Given(gds=True), (), KEY, "gds=all"),
-        ([0], gpu_rules.Given(gds=True, mofed=True), (), KEY, "gpu=GPU-0 gds=all mofed=all"),
+        ([], gpus.Given(mofed=True), (), KEY, "mofed=all"),
+        ([], gpus.Given(gds=True), (), KEY, "gds=all"),
+        ([0], gpus.Given(gds=True, mofed=True), (), KEY, "gpu=GPU-0 gds=all mofed=all"),
         (
             [],
-            gpu_rules.Given(imex=gpu_rules.Imex(channels=(0,))),
+            gpus.Given(imex=gpus.Imex(channels=(0,))),
             (CHANNEL,),
             KEY,
             "imex-channel=0",
         ),
         (
             [0],
-            gpu_rules.Given(gdrcopy=True, gds=True, imex=gpu_rules.Imex(channels=(0,))),
+            gpus.Given(gdrcopy=True, gds=True, imex=gpus.Imex(channels=(0,))),
             (CHANNEL,),
             KEY,
             "gpu=GPU-0 imex-channel=0 gdrcopy=all gds=all",
@@ -152,9 +155,9 @@ def test_replicas_of_a_gpu_give_it_once_in_the_order_asked_for(
     ],
 )
 def test_cdi_names_what_a_container_is_given(
-    asked: list[int], to: gpu_rules.Given, present: tuple[str, ...], key: str, names: str
+    asked: list[int], to: gpus.Given, present: tuple[str, ...], key: str, names: str
 ) -> None:
-    told = gpu_rules.Given(
+    told = gpus.Given(
         device_list=(ANNOTATIONS,),
         cdi_annotation_prefix=to.cdi_annotation_prefix,
         gdrcopy=to.gdrcopy,
@@ -165,11 +168,11 @@ def test_cdi_names_what_a_container_is_given(
     value = ",".join(f"{CDI}/{name}" for name in names.split())
     devices = [device(number) for number in asked]
     result = answer(*devices, to=told, present=frozenset(present))
-    assert result == answers.Answer(annotations={key: value})
+    assert result == container.Answer(annotations={key: value})
 
 
 def test_no_device_is_no_annotation() -> None:
-    assert answer(to=given_by(ANNOTATIONS, CRI)) == answers.Answer()
+    assert answer(to=given_by(ANNOTATIONS, CRI)) == container.Answer()
 
 
 def test_features_are_variables_where_not_everything_comes_by_cdi() -> None:
@@ -178,7 +181,7 @@ def test_features_are_variables_where_not_everything_comes_by_cdi() -> None:
         "NVIDIA_GDS": "enabled",
         "NVIDIA_MOFED": "enabled",
     }
-    told = gpu_rules.Given(gdrcopy=True, gds=True, mofed=True)
+    told = gpus.Given(gdrcopy=True, gds=True, mofed=True)
     assert answer(device(0), to=told).environment == {VISIBLE: "GPU-0", **features}
 
 
@@ -186,25 +189,25 @@ def test_features_are_variables_where_not_everything_comes_by_cdi() -> None:
 
 
 def test_nodes_are_given_by_minor_number_below_the_dev_root_and_control_nodes_if_present() -> None:
-    told = gpu_rules.Given(device_specs=True, driver_root="/run/nvidia/driver")
+    told = gpus.Given(device_specs=True, driver_root="/run/nvidia/driver")
     present = frozenset({"/run/nvidia/driver/dev/nvidiactl", "/run/nvidia/driver/dev/nvidia-uvm"})
     expected = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3", "/dev/nvidia2")
-    assert answer(device(1), device(0), device(1), to=told, present=present) == answers.Answer(
+    assert answer(device(1), device(0), device(1), to=told, present=present) == container.Answer(
         environment={VISIBLE: "GPU-1,GPU-0"},
         devices=tuple(node(path, "/run/nvidia/driver") for path in expected),
     )
 
 
 def test_the_dev_root_may_be_another_than_the_driver_root() -> None:
-    told = gpu_rules.Given(device_specs=True, driver_root="/run/nvidia/driver", dev_root="/")
+    told = gpus.Given(device_specs=True, driver_root="/run/nvidia/driver", dev_root="/")
     assert answer(device(0), to=told, present=CONTROL).devices == (
-        *(node(path) for path in gpu_answer.CONTROL_NODES),
+        *(node(path) for path in container_spec.CONTROL_NODES),
         node("/dev/nvidia2"),
     )
 
 
 def test_a_mig_device_comes_with_its_capability_nodes() -> None:
-    told = gpu_rules.Given(device_specs=True)
+    told = gpus.Given(device_specs=True)
     assert answer(MIG, to=told).devices == (
         node("/dev/nvidia3"),
         node("/dev/nvidia-caps/nvidia-cap30"),
@@ -213,45 +216,45 @@ def test_a_mig_device_comes_with_its_capability_nodes() -> None:
 
 
 def test_nodes_are_not_given_beside_cdi_alone() -> None:
-    told = gpu_rules.Given(device_specs=True, device_list=(ANNOTATIONS, CRI))
+    told = gpus.Given(device_specs=True, device_list=(ANNOTATIONS, CRI))
     assert answer(device(0), to=told, present=CONTROL).devices == ()
-    assert gpu_answer.optional_paths(told) == ()
+    assert container_spec.optional_paths(told) == ()
 
 
 def test_what_is_looked_for_is_what_may_be_left_out() -> None:
-    told = gpu_rules.Given(device_specs=True, dev_root="/host", imex=gpu_rules.Imex(channels=(0,)))
-    assert gpu_answer.optional_paths(told) == (
+    told = gpus.Given(device_specs=True, dev_root="/host", imex=gpus.Imex(channels=(0,)))
+    assert container_spec.optional_paths(told) == (
         "/host/dev/nvidiactl",
         "/host/dev/nvidia-uvm",
         "/host/dev/nvidia-uvm-tools",
         "/host/dev/nvidia-modeset",
         f"/host{CHANNEL}",
     )
-    assert gpu_answer.optional_paths(gpu_rules.Given()) == ()
+    assert container_spec.optional_paths(gpus.Given()) == ()
 
 
 # IMEX
 
 
 def test_an_imex_channel_that_is_there_is_given_in_every_way() -> None:
-    told = gpu_rules.Given(device_specs=True, imex=gpu_rules.Imex(channels=(0,)))
+    told = gpus.Given(device_specs=True, imex=gpus.Imex(channels=(0,)))
     there = frozenset({CHANNEL})
-    assert answer(device(0), to=told, present=there) == answers.Answer(
+    assert answer(device(0), to=told, present=there) == container.Answer(
         environment={VISIBLE: "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"},
         devices=(node("/dev/nvidia2"), node(CHANNEL)),
     )
-    mounted = gpu_rules.Given(device_list=(MOUNTS,), imex=gpu_rules.Imex(channels=(0,)))
+    mounted = gpus.Given(device_list=(MOUNTS,), imex=gpus.Imex(channels=(0,)))
     assert answer(device(0), to=mounted, present=there).mounts == (mount("GPU-0"), mount("imex/0"))
 
 
 def test_an_imex_channel_that_is_not_there_is_left_out_or_missed() -> None:
-    wanted = gpu_rules.Given(imex=gpu_rules.Imex(channels=(0,)))
-    needed = gpu_rules.Given(imex=gpu_rules.Imex(channels=(0,), required=True))
+    wanted = gpus.Given(imex=gpus.Imex(channels=(0,)))
+    needed = gpus.Given(imex=gpus.Imex(channels=(0,), required=True))
     assert answer(device(0), to=wanted).environment == {VISIBLE: "GPU-0"}
-    assert gpu_answer.missing_channel(wanted, ()) == ""
-    assert gpu_answer.missing_channel(needed, {CHANNEL}) == ""
+    assert container_spec.missing_channel(wanted, ()) == ""
+    assert container_spec.missing_channel(needed, {CHANNEL}) == ""
     told = f"IMEX channel 0 is required; {CHANNEL} is absent"
-    assert gpu_answer.missing_channel(needed, ()) == told
+    assert container_spec.missing_channel(needed, ()) == told
 
 
 # What may not be given
@@ -263,12 +266,12 @@ def unit(name: str, minor: int | None = 0) -> units.Unit:
     return units.Unit(id=name, physical=physical, identity={0: physical}, gpu=one)
 
 
-def problem(names: str, rules: gpu_rules.Gpus) -> str:
-    terms = gpu_answer.Terms(rules=rules)
-    return gpu_answer.problem("nvidia.com/gpu", [unit(name) for name in names.split()], terms)
+def problem(names: str, rules: gpus.Gpus) -> str:
+    terms = container_spec.Terms(rules=rules)
+    return container_spec.problem("nvidia.com/gpu", [unit(name) for name in names.split()], terms)
 
 
-ONE = gpu_rules.Gpus(sharing=gpu_rules.Sharing(one_per_request=True))
+ONE = gpus.Gpus(sharing=gpus.Sharing(one_per_request=True))
 TOO_MANY = (
     'invalid allocation request for "nvidia.com/gpu": invalid request: '
     "maximum request size for shared resources is 1; found 2"
@@ -281,22 +284,22 @@ TOO_MANY = (
 @pytest.mark.parametrize(
     ("names", "rules", "result"),
     [
-        ("device1", gpu_rules.Gpus(), ""),
-        ("device0::1", gpu_rules.Gpus(), ""),
-        ("device0::1 device1::0", gpu_rules.Gpus(), ""),
+        ("device1", gpus.Gpus(), ""),
+        ("device0::1", gpus.Gpus(), ""),
+        ("device0::1 device1::0", gpus.Gpus(), ""),
         ("device0::1", ONE, ""),
         ("device0::1 device1::0", ONE, TOO_MANY),
         ("device0 device1", ONE, ""),
     ],
 )
 def test_more_than_one_replica_is_refused_where_one_is_the_most(
-    names: str, rules: gpu_rules.Gpus, result: str
+    names: str, rules: gpus.Gpus, result: str
 ) -> None:
     assert problem(names, rules) == result
 
 
 def test_two_replicas_of_one_gpu_are_refused_where_placement_is_exclusive() -> None:
-    rules = gpu_rules.Gpus(placement=gpu_rules.Placement.EXCLUSIVE)
+    rules = gpus.Gpus(placement=gpus.Placement.EXCLUSIVE)
     assert problem("a::0 b::0", rules) == ""
     assert problem("a::0 b::0 a::1", rules) == (
         'invalid allocation request for "nvidia.com/gpu": invalid request: '
@@ -305,34 +308,34 @@ def test_two_replicas_of_one_gpu_are_refused_where_placement_is_exclusive() -> N
 
 
 def test_a_device_without_a_known_node_is_refused_only_where_nodes_are_given() -> None:
-    with_nodes = gpu_answer.Terms(rules=gpu_rules.Gpus(given=gpu_rules.Given(device_specs=True)))
+    with_nodes = container_spec.Terms(rules=gpus.Gpus(given=gpus.Given(device_specs=True)))
     nameless = unit("a", minor=None)
     mig = units.Unit(id="MIG-1", physical="MIG-1", identity={0: "MIG-1"}, gpu=MIG)
-    assert gpu_answer.problem("r", [nameless], gpu_answer.Terms()) == ""
+    assert container_spec.problem("r", [nameless], container_spec.Terms()) == ""
     told = "r: a: the number of its device node is not known"
-    assert gpu_answer.problem("r", [nameless], with_nodes) == told
+    assert container_spec.problem("r", [nameless], with_nodes) == told
     told = "r: MIG-1: mig-minors has no gpu3/gi5/access"
-    assert gpu_answer.problem("r", [mig], with_nodes) == told
+    assert container_spec.problem("r", [mig], with_nodes) == told
 
 
 @given(
     st.lists(st.sampled_from([device(0), device(1), MIG])),
     st.builds(
-        gpu_rules.Given,
-        device_list=st.permutations([*gpu_rules.DeviceList]).map(lambda all_: tuple(all_[:2])),
-        device_ids=st.sampled_from(gpu_rules.DeviceIds),
+        gpus.Given,
+        device_list=st.permutations([*gpus.DeviceList]).map(lambda all_: tuple(all_[:2])),
+        device_ids=st.sampled_from(gpus.DeviceIds),
         device_specs=st.booleans(),
         gds=st.booleans(),
-        imex=st.sampled_from([gpu_rules.Imex(), gpu_rules.Imex(channels=(0,))]),
+        imex=st.sampled_from([gpus.Imex(), gpus.Imex(channels=(0,))]),
     ),
     st.frozensets(st.sampled_from([*CONTROL, CHANNEL])),
 )
 def test_nothing_that_is_absent_and_nothing_twice_is_given(
-    devices: list[gpu.Device], told: gpu_rules.Given, present: frozenset[str]
+    devices: list[gpu.Device], told: gpus.Given, present: frozenset[str]
 ) -> None:
     result = answer(*devices, to=told, present=present)
     paths = [one.host_path for one in result.devices]
-    needed = [one.host_path for one in gpu_answer.needed_nodes(devices, told, caps=CAPS)]
+    needed = [one.host_path for one in container_spec.needed_nodes(devices, told, caps=CAPS)]
     assert len(set(paths)) == len(paths)
     assert set(paths) <= {*present, *needed}
     assert len(set(result.cdi_devices)) == len(result.cdi_devices)

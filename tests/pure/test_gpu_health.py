@@ -10,22 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import vocabulary
-from muster_plugin import gpu, gpu_health, gpu_recovery, gpu_rules, gpu_signs, policy
+from muster_plugin.config import gpus
+from muster_plugin.gpu import health_state, poll_signals, recovery, xid_policy
+from muster_plugin.model import gpu
 
-HERE = Path(policy.__file__).parent
-KNOWN = policy.catalogue((HERE / policy.CATALOGUE).read_bytes())
+HERE = Path(xid_policy.__file__).parent
+KNOWN = xid_policy.catalogue((HERE / xid_policy.CATALOGUE).read_bytes())
 COMPATIBLE, CATALOGUE = (
-    policy.preset((HERE / policy.file(preset)).read_bytes()) for preset in gpu_rules.Preset
+    xid_policy.preset((HERE / xid_policy.file(preset)).read_bytes()) for preset in gpus.Preset
 )
-JUDGE = policy.Policy(KNOWN, COMPATIBLE)
-DEGRADES_94 = policy.Policy(
+JUDGE = xid_policy.Policy(KNOWN, COMPATIBLE)
+DEGRADES_94 = xid_policy.Policy(
     KNOWN,
     COMPATIBLE,
-    overrides=policy.Overrides(
-        rules=(policy.Override(xids=(94,), action=policy.Action.DEGRADE),),
+    overrides=xid_policy.Overrides(
+        rules=(xid_policy.Override(xids=(94,), action=xid_policy.Action.DEGRADE),),
     ),
 )
-TOLD = gpu_rules.Health(poll_s=10, good=3, cooldown_s=60)
+TOLD = gpus.Health(poll_s=10, good=3, cooldown_s=60)
 START = datetime(2026, 1, 1, tzinfo=UTC)
 A, B = gpu.Part(gpu="GPU-a"), gpu.Part(gpu="GPU-b")
 MIG3, MIG5 = gpu.Part(gpu="GPU-a", gi=3, ci=0), gpu.Part(gpu="GPU-a", gi=5, ci=0)
@@ -45,9 +47,9 @@ class Story:
     """A machine, its clock, and what holds by what it said."""
 
     def __init__(
-        self, judge: policy.Policy = JUDGE, told: gpu_rules.Health = TOLD, now: float = 1000.0
+        self, judge: xid_policy.Policy = JUDGE, told: gpus.Health = TOLD, now: float = 1000.0
     ) -> None:
-        self.machine = gpu_health.GpuHealth(judge, told)
+        self.machine = health_state.GpuHealth(judge, told)
         self.now = now
         self.said: list[gpu.Finding] = []
         self.holding: dict[tuple[gpu.Part, str], gpu.Began] = {}
@@ -179,7 +181,7 @@ def test_a_fault_tells_code_reason_policy_and_evidence() -> None:
 def test_a_polled_fault_tells_where_nvml_says_so() -> None:
     story = Story()
     story.see(poll(slowdowns=("HW_THERMAL",), temperature_c=91, slowdown_c=89, fabric="failed"))
-    began = story.holding[A, gpu_signs.FABRIC]
+    began = story.holding[A, poll_signals.FABRIC]
     assert began.reason == "not ready: CUDA cannot start, the GPU's fabric is failed"
     assert began.policy == "polled/fabric-not-ready: unhealthy (NVML GPU fabric state)"
 
@@ -189,7 +191,7 @@ def test_a_slowdown_is_told_once_it_has_lasted_and_its_heat_with_it() -> None:
     slow = poll(slowdowns=("HW_SLOWDOWN", "HW_THERMAL"), temperature_c=91, slowdown_c=89)
     assert story.polls(slow, 2) + story.polls(FINE, 1) + story.polls(slow, 2) == []
     assert story.polls(slow, 1) == ["1: +degraded slowdown"]
-    assert story.holding[A, gpu_signs.SLOWDOWN].reason == (
+    assert story.holding[A, poll_signals.SLOWDOWN].reason == (
         "slowed down: HW_SLOWDOWN, HW_THERMAL (91 C, slows down at 89 C)"
     )
     assert story.polls(FINE, 3) == ["3: -degraded slowdown"]
@@ -452,7 +454,7 @@ def test_what_was_well_for_long_has_no_history() -> None:
     for _ in range(3):
         story.xid(94)
         assert story.polls(FINE, 6) == ["6: -unhealthy xid-94"]
-        story.polls(FINE, int(gpu_recovery.FLAP_WINDOW_S) // 10)
+        story.polls(FINE, int(recovery.FLAP_WINDOW_S) // 10)
 
 
 @pytest.mark.parametrize(
@@ -474,7 +476,7 @@ def test_quiet_is_bounded(
     is_proven: bool,  # noqa: FBT001  # a column
     needed: float,
 ) -> None:
-    found = gpu_recovery.needed_s(cooldown_s, doublings=doublings, is_proven=is_proven)
+    found = recovery.needed_s(cooldown_s, doublings=doublings, is_proven=is_proven)
     assert found == needed
 
 
@@ -546,7 +548,7 @@ def test_of_a_gpu_that_is_gone_nobody_says_that_it_is_not_polled() -> None:
 
 
 def test_with_all_checks_disabled_nothing_is_taken_and_everything_still_told() -> None:
-    story = Story(policy.Policy(KNOWN, COMPATIBLE, disable="all"))
+    story = Story(xid_policy.Policy(KNOWN, COMPATIBLE, disable="all"))
     assert story.xid(95) == []
     assert story.see(LOST) == ["+degraded gpu-lost"]
     assert story.said[-1].policy == (
@@ -677,11 +679,11 @@ def assert_believable(ended: gpu.Ended, past: Steps) -> None:
     polls = [p for _, e in past for p in (e.polls if isinstance(e, gpu.Look) else (e,))]
     answered = [one for one in polls if isinstance(one, gpu.Poll)]
     assert is_good(answered[-1]), "the last that was seen is good"
-    assert ended.code != gpu_signs.REMAP_FAILED
+    assert ended.code != poll_signals.REMAP_FAILED
     if any(isinstance(event, gpu.Reset) for _, event in past):
         return
     assert all(map(is_good, answered[-TOLD.good :])), "good polls in a row"
-    if ended.code == gpu_signs.FABRIC:
+    if ended.code == poll_signals.FABRIC:
         return
     now = past[-1][0]
     faults = [at for at, event in past if is_fault(event, ended.part)]
@@ -753,4 +755,4 @@ def test_a_gpu_that_is_well_again_is_found_to_be_so(steps: Steps) -> None:
     well = poll(remap_pending=False, remap_failed=False, retired_pending=False, fabric="completed")
     story.polls(well, 10, every=1000)
     left = {code for _, code in story.holding}
-    assert left <= {gpu_signs.REMAP_FAILED}
+    assert left <= {poll_signals.REMAP_FAILED}

@@ -10,20 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_plugin import gpu, gpu_refs
+from muster_plugin.gpu import selectors
+from muster_plugin.model import gpu
 
 GPU = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 MIG = "MIG-3eb87630-93d5-b2b6-b8ff-9b359caf4ee2"
 
-FORMS: list[tuple[int | str, gpu_refs.Reference | None]] = [
-    ("0", gpu_refs.Index(0)),
-    (0, gpu_refs.Index(0)),
-    ("0:0", gpu_refs.Index(0, 0)),
-    (GPU, gpu_refs.Uuid(GPU.lower())),
-    (GPU.upper(), gpu_refs.Uuid(GPU.lower())),
-    (MIG, gpu_refs.Uuid(MIG.lower())),
-    (f"MIG-{GPU}/10/0", gpu_refs.Instance(GPU.lower(), 10, 0)),
-    (f"MIG-{GPU}/0/0", gpu_refs.Instance(GPU.lower(), 0, 0)),
+FORMS: list[tuple[int | str, selectors.Reference | None]] = [
+    ("0", selectors.Index(0)),
+    (0, selectors.Index(0)),
+    ("0:0", selectors.Index(0, 0)),
+    (GPU, selectors.Uuid(GPU.lower())),
+    (GPU.upper(), selectors.Uuid(GPU.lower())),
+    (MIG, selectors.Uuid(MIG.lower())),
+    (f"MIG-{GPU}/10/0", selectors.Instance(GPU.lower(), 10, 0)),
+    (f"MIG-{GPU}/0/0", selectors.Instance(GPU.lower(), 0, 0)),
     (-1, None),
     ("-1", None),
     ("not-all", None),
@@ -44,13 +45,13 @@ FORMS: list[tuple[int | str, gpu_refs.Reference | None]] = [
 
 @pytest.mark.parametrize(("told", "meant"), FORMS, ids=lambda value: str(value)[:30])
 def test_a_reference_is_read_as_nvidia_reads_it(
-    told: int | str, meant: gpu_refs.Reference | None
+    told: int | str, meant: selectors.Reference | None
 ) -> None:
     if meant is not None:
-        assert gpu_refs.parse(told) == meant
+        assert selectors.parse(told) == meant
         return
     with pytest.raises(ValueError, match=r"names no device|no index is larger"):
-        gpu_refs.parse(told)
+        selectors.parse(told)
 
 
 PATTERNS = [
@@ -81,7 +82,7 @@ PATTERNS = [
 
 @pytest.mark.parametrize(("pattern", "text", "expected"), PATTERNS)
 def test_a_pattern_matches_the_whole_text(pattern: str, text: str, *, expected: bool) -> None:
-    assert gpu_refs.matches(pattern, text) is expected
+    assert selectors.matches(pattern, text) is expected
 
 
 SHORT = st.text("ab*.", max_size=8)
@@ -90,26 +91,26 @@ SHORT = st.text("ab*.", max_size=8)
 @given(pattern=SHORT, text=SHORT)
 def test_a_star_stands_for_anything_and_nothing_else_is_special(pattern: str, text: str) -> None:
     slow = ".*".join(re.escape(part) for part in pattern.split("*"))
-    assert gpu_refs.matches(pattern, text) is bool(re.fullmatch(slow, text, re.DOTALL))
+    assert selectors.matches(pattern, text) is bool(re.fullmatch(slow, text, re.DOTALL))
 
 
 @given(wide=SHORT, narrow=SHORT, text=st.text("ab.", max_size=8))
 def test_a_pattern_that_matches_a_pattern_matches_all_that_it_does(
     wide: str, narrow: str, text: str
 ) -> None:
-    if gpu_refs.matches(wide, narrow) and gpu_refs.matches(narrow, text):
-        assert gpu_refs.matches(wide, text)
+    if selectors.matches(wide, narrow) and selectors.matches(narrow, text):
+        assert selectors.matches(wide, text)
 
 
 def test_a_pattern_of_stars_takes_no_time() -> None:
-    assert not gpu_refs.matches("*a" * 128 + "b", "a" * 10_000)
+    assert not selectors.matches("*a" * 128 + "b", "a" * 10_000)
 
 
 @given(told=st.integers() | st.text() | st.from_regex(r"(GPU|MIG)-[0-9a-f-]{0,40}(/[0-9]{0,3})*"))
 def test_any_text_or_number_is_a_reference_or_is_refused(told: int | str) -> None:
     for products in (False, True):
         try:
-            gpu_refs.parse(told, products=products)
+            selectors.parse(told, products=products)
         except ValueError as error:
             assert "\n" not in str(error)  # noqa: PT017  # most are references
 
@@ -134,8 +135,8 @@ DEVICE = gpu.Device(part=gpu.Part(gpu=GPU, gi=3, ci=0), uuid=MIG, index="2:1", m
     ],
 )
 def test_what_names_a_gpu_names_its_mig_devices_too(told: int | str, *, expected: bool) -> None:
-    meant = gpu_refs.parse(told, products=True)
-    assert gpu_refs.means(meant, DEVICE, "NVIDIA H100 80GB HBM3") is expected
+    meant = selectors.parse(told, products=True)
+    assert selectors.means(meant, DEVICE, "NVIDIA H100 80GB HBM3") is expected
 
 
 def test_everything_wrong_with_a_list_is_told() -> None:
@@ -150,7 +151,7 @@ def test_everything_wrong_with_a_list_is_told() -> None:
         "GPU-1",
         "3090 Ti",
     ]
-    assert [*gpu_refs.problems(told, products=True)] == [
+    assert [*selectors.problems(told, products=True)] == [
         "[1]: '0' is named by [0] already",
         "[2]: '0:1' is named by [0] already",
         f"[4]: 'MIG-{GPU}/1/0' is named by [3] already",

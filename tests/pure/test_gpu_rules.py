@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.service import settings
-from muster_plugin import config, gpu_rules
+from muster_plugin.config import gpus
+from muster_plugin.config import settings as config_settings
 
 GPU = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 
 
-def read(**gpus: Any) -> gpu_rules.Gpus:
-    found = settings.validate(config.Settings, {"gpus": gpus}).gpus
+def read(**gpus: Any) -> gpus.Gpus:
+    found = settings.validate(config_settings.Settings, {"gpus": gpus}).gpus
     assert found is not None
     return found
 
@@ -232,7 +233,7 @@ def test_every_problem_is_told_with_its_key(gpus: dict[str, Any], told: list[str
     assert [line[: len(want)] for line, want in zip(found, told, strict=True)] == told
 
 
-SHARED = gpu_rules.Shared(name="nvidia.com/gpu", replicas=2)
+SHARED = gpus.Shared(name="nvidia.com/gpu", replicas=2)
 NAMES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({}, ("nvidia.com/gpu",), ()),
     ({"resources": [{"name": "a.b/c", "product": "*"}]}, ("a.b/c",), ()),
@@ -308,9 +309,9 @@ TREES = st.recursive(
 @given(tree=TREES)
 def test_any_tree_is_a_configuration_or_is_refused(tree: object) -> None:
     try:
-        found = settings.validate(config.Settings, {"gpus": tree})
+        found = settings.validate(config_settings.Settings, {"gpus": tree})
     except settings.BadSettings as error:
         assert all("\n" not in problem for problem in error.problems)  # noqa: PT017  # or it is one
         return
     again = msgspec.to_builtins(found.gpus)
-    assert found.gpus is None or msgspec.convert(again, gpu_rules.Gpus, strict=True) == found.gpus
+    assert found.gpus is None or msgspec.convert(again, gpus.Gpus, strict=True) == found.gpus

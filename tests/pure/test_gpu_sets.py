@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster_plugin import gpu_sets
+from muster_plugin.gpu import topology
 
 Matrix = list[list[int]]
 
@@ -83,28 +83,28 @@ def test_the_best_set_is_the_one_that_a_slow_search_finds(
     request: tuple[Matrix, int, tuple[int, ...]],
 ) -> None:
     joined, size, required = request
-    assert gpu_sets.best(joined, size, required) == slowly(joined, size, required)
+    assert topology.best(joined, size, required) == slowly(joined, size, required)
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6])
 @pytest.mark.parametrize("seed", [3, 7, 11])
 def test_it_is_so_with_more_gpus_than_the_slow_search_likes(size: int, seed: int) -> None:
     joined = symmetric(10, [(seed * at * at) % 211 for at in range(1, 46)])
-    assert gpu_sets.best(joined, size) == slowly(joined, size, ())
-    assert gpu_sets.best(joined, size, (4, 9)) == slowly(joined, size, (4, 9))
+    assert topology.best(joined, size) == slowly(joined, size, ())
+    assert topology.best(joined, size, (4, 9)) == slowly(joined, size, (4, 9))
 
 
 @pytest.mark.parametrize("size", range(2, 9))
 def test_sixteen_gpus_that_are_all_joined_alike_give_the_first(size: int) -> None:
     alike = symmetric(16, [50] * 120)
-    assert gpu_sets.best(alike, size) == tuple(range(size))
-    assert gpu_sets.best(alike, 4, (15,)) == (12, 13, 14, 15)
+    assert topology.best(alike, size) == tuple(range(size))
+    assert topology.best(alike, 4, (15,)) == (12, 13, 14, 15)
 
 
 def test_of_sixteen_gpus_in_disorder_those_of_one_socket_are_taken_together() -> None:
     places = [5 * at % 16 for at in range(16)]
     for size in (2, 4, 8):
-        best = gpu_sets.best(tree(places), size)
+        best = topology.best(tree(places), size)
         assert len({places[at] // size for at in best}) == 1
 
 
@@ -116,30 +116,30 @@ def test_the_search_of_sixteen_agrees_with_the_best_of_two_halves() -> None:
     ]
     for at in range(16):
         apart[at][at] = 0
-    assert gpu_sets.best(apart, 4) == slowly(half, 4, ())
+    assert topology.best(apart, 4) == slowly(half, 4, ())
 
 
 def test_more_gpus_are_placed_by_swaps_and_in_time() -> None:
     places = [7 * at % 32 for at in range(32)]
     for size, required in ((4, ()), (8, (3,)), (5, (1, 2))):
-        best = gpu_sets.best(tree(places), size, required)
+        best = topology.best(tree(places), size, required)
         assert len(set(best)) == size
         assert {*required} <= {*best}
-        assert best == gpu_sets.best(tree(places), size, required)
-    assert len({places[at] // 8 for at in gpu_sets.best(tree(places), 8)}) == 1
+        assert best == topology.best(tree(places), size, required)
+    assert len({places[at] // 8 for at in topology.best(tree(places), 8)}) == 1
 
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, 1500), min_size=153, max_size=153), st.integers(1, 18))
 def test_a_large_request_is_answered_whole(weights: list[int], size: int) -> None:
-    best = gpu_sets.best(symmetric(18, weights), size, (17,))
+    best = topology.best(symmetric(18, weights), size, (17,))
     assert len(set(best)) == size
     assert 17 in best
 
 
 def test_a_puzzle_that_no_machine_is_gets_a_good_answer_in_time() -> None:
     puzzle = symmetric(16, [at % 3 for at in range(1, 121)])
-    best = gpu_sets.best(puzzle, 6)
+    best = topology.best(puzzle, 6)
     assert len(set(best)) == 6
     assert has(puzzle, best) >= max(has(puzzle, (*range(at, at + 6),)) for at in range(11))
-    assert best == gpu_sets.best(puzzle, 6)
+    assert best == topology.best(puzzle, 6)

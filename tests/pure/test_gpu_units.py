@@ -14,7 +14,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from muster import vocabulary
-from muster_plugin import gpu, gpu_rules, gpu_units, rules, units
+from muster_plugin.config import gpus as config_gpus
+from muster_plugin.config import resources
+from muster_plugin.discovery import units
+from muster_plugin.gpu import replicas
+from muster_plugin.model import gpu
 
 USUAL = "nvidia.com/gpu"
 
@@ -44,8 +48,8 @@ def card(
     )
 
 
-def told(**gpus: Any) -> gpu_rules.Gpus:
-    return msgspec.convert(gpus, gpu_rules.Gpus, strict=True)
+def told(**gpus: Any) -> config_gpus.Gpus:
+    return msgspec.convert(gpus, config_gpus.Gpus, strict=True)
 
 
 def sharing(*resources: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -179,14 +183,14 @@ def test_a_mig_strategy_costs_no_more_than_what_does_not_fit(
     expected: dict[str, list[str]],
     problems: list[str],
 ) -> None:
-    plan = gpu_units.plan(look(*gpus), told(migStrategy=strategy))
+    plan = replicas.plan(look(*gpus), told(migStrategy=strategy))
     assert names(plan) == expected
     found = [short(problem) for problem in plan.problems]
     assert [p[: len(want)] for p, want in zip(found, problems, strict=True)] == problems
 
 
 def test_a_unit_says_what_answers_and_health_need() -> None:
-    plan = gpu_units.plan(
+    plan = replicas.plan(
         look(card(3, "3g.20gb")),
         told(
             migStrategy="mixed",
@@ -198,8 +202,8 @@ def test_a_unit_says_what_answers_and_health_need() -> None:
     whole, mig = plan.offers
     assert whole == units.Offer(
         name=USUAL,
-        rule=rules.Resource(
-            name=USUAL, groups=(), env="", grace_s=5.0, registration=rules.Registration.WATCHER
+        rule=resources.Resource(
+            name=USUAL, groups=(), env="", grace_s=5.0, registration=resources.Registration.WATCHER
         ),
     )
     device = gpu.Device(
@@ -224,7 +228,7 @@ def test_a_unit_says_what_answers_and_health_need() -> None:
 def test_a_mig_device_is_called_by_nvmls_number_where_some_are_missing() -> None:
     one = card(0, "1g.5gb", "1g.5gb")
     holes = tuple(msgspec.structs.replace(mig, index=4 + at) for at, mig in enumerate(one.mig))
-    plan = gpu_units.plan(
+    plan = replicas.plan(
         look(msgspec.structs.replace(one, mig=holes)), told(migStrategy="single", exclude=["0:4"])
     )
     assert names(plan) == {USUAL: ["0:5"]}
@@ -253,7 +257,7 @@ NAMINGS: list[tuple[list[dict[str, str]], dict[str, list[str]]]] = [
 def test_the_first_pattern_that_matches_names_a_device(
     resources: list[dict[str, str]], expected: dict[str, list[str]]
 ) -> None:
-    plan = gpu_units.plan(look(*MIXED), told(migStrategy="mixed", resources=resources))
+    plan = replicas.plan(look(*MIXED), told(migStrategy="mixed", resources=resources))
     found = names(plan)
     assert found.pop("nvidia.com/mig-2g.10gb") == ["2:1"]
     assert {name: found.get(name) for name in expected} == expected
@@ -262,7 +266,7 @@ def test_the_first_pattern_that_matches_names_a_device(
 
 def test_a_part_of_a_gpu_instance_can_be_given_a_name() -> None:
     naming = [{"name": "a.b/half", "mig": "1c.*"}]
-    plan = gpu_units.plan(look(card(0, "1c.3g.20gb")), told(migStrategy="mixed", resources=naming))
+    plan = replicas.plan(look(card(0, "1c.3g.20gb")), told(migStrategy="mixed", resources=naming))
     assert (names(plan), plan.problems) == ({USUAL: [], "a.b/half": ["0:0"]}, ())
 
 
@@ -287,11 +291,11 @@ def test_what_is_excluded_is_as_if_it_were_not_there(
     exclude: list[int | str], expected: dict[str, list[str]], problems: tuple[str, ...]
 ) -> None:
     rule = told(migStrategy="mixed", exclude=exclude)
-    plan = gpu_units.plan(look(*MIXED), rule)
+    plan = replicas.plan(look(*MIXED), rule)
     found = names(plan)
     left = {name: ids for name, ids in found.items() if "mig" not in name}
     assert (left, plan.problems) == (expected, problems)
-    gpus = gpu_units.node(look(*MIXED), rule).gpus
+    gpus = replicas.node(look(*MIXED), rule).gpus
     there = {one.uuid for one in gpus}.union(mig.uuid for one in gpus for mig in one.mig)
     assert {unit.physical for offer in plan.offers for unit in offer.units} <= there
 
@@ -391,7 +395,7 @@ SHARINGS: list[tuple[str, dict[str, Any], dict[str, list[str]], list[str]]] = [
 def test_a_resource_is_shared_as_told(
     rule: dict[str, Any], expected: dict[str, list[str]], problems: list[str]
 ) -> None:
-    plan = gpu_units.plan(look(*FOUR), told(**rule))
+    plan = replicas.plan(look(*FOUR), told(**rule))
     assert (names(plan), list(plan.problems)) == (expected, problems)
 
 
@@ -406,7 +410,7 @@ def test_a_gb_is_a_thousand_mib_as_the_iktos_fork_counts() -> None:
             {"name": "nvidia.com/mig-1g.5gb", "perGb": True},
         ),
     )
-    plan = gpu_units.plan(look(card(0), small, silent, huge, card(4, "1g.5gb")), rule)
+    plan = replicas.plan(look(card(0), small, silent, huge, card(4, "1g.5gb")), rule)
     counts: dict[str, int] = {}
     for unit in (unit for offer in plan.offers for unit in offer.units):
         counts[unit.physical] = counts.get(unit.physical, 0) + 1
@@ -418,7 +422,7 @@ def test_a_gb_is_a_thousand_mib_as_the_iktos_fork_counts() -> None:
 
 def test_no_more_ids_than_the_kubelet_can_be_told() -> None:
     gpus = [msgspec.structs.replace(card(n), memory_mib=3_000_000) for n in range(11)]
-    plan = gpu_units.plan(look(*gpus), told(**sharing({"name": USUAL, "perGb": True})))
+    plan = replicas.plan(look(*gpus), told(**sharing({"name": USUAL, "perGb": True})))
     assert [len(offer.units) for offer in plan.offers] == [units.DEVICES_MAX]
     assert plan.problems[0].endswith("would be 3000 replicas; at most 1000")
     assert plan.problems[-1] == "nvidia.com/gpu: more than 10000 devices; the rest is left out"
@@ -432,7 +436,7 @@ def test_a_snapshot_says_how_each_resource_is_handed_out() -> None:
     seen = look(
         *MIXED, driver_version="580.95.05", cuda_version="13.0", machine="m", simulated=True
     )
-    assert gpu_units.node(seen, rule) == vocabulary.GpuNode(
+    assert replicas.node(seen, rule) == vocabulary.GpuNode(
         gpus=(
             *MIXED[:2],
             msgspec.structs.replace(
@@ -469,10 +473,10 @@ def test_without_a_driver_the_names_stay_and_one_problem_says_why(driver: gpu.Dr
         **sharing({"name": "a.b/c", "replicas": 2}),
     )
     seen = gpu.Look(driver=driver, problem="load it", gpus=tuple(FOUR))
-    plan = gpu_units.plan(seen, rule)
+    plan = replicas.plan(seen, rule)
     said = f"no GPU can be used: {driver}: load it"
     assert (names(plan), plan.problems) == ({"a.b/c": []}, (said,))
-    assert gpu_units.node(seen, rule) == vocabulary.GpuNode(mig_strategy="mixed", problem=said)
+    assert replicas.node(seen, rule) == vocabulary.GpuNode(mig_strategy="mixed", problem=said)
 
 
 LOST = gpu.Unreadable(index=3, error="GPU_IS_LOST", uuid=uuid(3))
@@ -513,15 +517,15 @@ def test_what_is_wrong_with_a_gpu_is_said_once_and_costs_no_other(
     seen: gpu.Look, expected: list[str], problems: tuple[str, ...]
 ) -> None:
     rule = told(**sharing({"name": USUAL, "replicas": 2, "devices": [0, 3]}))
-    plan = gpu_units.plan(seen, rule)
+    plan = replicas.plan(seen, rule)
     assert (names(plan), plan.problems) == ({USUAL: expected}, problems)
 
 
 def test_expected_are_devices_and_not_replicas() -> None:
     rule = told(migStrategy="mixed", expect={"min": 3}, **sharing({"name": USUAL, "replicas": 4}))
-    plan = gpu_units.plan(look(*MIXED), rule)
+    plan = replicas.plan(look(*MIXED), rule)
     assert {offer.name: offer.rule.expect for offer in plan.offers} == {
-        USUAL: rules.Expect(min=3),
+        USUAL: resources.Expect(min=3),
         "nvidia.com/mig-1g.5gb": None,
         "nvidia.com/mig-2g.10gb": None,
     }
@@ -532,7 +536,7 @@ def test_the_longest_id_of_a_mig_device_still_fits() -> None:
     one = card(0, "1g.5gb")
     named = msgspec.structs.replace(one.mig[0], uuid=old, memory_mib=2_000_000)
     rule = told(migStrategy="mixed", **sharing({"name": "nvidia.com/mig-1g.5gb", "replicas": 1000}))
-    plan = gpu_units.plan(look(msgspec.structs.replace(one, mig=(named,))), rule)
+    plan = replicas.plan(look(msgspec.structs.replace(one, mig=(named,))), rule)
     assert max(len(unit.id) for unit in plan.offers[1].units) == len(f"{old}::999") == 54
 
 
@@ -597,7 +601,7 @@ def test_whatever_is_seen_and_told_no_device_is_handed_out_twice(
         assume(False)  # noqa: FBT003  # refused at load
         return
     seen = gpu.Look(driver=driver, gpus=tuple(gpus))
-    plan = gpu_units.plan(seen, rule)
+    plan = replicas.plan(seen, rule)
     owners: dict[str, str] = {}
     for offer in plan.offers:
         ids = [unit.id for unit in offer.units]
@@ -611,7 +615,7 @@ def test_whatever_is_seen_and_told_no_device_is_handed_out_twice(
     assert {*rule.lasting()} <= {offer.name for offer in plan.offers}
     told_parts = {u.gpu.part for offer in plan.offers for u in offer.units if u.gpu is not None}
     assert not any(one != other and one.covers(other) for one in told_parts for other in told_parts)
-    node = gpu_units.node(seen, rule)
+    node = replicas.node(seen, rule)
     assert {resource.name for resource in node.resources} == {
         offer.name for offer in plan.offers if offer.units
     }
@@ -629,6 +633,6 @@ def test_the_order_in_which_gpus_are_seen_decides_nothing(
     except msgspec.ValidationError:
         assume(False)  # noqa: FBT003  # refused at load
         return
-    before = gpu_units.plan(gpu.Look(gpus=tuple(gpus)), rule)
+    before = replicas.plan(gpu.Look(gpus=tuple(gpus)), rule)
     Random(seed).shuffle(gpus)  # noqa: S311  # not for secrets
-    assert gpu_units.plan(gpu.Look(gpus=tuple(gpus)), rule) == before
+    assert replicas.plan(gpu.Look(gpus=tuple(gpus)), rule) == before

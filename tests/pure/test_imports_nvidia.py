@@ -17,24 +17,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.service import settings
-from muster_plugin import config, configuration, gpu_rules
-from muster_plugin.imports import nvidia, nvidia_settings, tree
+from muster_plugin.config import files
+from muster_plugin.config import gpus as config_gpus
+from muster_plugin.config import settings as config_settings
+from muster_plugin.config.importers import nvidia, nvidia_settings, tree
 
-Format = configuration.Format
+Format = files.Format
 GPU: Final = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 MIG: Final = "MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
 
 def imported(text: str) -> tree.Imported:
-    return configuration.imported(text.encode(), source="FILE", peer=Format.NVIDIA)
+    return files.imported(text.encode(), source="FILE", peer=Format.NVIDIA)
 
 
 def gpus(found: tree.Imported) -> Any:
     """Return the section as people write it; hold that what is printed gives the same."""
     printed = msgspec.yaml.encode(found.rules)
-    again = configuration.read(printed, source="F", written_for=Format.MUSTER)
-    assert again == config.Settings(gpus=found.rules.gpus)
+    again = files.read(printed, source="F", written_for=Format.MUSTER)
+    assert again == config_settings.Settings(gpus=found.rules.gpus)
     assert found.rules.gpus is not None
     return msgspec.json.decode(msgspec.json.encode(found.rules.gpus))
 
@@ -613,7 +615,7 @@ def fields(shape: type[msgspec.Struct], path: str = "") -> set[str]:
 
 
 def test_what_a_setting_is_here_is_a_key_of_ours() -> None:
-    assert {one.ours for one in nvidia_settings.EVERY if one.ours} <= fields(gpu_rules.Gpus)
+    assert {one.ours for one in nvidia_settings.EVERY if one.ours} <= fields(config_gpus.Gpus)
 
 
 KEYS: Final = st.sampled_from(

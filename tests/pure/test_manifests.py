@@ -23,7 +23,7 @@ from muster_gate import config as gate_config
 from muster_health import config as health_config
 from muster_labeler import config as labeler_config
 from muster_notifier import config as notifier_config
-from muster_plugin import config as plugin_config
+from muster_plugin.config import settings as plugin_config
 from scripts import manifests
 from tests import deployed
 from tests.deployed import (

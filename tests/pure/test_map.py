@@ -52,14 +52,3 @@ def test_the_map_names_every_event_with_its_subject_its_maker_and_its_takers() -
         takers = {room for room in ROOMS if name in uses[room] and room != speaker}
         expected[name] = (subject, speaker if name in uses[speaker] else "-", takers)
     assert table() == expected
-
-
-def test_every_module_of_a_room_stands_on_the_map() -> None:
-    text = (ROOT / "services" / "README.md").read_text("utf-8")
-    missing = [
-        f"{room}/{file.stem}"
-        for room in ROOMS
-        for file in (ROOT / "services" / room).rglob("*.py")
-        if not file.stem.startswith("__") and f"`{file.stem}`" not in text
-    ]
-    assert missing == []

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_plugin import gpu, nvml_words
+from muster_plugin.gpu.nvml import decode
+from muster_plugin.model import gpu
 
 A100_40GB = 42505273344
 """What NVML says an A100-SXM4-40GB has in all (go-nvml pkg/nvml/mock/gpus/a100.go)."""
@@ -17,7 +18,7 @@ H100_80GB = 85520809984
     ("code", "name"), [(0, "SUCCESS"), (15, "GPU_IS_LOST"), (999, "UNKNOWN"), (77, "77")]
 )
 def test_a_return_code_has_nvmls_name_or_its_number(code: int, name: str) -> None:
-    assert nvml_words.error_name(code) == name
+    assert decode.error_name(code) == name
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_a_return_code_has_nvmls_name_or_its_number(code: int, name: str) -> Non
 def test_a_mig_profile_is_called_as_nvidias_tools_call_it(
     gi: int, ci: int, memory_mib: int, total: int, name: str
 ) -> None:
-    assert nvml_words.profile(gi, ci, memory_mib=memory_mib, total_bytes=total) == name
+    assert decode.profile(gi, ci, memory_mib=memory_mib, total_bytes=total) == name
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_a_mig_profile_is_called_as_nvidias_tools_call_it(
     ],
 )
 def test_a_mig_devices_name_ends_with_its_profile(name: str, profile: str) -> None:
-    assert nvml_words.named_profile(name) == profile
+    assert decode.named_profile(name) == profile
 
 
 @pytest.mark.parametrize(
@@ -81,14 +82,14 @@ def test_a_mig_devices_name_ends_with_its_profile(name: str, profile: str) -> No
     ],
 )
 def test_a_bus_id_names_a_directory_of_sysfs(bus_id: str, name: str) -> None:
-    assert nvml_words.sysfs_name(bus_id) == name
+    assert decode.sysfs_name(bus_id) == name
 
 
 def test_the_capabilities_of_mig_are_read_and_never_computed() -> None:
     text = (
         "config 1\nmonitor 2\ngpu0/gi3/access 30\ngpu0/gi3/ci0/access 31\n\nnonsense\na b c\nx -1\n"
     )
-    assert nvml_words.capabilities(text) == {
+    assert decode.capabilities(text) == {
         "config": 1,
         "monitor": 2,
         "gpu0/gi3/access": 30,
@@ -98,7 +99,7 @@ def test_the_capabilities_of_mig_are_read_and_never_computed() -> None:
 
 @given(st.text())
 def test_no_text_of_capabilities_breaks_the_reader(text: str) -> None:
-    assert all(number >= 0 for number in nvml_words.capabilities(text).values())
+    assert all(number >= 0 for number in decode.capabilities(text).values())
 
 
 @pytest.mark.parametrize(
@@ -113,16 +114,16 @@ def test_no_text_of_capabilities_breaks_the_reader(text: str) -> None:
 def test_the_library_is_looked_for_where_it_is_told_to_be(
     library: str, driver_root: str, first: str, number: int
 ) -> None:
-    paths = nvml_words.library_paths(library, driver_root)
+    paths = decode.library_paths(library, driver_root)
     assert (paths[0], len(paths), len(set(paths))) == (first, number, number)
-    assert {PurePosixPath(path).name for path in paths} == {nvml_words.LIBRARY}
+    assert {PurePosixPath(path).name for path in paths} == {decode.LIBRARY}
 
 
 def test_where_the_library_was_looked_for_in_vain_is_told_with_what_to_do() -> None:
-    told = nvml_words.no_library("", "/run/nvidia/driver", "cannot open shared object file")
+    told = decode.no_library("", "/run/nvidia/driver", "cannot open shared object file")
     assert told.startswith("libnvidia-ml.so.1 is neither below /run/nvidia/driver or /driver-root")
     assert told.endswith("mount it into this container, or set gpus.library")
-    named = nvml_words.no_library("/opt/x.so", "/", "/opt/x.so: invalid ELF header")
+    named = decode.no_library("/opt/x.so", "/", "/opt/x.so: invalid ELF header")
     assert (
         named == "/opt/x.so: invalid ELF header; gpus.library names it, so nothing else was tried"
     )
@@ -132,7 +133,7 @@ def test_where_the_library_was_looked_for_in_vain_is_told_with_what_to_do() -> N
     ("number", "version"), [(12080, "12.8"), (13000, "13.0"), (11020, "11.2"), (9010, "9.1")]
 )
 def test_a_cuda_version_has_two_parts(number: int, version: str) -> None:
-    assert nvml_words.cuda_version(number) == version
+    assert decode.cuda_version(number) == version
 
 
 @pytest.mark.parametrize(
@@ -147,20 +148,20 @@ def test_a_cuda_version_has_two_parts(number: int, version: str) -> None:
     ],
 )
 def test_a_gpus_way_into_its_fabric_is_told(state: int, status: int, told: str | None) -> None:
-    assert nvml_words.fabric(state, status) == told
+    assert decode.fabric(state, status) == told
 
 
 def test_a_clique_is_that_of_a_fabric_the_gpu_is_in() -> None:
     cluster = bytes(range(16))
-    assert nvml_words.clique(3, 0, cluster, 7) == "00010203-0405-0607-0809-0a0b0c0d0e0f.7"
-    assert nvml_words.clique(2, 0, cluster, 7) == ""
-    assert nvml_words.clique(3, 1, cluster, 7) == ""
-    assert nvml_words.clique(3, 0, bytes(16), 7) == ""
+    assert decode.clique(3, 0, cluster, 7) == "00010203-0405-0607-0809-0a0b0c0d0e0f.7"
+    assert decode.clique(2, 0, cluster, 7) == ""
+    assert decode.clique(3, 1, cluster, 7) == ""
+    assert decode.clique(3, 0, bytes(16), 7) == ""
 
 
 def test_only_what_slows_a_gpu_down_against_its_will_is_a_slowdown() -> None:
-    assert nvml_words.slowdowns(0x1 | 0x2 | 0x4 | 0x10 | 0x100) == ()
-    assert nvml_words.slowdowns(0x08 | 0x20 | 0x40 | 0x80) == (
+    assert decode.slowdowns(0x1 | 0x2 | 0x4 | 0x10 | 0x100) == ()
+    assert decode.slowdowns(0x08 | 0x20 | 0x40 | 0x80) == (
         "HW_SLOWDOWN",
         "SW_THERMAL",
         "HW_THERMAL",
@@ -169,26 +170,26 @@ def test_only_what_slows_a_gpu_down_against_its_will_is_a_slowdown() -> None:
 
 
 def test_what_is_not_known_of_the_way_between_two_gpus_counts_as_far() -> None:
-    assert nvml_words.level(10) is gpu.Level.ONE_SWITCH
-    assert nvml_words.level(11) is gpu.Level.SYSTEM
+    assert decode.level(10) is gpu.Level.ONE_SWITCH
+    assert decode.level(11) is gpu.Level.SYSTEM
 
 
 @pytest.mark.parametrize(
     ("gi", "ci", "part"),
     [
-        (nvml_words.NO_INSTANCE, nvml_words.NO_INSTANCE, gpu.Part(gpu="GPU-a")),
-        (3, nvml_words.NO_INSTANCE, gpu.Part(gpu="GPU-a", gi=3)),
+        (decode.NO_INSTANCE, decode.NO_INSTANCE, gpu.Part(gpu="GPU-a")),
+        (3, decode.NO_INSTANCE, gpu.Part(gpu="GPU-a", gi=3)),
         (3, 0, gpu.Part(gpu="GPU-a", gi=3, ci=0)),
     ],
 )
 def test_an_event_names_the_instance_it_befell_or_none(gi: int, ci: int, part: gpu.Part) -> None:
-    assert nvml_words.part("GPU-a", gi, ci) == part
+    assert decode.part("GPU-a", gi, ci) == part
 
 
 def test_a_link_should_be_up_if_it_was_or_if_it_is_on_most_gpus_alike() -> None:
     products = dict.fromkeys("abc", "H100") | {"d": "T4"}
     active = {"a": {0, 1}, "b": {0}, "c": {0, 1}, "d": set[int]()}
-    assert nvml_words.expected_links(active, products, {"d": {5}}) == {
+    assert decode.expected_links(active, products, {"d": {5}}) == {
         "a": frozenset({0, 1}),
         "b": frozenset({0, 1}),
         "c": frozenset({0, 1}),
@@ -200,4 +201,4 @@ def test_half_of_the_gpus_are_no_measure_for_the_other_half() -> None:
     # two of four joined by a bridge
     products = dict.fromkeys("abcd", "H100 PCIe")
     active = {"a": {0, 1}, "b": {0, 1}, "c": set[int](), "d": set[int]()}
-    assert nvml_words.expected_links(active, products, {})["c"] == frozenset()
+    assert decode.expected_links(active, products, {})["c"] == frozenset()

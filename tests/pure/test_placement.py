@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_plugin import gpu, gpu_rules, placement, units
+from muster_plugin.config import gpus as config_gpus
+from muster_plugin.discovery import units
+from muster_plugin.gpu import placement
+from muster_plugin.model import gpu
 
-ALIGNED, DISTRIBUTED, PACKED, EXCLUSIVE = gpu_rules.Placement
+ALIGNED, DISTRIBUTED, PACKED, EXCLUSIVE = config_gpus.Placement
 Links = dict[tuple[str, str], gpu.Link]
 
 
@@ -174,7 +177,7 @@ def test_fewer_than_asked_for_are_all_that_there_are() -> None:
 
 
 def prefer(
-    policy: gpu_rules.Placement,
+    policy: config_gpus.Placement,
     devices: dict[str, units.Unit],
     size: int,
     *,
@@ -213,7 +216,7 @@ GREEDY = [
 
 @pytest.mark.parametrize(("policy", "devices", "size", "result"), GREEDY)
 def test_replicas_are_spread_or_packed(
-    policy: gpu_rules.Placement, devices: dict[str, units.Unit], size: int, result: list[str]
+    policy: config_gpus.Placement, devices: dict[str, units.Unit], size: int, result: list[str]
 ) -> None:
     assert prefer(policy, devices, size) == result
 
@@ -229,7 +232,7 @@ def test_what_is_in_use_counts_and_then_what_was_just_picked() -> None:
 
 def test_unshared_gpus_are_aligned_whatever_the_policy() -> None:
     gpus = {whole(at).id: whole(at) for at in range(8)}
-    for policy in gpu_rules.Placement:
+    for policy in config_gpus.Placement:
         chosen = placement.prefer([*gpus], [], 2, known=gpus, policy=policy, links=VOLTA)
         assert chosen == ["GPU-00", "GPU-03"]
 
@@ -294,14 +297,14 @@ WHOLE = known("GPU-c", "GPU-d", "a::0")
     IDS,
     IDS,
     st.integers(-1, 12),
-    st.sampled_from(gpu_rules.Placement),
+    st.sampled_from(config_gpus.Placement),
     st.sampled_from([SOME, WHOLE, {}]),
 )
 def test_advice_never_fails_and_is_the_same_for_the_same_question(
     available: list[str],
     required: list[str],
     size: int,
-    policy: gpu_rules.Placement,
+    policy: config_gpus.Placement,
     devices: dict[str, units.Unit],
 ) -> None:
     chosen = prefer(policy, devices, size, available=available, required=required)
@@ -326,7 +329,7 @@ def test_advice_never_fails_and_is_the_same_for_the_same_question(
     st.sampled_from([DISTRIBUTED, PACKED]),
 )
 def test_each_replica_is_of_a_gpu_that_serves_the_fewest_or_most(
-    counts: dict[str, int], data: st.DataObject, size: int, policy: gpu_rules.Placement
+    counts: dict[str, int], data: st.DataObject, size: int, policy: config_gpus.Placement
 ) -> None:
     devices = replicas(**{name: count + 1 for name, count in counts.items()})
     available = data.draw(st.lists(st.sampled_from([*devices]), unique=True))

@@ -1,6 +1,6 @@
 from muster import vocabulary
 from muster.vocabulary import Health
-from muster_plugin import agreement
+from muster_plugin.kubelet import podresources_check
 
 FUSE = "a.com/fuse"
 
@@ -12,33 +12,33 @@ def device(name: str, health: Health = Health.HEALTHY) -> vocabulary.Device:
 DEVICES = (device("fuse-0"), device("fuse-1"), device("fuse-2", Health.UNHEALTHY))
 
 
-def ours(sent_at: float | None = 0.0) -> dict[str, agreement.Ours]:
-    return {FUSE: agreement.Ours(DEVICES, sent_at)}
+def ours(sent_at: float | None = 0.0) -> dict[str, podresources_check.Ours]:
+    return {FUSE: podresources_check.Ours(DEVICES, sent_at)}
 
 
-def listing(*allocatable: str, **holders: str) -> agreement.Listing:
-    return agreement.Listing(
+def listing(*allocatable: str, **holders: str) -> podresources_check.Listing:
+    return podresources_check.Listing(
         holders={(FUSE, name.replace("_", "-")): pod for name, pod in holders.items()},
         allocatable={FUSE: frozenset(allocatable)},
     )
 
 
 def test_what_the_kubelet_lists_as_told_is_no_disagreement() -> None:
-    found = agreement.Agreement()
+    found = podresources_check.Agreement()
     for now in (10.0, 20.0):
         found.compare(listing("fuse-0", "fuse-1"), ours(), now)
     assert (found.apart(FUSE, 20.0), found.is_doubtful) == ("", False)
 
 
 def test_an_unhealthy_device_that_is_listed_proves_nothing() -> None:
-    found = agreement.Agreement()
+    found = podresources_check.Agreement()
     for now in (10.0, 20.0):
         found.compare(listing("fuse-0", "fuse-1", "fuse-2"), ours(), now)
     assert (found.apart(FUSE, 20.0), found.is_doubtful) == ("", False)
 
 
 def test_a_disagreement_is_told_when_it_is_seen_twice_and_no_longer_when_it_ends() -> None:
-    found = agreement.Agreement()
+    found = podresources_check.Agreement()
     found.compare(listing("fuse-0", "fuse-1"), ours(), 10.0)
     found.compare(listing("fuse-0", "other"), ours(), 20.0)
     assert (found.apart(FUSE, 20.5), found.is_doubtful, found.disputed) == ("", True, {})
@@ -54,7 +54,7 @@ def test_a_disagreement_is_told_when_it_is_seen_twice_and_no_longer_when_it_ends
 
 
 def test_what_was_just_sent_may_take_two_seconds_to_be_listed() -> None:
-    found = agreement.Agreement()
+    found = podresources_check.Agreement()
     for now in (10.5, 11.0, 11.9):
         found.compare(listing("fuse-0"), ours(sent_at=10.0), now)
         assert (found.apart(FUSE, now), found.is_doubtful) == ("", True)
@@ -63,14 +63,14 @@ def test_what_was_just_sent_may_take_two_seconds_to_be_listed() -> None:
 
 
 def test_lists_that_are_sent_all_the_time_hide_nothing_that_lasts() -> None:
-    found = agreement.Agreement()
+    found = podresources_check.Agreement()
     for now in range(10, 14):
         found.compare(listing("fuse-0"), ours(sent_at=now - 0.5), now)
     assert found.apart(FUSE, 13.0) == "the kubelet does not list fuse-1, for 4 s"
 
 
 def test_what_differs_for_a_moment_each_time_is_no_disagreement() -> None:
-    found = agreement.Agreement()
+    found = podresources_check.Agreement()
     for now in range(10, 30):
         late = ("fuse-0",) if now % 2 else ("fuse-0", "fuse-1")
         found.compare(listing(*late), ours(sent_at=now - 0.5), now)
@@ -78,14 +78,14 @@ def test_what_differs_for_a_moment_each_time_is_no_disagreement() -> None:
 
 
 def test_a_kubelet_that_does_not_have_the_resource_disagrees_with_nothing() -> None:
-    found = agreement.Agreement()
+    found = podresources_check.Agreement()
     for now in (10.0, 20.0):
         found.compare(listing(), ours(sent_at=None), now)
     assert (found.apart(FUSE, 20.0), found.is_doubtful) == ("", False)
 
 
 def test_a_kubelet_that_cannot_be_asked_disagrees_with_nothing() -> None:
-    found = agreement.Agreement()
+    found = podresources_check.Agreement()
     for now in (10.0, 20.0):
         found.compare(listing("fuse-0"), ours(), now)
     assert found.disputed == {FUSE: "the kubelet does not list fuse-1"}
@@ -94,11 +94,11 @@ def test_a_kubelet_that_cannot_be_asked_disagrees_with_nothing() -> None:
 
 
 def test_pods_that_hold_devices_newly_are_told_once() -> None:
-    found = agreement.Agreement()
+    found = podresources_check.Agreement()
     first = listing("fuse-0", "fuse-1", fuse_0="default/old")
     assert found.compare(first, ours(), 0.0) == []
     second = listing("fuse-0", "fuse-1", fuse_0="default/old", fuse_1="default/new")
-    new = [agreement.Allocation(FUSE, "default/new", ("fuse-1",))]
+    new = [podresources_check.Allocation(FUSE, "default/new", ("fuse-1",))]
     assert found.compare(second, ours(), 10.0) == new
     assert found.compare(second, ours(), 20.0) == []
     assert (found.held(FUSE), second.held()) == (

@@ -3,10 +3,16 @@ from datetime import UTC, datetime
 import pytest
 
 from muster.pb import deviceplugin_pb2 as dp
-from muster_plugin import allocation, gpu, gpu_answer, gpu_rules, inventory, rules, units, wire
+from muster_plugin.config import gpus as config_gpus
+from muster_plugin.config import resources
+from muster_plugin.discovery import units
+from muster_plugin.gpu import container_spec
+from muster_plugin.inventory import inventory
+from muster_plugin.kubelet import allocation, protobuf
+from muster_plugin.model import gpu
 
-RULE = rules.Resource(name="nvidia.com/gpu", groups=(), env="", grace_s=60.0)
-CONTROL = gpu_answer.CONTROL_NODES
+RULE = resources.Resource(name="nvidia.com/gpu", groups=(), env="", grace_s=60.0)
+CONTROL = container_spec.CONTROL_NODES
 
 
 def replica(number: int, at: int) -> units.Unit:
@@ -17,7 +23,7 @@ def replica(number: int, at: int) -> units.Unit:
     )
 
 
-def allocator(sharing: gpu_rules.Gpus | None = None) -> allocation.Allocator:
+def allocator(sharing: config_gpus.Gpus | None = None) -> allocation.Allocator:
     """Allocate two GPUs, each three times."""
     offer = units.Offer(
         name=RULE.name, rule=RULE, units=tuple(replica(n, at) for n in (0, 1) for at in range(3))
@@ -25,7 +31,7 @@ def allocator(sharing: gpu_rules.Gpus | None = None) -> allocation.Allocator:
     devices = inventory.Inventory(node="n1", plugin="p")
     at = datetime(2026, 11, 1, tzinfo=UTC)
     devices.look(units.Plan(offers=(offer,)), (RULE,), now=0.0, at=at)
-    terms = gpu_answer.Terms(rules=sharing or gpu_rules.Gpus())
+    terms = container_spec.Terms(rules=sharing or config_gpus.Gpus())
     return allocation.Allocator(devices, RULE.name, lambda: terms)
 
 
@@ -42,8 +48,8 @@ def test_a_container_is_told_each_gpu_once_whatever_its_replicas() -> None:
 
 
 def test_what_has_to_be_there_and_what_may_be_is_told_beforehand() -> None:
-    told = gpu_rules.Given(device_specs=True, dev_root="/host")
-    gpus = allocator(gpu_rules.Gpus(given=told))
+    told = config_gpus.Given(device_specs=True, dev_root="/host")
+    gpus = allocator(config_gpus.Gpus(given=told))
     asked = [["GPU-1::2", "GPU-1::0", "GPU-0::0"]]
     assert gpus.host_paths(asked) == ("/host/dev/nvidia1", "/host/dev/nvidia0")
     optional = gpus.optional_paths(asked)
@@ -54,11 +60,11 @@ def test_what_has_to_be_there_and_what_may_be_is_told_beforehand() -> None:
 
 
 def test_an_annotation_reaches_the_kubelet() -> None:
-    told = gpu_rules.Given(device_list=(gpu_rules.DeviceList.CDI_ANNOTATIONS,))
-    gpus = allocator(gpu_rules.Gpus(given=told))
+    told = config_gpus.Given(device_list=(config_gpus.DeviceList.CDI_ANNOTATIONS,))
+    gpus = allocator(config_gpus.Gpus(given=told))
     name = "k8s.device-plugin.nvidia.com/gpu=GPU-0"
     answers = gpus.allocate([["GPU-0::1"]], annotation="5f0c")
-    assert wire.allocated(answers) == dp.AllocateResponse(
+    assert protobuf.allocated(answers) == dp.AllocateResponse(
         container_responses=[
             dp.ContainerAllocateResponse(annotations={"cdi.k8s.io/nvidia-device-plugin_5f0c": name})
         ]
@@ -69,27 +75,27 @@ def test_an_annotation_reaches_the_kubelet() -> None:
     ("rules_", "asked", "told"),
     [
         (
-            gpu_rules.Gpus(sharing=gpu_rules.Sharing(one_per_request=True)),
+            config_gpus.Gpus(sharing=config_gpus.Sharing(one_per_request=True)),
             ["GPU-0::0", "GPU-1::0"],
             "maximum request size for shared resources is 1; found 2",
         ),
         (
-            gpu_rules.Gpus(placement=gpu_rules.Placement.EXCLUSIVE),
+            config_gpus.Gpus(placement=config_gpus.Placement.EXCLUSIVE),
             ["GPU-0::0", "GPU-0::1"],
             "placement is exclusive, one replica of each GPU; found 2 of GPU-0",
         ),
         (
-            gpu_rules.Gpus(
-                given=gpu_rules.Given(imex=gpu_rules.Imex(channels=(0,), required=True))
+            config_gpus.Gpus(
+                given=config_gpus.Given(imex=config_gpus.Imex(channels=(0,), required=True))
             ),
             ["GPU-0::0"],
             "IMEX channel 0 is required",
         ),
-        (gpu_rules.Gpus(), ["GPU-0::9"], "nvidia.com/gpu has no device 'GPU-0::9'; it has GPU-0"),
+        (config_gpus.Gpus(), ["GPU-0::9"], "nvidia.com/gpu has no device 'GPU-0::9'; it has GPU-0"),
     ],
 )
 def test_what_may_not_be_given_is_refused_in_words_and_nothing_is_given_away(
-    rules_: gpu_rules.Gpus, asked: list[str], told: str
+    rules_: config_gpus.Gpus, asked: list[str], told: str
 ) -> None:
     gpus = allocator(rules_)
     with pytest.raises(allocation.Refusal) as caught:
@@ -101,14 +107,14 @@ def test_what_may_not_be_given_is_refused_in_words_and_nothing_is_given_away(
 def test_advice_follows_the_policy_and_what_the_kubelet_no_longer_offers() -> None:
     left = ["GPU-0::1", "GPU-0::2", "GPU-1::0", "GPU-1::1", "GPU-1::2"]
     advised = {
-        policy: allocator(gpu_rules.Gpus(placement=policy)).prefer(left, [], 2)
-        for policy in gpu_rules.Placement
+        policy: allocator(config_gpus.Gpus(placement=policy)).prefer(left, [], 2)
+        for policy in config_gpus.Placement
     }
     assert advised == {
-        gpu_rules.Placement.ALIGNED: ["GPU-1::0", "GPU-0::1"],
-        gpu_rules.Placement.DISTRIBUTED: ["GPU-1::0", "GPU-0::1"],
-        gpu_rules.Placement.PACKED: ["GPU-0::1", "GPU-0::2"],
-        gpu_rules.Placement.EXCLUSIVE: ["GPU-1::0", "GPU-0::1"],
+        config_gpus.Placement.ALIGNED: ["GPU-1::0", "GPU-0::1"],
+        config_gpus.Placement.DISTRIBUTED: ["GPU-1::0", "GPU-0::1"],
+        config_gpus.Placement.PACKED: ["GPU-0::1", "GPU-0::2"],
+        config_gpus.Placement.EXCLUSIVE: ["GPU-1::0", "GPU-0::1"],
     }
-    exclusive = allocator(gpu_rules.Gpus(placement=gpu_rules.Placement.EXCLUSIVE))
+    exclusive = allocator(config_gpus.Gpus(placement=config_gpus.Placement.EXCLUSIVE))
     assert exclusive.prefer(left, ["GPU-0::1"], 3) == ["GPU-0::1", "GPU-1::0"]

@@ -6,17 +6,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.service import sections, settings
-from muster_plugin import config, rulebook, rules
+from muster_plugin.config import document, resources
+from muster_plugin.config import settings as config_settings
 
 
-def resource(name: str, path: str) -> rules.Resource:
-    return rules.Resource(name=name, groups=(rules.Group(devices=(rules.Nodes(path=path),)),))
+def resource(name: str, path: str) -> resources.Resource:
+    return resources.Resource(
+        name=name, groups=(resources.Group(devices=(resources.Nodes(path=path),)),)
+    )
 
 
-def load(tmp_path: Path, text: str) -> config.Settings:
+def load(tmp_path: Path, text: str) -> config_settings.Settings:
     file = tmp_path / "plugin.yaml"
     file.write_text(text)
-    return settings.load(config.Settings, prefix="MUSTER_PLUGIN", file=file, environment={})
+    return settings.load(
+        config_settings.Settings, prefix="MUSTER_PLUGIN", file=file, environment={}
+    )
 
 
 def problems(tmp_path: Path, text: str) -> list[str]:
@@ -31,7 +36,7 @@ def test_a_resource_needs_only_a_name_and_a_path(tmp_path: Path) -> None:
         "resources: [{name: smarter-devices/fuse, groups: [{devices: [{path: /dev/fuse}]}]}]",
     )
     assert found.resources == (resource("smarter-devices/fuse", "/dev/fuse"),)
-    assert found.kubelet == config.Kubelet(directory="/var/lib/kubelet")
+    assert found.kubelet == config_settings.Kubelet(directory="/var/lib/kubelet")
 
 
 def test_all_errors_are_reported_at_once_with_their_keys(tmp_path: Path) -> None:
@@ -127,21 +132,23 @@ NAMES = st.builds("{}/{}".format, DOMAINS, SHORTS)
 
 @given(NAMES, NAMES)
 def test_socket_names_fit_the_usual_directory_and_differ_by_resource(one: str, two: str) -> None:
-    name = config.endpoint(one, process="0123cdef", serial=99_999)
+    name = config_settings.endpoint(one, process="0123cdef", serial=99_999)
     assert len(f"/var/lib/kubelet/device-plugins/{name}") <= 107
     assert "/" not in name
-    assert (name == config.endpoint(two, process="0123cdef", serial=99_999)) == (one == two)
+    assert (name == config_settings.endpoint(two, process="0123cdef", serial=99_999)) == (
+        one == two
+    )
 
 
 def test_what_is_said_of_a_nodes_devices_makes_its_hash_and_nothing_else_does() -> None:
-    said = config.Settings(resources=(resource("a.com/x", "/dev/x"),))
+    said = config_settings.Settings(resources=(resource("a.com/x", "/dev/x"),))
     log = msgspec.structs.replace(said, log=sections.Log(level=sections.LogLevel.DEBUG))
     elsewhere = msgspec.structs.replace(
         said,
-        nodes=(rulebook.NodeRules(match="n2", resources=(resource("a.com/y", "/dev/y"),)),),
+        nodes=(document.NodeRules(match="n2", resources=(resource("a.com/y", "/dev/y"),)),),
     )
-    others = config.Settings(resources=(resource("a.com/x", "/dev/y"),))
-    simulated = msgspec.structs.replace(said, simulated_gpus=config.SimulatedGpus(count=1))
+    others = config_settings.Settings(resources=(resource("a.com/x", "/dev/y"),))
+    simulated = msgspec.structs.replace(said, simulated_gpus=config_settings.SimulatedGpus(count=1))
     one = said.hash_at("n1")
     assert (log.hash_at("n1"), elsewhere.hash_at("n1")) == (one, one)
     assert len({one, others.hash_at("n1"), simulated.hash_at("n1"), elsewhere.hash_at("n2")}) == 4

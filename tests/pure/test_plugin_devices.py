@@ -8,43 +8,35 @@ from hypothesis import strategies as st
 from muster import codec, vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.vocabulary import Health
-from muster_plugin import (
-    allocation,
-    beats,
-    cdi,
-    faults,
-    found,
-    gpu,
-    gpu_answer,
-    gpu_rules,
-    ids,
-    inventory,
-    rules,
-    units,
-    wire,
-)
+from muster_plugin.config import gpus, resources
+from muster_plugin.discovery import units
+from muster_plugin.gpu import container_spec, faults
+from muster_plugin.inventory import inventory
+from muster_plugin.kubelet import allocation, cdi, protobuf
+from muster_plugin.model import gpu, ids, scan_result
+from muster_plugin.publishing import heartbeats
 
 LARGE = codec.EVENT_BYTES_MAX
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 FUSE, KVM, TUN = (
-    found.Node(path=f"/dev/{name}", kind=found.Kind.CHAR, major=10, minor=minor)
+    scan_result.Node(path=f"/dev/{name}", kind=scan_result.Kind.CHAR, major=10, minor=minor)
     for minor, name in enumerate(("fuse", "kvm", "net/tun"))
 )
-RULE = rules.Resource(
+RULE = resources.Resource(
     name="a.com/fuse",
-    groups=(rules.Group(devices=(rules.Nodes(path="/dev/[fk]*"),), count=2),),
-    expect=rules.Expect(min=4),
+    groups=(resources.Group(devices=(resources.Nodes(path="/dev/[fk]*"),), count=2),),
+    expect=resources.Expect(min=4),
     grace_s=60.0,
 )
-EACH = rules.Resource(
+EACH = resources.Resource(
     name="b.com/*",
-    groups=(rules.Group(devices=(rules.Nodes(regex="^net/.*$"),)),),
+    groups=(resources.Group(devices=(resources.Nodes(regex="^net/.*$"),)),),
     per_match=True,
     env="",
     grace_s=60.0,
 )
 GPU_0, GPU_1 = (ids.gpu_uuid("n1", index) for index in range(2))
-GPU_RULE = rules.Resource(name="nvidia.com/gpu", groups=(), env="")
+GPU_RULE = resources.Resource(name="nvidia.com/gpu", groups=(), env="")
 Events = list[vocabulary.PluginEvent]
 
 
@@ -68,12 +60,12 @@ SHARED = units.Offer(
 
 def look(
     devices: inventory.Inventory,
-    *nodes: found.Node,
+    *nodes: scan_result.Node,
     now: float = 0.0,
-    configured: tuple[rules.Resource, ...] = (RULE,),
+    configured: tuple[resources.Resource, ...] = (RULE,),
     offers: tuple[units.Offer, ...] = (),
 ) -> Events:
-    plan = units.plan(configured, found.Seen(nodes=nodes))
+    plan = units.plan(configured, scan_result.Seen(nodes=nodes))
     both = units.together(plan, units.Plan(offers=offers))
     return devices.look(both, [*configured, *(o.rule for o in offers)], now=now, at=AT)
 
@@ -207,9 +199,9 @@ def test_what_a_lowered_count_leaves_out_is_no_longer_configured_and_not_gone() 
 
 
 def test_a_unit_that_is_paired_otherwise_by_new_rules_is_another_from_the_start() -> None:
-    def paired(path: str) -> rules.Resource:
-        entries = (rules.Nodes(path="/dev/fuse"), rules.Nodes(path=path))
-        return rules.Resource(name="a.com/pair", groups=(rules.Group(devices=entries),))
+    def paired(path: str) -> resources.Resource:
+        entries = (resources.Nodes(path="/dev/fuse"), resources.Nodes(path=path))
+        return resources.Resource(name="a.com/pair", groups=(resources.Group(devices=entries),))
 
     devices = inventory.Inventory(node="n1", plugin="p")
     look(devices, FUSE, KVM, TUN, configured=(paired("/dev/kvm"),))
@@ -234,10 +226,12 @@ def test_a_unit_that_is_paired_otherwise_by_new_rules_is_another_from_the_start(
 
 
 def test_two_entries_that_change_places_are_the_same_devices() -> None:
-    def paired(*paths: str) -> rules.Resource:
-        entries = tuple(rules.Nodes(path=path, limit=2) for path in paths)
-        first = rules.Nodes(path="/dev/net/tun")
-        return rules.Resource(name="a.com/pair", groups=(rules.Group(devices=(first, *entries)),))
+    def paired(*paths: str) -> resources.Resource:
+        entries = tuple(resources.Nodes(path=path, limit=2) for path in paths)
+        first = resources.Nodes(path="/dev/net/tun")
+        return resources.Resource(
+            name="a.com/pair", groups=(resources.Group(devices=(first, *entries)),)
+        )
 
     devices = inventory.Inventory(node="n1", plugin="p")
     look(devices, FUSE, KVM, TUN, configured=(paired("/dev/kvm", "/dev/fuse"),))
@@ -246,17 +240,19 @@ def test_two_entries_that_change_places_are_the_same_devices() -> None:
 
 def test_of_two_matches_under_one_name_the_one_that_was_there_first_keeps_it() -> None:
     devices = inventory.Inventory(node="n1", plugin="p")
-    rule = rules.Resource(
+    rule = resources.Resource(
         name="b.com/*",
         per_match=True,
-        groups=(rules.Group(devices=(rules.Nodes(path="/dev/**"),)),),
+        groups=(resources.Group(devices=(resources.Nodes(path="/dev/**"),)),),
     )
     beside = msgspec.structs.replace(TUN, path="/dev/net_tun")
     for first, second in ((TUN, beside), (beside, TUN)):
         devices = inventory.Inventory(node="n1", plugin="p")
         look(devices, first, configured=(rule,))
         assert devices.standing == {"b.com/net_tun": first.path}
-        plan = units.plan([rule], found.Seen(nodes=(first, second)), standing=devices.standing)
+        plan = units.plan(
+            [rule], scan_result.Seen(nodes=(first, second)), standing=devices.standing
+        )
         assert plan.problems == (
             f"b.com/net_tun: {first.path} and {second.path} would both be named so",
         )
@@ -372,9 +368,9 @@ def test_a_node_with_gpus_and_no_driver_is_short_of_them_and_one_without_gpus_is
     none = msgspec.structs.replace(SHARED, units=())
     look(devices, FUSE, KVM, offers=(none,))
     away = gpu.Look(driver=gpu.Driver.NO_LIBRARY, problem="it is nowhere")
-    devices.terms = gpu_answer.Terms(look=away)
+    devices.terms = container_spec.Terms(look=away)
     assert devices.shortage("nvidia.com/gpu") == ""
-    devices.terms = gpu_answer.Terms(look=msgspec.structs.replace(away, on_bus=8))
+    devices.terms = container_spec.Terms(look=msgspec.structs.replace(away, on_bus=8))
     said = "8 NVIDIA GPUs on the PCI bus, and no_library: it is nowhere"
     assert devices.shortage("nvidia.com/gpu") == said
     assert devices.shortage("a.com/fuse") == ""
@@ -469,14 +465,14 @@ def test_allocate_answers_each_container_in_order_and_names_its_devices() -> Non
 
 
 def test_a_unit_brings_its_nodes_and_mounts_and_no_variable_where_none_is_wanted() -> None:
-    pair = rules.Group(
+    pair = resources.Group(
         devices=(
-            rules.Nodes(path="/dev/kvm", mount_path="/dev/virt/"),
-            rules.Nodes(path="/opt/lib", type=rules.NodeType.MOUNT, read_only=True),
+            resources.Nodes(path="/dev/kvm", mount_path="/dev/virt/"),
+            resources.Nodes(path="/opt/lib", type=resources.NodeType.MOUNT, read_only=True),
         )
     )
-    rule = rules.Resource(name="a.com/virt", groups=(pair,), env="")
-    library = found.Node(path="/opt/lib", kind=found.Kind.DIRECTORY)
+    rule = resources.Resource(name="a.com/virt", groups=(pair,), env="")
+    library = scan_result.Node(path="/opt/lib", kind=scan_result.Kind.DIRECTORY)
     devices = inventory.Inventory(node="n1", plugin="p")
     look(devices, KVM, library, configured=(rule,))
     assert allocation.Allocator(devices, "a.com/virt").allocate([["kvm-0"]]) == (
@@ -567,7 +563,7 @@ def test_a_preference_never_fails_and_never_names_what_was_not_offered(
 def test_the_list_says_health_in_the_kubelets_words() -> None:
     devices = made()
     look(devices, FUSE)
-    message = wire.device_list(devices.devices("a.com/fuse"))
+    message = protobuf.device_list(devices.devices("a.com/fuse"))
     assert [(device.ID, device.health) for device in message.devices] == [
         ("fuse-0", "Healthy"),
         ("fuse-1", "Healthy"),
@@ -581,7 +577,7 @@ def test_numa_is_told_where_it_is_known_and_left_out_elsewhere() -> None:
         vocabulary.Device(id="a", resource="r", numa_node=1),
         vocabulary.Device(id="b", resource="r"),
     ]
-    message = wire.device_list(devices)
+    message = protobuf.device_list(devices)
     assert [[node.ID for node in device.topology.nodes] for device in message.devices] == [[1], []]
     assert not message.devices[1].HasField("topology")
 
@@ -595,7 +591,7 @@ def test_an_allocation_keeps_its_containers_apart_on_the_wire() -> None:
         ]
     )
     device = dp.DeviceSpec(container_path="/dev/fuse", host_path="/dev/fuse", permissions="rw")
-    assert wire.allocated(fuse.allocate(wire.requested(request))) == dp.AllocateResponse(
+    assert protobuf.allocated(fuse.allocate(protobuf.requested(request))) == dp.AllocateResponse(
         container_responses=[
             dp.ContainerAllocateResponse(
                 devices=[device], envs={"MUSTER_DEVICES_A_COM_FUSE": "/dev/fuse"}
@@ -606,12 +602,12 @@ def test_an_allocation_keeps_its_containers_apart_on_the_wire() -> None:
 
 
 def test_options_are_the_same_in_both_places_the_kubelet_looks() -> None:
-    request = wire.register_request("a.com/fuse", "muster-x.sock", pre_start=True)
+    request = protobuf.register_request("a.com/fuse", "muster-x.sock", pre_start=True)
     assert request == dp.RegisterRequest(
         version="v1beta1",
         endpoint="muster-x.sock",
         resource_name="a.com/fuse",
-        options=wire.options(pre_start=True),
+        options=protobuf.options(pre_start=True),
     )
 
 
@@ -628,24 +624,24 @@ def test_options_are_the_same_in_both_places_the_kubelet_looks() -> None:
 def test_only_what_trying_again_cannot_change_is_permanent(
     code: str, text: str, *, permanent: bool
 ) -> None:
-    assert wire.is_permanent(code, text) is permanent
+    assert protobuf.is_permanent(code, text) is permanent
 
 
 # The heartbeat
 
-STATE = beats.ResourceState(
+STATE = heartbeats.ResourceState(
     name="a.com/fuse",
     registered_at=100.0,
     streams=1,
     sent_at=107.5,
     registrations=2,
-    probe=beats.Probe(ok=True, seconds=0.0021, at=109.0),
+    probe=heartbeats.Probe(ok=True, seconds=0.0021, at=109.0),
     devices=4,
     healthy=3,
     allocated=1,
     problem="",
 )
-NEVER = beats.ResourceState(
+NEVER = heartbeats.ResourceState(
     name="a.com/kvm",
     registered_at=None,
     streams=0,
@@ -659,7 +655,7 @@ NEVER = beats.ResourceState(
 )
 
 
-WHO = beats.Identity(
+WHO = heartbeats.Identity(
     node="n1",
     plugin="p",
     instance="i",
@@ -669,7 +665,7 @@ WHO = beats.Identity(
     interval_s=5.0,
     started_at=90.0,
 )
-VITALS = beats.Vitals(
+VITALS = heartbeats.Vitals(
     seq=7,
     phase=vocabulary.Phase.SERVING,
     kubelet="1.2",
@@ -684,7 +680,7 @@ def test_a_beat_that_nobody_would_believe_is_cut_and_still_says_what_is_wrong() 
     states = [msgspec.structs.replace(wrong, name=f"{n}.com/{'z' * 240}") for n in range(64)]
     vitals = msgspec.structs.replace(VITALS, problems=("p" * 2000,) * 21)
     most = codec.HEARTBEAT_BYTES_MAX
-    beat = beats.heartbeat(WHO, vitals, states, now=110.0, wall=1.0, bytes_max=most)
+    beat = heartbeats.heartbeat(WHO, vitals, states, now=110.0, wall=1.0, bytes_max=most)
     assert codec.decode_heartbeat(codec.encode_heartbeat(beat)) == beat
     assert [one.name for one in beat.resources] == [one.name for one in states]
     assert all(one.problem and one.short and one.apart for one in beat.resources)
@@ -692,7 +688,7 @@ def test_a_beat_that_nobody_would_believe_is_cut_and_still_says_what_is_wrong() 
 
 def test_a_beat_tells_ages_and_says_never_where_nothing_happened() -> None:
     states = [STATE, NEVER]
-    beat = beats.heartbeat(WHO, VITALS, states, now=110.0, wall=1.234, bytes_max=LARGE)
+    beat = heartbeats.heartbeat(WHO, VITALS, states, now=110.0, wall=1.234, bytes_max=LARGE)
     assert beat == vocabulary.Heartbeat(
         node="n1",
         plugin="p",
@@ -731,8 +727,8 @@ def test_a_beat_tells_ages_and_says_never_where_nothing_happened() -> None:
 
 
 def test_readiness_names_what_is_missing_for_each_resource() -> None:
-    assert beats.readiness([STATE], now=110.0, probe_s=10.0) is None
-    told = beats.readiness([STATE, NEVER], now=139.5, probe_s=10.0)
+    assert heartbeats.readiness([STATE], now=110.0, probe_s=10.0) is None
+    told = heartbeats.readiness([STATE, NEVER], now=139.5, probe_s=10.0)
     assert told == (
         "a.com/fuse: the last self-probe was 30.5 s ago; a.com/kvm: not registered yet, registering"
     )
@@ -740,15 +736,15 @@ def test_readiness_names_what_is_missing_for_each_resource() -> None:
 
 @given(st.text(min_size=1), st.floats(0.1, 60))
 def test_the_first_beat_of_a_node_comes_within_the_interval(node: str, interval_s: float) -> None:
-    assert 0 <= beats.first_beat_s(node, interval_s) <= interval_s
-    assert beats.first_beat_s(node, interval_s) == beats.first_beat_s(node, interval_s)
+    assert 0 <= heartbeats.first_beat_s(node, interval_s) <= interval_s
+    assert heartbeats.first_beat_s(node, interval_s) == heartbeats.first_beat_s(node, interval_s)
 
 
 def test_a_change_of_sharing_says_of_no_good_gpu_that_it_is_gone() -> None:
     devices = made()
     fewer = msgspec.structs.replace(SHARED, units=SHARED.units[::2])
-    shared = gpu_rules.Sharing(resources=(gpu_rules.Shared(name="nvidia.com/gpu", replicas=2),))
-    devices.terms = gpu_answer.Terms(rules=gpu_rules.Gpus(sharing=shared))
+    shared = gpus.Sharing(resources=(gpus.Shared(name="nvidia.com/gpu", replicas=2),))
+    devices.terms = container_spec.Terms(rules=gpus.Gpus(sharing=shared))
     left = "no longer configured"
     assert look(devices, FUSE, KVM, offers=(fewer,)) == [
         removed("nvidia.com/gpu", f"{name}::1", left) for name in sorted([GPU_0, GPU_1])

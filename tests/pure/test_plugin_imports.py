@@ -15,23 +15,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.service import settings
-from muster_plugin import config, configuration, rulebook, rules
-from muster_plugin.imports import generic, smarter, tree
+from muster_plugin.config import document, files
+from muster_plugin.config import resources as config_resources
+from muster_plugin.config import settings as config_settings
+from muster_plugin.config.importers import generic, smarter, tree
 
-Format = configuration.Format
+Format = files.Format
 
 
 def imported(text: str | bytes, peer: Format, domain: str | None = None) -> tree.Imported:
     given = text if isinstance(text, bytes) else text.encode()
-    return configuration.imported(given, source="FILE", peer=peer, domain=domain)
+    return files.imported(given, source="FILE", peer=peer, domain=domain)
 
 
-def resources(text: str, peer: Format, domain: str | None = None) -> tuple[rules.Resource, ...]:
+def resources(
+    text: str, peer: Format, domain: str | None = None
+) -> tuple[config_resources.Resource, ...]:
     """Return what comes out, and hold that direct use and the printed form give the same."""
     found = imported(text, peer, domain).rules
     printed = msgspec.yaml.encode(found)
-    direct = configuration.read(text.encode(), source="F", written_for=peer, domain=domain)
-    again = configuration.read(printed, source="F", written_for=Format.MUSTER)
+    direct = files.read(text.encode(), source="F", written_for=peer, domain=domain)
+    again = files.read(printed, source="F", written_for=Format.MUSTER)
     assert direct.resources == again.resources == found.resources
     return found.resources
 
@@ -52,11 +56,11 @@ def problems(text: str | bytes, peer: Format) -> list[str]:
     return refused.value.problems
 
 
-def each(pattern: str, count: int) -> rules.Resource:
+def each(pattern: str, count: int) -> config_resources.Resource:
     """Return what an entry of smarter's means: one resource for each match, with `rw`."""
-    nodes = rules.Nodes(regex=pattern, permissions="rw")
-    groups = (rules.Group(devices=(nodes,), count=count),)
-    return rules.Resource(name="smarter-devices/*", groups=groups, per_match=True)
+    nodes = config_resources.Nodes(regex=pattern, permissions="rw")
+    groups = (config_resources.Group(devices=(nodes,), count=count),)
+    return config_resources.Resource(name="smarter-devices/*", groups=groups, per_match=True)
 
 
 SMARTER: Final = {
@@ -145,20 +149,20 @@ def test_every_problem_of_a_file_of_smarter_is_told_at_once() -> None:
     ]
 
 
-def group(*paths: str | tuple[str, str], count: int = 1) -> rules.Group:
+def group(*paths: str | tuple[str, str], count: int = 1) -> config_resources.Group:
     """Return a group as generic gives it: `mrw`, each path where it is or where it is told."""
-    return rules.Group(
+    return config_resources.Group(
         devices=tuple(
-            rules.Nodes(path=path, permissions="mrw")
+            config_resources.Nodes(path=path, permissions="mrw")
             if isinstance(path, str)
-            else rules.Nodes(path=path[0], mount_path=path[1], permissions="mrw")
+            else config_resources.Nodes(path=path[0], mount_path=path[1], permissions="mrw")
             for path in paths
         ),
         count=count,
     )
 
 
-def capture(card: int) -> rules.Group:
+def capture(card: int) -> config_resources.Group:
     control, pcm = f"/dev/snd/controlC{card}", f"/dev/snd/pcmC{card}D0c"
     if card == 0:
         return group(control, pcm)
@@ -175,7 +179,7 @@ MANIFEST: Final = {
 }
 
 
-def spec(name: str, groups: tuple[rules.Group, ...]) -> dict[str, Any]:
+def spec(name: str, groups: tuple[config_resources.Group, ...]) -> dict[str, Any]:
     """Write groups as generic's users do."""
     return {
         "name": name,
@@ -219,7 +223,8 @@ def test_the_published_manifest_of_generic_means_the_same_here(form: str) -> Non
         "config map": yaml.safe_dump(config_map),
     }[form]
     assert resources(text, Format.GENERIC) == tuple(
-        rules.Resource(name=f"squat.ai/{name}", groups=groups) for name, groups in MANIFEST.items()
+        config_resources.Resource(name=f"squat.ai/{name}", groups=groups)
+        for name, groups in MANIFEST.items()
     )
     assert differences(text, Format.GENERIC) == [
         (
@@ -243,10 +248,12 @@ def test_the_domain_of_a_manifest_is_taken_unless_another_is_given(
 ) -> None:
     text = daemon_set([*arguments, "--device", "video,/dev/video0"])
     (found,) = resources(text, Format.GENERIC, chosen)
-    assert found == rules.Resource(name=f"{domain}/video", groups=(group("/dev/video0"),))
+    assert found == config_resources.Resource(
+        name=f"{domain}/video", groups=(group("/dev/video0"),)
+    )
 
 
-def nodes(path: str) -> rules.Nodes:
+def nodes(path: str) -> config_resources.Nodes:
     """Return what one path of generic's means."""
     text = f"{{domain: a.example, devices: [{{name: aa, groups: [{{paths: [{path}]}}]}}]}}"
     (found,) = resources(text, Format.GENERIC)
@@ -257,30 +264,36 @@ def nodes(path: str) -> rules.Nodes:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("{path: /dev/plain}", rules.Nodes(path="/dev/plain", permissions="mrw")),
+        ("{path: /dev/plain}", config_resources.Nodes(path="/dev/plain", permissions="mrw")),
         (
             "{path: /dev/ttyUSB*, mountPath: /dev/ttyUSB0}",
-            rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/ttyUSB0", permissions="mrw"),
+            config_resources.Nodes(
+                path="/dev/ttyUSB*", mount_path="/dev/ttyUSB0", permissions="mrw"
+            ),
         ),
         (
             "{path: /dev/ttyUSB*, mountPath: /dev/serial/, permissions: r, limit: 0}",
-            rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/", permissions="r"),
+            config_resources.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/", permissions="r"),
         ),
         (
             "{path: /dev/snd/controlC0, limit: 10, type: Device}",
-            rules.Nodes(path="/dev/snd/controlC0", limit=10, permissions="mrw"),
+            config_resources.Nodes(path="/dev/snd/controlC0", limit=10, permissions="mrw"),
         ),
         (
             "{path: /dev/ttyS0, optional: true}",
-            rules.Nodes(path="/dev/ttyS0", optional=True, permissions="mrw"),
+            config_resources.Nodes(path="/dev/ttyS0", optional=True, permissions="mrw"),
         ),
         (
             "{path: /opt/lib, type: Mount, readOnly: true, permissions: r}",
-            rules.Nodes(path="/opt/lib", type=rules.NodeType.MOUNT, read_only=True),
+            config_resources.Nodes(
+                path="/opt/lib", type=config_resources.NodeType.MOUNT, read_only=True
+            ),
         ),
     ],
 )
-def test_each_key_of_a_path_means_the_same_here(path: str, expected: rules.Nodes) -> None:
+def test_each_key_of_a_path_means_the_same_here(
+    path: str, expected: config_resources.Nodes
+) -> None:
     assert nodes(path) == expected
 
 
@@ -292,11 +305,14 @@ def test_usb_devices_mean_the_same_here_but_two_sticks_are_two_units() -> None:
     text = with_usb("{vendor: '1050', product: '0407'}, {vendor: 1A86, product: f, serial: x}")
     (found,) = resources(text, Format.GENERIC)
     assert found.groups == (
-        rules.Group(
+        config_resources.Group(
             devices=(
-                rules.Nodes(usb=rules.Usb(vendor="1050", product="0407"), optional=True),
-                rules.Nodes(
-                    usb=rules.Usb(vendor="1a86", product="000f", serial="x"), optional=True
+                config_resources.Nodes(
+                    usb=config_resources.Usb(vendor="1050", product="0407"), optional=True
+                ),
+                config_resources.Nodes(
+                    usb=config_resources.Usb(vendor="1a86", product="000f", serial="x"),
+                    optional=True,
                 ),
             )
         ),
@@ -314,7 +330,7 @@ def test_a_usb_id_without_quotes_is_refused_in_a_file_and_hexadecimal_in_a_flag(
     assert found.startswith("FILE: devices[0].groups[0].usb[0].product: 7523 is not in quotes: a")
     flag = "{name: ch340, groups: [{usb: [{vendor: 1a86, product: 7523}]}]}"
     (resource,) = resources(daemon_set(["--device", flag]), Format.GENERIC)
-    assert resource.groups[0].devices[0].usb == rules.Usb(vendor="1a86", product="7523")
+    assert resource.groups[0].devices[0].usb == config_resources.Usb(vendor="1a86", product="7523")
     octal = flag.replace("7523", "0407")
     (found,) = problems(daemon_set(["--device", octal]), Format.GENERIC)
     assert found.startswith("FILE: --device[0].groups[0].usb[0].product: 263 is not in quotes: a")
@@ -353,7 +369,7 @@ def test_what_generic_does_without_a_word_is_said() -> None:
       - {name: none, groups: []}
     """
     (found,) = resources(text, Format.GENERIC)
-    assert found == rules.Resource(name="a.example/fuse", groups=(group("/dev/fuse"),))
+    assert found == config_resources.Resource(name="a.example/fuse", groups=(group("/dev/fuse"),))
     assert differences(text, Format.GENERIC) == [
         "log-level: a setting of the process; set it where muster is deployed",
         "device[0].group: generic ignores this key; did you mean groups?",
@@ -467,10 +483,12 @@ def usable(text: bytes, peer: Format) -> None:
     """Import and use directly; anything raised but BadSettings fails the test."""
     try:
         found = imported(text, peer)
-        direct = configuration.read(text, source="F", written_for=peer)
-        assert direct == config.Settings(resources=found.rules.resources, gpus=found.rules.gpus)
+        direct = files.read(text, source="F", written_for=peer)
+        assert direct == config_settings.Settings(
+            resources=found.rules.resources, gpus=found.rules.gpus
+        )
         printed = msgspec.yaml.encode(found.rules)
-        again = configuration.read(printed, source="F", written_for=Format.MUSTER)
+        again = files.read(printed, source="F", written_for=Format.MUSTER)
         assert again == direct
     except settings.BadSettings:
         return
@@ -493,10 +511,12 @@ def test_any_tree_gives_rules_or_says_why_not(tree: object, peer: Format) -> Non
 
 
 def test_importers_are_given_trees_by_other_programs_too() -> None:
-    assert smarter.read([{"devicematch": "^a$", "nummaxdevices": 2.0}]).rules == rulebook.Rules(
+    assert smarter.read([{"devicematch": "^a$", "nummaxdevices": 2.0}]).rules == document.Rules(
         api_version="muster.dev/v1", resources=(each("^a$", 2),)
     )
-    assert generic.read_flags(["aa,/dev/a,/dev/b"], domain="d.e").rules == rulebook.Rules(
+    assert generic.read_flags(["aa,/dev/a,/dev/b"], domain="d.e").rules == document.Rules(
         api_version="muster.dev/v1",
-        resources=(rules.Resource(name="d.e/aa", groups=(group("/dev/a"), group("/dev/b"))),),
+        resources=(
+            config_resources.Resource(name="d.e/aa", groups=(group("/dev/a"), group("/dev/b"))),
+        ),
     )

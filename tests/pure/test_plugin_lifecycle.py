@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import vocabulary
-from muster_plugin import lifecycle, rules, unit_life, units
+from muster_plugin.config import resources
+from muster_plugin.discovery import units
+from muster_plugin.inventory import device_lifecycle, unit_life
 
 HEALTHY, UNHEALTHY = vocabulary.Health.HEALTHY, vocabulary.Health.UNHEALTHY
 CHECKED = unit_life.Policy(grace_s=60, good_looks=2, good_checks=3, checked=True)
@@ -20,26 +22,26 @@ def unit(name: str = "a-0", minor: int = 1) -> units.Unit:
 
 A, OTHER = unit(), unit(minor=2)
 LOOK = {
-    "same": lifecycle.Looked((A,)),
-    "gone": lifecycle.Looked(()),
-    "another": lifecycle.Looked((OTHER,)),
+    "same": device_lifecycle.Looked((A,)),
+    "gone": device_lifecycle.Looked(()),
+    "another": device_lifecycle.Looked((OTHER,)),
 }
-GOOD, BAD = lifecycle.Checked(A), lifecycle.Checked(A, "no answer")
-DO: dict[str, lifecycle.Signal] = {**LOOK, "bad": BAD, "good": GOOD}
+GOOD, BAD = device_lifecycle.Checked(A), device_lifecycle.Checked(A, "no answer")
+DO: dict[str, device_lifecycle.Signal] = {**LOOK, "bad": BAD, "good": GOOD}
 
 
-def after(*steps: str, policy: unit_life.Policy = CHECKED) -> lifecycle.Lifecycle:
-    life = lifecycle.Lifecycle("a.example/a", policy)
+def after(*steps: str, policy: unit_life.Policy = CHECKED) -> device_lifecycle.Lifecycle:
+    life = device_lifecycle.Lifecycle("a.example/a", policy)
     for step in steps:
         life.receive(DO[step], 0.0)
     return life
 
 
-def turned(life: lifecycle.Lifecycle, step: str, now: float = 1.0) -> list[tuple[str, str]]:
+def turned(life: device_lifecycle.Lifecycle, step: str, now: float = 1.0) -> list[tuple[str, str]]:
     """Return (health, code) of what one step turned."""
     facts = life.receive(DO[step], now)
-    assert all(isinstance(fact, lifecycle.Turned) for fact in facts)
-    return [(f.health.value, f.code) for f in facts if isinstance(f, lifecycle.Turned)]
+    assert all(isinstance(fact, device_lifecycle.Turned) for fact in facts)
+    return [(f.health.value, f.code) for f in facts if isinstance(f, device_lifecycle.Turned)]
 
 
 NEW = ("same",)
@@ -99,49 +101,49 @@ def test_the_table_holds(
 
 
 def test_a_device_is_healthy_as_soon_as_it_is_seen_where_nothing_is_checked() -> None:
-    life = lifecycle.Lifecycle("a.example/a", unit_life.Policy())
+    life = device_lifecycle.Lifecycle("a.example/a", unit_life.Policy())
     device = vocabulary.Device(id="a-0", resource="a.example/a")
-    assert life.receive(LOOK["same"], 0.0) == [lifecycle.Added(device)]
+    assert life.receive(LOOK["same"], 0.0) == [device_lifecycle.Added(device)]
     assert life.devices() == (device,)
 
 
 def test_a_device_that_nobody_has_examined_is_given_to_nobody() -> None:
-    life = lifecycle.Lifecycle("a.example/a", CHECKED)
+    life = device_lifecycle.Lifecycle("a.example/a", CHECKED)
     reason = "/dev/a has not been checked since it was plugged in"
     device = vocabulary.Device(id="a-0", resource="a.example/a", health=UNHEALTHY, reason=reason)
-    assert life.receive(LOOK["same"], 0.0) == [lifecycle.Added(device)]
+    assert life.receive(LOOK["same"], 0.0) == [device_lifecycle.Added(device)]
     assert life.to_check() == (A,)
 
 
 def test_a_device_that_goes_is_unhealthy_first_and_leaves_after_the_grace_period() -> None:
     life = after("same", policy=unit_life.Policy(grace_s=60))
-    gone = lifecycle.Turned("a-0", UNHEALTHY, "/dev/a is gone", unit_life.MISSING)
+    gone = device_lifecycle.Turned("a-0", UNHEALTHY, "/dev/a is gone", unit_life.MISSING)
     assert life.receive(LOOK["gone"], 100.0) == [gone]
     assert life.to_check() == ()
     assert life.next_deadline() == 160.0
     assert life.tick(159.9) == []
     assert life.unit("a-0") == A
-    assert life.tick(160.0) == [lifecycle.Removed("a-0", "/dev/a is gone")]
+    assert life.tick(160.0) == [device_lifecycle.Removed("a-0", "/dev/a is gone")]
     assert (life.devices(), life.unit("a-0"), life.next_deadline()) == ((), None, None)
 
 
 def test_a_device_that_a_pod_holds_never_leaves() -> None:
     life = after("same", policy=unit_life.Policy(grace_s=60))
-    life.receive(lifecycle.Held(frozenset({"a-0"})), 0.0)
+    life.receive(device_lifecycle.Held(frozenset({"a-0"})), 0.0)
     life.receive(LOOK["gone"], 100.0)
     assert life.next_deadline() is None
     assert life.tick(10_000.0) == []
-    left = lifecycle.Removed("a-0", "/dev/a is gone")
-    assert life.receive(lifecycle.Held(frozenset()), 10_001.0) == [left]
+    left = device_lifecycle.Removed("a-0", "/dev/a is gone")
+    assert life.receive(device_lifecycle.Held(frozenset()), 10_001.0) == [left]
 
 
 def test_another_device_is_new_under_the_same_id_once_the_old_one_has_left() -> None:
     policy = unit_life.Policy(grace_s=60)
     reason = "/dev/a is another device now: /dev/a char 10:1 became /dev/a char 10:2"
-    turned_replaced = lifecycle.Turned("a-0", UNHEALTHY, reason, unit_life.REPLACED)
+    turned_replaced = device_lifecycle.Turned("a-0", UNHEALTHY, reason, unit_life.REPLACED)
     exchanged = [
-        lifecycle.Removed("a-0", reason),
-        lifecycle.Added(vocabulary.Device(id="a-0", resource="a.example/a")),
+        device_lifecycle.Removed("a-0", reason),
+        device_lifecycle.Added(vocabulary.Device(id="a-0", resource="a.example/a")),
     ]
     unknown = after("same", policy=policy)
     assert unknown.receive(LOOK["another"], 100.0) == [turned_replaced]
@@ -150,14 +152,14 @@ def test_another_device_is_new_under_the_same_id_once_the_old_one_has_left() -> 
     assert unknown.unit("a-0") == OTHER
 
     free = after("same", policy=policy)
-    free.receive(lifecycle.Held(frozenset()), 0.0)
+    free.receive(device_lifecycle.Held(frozenset()), 0.0)
     assert free.receive(LOOK["another"], 100.0) == [turned_replaced, *exchanged]
 
     held = after("same", policy=policy)
-    held.receive(lifecycle.Held(frozenset({"a-0"})), 0.0)
+    held.receive(device_lifecycle.Held(frozenset({"a-0"})), 0.0)
     assert held.receive(LOOK["another"], 100.0) == [turned_replaced]
     assert held.tick(1_000.0) == []
-    assert held.receive(lifecycle.Held(frozenset()), 1_001.0) == exchanged
+    assert held.receive(device_lifecycle.Held(frozenset()), 1_001.0) == exchanged
 
 
 def test_the_grace_period_counts_from_the_first_loss() -> None:
@@ -175,57 +177,57 @@ def test_a_device_that_returns_has_its_id_and_its_new_path() -> None:
         identity = {0: "usb-1a86-7523-1-1"}
         return units.Unit(id="usb-0", physical="usb", identity=identity, devices=(spec,))
 
-    life = lifecycle.Lifecycle("a.example/a", unit_life.Policy())
-    life.receive(lifecycle.Looked((stick(5),)), 0.0)
-    life.receive(lifecycle.Looked(()), 1.0)
-    back = lifecycle.Turned("usb-0", HEALTHY, "there and well", unit_life.HEALTHY)
-    assert life.receive(lifecycle.Looked((stick(6),)), 2.0) == [back]
+    life = device_lifecycle.Lifecycle("a.example/a", unit_life.Policy())
+    life.receive(device_lifecycle.Looked((stick(5),)), 0.0)
+    life.receive(device_lifecycle.Looked(()), 1.0)
+    back = device_lifecycle.Turned("usb-0", HEALTHY, "there and well", unit_life.HEALTHY)
+    assert life.receive(device_lifecycle.Looked((stick(6),)), 2.0) == [back]
     assert life.unit("usb-0") == stick(6)
 
 
 def test_a_check_concerns_all_replicas_and_not_another_device_in_the_same_place() -> None:
-    life = lifecycle.Lifecycle("a.example/a", unit_life.Policy(good_checks=1))
-    life.receive(lifecycle.Looked((unit("a-0"), unit("a-1"), unit("b-0"))), 0.0)
+    life = device_lifecycle.Lifecycle("a.example/a", unit_life.Policy(good_checks=1))
+    life.receive(device_lifecycle.Looked((unit("a-0"), unit("a-1"), unit("b-0"))), 0.0)
     assert life.to_check() == (unit("a-0"), unit("b-0"))
-    assert life.receive(lifecycle.Checked(OTHER, "no answer"), 1.0) == []
+    assert life.receive(device_lifecycle.Checked(OTHER, "no answer"), 1.0) == []
     assert life.receive(BAD, 2.0) == [
-        lifecycle.Turned(name, UNHEALTHY, "/dev/a: no answer", unit_life.CHECK_FAILED)
+        device_lifecycle.Turned(name, UNHEALTHY, "/dev/a: no answer", unit_life.CHECK_FAILED)
         for name in ("a-0", "a-1")
     ]
     assert [device.health for device in life.devices()] == [UNHEALTHY, UNHEALTHY, HEALTHY]
 
 
 def test_fewer_devices_than_expected_is_a_problem_in_words() -> None:
-    life = lifecycle.Lifecycle("a.example/a", unit_life.Policy(expected=2))
+    life = device_lifecycle.Lifecycle("a.example/a", unit_life.Policy(expected=2))
     assert life.problem == "expected at least 2 devices, found 0"
-    life.receive(lifecycle.Looked((unit("a-0"), unit("b-0"))), 0.0)
+    life.receive(device_lifecycle.Looked((unit("a-0"), unit("b-0"))), 0.0)
     assert life.problem == ""
-    life.receive(lifecycle.Looked((unit("a-0"),)), 1.0)
+    life.receive(device_lifecycle.Looked((unit("a-0"),)), 1.0)
     assert life.problem == "expected at least 2 devices, found 1"
-    life.receive(lifecycle.Checked(unit("a-0"), "no answer"), 2.0)
+    life.receive(device_lifecycle.Checked(unit("a-0"), "no answer"), 2.0)
     assert life.problem == "expected at least 2 devices, found 1"
 
 
 def test_of_shared_gpus_each_is_expected_once() -> None:
-    life = lifecycle.Lifecycle("nvidia.com/gpu", unit_life.Policy(expected=2, of_gpus=True))
+    life = device_lifecycle.Lifecycle("nvidia.com/gpu", unit_life.Policy(expected=2, of_gpus=True))
     replicas = tuple(
         units.Unit(id=f"GPU-a::{number}", physical="GPU-a", identity={0: "GPU-a"})
         for number in range(4)
     )
-    life.receive(lifecycle.Looked(replicas), 0.0)
+    life.receive(device_lifecycle.Looked(replicas), 0.0)
     assert life.problem == "expected at least 2 GPUs or MIG devices, found 1"
 
 
 def test_patience_is_what_the_rule_says() -> None:
-    groups = (rules.Group(devices=(rules.Nodes(path="/dev/a"),)),)
-    plain = rules.Resource(name="a.example/a", groups=groups)
+    groups = (resources.Group(devices=(resources.Nodes(path="/dev/a"),)),)
+    plain = resources.Resource(name="a.example/a", groups=groups)
     assert unit_life.policy(plain) == unit_life.Policy(grace_s=60.0, good_checks=3)
-    strict = rules.Resource(
+    strict = resources.Resource(
         name="a.example/a",
         groups=groups,
         grace_s=5,
-        checks=rules.Checks(open=True, good=2),
-        expect=rules.Expect(min=4),
+        checks=resources.Checks(open=True, good=2),
+        expect=resources.Expect(min=4),
     )
     assert unit_life.policy(strict) == unit_life.Policy(
         grace_s=5.0, good_checks=2, checked=True, expected=4
@@ -237,13 +239,13 @@ looks = st.lists(st.sampled_from(IDS), unique=True).flatmap(
     lambda names: st.tuples(*(st.builds(unit, st.just(n), st.integers(1, 2)) for n in names))
 )
 signals = st.one_of(
-    st.builds(lifecycle.Looked, looks),
+    st.builds(device_lifecycle.Looked, looks),
     st.builds(
-        lifecycle.Checked,
+        device_lifecycle.Checked,
         st.builds(unit, st.sampled_from(IDS), st.integers(1, 2)),
         st.sampled_from(["", "", "no answer"]),
     ),
-    st.builds(lifecycle.Held, st.none() | st.frozensets(st.sampled_from(IDS))),
+    st.builds(device_lifecycle.Held, st.none() | st.frozensets(st.sampled_from(IDS))),
     st.none(),
 )
 policies = st.builds(
@@ -255,24 +257,24 @@ policies = st.builds(
 )
 
 
-def replay(told: dict[str, vocabulary.Health], facts: list[lifecycle.Fact]) -> None:
+def replay(told: dict[str, vocabulary.Health], facts: list[device_lifecycle.Fact]) -> None:
     for fact in facts:
         match fact:
-            case lifecycle.Added(device=device):
+            case device_lifecycle.Added(device=device):
                 assert device.id not in told
                 told[device.id] = device.health
-            case lifecycle.Removed(device_id=name):
+            case device_lifecycle.Removed(device_id=name):
                 assert told.pop(name) is UNHEALTHY
-            case lifecycle.Turned(device_id=name, health=health):
+            case device_lifecycle.Turned(device_id=name, health=health):
                 told[name] = health
 
 
 @settings(deadline=None)
 @given(policies, st.lists(st.tuples(signals, st.integers(0, 10)), max_size=40))
 def test_whatever_happens_the_list_is_what_was_told_and_nothing_lost_is_healthy(
-    policy: unit_life.Policy, story: list[tuple[lifecycle.Signal | None, int]]
+    policy: unit_life.Policy, story: list[tuple[device_lifecycle.Signal | None, int]]
 ) -> None:
-    life = lifecycle.Lifecycle("a.example/a", policy)
+    life = device_lifecycle.Lifecycle("a.example/a", policy)
     told: dict[str, vocabulary.Health] = {}
     there: dict[str, units.Unit] = {}
     lost: dict[str, float] = {}
@@ -283,9 +285,9 @@ def test_whatever_happens_the_list_is_what_was_told_and_nothing_lost_is_healthy(
         for step in (None, signal):
             before = set(told)
             replay(told, list(life.tick(now) if step is None else life.receive(step, now)))
-            if isinstance(step, lifecycle.Looked):
+            if isinstance(step, device_lifecycle.Looked):
                 there = {seen.id: seen for seen in step.units}
-            if isinstance(step, lifecycle.Held):
+            if isinstance(step, device_lifecycle.Held):
                 held = step.ids
             assert {d.id: d.health for d in life.devices()} == told
             assert there.keys() <= told.keys()

@@ -13,12 +13,15 @@ import pytest
 from muster import codec, vocabulary
 from muster.vocabulary import Device, Health
 from muster_health import devices as health_devices
-from muster_plugin import gpu, ids, inventory, listing, rules, units
+from muster_plugin.config import resources
+from muster_plugin.discovery import units
+from muster_plugin.inventory import inventory, snapshot
+from muster_plugin.model import gpu, ids
 
 AT: Final = datetime(2026, 11, 1, tzinfo=UTC)
 GPU: Final = "nvidia.com/gpu"
 UUIDS: Final = tuple(sorted(ids.gpu_uuid("n1", index) for index in range(8)))
-RULE: Final = rules.Resource(name=GPU, groups=(), env="")
+RULE: Final = resources.Resource(name=GPU, groups=(), env="")
 
 
 def shared(replicas: int) -> inventory.Inventory:
@@ -129,7 +132,7 @@ def nodes(count: int, bad: int, *, reason: str = "/dev/x is gone") -> list[Devic
 def test_too_many_devices_are_summed_up_and_what_is_wrong_is_named_first(
     devices: list[Device], entries: int, words: str
 ) -> None:
-    listed = listing.fitting(devices, 300_000)
+    listed = snapshot.fitting(devices, 300_000)
     assert len(listed.devices) == entries
     assert len(msgspec.json.encode(listed.devices)) <= 300_000
     assert listed.problem.endswith(words)

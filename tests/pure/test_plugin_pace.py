@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster_plugin import pace
+from muster_plugin.discovery import pace
 
 
 def taken(pace_: pace.Pace, *, took_s: float, looks: int, idle_s: float = 0.0) -> float:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster_plugin import patterns
+from muster_plugin.model import patterns
 
 # pattern, path, whether it matches; the first block restates Go's path/filepath match_test.go
 GLOBS = [

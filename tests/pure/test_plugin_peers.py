@@ -14,7 +14,11 @@ import msgspec
 import pytest
 
 from muster.pb import deviceplugin_pb2 as dp
-from muster_plugin import allocation, config, configuration, found, inventory, units, wire
+from muster_plugin.config import files, settings
+from muster_plugin.discovery import units
+from muster_plugin.inventory import inventory
+from muster_plugin.kubelet import allocation, protobuf
+from muster_plugin.model import scan_result
 
 CHARS: Final = (
     *("fuse", "gpiomem", "gpiochip0", "gpiochip1", "hci0", "i2c-1", "rtc0", "vchiq", "vcsm"),
@@ -22,20 +26,23 @@ CHARS: Final = (
     *("rfcomm0", "kvm", "net/tun", "snd/controlC0", "snd/pcmC0D0c", "snd/pcmC0D0p", "snd/timer"),
     *("snd/controlC1", "snd/pcmC1D0c"),
 )
-SEEN: Final = found.Seen(
+SEEN: Final = scan_result.Seen(
     nodes=(
         *(
-            found.Node(path=f"/dev/{name}", kind=found.Kind.CHAR, major=1, minor=at)
+            scan_result.Node(path=f"/dev/{name}", kind=scan_result.Kind.CHAR, major=1, minor=at)
             for at, name in enumerate(CHARS)
         ),
-        *(found.Node(path=f"/dev/{name}", kind=found.Kind.DIRECTORY) for name in ("net", "snd")),
+        *(
+            scan_result.Node(path=f"/dev/{name}", kind=scan_result.Kind.DIRECTORY)
+            for name in ("net", "snd")
+        ),
     )
 )
 AT: Final = datetime(2026, 11, 1, tzinfo=UTC)
 
 Given = list[tuple[str, str, str]]
 """What one container is given: path on the host, path in the container, permissions."""
-Used = Callable[[str, configuration.Format], config.Settings]
+Used = Callable[[str, files.Format], settings.Settings]
 
 SMARTER: Final = """
 - {devicematch: ^snd$, nummaxdevices: 20}
@@ -161,18 +168,18 @@ CASES: Final[Mapping[str, tuple[str, str, dict[str, tuple[int, list[Given]]]]]] 
 }
 
 
-def imported(text: str, peer: configuration.Format) -> config.Settings:
+def imported(text: str, peer: files.Format) -> settings.Settings:
     """Read what the import prints."""
-    made = configuration.imported(text.encode(), source="FILE", peer=peer).rules
+    made = files.imported(text.encode(), source="FILE", peer=peer).rules
     printed = msgspec.yaml.encode(made)
-    return configuration.read(printed, source="-", written_for=configuration.Format.MUSTER)
+    return files.read(printed, source="-", written_for=files.Format.MUSTER)
 
 
-def direct(text: str, peer: configuration.Format) -> config.Settings:
-    return configuration.read(text.encode(), source="FILE", written_for=peer)
+def direct(text: str, peer: files.Format) -> settings.Settings:
+    return files.read(text.encode(), source="FILE", written_for=peer)
 
 
-def answered(settings: config.Settings) -> dict[str, tuple[int, list[Given]]]:
+def answered(settings: settings.Settings) -> dict[str, tuple[int, list[Given]]]:
     """Return for each resource how many ids it has, and what each kind of them gives."""
     plan = units.plan(settings.at("node-a").resources, SEEN)
     assert plan.problems == ()
@@ -180,13 +187,13 @@ def answered(settings: config.Settings) -> dict[str, tuple[int, list[Given]]]:
     devices.look(plan, settings.resources, now=0.0, at=AT)
     told = {}
     for resource in devices.resources:
-        advertised = wire.device_list(devices.devices(resource))
+        advertised = protobuf.device_list(devices.devices(resource))
         assert {device.health for device in advertised.devices} == {"Healthy"}
         requests = [
             dp.ContainerAllocateRequest(devices_ids=[device.ID]) for device in advertised.devices
         ]
-        asked = wire.requested(dp.AllocateRequest(container_requests=requests))
-        answers = wire.allocated(allocation.Allocator(devices, resource).allocate(asked))
+        asked = protobuf.requested(dp.AllocateRequest(container_requests=requests))
+        answers = protobuf.allocated(allocation.Allocator(devices, resource).allocate(asked))
         given = [
             tuple((one.host_path, one.container_path, one.permissions) for one in answer.devices)
             for answer in answers.container_responses
@@ -200,4 +207,4 @@ def answered(settings: config.Settings) -> dict[str, tuple[int, list[Given]]]:
 def test_a_peers_published_configuration_gives_pods_what_the_peer_says(
     used: Used, peer: str, text: str, expected: dict[str, tuple[int, list[Given]]]
 ) -> None:
-    assert answered(used(text, configuration.Format(peer))) == expected
+    assert answered(used(text, files.Format(peer))) == expected

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.vocabulary import RegistrationReason as Reason
-from muster_plugin import patience, registration, signals
-from muster_plugin.states import State
+from muster_plugin.kubelet import patience, registration, signals
+from muster_plugin.kubelet.states import State
 
 PATIENCE = patience.Patience()
 END = signals.End(1)

@@ -13,12 +13,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from muster.service import settings
-from muster_plugin import configure, names, rulebook, rules
+from muster_plugin.cli import configure
+from muster_plugin.config import document, resources
+from muster_plugin.model import names
 
 
-def read(text: str) -> rulebook.Rules:
+def read(text: str) -> document.Rules:
     (tree,) = settings.parse(text.encode(), source="FILE")
-    return settings.validate(rulebook.Rules, tree)
+    return settings.validate(document.Rules, tree)
 
 
 def problems(text: str) -> list[str]:
@@ -38,25 +40,25 @@ def one(nodes: str) -> str:
 def test_a_resource_needs_a_name_and_one_way_to_find_its_nodes() -> None:
     found = read(one("{path: /dev/fuse}"))
     assert found.resources == (
-        rules.Resource(
+        resources.Resource(
             name="a.example/b",
-            groups=(rules.Group(devices=(rules.Nodes(path="/dev/fuse"),), count=1),),
+            groups=(resources.Group(devices=(resources.Nodes(path="/dev/fuse"),), count=1),),
             per_match=False,
             env=None,
             expect=None,
-            checks=rules.Checks(open=False, command=(), timeout_s=5.0, period_s=30.0, good=3),
+            checks=resources.Checks(open=False, command=(), timeout_s=5.0, period_s=30.0, good=3),
             cdi=False,
             pre_start=False,
             grace_s=60.0,
-            registration=rules.Registration.REGISTER,
+            registration=resources.Registration.REGISTER,
         ),
     )
     (group,) = found.resources[0].groups
     assert group.devices == (
-        rules.Nodes(
+        resources.Nodes(
             path="/dev/fuse",
             exclude=(),
-            type=rules.NodeType.DEVICE,
+            type=resources.NodeType.DEVICE,
             mount_path="",
             permissions="rw",
             read_only=False,
@@ -99,7 +101,7 @@ nodes:
 def test_everything_that_can_be_said_survives_being_printed_and_read_again() -> None:
     found = read(EVERYTHING)
     assert read(msgspec.yaml.encode(found).decode()) == found
-    assert found.resources[1].groups[1].devices[0].usb == rules.Usb(
+    assert found.resources[1].groups[1].devices[0].usb == resources.Usb(
         vendor="1a86", product="7523", serial="x1"
     )
 
@@ -387,7 +389,7 @@ def test_derived_names_are_names_that_the_kubelet_takes(path: str) -> None:
 
 
 PAGES: Final = ("configuration.md", "gpus.md")
-SHAPES: Final = msgspec.json.schema(rulebook.Rules)["$defs"].values()
+SHAPES: Final = msgspec.json.schema(document.Rules)["$defs"].values()
 KEYS: Final = st.sampled_from(sorted({key for s in SHAPES for key in s.get("properties", {})}))
 VALUES: Final = st.sampled_from(
     ["muster.dev/v1", "a.example/b", "a.example/*", "/dev/a*", "^a[0-9]+$", "1a86", "Mount", "rw"]
@@ -405,7 +407,7 @@ def usable(text: bytes) -> bool:
     """Tell whether rules come out; anything raised but BadSettings fails the test."""
     try:
         for tree in settings.parse(text, source="FILE"):
-            settings.validate(rulebook.Rules, tree)
+            settings.validate(document.Rules, tree)
     except settings.BadSettings:
         return False
     return True
@@ -473,4 +475,4 @@ def test_the_documentation_names_every_key_and_its_examples_can_be_used() -> Non
     examples = [block.split("```")[0] for block in text.split("```yaml\n")[1:]]
     assert len(examples) > 8
     for example in examples:
-        assert isinstance(read(example), rulebook.Rules)
+        assert isinstance(read(example), document.Rules)

@@ -7,46 +7,48 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster_plugin import found, patterns, rules, units
-from muster_plugin import names as resource_names
+from muster_plugin.config import resources
+from muster_plugin.discovery import units
+from muster_plugin.model import names as resource_names
+from muster_plugin.model import patterns, scan_result
 
-DEVICE = rules.NodeType.DEVICE
-MOUNT = rules.NodeType.MOUNT
+DEVICE = resources.NodeType.DEVICE
+MOUNT = resources.NodeType.MOUNT
 
 
-def char(path: str, *links: str, minor: int = 0, numa: int | None = None) -> found.Node:
-    return found.Node(
-        path=path, kind=found.Kind.CHAR, major=10, minor=minor, links=links, numa=numa
+def char(path: str, *links: str, minor: int = 0, numa: int | None = None) -> scan_result.Node:
+    return scan_result.Node(
+        path=path, kind=scan_result.Kind.CHAR, major=10, minor=minor, links=links, numa=numa
     )
 
 
-def stick(port: str, dev: int, serial: str = "") -> found.Node:
-    usb = found.Usb(
+def stick(port: str, dev: int, serial: str = "") -> scan_result.Node:
+    usb = scan_result.Usb(
         vendor="1a86", product="7523", serial=serial, bus=int(port[0]), dev=dev, port=port
     )
-    return found.Node(
-        path=f"/dev/bus/usb/{usb.bus:03}/{dev:03}", kind=found.Kind.CHAR, minor=dev, usb=usb
+    return scan_result.Node(
+        path=f"/dev/bus/usb/{usb.bus:03}/{dev:03}", kind=scan_result.Kind.CHAR, minor=dev, usb=usb
     )
 
 
-def seen(*nodes: found.Node | str) -> found.Seen:
-    return found.Seen(nodes=tuple(char(n) if isinstance(n, str) else n for n in nodes))
+def seen(*nodes: scan_result.Node | str) -> scan_result.Seen:
+    return scan_result.Seen(nodes=tuple(char(n) if isinstance(n, str) else n for n in nodes))
 
 
 def resource(
-    *groups: Sequence[rules.Nodes],
+    *groups: Sequence[resources.Nodes],
     name: str = "a.example/x",
     count: int = 1,
     per_match: bool = False,
-) -> rules.Resource:
-    return rules.Resource(
+) -> resources.Resource:
+    return resources.Resource(
         name=name,
         per_match=per_match,
-        groups=tuple(rules.Group(devices=tuple(group), count=count) for group in groups),
+        groups=tuple(resources.Group(devices=tuple(group), count=count) for group in groups),
     )
 
 
-def planned(given: rules.Resource, what: found.Seen) -> tuple[units.Unit, ...]:
+def planned(given: resources.Resource, what: scan_result.Seen) -> tuple[units.Unit, ...]:
     plan = units.plan([given], what)
     assert plan.problems == ()
     [offer] = plan.offers
@@ -60,27 +62,28 @@ def given_to_a_container(unit: units.Unit) -> list[tuple[str, str]]:
 
 SERIAL = ("/dev/ttyUSB0", "/dev/ttyUSB1", "/dev/ttyUSB2", "/dev/ttyUSB3")
 OPTIONAL = [
-    rules.Nodes(path=path, optional=True) for path in ("/dev/ttyS0", "/dev/ttyUSB0", "/dev/ttyUSB1")
+    resources.Nodes(path=path, optional=True)
+    for path in ("/dev/ttyS0", "/dev/ttyUSB0", "/dev/ttyUSB1")
 ]
 # generic-device-plugin deviceplugin/path_test.go, TestDiscoverPaths: name, entries, nodes, and
 # (host path, container path) of each unit
 GENERIC = [
-    ("plain", [rules.Nodes(path="/dev/plain")], ("/dev/plain",), [[("/dev/plain",) * 2]]),
+    ("plain", [resources.Nodes(path="/dev/plain")], ("/dev/plain",), [[("/dev/plain",) * 2]]),
     (
         "multiple",
-        [rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/ttyUSB0")],
+        [resources.Nodes(path="/dev/ttyUSB*", mount_path="/dev/ttyUSB0")],
         SERIAL,
         [[(path, "/dev/ttyUSB0")] for path in SERIAL],
     ),
     (
         "multiple with mount directory",
-        [rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/")],
+        [resources.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/")],
         SERIAL,
         [[(path, path.replace("/dev/", "/dev/serial/"))] for path in SERIAL],
     ),
     (
         "only one exists",
-        [rules.Nodes(path="/dev/does/not/exist"), rules.Nodes(path="/dev/does/exist")],
+        [resources.Nodes(path="/dev/does/not/exist"), resources.Nodes(path="/dev/does/exist")],
         ("/dev/does/exist",),
         [],
     ),
@@ -95,19 +98,19 @@ GENERIC = [
     (
         # README and device-plugins.md: 5 microphones and 1 control node with limit 10 are 5 pairs
         "a limit lets one node stand beside several",
-        [rules.Nodes(path="/dev/snd/pcm*"), rules.Nodes(path="/dev/snd/control", limit=10)],
+        [resources.Nodes(path="/dev/snd/pcm*"), resources.Nodes(path="/dev/snd/control", limit=10)],
         ("/dev/snd/control", *(f"/dev/snd/pcm{n}" for n in range(5))),
         [[(f"/dev/snd/pcm{n}",) * 2, ("/dev/snd/control",) * 2] for n in range(5)],
     ),
     (
         "a limit makes no more than there are",
-        [rules.Nodes(path="/dev/fuse", limit=10)],
+        [resources.Nodes(path="/dev/fuse", limit=10)],
         ("/dev/fuse",),
         [[("/dev/fuse",) * 2]],
     ),
     (
         "the shorter list decides",
-        [rules.Nodes(path="/dev/a*"), rules.Nodes(path="/dev/b*", limit=2)],
+        [resources.Nodes(path="/dev/a*"), resources.Nodes(path="/dev/b*", limit=2)],
         ("/dev/a0", "/dev/a1", "/dev/a2", "/dev/b0"),
         [[(f"/dev/a{n}",) * 2, ("/dev/b0",) * 2] for n in range(2)],
     ),
@@ -118,7 +121,7 @@ GENERIC = [
     ("entries", "nodes", "expected"), [c[1:] for c in GENERIC], ids=[c[0] for c in GENERIC]
 )
 def test_units_are_those_of_generic(
-    entries: list[rules.Nodes],
+    entries: list[resources.Nodes],
     nodes: tuple[str, ...],
     expected: list[list[tuple[str, str]]],
 ) -> None:
@@ -128,10 +131,10 @@ def test_units_are_those_of_generic(
 
 def test_a_unit_says_everything_the_kubelet_is_told() -> None:
     entries = [
-        rules.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/", permissions="r"),
-        rules.Nodes(path="/opt/lib", type=MOUNT, mount_path="/lib/x", read_only=True, limit=9),
+        resources.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/", permissions="r"),
+        resources.Nodes(path="/opt/lib", type=MOUNT, mount_path="/lib/x", read_only=True, limit=9),
     ]
-    lib = found.Node(path="/opt/lib", kind=found.Kind.DIRECTORY)
+    lib = scan_result.Node(path="/opt/lib", kind=scan_result.Kind.DIRECTORY)
     assert planned(resource(entries, count=2), seen(char("/dev/ttyUSB0", numa=1), lib)) == tuple(
         units.Unit(
             id=f"ttyUSB0-{replica}",
@@ -151,7 +154,7 @@ def test_a_unit_says_everything_the_kubelet_is_told() -> None:
 
 
 def test_two_identical_sticks_are_two_devices_that_keep_their_ids() -> None:
-    given = resource([rules.Nodes(usb=rules.Usb(vendor="1a86", product="7523"))])
+    given = resource([resources.Nodes(usb=resources.Usb(vendor="1a86", product="7523"))])
     ids = ["usb-1a86-7523-S-1-1-0", "usb-1a86-7523-S-1-2-0"]
     before = planned(given, seen(stick("1-1", 5, "S"), stick("1-2", 6, "S")))
     assert [unit.id for unit in before] == ids
@@ -163,7 +166,10 @@ def test_two_identical_sticks_are_two_devices_that_keep_their_ids() -> None:
 
 def test_each_match_is_a_resource_of_its_own_where_the_rule_says_so() -> None:
     given = resource(
-        [rules.Nodes(regex="tun$|^snd|^a.b$")], name="smarter-devices/*", count=2, per_match=True
+        [resources.Nodes(regex="tun$|^snd|^a.b$")],
+        name="smarter-devices/*",
+        count=2,
+        per_match=True,
     )
     nodes = seen("/dev/net/tun", "/dev/a.b", "/dev/snd/c", "/dev/" + "x" * 70 + "tun")
     plan = units.plan([given], nodes)
@@ -180,17 +186,19 @@ def test_each_match_is_a_resource_of_its_own_where_the_rule_says_so() -> None:
 
 
 def test_what_cannot_be_is_left_out_and_said() -> None:
-    each = [rules.Nodes(regex="tun$")]
+    each = [resources.Nodes(regex="tun$")]
     plan = units.plan(
         [
             resource(each, name="b.example/*", per_match=True),
             resource(each, name="b.example/*", per_match=True, count=3),
-            resource([rules.Nodes(path="/dev/net/*")], [rules.Nodes(path="/dev/net/tun")]),
-            resource([rules.Nodes(path="/dev/**/tun", mount_path="/dev/tun")], name="a.example/y"),
+            resource([resources.Nodes(path="/dev/net/*")], [resources.Nodes(path="/dev/net/tun")]),
+            resource(
+                [resources.Nodes(path="/dev/**/tun", mount_path="/dev/tun")], name="a.example/y"
+            ),
             resource(
                 [
-                    rules.Nodes(path="/dev/a*", mount_path="/x/"),
-                    rules.Nodes(path="/dev/*/a", mount_path="/x/"),
+                    resources.Nodes(path="/dev/a*", mount_path="/x/"),
+                    resources.Nodes(path="/dev/*/a", mount_path="/x/"),
                 ],
                 name="a.example/z",
             ),
@@ -214,9 +222,9 @@ def test_what_cannot_be_is_left_out_and_said() -> None:
 
 
 def test_a_shared_node_may_belong_to_two_resources() -> None:
-    def pair(name: str, first: str, *, shared: bool) -> rules.Resource:
-        control = rules.Nodes(path="/dev/control", limit=9, shared=shared)
-        return resource([rules.Nodes(path=first), control], name=name)
+    def pair(name: str, first: str, *, shared: bool) -> resources.Resource:
+        control = resources.Nodes(path="/dev/control", limit=9, shared=shared)
+        return resource([resources.Nodes(path=first), control], name=name)
 
     nodes = seen("/dev/a", "/dev/b", "/dev/control")
     apart = [
@@ -231,7 +239,7 @@ def test_a_shared_node_may_belong_to_two_resources() -> None:
 
 
 def test_more_devices_than_a_message_holds_are_cut_and_said() -> None:
-    given = resource([rules.Nodes(path="/dev/a*")], count=6_000)
+    given = resource([resources.Nodes(path="/dev/a*")], count=6_000)
     plan = units.plan([given], seen("/dev/a1", "/dev/a2"))
     assert len(plan.offers[0].units) == units.DEVICES_MAX
     assert plan.problems == ("a.example/x: more than 10000 devices; the rest is left out",)
@@ -240,7 +248,7 @@ def test_more_devices_than_a_message_holds_are_cut_and_said() -> None:
 def test_more_devices_than_can_be_looked_after_are_cut_and_said() -> None:
     paths = [f"/dev/a{number}" for number in range(6)]
     given = [
-        resource([rules.Nodes(path=path)], name=f"a.example/r{at}", count=9_000)
+        resource([resources.Nodes(path=path)], name=f"a.example/r{at}", count=9_000)
         for at, path in enumerate(paths)
     ]
     plan = units.plan(given, seen(*paths))
@@ -272,9 +280,9 @@ def test_an_optional_entry_that_is_there_limits_as_any_other_and_that_is_said(
     limit: int, count: int, told: tuple[str, ...], *, present: bool
 ) -> None:
     entries = [
-        rules.Nodes(path="/dev/loop[0-3]"),
-        rules.Nodes(path="/dev/kvm", limit=5),
-        rules.Nodes(path="/opt/lib", type=MOUNT, optional=True, limit=limit),
+        resources.Nodes(path="/dev/loop[0-3]"),
+        resources.Nodes(path="/dev/kvm", limit=5),
+        resources.Nodes(path="/opt/lib", type=MOUNT, optional=True, limit=limit),
     ]
     nodes = [*(f"/dev/loop{number}" for number in range(4)), "/dev/kvm"]
     plan = units.plan([resource(entries)], seen(*nodes, *["/opt/lib"][: int(present)]))
@@ -282,7 +290,7 @@ def test_an_optional_entry_that_is_there_limits_as_any_other_and_that_is_said(
 
 
 def test_a_pattern_that_finds_nothing_is_said() -> None:
-    plan = units.plan([resource([rules.Nodes(regex="^/dev/a")])], seen("/dev/a"))
+    plan = units.plan([resource([resources.Nodes(regex="^/dev/a")])], seen("/dev/a"))
     assert plan.problems == (
         (
             "a.example/x: groups[0].devices[0].regex: '^/dev/a' finds nothing: it is compared "
@@ -299,12 +307,16 @@ def test_a_unit_is_on_the_numa_node_that_all_its_nodes_are_on(
     numas: tuple[int | None, int | None], expected: int | None
 ) -> None:
     nodes = seen(char("/dev/a", numa=numas[0]), char("/dev/b", numa=numas[1]))
-    [unit] = planned(resource([rules.Nodes(path="/dev/a"), rules.Nodes(path="/dev/b")]), nodes)
+    [unit] = planned(
+        resource([resources.Nodes(path="/dev/a"), resources.Nodes(path="/dev/b")]), nodes
+    )
     assert unit.numa == expected
 
 
 def test_an_optional_part_that_appears_leaves_the_unit_the_same() -> None:
-    given = resource([rules.Nodes(path="/dev/a"), rules.Nodes(path="/dev/b", optional=True)])
+    given = resource(
+        [resources.Nodes(path="/dev/a"), resources.Nodes(path="/dev/b", optional=True)]
+    )
     [before], [after] = planned(given, seen("/dev/a")), planned(given, seen("/dev/a", "/dev/b"))
     assert (before.id, before.nodes) == ("a-0", ("/dev/a",))
     assert (after.id, after.nodes) == ("a-0", ("/dev/a", "/dev/b"))
@@ -315,20 +327,20 @@ def test_an_optional_part_that_appears_leaves_the_unit_the_same() -> None:
 
 
 def test_a_row_that_is_refused_hides_no_other() -> None:
-    one = rules.Group(devices=(rules.Nodes(path="/dev/a0"),))
-    both = rules.Group(
+    one = resources.Group(devices=(resources.Nodes(path="/dev/a0"),))
+    both = resources.Group(
         devices=(
-            rules.Nodes(path="/dev/[ab]*", limit=1),
-            rules.Nodes(path="/dev/a*", limit=2),
-            rules.Nodes(path="/dev/b*", limit=2),
+            resources.Nodes(path="/dev/[ab]*", limit=1),
+            resources.Nodes(path="/dev/a*", limit=2),
+            resources.Nodes(path="/dev/b*", limit=2),
         )
     )
-    given = rules.Resource(name="example.com/x", groups=(one, both))
+    given = resources.Resource(name="example.com/x", groups=(one, both))
     plan = units.plan([given], seen("/dev/a0", "/dev/b0"))
     assert [unit.id for unit in plan.offers[0].units] == ["a0-0", "b0-0"]
     assert plan.problems == ("example.com/x: groups 0 and 1 both give /dev/a0",)
     alone = units.plan(
-        [rules.Resource(name="example.com/x", groups=(both,))], seen("/dev/a0", "/dev/b0")
+        [resources.Resource(name="example.com/x", groups=(both,))], seen("/dev/a0", "/dev/b0")
     )
     assert [unit.id for unit in alone.offers[0].units] == ["a0-0"]
     assert alone.problems == (
@@ -338,7 +350,7 @@ def test_a_row_that_is_refused_hides_no_other() -> None:
 
 NAMES = [f"/dev/{kind}{n}" for kind in ("a", "b", "c") for n in range(5)]
 entries = st.builds(
-    rules.Nodes,
+    resources.Nodes,
     path=st.sampled_from(["/dev/a*", "/dev/b*", "/dev/c*", "/dev/[ab]*", "/dev/a0", "/dev/c[1-3]"]),
     limit=st.integers(1, 3),
     optional=st.booleans(),
@@ -347,7 +359,7 @@ groups = st.lists(entries, min_size=1, max_size=3, unique_by=lambda e: e.path)
 nodes = st.lists(st.sampled_from(NAMES), unique=True)
 
 
-def by_hand(group: list[rules.Nodes], names: list[str]) -> list[list[str]]:
+def by_hand(group: list[resources.Nodes], names: list[str]) -> list[list[str]]:
     """Lay the lists out as long as they can be, and cut them (the slow, obvious way).
 
     Rows that come to the same nodes, because two entries match one, are one unit: advertising it
@@ -367,7 +379,7 @@ def by_hand(group: list[rules.Nodes], names: list[str]) -> list[list[str]]:
 @settings(deadline=None)
 @given(groups, nodes)
 def test_cardinality_is_that_of_lists_laid_side_by_side(
-    group: list[rules.Nodes], names: list[str]
+    group: list[resources.Nodes], names: list[str]
 ) -> None:
     plan = units.plan([resource(group)], seen(*names))
     got = sorted([d.host_path for d in unit.devices] for unit in plan.offers[0].units)
@@ -379,7 +391,7 @@ def test_cardinality_is_that_of_lists_laid_side_by_side(
     st.lists(groups, min_size=1, max_size=2, unique_by=str), nodes, st.integers(1, 3), st.randoms()
 )
 def test_ids_are_unique_short_and_the_same_whatever_the_order(
-    several: list[list[rules.Nodes]],
+    several: list[list[resources.Nodes]],
     names: list[str],
     count: int,
     random: Random,
@@ -399,7 +411,7 @@ def test_ids_are_unique_short_and_the_same_whatever_the_order(
 def test_other_devices_that_come_or_go_change_no_id(
     path: str, names: list[str], others: list[str]
 ) -> None:
-    given_rules = resource([rules.Nodes(path=path)])
+    given_rules = resource([resources.Nodes(path=path)])
     alone = {u.physical: u.id for u in planned(given_rules, seen(*names))}
     together = {u.physical: u.id for u in planned(given_rules, seen(*{*names, *others}))}
     assert alone.items() <= together.items()
@@ -408,7 +420,7 @@ def test_other_devices_that_come_or_go_change_no_id(
 @settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=90)))
 def test_any_name_gives_ids_and_resource_names_that_the_kubelet_takes(names: list[str]) -> None:
-    each = resource([rules.Nodes(regex=".")], name="a.example/*", per_match=True)
+    each = resource([resources.Nodes(regex=".")], name="a.example/*", per_match=True)
     paths = {f"/dev/{name}" for name in names}
     for offer in units.plan([each], seen(*paths)).offers:
         assert [*resource_names.problems(offer.name)] == []
@@ -416,13 +428,15 @@ def test_any_name_gives_ids_and_resource_names_that_the_kubelet_takes(names: lis
 
 
 def test_more_resources_than_can_be_served_are_left_out_and_those_that_stand_stay() -> None:
-    rule = rules.Resource(
+    rule = resources.Resource(
         name="a.example/*",
         per_match=True,
-        groups=(rules.Group(devices=(rules.Nodes(path="/dev/x[0-9]"),)),),
+        groups=(resources.Group(devices=(resources.Nodes(path="/dev/x[0-9]"),)),),
     )
-    seen = found.Seen(
-        nodes=tuple(found.Node(path=f"/dev/x{n}", kind=found.Kind.CHAR) for n in range(9))
+    seen = scan_result.Seen(
+        nodes=tuple(
+            scan_result.Node(path=f"/dev/x{n}", kind=scan_result.Kind.CHAR) for n in range(9)
+        )
     )
     whole = units.plan([rule], seen)
     few = units.bounded(whole, 3, standing={"a.example/x7"})

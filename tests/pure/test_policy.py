@@ -9,33 +9,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.service import settings
-from muster_plugin import faults, gpu, gpu_rules, policy
+from muster_plugin.config import gpus
+from muster_plugin.gpu import faults, xid_policy
+from muster_plugin.model import gpu
 
-HERE = Path(policy.__file__).parent
-KNOWN = policy.catalogue((HERE / policy.CATALOGUE).read_bytes())
+HERE = Path(xid_policy.__file__).parent
+KNOWN = xid_policy.catalogue((HERE / xid_policy.CATALOGUE).read_bytes())
 PRESETS = {
-    preset: policy.preset((HERE / policy.file(preset)).read_bytes()) for preset in gpu_rules.Preset
+    preset: xid_policy.preset((HERE / xid_policy.file(preset)).read_bytes())
+    for preset in gpus.Preset
 }
-COMPATIBLE, CATALOGUE = gpu_rules.Preset.NVIDIA_COMPATIBLE, gpu_rules.Preset.CATALOGUE
+COMPATIBLE, CATALOGUE = gpus.Preset.NVIDIA_COMPATIBLE, gpus.Preset.CATALOGUE
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu-health.md"
 SIX = {13, 31, 43, 45, 68, 109}
 """What NVIDIA's plugin ignores (internal/rm/health.go)."""
 
 
 def judge(
-    preset: gpu_rules.Preset = COMPATIBLE,
+    preset: gpus.Preset = COMPATIBLE,
     *,
     file: object = None,
     disable: str = "",
     enable: str = "",
-) -> policy.Policy:
-    overrides = None if file is None else settings.validate(policy.Overrides, file)
-    return policy.Policy(
+) -> xid_policy.Policy:
+    overrides = None if file is None else settings.validate(xid_policy.Overrides, file)
+    return xid_policy.Policy(
         KNOWN, PRESETS[preset], overrides=overrides, disable=disable, enable=enable
     )
 
 
-def left_in_use(judged: policy.Policy, xids: range | set[int] = range(1, 1000)) -> set[int]:
+def left_in_use(judged: xid_policy.Policy, xids: range | set[int] = range(1, 1000)) -> set[int]:
     return {xid for xid in xids if not judged.rule(xid).action.takes}
 
 
@@ -43,14 +46,14 @@ def left_in_use(judged: policy.Policy, xids: range | set[int] = range(1, 1000)) 
 
 
 def test_the_data_names_every_column_and_every_source() -> None:
-    assert KNOWN.columns == policy.Said.__struct_fields__
+    assert KNOWN.columns == xid_policy.Said.__struct_fields__
     assert set(KNOWN.sources) == set(KNOWN.where) == set(KNOWN.columns) - {"title", "then"}
     assert list(KNOWN.xids) == list(range(1, 174))
 
 
-@pytest.mark.parametrize("preset", gpu_rules.Preset)
+@pytest.mark.parametrize("preset", gpus.Preset)
 def test_a_preset_is_named_as_it_is_chosen_and_its_sources_are_known(
-    preset: gpu_rules.Preset,
+    preset: gpus.Preset,
 ) -> None:
     read = PRESETS[preset]
     sources = {rule.source for rule in (*read.rules, read.otherwise)}
@@ -98,15 +101,15 @@ DEFENSIBLE = {46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 155,
 """What every source can defend as fatal, though not each says so."""
 
 
-@pytest.mark.parametrize("preset", gpu_rules.Preset)
-def test_every_preset_takes_what_every_source_can_defend_as_fatal(preset: gpu_rules.Preset) -> None:
+@pytest.mark.parametrize("preset", gpus.Preset)
+def test_every_preset_takes_what_every_source_can_defend_as_fatal(preset: gpus.Preset) -> None:
     assert left_in_use(judge(preset), DEFENSIBLE) == set()
 
 
-@pytest.mark.parametrize("preset", gpu_rules.Preset)
+@pytest.mark.parametrize("preset", gpus.Preset)
 @pytest.mark.parametrize("xid", [173, 174, 555, 999])
-def test_what_nobody_knows_is_taken_seriously(preset: gpu_rules.Preset, xid: int) -> None:
-    assert judge(preset).rule(xid).action is policy.Action.UNHEALTHY
+def test_what_nobody_knows_is_taken_seriously(preset: gpus.Preset, xid: int) -> None:
+    assert judge(preset).rule(xid).action is xid_policy.Action.UNHEALTHY
 
 
 def test_an_event_names_the_rule_the_action_and_the_source() -> None:
@@ -222,12 +225,12 @@ PARSED = [
 
 @pytest.mark.parametrize(("text", "numbers"), PARSED)
 def test_a_list_is_read_as_nvidia_reads_it(text: str, numbers: set[int]) -> None:
-    assert policy.lists(text, "").disabled == numbers
-    assert policy.lists("", text).enabled == numbers
+    assert xid_policy.lists(text, "").disabled == numbers
+    assert xid_policy.lists("", text).enabled == numbers
 
 
 def test_what_is_left_out_of_a_list_is_named() -> None:
-    assert policy.lists("68,not-an-int, -5", "0").problems == (
+    assert xid_policy.lists("68,not-an-int, -5", "0").problems == (
         "DP_DISABLE_HEALTHCHECKS: 'not-an-int' is no XID; left out",
         "DP_DISABLE_HEALTHCHECKS: '-5' is no XID; left out",
         "DP_ENABLE_HEALTHCHECKS: '0' is no XID; left out",
@@ -281,7 +284,7 @@ def test_only_all_switches_off_what_is_polled(disable: str, enable: str, is_off:
 def test_disable_all_with_enable_79_leaves_exactly_79() -> None:
     judged = judge(disable="all", enable="79")
     assert set(range(1, 1000)) - left_in_use(judged) == {79}
-    assert judged.rule(79).action is policy.Action.REBOOT
+    assert judged.rule(79).action is xid_policy.Action.REBOOT
 
 
 def test_the_lists_go_before_the_user_s_file() -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from muster_plugin import gpu
+from muster_plugin.model import gpu
 from tests.nvml import fake, followed, scenes
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster_plugin import gpu
+from muster_plugin.model import gpu
 from tests.nvml import fake, followed, scenes
 
 

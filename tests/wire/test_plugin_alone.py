@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.local import kubelet as stand_in
-from muster_plugin import claims, directory
+from muster_plugin.kubelet import resource_locks, socket_directory
 from tests import running
 
 ONE, TWO = "a.example/one", "a.example/two"
@@ -25,7 +25,7 @@ def root() -> Iterator[Path]:
 
 
 def test_a_resource_is_claimed_once_until_it_is_given_back(root: Path) -> None:
-    ours, theirs = claims.Claims(root), claims.Claims(root)
+    ours, theirs = resource_locks.Claims(root), resource_locks.Claims(root)
     assert (ours.claim(ONE), ours.claim(ONE), ours.claim(TWO)) == ("", "", "")
     assert theirs.claim(ONE).startswith(f"{socket.gethostname()}, process ")
     assert (ours.holds(ONE), theirs.holds(ONE)) == (True, False)
@@ -33,16 +33,16 @@ def test_a_resource_is_claimed_once_until_it_is_given_back(root: Path) -> None:
     assert (theirs.claim(ONE), theirs.holds(ONE)) == ("", True)
     ours.close()
     theirs.close()
-    assert list((root / claims.DIRECTORY).iterdir()) == []
+    assert list((root / resource_locks.DIRECTORY).iterdir()) == []
 
 
 def test_a_lock_whose_file_is_gone_is_claimed_again(root: Path) -> None:
-    ours, theirs = claims.Claims(root), claims.Claims(root)
+    ours, theirs = resource_locks.Claims(root), resource_locks.Claims(root)
     assert ours.claim(ONE) == ""
-    shutil.rmtree(root / claims.DIRECTORY)
+    shutil.rmtree(root / resource_locks.DIRECTORY)
     assert ours.claim(ONE) == ""
     assert theirs.claim(ONE) != ""
-    shutil.rmtree(root / claims.DIRECTORY)
+    shutil.rmtree(root / resource_locks.DIRECTORY)
     assert theirs.claim(ONE) == ""
     assert ours.claim(ONE) != ""
     assert not ours.holds(ONE)
@@ -50,17 +50,19 @@ def test_a_lock_whose_file_is_gone_is_claimed_again(root: Path) -> None:
 
 
 def test_lock_files_that_nobody_holds_are_removed_at_start(root: Path) -> None:
-    ours = claims.Claims(root)
+    ours = resource_locks.Claims(root)
     assert ours.claim(ONE) == ""
-    (root / claims.DIRECTORY / "a.example_old.lock").touch()
-    claims.Claims(root).remove_stale()
-    assert [path.name for path in (root / claims.DIRECTORY).iterdir()] == ["a.example_one.lock"]
+    (root / resource_locks.DIRECTORY / "a.example_old.lock").touch()
+    resource_locks.Claims(root).remove_stale()
+    assert [path.name for path in (root / resource_locks.DIRECTORY).iterdir()] == [
+        "a.example_one.lock"
+    ]
     assert (ours.is_free("a.example_one"), ours.is_free("a.example_old")) == (False, True)
     ours.close()
 
 
 def test_where_nothing_can_be_locked_everything_is_ours(root: Path) -> None:
-    nowhere = claims.Claims(root / "none")
+    nowhere = resource_locks.Claims(root / "none")
     assert (nowhere.claim(ONE), nowhere.holds(ONE)) == ("", False)
 
 
@@ -69,8 +71,8 @@ def test_a_resource_whose_name_begins_like_anothers_is_another(root: Path) -> No
     with socket.socket(socket.AF_UNIX) as served:
         served.bind(str(path))
         served.listen()
-        assert directory.served([root], ["a.example_one"]) == []
-        assert directory.served([root], ["a.example_one-shared"]) == [str(path)]
+        assert socket_directory.served([root], ["a.example_one"]) == []
+        assert socket_directory.served([root], ["a.example_one-shared"]) == [str(path)]
 
 
 def test_of_two_that_start_together_one_serves_and_one_refuses(root: Path) -> None:

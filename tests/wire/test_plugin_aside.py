@@ -3,12 +3,12 @@ import threading
 
 import pytest
 
-from muster_plugin import aside
+from muster_plugin import blocking
 
 
 def test_what_hangs_is_given_up_in_time_and_not_begun_twice() -> None:
     async def story() -> None:
-        lane, release = aside.Lane(), threading.Event()
+        lane, release = blocking.Lane(), threading.Event()
         begun: list[int] = []
 
         def hang() -> str:
@@ -30,6 +30,6 @@ def test_what_hangs_is_given_up_in_time_and_not_begun_twice() -> None:
 def test_what_fails_beside_the_loop_fails_in_it() -> None:
     async def story() -> None:
         with pytest.raises(ZeroDivisionError):
-            await aside.Lane().run(lambda: 1 // 0, timeout_s=5)
+            await blocking.Lane().run(lambda: 1 // 0, timeout_s=5)
 
     asyncio.run(story())

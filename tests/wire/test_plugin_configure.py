@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from muster_plugin import configure, ids
+from muster_plugin.cli import configure
+from muster_plugin.model import ids
 
 FUSE = "apiVersion: muster.dev/v1\nresources: [{name: a.b/fuse, groups: [%s]}]\n"
 GROUP = "resources[0].groups[0]"

@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any, cast
 
 from muster import vocabulary
-from muster_plugin import courier, inventory, kubelet, lives, teller
+from muster_plugin.inventory import inventory
+from muster_plugin.kubelet import resource_manager, resource_plugin
+from muster_plugin.publishing import event_log, update_publisher
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-class Slow(lives.Lives):
+class Slow(resource_manager.Lives):
     """Lives with a kubelet that takes a list when it `may`."""
 
     def __init__(self, root: Path, devices: inventory.Inventory) -> None:
         # without devices there is no life that would be driven, or heard
         super().__init__(
-            root, devices, line=cast("Any", None), hears=cast("kubelet.Listener", None)
+            root, devices, line=cast("Any", None), hears=cast("resource_plugin.Listener", None)
         )
         self.may = asyncio.Semaphore(0)
         self.lists: list[set[str]] = []
@@ -37,14 +39,14 @@ def removed(letter: str) -> vocabulary.PluginEvent:
 
 def played(
     root: Path,
-    story: Callable[[courier.Courier, Slow, list[vocabulary.Event]], Awaitable[None]],
+    story: Callable[[update_publisher.Courier, Slow, list[vocabulary.Event]], Awaitable[None]],
 ) -> None:
     async def run() -> None:
         devices = inventory.Inventory(node="n1", plugin="p")
-        slow, told = Slow(root, devices), teller.Teller("n1", "p")
+        slow, told = Slow(root, devices), event_log.Teller("n1", "p")
         published: list[vocabulary.Event] = []
         told.publish_to(published.append)
-        made = courier.Courier(
+        made = update_publisher.Courier(
             devices,
             slow,
             told,
@@ -69,7 +71,9 @@ async def until(is_it: Callable[[], bool]) -> None:
 def test_what_changes_while_something_is_brought_is_brought_together_and_told_in_order(
     tmp_path: Path,
 ) -> None:
-    async def story(made: courier.Courier, slow: Slow, published: list[vocabulary.Event]) -> None:
+    async def story(
+        made: update_publisher.Courier, slow: Slow, published: list[vocabulary.Event]
+    ) -> None:
         first = asyncio.create_task(made.bring([removed("a")]))
         await until(lambda: len(slow.lists) == 1)
         made.soon([removed("b")])
@@ -88,7 +92,9 @@ def test_what_changes_while_something_is_brought_is_brought_together_and_told_in
 
 
 def test_a_change_is_told_though_who_brought_it_has_no_time_any_more(tmp_path: Path) -> None:
-    async def story(made: courier.Courier, slow: Slow, published: list[vocabulary.Event]) -> None:
+    async def story(
+        made: update_publisher.Courier, slow: Slow, published: list[vocabulary.Event]
+    ) -> None:
         bringing = asyncio.create_task(made.bring([removed("a")]))
         await until(lambda: len(slow.lists) == 1)
         waiting = asyncio.create_task(made.bring([removed("b")]))
@@ -109,7 +115,7 @@ def test_a_change_is_told_though_who_brought_it_has_no_time_any_more(tmp_path: P
 def test_of_a_configuration_with_hundreds_of_problems_the_first_are_told_and_how_many_more() -> (
     None
 ):
-    told = teller.Teller("n1", "p")
+    told = event_log.Teller("n1", "p")
     published: list[vocabulary.Event] = []
     told.publish_to(published.append)
     told.refused(tuple(f"problem {number}" for number in range(150)), in_force="0")

@@ -12,7 +12,8 @@ import pytest
 from muster.local import kubelet as stand_in
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
-from muster_plugin import allocation, endpoint, inventory, signals
+from muster_plugin.inventory import inventory
+from muster_plugin.kubelet import allocation, server, signals
 from tests import running
 
 
@@ -41,16 +42,16 @@ def root() -> Iterator[Path]:
 
 
 def served(
-    path: Path, told: list[signals.Signal], figures: endpoint.Figures | None = None
-) -> endpoint.Endpoint:
+    path: Path, told: list[signals.Signal], figures: server.Figures | None = None
+) -> server.Endpoint:
     devices = inventory.Inventory(node="n1", plugin="p")
-    service = endpoint.Service(
+    service = server.Service(
         resource="a.com/x",
         devices=devices,
         allocator=allocation.Allocator(devices, "a.com/x", lambda: devices.terms),
-        figures=figures or endpoint.Figures(),
+        figures=figures or server.Figures(),
     )
-    return endpoint.Endpoint(path, 1, service, tell=told.append, observer=Nobody())
+    return server.Endpoint(path, 1, service, tell=told.append, observer=Nobody())
 
 
 def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
@@ -62,7 +63,7 @@ def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
             assert await ours.probe() > 0
             await other.start()
             (root / "b.sock").rename(root / "a.sock")
-            with pytest.raises(endpoint.ProbeFailed, match=r"^a.sock answers as another instance$"):
+            with pytest.raises(server.ProbeFailed, match=r"^a.sock answers as another instance$"):
                 await ours.probe()
             assert ours.is_lost
             await ours.stop()
@@ -75,7 +76,7 @@ def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
 def test_a_stream_that_the_kubelet_did_not_open_may_come_and_go(root: Path) -> None:
     async def story() -> None:
         told: list[signals.Signal] = []
-        figures = endpoint.Figures()
+        figures = server.Figures()
         ours = served(root / "a.sock", told, figures)
         await ours.start()
         channels = [grpc.aio.insecure_channel(f"unix:{ours.path}") for _ in range(3)]

@@ -25,7 +25,7 @@ import pytest
 from muster.local import kubelet as stand_in
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
-from muster_plugin import aside
+from muster_plugin import blocking
 
 # Linux, include/uapi/linux/fuse.h: FUSE_INIT is answered, and nothing after it
 SERVER: Final = """
@@ -198,7 +198,7 @@ def test_a_mount_that_begins_to_hang_fails_its_own_allocations_in_time(root: Pat
 
 def test_while_a_look_hangs_the_last_answer_stands_and_is_not_waited_for_again() -> None:
     async def story() -> None:
-        look, release = aside.Look(0), threading.Event()
+        look, release = blocking.Look(0), threading.Event()
 
         def hang() -> int:
             assert release.wait(20)

@@ -20,33 +20,29 @@ from muster.pb import rpc
 from muster.service import runtime
 from muster.vocabulary import Health
 from muster.vocabulary import RegistrationReason as Reason
-from muster_plugin import (
-    claims,
-    config,
-    directory,
-    gpu_health,
-    gpu_rules,
-    gpus,
-    ids,
-    kubelet,
-    lines,
-    names,
-    patience,
-    presets,
-    rules,
-    simulated,
-)
 from muster_plugin import node as node_door
+from muster_plugin.config import gpus, presets, resources
+from muster_plugin.config import settings as config_settings
+from muster_plugin.gpu import health_state, simulated
+from muster_plugin.gpu import source as gpu_source
+from muster_plugin.kubelet import (
+    machine_runner,
+    patience,
+    resource_locks,
+    resource_plugin,
+    socket_directory,
+)
+from muster_plugin.model import ids, names
 
 FUSE = "smarter-devices/fuse"
 GPU = "nvidia.com/gpu"
-QUICK = kubelet.Periods(
+QUICK = resource_plugin.Periods(
     patient=patience.Patience(stream_after_register_s=0.3, stream_after_close_s=0.1),
     probe_s=0.1,
 )
-CALM = kubelet.Periods(patient=QUICK.patient)
+CALM = resource_plugin.Periods(patient=QUICK.patient)
 Event = TypeVar("Event", bound=vocabulary.Event)
-HEALTH = gpu_rules.Health(good=1, cooldown_s=0.0)
+HEALTH = gpus.Health(good=1, cooldown_s=0.0)
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -110,28 +106,30 @@ def root() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def fuse(root: Path, *paths: str, gpus: int = 0) -> config.Settings:
+def fuse(root: Path, *paths: str, gpus: int = 0) -> config_settings.Settings:
     """Say to advertise links to /dev/null, which is a device node wherever tests run."""
     for path in paths or ("fuse",):
         (root / path).symlink_to("/dev/null")
-    resource = rules.Resource(
+    resource = resources.Resource(
         name=FUSE,
         groups=tuple(
-            rules.Group(devices=(rules.Nodes(path=str(root / path)),))
+            resources.Group(devices=(resources.Nodes(path=str(root / path)),))
             for path in paths or ("fuse",)
         ),
     )
-    simulated = config.SimulatedGpus(count=gpus, faults=str(root / "faults")) if gpus else None
-    return config.Settings(
-        kubelet=config.Kubelet(directory=str(root)),
+    simulated = (
+        config_settings.SimulatedGpus(count=gpus, faults=str(root / "faults")) if gpus else None
+    )
+    return config_settings.Settings(
+        kubelet=config_settings.Kubelet(directory=str(root)),
         resources=(resource,),
         simulated_gpus=simulated,
     )
 
 
-def line() -> lines.Line[In, Out]:
+def line() -> machine_runner.Line[In, Out]:
     inbox: asyncio.Queue[runtime.Delivery[In]] = asyncio.Queue()
-    return lines.Line(
+    return machine_runner.Line(
         tell=lambda event: inbox.put_nowait(runtime.Delivery(event)),
         drive=lambda driven, act: runtime.drive(driven, inbox, act),
     )
@@ -139,15 +137,18 @@ def line() -> lines.Line[In, Out]:
 
 @contextlib.asynccontextmanager
 async def plugin(
-    settings: config.Settings, *, periods: kubelet.Periods = CALM, watches: bool = True
+    settings: config_settings.Settings,
+    *,
+    periods: resource_plugin.Periods = CALM,
+    watches: bool = True,
 ) -> AsyncIterator[tuple[node_door.Node, Told]]:
     """Run what the process runs, but for the bus and the probes."""
     told = Told()
-    sockets = Path(settings.kubelet.directory) / config.SOCKET_DIRECTORY
-    seen: gpus.Gpus | None = None
+    sockets = Path(settings.kubelet.directory) / config_settings.SOCKET_DIRECTORY
+    seen: gpu_source.Gpus | None = None
     if settings.simulated_gpus:
         source = simulated.Simulated(settings.simulated_gpus, "n1", poll_s=0.05)
-        seen = gpus.Gpus(source, gpu_health.GpuHealth(presets.read(HEALTH), HEALTH), line())
+        seen = gpu_source.Gpus(source, health_state.GpuHealth(presets.read(HEALTH), HEALTH), line())
     node = node_door.Node(settings, "n1", line=line, seen=seen, periods=periods)
     node.teller.publish_to(told)
     working = [*node.works()]
@@ -180,7 +181,7 @@ async def until_allocatable(kubelet: stand_in.Kubelet, count: int, resource: str
 
 
 def socket_of(node: node_door.Node, sockets: Path) -> Path:
-    (name,) = sockets.glob(f"muster-{config.slug(FUSE)}-*")
+    (name,) = sockets.glob(f"muster-{config_settings.slug(FUSE)}-*")
     assert FUSE in node.lives
     return name
 
@@ -201,7 +202,7 @@ def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
             assert found.devices == {device_id: "Healthy"}
             (state,) = node.states()
             assert (state.problem, state.streams, state.registrations) == ("", 1, 1)
-            assert node.lives.kubelet_socket == directory.identity(kubelet.socket)
+            assert node.lives.kubelet_socket == socket_directory.identity(kubelet.socket)
 
     run(story)
 
@@ -419,13 +420,17 @@ def test_a_resource_without_devices_is_listed_empty_until_one_comes(root: Path) 
 
 def test_each_match_is_a_resource_that_comes_and_goes_with_it(root: Path) -> None:
     async def story() -> None:
-        rule = rules.Resource(
+        rule = resources.Resource(
             name="smarter-devices/*",
             per_match=True,
-            groups=(rules.Group(devices=(rules.Nodes(path=str(root / "video?")),), count=2),),
+            groups=(
+                resources.Group(devices=(resources.Nodes(path=str(root / "video?")),), count=2),
+            ),
             grace_s=0.05,
         )
-        settings = config.Settings(kubelet=config.Kubelet(directory=str(root)), resources=(rule,))
+        settings = config_settings.Settings(
+            kubelet=config_settings.Kubelet(directory=str(root)), resources=(rule,)
+        )
         (root / "video0").symlink_to("/dev/null")
         names = [
             f"smarter-devices/{str(root / video).strip('/').replace('/', '_')}"
@@ -453,12 +458,14 @@ def test_each_match_is_a_resource_that_comes_and_goes_with_it(root: Path) -> Non
 def test_fewer_devices_than_expected_are_told_and_so_is_their_return(root: Path) -> None:
     async def story() -> None:
         (root / "one").symlink_to("/dev/null")
-        rule = rules.Resource(
+        rule = resources.Resource(
             name=FUSE,
-            groups=(rules.Group(devices=(rules.Nodes(path=str(root / "[a-z]*[oe]")),)),),
-            expect=rules.Expect(min=2),
+            groups=(resources.Group(devices=(resources.Nodes(path=str(root / "[a-z]*[oe]")),)),),
+            expect=resources.Expect(min=2),
         )
-        settings = config.Settings(kubelet=config.Kubelet(directory=str(root)), resources=(rule,))
+        settings = config_settings.Settings(
+            kubelet=config_settings.Kubelet(directory=str(root)), resources=(rule,)
+        )
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
             plugin(settings) as (node, told),
@@ -474,15 +481,17 @@ def test_fewer_devices_than_expected_are_told_and_so_is_their_return(root: Path)
     run(story)
 
 
-def examined(root: Path, **checks: object) -> config.Settings:
+def examined(root: Path, **checks: object) -> config_settings.Settings:
     """Say to examine a link to /dev/null often."""
     (root / "one").symlink_to("/dev/null")
-    rule = rules.Resource(
+    rule = resources.Resource(
         name=FUSE,
-        groups=(rules.Group(devices=(rules.Nodes(path=str(root / "one")),)),),
-        checks=msgspec.convert({"period_s": 0.1, "good": 2, **checks}, rules.Checks),
+        groups=(resources.Group(devices=(resources.Nodes(path=str(root / "one")),)),),
+        checks=msgspec.convert({"period_s": 0.1, "good": 2, **checks}, resources.Checks),
     )
-    return config.Settings(kubelet=config.Kubelet(directory=str(root)), resources=(rule,))
+    return config_settings.Settings(
+        kubelet=config_settings.Kubelet(directory=str(root)), resources=(rule,)
+    )
 
 
 def test_a_command_takes_a_device_away_and_gives_it_back_after_good_checks(root: Path) -> None:
@@ -680,12 +689,12 @@ def test_what_is_gone_is_told_to_the_kubelet_before_the_allocation_fails(root: P
     run(story)
 
 
-def explained(root: Path) -> config.Settings:
+def explained(root: Path) -> config_settings.Settings:
     """Say to advertise a resource with a CDI spec."""
     resource = msgspec.structs.replace(fuse(root).resources[0], cdi=True)
-    return config.Settings(
-        kubelet=config.Kubelet(directory=str(root)),
-        cdi=config.Cdi(directory=str(root / "cdi")),
+    return config_settings.Settings(
+        kubelet=config_settings.Kubelet(directory=str(root)),
+        cdi=config_settings.Cdi(directory=str(root / "cdi")),
         resources=(resource,),
     )
 
@@ -733,7 +742,7 @@ def test_a_cdi_spec_that_somebody_removes_is_written_again(root: Path) -> None:
 
 def test_a_cdi_spec_is_written_only_for_what_nobody_else_serves(root: Path) -> None:
     async def story() -> None:
-        other = claims.Claims(root / config.SOCKET_DIRECTORY)
+        other = resource_locks.Claims(root / config_settings.SOCKET_DIRECTORY)
         assert other.claim(FUSE) == ""
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
@@ -869,7 +878,7 @@ def test_only_dead_sockets_of_ours_are_removed_at_start(root: Path) -> None:
         bound[name].bind(str(sockets / name))
     bound["muster-a_b-2-1.sock"].listen()
     bound["muster-a_b-1-1.sock"].close()
-    assert directory.remove_stale([sockets]) == ["muster-a_b-1-1.sock"]
+    assert socket_directory.remove_stale([sockets]) == ["muster-a_b-1-1.sock"]
     assert sorted(path.name for path in sockets.iterdir()) == ["muster-a_b-2-1.sock", "other.sock"]
     for made in bound.values():
         made.close()

@@ -15,7 +15,7 @@ BEFORE_REGISTER = """
 import sys
 import muster_plugin.__main__
 unwanted = {"nats", "prometheus_client", "rich", "structlog.dev", "_ssl", "_hashlib", "pickle"}
-unwanted |= {"google.protobuf.internal.python_message", "muster_plugin.nvml_session"}
+unwanted |= {"google.protobuf.internal.python_message", "muster_plugin.gpu.nvml.session"}
 print(*sorted(unwanted & sys.modules.keys()))
 """
 LEFT_BEHIND = """

@@ -14,9 +14,9 @@ import pytest
 
 from muster.pb import podresources_pb2 as podres
 from muster.pb import rpc
-from muster_plugin import agreement, podresources
+from muster_plugin.kubelet import podresources, podresources_check
 
-HELD = agreement.Listing(holders={("a.com/x", "0"): "default/pod"}, allocatable={})
+HELD = podresources_check.Listing(holders={("a.com/x", "0"): "default/pod"}, allocatable={})
 
 
 class Kubelet:
@@ -83,21 +83,23 @@ async def serving(kubelet: Kubelet, socket: Path) -> AsyncIterator[None]:
 def test_a_kubelet_that_does_not_tell_what_is_allocatable_tells_who_holds_what(
     socket: Path,
 ) -> None:
-    async def story() -> agreement.Listing:
+    async def story() -> podresources_check.Listing:
         kubelet = Kubelet()
         kubelet.knows_allocatable = False
         async with serving(kubelet, socket):
             return await podresources.ask(socket)
 
-    assert asyncio.run(story()) == agreement.Listing(holders=HELD.holders, allocatable=None)
+    assert asyncio.run(story()) == podresources_check.Listing(
+        holders=HELD.holders, allocatable=None
+    )
 
 
 def test_an_answer_holds_while_the_kubelet_has_no_time_but_not_for_ever(socket: Path) -> None:
-    async def story() -> list[agreement.Listing | None]:
-        told: list[agreement.Listing | None] = []
+    async def story() -> list[podresources_check.Listing | None]:
+        told: list[podresources_check.Listing | None] = []
         turned = asyncio.Event()
 
-        async def heard(listing: agreement.Listing | None) -> None:
+        async def heard(listing: podresources_check.Listing | None) -> None:
             if not told or told[-1] != listing:
                 told.append(listing)
                 turned.set()
@@ -127,7 +129,7 @@ def test_an_answer_holds_while_the_kubelet_has_no_time_but_not_for_ever(socket: 
 
 def test_a_socket_that_is_gone_leaves_nothing_known(socket: Path) -> None:
     async def story() -> None:
-        heard: asyncio.Queue[agreement.Listing | None] = asyncio.Queue()
+        heard: asyncio.Queue[podresources_check.Listing | None] = asyncio.Queue()
         pods = podresources.PodResources(socket, heard.put)
         following = asyncio.create_task(pods.follow(period_s=60))
         async with asyncio.timeout(30):

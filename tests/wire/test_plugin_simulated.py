@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 
-from muster_plugin import config, gpu, gpus, ids, simulated
+from muster_plugin.config import settings
+from muster_plugin.gpu import simulated
+from muster_plugin.gpu import source as gpu_source
+from muster_plugin.model import gpu, ids
 
 
 def test_simulated_gpus_are_polled_as_often_as_is_told_last() -> None:
     async def story() -> None:
-        source = simulated.Simulated(config.SimulatedGpus(count=1), "n1", poll_s=1000)
-        heard: asyncio.Queue[gpus.Seen] = asyncio.Queue()
+        source = simulated.Simulated(settings.SimulatedGpus(count=1), "n1", poll_s=1000)
+        heard: asyncio.Queue[gpu_source.Seen] = asyncio.Queue()
         await source.first(1)
         following = asyncio.create_task(source.follow(heard.put_nowait))
         await asyncio.sleep(0)

@@ -35,6 +35,7 @@ from muster_health import (
 )
 
 if TYPE_CHECKING:
+    from muster.kubernetes import api
     from muster_health import cluster
 
 _POST_S: Final = 5.0

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: what is asked of it about a suspect, and the one act it is asked for.
+"""Adapter: the Kubernetes API: questions about a suspected plugin, and the restart of its pod.
 
 A question is one GET of a node, of its lease and of the plugin's pods on it, at once and within a
 time; what has been answered by then is told, and what has not is said. Or it is one list of all

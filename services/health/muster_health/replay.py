@@ -1,4 +1,4 @@
-"""Adapter: the command line: `muster replay`, what another policy would have made of a recording."""
+"""Adapter: the command line: `muster replay`, how another policy judges a recording."""
 
 import argparse
 import re

@@ -1,4 +1,4 @@
-"""Adapter: the clock: the leader says every few seconds that somebody watches, and that it can tell.
+"""Adapter: the clock: publishes a watchdog tick every few seconds while this process leads.
 
 It says so the way that alerts go and after all that is to be told, so that a tick that comes proves
 that alerts do. What it cannot say over the bus, it says past it.

@@ -16,6 +16,7 @@ from muster.service import entry, logs, probes, runtime
 from muster_labeler import config, raw_nodes, service
 
 if TYPE_CHECKING:
+    from muster.kubernetes import api
     from muster_labeler import access
 
 _INVENTORIES: Final = "muster.event.*.*.inventory.reported"

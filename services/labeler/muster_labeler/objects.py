@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: what the labeler wrote down besides labels, and how it goes again."""
+"""Adapter: the Kubernetes API: lists and removes what the labeler wrote besides labels."""
 
 from collections.abc import Sequence
 from http import HTTPStatus

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from muster_labeler import inventory, reports
 
 if TYPE_CHECKING:
-    pass
+    from muster.kubernetes import api as kubernetes_api
 
 _AGE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s|m)?")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}

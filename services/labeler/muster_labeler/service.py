@@ -21,6 +21,7 @@ from muster_labeler import config, desired, facts, fleet, hand, judging, telling
 
 if TYPE_CHECKING:
     # they load the Kubernetes client, which not everybody has use for
+    from muster.kubernetes import watch
     from muster_labeler import lease, nodes, notes
     from muster_labeler import pace as pacing
 

@@ -10,7 +10,13 @@ from muster import lean
 
 lean.begin()
 # of use where there are GPUs
-for _seldom in ("gpu_health", "gpu_units", "nvml", "presets", "simulated"):
+for _seldom in (
+    "gpu.health_state",
+    "gpu.replicas",
+    "gpu.nvml.observer",
+    "config.presets",
+    "gpu.simulated",
+):
     lean.later(f"muster_plugin.{_seldom}")
 lean.load("grpc.aio", hollow=["typing_extensions"])
 if api_implementation.Type() != "python":

@@ -13,21 +13,14 @@ from typing import Final, TypeVar
 import msgspec
 
 from muster.service import entry, logs, runtime, settings
-from muster_plugin import (
-    config,
-    directory,
-    gpu_health,
-    gpus,
-    lines,
-    nvml,
-    presets,
-    reload,
-    reporter,
-    rulebook,
-    simulated,
-    start,
-)
 from muster_plugin import node as node_door
+from muster_plugin import preflight, reload
+from muster_plugin.config import document, presets
+from muster_plugin.config import settings as config_settings
+from muster_plugin.gpu import health_state, simulated, source
+from muster_plugin.gpu.nvml import observer
+from muster_plugin.kubelet import machine_runner, socket_directory
+from muster_plugin.publishing import bus_reporter
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -37,14 +30,18 @@ _PEERS: Final = ("smarter", "generic", "nvidia")
 
 def main() -> int:
     """Run the plugin; return the exit code."""
-    return entry.run("plugin", config.Settings, serve, formats=_formats(), resolve=_resolved)
+    return entry.run(
+        "plugin", config_settings.Settings, serve, formats=_formats(), resolve=_resolved
+    )
 
 
-async def serve(chosen: config.Settings, source: entry.Source[config.Settings]) -> None:
+async def serve(
+    chosen: config_settings.Settings, source: entry.Source[config_settings.Settings]
+) -> None:
     """Serve the node's devices until SIGTERM. Raises CannotStart."""
     try:
         node = _node(chosen)
-        reporting = reporter.Reporter(chosen, node)
+        reporting = bus_reporter.Reporter(chosen, node)
         reloading = reload.Reloader(chosen, source, node, reporting.follow)
         try:
             # in here already when it waits for another's end: SIGTERM may come meanwhile
@@ -56,21 +53,21 @@ async def serve(chosen: config.Settings, source: entry.Source[config.Settings]) 
             )
         finally:
             await node.close()
-    except start.CannotServe as error:
+    except preflight.CannotServe as error:
         raise entry.CannotStart(str(error)) from None
 
 
-def _resolved(chosen: config.Settings) -> object:
+def _resolved(chosen: config_settings.Settings) -> object:
     """Return the settings with what holds on this node. Raises CannotStart as `serve` does."""
     try:
-        name = start.node_name(chosen.node)
-        start.check(chosen)
+        name = preflight.node_name(chosen.node)
+        preflight.check(chosen)
         here = chosen.at(name)
         if here.gpus is not None:
-            from muster_plugin import presets  # noqa: PLC0415  # GPUs only
+            from muster_plugin.config import presets  # noqa: PLC0415  # GPUs only
 
             presets.read(here.gpus.health)
-    except start.CannotServe as error:
+    except preflight.CannotServe as error:
         raise entry.CannotStart(str(error)) from None
     except settings.BadSettings:
         raise
@@ -80,58 +77,63 @@ def _resolved(chosen: config.Settings) -> object:
     return {**msgspec.to_builtins(chosen), **of_node}
 
 
-def _node(chosen: config.Settings) -> node_door.Node:
+def _node(chosen: config_settings.Settings) -> node_door.Node:
     """Return the node, of which nothing is known yet. Raises CannotServe."""
-    name = start.node_name(chosen.node)
-    start.check(chosen)
+    name = preflight.node_name(chosen.node)
+    preflight.check(chosen)
     try:
         here = chosen.at(name)
     except ValueError as error:
-        raise start.CannotServe(f"resources: {error}") from None
+        raise preflight.CannotServe(f"resources: {error}") from None
     logs.configure("plugin", level=chosen.log.level, node=name)
-    for stale in directory.remove_stale(_folders(chosen)):
+    for stale in socket_directory.remove_stale(_folders(chosen)):
         logs.logger().info("stale_socket_removed", socket=stale)
     node = node_door.Node(
         chosen,
         name,
         line=_line,
         seen=_gpus(chosen, here, name),
-        resources_max=start.resources_max(),
+        resources_max=preflight.resources_max(),
     )
     node.lives.claims.remove_stale()
     return node
 
 
-async def _be_alone(chosen: config.Settings, node: node_door.Node) -> None:
+async def _be_alone(chosen: config_settings.Settings, node: node_door.Node) -> None:
     gpus_here = chosen.at(node.name).gpus
     names = {*node.inventory.resources, *(gpus_here.names() if gpus_here else ())}
-    await start.be_alone(names, _folders(chosen), node.lives.claims, handover_s=chosen.handover_s)
+    await preflight.be_alone(
+        names, _folders(chosen), node.lives.claims, handover_s=chosen.handover_s
+    )
 
 
-def _folders(chosen: config.Settings) -> list[Path]:
+def _folders(chosen: config_settings.Settings) -> list[Path]:
     root = Path(chosen.kubelet.directory)
-    return [root / folder for folder in (config.SOCKET_DIRECTORY, config.REGISTRY_DIRECTORY)]
+    return [
+        root / folder
+        for folder in (config_settings.SOCKET_DIRECTORY, config_settings.REGISTRY_DIRECTORY)
+    ]
 
 
-def _line() -> lines.Line[In, Out]:
+def _line() -> machine_runner.Line[In, Out]:
     inbox: asyncio.Queue[runtime.Delivery[In]] = asyncio.Queue(runtime.INBOX_MAX)
-    return lines.Line(
+    return machine_runner.Line(
         tell=lambda event: inbox.put_nowait(runtime.Delivery(event)),
         drive=lambda driven, act: runtime.drive(driven, inbox, act),
     )
 
 
-def _gpus(chosen: config.Settings, here: rulebook.Here, node: str) -> gpus.Gpus | None:
+def _gpus(chosen: config_settings.Settings, here: document.Here, node: str) -> source.Gpus | None:
     """Return whoever sees the node's GPUs, and what judges them; None if there are to be none."""
     if here.gpus is None:
         return None
     health = here.gpus.health
-    seen: gpus.Source
+    seen: source.Source
     if chosen.simulated_gpus:
         seen = simulated.Simulated(chosen.simulated_gpus, node, poll_s=health.poll_s)
     else:
-        seen = nvml.Nvml(here.gpus)
-    return gpus.Gpus(seen, gpu_health.GpuHealth(presets.judge(health), health), _line())
+        seen = observer.Nvml(here.gpus)
+    return source.Gpus(seen, health_state.GpuHealth(presets.judge(health), health), _line())
 
 
 def _formats() -> Mapping[str, settings.Foreign]:
@@ -145,9 +147,9 @@ def _formats() -> Mapping[str, settings.Foreign]:
 
 def _foreign(text: bytes, source: str, peer: str) -> dict[str, object]:
     """Return the tree that another plugin's file stands for. Raises BadSettings."""
-    from muster_plugin import configuration  # noqa: PLC0415  # most never need it
+    from muster_plugin.config import files  # noqa: PLC0415  # most never need it
 
-    found = configuration.imported(text, source=source, peer=configuration.Format(peer))
+    found = files.imported(text, source=source, peer=files.Format(peer))
     tree: dict[str, object] = msgspec.to_builtins(found.rules)
     return tree
 

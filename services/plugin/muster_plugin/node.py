@@ -16,33 +16,26 @@ import msgspec
 
 from muster import vocabulary
 from muster.service import logs
-from muster_plugin import (
-    beats,
+from muster_plugin import preflight
+from muster_plugin.config import document, settings
+from muster_plugin.discovery import host_paths, host_scanner, units
+from muster_plugin.gpu import source
+from muster_plugin.inventory import device_checks, inventory, planner
+from muster_plugin.kubelet import (
     cdi,
-    config,
-    courier,
-    examiner,
-    gpu,
-    gpus,
-    inventory,
-    kubelet,
-    lines,
-    lives,
-    paths,
-    planner,
+    cdi_directory,
+    machine_runner,
     podresources,
-    pods,
-    rulebook,
-    sights,
+    resource_manager,
+    resource_plugin,
     signals,
-    specs,
-    start,
-    teller,
-    units,
 )
+from muster_plugin.model import gpu
+from muster_plugin.publishing import event_log, heartbeats, pod_devices, update_publisher
 
 if TYPE_CHECKING:
-    from muster_plugin import gpu_rules, policy
+    from muster_plugin.config import gpus
+    from muster_plugin.gpu import xid_policy
 
 _Reason = vocabulary.RegistrationReason
 _RELOOK_TIMEOUT_S: Final = 0.5
@@ -66,13 +59,13 @@ class Node:
 
     def __init__(
         self,
-        settings: config.Settings,
+        settings: settings.Settings,
         name: str,
         *,
-        line: lines.Lines,
-        seen: gpus.Gpus | None = None,
-        periods: kubelet.Periods | None = None,
-        resources_max: int = start.RESOURCES_MAX,
+        line: machine_runner.Lines,
+        seen: source.Gpus | None = None,
+        periods: resource_plugin.Periods | None = None,
+        resources_max: int = preflight.RESOURCES_MAX,
     ) -> None:
         self.name = name
         self.plugin = settings.name
@@ -80,11 +73,13 @@ class Node:
         self.over = asyncio.Event()
         """Set when the process is to end: only a new one can speak to a new GPU driver."""
         self.stop_reason = vocabulary.StopReason.SIGNAL
-        self.teller = teller.Teller(name, settings.name)
+        self.teller = event_log.Teller(name, settings.name)
         self._resources_max = resources_max
         self._root = Path(settings.kubelet.directory)
-        self.lives = lives.Lives(self._root, self.inventory, line=line, hears=self, periods=periods)
-        self._courier = courier.Courier(
+        self.lives = resource_manager.Lives(
+            self._root, self.inventory, line=line, hears=self, periods=periods
+        )
+        self._courier = update_publisher.Courier(
             self.inventory,
             self.lives,
             self.teller,
@@ -96,11 +91,11 @@ class Node:
         self._planner = planner.Planner(settings.at(name))
         self._seen = seen
         self._checked_at: dict[str, float] = {}
-        self._specs = specs.Specs(Path(settings.cdi.directory))
+        self._specs = cdi_directory.Specs(Path(settings.cdi.directory))
         self._looking = asyncio.Lock()
-        self._sights = sights.Sights()
-        self._paths = paths.Paths()
-        self._pods = pods.Pods(
+        self._sights = host_scanner.Sights()
+        self._paths = host_paths.Paths()
+        self._pods = pod_devices.Pods(
             self._root / podresources.SOCKET,
             self.inventory,
             self.lives,
@@ -108,7 +103,7 @@ class Node:
             changes=self._courier,
             heard=lambda at: self._checked(_PODS, at),
         )
-        self._examiner = examiner.Examiner(self.inventory, self._judge)
+        self._examiner = device_checks.Examiner(self.inventory, self._judge)
         self._aged = asyncio.Event()
         self._reason = _Reason.START
         self._problems: tuple[str, ...] = ()
@@ -117,7 +112,7 @@ class Node:
 
     # What others ask
 
-    def states(self) -> list[beats.ResourceState]:
+    def states(self) -> list[heartbeats.ResourceState]:
         """Return what is known about every resource now."""
         now = time.monotonic()
         return [self._state(life, now) for life in self.lives.values()]
@@ -228,7 +223,7 @@ class Node:
             self._begin()
 
     async def configure(
-        self, found: rulebook.Here, *, config_hash: str, restart: tuple[str, ...]
+        self, found: document.Here, *, config_hash: str, restart: tuple[str, ...]
     ) -> None:
         """Advertise what these rules say from now on; what did not change is left alone."""
         before = dict(self.lives)
@@ -247,7 +242,7 @@ class Node:
             restart=restart,
         )
 
-    def judge_by(self, judge: "policy.Policy", told: "gpu_rules.Health") -> None:
+    def judge_by(self, judge: "xid_policy.Policy", told: "gpus.Health") -> None:
         """Judge GPUs by other rules from now on."""
         if self._seen is not None:
             self._seen.judge_by(judge, told)
@@ -285,7 +280,7 @@ class Node:
             except TimeoutError:
                 await self._courier.bring(self.inventory.tick(now=clock(), at=datetime.now(UTC)))
 
-    async def _take_judged(self, judged: gpus.Judged) -> None:
+    async def _take_judged(self, judged: source.Judged) -> None:
         """Take what was found out about GPUs."""
         match judged:
             case gpu.Look():
@@ -317,7 +312,7 @@ class Node:
     def _checked(self, kind: str, at: float) -> None:
         self._checked_at[kind] = at
 
-    def _state(self, life: kubelet.Life, now: float) -> beats.ResourceState:
+    def _state(self, life: resource_plugin.Life, now: float) -> heartbeats.ResourceState:
         state = life.state(now)
         held = self._pods.held(life.resource)
         return msgspec.structs.replace(

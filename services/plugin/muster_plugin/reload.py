@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from muster_plugin import aside, config, inotify, presets, rulebook
+from muster_plugin import blocking
 from muster_plugin import node as node_door
+from muster_plugin.config import document, presets, settings
+from muster_plugin.discovery import inotify
 
 _READ_TIMEOUT_S: Final = 5.0
 _READ_PERIOD_S: Final = 60.0
@@ -25,7 +27,7 @@ class Source(Protocol):
         """The file, if there is one."""
 
     @property
-    def read(self) -> Callable[[], config.Settings]:
+    def read(self) -> Callable[[], settings.Settings]:
         """Read it."""
 
 
@@ -34,7 +36,7 @@ class Reloader:
 
     def __init__(
         self,
-        chosen: config.Settings,
+        chosen: settings.Settings,
         source: Source,
         node: node_door.Node,
         follow: Callable[[str], None],
@@ -45,7 +47,7 @@ class Reloader:
         self._follow = follow
         self._in_force = chosen
         self._reading = asyncio.Event()
-        self._files = aside.Lane()
+        self._files = blocking.Lane()
         self._policy: Path | None = None
         self._read: tuple[_Stamp | None, ...] = ()
         """What the files looked like from outside when they were last read; () to read them."""
@@ -111,7 +113,7 @@ class Reloader:
         self._follow(told)
         await self._node.configure(here, config_hash=told, restart=restart)
 
-    async def _judge_anew(self, here: rulebook.Here) -> None:
+    async def _judge_anew(self, here: document.Here) -> None:
         """Judge GPUs by what the files say now. Raises ValueError or TimeoutError."""
         if here.gpus is not None and self._node.sees_gpus:
             health = here.gpus.health

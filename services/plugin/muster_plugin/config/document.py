@@ -1,0 +1,176 @@
+"""Pure: The whole configuration of the devices, schema v1: for every node, and for some nodes."""
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from muster.service import validation
+from muster_plugin.config import gpus as config_gpus
+from muster_plugin.config import overlaps, refusals
+from muster_plugin.config import resources as config_resources
+
+API_VERSION: Final = "muster.dev/v1"
+
+_NODES_MAX: Final = 500
+
+
+class Here(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What holds on one node."""
+
+    resources: tuple[config_resources.Resource, ...] = ()
+    gpus: config_gpus.Gpus | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot stand together."""
+        validation.refuse(self)
+
+    def demands(self) -> Iterator[validation.Demand]:
+        """Give each demand apart."""
+        yield lambda: _repeated(self.resources, self.gpus)
+        yield lambda: _overlaps(self.resources)
+
+
+class NodeRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What else holds on some nodes; a resource replaces the one of the same name.
+
+    `match` is a shell pattern for the node's name, or labels with a shell pattern for each value.
+    `gpus` replaces the whole section.
+    """
+
+    match: (
+        Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+        | Mapping[str, config_resources.Glob]
+    )
+    resources: Annotated[tuple[config_resources.Resource, ...], msgspec.Meta(max_length=1000)] = ()
+    gpus: config_gpus.Gpus | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would silently match every node, or say nothing."""
+        validation.refuse(self)
+
+    def demands(self) -> Iterator[validation.Demand]:
+        """Give each demand apart."""
+        yield self._match_problems
+        yield self._empty_problems
+
+    def holds(self, node: str, labels: Mapping[str, str]) -> bool:
+        """Tell whether this is one of the nodes."""
+        if isinstance(self.match, str):
+            return fnmatch.fnmatchcase(node, self.match)
+        return all(
+            key in labels and fnmatch.fnmatchcase(labels[key], value)
+            for key, value in self.match.items()
+        )
+
+    def _match_problems(self) -> Iterator[str]:
+        if not self.match:
+            yield "match: no label is given; for every node write resources at the top"
+
+    def _empty_problems(self) -> Iterator[str]:
+        if not self.resources and self.gpus is None:
+            yield "resources: give them, gpus or both"
+
+
+class Rules(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"api_version": "apiVersion"},
+):
+    """The whole configuration of the devices."""
+
+    api_version: Literal["muster.dev/v1"]
+    resources: Annotated[tuple[config_resources.Resource, ...], msgspec.Meta(max_length=1000)] = ()
+    gpus: config_gpus.Gpus | None = None
+    nodes: Annotated[tuple[NodeRules, ...], msgspec.Meta(max_length=100)] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what only shows when the resources are seen together."""
+        validation.refuse(self)
+
+    def demands(self) -> Iterator[validation.Demand]:
+        """Give each demand apart."""
+        yield self._empty_problems
+        yield lambda: name_problems(self.resources, self.gpus, self.nodes)
+        yield lambda: overlap_problems(self.resources, self.nodes)
+
+    def at(self, node: str, labels: Mapping[str, str]) -> Here:
+        """Return what holds on one node. Raises ValueError if that cannot hold together."""
+        found, gpus = self.resources, self.gpus
+        for some in self.nodes:
+            if some.holds(node, labels):
+                found, gpus = _replaced(found, some.resources), some.gpus or gpus
+        return Here(resources=found, gpus=gpus)
+
+    def _empty_problems(self) -> Iterator[str]:
+        if not self.resources and not self.nodes and self.gpus is None:
+            yield "resources: none is given; give resources, gpus or both"
+
+
+Resources = Sequence[config_resources.Resource | None]
+"""None is one that could not be read."""
+
+
+def name_problems(
+    resources: Resources, gpus: config_gpus.Gpus | None, nodes: Sequence[NodeRules | None]
+) -> Iterator[str]:
+    """Say which resources have one name, on every node or on some."""
+    yield from _repeated(resources, gpus)
+    for at, some in validation.whole(nodes):
+        yield from refusals.under(f"nodes[{at}]", _repeated(some.resources, some.gpus))
+
+
+def overlap_problems(resources: Resources, nodes: Sequence[NodeRules | None]) -> Iterator[str]:
+    """Say which resources would count the same nodes, as far as the rules alone tell."""
+    some = [*validation.whole(nodes)]
+    lists: list[Resources] = [resources, *(one.resources for _, one in some)]
+    everything = [resource for given in lists for _, resource in validation.whole(given)]
+    count = sum(len(group.devices) for resource in everything for group in resource.groups)
+    if count > _NODES_MAX:
+        yield f"resources: {count} entries in all their groups; at most {_NODES_MAX}"
+        return
+    yield from _overlaps(resources)
+    for at, one in some:
+        yield from refusals.under(f"nodes[{at}]", _overlaps(one.resources))
+
+
+def _repeated(resources: Resources, gpus: config_gpus.Gpus | None) -> Iterator[str]:
+    named = [resource.name for _, resource in validation.whole(resources) if not resource.per_match]
+    for name in refusals.repeated([*named, *(gpus.names() if gpus else ())]):
+        yield f"resources: two are named {name}; the kubelet would keep only the newer one"
+
+
+def _overlaps(resources: Resources) -> Iterator[str]:
+    for one, other in overlaps.overlaps(claims(resources)):
+        yield (
+            f"{one.key}: {one.resource} would count nodes that {other.key} gives to "
+            f"{other.resource}; exclude them there, or write shared: true on one of the two"
+        )
+
+
+def warnings(resources: Resources, nodes: Sequence[NodeRules | None] = ()) -> Iterator[str]:
+    """Say which entries can be used, and yet will hardly find what was meant."""
+    for at, resource in validation.whole(resources):
+        yield from (f"resources[{at}].{warning}" for warning in resource.warnings())
+    for at, some in validation.whole(nodes):
+        yield from (f"nodes[{at}].{warning}" for warning in warnings(some.resources))
+
+
+def claims(resources: Resources) -> tuple[overlaps.Claim, ...]:
+    """Return every entry whose device nodes its resource counts for itself alone."""
+    return tuple(
+        overlaps.Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", nodes=nodes)
+        for at, resource in validation.whole(resources)
+        for key, nodes in resource.nodes()
+        if nodes.type is config_resources.NodeType.DEVICE and not nodes.shared
+    )
+
+
+def _replaced(
+    base: tuple[config_resources.Resource, ...], newer: tuple[config_resources.Resource, ...]
+) -> tuple[config_resources.Resource, ...]:
+    given = {resource.name for resource in newer}
+    return tuple(resource for resource in base if resource.name not in given) + newer

@@ -1,0 +1,150 @@
+"""Adapter: configuration files of the devices: ours, or another plugin's as it is.
+
+A file may also be the Kubernetes manifest that holds the configuration. Everything that cannot be
+used raises settings.BadSettings with every problem; nothing else is raised for any bytes.
+"""
+
+import enum
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from muster.service import logs, settings
+from muster_plugin.config import settings as config_settings
+from muster_plugin.config.importers import generic, manifests, nvidia, smarter, tree
+
+_LOGGED_MAX: Final = 1000
+
+
+class Format(enum.StrEnum):
+    """Whose configuration it is."""
+
+    MUSTER = "muster"
+    SMARTER = "smarter"
+    GENERIC = "generic"
+    NVIDIA = "nvidia"
+
+
+def read(
+    text: bytes, *, source: str, written_for: Format, domain: str | None = None
+) -> config_settings.Settings:
+    """Return what a file says, ours or another plugin's. Raises settings.BadSettings."""
+    if written_for is not Format.MUSTER:
+        found = imported(text, source=source, peer=written_for, domain=domain).rules
+        tree = msgspec.to_builtins(found)
+        return settings.validate(config_settings.Settings, tree, source=source)
+    document = settings.only(
+        settings.parse(text, source=source), config_settings.Settings, source=source
+    )
+    try:
+        return settings.validate(config_settings.Settings, document or {}, source=source)
+    except settings.BadSettings as error:
+        raise settings.BadSettings([*error.problems, *_hints(document, source)]) from None
+
+
+def imported(text: bytes, *, source: str, peer: Format, domain: str | None = None) -> tree.Imported:
+    """Return what another plugin's file means here. Raises settings.BadSettings.
+
+    `domain` replaces the one that generic's file or flags give. What will differ goes to the log,
+    once, if there is one.
+    """
+    try:
+        found = _imported(text, source=source, peer=peer, domain=domain)
+    except tree.Unreadable as error:
+        raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
+    for difference in found.differences:
+        _log(source, difference)
+    return found
+
+
+@functools.lru_cache(_LOGGED_MAX)
+def _log(source: str, difference: str) -> None:
+    logs.logger().info("imported_differs", file=source, difference=difference)
+
+
+def _imported(text: bytes, *, source: str, peer: Format, domain: str | None) -> tree.Imported:
+    documents = settings.parse(text, source=source)
+    manifest = manifests.find(documents)
+    if manifest is None:
+        return _meaning(_only(documents, source), peer, domain)
+    if manifest.devices and peer is Format.GENERIC:
+        flags = [
+            _only(settings.parse(text.encode(), source=f"{source}: --device"), source)
+            for text in manifest.devices
+        ]
+        return generic.read_flags(flags, domain=domain or manifest.domain)
+    told = manifest.arguments, manifest.environment, manifest.elsewhere
+    if peer is Format.NVIDIA and nvidia.is_told(*told):
+        document = _inside(manifest, peer, source) if _files(manifest, peer, source) else None
+        return nvidia.read(
+            document,
+            arguments=manifest.arguments,
+            environment=manifest.environment,
+            elsewhere=manifest.elsewhere,
+        )
+    return _meaning(_inside(manifest, peer, source), peer, domain)
+
+
+def _hints(document: Any, source: str) -> Iterator[str]:
+    """Say whose configuration it looks like."""
+    for form in Format:
+        if form is not Format.MUSTER and _is_like(document, form):
+            yield f"{source}: this looks like {form}'s configuration; try --format {form}"
+
+
+def _meaning(document: Any, peer: Format, domain: str | None) -> tree.Imported:
+    match peer:
+        case Format.SMARTER:
+            return smarter.read(document)
+        case Format.GENERIC:
+            return generic.read(document, domain=domain)
+        case Format.NVIDIA:
+            return nvidia.read(document)
+        case Format.MUSTER:
+            raise AssertionError("ours is read, not imported")
+        case _ as never:
+            assert_never(never)
+
+
+def _inside(manifest: manifests.Found, written_for: Format, source: str) -> Any:
+    """Return the one configuration that the manifests hold."""
+    found = _files(manifest, written_for, source)
+    if not found:
+        problem = f"these manifests hold no configuration of {written_for}'s"
+        raise settings.BadSettings([f"{source}: {problem}"])
+    if len(found) > 1:
+        files = ", ".join(name for name, _ in found)
+        raise settings.BadSettings([f"{source}: several configurations: {files}; give one file"])
+    return found[0][1]
+
+
+def _files(manifest: manifests.Found, written_for: Format, source: str) -> list[tuple[str, Any]]:
+    """Return the configurations that the manifests hold, each with its file's name."""
+    found: list[tuple[str, Any]] = []
+    for name, text in manifest.files:
+        documents = settings.parse(text.encode(), source=f"{source}: {name}")
+        found.extend((name, one) for one in documents if _is_like(one, written_for))
+    return found
+
+
+def _is_like(document: Any, written_for: Format) -> bool:
+    match written_for:
+        case Format.SMARTER:
+            return isinstance(document, list)
+        case Format.MUSTER:
+            raise AssertionError("ours is found by settings.only")
+        case Format.GENERIC:
+            keys = {"devices", "device"}
+        case Format.NVIDIA:
+            keys = {"version", "flags", "sharing"}
+        case _ as never:
+            assert_never(never)
+    return isinstance(document, dict) and not keys.isdisjoint(document)
+
+
+def _only(documents: Sequence[Any], source: str) -> Any:
+    if len(documents) > 1:
+        raise settings.BadSettings([f"{source}: {len(documents)} YAML documents, expected one"])
+    return documents[0] if documents else None

@@ -1,0 +1,347 @@
+"""Pure: The configuration of GPUs: what they are called, how shared, given, placed and judged.
+
+What NVIDIA's device plugin can be told can be told here; `imports.nvidia` translates. A reference
+(`gpu_refs`) names devices: `0` or "0" a GPU by its index, "0:1" a MIG device by both, "GPU-..." and
+"MIG-..." by uuid, and where a pattern is taken, `*` stands for anything in a product's name. In a
+file the keys are written `migStrategy`; a unit at the end, as in `poll_s`, stays as it is.
+"""
+
+import enum
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Final
+
+import msgspec
+
+from muster import vocabulary
+from muster.service import sections
+from muster_plugin.config import refusals
+from muster_plugin.config import resources as config_resources
+from muster_plugin.gpu import selectors
+from muster_plugin.model import names
+
+DOMAIN: Final = "nvidia.com"
+USUAL: Final = f"{DOMAIN}/gpu"
+"""What a GPU is called that no pattern names."""
+REPLICAS_MAX: Final = 1000
+SHARED: Final = ".shared"
+"""What `rename_by_default` puts behind a name (api/config/v1/consts.go, v0.20)."""
+
+_PROFILE = re.compile(r"[0-9*][-0-9a-z.+*]*")
+_UNIT: Final = "_s"
+
+Reference = (
+    Annotated[int, msgspec.Meta(ge=0, le=selectors.INDEX_MAX)]
+    | Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+)
+Pattern = Annotated[str, msgspec.Meta(max_length=256)]
+Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+
+
+def key(field: str) -> str:
+    """Return how a field is written in a file."""
+    if field.endswith(_UNIT):
+        return field
+    first, *rest = field.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _path_problems(field: str, path: str) -> Iterator[str]:
+    # stands above what uses it: the defaults of Gpus are checked while this module loads
+    if path not in {"", "/"}:
+        yield from refusals.under(field, refusals.path_problems(path))
+
+
+class MigStrategy(enum.StrEnum):
+    """Whole GPUs only; MIG devices as `gpu`, all alike; or each profile as its own resource."""
+
+    NONE = "none"
+    SINGLE = "single"
+    MIXED = "mixed"
+
+
+class DeviceList(enum.StrEnum):
+    """How the container runtime is told which GPUs a container gets."""
+
+    ENVVAR = "envvar"
+    VOLUME_MOUNTS = "volume-mounts"
+    CDI_ANNOTATIONS = "cdi-annotations"
+    CDI_CRI = "cdi-cri"
+
+
+class DeviceIds(enum.StrEnum):
+    """What GPUs are called towards the container runtime."""
+
+    UUID = "uuid"
+    INDEX = "index"
+
+
+class Placement(enum.StrEnum):
+    """Which GPUs are advised for a request.
+
+    `aligned` takes those best joined, and spreads replicas; `exclusive` spreads them and refuses
+    two of one GPU in one request.
+    """
+
+    ALIGNED = "aligned"
+    DISTRIBUTED = "distributed"
+    PACKED = "packed"
+    EXCLUSIVE = "exclusive"
+
+
+class Preset(enum.StrEnum):
+    """Which XIDs take a GPU out of use: NVIDIA's plugin's choice, or NVIDIA's catalogue's."""
+
+    NVIDIA_COMPATIBLE = "nvidia-compatible"
+    CATALOGUE = "catalogue"
+
+
+class Naming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+    """GPUs whose product, or MIG devices whose profile, matches are this resource.
+
+    The first that matches counts; what none matches keeps its usual name.
+    """
+
+    name: vocabulary.Name
+    product: Pattern = ""
+    mig: Pattern = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what the kubelet would refuse, or what no GPU is like."""
+        refusals.refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        yield from _name_problems("name", self.name)
+        if bool(self.product) == bool(self.mig):
+            yield "give product (of GPUs) or mig (a profile), one of the two"
+        if self.mig and not _PROFILE.fullmatch(self.mig):
+            yield (
+                f"mig: {refusals.said(self.mig)} is no profile; "
+                "write it as 1g.10gb or 1g.10gb+me, with * for anything"
+            )
+        if not self.product.isprintable():
+            yield f"product: {refusals.said(self.product)} is no name of a product"
+
+
+class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+    """A resource that several pods may hold: `replicas` of each device, or one per GB of memory.
+
+    `devices` are how many of them, or which, or all; the others keep the name `name`, unshared.
+    An empty `rename` keeps the name too.
+    """
+
+    name: vocabulary.Name
+    replicas: Annotated[int, msgspec.Meta(ge=2, le=REPLICAS_MAX)] | None = None
+    per_gb: bool = False
+    rename: str = ""
+    devices: Annotated[int, msgspec.Meta(ge=1, le=1024)] | tuple[Reference, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what names nothing, or would be counted twice."""
+        refusals.refuse(self._problems())
+
+    @property
+    def listed(self) -> tuple[int | str, ...]:
+        """The references that name its devices, if it is told which."""
+        return self.devices if isinstance(self.devices, tuple) else ()
+
+    def _problems(self) -> Iterator[str]:
+        yield from _name_problems("name", self.name)
+        if self.rename:
+            yield from _name_problems("rename", self.rename)
+        if (self.replicas is None) != self.per_gb:
+            yield "give replicas, or perGb: true, one of the two"
+        if self.devices == ():
+            yield "devices: none is given; leave the key out to share all"
+        yield from (f"devices{problem}" for problem in selectors.problems(self.listed))
+
+
+class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+    """Time-slicing. Of several entries under one name, each takes of what those before left."""
+
+    resources: Annotated[tuple[Shared, ...], msgspec.Meta(max_length=256)] = ()
+    rename_by_default: bool = False
+    one_per_request: bool = False
+    """Refuse a container that asks for more than one replica (failRequestsGreaterThanOne)."""
+
+    def __post_init__(self) -> None:
+        """Refuse entries that leave nothing to each other."""
+        refusals.refuse(self._problems())
+
+    def called(self, shared: Shared) -> str:
+        """Return the name under which an entry's devices are shared."""
+        by_default = shared.name + SHARED if self.rename_by_default else shared.name
+        return shared.rename or by_default
+
+    def becomes(self, name: str) -> tuple[str, ...]:
+        """Return every name that devices of this one may have once they are shared."""
+        of_it = [shared for shared in self.resources if shared.name == name]
+        kept = () if any(shared.devices is None for shared in of_it) else (name,)
+        return tuple(dict.fromkeys([*kept, *map(self.called, of_it)]))
+
+    def _problems(self) -> Iterator[str]:
+        for at, shared in enumerate(self.resources):
+            if self.rename_by_default and not shared.rename:
+                yield from _name_problems(f"resources[{at}].name", shared.name + SHARED)
+            for before, other in enumerate(self.resources[:at]):
+                if other.name == shared.name and other.devices is None:
+                    yield f"resources[{at}]: resources[{before}] shares all {shared.name} already"
+                    break
+        for (before, one), (at, other) in itertools.combinations(enumerate(self.resources), 2):
+            if one.name == other.name:
+                yield from (
+                    f"resources[{at}].devices: {refusals.said(given)} is shared by "
+                    f"resources[{before}] already"
+                    for given in _named_twice(one.listed, other.listed)
+                )
+
+
+class Imex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+    """IMEX channels; NVIDIA allows none or channel 0."""
+
+    channels: tuple[int, ...] = ()
+    required: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what NVIDIA refuses (api/config/v1/imex.go, v0.20)."""
+        if self.channels not in {(), (0,)}:
+            raise ValueError(f"channels: {refusals.said([*self.channels])} is neither [] nor [0]")
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+    """What a container is given with its GPUs. An empty `dev_root` is the driver root."""
+
+    device_list: Annotated[tuple[DeviceList, ...], msgspec.Meta(min_length=1)] = (
+        DeviceList.ENVVAR,
+    )
+    device_ids: DeviceIds = DeviceIds.UUID
+    device_specs: bool = False
+    driver_root: Path = "/"
+    dev_root: str = ""
+    cdi_annotation_prefix: Path = "cdi.k8s.io/"
+    cdi_hook: Path = "/usr/bin/nvidia-ctk"
+    gdrcopy: bool = False
+    gds: bool = False
+    mofed: bool = False
+    imex: Imex = Imex()
+
+    def __post_init__(self) -> None:
+        """Refuse paths that could mean different places."""
+        refusals.refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        for twice in refusals.repeated([*self.device_list]):
+            yield f"deviceList: {twice} stands there twice"
+        for name, path in [
+            ("driverRoot", self.driver_root),
+            ("devRoot", self.dev_root),
+            ("cdiHook", self.cdi_hook),
+        ]:
+            yield from _path_problems(name, path)
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+    """How GPUs are judged. `policy` is a file that overrides the preset, XID by XID.
+
+    `disable` and `enable` are NVIDIA's DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS. A GPU is
+    Healthy again after `good` good polls and `cooldown_s` without a new fault.
+    """
+
+    preset: Preset = Preset.NVIDIA_COMPATIBLE
+    policy: str = ""
+    disable: str = ""
+    enable: str = ""
+    poll_s: sections.Period = 10.0
+    good: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
+    cooldown_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60.0
+
+    def __post_init__(self) -> None:
+        """Refuse a path that would depend on where we were started."""
+        refusals.refuse(_path_problems("policy", self.policy))
+
+
+class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+    """Everything about the NVIDIA GPUs of a node; with no resources they are `nvidia.com/gpu`.
+
+    `library` is the path of libnvidia-ml.so.1, where it is neither below the driver root nor known
+    to the loader. `expect` counts GPUs or MIG devices, not replicas, of each resource that has its
+    name from here. Others are as for any resource.
+    """
+
+    mig_strategy: MigStrategy = MigStrategy.NONE
+    exclude: Annotated[tuple[Reference, ...], msgspec.Meta(max_length=256)] = ()
+    resources: Annotated[tuple[Naming, ...], msgspec.Meta(max_length=256)] = ()
+    sharing: Sharing = Sharing()
+    given: Given = Given()
+    placement: Placement = Placement.ALIGNED
+    health: Health = Health()
+    expect: config_resources.Expect | None = None
+    grace_s: config_resources.GracePeriod = 60.0
+    registration: config_resources.Registration = config_resources.Registration.REGISTER
+    library: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what the kubelet would refuse, or what cannot be meant."""
+        refusals.refuse(self._problems())
+
+    def lasting(self) -> tuple[str, ...]:
+        """Return every resource that is advertised even while it has no devices."""
+        whole = [naming.name for naming in self.resources if naming.product] or [USUAL]
+        parts = [naming.name for naming in self.resources if naming.mig]
+        return _flat(map(self.sharing.becomes, [*whole, *parts]))
+
+    def names(self) -> tuple[str, ...]:
+        """Return every resource there may be, but for those that a MIG profile names."""
+        renamed = [self.sharing.called(shared) for shared in self.sharing.resources]
+        usual = () if self._names_everything() else self.sharing.becomes(USUAL)
+        return _flat([self.lasting(), usual, renamed])
+
+    def _names_everything(self) -> bool:
+        """Say whether nothing is left that would have the usual name."""
+        products = any(naming.product == selectors.ANY for naming in self.resources)
+        parts = any(naming.mig == selectors.ANY for naming in self.resources)
+        return products and (parts or self.mig_strategy is not MigStrategy.SINGLE)
+
+    def _problems(self) -> Iterator[str]:
+        yield from (
+            f"exclude{problem}" for problem in selectors.problems(self.exclude, products=True)
+        )
+        for at, naming in enumerate(self.resources):
+            if naming.mig and self.mig_strategy is MigStrategy.NONE:
+                yield f"resources[{at}].mig: with migStrategy none only whole GPUs are handed out"
+            for before, other in enumerate(self.resources[:at]):
+                if _takes_all(other, naming):
+                    pattern = naming.product or naming.mig
+                    yield (
+                        f"resources[{at}]: resources[{before}] takes all that "
+                        f"{refusals.said(pattern)} matches; write the narrower one first"
+                    )
+                    break
+        yield from _path_problems("library", self.library)
+
+
+def _name_problems(field: str, name: str) -> Iterator[str]:
+    if "/" not in name:
+        yield f"{field}: {refusals.said(name)} has no domain; write it as {DOMAIN}/{name[:63]}"
+        return
+    for problem in names.problems(name):
+        yield f"{field}: {problem.removeprefix('name: ')}"
+
+
+def _takes_all(one: Naming, other: Naming) -> bool:
+    if one.product and other.product:
+        return selectors.matches(one.product, other.product)
+    return bool(one.mig and other.mig) and selectors.matches(one.mig, other.mig)
+
+
+def _named_twice(one: Iterable[int | str], other: Iterable[int | str]) -> Iterator[int | str]:
+    before = [selectors.parse(given) for given in one]
+    for given in other:
+        meant = selectors.parse(given)
+        if any(selectors.includes(b, meant) or selectors.includes(meant, b) for b in before):
+            yield given
+
+
+def _flat(lists: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(lists)))

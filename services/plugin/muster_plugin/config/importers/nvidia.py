@@ -1,0 +1,257 @@
+"""Pure: Reads the configuration of NVIDIA's k8s-device-plugin (v0.20), and of its iktos fork.
+
+A file of `version: v1` (api/config/v1), the flags and variables of its containers, or both: a flag
+goes before a variable, and that before the file. What NVIDIA refuses is refused; what it drops with
+a warning works here, and is told as a difference.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from muster_plugin.config import document, refusals
+from muster_plugin.config import gpus as config_gpus
+from muster_plugin.config.importers import iktos, manifests, nvidia_settings, nvidia_sharing, tree
+
+Kind = nvidia_settings.Kind
+
+_TOP: Final = ("version", "flags", "resources", "sharing", "imex")
+_SECTIONS: Final = ("flags", "flags.plugin", "flags.gfd", "imex")
+_FORK: Final = ("passDeviceSpecs", "deviceListStrategy", "deviceIDStrategy")
+"""What the iktos fork reads below `flags`, and NVIDIA below `flags.plugin`."""
+_FLAGS: Final = frozenset(flag for one in nvidia_settings.EVERY for flag in one.flags)
+_VARIABLES: Final = frozenset(name for one in nvidia_settings.EVERY for name in one.variables)
+_ONE_DASH: Final = re.compile(r"-[a-z]{2}")
+_TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+_FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+"""What Go's strconv.ParseBool takes."""
+_GENERAL: Final = (
+    "a GPU that turned bad is Healthy again on evidence; NVIDIA's never, but for a restart",
+    "an XID reaches every replica and MIG device that it concerns; with NVIDIA one of them",
+    "only the GPU that cannot be read or does not fit is left out; NVIDIA's plugin does not start",
+)
+
+Variables: TypeAlias = Sequence[tuple[str, str]]
+_Value: TypeAlias = object
+_Tree: TypeAlias = dict[str, object]
+
+
+class _Given(msgspec.Struct, frozen=True):
+    """A value, and where it was found; that of a flag or variable `is_text`."""
+
+    value: _Value
+    path: str
+    is_text: bool = True
+
+
+def is_told(
+    arguments: Sequence[str], environment: Variables, elsewhere: Sequence[str] = ()
+) -> bool:
+    """Say whether there is a setting among containers' arguments and variables."""
+    told = {_dashed(argument).partition("=")[0] for argument in arguments}
+    told |= {name for name, _ in environment} | {*elsewhere}
+    return any(not told.isdisjoint([*one.flags, *one.variables]) for one in nvidia_settings.EVERY)
+
+
+def read(
+    configuration: object,
+    *,
+    arguments: Sequence[str] = (),
+    environment: Variables = (),
+    elsewhere: Sequence[str] = (),
+) -> tree.Imported:
+    """Return the section `gpus` that all this stands for. Raises tree.Unreadable.
+
+    Of the variables `elsewhere` only the names are known. A configuration that is only a text is
+    the iktos fork's `original:new:replicas,...`.
+    """
+    reader = tree.Reader("NVIDIA")
+    ours: _Tree = {}
+    file: _Tree = {}
+    if isinstance(configuration, str) and ":" in configuration:
+        _read_fork(reader, configuration, "resource-config", ours)
+    elif configuration is not None or not is_told(arguments, environment, elsewhere):
+        file = reader.mapping(configuration, "", _TOP)
+        if configuration and not file and not reader.problems:
+            reader.refuse("", f"has none of the keys of NVIDIA's file: {', '.join(_TOP)}")
+    _read_version(reader, file)
+    found = {path: value for section in _SECTIONS for path, value in _keys(reader, file, section)}
+    arguments = [*map(_dashed, arguments)]
+    for setting in nvidia_settings.TABLE:
+        given = _given(reader, setting, found, arguments, environment)
+        if given is not None:
+            _take(reader, setting, given, ours)
+    fork = _given(reader, nvidia_settings.RESOURCE_CONFIG, {}, arguments, environment)
+    if fork is not None:
+        _read_fork(reader, str(fork.value), fork.path, ours)
+    _tell_unread(reader, arguments, elsewhere)
+    nvidia_sharing.read_sharing(reader, file.get("sharing"), ours)
+    nvidia_sharing.read_resources(reader, file.get("resources"), ours)
+    return _imported(reader, ours)
+
+
+def _tell_unread(reader: tree.Reader, arguments: Sequence[str], elsewhere: Sequence[str]) -> None:
+    for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
+        if flag.startswith("--") and flag not in _FLAGS:
+            reader.differ(refusals.said(flag), "no setting of GPUs is called so; left out")
+    for variable in dict.fromkeys(elsewhere):
+        if variable in _VARIABLES:
+            reader.differ(variable, "its value stands elsewhere (valueFrom); not taken")
+        elif variable == manifests.ENV_FROM:
+            reader.differ(variable, "its variables stand elsewhere; not taken")
+
+
+def _imported(reader: tree.Reader, ours: _Tree) -> tree.Imported:
+    if reader.problems:
+        raise tree.Unreadable(reader.problems)
+    try:
+        gpus = msgspec.convert(ours, config_gpus.Gpus, strict=True)
+        rules = document.Rules(api_version=document.API_VERSION, gpus=gpus)
+    except ValueError as error:
+        raise tree.Unreadable([f"gpus: {error}".replace(" - at `$", " - at `gpus")]) from None
+    reader.differences.extend(_GENERAL)
+    return tree.Imported(rules=rules, differences=tuple(reader.differences))
+
+
+def _read_version(reader: tree.Reader, file: Mapping[str, object]) -> None:
+    version = file.get("version", "v1")
+    if version != "v1":
+        reader.refuse("version", f"unknown version: {refusals.said(version)}; it is v1")
+
+
+def _keys(reader: tree.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
+    """Give every setting of one section of the file with its path, as NVIDIA writes it."""
+    value: object = file
+    for word in section.split("."):
+        value = value.get(word) if isinstance(value, Mapping) else None
+    if value is None:
+        return
+    known = _known(section)
+    inner = [name.rpartition(".")[2] for name in _SECTIONS if name.startswith(f"{section}.")]
+    fork = _FORK if section == "flags" else ()
+    for key, one in reader.mapping(value, section, (*known, *inner, *fork)).items():
+        if key in known:
+            yield f"{section}.{key}", one
+        elif key in fork:
+            reader.differ(
+                f"{section}.{key}", "taken, as the iktos fork does; NVIDIA reads it in flags.plugin"
+            )
+            yield f"{section}.plugin.{key}", one
+
+
+def _known(section: str) -> tuple[str, ...]:
+    parts = (setting.key.rpartition(".") for setting in nvidia_settings.TABLE)
+    return tuple(key for above, _, key in parts if above == section)
+
+
+def _given(
+    reader: tree.Reader,
+    setting: nvidia_settings.Setting,
+    file: Mapping[str, _Value],
+    arguments: Sequence[str],
+    environment: Variables,
+) -> _Given | None:
+    """Return the value that counts; tell of others that would say something else."""
+    values: list[_Given] = []
+    for flag in setting.flags:
+        told = dict.fromkeys(_of_flag(arguments, flag, is_switch=setting.kind is Kind.FLAG))
+        if setting.kind in {Kind.LIST, Kind.NUMBERS} and told:
+            told = {",".join(told): None}
+        values += [_Given(value, flag) for value in told]
+    for variable in setting.variables:
+        values += [_Given(text, name) for name, text in environment if name == variable]
+    if file.get(setting.key) is not None:
+        values.append(_Given(file[setting.key], setting.key, is_text=False))
+    for other in values[1:]:
+        if _plain(other.value) != _plain(values[0].value):
+            said = refusals.said(values[0].value)
+            reader.differ(other.path, f"{values[0].path} goes before it, with {said}")
+    return values[0] if values else None
+
+
+def _plain(value: _Value) -> str:
+    """Return a value as a flag would have it."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+
+
+def _dashed(argument: str) -> str:
+    """Write a flag with two dashes; Go takes one as well."""
+    return f"-{argument}" if _ONE_DASH.match(argument) else argument
+
+
+def _of_flag(arguments: Sequence[str], flag: str, *, is_switch: bool) -> Iterator[str]:
+    for at, text in enumerate(arguments):
+        if text.startswith(f"{flag}="):
+            yield text.removeprefix(f"{flag}=")
+        elif text == flag and is_switch:
+            yield "true"
+        elif text == flag and at + 1 < len(arguments):
+            yield arguments[at + 1]
+
+
+def _take(
+    reader: tree.Reader, setting: nvidia_settings.Setting, given: _Given, ours: _Tree
+) -> None:
+    """Set what a setting is here, or tell what is done instead."""
+    before = len(reader.problems)
+    value = _value(reader, setting.kind, given)
+    if len(reader.problems) > before or value in setting.usual:
+        return
+    if not setting.ours:
+        reader.differ(given.path, f"{refusals.said(given.value)}: {setting.instead}")
+        return
+    if setting.values:
+        wanted = value if isinstance(value, list) else [value]
+        for one in wanted:
+            if one not in setting.values:
+                reader.refuse(given.path, f"{setting.refusal}: {refusals.said(one)}")
+        if len(reader.problems) > before:
+            return
+        mapped = [setting.values[str(one)] for one in wanted]
+        value = list(dict.fromkeys(mapped)) if isinstance(value, list) else mapped[0]
+    if value == "packed":
+        reader.differ(
+            given.path, "GPUs that are not shared are packed too; NVIDIA's are aligned all the same"
+        )
+    if value not in ([], ""):
+        tree.put(ours, setting.ours, value)
+
+
+def _value(reader: tree.Reader, kind: nvidia_settings.Kind, given: _Given) -> object:
+    """Return a value as the file would have it; a problem is told."""
+    value, path = given.value, given.path
+    match kind:
+        case Kind.FLAG:
+            if given.is_text and value in _TRUE | _FALSE:
+                return value in _TRUE
+            return reader.flag(value, path)
+        case Kind.TEXT:
+            return reader.text(value, path)
+        case Kind.LIST:
+            listed = str(value).split(",") if isinstance(value, str) else reader.items(value, path)
+            return [reader.text(_trimmed(one), f"{path}[{at}]") for at, one in enumerate(listed)]
+        case Kind.NUMBERS:
+            listed = _numbers(str(value)) if given.is_text else reader.items(value, path)
+            return [reader.whole(one, f"{path}[{at}]") for at, one in enumerate(listed)]
+        case Kind.ANY:
+            return value
+
+
+def _trimmed(value: object) -> object:
+    return value.strip() if isinstance(value, str) else value
+
+
+def _numbers(text: str) -> list[object]:
+    """Return the numbers of a list that is separated by commas; the rest stays for the reader."""
+    parts = (part.strip() for part in text.strip("[]").split(","))
+    return [int(p) if p.isascii() and p.isdecimal() and len(p) < 10 else p for p in parts if p]  # noqa: PLR2004  # longer ones are nonsense
+
+
+def _read_fork(reader: tree.Reader, text: str, path: str, ours: _Tree) -> None:
+    shared, renamed = iktos.read(text, path, reader)
+    if shared:
+        tree.put(ours, "sharing.resources", shared)
+    if renamed:
+        ours["resources"] = renamed

@@ -1,0 +1,134 @@
+"""Pure: Reads what NVIDIA's k8s-device-plugin (v0.20) is told to share and to rename.
+
+Sources: api/config/v1/replicas.go, sharing.go and resources.go. NVIDIA drops some of it once it is
+parsed, with a warning; here it works.
+"""
+
+from typing import Final
+
+from muster_plugin.config import gpus, refusals
+from muster_plugin.config.importers import tree
+from muster_plugin.gpu import selectors
+from muster_plugin.model import names
+
+_SHARING: Final = ("timeSlicing", "mps")
+_SHARED: Final = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
+_REPLICATED: Final = ("name", "rename", "devices", "replicas")
+_REPLICAS_MIN: Final = 2
+_NAME_MAX: Final = 63
+_DROPS: Final = "NVIDIA drops it with a warning; here it works"
+_MPS: Final = (
+    "MPS is not supported: muster shares GPUs by time-slicing only. Write it as timeSlicing, or "
+    "keep NVIDIA's plugin on the nodes that need MPS"
+)
+
+
+def read_sharing(reader: tree.Reader, value: object, ours: dict[str, object]) -> None:
+    """Set what is shared; MPS is refused."""
+    if value is None:
+        return
+    sharing = reader.mapping(value, "sharing", _SHARING)
+    if sharing.get("mps") is not None:
+        reader.refuse("sharing.mps", _MPS)
+    if sharing.get("timeSlicing") is None:
+        return
+    path = "sharing.timeSlicing"
+    given = reader.mapping(sharing["timeSlicing"], path, _SHARED)
+    by_default = reader.flag(given.get("renameByDefault"), f"{path}.renameByDefault")
+    if by_default:
+        tree.put(ours, "sharing.renameByDefault", by_default)
+    key = "failRequestsGreaterThanOne"
+    if reader.flag(given.get(key), f"{path}.{key}"):
+        tree.put(ours, "sharing.onePerRequest", True)  # noqa: FBT003  # it is the value itself
+    items = reader.items(given.get("resources"), f"{path}.resources")
+    if not items:
+        reader.refuse(f"{path}.resources", "no resources specified")
+    if "sharing" in ours and "resources" in tree.below(ours, "sharing"):
+        reader.refuse(f"{path}.resources", "the iktos fork's resource config says what is shared")
+        return
+    shared = [_replicated(reader, item, f"{path}.resources[{at}]") for at, item in enumerate(items)]
+    tree.put(ours, "sharing.resources", shared)
+
+
+def read_resources(reader: tree.Reader, value: object, ours: dict[str, object]) -> None:
+    """Set what GPUs and MIG devices are called, once the MIG strategy is set."""
+    if value is None:
+        return
+    sections = reader.mapping(value, "resources", ("gpus", "mig"))
+    namings: list[object] = []
+    for section, key, usual in (("gpus", "product", "*"), ("mig", "mig", None)):
+        path = f"resources.{section}"
+        items = reader.items(sections.get(section), path)
+        for at, item in enumerate(items):
+            entry = reader.mapping(item, f"{path}[{at}]", ("pattern", "name"))
+            pattern = reader.text(entry.get("pattern"), f"{path}[{at}].pattern")
+            name = _name(reader, entry.get("name"), f"{path}[{at}].name")
+            if not pattern:
+                reader.refuse(f"{path}[{at}].pattern", "required, and missing")
+            if (pattern, name) != (usual, gpus.USUAL):
+                namings.append({"name": name, key: pattern})
+        if items:
+            reader.differ(path, f"{_DROPS}; what no pattern matches keeps its usual name")
+            if section == "mig" and ours.get("migStrategy", "none") == "none":
+                reader.differ(path, "with migStrategy none it says nothing; left out")
+                namings = [one for one in namings if isinstance(one, dict) and "mig" not in one]
+    if namings and "resources" in ours:
+        reader.refuse("resources", "the iktos fork's resource config gives names too")
+    elif namings:
+        ours["resources"] = namings
+
+
+def _replicated(reader: tree.Reader, item: object, path: str) -> dict[str, object]:
+    entry = reader.mapping(item, path, _REPLICATED)
+    found: dict[str, object] = {"name": _name(reader, entry.get("name"), f"{path}.name")}
+    replicas = reader.whole(entry.get("replicas"), f"{path}.replicas")
+    found["replicas"] = replicas
+    if not _REPLICAS_MIN <= replicas <= gpus.REPLICAS_MAX:
+        problem = f"number of replicas must be >= {_REPLICAS_MIN}"
+        reader.refuse(f"{path}.replicas", f"{problem}, and here <= {gpus.REPLICAS_MAX}")
+    if entry.get("rename"):
+        found["rename"] = _name(reader, entry["rename"], f"{path}.rename")
+        reader.differ(f"{path}.rename", _DROPS)
+    devices = entry.get("devices", "all")
+    if devices != "all":
+        found["devices"] = _devices(reader, devices, f"{path}.devices")
+        reader.differ(f"{path}.devices", _DROPS)
+    return found
+
+
+def _devices(reader: tree.Reader, value: object, path: str) -> object:
+    """Return how many or which devices are shared, as NVIDIA's parser takes them."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if not isinstance(value, list) or not value:
+        said = refusals.said(value)
+        reader.refuse(path, f"{said} is none of all, a number above 0, or a list of devices")
+        return 1
+    for at, one in enumerate(value):
+        if not isinstance(one, str | int) or isinstance(one, bool):
+            reader.refuse(f"{path}[{at}]", f"{refusals.said(one)} names no device")
+            continue
+        try:
+            selectors.parse(one)
+        except ValueError as error:
+            reader.refuse(f"{path}[{at}]", str(error))
+    return value
+
+
+def _name(reader: tree.Reader, value: object, path: str) -> str:
+    """Return a resource name with its domain (api/config/v1/resources.go, NewResourceName)."""
+    text = reader.text(value, path)
+    if not text:
+        reader.refuse(path, "required, and missing")
+        return gpus.USUAL
+    prefix = f"{gpus.DOMAIN}/"
+    name = text if text.startswith(prefix) else prefix + text
+    if len(name) > _NAME_MAX:
+        problem = f"must be {_NAME_MAX} characters or less"
+        reader.refuse(path, f"fully-qualified resource name {problem}: {refusals.said(name)}")
+    elif name != name.lower() or "_" in name:
+        reader.refuse(path, f"incorrect format for resource name {refusals.said(name)}")
+    else:
+        for problem in names.problems(name):
+            reader.refuse(path, problem.removeprefix("name: "))
+    return name

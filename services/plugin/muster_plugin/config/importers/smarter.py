@@ -1,0 +1,77 @@
+"""Pure: Reads the configuration of smarter-device-manager (v1.20; main.go, findDevicesPattern).
+
+A list of `{devicematch, nummaxdevices}`: a Go regular expression on the path below /dev, unanchored
+unless written so, and how many ids each match gets. Each match is a resource of its own, named
+after its path; containers get the node with `rw`.
+"""
+
+from typing import Final
+
+from muster_plugin.config import refusals, resources
+from muster_plugin.config.importers import tree
+
+DOMAIN: Final = "smarter-devices"
+
+_JETSON: Final = "nvidia-gpu"
+_GENERAL: Final = (
+    "devices are found whenever they come and go; smarter reads /dev once, at its start",
+    "a device that goes is Unhealthy; smarter goes on handing out its path",
+    "device ids are stable and tell the device (video0-3); smarter's are 0 to N-1",
+    "a name that the kubelet would refuse is shortened and made unique; smarter tries it in vain",
+    "containers also get MUSTER_DEVICES_<RESOURCE>, which names their devices; env: '' omits it",
+)
+
+
+def read(entries: object) -> tree.Imported:
+    """Return the rules that a list of smarter's stands for. Raises tree.Unreadable."""
+    reader = tree.Reader("smarter")
+    found: dict[str, resources.Resource] = {}
+    for at, item in enumerate(reader.items(entries, "")):
+        path, before = f"[{at}]", len(reader.problems)
+        entry = reader.mapping(item, path, ("devicematch", "nummaxdevices"))
+        pattern = reader.text(entry.get("devicematch"), f"{path}.devicematch")
+        count = reader.whole(entry.get("nummaxdevices"), f"{path}.nummaxdevices")
+        if len(reader.problems) > before:
+            continue
+        resource = _resource(reader, path, pattern, count)
+        if resource and pattern in found:
+            said = f"devicematch {refusals.said(pattern)} stands here twice"
+            reader.differ(path, f"{said}; the later one is kept, as the kubelet does")
+        if resource:
+            found[pattern] = resource
+    if not found and not reader.problems:
+        reader.refuse("", "no device is left to import")
+    reader.differences.extend(_GENERAL)
+    return reader.imported([*found.values()])
+
+
+def _resource(
+    reader: tree.Reader, path: str, pattern: str, count: int
+) -> resources.Resource | None:
+    if pattern == _JETSON:
+        reader.differ(path, "Jetson GPUs (/sys/devices/gpu.N) are no device nodes; left out")
+        return None
+    if not pattern:
+        reader.refuse(f"{path}.devicematch", "missing; smarter takes that for everything in /dev")
+        return None
+    if not count:
+        reader.differ(path, f"{refusals.said(pattern)} has nummaxdevices 0, so no device; left out")
+        return None
+    if not (pattern.startswith("^") and pattern.endswith("$")):
+        reader.differ(
+            path,
+            f"devicematch {refusals.said(pattern)} is not anchored: it takes every path below /dev "
+            "that has such a part, with smarter and here; ^ and $ would make it exact",
+        )
+    return reader.resource(
+        {
+            "name": f"{DOMAIN}/*",
+            "perMatch": True,
+            "groups": [{"devices": [{"regex": pattern}], "count": count}],
+        },
+        path,
+        {
+            "groups[0].devices[0].regex": f"{path}.devicematch",
+            "groups[0].count": f"{path}.nummaxdevices",
+        },
+    )

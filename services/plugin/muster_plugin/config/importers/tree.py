@@ -1,0 +1,150 @@
+"""Pure: Reads trees that others designed: takes what they take, and names all the rest.
+
+A problem is what the other plugin refuses too, or what would mean something else here. A
+difference is everything that works, but not in quite the same way.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from muster.service import quoting, validation
+from muster_plugin.config import document, refusals, resources
+
+_MEANT: Final = "; did you mean "
+_NEAR: Final = 0.6
+_NAME_MAX: Final = 60
+
+
+class Unreadable(ValueError):
+    """A configuration that cannot be imported; `problems` holds one line for each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """What another plugin's configuration means here."""
+
+    rules: document.Rules
+    differences: tuple[str, ...]
+
+
+class Reader:
+    """Reads one tree, and collects what is wrong with it and what will differ."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self.problems: list[str] = []
+        self.differences: list[str] = []
+
+    def refuse(self, path: str, problem: str) -> None:
+        """Note that the tree cannot be imported; an empty path is the whole of it."""
+        self.problems.append(f"{path}: {problem}" if path else problem)
+
+    def differ(self, path: str, difference: str) -> None:
+        """Note, once, that something will not be quite the same."""
+        told = f"{path}: {difference}"
+        if told not in self.differences:
+            self.differences.append(told)
+
+    def mapping(self, value: object, path: str, known: Sequence[str]) -> dict[str, object]:
+        """Return the known keys of a mapping; others are ignored as the peer does, but named."""
+        if not isinstance(value, Mapping):
+            self.refuse(path, f"a mapping is expected, found {refusals.said(value)}")
+            return {}
+        found: dict[str, object] = {}
+        for key, inner in value.items():
+            if isinstance(key, str) and key in known:
+                found[key] = inner
+                continue
+            name = key if isinstance(key, str) and key.isprintable() else refusals.said(key)
+            where = f"{path}.{name[:_NAME_MAX]}".removeprefix(".")
+            hint = quoting.near(name, known, _NEAR)
+            self.differ(where, f"{self._peer} ignores this key{hint and f'; {hint}'}")
+        return found
+
+    def items(self, value: object, path: str) -> list[object]:
+        """Return a list; a missing one is empty."""
+        if value is None:
+            return []
+        if isinstance(value, list):
+            return value
+        self.refuse(path, f"a list is expected, found {refusals.said(value)}")
+        return []
+
+    def text(self, value: object, path: str) -> str:
+        """Return a text; a missing one is empty."""
+        if value is None:
+            return ""
+        if isinstance(value, str):
+            return value
+        self.refuse(path, f"a text is expected; write {refusals.said(value)} in quotes")
+        return ""
+
+    def whole(self, value: object, path: str) -> int:
+        """Return a number that is not negative; a missing one is 0."""
+        if value is None:
+            return 0
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+        self.refuse(path, f"a whole number of at least 0 is expected, found {refusals.said(value)}")
+        return 0
+
+    def flag(self, value: object, path: str) -> bool:
+        """Return true or false; a missing one is false."""
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        self.refuse(path, f"true or false is expected, found {refusals.said(value)}")
+        return False
+
+    def resource(
+        self, tree: Mapping[str, object], path: str, keys: Mapping[str, str]
+    ) -> resources.Resource | None:
+        """Return a resource of ours, or None after saying why there can be none.
+
+        `keys` holds the peer's key for each of ours that has another there; what is below one of
+        ours is below the peer's too.
+        """
+        problems: list[validation.Problem] = []
+        found: resources.Resource | None = validation.read(resources.Resource, tree, problems)
+        for problem in problems:
+            ours = max((key for key in keys if _is_below(problem.path, key)), key=len, default="")
+            theirs = f"{keys.get(ours, path)}.{problem.path.removeprefix(ours).lstrip('.')}"
+            self.refuse(theirs.rstrip("."), problem.text)
+        return found
+
+    def imported(self, resources: Sequence[resources.Resource]) -> Imported:
+        """Return everything that was read. Raises Unreadable if anything was refused."""
+        if self.problems:
+            meant = [told for told in self.differences if _MEANT in told]
+            raise Unreadable([*self.problems, *meant])
+        try:
+            found = document.Rules(api_version=document.API_VERSION, resources=tuple(resources))
+        except validation.Refused as error:
+            told = [problem.removeprefix("resources: ") for problem in error.problems]
+            raise Unreadable(told) from None
+        return Imported(rules=found, differences=tuple(self.differences))
+
+
+def _is_below(path: str, key: str) -> bool:
+    return path == key or path.startswith((f"{key}.", f"{key}["))
+
+
+def below(ours: dict[str, object], key: str) -> dict[str, object]:
+    """Return a section of a tree of ours; it is made if it is not there."""
+    inner = ours.setdefault(key, {})
+    assert isinstance(inner, dict), f"{key} is a section"
+    return inner
+
+
+def put(ours: dict[str, object], path: str, value: object) -> None:
+    """Set a value in a tree of ours, in the sections that its path names."""
+    *above, last = path.split(".")
+    for key in above:
+        ours = below(ours, key)
+    ours[last] = value

@@ -1,0 +1,55 @@
+"""Adapter: the files that say what an XID does: the presets that come with us, the user's own."""
+
+import functools
+from pathlib import Path
+from typing import Final
+
+from muster.service import logs, settings
+from muster_plugin.config import gpus
+from muster_plugin.gpu import xid_policy
+
+_HERE: Final = Path(__file__).parents[1]
+_BYTES_MAX: Final = 1024 * 1024
+_LOGGED_MAX: Final = 100
+
+
+def read(told: gpus.Health) -> xid_policy.Policy:
+    """Return the policy that is chosen. Raises settings.BadSettings with every problem."""
+    return xid_policy.Policy(
+        xid_policy.catalogue((_HERE / xid_policy.CATALOGUE).read_bytes()),
+        xid_policy.preset((_HERE / xid_policy.file(told.preset)).read_bytes()),
+        overrides=_overrides(Path(told.policy)) if told.policy else None,
+        disable=told.disable,
+        enable=told.enable,
+    )
+
+
+def judge(told: gpus.Health) -> xid_policy.Policy:
+    """Return the policy that is chosen; what is odd about it goes to the log, once.
+
+    Raises settings.BadSettings.
+    """
+    found = read(told)
+    for problem in found.problems:
+        _log(problem)
+    return found
+
+
+@functools.lru_cache(_LOGGED_MAX)
+def _log(problem: str) -> None:
+    logs.logger().warning("policy_problem", problem=problem)
+
+
+def _overrides(file: Path) -> xid_policy.Overrides:
+    if file.is_fifo():
+        raise settings.BadSettings([f"{file}: no regular file"])
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_BYTES_MAX + 1)
+    except OSError as error:
+        raise settings.BadSettings([f"{file}: {error.strerror}"]) from None
+    documents = settings.parse(text, source=str(file))
+    try:
+        return settings.validate(xid_policy.Overrides, documents[0] if documents else {})
+    except settings.BadSettings as error:
+        raise settings.BadSettings([f"{file}: {problem}" for problem in error.problems]) from None

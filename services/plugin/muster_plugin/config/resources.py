@@ -1,0 +1,303 @@
+"""Pure: One resource of schema v1: which device nodes it is, and how they are given.
+
+A resource is one or several groups; what a group describes is handed out together, as one unit.
+What a person can write down wrong is refused here, before anything is looked for; the texts name
+the key. Globs and regular expressions mean what `patterns` says.
+"""
+
+import enum
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final
+
+import msgspec
+
+from muster import vocabulary
+from muster.service import sections, validation
+from muster_plugin.config import refusals
+from muster_plugin.model import names, patterns
+
+_PERMISSIONS: Final = re.compile(r"(?!.*(.).*\1)[rwm]{1,3}")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+Glob = Annotated[str, msgspec.Meta(max_length=patterns.LENGTH_MAX)]
+UsbId = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[0-9A-Fa-f]{4}\Z", description="four hexadecimal digits in quotes ('1a86')"
+    ),
+]
+Often = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+GracePeriod = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Argument = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class NodeType(enum.StrEnum):
+    """How a path comes into a container: as a device node, or as a bind mount."""
+
+    DEVICE = "Device"
+    MOUNT = "Mount"
+
+
+class Registration(enum.StrEnum):
+    """How a resource is made known: by our call, by the kubelet's plugin watcher, or both in turn.
+
+    `auto` begins with Register.
+    """
+
+    REGISTER = "register"
+    WATCHER = "watcher"
+    AUTO = "auto"
+
+
+class Usb(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A USB device; the ids are four hexadecimal digits in quotes, an empty serial is any."""
+
+    vendor: UsbId
+    product: UsbId
+    serial: Annotated[str, msgspec.Meta(max_length=253)] = ""
+
+    def __post_init__(self) -> None:
+        """Write the ids as sysfs does."""
+        msgspec.structs.force_setattr(self, "vendor", self.vendor.lower())
+        msgspec.structs.force_setattr(self, "product", self.product.lower())
+
+
+class Udev(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A device node by what sysfs says about it: shell patterns, all of which must match."""
+
+    subsystem: Glob = ""
+    driver: Glob = ""
+    vendor: Glob = ""
+    product: Glob = ""
+    attrs: Annotated[Mapping[vocabulary.Name, Glob], msgspec.Meta(max_length=64)] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse what would match everything."""
+        if not (self.subsystem or self.driver or self.vendor or self.product or self.attrs):
+            raise ValueError("give subsystem, driver, vendor, product, attrs or several of them")
+
+
+class Nodes(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"mount_path": "mountPath", "read_only": "readOnly"},
+):
+    """Device nodes or mounts that are found in one way, and how a container sees them.
+
+    `limit` is how often one match may be paired with the longer lists of its group; `optional`
+    ones may be missing. `shared` ones may also belong to another resource: a control node.
+    """
+
+    path: Glob = ""
+    regex: Glob = ""
+    udev: Udev | None = None
+    usb: Usb | None = None
+    exclude: Annotated[tuple[Glob, ...], msgspec.Meta(max_length=64)] = ()
+    type: NodeType = NodeType.DEVICE
+    mount_path: Glob = ""
+    permissions: str = "rw"
+    read_only: bool = False
+    limit: Often = 1
+    optional: bool = False
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what can never be found, or what no container runtime would take."""
+        validation.refuse(self)
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether only one path can match."""
+        return bool(self.path) and patterns.is_literal(self.path)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it asks for one thing: a path, or a USB device by its serial."""
+        return self.is_literal or bool(self.usb and self.usb.serial)
+
+    def warnings(self) -> Iterator[str]:
+        """Say what can be used, and yet will hardly find what was meant."""
+        yield from refusals.under("regex", patterns.regex_warnings(self.regex))
+        yield from refusals.under("path", patterns.glob_warnings(self.path))
+        for at, glob in enumerate(self.exclude):
+            yield from refusals.under(f"exclude[{at}]", patterns.glob_warnings(glob))
+
+    def demands(self) -> Iterator[validation.Demand]:
+        """Give each demand apart."""
+        yield self._found_by
+        yield self._path_problems
+        yield self._regex_problems
+        yield self._exclude_problems
+        yield self._place_problems
+        yield self._permission_problems
+        yield self._type_problems
+
+    def _found_by(self) -> Iterator[str]:
+        if sum(map(bool, (self.path, self.regex, self.udev, self.usb))) != 1:
+            yield "give exactly one of path, regex, udev, usb"
+
+    def _path_problems(self) -> Iterator[str]:
+        if self.path:
+            yield from refusals.under("path", _glob_problems(self.path))
+
+    def _regex_problems(self) -> Iterator[str]:
+        if self.regex:
+            yield from refusals.under("regex", patterns.regex_problems(self.regex))
+
+    def _exclude_problems(self) -> Iterator[str]:
+        for at, glob in enumerate(self.exclude):
+            yield from refusals.under(f"exclude[{at}]", _glob_problems(glob))
+
+    def _place_problems(self) -> Iterator[str]:
+        if self.mount_path:
+            yield from refusals.under(
+                "mountPath", refusals.path_problems(self.mount_path.removesuffix("/"))
+            )
+
+    def _permission_problems(self) -> Iterator[str]:
+        if not _PERMISSIONS.fullmatch(self.permissions):
+            # runc fails every container that is given anything else
+            yield f"permissions: {self.permissions!r} is not r, w, m or several, each once"
+
+    def _type_problems(self) -> Iterator[str]:
+        match self.type:
+            case NodeType.DEVICE if self.read_only:
+                yield "readOnly: only a Mount has it; for a Device write permissions: r"
+            case NodeType.MOUNT if not self.path:
+                yield "type: a Mount is found by path"
+            case NodeType.MOUNT if self.permissions != "rw":
+                yield "permissions: only a Device has them; for a Mount write readOnly: true"
+            case _:
+                pass
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is handed out together as one unit, and how many pods may hold a unit at a time."""
+
+    devices: Annotated[tuple[Nodes, ...], msgspec.Meta(min_length=1, max_length=64)]
+    count: Often = 1
+
+    def __post_init__(self) -> None:
+        """Refuse two things that would lie in the same place in the container."""
+        validation.refuse(self)
+
+    def demands(self) -> Iterator[validation.Demand]:
+        """Give each demand apart."""
+        yield self._place_problems
+
+    def _place_problems(self) -> Iterator[str]:
+        places = [
+            nodes.mount_path or nodes.path
+            for _, nodes in validation.whole(self.devices)
+            if not nodes.mount_path.endswith("/") and (nodes.mount_path or nodes.is_literal)
+        ]
+        for place in refusals.repeated(places):
+            yield f"devices: two would be {place} in the container"
+
+
+class Expect(msgspec.Struct, frozen=True, kw_only=True):
+    """How many devices are right here; fewer is an alarm, not a normal state."""
+
+    min: Often
+
+
+class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a device is examined; it is Healthy again after `good` good checks in a row."""
+
+    open: bool = False
+    command: Annotated[tuple[Argument, ...], msgspec.Meta(max_length=64)] = ()
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
+    period_s: sections.Pause = 30.0
+    good: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
+
+    def __post_init__(self) -> None:
+        """Refuse a command that could not be run."""
+        validation.refuse(self)
+
+    def demands(self) -> Iterator[validation.Demand]:
+        """Give each demand apart."""
+        yield self._command_problems
+
+    def _command_problems(self) -> Iterator[str]:
+        if self.command and not self.command[0].startswith("/"):
+            yield f"command: {refusals.said(self.command[0])} is not an absolute path"
+        if any("\0" in argument for argument in self.command):
+            yield "command: no argument can hold a zero byte"
+
+
+class Resource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"per_match": "perMatch", "pre_start": "preStart"},
+):
+    """One extended resource; with `per_match` (smarter's way) each match is one of its own.
+
+    `env` names the variable that tells the container its devices: by default one of the resource's
+    own, so that two resources in one container do not collide; empty for none. A device that
+    vanishes is Unhealthy for `grace_s` before it leaves the list.
+    """
+
+    name: vocabulary.Name
+    groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1, max_length=256)]
+    per_match: bool = False
+    env: str | None = None
+    expect: Expect | None = None
+    checks: Checks = Checks()
+    cdi: bool = False
+    pre_start: bool = False
+    grace_s: GracePeriod = 60.0
+    registration: Registration = Registration.REGISTER
+
+    def __post_init__(self) -> None:
+        """Refuse what the kubelet would refuse, or would count twice."""
+        validation.refuse(self)
+
+    def nodes(self) -> Iterator[tuple[str, Nodes]]:
+        """Give every entry with the path of its key."""
+        for at, group in enumerate(self.groups):
+            for within, nodes in enumerate(group.devices):
+                yield f"groups[{at}].devices[{within}]", nodes
+
+    def warnings(self) -> Iterator[str]:
+        """Say which entries can be used, and yet will hardly find what was meant."""
+        for key, nodes in self.nodes():
+            yield from (f"{key}.{warning}" for warning in nodes.warnings())
+
+    def demands(self) -> Iterator[validation.Demand]:
+        """Give each demand apart."""
+        yield self._name_problems
+        yield self._env_problems
+        yield self._group_problems
+        yield self._match_problems
+
+    def _name_problems(self) -> Iterator[str]:
+        yield from names.problems(self.name, per_match=self.per_match)
+
+    def _env_problems(self) -> Iterator[str]:
+        if self.env and not _VARIABLE.fullmatch(self.env):
+            yield f"env: {refusals.said(self.env)} is no name of a variable"
+
+    def _group_problems(self) -> Iterator[str]:
+        for at, group in validation.whole(self.groups):
+            if group in self.groups[:at]:
+                first = self.groups.index(group)
+                yield f"groups[{at}]: the same as groups[{first}]; write a larger count"
+
+    def _match_problems(self) -> Iterator[str]:
+        for at, group in validation.whole(self.groups if self.per_match else ()):
+            if len(group.devices) > 1:
+                yield f"groups[{at}].devices: perMatch names each match; a unit is one match here"
+            if any(n.type is NodeType.MOUNT for n in group.devices):
+                yield f"groups[{at}].devices: perMatch is for devices, this is a Mount"
+
+
+def _glob_problems(glob: str) -> Iterator[str]:
+    found = [*patterns.glob_problems(glob)] or [*refusals.path_problems(glob)]
+    yield from found
+    if not found and not patterns.is_literal(glob.split("/")[1]):
+        yield f"{refusals.said(glob)} would search everything; begin with a directory's name"

@@ -1,0 +1,189 @@
+"""Pure: What the plugin is told: which devices to advertise, and where kubelet and bus are.
+
+The devices are those of schema v1 (`rules`), in the same file; the rest concerns the process, and
+a change of it needs a restart.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from muster import vocabulary
+from muster.service import sections, validation
+from muster_plugin.config import document, refusals
+from muster_plugin.config import gpus as config_gpus
+from muster_plugin.config import resources as config_resources
+from muster_plugin.model import names
+
+SOCKET_DIRECTORY: Final = "device-plugins"
+REGISTRY_DIRECTORY: Final = "plugins_registry"
+
+_SLUG_MAX: Final = 40
+_UNIQUE: Final = 8
+PROCESS_BYTES: Final = 4
+_SERIAL_MAX: Final = 99_999
+_ENDPOINT: Final = re.compile(r"muster-(.+)-[0-9a-f]+-[0-9]+\.sock")
+_LIVE: Final = frozenset({"api_version", "resources", "gpus", "nodes"})
+_GPUS_WAIT: Final = ("library",)
+"""Of `gpus`, what is read at the start only."""
+"""What is applied while the process runs."""
+
+FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+Labels = Annotated[Mapping[str, str], msgspec.Meta(max_length=500)]
+
+
+class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the kubelet keeps its sockets."""
+
+    directory: FilePath = "/var/lib/kubelet"
+
+    def __post_init__(self) -> None:
+        """Refuse a path that would depend on where we were started."""
+        refusals.refuse(refusals.under("directory", refusals.path_problems(self.directory)))
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the plugin says that it is alive."""
+
+    interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=3600)] = 5.0
+
+
+class Cdi(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the container runtime looks for CDI specs."""
+
+    directory: FilePath = "/var/run/cdi"
+
+    def __post_init__(self) -> None:
+        """Refuse a path that would depend on where we were started."""
+        refusals.refuse(refusals.under("directory", refusals.path_problems(self.directory)))
+
+
+class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs that exist only here; `faults` is a file of scripted XIDs, one JSON object a line."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    product: vocabulary.Name = "NVIDIA H100 80GB HBM3"
+    memory_mib: Annotated[int, msgspec.Meta(ge=1)] = 81_559
+    faults: FilePath | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a path that would depend on where we were started."""
+        if self.faults:
+            refusals.refuse(refusals.under("faults", refusals.path_problems(self.faults)))
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
+    """Everything the plugin is told. An empty `node` is NODE_NAME, else the host's name.
+
+    `labels` are the node's, for `nodes` that match by them. `handover_s` is how long to wait for
+    another plugin on this node to end, before refusing to start beside it.
+    """
+
+    api_version: Literal["muster.dev/v1"] = "muster.dev/v1"
+    node: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")] = ""
+    name: vocabulary.PluginName = "device-plugin"
+    labels: Labels = {}
+    bus: sections.Bus = sections.Bus()
+    http: sections.Http = sections.Http()
+    log: sections.Log = sections.Log()
+    kubelet: Kubelet = msgspec.field(default_factory=Kubelet)
+    cdi: Cdi = msgspec.field(default_factory=Cdi)
+    heartbeat: Heartbeat = msgspec.field(default_factory=Heartbeat)
+    snapshot_period_s: sections.Pause = 300.0
+    handover_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    resources: Annotated[tuple[config_resources.Resource, ...], msgspec.Meta(max_length=1000)] = ()
+    gpus: config_gpus.Gpus | None = None
+    nodes: Annotated[tuple[document.NodeRules, ...], msgspec.Meta(max_length=100)] = ()
+    simulated_gpus: SimulatedGpus | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what only shows when the sections are seen together."""
+        validation.refuse(self)
+
+    def demands(self) -> Iterator[validation.Demand]:
+        """Give each demand apart."""
+        yield self._empty_problems
+        yield lambda: document.name_problems(self.resources, self._gpus, self.nodes)
+        yield lambda: document.overlap_problems(self.resources, self.nodes)
+        yield self._socket_problems
+
+    @property
+    def book(self) -> document.Rules:
+        """Return what is said about devices. Raises ValueError if it cannot stand together."""
+        return document.Rules(
+            api_version=self.api_version,
+            resources=self.resources,
+            gpus=self._gpus,
+            nodes=self.nodes,
+        )
+
+    def at(self, node: str) -> document.Here:
+        """Return what holds on one node. Raises ValueError if that cannot stand together."""
+        return self.book.at(node, self.labels)
+
+    def hash_at(self, node: str) -> str:
+        """Tell what is said of one node's devices from what else could be; nothing else counts.
+
+        Who watches for lost devices takes other settings of devices for a reason to have fewer. The
+        level of a log is none. Raises ValueError as `at`.
+        """
+        said = msgspec.json.encode((self.at(node), self.simulated_gpus), order="sorted")
+        return hashlib.sha256(said).hexdigest()[:12]
+
+    def changed_for_the_process(self, other: "Settings") -> tuple[str, ...]:
+        """Name the sections that differ and are read at the start only."""
+        sections = tuple(
+            field.encode_name
+            for field in msgspec.structs.fields(self)
+            if field.name not in _LIVE and getattr(self, field.name) != getattr(other, field.name)
+        )
+        ours, theirs = self.gpus or config_gpus.Gpus(), other.gpus or config_gpus.Gpus()
+        waits = [key for key in _GPUS_WAIT if getattr(ours, key) != getattr(theirs, key)]
+        return (*sections, *(f"gpus.{key}" for key in waits))
+
+    @property
+    def _gpus(self) -> config_gpus.Gpus | None:
+        return self.gpus or (config_gpus.Gpus() if self.simulated_gpus else None)
+
+    def _empty_problems(self) -> Iterator[str]:
+        if not (self.resources or self.nodes or self.gpus or self.simulated_gpus):
+            yield "nothing to advertise: give resources, gpus, simulated_gpus or several of them"
+
+    def _socket_problems(self) -> Iterator[str]:
+        lists: list[tuple[config_resources.Resource | None, ...]] = [self.resources]
+        lists += [some.resources for _, some in validation.whole(self.nodes)]
+        resources = {resource.name for given in lists for _, resource in validation.whole(given)}
+        gpus = [self._gpus, *(some.gpus for _, some in validation.whole(self.nodes))]
+        for name in sorted(resources.union(*(one.names() for one in gpus if one))):
+            longest = endpoint(
+                name.replace(names.EACH, "x" * names.SHORT_MAX),
+                process="0" * 2 * PROCESS_BYTES,
+                serial=_SERIAL_MAX,
+            )
+            path = f"{self.kubelet.directory}/{REGISTRY_DIRECTORY}/{longest}"
+            yield from refusals.under(
+                "kubelet.directory", names.socket_problems(path, resource=name)
+            )
+
+
+def endpoint(resource: str, *, process: str, serial: int) -> str:
+    """Return the file name of a socket: one resource, one process (in hex), one generation."""
+    return f"muster-{slug(resource)}-{process}-{serial}.sock"
+
+
+def slug_of(endpoint: str) -> str:
+    """Return the slug of the resource whose socket is called so; empty if it is none of ours."""
+    found = _ENDPOINT.fullmatch(endpoint)
+    return found[1] if found else ""
+
+
+def slug(resource: str) -> str:
+    """Return the resource name as part of a file name, at most 40 characters, still unique."""
+    plain = resource.replace("/", "_")
+    if len(plain) <= _SLUG_MAX:
+        return plain
+    unique = hashlib.sha256(resource.encode()).hexdigest()[:_UNIQUE]
+    return f"{plain[: _SLUG_MAX - _UNIQUE - 1]}.{unique}"

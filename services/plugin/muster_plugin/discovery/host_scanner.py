@@ -1,0 +1,112 @@
+"""Adapter: what is there on the host; looks at it beside the loop, because a file system may hang.
+
+What lies below /dev is looked at apart from the rest: a mount that hangs then hides nothing but
+what lies in it, and of that what was last seen counts.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from muster_plugin import blocking
+from muster_plugin.config import resources
+from muster_plugin.discovery import devfs, inotify, units
+from muster_plugin.model import scan_result
+
+_DEV: Final = "/dev/"
+_DEV_TIMEOUT_S: Final = 10.0
+"""It does not hang; but some of sysfs' attributes are read from the hardware."""
+_ELSEWHERE_TIMEOUT_S: Final = 2.0
+_NAMED_MAX: Final = 3
+_FEW_NODES: Final = 200
+"""Planned in less time than it takes to do it elsewhere."""
+_PERIOD_S: Final = 30.0
+_SETTLE_S: Final = 0.002
+_SHARE: Final = 0.2
+"""Of the time, when devices come and go without end."""
+
+
+class Sights:
+    """What rules may mean on this host, as it was last seen."""
+
+    def __init__(self) -> None:
+        self.directories: frozenset[Path] = frozenset()
+        """Where a change may change what there is to see."""
+        self.changed = asyncio.Event()
+        """Set when these are others than before, and so not watched yet."""
+        self._dev = blocking.Look(devfs.Look())
+        self._elsewhere = blocking.Look(devfs.Look())
+        self._planning = blocking.Lane()
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether not even /dev can be looked at."""
+        return self._dev.hangs
+
+    def looks(
+        self, others: Callable[[], Iterable[Path]]
+    ) -> contextlib.aclosing[AsyncGenerator[None, None]]:
+        """Yield when it is time to look, at what changes in `others` as well; to be entered."""
+        return contextlib.aclosing(
+            inotify.looks(
+                lambda: self.directories.union(others()),
+                period_s=_PERIOD_S,
+                settle_s=_SETTLE_S,
+                share=_SHARE,
+                changed=self.changed,
+            )
+        )
+
+    async def plan(
+        self, configured: Sequence[resources.Resource], *, standing: Mapping[str, str]
+    ) -> units.Plan:
+        """Look, and say what every resource consists of (`units.plan`)."""
+        seen = await self.look([nodes for rule in configured for _, nodes in rule.nodes()])
+
+        def plan() -> units.Plan:
+            return units.plan(configured, seen, standing=standing)
+
+        if len(seen.nodes) <= _FEW_NODES:
+            return plan()
+        return await self._planning.run(plan, timeout_s=None)
+
+    async def look(self, wanted: Sequence[resources.Nodes]) -> scan_result.Seen:
+        """Return everything that these rules may mean, and which look hangs."""
+        dev = [entry for entry in wanted if _is_below_dev(entry)]
+        others = [entry for entry in wanted if not _is_below_dev(entry)]
+        here, there = await asyncio.gather(
+            _look(self._dev, dev, timeout_s=_DEV_TIMEOUT_S),
+            _look(self._elsewhere, others, timeout_s=_ELSEWHERE_TIMEOUT_S),
+        )
+        directories = here.directories | there.directories
+        if directories != self.directories:
+            self.directories = directories
+            self.changed.set()
+        hanging = tuple(
+            _hangs(entries)
+            for look, entries in ((self._dev, dev), (self._elsewhere, others))
+            if look.hangs and entries
+        )
+        return scan_result.together(
+            scan_result.together(here.seen, there.seen), scan_result.Seen(problems=hanging)
+        )
+
+
+def _is_below_dev(entry: resources.Nodes) -> bool:
+    return not entry.path or entry.path.startswith(_DEV)
+
+
+async def _look(
+    look: blocking.Look[devfs.Look], entries: Sequence[resources.Nodes], *, timeout_s: float
+) -> devfs.Look:
+    if not entries:
+        return devfs.Look()
+    return await look.again(lambda: devfs.look(entries), timeout_s=timeout_s)
+
+
+def _hangs(entries: Sequence[resources.Nodes]) -> str:
+    named = dict.fromkeys(entry.path or _DEV for entry in entries)
+    more = f" and {len(named) - _NAMED_MAX} more" if len(named) > _NAMED_MAX else ""
+    return f"{', '.join([*named][:_NAMED_MAX])}{more}: the look hangs; what was last seen counts"

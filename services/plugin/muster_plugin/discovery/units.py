@@ -1,0 +1,330 @@
+"""Pure: From rules and seen nodes to units: what is one device for the kubelet, and what it gives.
+
+A unit is one row of its group's entries, laid side by side (`pairing`). Unlike generic's, two equal
+USB sticks are two units, and a USB entry can stand beside others.
+
+Ids are made of what identifies the device and the number of the replica, never of its place in a
+list or of its device number: other devices that come or go do not change them.
+"""
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+from muster_plugin.config import resources
+from muster_plugin.discovery import grouping, matching
+from muster_plugin.model import gpu, ids, names, scan_result
+
+DEVICES_MAX: Final = 10_000
+"""Ids of one resource: a list of them has to fit into one message to the kubelet."""
+IN_ALL_MAX: Final = 50_000
+"""Ids of all resources that are device nodes; of more each look would take seconds."""
+
+_NAMED_MAX: Final = 5
+_NOTHING_STANDS: Final[Mapping[str, str]] = {}
+
+
+class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A device node of the host, and where a container sees it."""
+
+    host_path: str
+    container_path: str
+    permissions: str
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or directory of the host, and where a container sees it."""
+
+    host_path: str
+    container_path: str
+    read_only: bool
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
+    """One schedulable thing. All replicas of one thing have the same `physical`.
+
+    `identity` tells for each entry of the group (by its number) which device it is; the numbers
+    may change with the configuration.
+    """
+
+    id: vocabulary.DeviceId
+    physical: str
+    identity: Mapping[int, str]
+    devices: tuple[DeviceSpec, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """The host's paths behind the device specs, once links are followed."""
+    numa: int | None = None
+    gpu: "gpu.Device | None" = None
+    """The GPU or MIG device that this is a replica of; None for device nodes."""
+
+    def is_same(self, other: "Unit") -> bool:
+        """Say whether both are the same devices; one of them may have an optional part more."""
+        ours, theirs = {*self.identity.values()}, {*other.identity.values()}
+        return ours <= theirs or theirs <= ours
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource by the name it is advertised under, the rule it follows, its units by id."""
+
+    name: vocabulary.Name
+    rule: resources.Resource
+    units: tuple[Unit, ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What every resource consists of; and what is wrong with that."""
+
+    offers: tuple[Offer, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def plan(
+    resources: Sequence[resources.Resource],
+    seen: scan_result.Seen,
+    *,
+    standing: Mapping[str, str] = _NOTHING_STANDS,
+) -> Plan:
+    """Say what every resource consists of now.
+
+    A resource that matches name (`per_match`) is several offers, one for each match that is there.
+    Of two matches under one name the one counts that `standing` says had it before, by name.
+    Raises nothing: what cannot be is left out, with a problem that says so.
+    """
+    index = matching.Names(seen.nodes)
+    problems = list(seen.problems)
+    offers: dict[str, Offer] = {}
+    left = IN_ALL_MAX
+    for resource in resources:
+        problems.extend(f"{resource.name}: {warning}" for warning in resource.warnings())
+        by_name = _by_name(resource, index, standing, problems, most=min(DEVICES_MAX, left))
+        for name, units in by_name.items():
+            offer = Offer(name=name, rule=resource, units=_kept(name, units, problems))
+            left -= len(offer.units)
+            if offers.setdefault(name, offer) is not offer:
+                problems.append(f"{name}: given by two rules; the first counts")
+    shared = _shared(resources, index)
+    problems.extend(_overlaps(offers.values(), shared=shared))
+    return Plan(offers=tuple(offers.values()), problems=tuple(dict.fromkeys(problems)))
+
+
+def together(one: Plan, other: Plan) -> Plan:
+    """Return what both say; of two offers under one name the first counts, and that is told."""
+    named = {offer.name for offer in one.offers}
+    twice = [offer.name for offer in other.offers if offer.name in named]
+    return Plan(
+        offers=(*one.offers, *(offer for offer in other.offers if offer.name not in named)),
+        problems=(
+            *one.problems,
+            *other.problems,
+            *(f"{name}: given by two rules; the first counts" for name in twice),
+        ),
+    )
+
+
+def bounded(whole: Plan, most: int, *, standing: Collection[str]) -> Plan:
+    """Return a plan of so many resources at most, those that stand already first."""
+    if len(whole.offers) <= most:
+        return whole
+    offers = sorted(whole.offers, key=lambda offer: offer.name not in standing)
+    left = [offer.name for offer in offers[most:]]
+    more = f" and {len(left) - _NAMED_MAX} more" if len(left) > _NAMED_MAX else ""
+    problem = (
+        f"{len(offers)} resources are more than the {most} that the limit of open files allows; "
+        f"left out: {', '.join(left[:_NAMED_MAX])}{more}"
+    )
+    return Plan(offers=tuple(offers[:most]), problems=(*whole.problems, problem))
+
+
+def _by_name(
+    resource: resources.Resource,
+    seen: matching.Names,
+    standing: Mapping[str, str],
+    problems: list[str],
+    *,
+    most: int,
+) -> dict[str, list[Unit]]:
+    """Give the units of a resource under the name each is advertised under."""
+    units: dict[str, list[Unit]] = {} if resource.per_match else {resource.name: []}
+    keys = _keys(resource, seen, problems)
+    owners = _owners(resource.name, keys, standing, problems) if resource.per_match else {}
+    made = itertools.islice(_units(resource, keys, owners, problems), most + 1)
+    for at, (name, unit) in enumerate(made):
+        if at == most:
+            bound = f"{DEVICES_MAX} devices"
+            if most < DEVICES_MAX:
+                bound = f"{IN_ALL_MAX} devices in all resources"
+            problems.append(f"{resource.name}: more than {bound}; the rest is left out")
+        else:
+            units.setdefault(name, []).append(unit)
+    return units
+
+
+_Gives = tuple[str, str, str, bool]
+_Keyed = Sequence[tuple[str, resources.Group, grouping.Row]]
+
+
+def _keys(resource: resources.Resource, seen: matching.Names, problems: list[str]) -> _Keyed:
+    """Return every row under what its unit is called after, with its group."""
+    taken: dict[str, int] = {}
+    keys = []
+    for number, group in enumerate(resource.groups):
+        columns = grouping.columns(group, seen, every_name=resource.per_match)
+        problems.extend(
+            f"{resource.name}: groups[{number}].{problem}"
+            for problem in grouping.shrinking(columns)
+        )
+        given = set[frozenset[_Gives]]()
+        for row in grouping.rows(columns):
+            gives = frozenset(_gives(entry, match) for entry, match in row.values())
+            key = _key(group, row)
+            if gives in given:
+                # to advertise it twice is what `count` is for
+                problems.append(
+                    f"{resource.name}: groups[{number}]: {key} would give what another device gives"
+                )
+            elif taken.setdefault(key, number) == number:
+                keys.append((key, group, row))
+                given.add(gives)
+            else:
+                problems.append(
+                    f"{resource.name}: groups {taken[key]} and {number} both give {key}"
+                )
+    return keys
+
+
+def _owners(
+    rule: str, keys: _Keyed, standing: Mapping[str, str], problems: list[str]
+) -> dict[str, str]:
+    """Return by its key which match has which name, where each match is a resource."""
+    wanted: dict[str, dict[str, None]] = {}
+    for key, _, _ in keys:
+        wanted.setdefault(names.derived(rule, _short(key)), {})[key] = None
+    owners = {}
+    for name, rivals in wanted.items():
+        before = standing.get(name, "")
+        owner = before if before in rivals else next(iter(rivals))
+        owners[owner] = name
+        problems.extend(
+            f"{name}: {owner} and {key} would both be named so" for key in rivals if key != owner
+        )
+    return owners
+
+
+def _units(
+    resource: resources.Resource, keys: _Keyed, owners: Mapping[str, str], problems: list[str]
+) -> Iterator[tuple[str, Unit]]:
+    for key, group, row in keys:
+        name = owners.get(key, "") if resource.per_match else resource.name
+        for replica in range(group.count if name else 0):
+            yield name, _unit(key, replica, row, problems)
+
+
+def _key(group: resources.Group, row: grouping.Row) -> str:
+    """Return what a unit is called after.
+
+    A required entry with limit 1 is in one unit only, so its match alone is enough; whatever else
+    comes or goes, the unit keeps its name. Without such an entry all matches make the name.
+    """
+    for kind in (resources.NodeType.DEVICE, resources.NodeType.MOUNT):
+        for number, entry in enumerate(group.devices):
+            if entry.type is kind and entry.limit == 1 and not entry.optional:
+                return row[number][1].key
+    return "+".join(dict.fromkeys(match.key for _, match in row.values()))
+
+
+def _unit(key: str, replica: int, row: grouping.Row, problems: list[str]) -> Unit:
+    devices: dict[str, DeviceSpec] = {}
+    mounts: dict[str, Mount] = {}
+    for entry, match in row.values():
+        inside = _inside(entry, match)
+        before = devices.get(inside) or mounts.get(inside)
+        if before is not None:
+            if before.host_path != match.path:
+                problems.append(
+                    f"{before.host_path} and {match.path} would both be {inside} in the container"
+                )
+            continue
+        match entry.type:
+            case resources.NodeType.DEVICE:
+                devices[inside] = DeviceSpec(
+                    host_path=match.path, container_path=inside, permissions=entry.permissions
+                )
+            case resources.NodeType.MOUNT:
+                mounts[inside] = Mount(
+                    host_path=match.path, container_path=inside, read_only=entry.read_only
+                )
+    return Unit(
+        id=ids.device_id(key, replica),
+        physical=key,
+        identity={number: match.identity for number, (_, match) in row.items()},
+        devices=tuple(devices.values()),
+        mounts=tuple(mounts.values()),
+        nodes=tuple(dict.fromkeys(m.node.path for e, m in row.values() if _is_device(e))),
+        numa=_numa(match.node.numa for entry, match in row.values() if _is_device(entry)),
+    )
+
+
+def _gives(entry: resources.Nodes, match: matching.Match) -> _Gives:
+    return _inside(entry, match), match.path, entry.permissions, entry.read_only
+
+
+def _inside(entry: resources.Nodes, match: matching.Match) -> str:
+    """Return where the container sees it; a mount path that ends with / is a directory."""
+    if not entry.mount_path:
+        return match.path
+    if entry.mount_path.endswith("/"):
+        return entry.mount_path + match.path.rpartition("/")[2]
+    return entry.mount_path
+
+
+def _numa(seen: Iterable[int | None]) -> int | None:
+    """Return the NUMA node that all agree on; no hint is better than one that is half true."""
+    told = {numa for numa in seen if numa is not None and numa >= 0}
+    return told.pop() if len(told) == 1 else None
+
+
+def _kept(name: str, units: Iterable[Unit], problems: list[str]) -> tuple[Unit, ...]:
+    """Sort by id, and refuse ids that stand twice."""
+    by_id: dict[str, Unit] = {}
+    for unit in sorted(units, key=lambda unit: (unit.id, unit.physical)):
+        first = by_id.setdefault(unit.id, unit)
+        if first is not unit:
+            problems.append(f"{name}: {first.physical} and {unit.physical} have one id, {unit.id}")
+    return tuple(by_id.values())
+
+
+def _overlaps(offers: Iterable[Offer], *, shared: frozenset[str]) -> Iterator[str]:
+    """Say which resources hand out the same device nodes."""
+    first: dict[str, str] = {}
+    both: dict[tuple[str, str], dict[str, None]] = {}
+    for offer in offers:
+        for path in dict.fromkeys(path for unit in offer.units for path in unit.nodes):
+            other = first.setdefault(path, offer.name)
+            if other != offer.name and path not in shared:
+                both.setdefault((other, offer.name), {})[path] = None
+    for (one, two), paths in both.items():
+        more = f" and {len(paths) - _NAMED_MAX} more" if len(paths) > _NAMED_MAX else ""
+        yield f"{one} and {two} both hand out {', '.join([*paths][:_NAMED_MAX])}{more}"
+
+
+def _shared(resources: Iterable[resources.Resource], seen: matching.Names) -> frozenset[str]:
+    """Return the nodes that rules say may belong to several resources."""
+    return frozenset(
+        match.node.path
+        for resource in resources
+        for _, entry in resource.nodes()
+        if entry.shared
+        for match in matching.matches(entry, seen)
+    )
+
+
+def _is_device(entry: resources.Nodes) -> bool:
+    return entry.type is resources.NodeType.DEVICE
+
+
+def _short(key: str) -> str:
+    return key.removeprefix(matching.DEV).removeprefix("/")

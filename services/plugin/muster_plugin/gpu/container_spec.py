@@ -1,0 +1,208 @@
+"""Pure: What a container is given with its GPUs: what NVIDIA's device plugin would answer.
+
+Sources: k8s-device-plugin 1b826ac, internal/plugin/server.go getAllocateResponse and what it calls,
+internal/cdi/cdi.go, internal/rm/rm.go ValidateRequest. What differs on purpose: a device's number
+stands in the order asked for, not in a map's; a node stands once, not once for each replica; IMEX
+channels and control nodes are those that are there at the time, on the host.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from muster_plugin.config import gpus
+from muster_plugin.discovery import units
+from muster_plugin.model import container, gpu
+
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+CDI_VENDOR: Final = "k8s.device-plugin.nvidia.com"
+CONTROL_NODES: Final = (
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-modeset",
+)
+_IMEX_CHANNELS: Final = "NVIDIA_IMEX_CHANNELS"
+_LISTED_BELOW: Final = "/var/run/nvidia-container-devices"
+_NOTHING: Final = "/dev/null"
+_CDI: Final = frozenset({gpus.DeviceList.CDI_ANNOTATIONS, gpus.DeviceList.CDI_CRI})
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What has to be known of the node's GPUs to give them away: the rules, and the last look."""
+
+    rules: gpus.Gpus = gpus.Gpus()
+    look: gpu.Look = gpu.Look()
+
+
+def answer(
+    asked: Sequence[gpu.Device],
+    given: gpus.Given,
+    *,
+    caps: Mapping[str, int],
+    present: Collection[str],
+    annotation: str,
+) -> container.Answer:
+    """Return what a container is given that is given these devices, in the order asked for.
+
+    `present` are the host's paths that are there, of `optional_paths`; `annotation` is a name that
+    no other answer has, for CDI by annotation; `caps` are those of `gpu.Look`. A device stands once
+    however many of its replicas are asked for.
+    """
+    devices = tuple({device.uuid: device for device in asked}.values())
+    names = [_name(device, given.device_ids) for device in devices]
+    channels = [number for number in given.imex.channels if _channel_path(given, number) in present]
+    wanted = frozenset(given.device_list)
+    qualified = tuple(_qualified(names, channels, given)) if wanted & _CDI else ()
+    is_annotated = gpus.DeviceList.CDI_ANNOTATIONS in wanted
+    key = f"{given.cdi_annotation_prefix}nvidia-device-plugin_{annotation}"
+    specs = (
+        *(_spec(given, path) for path in CONTROL_NODES if _on_host(given, path) in present),
+        *needed_nodes(devices, given, caps=caps),
+        *(_spec(given, _channel(number)) for number in channels),
+    )
+    return container.Answer(
+        devices=specs if _passes_nodes(given) else (),
+        mounts=tuple(_mounts(names, channels)) if _lists_below(wanted) else (),
+        environment=_environment(names, channels, given),
+        annotations={key: ",".join(qualified)} if is_annotated and qualified else {},
+        cdi_devices=qualified if gpus.DeviceList.CDI_CRI in wanted else (),
+    )
+
+
+def problem(resource: str, asked: Sequence[units.Unit], terms: Terms) -> str:
+    """Say why a container may not be given all of these units; empty if it may."""
+    rules = terms.rules
+    shared = [unit for unit in asked if unit.gpu and unit.id != unit.gpu.uuid]
+    refused = f'invalid allocation request for "{resource}": invalid request: '
+    if rules.sharing.one_per_request and shared and len(asked) > 1:
+        most = "maximum request size for shared resources is 1"
+        return f"{refused}{most}; found {len(asked)}"
+    if rules.placement is gpus.Placement.EXCLUSIVE:
+        counted = Counter(unit.physical for unit in asked)
+        twice = [f"{count} of {name}" for name, count in counted.items() if count > 1]
+        if twice:
+            found = ", ".join(twice)
+            return f"{refused}placement is exclusive, one replica of each GPU; found {found}"
+    if _passes_nodes(rules.given):
+        for unit in asked:
+            missing = _unknown_node(unit.gpu, terms.look.caps) if unit.gpu else ""
+            if missing:
+                return f"{resource}: {unit.id}: {missing}"
+    return ""
+
+
+def missing_channel(given: gpus.Given, present: Collection[str]) -> str:
+    """Say which IMEX channel has to be there and is not; empty if none is missing."""
+    if given.imex.required:
+        for number in given.imex.channels:
+            if _channel_path(given, number) not in present:
+                return (
+                    f"IMEX channel {number} is required; {_channel_path(given, number)} is absent"
+                )
+    return ""
+
+
+def needed_nodes(
+    devices: Sequence[gpu.Device], given: gpus.Given, *, caps: Mapping[str, int]
+) -> tuple[units.DeviceSpec, ...]:
+    """Return the nodes that a container needs for these devices, if it is given nodes at all."""
+    if not _passes_nodes(given):
+        return ()
+    paths = dict.fromkeys(path for device in devices for path in _nodes(device, caps))
+    return tuple(_spec(given, path) for path in paths)
+
+
+def optional_paths(given: gpus.Given) -> tuple[str, ...]:
+    """Return the host's paths that are looked for at each Allocate, and left out if absent."""
+    control = [_on_host(given, path) for path in CONTROL_NODES] if _passes_nodes(given) else []
+    return (*control, *(_channel_path(given, number) for number in given.imex.channels))
+
+
+def _passes_nodes(given: gpus.Given) -> bool:
+    """Say whether containers are given device nodes; not where CDI alone gives everything."""
+    return given.device_specs and not _CDI.issuperset(given.device_list)
+
+
+def _name(device: gpu.Device, ids: gpus.DeviceIds) -> str:
+    return device.index if ids is gpus.DeviceIds.INDEX else device.uuid
+
+
+def _environment(
+    names: Sequence[str], channels: Sequence[int], given: gpus.Given
+) -> dict[str, str]:
+    wanted = frozenset(given.device_list)
+    if wanted <= _CDI:
+        return {}
+    environment = {}
+    if gpus.DeviceList.ENVVAR in wanted:
+        environment[VISIBLE_DEVICES] = ",".join(names)
+        if channels:
+            environment[_IMEX_CHANNELS] = ",".join(map(str, channels))
+    if _lists_below(wanted):
+        environment[VISIBLE_DEVICES] = _LISTED_BELOW
+    for feature in _features(given):
+        environment[f"NVIDIA_{feature.upper()}"] = "enabled"
+    return environment
+
+
+def _lists_below(wanted: Collection[gpus.DeviceList]) -> bool:
+    return gpus.DeviceList.VOLUME_MOUNTS in wanted
+
+
+def _mounts(names: Sequence[str], channels: Sequence[int]) -> Iterator[units.Mount]:
+    for name in (*names, *(f"imex/{number}" for number in channels)):
+        yield units.Mount(
+            host_path=_NOTHING, container_path=f"{_LISTED_BELOW}/{name}", read_only=False
+        )
+
+
+def _qualified(names: Sequence[str], channels: Sequence[int], given: gpus.Given) -> Iterator[str]:
+    yield from (f"{CDI_VENDOR}/gpu={name}" for name in names)
+    yield from (f"{CDI_VENDOR}/imex-channel={number}" for number in channels)
+    yield from (f"{CDI_VENDOR}/{feature}=all" for feature in _features(given))
+
+
+def _features(given: gpus.Given) -> Iterator[str]:
+    wanted = {"gdrcopy": given.gdrcopy, "gds": given.gds, "mofed": given.mofed}
+    return (feature for feature, is_wanted in wanted.items() if is_wanted)
+
+
+def _nodes(device: gpu.Device, caps: Mapping[str, int]) -> Iterator[str]:
+    yield f"/dev/nvidia{device.minor}"
+    for name in _capabilities(device):
+        yield f"/dev/nvidia-caps/nvidia-cap{caps[name]}"
+
+
+def _capabilities(device: gpu.Device) -> tuple[str, ...]:
+    """Return the names of what a MIG device needs in /proc/driver/nvidia-caps/mig-minors."""
+    if device.part.gi is None:
+        return ()
+    instance = f"gpu{device.minor}/gi{device.part.gi}"
+    return f"{instance}/access", f"{instance}/ci{device.part.ci}/access"
+
+
+def _unknown_node(device: gpu.Device, caps: Mapping[str, int]) -> str:
+    """Say which number of a device node is not known; empty if all are."""
+    if device.minor is None:
+        return "the number of its device node is not known"
+    unknown = [name for name in _capabilities(device) if name not in caps]
+    return f"mig-minors has no {unknown[0]}" if unknown else ""
+
+
+def _channel(number: int) -> str:
+    return f"/dev/nvidia-caps-imex-channels/channel{number}"
+
+
+def _channel_path(given: gpus.Given, number: int) -> str:
+    return _on_host(given, _channel(number))
+
+
+def _on_host(given: gpus.Given, path: str) -> str:
+    return (given.dev_root or given.driver_root).rstrip("/") + path
+
+
+def _spec(given: gpus.Given, path: str) -> units.DeviceSpec:
+    return units.DeviceSpec(host_path=_on_host(given, path), container_path=path, permissions="rw")

@@ -1,0 +1,147 @@
+"""Adapter: NVML's MIG devices: which there are, what they are called, what they consist of.
+
+A MIG device may vanish between two calls; then it is none.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+from muster import vocabulary
+from muster_plugin.gpu.nvml import decode, library
+
+Answer = TypeVar("Answer")
+
+_DEVICES_MAX: Final = 64
+_UNKNOWN: Final = "unknown"
+_FACTS: Final = (
+    ("multiprocessors", "multiprocessorCount"),
+    ("gi_slices", "gpuInstanceSliceCount"),
+    ("ci_slices", "computeInstanceSliceCount"),
+    ("copy_engines", "sharedCopyEngineCount"),
+    ("decoders", "sharedDecoderCount"),
+    ("encoders", "sharedEncoderCount"),
+    ("jpeg_engines", "sharedJpegCount"),
+    ("ofa_engines", "sharedOfaCount"),
+    ("memory_mib", "memorySizeMB"),
+)
+
+
+def is_enabled(nvml: library.Binding, handle: library.Handle) -> bool | None:
+    """Say whether a GPU is divided; None where it cannot be."""
+    mode = library.known(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    return None if mode is None else bool(mode[0])
+
+
+def uuids(nvml: library.Binding, handle: library.Handle) -> tuple[str, ...] | None:
+    """Return the uuids of a GPU's MIG devices, cheaply; None where MIG is off or cannot be."""
+    if not is_enabled(nvml, handle):
+        return None
+    return tuple(nvml.nvmlDeviceGetUUID(device) for _, device in _handles(nvml, handle))
+
+
+class Reading:
+    """The MIG devices of one GPU, and which of them could not be read."""
+
+    def __init__(self, nvml: library.Binding, handle: library.Handle, *, total_bytes: int) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._total_bytes = total_bytes
+        self._gi_profiles: dict[int, tuple[int, int]] | None = None
+        self.problems: list[str] = []
+
+    def devices(self) -> Iterator[vocabulary.MigDevice]:
+        """Give every MIG device that can be read; holes and what vanishes meanwhile are none."""
+        for index, device in _handles(self._nvml, self._handle):
+            try:
+                yield self._device(index, device)
+            except self._nvml.NVMLError as error:
+                if error.value in decode.GONE or library.is_over(self._nvml, error.value):
+                    raise
+                if error.value not in decode.HOLE:
+                    name = decode.error_name(error.value)
+                    self.problems.append(f"MIG device {index} cannot be read: {name}")
+
+    def _device(self, index: int, device: library.Handle) -> vocabulary.MigDevice:
+        nvml = self._nvml
+        gi, ci = (
+            nvml.nvmlDeviceGetGpuInstanceId(device),
+            nvml.nvmlDeviceGetComputeInstanceId(device),
+        )
+        facts = library.known(nvml, nvml.nvmlDeviceGetAttributes, device)
+        return vocabulary.MigDevice(
+            uuid=nvml.nvmlDeviceGetUUID(device),
+            index=index,
+            profile=self._profile(device, gi, ci),
+            gi=gi,
+            ci=ci,
+            **{ours: int(getattr(facts, theirs)) for ours, theirs in _FACTS if facts},
+        )
+
+    def _profile(self, device: library.Handle, gi: int, ci: int) -> str:
+        """Return the profile: as NVIDIA's tools make it, else as the device's name tells it."""
+        nvml = self._nvml
+        known = functools.partial(library.known, nvml)
+        instance = known(nvml.nvmlDeviceGetGpuInstanceById, self._handle, gi)
+        compute = instance and known(nvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci)
+        if instance and compute and self._total_bytes:
+            gi_id = nvml.nvmlGpuInstanceGetInfo(instance).profileId
+            ci_id = nvml.nvmlComputeInstanceGetInfo(compute).profileId
+            gi_profile = self._known_gi_profiles().get(gi_id)
+            ci_profile = self._ci_profile(instance, ci_id)
+            if gi_profile is not None and ci_profile is not None:
+                return decode.profile(
+                    gi_profile[0],
+                    ci_profile,
+                    memory_mib=gi_profile[1],
+                    total_bytes=self._total_bytes,
+                )
+        return decode.named_profile(known(nvml.nvmlDeviceGetName, device) or "") or _UNKNOWN
+
+    def _known_gi_profiles(self) -> dict[int, tuple[int, int]]:
+        """Return NVML's number and the memory of each GPU instance profile, by its id here."""
+        if self._gi_profiles is None:
+            nvml = self._nvml
+            found: dict[int, tuple[int, int]] = {}
+            for number in range(decode.GI_PROFILES):
+                info = _profile_info(
+                    nvml, nvml.nvmlDeviceGetGpuInstanceProfileInfo, self._handle, number, 1
+                )
+                if info is not None:
+                    found.setdefault(info.id, (number, info.memorySizeMB))
+            self._gi_profiles = found
+        return self._gi_profiles
+
+    def _ci_profile(self, instance: library.Handle, profile_id: int) -> int | None:
+        nvml = self._nvml
+        for number in range(decode.CI_PROFILES):
+            info = _profile_info(
+                nvml, nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo, instance, number, 0, 1
+            )
+            if info is not None and info.id == profile_id:
+                return number
+        return None
+
+
+def _profile_info(
+    nvml: library.Binding, call: Callable[..., Answer], *arguments: object
+) -> Answer | None:
+    """Return a profile's facts; this product may not have it, or the driver may not know it."""
+    try:
+        return library.known(nvml, call, *arguments)
+    except nvml.NVMLError as error:
+        if error.value in decode.HOLE:
+            return None
+        raise
+
+
+def _handles(nvml: library.Binding, handle: library.Handle) -> Iterator[tuple[int, library.Handle]]:
+    count = library.known(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+    for index in range(min(count, _DEVICES_MAX)):
+        try:
+            device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except nvml.NVMLError as error:
+            if error.value not in decode.HOLE:
+                raise
+        else:
+            yield index, device

@@ -1,0 +1,252 @@
+"""Adapter: NVML's GPUs between its beginning and its end: polls, events, looks, and who is late.
+
+Each GPU is polled in a thread of its own, so that one that hangs keeps nobody waiting but itself.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Final, NoReturn, TypeVar, assert_never
+
+import msgspec
+
+from muster_plugin import blocking
+from muster_plugin.gpu.nvml import decode, events, inflight, session
+from muster_plugin.model import gpu
+
+Result = TypeVar("Result")
+Seen = Callable[[gpu.Look | gpu.Observation], None]
+
+LOOK: Final = "gpu_look"
+EVENTS: Final = "gpu_events"
+POLL: Final = "gpu_poll"
+_POLL_GAP_S: Final = 0.2
+"""Between two polls of a GPU at least, however much befalls it."""
+
+
+class Periods(msgspec.Struct, frozen=True, kw_only=True):
+    """How long is waited for what, in seconds."""
+
+    answer_s: float = 5.0
+    """Whatever NVML is asked has to be answered in this time."""
+    slice_s: float = 0.5
+    """A wait for events is made of slices; the end waits for one."""
+    guard_s: float = 1.0
+    look_again_s: float = 30.0
+    """How often is tried to read what could not be read."""
+    begin_first_s: float = 1.0
+    begin_max_s: float = 30.0
+    leave_s: float = 60.0
+    """What has not come back then is left behind."""
+    close_s: float = 1.5
+
+
+class Watchers:
+    """Whether somebody can see what befalls each GPU; tells when that changes."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+        self._problems: dict[str, dict[str, str]] = {}
+        self._told: dict[str, str] = {}
+
+    def turn(self, gpus: Iterable[str], kind: str, problem: str) -> None:
+        """Note what is wrong with one way to watch these GPUs; nothing if it is empty."""
+        for uuid in gpus:
+            self._problems.setdefault(uuid, {})[kind] = problem
+            self._tell(uuid)
+
+    def begin_anew(self, kind: str, problems: Mapping[str, str]) -> None:
+        """Note what is wrong with each of the GPUs now; what was wrong before is over."""
+        for uuid, problem in problems.items():
+            self._problems[uuid] = {kind: problem}
+            self._tell(uuid)
+
+    def _tell(self, uuid: str) -> None:
+        text = decode.together(self._problems[uuid].values())
+        if text != self._told.get(uuid, ""):
+            self._told[uuid] = text
+            self._seen(gpu.Watch(gpu=uuid, at=datetime.now(UTC), problem=text))
+
+
+class Watch:
+    """One session's GPUs, watched until NVML has to be begun anew."""
+
+    def __init__(
+        self,
+        session: session.Session,
+        inbox: inflight.Inbox,
+        flights: inflight.Flights,
+        watchers: Watchers,
+        *,
+        seen: Seen,
+        poll_s: Callable[[], float],
+        periods: Periods,
+        checked_at: dict[str, float],
+    ) -> None:
+        self._session = session
+        self._inbox = inbox
+        self._flights = flights
+        self._watchers = watchers
+        self._seen = seen
+        self._poll_s = poll_s
+        self._periods = periods
+        self._checked_at = checked_at
+        self._look = session.look
+        self._gpus = [one.uuid for one in session.look.gpus]
+        self._fabric = {poll.gpu: poll.fabric for poll in session.look.polls}
+        self._polled_at = dict.fromkeys(self._gpus, time.monotonic())
+        self._suspected = {uuid: asyncio.Event() for uuid in self._gpus}
+        self._divided = asyncio.Event()
+
+    async def watch(self) -> str:
+        """Tell what is observed until NVML has to be begun anew, and return why."""
+        now = time.monotonic()
+        self._checked_at.update({LOOK: now, EVENTS: now, POLL: now})
+        unwatched = {**dict.fromkeys(self._gpus, ""), **self._session.events.problems}
+        self._watchers.begin_anew(EVENTS, unwatched)
+        why = ""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._listen())
+                tasks.create_task(self._hear())
+                tasks.create_task(self._guard())
+                tasks.create_task(self._look_again())
+                poll_s = self._poll_s()
+                for at, uuid in enumerate(self._gpus, 1):
+                    # one after another, so that not all threads run at once
+                    tasks.create_task(self._poll(uuid, poll_s * at / len(self._gpus)))
+        except* session.Over as over:
+            why = str(over.exceptions[0])
+        return why
+
+    def poll_now(self) -> None:
+        """Ask every GPU at once, and then as often as it is told now."""
+        self._suspect("")
+
+    async def _listen(self) -> None:
+        """Keep the thread that waits for events."""
+        listening = self._flights.begin(blocking.Lane(), self._session.events.listen)
+        await asyncio.wait([listening])
+        listening.result()
+
+    async def _hear(self) -> None:
+        """Take what that thread heard."""
+        while True:
+            for heard in await self._inbox.take():
+                self._take(heard)
+
+    def _take(self, heard: events.Heard) -> None:
+        match heard:
+            case gpu.Xid():
+                self._seen(self._whole(heard))
+                self._suspect(heard.part.gpu)
+            case gpu.Poll():
+                self._seen(heard)
+            case events.Turned():
+                self._turn_events(heard.problems)
+            case events.Suspected():
+                self._suspect(heard.gpu)
+            case events.Divided():
+                self._divided.set()
+            case events.Over():
+                _begin_anew(f"events: {heard.error}")
+            case _:
+                assert_never(heard)
+
+    def _whole(self, xid: gpu.Xid) -> gpu.Xid:
+        """Return the XID as one of the whole GPU where that has no instances."""
+        divided = any(one.uuid == xid.part.gpu and one.mig for one in self._look.gpus)
+        return xid if divided else msgspec.structs.replace(xid, part=gpu.Part(gpu=xid.part.gpu))
+
+    def _suspect(self, uuid: str) -> None:
+        for one in [uuid] if uuid else self._gpus:
+            self._suspected[one].set()
+
+    def _turn_events(self, problems: events.Problems) -> None:
+        for uuid, problem in problems.items():
+            self._watchers.turn([uuid], EVENTS, problem)
+
+    async def _guard(self) -> None:
+        """Notice when the wait for events does not come back."""
+        late_s = self._periods.answer_s + self._periods.slice_s
+        while True:
+            asked_at = self._session.events.asked_at
+            hangs = asked_at is not None and time.monotonic() - asked_at > late_s
+            text = f"no wait for events has come back for {late_s:g} s" if hangs else ""
+            self._watchers.turn(self._gpus, f"{EVENTS}_late", text)
+            self._checked_at[EVENTS] = self._session.events.answered_at
+            await asyncio.sleep(self._periods.guard_s)
+
+    async def _poll(self, uuid: str, first_s: float) -> None:
+        lane, wait_s = blocking.Lane(), first_s
+        while True:
+            await _set_within(self._suspected[uuid], wait_s)
+            answer = await self._asked(lane, lambda: self._session.poll(uuid), [uuid], POLL)
+            self._polled_at[uuid] = time.monotonic()
+            self._checked_at[POLL] = min(self._polled_at.values())
+            self._seen(answer.poll)
+            if not answer.poll.error:
+                self._compare(answer)
+            gap_s = min(_POLL_GAP_S, self._poll_s())
+            await asyncio.sleep(gap_s)
+            wait_s = self._poll_s() - gap_s
+
+    def _compare(self, answer: session.Answer) -> None:
+        """Notice what a GPU that answers has that the last look, or the event set, has not."""
+        uuid, fabric = answer.poll.gpu, answer.poll.fabric
+        if answer.divided or fabric != self._fabric[uuid]:
+            self._fabric[uuid] = fabric
+            self._divided.set()
+        if self._session.events.misses(uuid):
+            self._session.events.rearm()
+
+    async def _look_again(self) -> None:
+        """Look again when something was divided, and now and then at what could not be read."""
+        lane, looked_at = blocking.Lane(), time.monotonic()
+        while True:
+            divided = await _set_within(self._divided, self._poll_s())
+            is_due = time.monotonic() - looked_at > self._periods.look_again_s
+            if divided or (is_due and not self._session.is_whole):
+                look = await self._asked(lane, self._session.look_again, self._gpus, LOOK)
+                looked_at = time.monotonic()
+                if not _is_same(look, self._look):
+                    self._look = look
+                    self._seen(look)
+            else:
+                await self._asked(lane, self._session.count, self._gpus, LOOK)
+            self._checked_at[LOOK] = time.monotonic()
+            if not self._gpus:
+                self._checked_at[POLL] = self._checked_at[LOOK]
+
+    async def _asked(
+        self, lane: blocking.Lane, work: Callable[[], Result], gpus: Collection[str], kind: str
+    ) -> Result:
+        """Return the answer, however long it takes; tell if it is late, and when it came."""
+        asked = self._flights.begin(lane, work)
+        late_s = self._periods.answer_s
+        if not (await asyncio.wait([asked], timeout=late_s))[0]:
+            self._watchers.turn(gpus, kind, f"NVML has not answered for {late_s:g} s")
+            await asyncio.wait([asked])
+        self._watchers.turn(gpus, kind, "")
+        return asked.result()
+
+
+async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for an event, but not for ever; say whether it was set, and clear it."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    event.clear()
+    return True
+
+
+def _is_same(look: gpu.Look, before: gpu.Look) -> bool:
+    """Say whether nothing changed but what the polls tell."""
+    return msgspec.structs.replace(look, polls=()) == msgspec.structs.replace(before, polls=())
+
+
+def _begin_anew(why: str) -> NoReturn:
+    raise session.Over(why)

@@ -1,0 +1,161 @@
+"""Adapter: NVML while it is initialised: one look at everything, then GPU by GPU.
+
+Everything here blocks and runs in threads; at the end nothing of it may be in flight.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from muster import vocabulary
+from muster_plugin.config import gpus
+from muster_plugin.gpu.nvml import decode, discovery, events, library, mig
+from muster_plugin.gpu.nvml import poll as nvml_poll
+from muster_plugin.model import gpu
+
+
+class Over(Exception):
+    """NVML has to be initialised again; the text says why."""
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What an earlier look knew: the GPUs, and the NVLinks that were up, by uuid."""
+
+    gpus: tuple[vocabulary.Gpu, ...] = ()
+    links: Mapping[str, Collection[int]] = {}
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """How a GPU is, and whether it is divided otherwise than at the last look."""
+
+    poll: gpu.Poll
+    divided: bool = False
+
+
+class Session:
+    """NVML, initialised, and what it said at the last look.
+
+    Raises nvml_library.Unusable if it cannot be initialised.
+    """
+
+    def __init__(
+        self,
+        rules: gpus.Gpus,
+        files: discovery.Files,
+        heard: Callable[[events.Heard], None],
+        *,
+        before: Known,
+        slice_s: float,
+    ) -> None:
+        self._nvml = nvml = library.begin(rules)
+        self._files = files
+        self._answered: set[str] = set()
+        try:
+            self._kernel_gpus = files.kernel_gpus()
+            self._seen = discovery.devices(nvml, files, before=before.gpus)
+            self._joined, active = discovery.links(nvml, self._seen)
+            products = {one.uuid: one.product for one in self._seen.gpus}
+            self._links = decode.expected_links(active, products, before.links)
+            self.events = events.Events(nvml, self._seen.handles, heard, slice_s=slice_s)
+            # what befalls a GPU from here on is an event; what befell it before, the polls tell
+            self.events.arm()
+            self.look = self._told()
+        except nvml.NVMLError as error:
+            library.end(nvml)
+            raise library.Unusable(*decode.cannot_look(error.value)) from None
+
+    @property
+    def known(self) -> Known:
+        """What another look should remember of this one."""
+        return Known(gpus=self._seen.gpus, links=self._links)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every GPU that NVML counts could be read."""
+        return not (self._seen.silent or self._seen.unreadable or self._seen.problems)
+
+    def poll(self, uuid: str) -> Answer:
+        """Ask one GPU how it is. Raises Over."""
+        try:
+            poll = self._poll(uuid)
+            if poll.error == decode.Code.INVALID_ARGUMENT.name and uuid in self._answered:
+                # a handle that was good, and is stale
+                raise Over(f"poll: {poll.error}")
+            return Answer(poll=poll, divided=not poll.error and self._is_divided_anew(uuid))
+        except self._nvml.NVMLError as error:
+            raise Over(f"poll: {decode.error_name(error.value)}") from None
+
+    def count(self) -> None:
+        """Make sure that there are as many GPUs as at the start. Raises Over if not."""
+        now = self._files.kernel_gpus()
+        if now != self._kernel_gpus:
+            came, went = sorted(now - self._kernel_gpus), sorted(self._kernel_gpus - now)
+            raise Over(f"the kernel's GPUs changed: {came} came, {went} went")
+        try:
+            count = self._nvml.nvmlDeviceGetCount()
+        except self._nvml.NVMLError as error:
+            raise Over(f"nvmlDeviceGetCount: {decode.error_name(error.value)}") from None
+        if count != self._seen.count:
+            raise Over(f"NVML counts {count} GPUs instead of {self._seen.count}")
+
+    def look_again(self) -> gpu.Look:
+        """Look at every GPU again. Raises Over if there are others than before."""
+        try:
+            seen = discovery.devices(self._nvml, self._files, before=self._seen.gpus)
+            # one that was lost meanwhile gets no new handle, and is polled by its old one
+            kept = {u: self._seen.handles[u] for u in seen.silent if u in self._seen.handles}
+            handles = {**seen.handles, **kept}
+            if handles.keys() != self._seen.handles.keys():
+                raise Over("other GPUs answer than before")
+            silent = {u: error for u, error in seen.silent.items() if u not in kept}
+            self._seen = msgspec.structs.replace(seen, handles=handles, silent=silent)
+            self.look = self._told()
+        except self._nvml.NVMLError as error:
+            raise Over(f"look: {decode.error_name(error.value)}") from None
+        return self.look
+
+    def end(self) -> None:
+        """Give NVML up; nothing may be in flight."""
+        library.end(self._nvml)
+
+    def _told(self) -> gpu.Look:
+        nvml = self._nvml
+        cuda = library.known(nvml, nvml.nvmlSystemGetCudaDriverVersion)
+        return gpu.Look(
+            problem="; ".join(self._seen.problems),
+            driver_version=library.known(nvml, nvml.nvmlSystemGetDriverVersion),
+            cuda_version=None if cuda is None else decode.cuda_version(cuda),
+            machine=self._files.machine(),
+            gpus=self._seen.gpus,
+            unreadable=self._seen.unreadable,
+            polls=tuple(self._poll(one.uuid) for one in self._seen.gpus),
+            links=self._joined,
+            caps=self._files.capabilities(),
+        )
+
+    def _poll(self, uuid: str) -> gpu.Poll:
+        seen = self._seen
+        handle = seen.handles.get(uuid)
+        if handle is None:
+            return gpu.Poll(gpu=uuid, at=datetime.now(UTC), error=seen.silent[uuid])
+        # a GPU that is divided uses no NVLinks
+        links = () if _gpu(seen, uuid).mig_enabled else self._links.get(uuid, ())
+        poll = nvml_poll.poll(self._nvml, handle, uuid, links=links)
+        if not poll.error:
+            self._answered.add(uuid)
+        return poll
+
+    def _is_divided_anew(self, uuid: str) -> bool:
+        try:
+            now = mig.uuids(self._nvml, self._seen.handles[uuid])
+        except self._nvml.NVMLError as error:
+            if library.is_over(self._nvml, error.value):
+                raise
+            return False
+        before = _gpu(self._seen, uuid)
+        return now != (tuple(one.uuid for one in before.mig) if before.mig_enabled else None)
+
+
+def _gpu(seen: discovery.Seen, uuid: str) -> vocabulary.Gpu:
+    return next(one for one in seen.gpus if one.uuid == uuid)

@@ -1,0 +1,240 @@
+"""Pure: What one poll of a GPU shows, and what it denies.
+
+A sign is something that NVML itself says of the GPU. What it does not say is unknown: it shows
+nothing and denies nothing. Numbers and names are those of nvml.h 13.3.
+"""
+
+import enum
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from muster_plugin.model import gpu
+
+LOST: Final = "gpu-lost"
+RESET_REQUIRED: Final = "reset-required"
+ECC: Final = "ecc-uncorrected"
+REMAP_PENDING: Final = "remap-pending"
+REMAP_FAILED: Final = "remap-failed"
+RETIRED_PENDING: Final = "retired-pending"
+SLOWDOWN: Final = "slowdown"
+NVLINK: Final = "nvlink-down"
+FABRIC: Final = "fabric-not-ready"
+RECOVERY_OTHER: Final = "recovery-other"
+SLOW_POLLS: Final = 3
+"""A slowdown of one moment is daily life; one of so many polls in a row is a condition."""
+
+_UNHEALTHY, _DEGRADED = gpu.Effect.UNHEALTHY, gpu.Effect.DEGRADED
+_ERRORS: Final = {
+    "GPU_IS_LOST": (LOST, "NVML says that it has lost the GPU"),
+    "RESET_REQUIRED": (RESET_REQUIRED, "NVML says that the GPU has to be reset"),
+}
+_ACTIONS: Final = {
+    1: ("recovery-reset", _UNHEALTHY, "the driver asks for a reset of the GPU"),
+    2: ("recovery-reboot", _UNHEALTHY, "the driver asks for a reboot of the node"),
+    3: (
+        "recovery-drain-p2p",
+        _DEGRADED,
+        "the driver asks for peer-to-peer work to be drained; other work goes on",
+    ),
+    4: ("recovery-drain-and-reset", _UNHEALTHY, "the driver asks for a drain and a reset"),
+    5: (
+        "recovery-imex",
+        _DEGRADED,
+        "the driver asks for the IMEX domain to be recovered; work within the node goes on",
+    ),
+    6: ("recovery-bus-reset", _UNHEALTHY, "the driver asks for a reset of the GPU's bus"),
+    7: ("recovery-system-reboot", _UNHEALTHY, "the driver asks for a reboot of the whole system"),
+}
+_RECOVERY: Final = frozenset({*(code for code, _, _ in _ACTIONS.values()), RECOVERY_OTHER})
+_NONE: Final[frozenset[str]] = frozenset()
+_NOT_READY: Final = frozenset({"not_started", "in_progress", "failed"})
+_READY: Final = frozenset({"completed", "not_supported"})
+
+
+class Ends(enum.StrEnum):
+    """When what a sign began is over: after polls that deny it, quiet as well, or not at all."""
+
+    DENIED = "denied"
+    QUIET = "quiet"
+    NEVER = "never"
+
+
+class Sign(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a poll shows; it begins after so many `polls` in a row. `said_by` is who says.
+
+    The `code` is unique for what it says: another recovery action is another sign.
+    """
+
+    code: str
+    effect: gpu.Effect
+    reason: str
+    said_by: str
+    ends: Ends = Ends.DENIED
+    polls: int = 1
+
+    @property
+    def policy(self) -> str:
+        """Return which rule decides, and who says so."""
+        return f"polled/{self.code}: {self.effect} ({self.said_by})"
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a poll shows and what it denies.
+
+    A `good` poll was answered, and asks for nothing; it is `proven` if the driver can say what it
+    needs, and says: nothing.
+    """
+
+    shown: tuple[Sign, ...]
+    denied: frozenset[str]
+    good: bool
+    proven: bool
+
+
+def read(poll: gpu.Poll, *, ecc_before: int | None = None) -> Reading:
+    """Say what a poll means; `ecc_before` is the last count of uncorrected errors."""
+    shown = tuple(_shown(poll, ecc_before))
+    is_good = not poll.error and poll.recovery_action in {0, None} and not poll.remap_failed
+    return Reading(
+        shown=shown,
+        denied=frozenset(_denied(poll)) - {sign.code for sign in shown}
+        if not poll.error
+        else _NONE,
+        good=is_good,
+        proven=is_good and poll.recovery_action == 0,
+    )
+
+
+def is_telling(error: str) -> bool:
+    """Tell whether an error says something about the GPU, and not only that nobody knows."""
+    return error in _ERRORS
+
+
+def summary(poll: gpu.Poll) -> str:
+    """Return what a poll said, as evidence."""
+    if poll.error:
+        return f"NVML answered {poll.error}"
+    said = {
+        "recovery action": poll.recovery_action,
+        "uncorrected ECC errors": poll.ecc_uncorrected,
+        "remap pending": poll.remap_pending,
+        "remap failed": poll.remap_failed,
+        "retired pages pending": poll.retired_pending,
+        "fabric": poll.fabric,
+        "temperature in C": poll.temperature_c,
+    }
+    known = [f"{name} {value}".lower() for name, value in said.items() if value is not None]
+    return ", ".join(["it answers", *known])
+
+
+def _shown(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Sign]:
+    if poll.error:
+        if poll.error in _ERRORS:
+            code, reason = _ERRORS[poll.error]
+            yield Sign(
+                code=code,
+                effect=_UNHEALTHY,
+                reason=reason,
+                said_by=f"NVML error {poll.error}",
+                ends=Ends.QUIET,
+            )
+        return
+    if poll.recovery_action:
+        yield _recovery(poll.recovery_action)
+    yield from _memory(poll, ecc_before)
+    yield from _surroundings(poll)
+
+
+def _recovery(action: int) -> Sign:
+    unknown = RECOVERY_OTHER, _DEGRADED, f"the driver asks for something not known here: {action}"
+    code, effect, reason = _ACTIONS.get(action, unknown)
+    return Sign(
+        code=code,
+        effect=effect,
+        reason=reason,
+        said_by=f"NVML field 230, recovery action {action}",
+        ends=Ends.QUIET if effect is _UNHEALTHY else Ends.DENIED,
+    )
+
+
+def _memory(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Sign]:
+    if poll.remap_failed:
+        yield Sign(
+            code=REMAP_FAILED,
+            effect=_UNHEALTHY,
+            reason="a memory row could not be remapped: the GPU has to be replaced",
+            said_by="NVML remapped rows, failure",
+            ends=Ends.NEVER,
+        )
+    if poll.remap_pending:
+        yield Sign(
+            code=REMAP_PENDING,
+            effect=_DEGRADED,
+            reason="a memory row waits to be remapped at the next reset; new work may start",
+            said_by="NVML remapped rows, pending",
+        )
+    if poll.retired_pending:
+        yield Sign(
+            code=RETIRED_PENDING,
+            effect=_DEGRADED,
+            reason="memory pages wait to be retired at the next reboot; new work may start",
+            said_by="NVML retired pages, pending",
+        )
+    if ecc_before is not None and (poll.ecc_uncorrected or 0) > ecc_before:
+        yield Sign(
+            code=ECC,
+            effect=_DEGRADED,
+            reason=f"uncorrected memory errors rose from {ecc_before} to {poll.ecc_uncorrected}",
+            said_by="NVML volatile ECC counter",
+            ends=Ends.QUIET,
+        )
+
+
+def _surroundings(poll: gpu.Poll) -> Iterator[Sign]:
+    if poll.slowdowns:
+        yield Sign(
+            code=SLOWDOWN,
+            effect=_DEGRADED,
+            reason=f"slowed down: {', '.join(poll.slowdowns)}{_heat(poll)}",
+            said_by="NVML clocks event reasons",
+            polls=SLOW_POLLS,
+        )
+    if poll.nvlinks_down:
+        yield Sign(
+            code=NVLINK,
+            effect=_DEGRADED,
+            reason=f"NVLinks down: {', '.join(map(str, poll.nvlinks_down))}",
+            said_by="NVML NVLink state",
+        )
+    if poll.fabric in _NOT_READY:
+        yield Sign(
+            code=FABRIC,
+            effect=_UNHEALTHY,
+            reason=f"not ready: CUDA cannot start, the GPU's fabric is {poll.fabric}",
+            said_by="NVML GPU fabric state",
+        )
+
+
+def _heat(poll: gpu.Poll) -> str:
+    if poll.temperature_c is None:
+        return ""
+    limit = f", slows down at {poll.slowdown_c} C" if poll.slowdown_c is not None else ""
+    return f" ({poll.temperature_c} C{limit})"
+
+
+def _denied(poll: gpu.Poll) -> Iterator[str]:
+    """Give the codes of which an answered poll says that they do not hold."""
+    yield from (LOST, RESET_REQUIRED)
+    if poll.recovery_action is not None:
+        yield from _RECOVERY
+    if poll.remap_pending is not None:
+        yield REMAP_PENDING
+    if poll.retired_pending is not None:
+        yield RETIRED_PENDING
+    if poll.ecc_uncorrected is not None:
+        yield ECC
+    if poll.fabric in _READY:
+        yield FABRIC
+    yield from (SLOWDOWN, NVLINK)

@@ -1,0 +1,144 @@
+"""Pure: References: which GPU or MIG device is meant, by index, uuid or product.
+
+`0`, `"0"`, `"0:1"`, `GPU-<uuid>`, `MIG-<uuid>` and `MIG-GPU-<uuid>/<gi>/<ci>` are those of NVIDIA's
+plugin (api/config/v1/replicas.go, v0.20). What names a GPU names all its MIG devices too.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeAlias, assert_never
+
+import msgspec
+
+from muster_plugin.config import refusals
+from muster_plugin.model import gpu
+
+ANY: Final = "*"
+INDEX_MAX: Final = 1023
+
+_UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_INDEX = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
+_WHOLE = re.compile(rf"(?:GPU|MIG)-{_UUID}", re.IGNORECASE)
+_INSTANCE = re.compile(rf"MIG-(GPU-{_UUID})/([0-9]{{1,4}})/([0-9]{{1,4}})", re.IGNORECASE)
+_LOOKS_LIKE_ONE = re.compile(r"[-+.:0-9]*|(?:GPU|MIG)-.*", re.IGNORECASE | re.DOTALL)
+_FORMS: Final = '0, "0:1", GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>'
+
+
+class Index(msgspec.Struct, frozen=True):
+    """The n-th GPU, or the n-th MIG device of it."""
+
+    gpu: int
+    mig: int | None = None
+
+
+class Uuid(msgspec.Struct, frozen=True):
+    """A GPU or MIG device by its uuid, in lower case."""
+
+    uuid: str
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """A MIG device by what it consists of; the uuid, in lower case, is its GPU's."""
+
+    gpu: str
+    gi: int
+    ci: int
+
+
+class Product(msgspec.Struct, frozen=True):
+    """Every GPU whose product matches."""
+
+    pattern: str
+
+
+Reference: TypeAlias = Index | Uuid | Instance | Product
+
+
+def parse(given: int | str, *, products: bool = False) -> Reference:
+    """Return what is meant; a product may be meant only where `products` says so.
+
+    Raises ValueError, with a text that says what was found and what it could be.
+    """
+    text = str(given)
+    if match := _INDEX.fullmatch(text):
+        found = Index(int(match[1]), int(match[2]) if match[2] else None)
+        if max(found.gpu, found.mig or 0) > INDEX_MAX:
+            raise ValueError(f"{refusals.said(given)}: no index is larger than {INDEX_MAX}")
+        return found
+    if _WHOLE.fullmatch(text):
+        return Uuid(text.lower())
+    if match := _INSTANCE.fullmatch(text):
+        return Instance(match[1].lower(), int(match[2]), int(match[3]))
+    if not products or _LOOKS_LIKE_ONE.fullmatch(text):
+        product = ", or the name of a product with * for anything" if products else ""
+        raise ValueError(f"{refusals.said(given)} names no device; write {_FORMS}{product}")
+    return Product(text)
+
+
+def problems(given: Iterable[int | str], *, products: bool = False) -> Iterator[str]:
+    """Say what is wrong with a list of references: each by itself, and two that mean the same."""
+    seen: dict[int, Reference] = {}
+    for at, one in enumerate(given):
+        try:
+            meant = parse(one, products=products)
+        except ValueError as error:
+            yield f"[{at}]: {error}"
+            continue
+        for before, other in seen.items():
+            if includes(other, meant) or includes(meant, other):
+                yield f"[{at}]: {refusals.said(one)} is named by [{before}] already"
+                break
+        seen[at] = meant
+
+
+def includes(one: Reference, other: Reference) -> bool:
+    """Say whether all that `other` means is meant by `one`, as far as the two alone tell."""
+    match one, other:
+        case Index(gpu=number, mig=None), Index():
+            return other.gpu == number
+        case Uuid(uuid=uuid), Instance():
+            return other.gpu == uuid
+        case Product(pattern=pattern), Product():
+            return matches(pattern, other.pattern)
+        case _:
+            return one == other
+
+
+def means(reference: Reference, device: gpu.Device, product: str) -> bool:
+    """Say whether a device, of a GPU of this product, is meant."""
+    match reference:
+        case Index(gpu=number, mig=None):
+            return device.index.partition(":")[0] == str(number)
+        case Index(gpu=number, mig=within):
+            return device.index == f"{number}:{within}"
+        case Uuid(uuid=uuid):
+            return uuid in {device.uuid.lower(), device.part.gpu.lower()}
+        case Instance(gpu=uuid, gi=gi, ci=ci):
+            part = device.part
+            return (part.gpu.lower(), part.gi, part.ci) == (uuid, gi, ci)
+        case Product(pattern=pattern):
+            return matches(pattern, product)
+        case _ as never:
+            assert_never(never)
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Say whether the whole text matches; only `*` is special, and stands for anything.
+
+    Takes time linear in the text for each `*`. A pattern may be taken for a text: what matches it
+    matches everything that it does.
+    """
+    first, *inner = pattern.split(ANY)
+    if not inner:
+        return text == pattern
+    last = inner.pop()
+    if not text.startswith(first) or len(text) < len(first) + len(last):
+        return False
+    end = len(text) - len(last)
+    at = len(first)
+    for literal in inner:
+        at = text.find(literal, at, end)
+        if at < 0:
+            return False
+        at += len(literal)
+    return text.endswith(last)

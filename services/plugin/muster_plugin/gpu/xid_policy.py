@@ -1,0 +1,293 @@
+"""Pure: Which XID takes a GPU out of use, what makes it well again, and who says so.
+
+The data lies in `policies/`: `xids.json` is what each source says of each XID, a preset is a list
+of rules of which the first that names an XID decides. Over the preset lie the user's file, XID by
+XID, and over both NVIDIA's two lists, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS. A door
+reads the files; nothing here does.
+"""
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Final
+
+import msgspec
+
+from muster import vocabulary
+from muster_plugin.config import gpus, refusals
+
+CATALOGUE: Final = "policies/xids.json"
+"""Below the folder of this module, as are the presets."""
+DISABLE: Final = "DP_DISABLE_HEALTHCHECKS"
+ENABLE: Final = "DP_ENABLE_HEALTHCHECKS"
+
+_ALL: Final = frozenset({"all", "xids"})
+_DIGITS_MAX: Final = 9
+_SAID_MAX: Final = 10
+
+Xid = Annotated[int, msgspec.Meta(ge=1, le=999)]
+Xids = Annotated[tuple[Xid, ...], msgspec.Meta(min_length=1, max_length=999)]
+
+
+class Action(enum.StrEnum):
+    """What an XID does to a GPU, and by that what makes it well again (`gpu_health`)."""
+
+    IGNORE = "ignore"
+    DEGRADE = "degrade"
+    UNHEALTHY = "unhealthy"
+    RESET = "reset"
+    """Unhealthy until there is evidence of a reset."""
+    REBOOT = "reboot"
+    """Unhealthy until the driver itself says that nothing more is needed."""
+
+    @property
+    def takes(self) -> bool:
+        """Whether it takes the GPU out of use."""
+        return self not in {Action.IGNORE, Action.DEGRADE}
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """What decided about an XID: the action, the rule's name, and who says so."""
+
+    action: Action
+    title: str
+    rule: str
+    source: str
+
+    def __str__(self) -> str:
+        """Return it as every event tells it."""
+        return f"{self.rule}: {self.action} ({self.source})"
+
+
+class Override(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the user says of some XIDs, and why."""
+
+    xids: Xids
+    action: Action
+    why: Annotated[str, msgspec.Meta(max_length=500)] = ""
+
+
+class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The user's policy file: rules over those of the preset."""
+
+    version: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+    rules: Annotated[tuple[Override, ...], msgspec.Meta(max_length=999)] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse two rules for one XID."""
+        refusals.refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        said: dict[int, int] = {}
+        for at, rule in enumerate(self.rules):
+            for again in sorted({xid for xid in rule.xids if rule.xids.count(xid) > 1}):
+                yield f"rules[{at}].xids: {again} stands there twice"
+            for xid in sorted(set(rule.xids)):
+                if xid in said:
+                    yield f"rules[{at}].xids: {xid} stands in rules[{said[xid]}] too"
+                said.setdefault(xid, at)
+
+
+class Lists(msgspec.Struct, frozen=True, kw_only=True):
+    """NVIDIA's two lists, read; what is enabled wins.
+
+    `is_off` is `all` without the opposite `all`: then what NVML says of the GPU itself does not
+    take it out of use either. `xids` is about XIDs alone.
+    """
+
+    disabled: frozenset[int] = frozenset()
+    enabled: frozenset[int] = frozenset()
+    disables_rest: bool = False
+    enables_rest: bool = False
+    is_off: bool = False
+    problems: tuple[str, ...] = ()
+
+    def enables(self, xid: int) -> bool:
+        """Whether an XID counts because a list says so."""
+        return self.enables_rest or xid in self.enabled
+
+    def disables(self, xid: int) -> bool:
+        """Whether an XID does not count because a list says so."""
+        return not self.enables(xid) and (self.disables_rest or xid in self.disabled)
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """What each source says of one XID; the columns of `xids.json`, in their order."""
+
+    title: str
+    nvidia: str
+    then: str
+    """NVIDIA's second step, if the first does not help."""
+    nvsentinel: str
+    gpud: str
+    plugin: str
+    dra: str
+
+
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is said of every XID, and by whom, in which state of theirs, and where."""
+
+    version: int
+    sources: Mapping[str, str]
+    where: Mapping[str, str]
+    columns: tuple[str, ...]
+    xids: Mapping[int, Said]
+
+
+class _Named(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: vocabulary.Name
+    action: Action
+    source: str
+    xids: tuple[Xid, ...] = ()
+
+
+class PresetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One preset: the first rule that names an XID decides, `otherwise` about all others."""
+
+    version: int
+    preset: gpus.Preset
+    says: str
+    rules: tuple[_Named, ...]
+    otherwise: _Named
+
+
+_CATALOGUE: Final = msgspec.json.Decoder(Catalogue)
+_PRESET: Final = msgspec.json.Decoder(PresetFile)
+
+
+def file(preset: gpus.Preset) -> str:
+    """Return where a preset lies, below the folder of this module."""
+    return f"policies/{preset}.json"
+
+
+def catalogue(text: bytes) -> Catalogue:
+    """Read `xids.json`."""
+    return _CATALOGUE.decode(text)
+
+
+def preset(text: bytes) -> PresetFile:
+    """Read a preset."""
+    return _PRESET.decode(text)
+
+
+class Policy:
+    """What every XID does here; `problems` are what could not be understood, for people."""
+
+    def __init__(
+        self,
+        known: Catalogue,
+        chosen: PresetFile,
+        *,
+        overrides: Overrides | None = None,
+        disable: str = "",
+        enable: str = "",
+    ) -> None:
+        self._known = known
+        self._preset = chosen
+        self._lists = lists(disable, enable)
+        given = overrides.rules if overrides else ()
+        self._overrides = {xid: (at, r) for at, r in enumerate(given) for xid in r.xids}
+        self._rules: dict[int, _Named] = {}
+        for named in chosen.rules:
+            for xid in named.xids:
+                self._rules.setdefault(xid, named)
+        self.problems = self._lists.problems
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing that is polled takes a GPU out of use."""
+        return self._lists.is_off
+
+    def rule(self, xid: int) -> Rule:
+        """Return what decides about an XID. One that nobody knows is taken seriously."""
+        decided = self._given(xid) or self._by_preset(xid, self._rules.get(xid))
+        if self._lists.disables(xid):
+            return self._listed(xid, Action.IGNORE, DISABLE)
+        if self._lists.enables(xid) and not decided.action.takes:
+            return self._listed(xid, self._severity(xid), ENABLE)
+        return decided
+
+    def _severity(self, xid: int) -> Action:
+        """Return how an XID takes a GPU that the preset, or the user, would leave in use."""
+        for named in self._preset.rules:
+            if xid in named.xids and named.action.takes:
+                return named.action
+        return Action.UNHEALTHY
+
+    def _given(self, xid: int) -> Rule | None:
+        at, rule = self._overrides.get(xid, (0, None))
+        if rule is None:
+            return None
+        source = rule.why or "no reason given"
+        return Rule(
+            action=rule.action,
+            title=self._title(xid),
+            rule=f"policy file rules[{at}]",
+            source=source,
+        )
+
+    def _by_preset(self, xid: int, named: _Named | None) -> Rule:
+        found = named or self._preset.otherwise
+        said = self._known.xids.get(xid)
+        word = getattr(said, found.source) if said else "unhealthy"
+        return Rule(
+            action=found.action,
+            title=self._title(xid),
+            rule=f"{self._preset.preset}/{found.name} v{self._preset.version}",
+            source=f"{self._known.sources[found.source]}: {word or 'no action'}",
+        )
+
+    def _listed(self, xid: int, action: Action, variable: str) -> Rule:
+        return Rule(
+            action=action,
+            title=self._title(xid),
+            rule=variable,
+            source=self._known.sources["plugin"],
+        )
+
+    def _title(self, xid: int) -> str:
+        said = self._known.xids.get(xid)
+        return (said.title if said else "") or "of no known meaning"
+
+
+def warnings(gpus: gpus.Gpus | None) -> Iterator[str]:
+    """Say what the configuration's two lists leave out, by their keys there."""
+    if gpus is None:
+        return
+    keys = {DISABLE: "disable", ENABLE: "enable"}
+    for problem in lists(gpus.health.disable, gpus.health.enable).problems:
+        variable, _, text = problem.partition(": ")
+        yield f"gpus.health.{keys[variable]}: {text}"
+
+
+def lists(disable: str, enable: str) -> Lists:
+    """Read NVIDIA's two lists (health.go, newHealthCheckXIDs).
+
+    Each is separated by commas, in any case; `all` or `xids` anywhere stands for every XID.
+    Everything else that is no XID is left out, as NVIDIA does, but named.
+    """
+    off, disabled, strange = _list(DISABLE, disable)
+    on, enabled, stranger = _list(ENABLE, enable)
+    return Lists(
+        disabled=disabled,
+        enabled=enabled,
+        disables_rest=bool(off),
+        enables_rest=bool(on),
+        is_off="all" in off and not on,
+        problems=(*strange, *stranger),
+    )
+
+
+def _list(variable: str, text: str) -> tuple[frozenset[str], frozenset[int], tuple[str, ...]]:
+    words = [word.strip() for word in text.lower().split(",")]
+    numbers = {int(word) for word in words if _is_number(word)} - {0}
+    strange = [w for w in words if w and w not in _ALL and not (_is_number(w) and int(w))]
+    return _ALL & {*words}, frozenset(numbers), tuple(_unknown(variable, strange))
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) <= _DIGITS_MAX
+
+
+def _unknown(variable: str, words: Iterable[str]) -> Iterator[str]:
+    for word in [*dict.fromkeys(words)][:_SAID_MAX]:
+        yield f"{variable}: {refusals.said(word)} is no XID; left out"

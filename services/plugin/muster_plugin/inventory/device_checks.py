@@ -1,0 +1,176 @@
+"""Adapter: the devices: opens them, or runs a check command, where the configuration says so."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Self
+
+from muster_plugin import blocking
+from muster_plugin.config import resources
+from muster_plugin.discovery import units
+from muster_plugin.inventory import inventory
+
+_BUSY: Final = frozenset({errno.EBUSY, errno.EAGAIN, errno.ETXTBSY})
+"""Somebody has it open for himself: a sign of health."""
+_PARALLEL_MAX: Final = 8
+_WORDS_MAX: Final = 4096
+_PIPE_BYTES: Final = 65_536
+"""Linux: what a pipe holds, so that one read takes all of it."""
+
+Key = tuple[str, str]
+Judge = Callable[[str, units.Unit, str], Awaitable[None]]
+
+
+class Examiner:
+    """Examines each device on the period of its resource; one that is new, at once.
+
+    `judge` is given the resource, the unit and the problem, empty if it is well.
+    """
+
+    def __init__(self, devices: inventory.Inventory, judge: Judge) -> None:
+        self.turned = asyncio.Event()
+        """To be set when devices came or went, or rules changed."""
+        self._devices = devices
+        self._judge = judge
+        self._due: dict[Key, float] = {}
+        self._lanes: dict[Key, blocking.Lane] = {}
+        self._running: set[Key] = set()
+        self._places = asyncio.Semaphore(_PARALLEL_MAX)
+
+    async def examine(self) -> None:
+        """Examine for ever."""
+        clock = asyncio.get_running_loop().time
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self.turned.clear()
+                now = clock()
+                wanted = self._wanted()
+                self._due = {key: self._due.get(key, now) for key in wanted}
+                self._lanes = {key: self._lanes.get(key) or blocking.Lane() for key in wanted}
+                for key, (unit, checks) in wanted.items():
+                    if self._due[key] <= now and key not in self._running:
+                        self._due[key] = now + checks.period_s
+                        self._running.add(key)
+                        tasks.create_task(self._examine(key, unit, checks, self._lanes[key]))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._next_due()):
+                        await self.turned.wait()
+
+    def _next_due(self) -> float | None:
+        waiting = (at for key, at in self._due.items() if key not in self._running)
+        return min(waiting, default=None)
+
+    def _wanted(self) -> Mapping[Key, tuple[units.Unit, resources.Checks]]:
+        wanted = {}
+        for name in self._devices.resources:
+            rule = self._devices.rule(name)
+            if rule and (rule.checks.open or rule.checks.command):
+                for unit in self._devices.to_check(name):
+                    wanted[name, unit.physical] = unit, rule.checks
+        return wanted
+
+    async def _examine(
+        self, key: Key, unit: units.Unit, checks: resources.Checks, lane: blocking.Lane
+    ) -> None:
+        async with self._places:
+            problem = await _opened(unit, checks, lane) if checks.open else ""
+            if not problem and checks.command:
+                problem = await _commanded(unit, checks)
+        self._running.discard(key)
+        await self._judge(key[0], unit, problem)
+        self.turned.set()
+
+
+async def _opened(unit: units.Unit, checks: resources.Checks, lane: blocking.Lane) -> str:
+    try:
+        return await lane.run(lambda: _open_all(unit), timeout_s=checks.timeout_s)
+    except TimeoutError:
+        return f"open() has not returned within {checks.timeout_s:g} s"
+
+
+def _open_all(unit: units.Unit) -> str:
+    for device in unit.devices:
+        flags = os.O_RDWR if {"r", "w"} <= {*device.permissions} else os.O_RDONLY
+        if device.permissions == "w":
+            flags = os.O_WRONLY
+        try:
+            _open(device.host_path, flags)
+        except OSError as error:
+            if error.errno not in _BUSY:
+                return f"open {device.host_path}: {(error.strerror or str(error)).lower()}"
+    return ""
+
+
+def _open(path: str, flags: int) -> None:
+    """Open and close; a directory of device nodes can only be read."""
+    always = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags | always))
+    except IsADirectoryError:
+        os.close(os.open(path, os.O_RDONLY | always))
+
+
+async def _commanded(unit: units.Unit, checks: resources.Checks) -> str:
+    """Run the command; the device nodes are in MUSTER_DEVICES, separated by commas.
+
+    It has ended when its own process has, whatever that left running.
+    """
+    paths = ",".join(device.host_path for device in unit.devices)
+    program = checks.command[0]
+    with _LastWords() as words:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *checks.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=words.writing,
+                env=os.environ | {"MUSTER_DEVICES": paths},
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"{program}: {(error.strerror or str(error)).lower()}"
+        try:
+            async with asyncio.timeout(checks.timeout_s):
+                code = await process.wait()
+        except TimeoutError:
+            return f"{program} has not ended within {checks.timeout_s:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        said = words.last()
+    return "" if code == 0 else f"{program} ended with {code}{said and f': {said}'}"
+
+
+class _LastWords:
+    """A pipe that is read while it is open, of which the end is kept.
+
+    It is ours, not asyncio's: that one stays open as long as anybody holds its other end.
+    """
+
+    def __init__(self) -> None:
+        self._said = b""
+        self._reading, self.writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reading, False)
+
+    def __enter__(self) -> Self:
+        asyncio.get_running_loop().add_reader(self._reading, self._read)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._reading)
+        os.close(self._reading)
+        os.close(self.writing)
+
+    def last(self) -> str:
+        """Return the last line that was written until now."""
+        self._read()
+        lines = self._said.decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._said = (self._said + os.read(self._reading, _PIPE_BYTES))[-_WORDS_MAX:]

@@ -1,0 +1,76 @@
+"""Adapter: the container runtime's CDI directory: one spec file for each resource that wants one.
+
+The files stay when the plugin ends. The kubelet keeps its answers, so a container that starts again
+still names devices that only these files explain.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from muster.service import logs
+from muster_plugin.kubelet import cdi
+
+
+class Specs:
+    """The spec files of resources that are ours; what they should be they are, or `problems`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.problems: dict[str, str] = {}
+        """Why the file of a resource cannot be written."""
+        self._directory = directory
+
+    def write(self, wanted: Mapping[str, bytes]) -> bool:
+        """Make the file of each resource what it should be; return whether one was written.
+
+        The files are compared, not what was written last: others may have removed them.
+        """
+        found: dict[str, str] = {}
+        has_written = False
+        for resource, content in wanted.items():
+            path = self._directory / cdi.file_name(resource)
+            try:
+                if _content(path) != content:
+                    _replace(path, content)
+                    has_written = True
+            except OSError as error:
+                found[resource] = f"its CDI spec cannot be written: {path}: {error.strerror}"
+        for resource, text in found.items():
+            if self.problems.get(resource) != text:
+                logs.logger().warning("cdi_spec_not_written", resource=resource, error=text)
+        self.problems = found
+        return has_written
+
+    def directories(self) -> frozenset[Path]:
+        """Return where a change may be one of our files."""
+        return frozenset({self._directory} if self._directory.is_dir() else ())
+
+    def remove_stale(self, is_free: Callable[[str], bool]) -> None:
+        """Remove the files of resources that nobody serves; `is_free` is asked for each slug."""
+        with contextlib.suppress(OSError):
+            for path in sorted(self._directory.iterdir()):
+                slug = cdi.slug_of(path.name)
+                if slug and is_free(slug):
+                    path.unlink()
+                    logs.logger().info("stale_cdi_spec_removed", file=str(path))
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace a file as a whole: runtimes read the directory whenever it changes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_bytes(content)
+        new.chmod(0o644)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
