@@ -52,8 +52,9 @@ def later(module: str, *, classes: Sequence[str] = ()) -> None:
     if module in sys.modules:
         return
     package, _, child = module.rpartition(".")
-    above = importlib.machinery.PathFinder.find_spec(package) if package else None
-    where = above.submodule_search_locations if above else None
+    if package:
+        load(package)
+    where = sys.modules[package].__path__ if package else None
     spec = importlib.machinery.PathFinder.find_spec(module, where)
     if spec is None:
         return
@@ -63,7 +64,6 @@ def later(module: str, *, classes: Sequence[str] = ()) -> None:
         setattr(found, name, type(name, (), {}))
     sys.modules[module] = found
     if package:
-        load(package)
         setattr(sys.modules[package], child, found)
 
 

@@ -38,7 +38,7 @@ sys.meta_path.insert(0, Absent())
 import muster_plugin
 for found in pkgutil.walk_packages(muster_plugin.__path__, "muster_plugin."):
     importlib.import_module(found.name)
-for name in ("bus", "client", "entry", "probes", "runtime", "settings"):
+for name in ("nats.bus", "client", "service.entry", "service.probes", "service.runtime"):
     importlib.import_module("muster." + name)
 print(*sorted({m.partition(".")[0] for m in sys.modules}))
 """

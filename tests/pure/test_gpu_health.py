@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import muster_plugin
 from muster import vocabulary
 from muster_plugin.config import gpus
 from muster_plugin.gpu import health_state, poll_signals, recovery, xid_policy
 from muster_plugin.model import gpu
 
-HERE = Path(xid_policy.__file__).parent
+HERE = Path(muster_plugin.__file__).parent
 KNOWN = xid_policy.catalogue((HERE / xid_policy.CATALOGUE).read_bytes())
 COMPATIBLE, CATALOGUE = (
     xid_policy.preset((HERE / xid_policy.file(preset)).read_bytes()) for preset in gpus.Preset

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import muster_plugin
 from muster.service import settings
 from muster_plugin.config import gpus
 from muster_plugin.gpu import faults, xid_policy
 from muster_plugin.model import gpu
 
-HERE = Path(xid_policy.__file__).parent
+HERE = Path(muster_plugin.__file__).parent
 KNOWN = xid_policy.catalogue((HERE / xid_policy.CATALOGUE).read_bytes())
 PRESETS = {
     preset: xid_policy.preset((HERE / xid_policy.file(preset)).read_bytes())

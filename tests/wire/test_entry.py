@@ -17,7 +17,7 @@ import pytest
 TINY: Final = """
 import asyncio, sys
 import msgspec
-from muster import entry, logs, probes, runtime, sections
+from muster.service import entry, logs, probes, runtime, sections
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http: sections.Http = sections.Http()

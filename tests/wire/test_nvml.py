@@ -224,12 +224,13 @@ def test_a_driver_loaded_anew_is_begun_anew(node: fake.Fake) -> None:
 
 BEGIN: Final = """
 import sys
-from muster_plugin import gpu_rules, nvml_library
-rules = gpu_rules.Gpus(library=sys.argv[1], given=gpu_rules.Given(driver_root=sys.argv[2]))
+from muster_plugin.config import gpus
+from muster_plugin.gpu.nvml import library
+rules = gpus.Gpus(library=sys.argv[1], given=gpus.Given(driver_root=sys.argv[2]))
 try:
-    nvml_library.end(nvml_library.begin(rules))
+    library.end(library.begin(rules))
     print("begun")
-except nvml_library.Unusable as no:
+except library.Unusable as no:
     print(no.driver, no.problem, "pynvml" in sys.modules)
 """
 

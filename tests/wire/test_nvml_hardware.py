@@ -19,7 +19,9 @@ _FAKED: Final = (fake.STATE, fake.COUNTS)
 ASK: Final = """
 import asyncio, collections, pathlib, resource, sys, time
 import msgspec, orjson
-from muster_plugin import gpu, gpu_rules, nvml
+from muster_plugin.config import gpus
+from muster_plugin.gpu.nvml import observer
+from muster_plugin.model import gpu
 
 SOAK_S, counts = float(sys.argv[1]), collections.Counter()
 
@@ -49,8 +51,8 @@ async def late():
         report["loop_late_ms"] = round(worst * 1000, 1)
 
 async def main():
-    rules = gpu_rules.Gpus(health=gpu_rules.Health(poll_s=1.0))
-    asked, told = nvml.Nvml(rules), []
+    rules = gpus.Gpus(health=gpus.Health(poll_s=1.0))
+    asked, told = observer.Nvml(rules), []
     report["memory_before_kib"] = memory()
     began = time.monotonic()
     look = await asked.first(60)

@@ -8,7 +8,8 @@ import importlib, pkgutil, sys
 import muster_plugin
 for found in pkgutil.walk_packages(muster_plugin.__path__, "muster_plugin."):
     hasattr(importlib.import_module(found.name), "anything")
-from muster import bus, probes
+from muster.nats import bus
+from muster.service import probes
 print(*sorted({"aiohttp", "kubernetes", "pydantic", "rich", "asyncinotify"} & sys.modules.keys()))
 """
 BEFORE_REGISTER = """
