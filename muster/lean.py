@@ -12,6 +12,7 @@ import gc
 import importlib
 import importlib.machinery
 import importlib.util
+import itertools
 import sys
 import types
 from collections.abc import Sequence
@@ -52,9 +53,10 @@ def later(module: str, *, classes: Sequence[str] = ()) -> None:
     if module in sys.modules:
         return
     package, _, child = module.rpartition(".")
-    if package:
-        load(package)
-    where = sys.modules[package].__path__ if package else None
+    where = None
+    for above in itertools.accumulate(package.split(".") if package else (), "{}.{}".format):
+        parent = importlib.machinery.PathFinder.find_spec(above, where)
+        where = parent.submodule_search_locations if parent else None
     spec = importlib.machinery.PathFinder.find_spec(module, where)
     if spec is None:
         return
@@ -64,6 +66,7 @@ def later(module: str, *, classes: Sequence[str] = ()) -> None:
         setattr(found, name, type(name, (), {}))
     sys.modules[module] = found
     if package:
+        load(package)
         setattr(sys.modules[package], child, found)
 
 
