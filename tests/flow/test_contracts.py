@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("plugin", "labeler", "health", "notifier", "gate")
+SERVICES = ("plugin", "labeler", "health", "notifier", "gate")
 
 PLANTED = [
-    ("Rooms never import each other", "services/health/muster_health/config.py", "muster_plugin"),
     (
-        "The SDK, the command and the stand-ins know no room",
+        "Services never import each other",
+        "services/health/muster_health/config.py",
+        "muster_plugin",
+    ),
+    (
+        "The SDK, the command line and the stand-ins know no service",
         "muster/local/layout.py",
         "muster_plugin.config.settings",
     ),
@@ -25,17 +29,17 @@ PLANTED = [
         "kubernetes",
     ),
     (
-        "The stand-ins share nothing of the bus: they must not share our misreadings",
+        "The stand-ins share no code of the bus",
         "muster/local/layout.py",
         "muster.vocabulary",
     ),
     (
-        "Generated stubs are known to the kubelet's doors alone",
+        "Only kubelet adapters import the generated stubs",
         "services/plugin/muster_plugin/inventory/inventory.py",
         "muster.pb.deviceplugin_pb2",
     ),
     (
-        "Only a room's wiring opens the shared doors",
+        "Only the wiring of a service opens shared adapters",
         "services/plugin/muster_plugin/inventory/inventory.py",
         "muster.nats.bus",
     ),
@@ -44,13 +48,25 @@ PLANTED = [
         "muster/vocabulary.py",
         "scripts",
     ),
+    # layers of muster_plugin
+    #
+    # layers of muster_health
+    #
+    # layers of muster_labeler
+    #
+    # layers of muster_notifier
+    #
+    # layers of muster_gate
+    #
+    # layers of muster
+    #
     ("A module is pure unless it is an adapter", "muster/vocabulary.py", "time"),
 ]
 
 
 def lint(tree: Path) -> str:
     """Return what lint-imports says about the contracts of a tree."""
-    roots = [tree, *(tree / "services" / room for room in ROOMS)]
+    roots = [tree, *(tree / "services" / service for service in SERVICES)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots))}
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     done = subprocess.run(
