@@ -25,7 +25,7 @@ from nats.aio.msg import Msg
 import muster
 from muster import codec, silences, vocabulary
 from muster.nats import streams
-from muster_health import snapshot
+from muster_health.model import snapshot
 from muster_notifier import ledger
 from muster_notifier import notification as notifications
 

@@ -209,7 +209,7 @@ def replay(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=
     import subprocess  # noqa: PLC0415  # a command pays for its own imports
 
     # health knows its detector; the command imports no service
-    program = [sys.executable, "-m", "muster_health.replay", *(arguments or ("--help",))]
+    program = [sys.executable, "-m", "muster_health.replay.command", *(arguments or ("--help",))]
     return subprocess.run(program, check=False).returncode  # noqa: S603  # our own program
 
 

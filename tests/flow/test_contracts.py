@@ -15,7 +15,7 @@ SERVICES = ("plugin", "labeler", "health", "notifier", "gate")
 PLANTED = [
     (
         "Services never import each other",
-        "services/health/muster_health/config.py",
+        "services/health/muster_health/model/config.py",
         "muster_plugin",
     ),
     (

@@ -4,7 +4,7 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
-from muster_health import config
+from muster_health.model import config
 from tests.pure.health_world import GPU, World, running
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED

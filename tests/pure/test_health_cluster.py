@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_health import config, facts, holders, membership, placement, shapes, signals
+from muster_health.fleet import membership
+from muster_health.kubernetes import daemonset_placement, objects, pods_by_resource
+from muster_health.model import cluster_facts, config, signals
 
 ZONE = "topology.kubernetes.io/zone"
 GPU = "nvidia.com/gpu"
@@ -20,8 +22,8 @@ def read(shape: type[Any], tree: object) -> Any:
     return msgspec.json.decode(json.dumps(tree), type=shape)
 
 
-def template(**spec: object) -> shapes.TemplateSpec:
-    found: shapes.TemplateSpec = read(shapes.TemplateSpec, spec)
+def template(**spec: object) -> objects.TemplateSpec:
+    found: objects.TemplateSpec = read(objects.TemplateSpec, spec)
     return found
 
 
@@ -55,12 +57,12 @@ def asks(key: str, operator: str, *values: str) -> dict[str, object]:
 def test_a_quantity_is_read_in_every_way_kubernetes_writes_it(
     written: str, found: int | None
 ) -> None:
-    assert shapes.amount(written) == found
+    assert objects.amount(written) == found
 
 
 @given(st.text(max_size=40))
 def test_what_is_no_quantity_is_none(written: str) -> None:
-    amount = shapes.amount(written)
+    amount = objects.amount(written)
     assert amount is None or isinstance(amount, int)
 
 
@@ -94,7 +96,7 @@ def test_what_is_no_quantity_is_none(written: str) -> None:
 def test_a_daemonset_wants_the_nodes_that_its_controller_would_choose(
     spec: Mapping[str, object], labels: Mapping[str, str], *, wanted: bool
 ) -> None:
-    assert placement.wants(template(**spec), "n", labels, ()) == wanted
+    assert daemonset_placement.wants(template(**spec), "n", labels, ()) == wanted
 
 
 @pytest.mark.parametrize(
@@ -119,8 +121,8 @@ def test_a_daemonset_wants_the_nodes_that_its_controller_would_choose(
 def test_a_taint_keeps_a_daemonset_off_unless_it_is_tolerated(
     taint: tuple[str, str, str], tolerations: list[object], *, wanted: bool
 ) -> None:
-    found = shapes.Taint(*taint)
-    assert placement.wants(template(tolerations=tolerations), "n", {}, [found]) == wanted
+    found = objects.Taint(*taint)
+    assert daemonset_placement.wants(template(tolerations=tolerations), "n", {}, [found]) == wanted
 
 
 def test_a_lease_is_as_old_as_the_api_server_noted_not_as_the_node_says() -> None:
@@ -134,18 +136,18 @@ def test_a_lease_is_as_old_as_the_api_server_noted_not_as_the_node_says() -> Non
         },
         "spec": {"renewTime": "1999-01-01T00:00:00.000000Z"},
     }
-    lease = read(shapes.Lease, tree)
+    lease = read(objects.Lease, tree)
     noted = datetime(2026, 1, 1, tzinfo=UTC)
     assert lease.renewed_at == noted
-    assert shapes.age_s(lease.renewed_at, noted + timedelta(seconds=9)) == 9
-    assert shapes.age_s(lease.renewed_at, noted - timedelta(seconds=9)) == 0
-    assert shapes.age_s(lease.renewed_at, None) is None
-    assert read(shapes.Lease, {"spec": {}}).renewed_at is None
+    assert objects.age_s(lease.renewed_at, noted + timedelta(seconds=9)) == 9
+    assert objects.age_s(lease.renewed_at, noted - timedelta(seconds=9)) == 0
+    assert objects.age_s(lease.renewed_at, None) is None
+    assert read(objects.Lease, {"spec": {}}).renewed_at is None
 
 
 def test_a_node_says_whether_it_is_ready_whether_it_will_go_and_what_it_offers() -> None:
     node = read(
-        shapes.Node,
+        objects.Node,
         {
             "spec": {"unschedulable": True, "taints": [{"key": "karpenter.sh/disrupted"}]},
             "status": {
@@ -156,23 +158,26 @@ def test_a_node_says_whether_it_is_ready_whether_it_will_go_and_what_it_offers()
         },
     )
     assert node.ready is False
-    assert node.planned == (facts.Planned.UNSCHEDULABLE, facts.Planned.TO_BE_DELETED)
+    assert node.planned == (
+        cluster_facts.Planned.UNSCHEDULABLE,
+        cluster_facts.Planned.TO_BE_DELETED,
+    )
     assert node.offers == {
-        GPU: facts.Offer(capacity=5000, allocatable=0),
-        "example.com/fuse": facts.Offer(capacity=0, allocatable=0),
+        GPU: cluster_facts.Offer(capacity=5000, allocatable=0),
+        "example.com/fuse": cluster_facts.Offer(capacity=0, allocatable=0),
     }
-    assert read(shapes.Node, {"status": {"capacity": None}}).ready is None
+    assert read(objects.Node, {"status": {"capacity": None}}).ready is None
 
 
 def test_a_pod_in_our_words() -> None:
     pod = read(
-        shapes.Pod,
+        objects.Pod,
         {
             "metadata": {
                 "name": "p",
                 "namespace": "n",
                 "uid": "u",
-                "labels": {shapes.REVISION: "r1"},
+                "labels": {objects.REVISION: "r1"},
             },
             "spec": {"nodeName": "a"},
             "status": {
@@ -185,7 +190,7 @@ def test_a_pod_in_our_words() -> None:
             },
         },
     )
-    assert pod.in_our_words("r2") == facts.Pod(
+    assert pod.in_our_words("r2") == cluster_facts.Pod(
         name="n/p",
         uid="u",
         phase="Running",
@@ -229,7 +234,7 @@ def test_a_pod_holds_what_any_of_its_containers_requests_until_it_has_ended(
     pod: object, *, holds: bool
 ) -> None:
     listed = msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": [pod]})
-    assert holders.of(listed, (GPU, "a/b")) == (("n/p",) if holds else ())
+    assert pods_by_resource.of(listed, (GPU, "a/b")) == (("n/p",) if holds else ())
 
 
 def test_a_daemonset_selects_pods_as_a_query_has_it() -> None:
@@ -245,7 +250,7 @@ def test_a_daemonset_selects_pods_as_a_query_has_it() -> None:
             }
         }
     }
-    assert read(shapes.DaemonSet, tree).pods == "a=1,b=2,c in (x,y),!d,e"
+    assert read(objects.DaemonSet, tree).pods == "a=1,b=2,c in (x,y),!d,e"
 
 
 # who should be there
@@ -255,7 +260,7 @@ SETTINGS = config.Cluster(plugins=(config.Plugin(plugin="p", daemonset="d"),))
 
 def node(name: str, taints: list[object] | None = None, gpus: str = "1", **labels: str) -> Any:
     return read(
-        shapes.Node,
+        objects.Node,
         {
             "metadata": {"name": name, "labels": {ZONE: "z1", "other": "x", **labels}},
             "spec": {"taints": taints},
@@ -267,15 +272,15 @@ def node(name: str, taints: list[object] | None = None, gpus: str = "1", **label
 def daemonset(generation: str = "1", **spec: object) -> Any:
     annotations = {"deprecated.daemonset.template.generation": generation}
     return read(
-        shapes.DaemonSet,
+        objects.DaemonSet,
         {"metadata": {"annotations": annotations}, "spec": {"template": {"spec": spec}}},
     )
 
 
 def pod(uid: str, on: str, revision: str, generation: str) -> membership.Pod:
-    labels = {shapes.REVISION: revision, shapes.TEMPLATE_GENERATION: generation}
+    labels = {objects.REVISION: revision, objects.TEMPLATE_GENERATION: generation}
     shape = read(
-        shapes.Pod,
+        objects.Pod,
         {"metadata": {"name": uid, "uid": uid, "labels": labels}, "spec": {"nodeName": on}},
     )
     return membership.pod(shape)
@@ -285,11 +290,11 @@ class Fleet:
     def __init__(self, settings: config.Cluster = SETTINGS) -> None:
         self.known = membership.Membership(settings)
 
-    def nodes(self, now: float, *shown: shapes.Node, age_s: float = 1000.0) -> None:
+    def nodes(self, now: float, *shown: objects.Node, age_s: float = 1000.0) -> None:
         kept = [self.known.node(one, now=now, age_s=age_s) for one in shown]
         self.known.replace_nodes(kept, now)
 
-    def node(self, now: float, shown: shapes.Node, age_s: float = 1000.0) -> None:
+    def node(self, now: float, shown: objects.Node, age_s: float = 1000.0) -> None:
         self.known.put_node(self.known.node(shown, now=now, age_s=age_s), now)
 
     def expected(self, now: float) -> dict[str, float] | None:
@@ -357,12 +362,14 @@ def test_causes_are_the_zone_and_the_revision_that_runs_there() -> None:
     (_, told) = fleet.known.news(0.0)
     assert told == signals.ExpectedNodes(
         plugin="p",
-        nodes={"a": facts.Expected(age_s=0.0, causes=("zone=z1", "revision=r1"), revision="r1")},
+        nodes={
+            "a": cluster_facts.Expected(age_s=0.0, causes=("zone=z1", "revision=r1"), revision="r1")
+        },
     )
     fleet.known.drop_pod("p", pod("u1", "a", "r1", "1"))
     (told,) = fleet.known.news(0.0)
     assert told == signals.ExpectedNodes(
-        plugin="p", nodes={"a": facts.Expected(age_s=0.0, causes=("zone=z1",))}
+        plugin="p", nodes={"a": cluster_facts.Expected(age_s=0.0, causes=("zone=z1",))}
     )
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
-from muster_health import config, detector, signals, snapshot
+from muster_health.fleet import detector
+from muster_health.model import config, signals, snapshot
 
 ZERO = datetime(2026, 11, 21, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster_health import config
+from muster_health.model import config
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "health.md").read_text("utf-8")

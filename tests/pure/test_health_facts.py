@@ -5,20 +5,11 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Health, Verdict
-from muster_health import (
-    alerts,
-    around,
-    beats,
-    config,
-    deadlines,
-    device_alerts,
-    devices,
-    dossier,
-    evidence,
-    greetings,
-    snapshot,
-)
-from muster_health.snapshot import State
+from muster_health.alerting import alerts, device_alerts, evidence
+from muster_health.fleet import startup_rate_limit, timer_queue
+from muster_health.model import config, service_context, snapshot
+from muster_health.model.snapshot import State
+from muster_health.plugin import beats, devices, tracked_plugin
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -331,7 +322,7 @@ def test_another_version_is_not_remembered() -> None:
 
 
 def test_deadlines_come_in_order_and_may_come_early_but_never_late() -> None:
-    waits = deadlines.Deadlines()
+    waits = timer_queue.Deadlines()
     waits.set("b", 2.0)
     waits.set("a", 1.0)
     waits.set("a", 5.0)
@@ -390,16 +381,16 @@ def test_an_interval_too_short_to_be_meant_is_not_taken() -> None:
 
 
 def test_the_instance_that_stays_is_heard_whichever_came_first() -> None:
-    about = around.Around(
+    about = service_context.Around(
         config.Detection(), config.Bounds(), runbook_url="", has_cluster=False, leader=0
     )
-    one = dossier.Dossier("a.b", "p", about, now=0.0)
+    one = tracked_plugin.Dossier("a.b", "p", about, now=0.0)
     told = [("old", 1), ("new", 1), ("old", 2), ("new", 1), ("old", 2), ("new", 2), ("old", 3)]
     assert [one.is_news(*said) for said in told] == [True, True, True, False, False, True, True]
 
 
 def test_a_deadline_that_moved_back_is_queued_anew_without_waking_anybody() -> None:
-    waits = deadlines.Deadlines()
+    waits = timer_queue.Deadlines()
     actual: dict[str, float | None] = {"a": 9.0, "b": 1.5, "c": None, "d": 3.0}
     for key in actual:
         waits.set(key, 1.0)
@@ -409,7 +400,7 @@ def test_a_deadline_that_moved_back_is_queued_anew_without_waking_anybody() -> N
 
 
 def test_first_verdicts_are_told_fifty_at_a_time_in_order_and_each_once() -> None:
-    turns = greetings.Greetings()
+    turns = startup_rate_limit.Greetings()
     names = [f"node-{number}.p" for number in range(120)]
     waiting = [name for name in names if turns.must_wait(name, 1.0)]
     assert waiting == names[50:]

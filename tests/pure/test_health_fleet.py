@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
-from muster_health import config, facts, signals
+from muster_health.model import cluster_facts, config, signals
 from tests.pure.health_world import World, running
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
@@ -113,7 +113,7 @@ def test_a_node_that_offers_another_number_is_a_mismatch_after_half_a_minute() -
 def test_a_node_without_its_plugin_is_missing_and_a_plugin_that_comes_ends_that() -> None:
     world = World("a", "b")
     world.plugins["b"].alive = False
-    nodes = {"a": facts.Expected(age_s=0.0), "b": facts.Expected(age_s=0.0)}
+    nodes = {"a": cluster_facts.Expected(age_s=0.0), "b": cluster_facts.Expected(age_s=0.0)}
     world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=nodes))
     world.plugins["b"].died_at = 0.0
     world.run(119.0)
@@ -127,7 +127,7 @@ def test_a_node_without_its_plugin_is_missing_and_a_plugin_that_comes_ends_that(
 
 def test_a_silent_node_that_leaves_the_cluster_is_forgotten() -> None:
     world = running("a", "b")
-    nodes = {"a": facts.Expected(age_s=0.0), "b": facts.Expected(age_s=0.0)}
+    nodes = {"a": cluster_facts.Expected(age_s=0.0), "b": cluster_facts.Expected(age_s=0.0)}
     world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=nodes))
     world.down("b")
     world.run(30.0)
@@ -219,19 +219,21 @@ def test_who_stays_stuck_while_it_is_called_flapping_needs_a_person_as_soon_as_a
         (True, (), "not back 300 s after its pod was being deleted"),
         (
             False,
-            (facts.Planned.UNSCHEDULABLE,),
+            (cluster_facts.Planned.UNSCHEDULABLE,),
             "not back 300 s after it fell silent on a node that was to leave, or to take no pods",
         ),
     ],
 )
 def test_an_overdue_plugin_says_what_its_planned_end_began_with(
     deleting: bool,  # noqa: FBT001  # a case
-    planned: tuple[facts.Planned, ...],
+    planned: tuple[cluster_facts.Planned, ...],
     words: str,
 ) -> None:
     world = running("a")
-    pod = facts.Pod(name="m/p", uid="1", phase="Running", ready=True, deleting=deleting)
-    known = facts.Facts(exists=True, lease_age_s=1.0, ready=True, pods=(pod,), planned=planned)
+    pod = cluster_facts.Pod(name="m/p", uid="1", phase="Running", ready=True, deleting=deleting)
+    known = cluster_facts.Facts(
+        exists=True, lease_age_s=1.0, ready=True, pods=(pod,), planned=planned
+    )
     world.plugins["a"].facts = lambda now: known  # type: ignore[method-assign]  # noqa: ARG005  # told
     world.kill("a")
     world.run(320.0)
@@ -325,7 +327,10 @@ def test_many_silent_at_once_are_one_alert_and_who_stays_silent_is_found() -> No
 def test_a_storm_names_what_its_suspects_have_in_common() -> None:
     nodes = [f"n{number}" for number in range(200)]
     world = running(*nodes)
-    zones = {n: facts.Expected(age_s=0.0, causes=(f"zone={i % 20}",)) for i, n in enumerate(nodes)}
+    zones = {
+        n: cluster_facts.Expected(age_s=0.0, causes=(f"zone={i % 20}",))
+        for i, n in enumerate(nodes)
+    }
     world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=zones))
     for node in nodes[3::20]:
         world.freeze(node)

@@ -5,19 +5,20 @@ import dataclasses
 import pytest
 
 from muster.vocabulary import Verdict
-from muster_health import config, facts, judgement, links
-from muster_health.facts import Planned
-from muster_health.rules import Rule
+from muster_health.model import cluster_facts, config
+from muster_health.model.cluster_facts import Planned
+from muster_health.model.rules import Rule
+from muster_health.plugin import diagnosis, links
 
 SETTINGS = config.Detection()
 GPU = "nvidia.com/gpu"
-POD = facts.Pod(name="muster/plugin-x", uid="1", phase="Running", ready=True)
-WELL = facts.Facts(
+POD = cluster_facts.Pod(name="muster/plugin-x", uid="1", phase="Running", ready=True)
+WELL = cluster_facts.Facts(
     exists=True,
     lease_age_s=4.0,
     ready=True,
     pods=(POD,),
-    offers={GPU: facts.Offer(capacity=8, allocatable=8)},
+    offers={GPU: cluster_facts.Offer(capacity=8, allocatable=8)},
 )
 NOTHING: dict[str, object] = {}
 
@@ -29,8 +30,8 @@ def link(reason: str = "", *, seconds: float = 2.0) -> links.Links:
     return found
 
 
-def scene(**other: object) -> judgement.Scene:
-    whole = judgement.Scene(
+def scene(**other: object) -> diagnosis.Scene:
+    whole = diagnosis.Scene(
         silent_s=13.0,
         interval_s=5.0,
         ever_heard=True,
@@ -46,11 +47,11 @@ def scene(**other: object) -> judgement.Scene:
     return dataclasses.replace(whole, **other)  # type: ignore[arg-type]  # by name
 
 
-def known(**other: object) -> facts.Facts:
+def known(**other: object) -> cluster_facts.Facts:
     return dataclasses.replace(WELL, **other)  # type: ignore[arg-type]  # by name
 
 
-def pod(**other: object) -> tuple[facts.Pod, ...]:
+def pod(**other: object) -> tuple[cluster_facts.Pod, ...]:
     return (dataclasses.replace(POD, **other),)  # type: ignore[arg-type]  # by name
 
 
@@ -134,7 +135,7 @@ OUTDATED = {"revision": "a", "current": "b"}
         ),
         ({"link": link("Client Closed"), **JUST_NOW}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
         (
-            {"known": known(offers={GPU: facts.Offer(capacity=8, allocatable=0)})},
+            {"known": known(offers={GPU: cluster_facts.Offer(capacity=8, allocatable=0)})},
             Verdict.PLUGIN_DOWN,
             Rule.NOBODY_LISTENS,
         ),
@@ -163,13 +164,13 @@ OUTDATED = {"revision": "a", "current": "b"}
             Verdict.PLUGIN_DOWN,
             Rule.NOT_BACK,
         ),
-        ({"known": facts.Facts(problem="403")}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"known": cluster_facts.Facts(problem="403")}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
     ],
 )
 def test_the_first_row_that_holds_decides(
     what: dict[str, object], verdict: Verdict, rule: Rule
 ) -> None:
-    found = judgement.judge(scene(**what), SETTINGS)
+    found = diagnosis.judge(scene(**what), SETTINGS)
 
     assert found is not None
     assert (found.verdict, found.rule) == (verdict, rule)
@@ -179,14 +180,14 @@ def test_the_first_row_that_holds_decides(
 @pytest.mark.parametrize("what", [{"listens": True}, {"link": link("Stale Connection")}, NOTHING])
 def test_a_lease_no_newer_than_the_missing_beat_is_waited_for(what: dict[str, object]) -> None:
     at_once = config.Detection(ready_s=0)
-    assert judgement.judge(scene(known=known(lease_age_s=7.6), **what), at_once) is None
-    assert judgement.judge(scene(known=known(lease_age_s=7.4), **what), at_once) is not None
+    assert diagnosis.judge(scene(known=known(lease_age_s=7.6), **what), at_once) is None
+    assert diagnosis.judge(scene(known=known(lease_age_s=7.4), **what), at_once) is not None
 
 
 @pytest.mark.parametrize("what", [{"link": link("Stale Connection")}, {"listens": True}, NOTHING])
 def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, object]) -> None:
-    assert judgement.judge(scene(known=None, **what), SETTINGS) is None
-    found = judgement.judge(scene(known=None, waited=True, **what), SETTINGS)
+    assert diagnosis.judge(scene(known=None, **what), SETTINGS) is None
+    found = diagnosis.judge(scene(known=None, waited=True, **what), SETTINGS)
     assert found is not None
     assert ("health", "no answer from the Kubernetes API") in [
         (seen.source, seen.observed) for seen in found.evidence
@@ -195,8 +196,8 @@ def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, objec
 
 def test_kubernetes_is_asked_again_about_one_that_does_not_come_back() -> None:
     gone = scene(known=None, link=link("Client Closed", seconds=13.0), silent_s=14.0)
-    assert judgement.judge(gone, SETTINGS) is None
-    found = judgement.judge(dataclasses.replace(gone, waited=True), SETTINGS)
+    assert diagnosis.judge(gone, SETTINGS) is None
+    found = diagnosis.judge(dataclasses.replace(gone, waited=True), SETTINGS)
     assert found is not None
     assert (found.verdict, found.rule) == (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)
 
@@ -205,14 +206,14 @@ def test_kubernetes_is_asked_again_about_one_that_does_not_come_back() -> None:
 def test_a_pod_that_is_ready_is_believed_when_its_probes_have_had_their_time(
     what: dict[str, object],
 ) -> None:
-    assert judgement.judge(scene(silent_s=19.9, **what), SETTINGS) is None
-    found = judgement.judge(scene(silent_s=20.1, **what), SETTINGS)
+    assert diagnosis.judge(scene(silent_s=19.9, **what), SETTINGS) is None
+    found = diagnosis.judge(scene(silent_s=20.1, **what), SETTINGS)
     assert found is not None
     assert found.verdict is Verdict.UNREACHABLE
 
 
 def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:
-    found = judgement.judge(
+    found = diagnosis.judge(
         scene(known=known(lease_age_s=9.0), link=link("Client Closed"), silent_s=2.0), SETTINGS
     )
 
@@ -222,7 +223,7 @@ def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:
 
 def test_the_evidence_says_who_saw_what() -> None:
     what = known(pods=pod(ready=False, restarts=3, waiting="CrashLoopBackOff"))
-    found = judgement.judge(scene(known=what, link=link("Client Closed")), SETTINGS)
+    found = diagnosis.judge(scene(known=what, link=link("Client Closed")), SETTINGS)
 
     assert found is not None
     assert [(seen.source, seen.observed) for seen in found.evidence] == [
@@ -258,7 +259,7 @@ def test_the_evidence_says_who_saw_what() -> None:
     ],
 )
 def test_without_a_cluster_it_says_what_cannot_be_decided(reason: str, said: str) -> None:
-    found = judgement.judge(scene(link=link(reason), has_cluster=False, known=None), SETTINGS)
+    found = diagnosis.judge(scene(link=link(reason), has_cluster=False, known=None), SETTINGS)
 
     assert found is not None
     assert (found.evidence[-1].source, found.evidence[-1].observed) == ("health", said)

@@ -5,10 +5,11 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health import config, facts, plugin_state, signals, snapshot, steps
-from muster_health.rules import Rule
-from muster_health.signals import Note
-from muster_health.snapshot import State
+from muster_health.model import cluster_facts, config, signals, snapshot, steps
+from muster_health.model.rules import Rule
+from muster_health.model.signals import Note
+from muster_health.model.snapshot import State
+from muster_health.plugin import plugin_state
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -620,8 +621,8 @@ def test_of_two_that_beat_in_turns_neither_falls_however_long_each_is_heard() ->
 HAS = vocabulary.ResourceBeat(
     name=GPU, streams=1, probe_ok=True, probe_age_s=0.1, healthy=8, registered_age_s=100.0
 )
-OFFERS = {GPU: facts.Offer(capacity=8, allocatable=8)}
-FEWER = {GPU: facts.Offer(capacity=8, allocatable=7)}
+OFFERS = {GPU: cluster_facts.Offer(capacity=8, allocatable=8)}
+FEWER = {GPU: cluster_facts.Offer(capacity=8, allocatable=7)}
 APART_SAID = f"{GPU}: the plugin has 8 Healthy, the node offers 7 of 8"
 
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import vocabulary
-from muster_health import config, recording, replaying, signals, tapes
+from muster_health.model import config, signals
+from muster_health.replay import recording, replaying, tapes
 from tests.pure import health_world
 
 NODES = ("a", "b", "c")

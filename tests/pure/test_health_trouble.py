@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
-from muster_health import config, facts, signals, trouble
-from muster_health.rules import Rule
+from muster_health.model import cluster_facts, config, signals
+from muster_health.model.rules import Rule
+from muster_health.plugin import trouble
 from tests.pure.health_world import GPU, ZERO, Plugin, World
 
 SETTINGS = config.Detection()
@@ -51,7 +52,7 @@ RESOURCES: Final = st.builds(
     apart=st.sampled_from(["", "", "7 of 8"]),
     away=st.booleans(),
 )
-OFFERS: Final = {GPU: facts.Offer(capacity=8, allocatable=8)}
+OFFERS: Final = {GPU: cluster_facts.Offer(capacity=8, allocatable=8)}
 
 
 @given(
@@ -68,7 +69,7 @@ def test_what_is_taken_to_be_well_in_few_steps_is_well_in_many(
     checkers: dict[str, float],
     lag_ms: float,
     stretch: float,
-    offers: dict[str, facts.Offer] | None,
+    offers: dict[str, cluster_facts.Offer] | None,
 ) -> None:
     beat = beat_of(*resources, interval_s=interval_s, checkers=checkers, loop_lag_ms=lag_ms)
     if trouble.is_none(beat, stretch, offers, SETTINGS):

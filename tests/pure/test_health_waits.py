@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from muster_health import config
+from muster_health.model import config
 
 _PLUGIN = Path(__file__).resolve().parents[2] / "k8s" / "base" / "plugin.yaml"
 

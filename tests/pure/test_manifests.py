@@ -20,7 +20,7 @@ from muster.local import nats
 from muster.nats.auth import accounts_conf, permissions
 from muster.service import settings
 from muster_gate import config as gate_config
-from muster_health import config as health_config
+from muster_health.model import config as health_config
 from muster_labeler import config as labeler_config
 from muster_notifier import config as notifier_config
 from muster_plugin.config import settings as plugin_config

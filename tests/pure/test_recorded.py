@@ -14,7 +14,8 @@ import pytest
 
 import muster
 from muster import codec, silences, vocabulary
-from muster_health import config, detector, signals, snapshot
+from muster_health.fleet import detector
+from muster_health.model import config, signals, snapshot
 from muster_notifier import ledger
 from muster_notifier import notification as notifications
 from scripts import record

@@ -10,8 +10,8 @@ import pytest
 from muster import vocabulary
 from muster.cli import __main__ as cli
 from muster.vocabulary import AlertKind
-from muster_health import alerts
-from muster_health import config as health
+from muster_health.alerting import alerts
+from muster_health.model import config as health
 from muster_notifier import config as notifier
 from muster_notifier import selfwatch
 

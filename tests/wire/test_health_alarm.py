@@ -5,15 +5,16 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from muster.local import nats, webhook
-from muster_health import alarm, config, signals
+from muster_health.bus import out_of_band_alarm
+from muster_health.model import config, signals
 
 BLIND = signals.Alarm(firing=True, summary="deaf for 10 s", seconds=10.0)
 SEES = signals.Alarm(firing=False, summary="heard NATS again", seconds=42.0)
 
 
 @contextlib.asynccontextmanager
-async def alarms(url: str) -> AsyncIterator[alarm.Alarms]:
-    found = alarm.Alarms(config.Blind(webhook_url=url), name="health-0", post=None)
+async def alarms(url: str) -> AsyncIterator[out_of_band_alarm.Alarms]:
+    found = out_of_band_alarm.Alarms(config.Blind(webhook_url=url), name="health-0", post=None)
     assert found.ways == ("webhook",)
     running = asyncio.create_task(found.run())
     try:

@@ -16,7 +16,9 @@ from aiohttp import web
 from muster.kubernetes import api as kubernetes_api
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
-from muster_health import alarm, cluster, config, facts, questions, shapes, signals
+from muster_health.bus import out_of_band_alarm
+from muster_health.kubernetes import objects, queries, watches
+from muster_health.model import cluster_facts, config, signals
 
 GPU = "nvidia.com/gpu"
 SETTINGS = config.Cluster(plugins=(config.Plugin(namespace="kube-system", daemonset="d"),))
@@ -41,8 +43,8 @@ class World:
         api: kubernetes.KubernetesApi,
         http: aiohttp.ClientSession,
         door: kubernetes_api.Api,
-        seen: cluster.Cluster,
-        told: asyncio.Queue[cluster.Told],
+        seen: watches.Cluster,
+        told: asyncio.Queue[watches.Told],
     ) -> None:
         self.api = api
         self.http = http
@@ -89,7 +91,7 @@ class World:
         )
 
     async def pod(self, name: str, on: str) -> str:
-        labels = {"app": "p", shapes.REVISION: "r1", shapes.TEMPLATE_GENERATION: "1"}
+        labels = {"app": "p", objects.REVISION: "r1", objects.TEMPLATE_GENERATION: "1"}
         made = await self.do(
             "POST",
             PODS,
@@ -132,7 +134,7 @@ class World:
         spec = {"holderIdentity": name, "renewTime": renewed.strftime("%Y-%m-%dT%H:%M:%S.000000Z")}
         await self.do("POST", path, {"metadata": {"name": name}, "spec": spec})
 
-    async def expected(self) -> dict[str, facts.Expected]:
+    async def expected(self) -> dict[str, cluster_facts.Expected]:
         while True:
             told = await self.told.get()
             if isinstance(told, signals.ExpectedNodes):
@@ -144,7 +146,7 @@ class World:
             if isinstance(told, signals.NodeOffers) and told.node == node:
                 return told.offers[GPU].allocatable if told.offers else None
 
-    async def answer(self, asked: signals.AskCluster = ASKED) -> facts.Facts | None:
+    async def answer(self, asked: signals.AskCluster = ASKED) -> cluster_facts.Facts | None:
         self.seen.questions.ask(asked)
         while True:
             told = await self.told.get()
@@ -167,8 +169,8 @@ async def world(directory: Path, *, running: bool) -> AsyncIterator[World]:
         api.write_kubeconfig(file)
         door = await kubernetes_api.find(kubeconfig=str(file), context=None)
         async with aiohttp.ClientSession(api.url) as http, door:
-            told: asyncio.Queue[cluster.Told] = asyncio.Queue()
-            seen = cluster.Cluster(door, SETTINGS, told.put)
+            told: asyncio.Queue[watches.Told] = asyncio.Queue()
+            seen = watches.Cluster(door, SETTINGS, told.put)
             task = asyncio.create_task(seen.run()) if running else None
             try:
                 yield World(api, http, door, seen, told)
@@ -246,12 +248,12 @@ def test_a_question_is_answered_with_node_lease_and_pods(tmp_path: Path) -> None
             await asyncio.sleep(0.05)
         assert found.lease_age_s is not None
         assert found.lease_age_s < 20
-        assert found == facts.Facts(
+        assert found == cluster_facts.Facts(
             exists=True,
             ready=True,
             lease_age_s=found.lease_age_s,
             pods=(
-                facts.Pod(
+                cluster_facts.Pod(
                     name="kube-system/p1",
                     uid=uid,
                     phase="Running",
@@ -261,7 +263,7 @@ def test_a_question_is_answered_with_node_lease_and_pods(tmp_path: Path) -> None
                     current="r1",
                 ),
             ),
-            offers={GPU: facts.Offer(capacity=2, allocatable=2)},
+            offers={GPU: cluster_facts.Offer(capacity=2, allocatable=2)},
         )
 
     play(tmp_path, story)
@@ -301,8 +303,8 @@ def test_pods_of_all_namespaces_that_hold_a_nodes_devices_are_found_if_asked_for
         await world.user("web", "ended", on="a", containers=[holding(GPU)])
         path = "/api/v1/namespaces/web/pods/ended/status"
         await world.do("PATCH", path, {"status": {"phase": "Succeeded"}})
-        assert await world.answer(asked) == facts.Facts(holders=("ml/train", "web/sidecar"))
-        assert (await world.answer() or facts.Facts()).holders is None
+        assert await world.answer(asked) == cluster_facts.Facts(holders=("ml/train", "web/sidecar"))
+        assert (await world.answer() or cluster_facts.Facts()).holders is None
 
     play(tmp_path, story, running=False)
 
@@ -317,7 +319,7 @@ def test_without_the_right_no_pods_are_known_and_that_is_said_once(tmp_path: Pat
         for _ in range(2):
             found = await world.answer(asked)
             assert found is not None
-            assert found == facts.Facts(problem=found.problem)
+            assert found == cluster_facts.Facts(problem=found.problem)
             assert found.problem.startswith("get /api/v1/pods: HTTP 403")
         assert list(world.seen.problems) == ["list pods of all namespaces"]
         world.api.allow("/api/v1/pods")
@@ -357,12 +359,12 @@ def test_an_api_that_is_away_answers_in_time_that_nothing_is_known(tmp_path: Pat
         api.url = f"http://127.0.0.1:{nats.free_port()}"
         file = tmp_path / "kubeconfig"
         api.write_kubeconfig(file)
-        told: asyncio.Queue[cluster.Told] = asyncio.Queue()
+        told: asyncio.Queue[watches.Told] = asyncio.Queue()
         async with (
             asyncio.timeout(30),
             await kubernetes_api.find(kubeconfig=str(file), context=None) as door,
         ):
-            seen = cluster.Cluster(door, SETTINGS, told.put)
+            seen = watches.Cluster(door, SETTINGS, told.put)
             asked = signals.AskCluster(node="a", plugin="device-plugin", number=1, timeout_s=0.3)
             began = asyncio.get_running_loop().time()
             seen.questions.ask(asked)
@@ -378,7 +380,7 @@ def test_an_api_that_is_away_answers_in_time_that_nothing_is_known(tmp_path: Pat
 @contextlib.asynccontextmanager
 async def served(
     directory: Path, answer: Callable[[str], Awaitable[tuple[int, bytes]]]
-) -> AsyncIterator[tuple[questions.Questions, asyncio.Queue[cluster.Told]]]:
+) -> AsyncIterator[tuple[queries.Questions, asyncio.Queue[watches.Told]]]:
     """Give who asks a server that says for each path what it likes, and what comes of it."""
 
     async def serve(request: web.Request) -> web.Response:
@@ -394,12 +396,12 @@ async def served(
     port = runner.addresses[0][1]
     file = directory / "config"
     file.write_text(KUBECONFIG.format(port=port))
-    told: asyncio.Queue[cluster.Told] = asyncio.Queue()
+    told: asyncio.Queue[watches.Told] = asyncio.Queue()
     async with (
         asyncio.timeout(30),
         await kubernetes_api.find(kubeconfig=str(file), context=None) as door,
     ):
-        seen = cluster.Cluster(door, SETTINGS, told.put)
+        seen = watches.Cluster(door, SETTINGS, told.put)
         yield seen.questions, told
         await seen.questions.close()
     await runner.cleanup()
@@ -439,7 +441,7 @@ def test_what_cannot_be_read_is_answered_too(tmp_path: Path, where: str, body: b
         is_about_pods = where == "/api/v1/pods"
         assert found[0] is not None
         assert found[0].exists is True
-        assert found[1] == (None if is_about_pods else facts.Facts(holders=()))
+        assert found[1] == (None if is_about_pods else cluster_facts.Facts(holders=()))
 
     asyncio.run(story())
 
@@ -461,7 +463,7 @@ def test_lists_of_pods_wait_for_their_turn_and_need_nothing_else_of_the_api(tmp_
             if isinstance(one, signals.ClusterAnswered)
         ]
         assert found.count(((), None)) == 1
-        assert found.count(((GPU,), facts.Facts(holders=()))) == 12
+        assert found.count(((GPU,), cluster_facts.Facts(holders=()))) == 12
 
     asyncio.run(story())
 
@@ -512,7 +514,7 @@ def test_blindness_becomes_an_event_on_our_pod(tmp_path: Path) -> None:
             return await world.door.post(path, body, timeout_s=2)
 
         settings = config.Blind(namespace="kube-system", pod="health-0")
-        alarms = alarm.Alarms(settings, name="health-0", post=post)
+        alarms = out_of_band_alarm.Alarms(settings, name="health-0", post=post)
         running = asyncio.create_task(alarms.run())
         await alarms.tell(signals.Alarm(firing=True, summary="deaf for 10 s", seconds=10))
         path = "/api/v1/namespaces/kube-system/events"
@@ -539,9 +541,9 @@ def test_an_api_that_hangs_is_noticed_long_before_its_watches_are_lost(tmp_path:
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         file = tmp_path / "config"
         file.write_text(KUBECONFIG.format(port=server.sockets[0].getsockname()[1]))
-        told: asyncio.Queue[cluster.Told] = asyncio.Queue()
+        told: asyncio.Queue[watches.Told] = asyncio.Queue()
         async with await kubernetes_api.find(kubeconfig=str(file), context=None) as door:
-            seen = cluster.Cluster(door, SETTINGS, told.put, pulse_s=0.1)
+            seen = watches.Cluster(door, SETTINGS, told.put, pulse_s=0.1)
             running = asyncio.create_task(seen.run())
             while "API" not in seen.problems:
                 await asyncio.sleep(0.02)

@@ -11,7 +11,8 @@ from typing import Final
 from muster.local import nats
 from muster.nats import bus
 from muster.nats.auth import accounts_conf
-from muster_health import advisories, connections, signals
+from muster_health.bus import nats_advisories, nats_connections
+from muster_health.model import signals
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs" / "health.md"
 CLIENT: Final = """
@@ -30,7 +31,8 @@ NO_ACCOUNTS: Final = "ping_interval: 20\n"
 def play(
     tmp_path: Path,
     story: Callable[
-        [nats.NatsServer, connections.Connections, asyncio.Queue[advisories.Told]], Awaitable[None]
+        [nats.NatsServer, nats_connections.Connections, asyncio.Queue[nats_advisories.Told]],
+        Awaitable[None],
     ],
     *,
     config: str | None = None,
@@ -45,9 +47,11 @@ def play(
             nats.NatsServer(tmp_path / "nats", config=file) as server,
             bus.Bus(server.url, producer="tests", name="test") as connected,
         ):
-            told: asyncio.Queue[advisories.Told] = asyncio.Queue()
-            link = connections.Link(connected.listen, connected.link.knock, connected.link.changes)
-            found = connections.Connections(link, told.put, name="health test")
+            told: asyncio.Queue[nats_advisories.Told] = asyncio.Queue()
+            link = nats_connections.Link(
+                connected.listen, connected.link.knock, connected.link.changes
+            )
+            found = nats_connections.Connections(link, told.put, name="health test")
             running = asyncio.create_task(found.run())
             try:
                 while found.is_flowing is None:
@@ -72,8 +76,8 @@ async def client(url: str, name: str) -> asyncio.subprocess.Process:
 def test_a_plugin_that_is_killed_is_told_of_within_a_second(tmp_path: Path) -> None:
     async def story(
         server: nats.NatsServer,
-        found: connections.Connections,
-        told: asyncio.Queue[advisories.Told],
+        found: nats_connections.Connections,
+        told: asyncio.Queue[nats_advisories.Told],
     ) -> None:
         assert (found.is_flowing, found.problem) == (True, "")
         process = await client(server.url, "device-plugin node.a")
@@ -97,8 +101,8 @@ def test_a_plugin_that_is_killed_is_told_of_within_a_second(tmp_path: Path) -> N
 def test_a_server_that_ends_says_so_under_the_name_its_disconnects_bear(tmp_path: Path) -> None:
     async def story(
         server: nats.NatsServer,
-        found: connections.Connections,
-        told: asyncio.Queue[advisories.Told],
+        found: nats_connections.Connections,
+        told: asyncio.Queue[nats_advisories.Told],
     ) -> None:
         process = await client(server.url, "device-plugin a")
         came = await told.get()
@@ -120,8 +124,8 @@ def test_a_server_that_ends_says_so_under_the_name_its_disconnects_bear(tmp_path
 def test_a_server_that_tells_nothing_is_noticed_and_said(tmp_path: Path) -> None:
     async def story(
         _: nats.NatsServer,
-        found: connections.Connections,
-        told: asyncio.Queue[advisories.Told],
+        found: nats_connections.Connections,
+        told: asyncio.Queue[nats_advisories.Told],
     ) -> None:
         assert found.is_flowing is False
         assert found.problem.startswith("nats-server tells nothing of connections")

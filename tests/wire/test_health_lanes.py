@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from muster_health import lanes
+from muster_health.bus import keyed_executor
 
 
 class Acts:
@@ -32,8 +32,8 @@ class Acts:
 
 
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[tuple[lanes.Lanes, Acts]]:
-    made = lanes.Lanes()
+async def running() -> AsyncIterator[tuple[keyed_executor.Lanes, Acts]]:
+    made = keyed_executor.Lanes()
     task = asyncio.create_task(made.run())
     async with asyncio.timeout(30):
         yield made, Acts()

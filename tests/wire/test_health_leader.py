@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from muster import vocabulary
 from muster.local import nats
 from muster.nats import buckets, bus, consumers, lock, lock_owner, streams
-from muster_health import leader, watchdog
+from muster_health.bus import leadership, watchdog
 
 Story = Callable[[nats.NatsServer, bus.Bus], Awaitable[None]]
 
@@ -35,7 +35,7 @@ def leading(on: bus.Bus, name: str) -> lock.Lock:
         lock.Key(on.link, streams.LEADER, "test"),
         us=lock_owner.Holder(name=name, host=name, space="1", pid=1),
         terms=lock.Terms(ttl_s=2, renew_s=0.5, margin_s=0.5),
-        told=leader.told,
+        told=leadership.told,
     )
 
 
@@ -52,7 +52,7 @@ def test_who_leads_is_told_as_it_changes_and_not_who_leads_instead() -> None:
     )
     with capture_logs() as lines:
         for was, now in ((nobody, other), (other, us), (us, other)):
-            leader.told(was, now)
+            leadership.told(was, now)
     assert lines == [
         {"event": "leadership_won", "log_level": "info", "revision": 7},
         {"event": "leadership_lost", "log_level": "warning", "revision": 7, "holder": "b"},

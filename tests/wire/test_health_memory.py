@@ -11,7 +11,8 @@ from nats.js import api
 
 from muster.local import nats as local
 from muster.nats import buckets, bus, jetstream, streams
-from muster_health import lanes, memory, signals, watchdog
+from muster_health.bus import keyed_executor, state_store, watchdog
+from muster_health.model import signals
 
 BUCKET = f"KV_{streams.STATE.name}"
 
@@ -23,7 +24,7 @@ def test_a_full_bucket_holds_nobody_up_and_gets_what_it_is_owed_when_it_has_room
             context = client.jetstream()
             await context.create_key_value(bucket=streams.STATE.name, max_bytes=400, history=1)
             async with bus.Bus(server.url, producer="tests", name="test", owner=True) as on:
-                kept = memory.Memory(
+                kept = state_store.Memory(
                     lambda key, value, still: buckets.remember(
                         on.link, streams.STATE, key, value, still=still
                     ),
@@ -61,13 +62,13 @@ def test_what_a_former_leader_owes_is_dropped() -> None:
         leads = True
         asked: list[str] = []
 
-        async def write(key: str, _: bytes, still: memory.Still) -> bool:
+        async def write(key: str, _: bytes, still: state_store.Still) -> bool:
             asked.append(key)
             while still():
                 await asyncio.sleep(0.01)
             return False
 
-        kept = memory.Memory(write, last="z", patience_s=0.05, again_s=0.01)
+        kept = state_store.Memory(write, last="z", patience_s=0.05, again_s=0.01)
         running = asyncio.create_task(kept.run())
         await kept.keep("a", b"1", lambda: leads)
         await kept.keep("b", b"1", lambda: leads)
@@ -84,7 +85,7 @@ def test_what_a_former_leader_owes_is_dropped() -> None:
 
 def test_what_nats_does_not_take_is_said_past_it_and_once() -> None:
     async def story() -> None:
-        made = lanes.Lanes()
+        made = keyed_executor.Lanes()
         said: list[signals.Alarm] = []
         free, came = asyncio.Event(), asyncio.Condition()
 
@@ -115,7 +116,7 @@ def test_what_nats_does_not_take_is_said_past_it_and_once() -> None:
     asyncio.run(asyncio.wait_for(story(), 30))
 
 
-def _hold(free: asyncio.Event) -> lanes.Act:
+def _hold(free: asyncio.Event) -> keyed_executor.Act:
     async def act() -> None:
         await free.wait()
 

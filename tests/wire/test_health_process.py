@@ -14,7 +14,7 @@ from muster import codec, vocabulary
 from muster.local import nats
 from muster.nats import buckets, bus, connection, streams
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
-from muster_health import recording, replaying, tapes
+from muster_health.replay import recording, replaying, tapes
 from tests.flow import parts
 
 INTERVAL_S = 0.2

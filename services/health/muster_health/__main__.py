@@ -18,25 +18,24 @@ import prometheus_client
 from muster import lean, machine
 from muster.nats import bus, heartbeat_stream, lock, lock_owner, streams
 from muster.service import entry, logs, probes, runtime
-from muster_health import (
-    alarm,
-    config,
-    connections,
-    detector,
+from muster_health import metrics
+from muster_health.bus import (
     inputs,
-    leader,
-    metrics,
+    leadership,
+    nats_connections,
+    out_of_band_alarm,
     outputs,
-    prober,
-    recorder,
-    signals,
-    view,
     watchdog,
 )
+from muster_health.bus import probes as bus_probes
+from muster_health.fleet import detector
+from muster_health.model import config, signals
+from muster_health.plugin import view
+from muster_health.replay import recorder
 
 if TYPE_CHECKING:
     from muster.kubernetes import api
-    from muster_health import cluster
+    from muster_health.kubernetes import watches
 
 _POST_S: Final = 5.0
 
@@ -53,12 +52,12 @@ async def serve(settings: config.Settings) -> None:
         beats = await stack.enter_async_context(heartbeat_stream.Pulse(settings.bus.url, name=name))
         inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
         hears = inputs.Inputs(connected.link, beats, leading, inbox)
-        link = connections.Link(connected.listen, connected.link.knock, connected.link.changes)
-        advised = connections.Connections(link, hears.put, name=name)
-        asks = prober.Prober(connected, hears.put, at_once_max=settings.detection.probes_max)
+        link = nats_connections.Link(connected.listen, connected.link.knock, connected.link.changes)
+        advised = nats_connections.Connections(link, hears.put, name=name)
+        asks = bus_probes.Prober(connected, hears.put, at_once_max=settings.detection.probes_max)
         stack.push_async_callback(asks.close)
         post = functools.partial(api.post, timeout_s=_POST_S) if api else None
-        alarms = alarm.Alarms(settings.blind, name=name, post=post)
+        alarms = out_of_band_alarm.Alarms(settings.blind, name=name, post=post)
         seen = _cluster(api, settings.cluster, hears.put) if api else None
         does = outputs.Outputs(connected, leading, hears.put, probes=asks, alarms=alarms, seen=seen)
         driven: machine.Machine[signals.Input, signals.Output] = watched
@@ -153,16 +152,16 @@ def _recorded(
     return written
 
 
-def _cluster(api: "api.Api", settings: config.Cluster, put: inputs.Put) -> "cluster.Cluster":
-    from muster_health import cluster  # noqa: PLC0415  # as above
+def _cluster(api: "api.Api", settings: config.Cluster, put: inputs.Put) -> "watches.Cluster":
+    from muster_health.kubernetes import watches  # noqa: PLC0415  # as above
 
-    return cluster.Cluster(api, settings, put)
+    return watches.Cluster(api, settings, put)
 
 
 def _lock(connected: bus.Bus, settings: config.Leading, name: str) -> lock.Lock:
     key = lock.Key(connected.link, streams.LEADER, "health")
     terms = lock.Terms(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
-    return lock.Lock(key, us=lock_owner.this(name), terms=terms, told=leader.told)
+    return lock.Lock(key, us=lock_owner.this(name), terms=terms, told=leadership.told)
 
 
 class _State:
@@ -172,9 +171,9 @@ class _State:
         self,
         watched: detector.Detector,
         leading: lock.Lock,
-        advised: connections.Connections,
+        advised: nats_connections.Connections,
         does: outputs.Outputs,
-        seen: "cluster.Cluster | None",
+        seen: "watches.Cluster | None",
     ) -> None:
         self._watched = watched
         self._leading = leading

@@ -8,7 +8,8 @@ import prometheus_client
 from prometheus_client import metrics_core, registry
 
 from muster import vocabulary
-from muster_health import detector, signals
+from muster_health.fleet import detector
+from muster_health.model import signals
 
 _DELAYS_S: Final = (0.1, 0.5, 1, 2, 3, 5, 10, 15, 20, 30, 60)
 

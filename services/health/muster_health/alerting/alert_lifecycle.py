@@ -1,0 +1,140 @@
+"""Pure: From what is to what was told: the alerts of one plugin, or of the fleet.
+
+What is told follows from two levels, what should be open and what was told to be open, and never
+from single changes. So it does not matter which process told it, or how often either was asked.
+
+What is told is remembered first, with what is still to be told; then told; then remembered
+without. A crash at any point between repeats a telling under the same id, or nothing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from muster import vocabulary
+from muster_health.alerting import alerts
+from muster_health.model import config
+from muster_health.plugin import flap_damping
+
+
+@dataclass(slots=True)
+class _Marks:
+    """When an alert was last told, and since when it is not wanted; how often it came."""
+
+    falls: flap_damping.Damping
+    told_at: float
+    cleared_at: float | None = None
+
+
+Why = Callable[[alerts.Key], tuple[vocabulary.Evidence, ...]]
+May = Callable[[alerts.Key], bool]
+
+
+_NONE: Final[Mapping[alerts.Key, alerts.Alert]] = {}
+_NO_MARKS: Final[Mapping[alerts.Key, _Marks]] = {}
+"""Shared by all who have no alerts, as nearly all."""
+
+
+class Telling:
+    """The open alerts of one owner as they were told, and what is on its way."""
+
+    __slots__ = ("_bounds", "_marks", "_settings", "told", "untold")
+
+    def __init__(self, settings: config.Detection, bounds: config.Bounds) -> None:
+        self.told: Mapping[alerts.Key, alerts.Alert] = _NONE
+        self.untold: tuple[alerts.Alert, ...] = ()
+        self._settings = settings
+        self._bounds = bounds
+        self._marks: Mapping[alerts.Key, _Marks] = _NO_MARKS
+
+    def load(self, firing: Iterable[alerts.Alert], untold: Iterable[alerts.Alert]) -> None:
+        """Take what a process before us, or beside us, told and had still to tell."""
+        self.told = {alert.key: alert for alert in firing}
+        self.untold = tuple(untold)
+
+    def follow(
+        self,
+        wanted: Iterable[alerts.Alert],
+        *,
+        now: float,
+        at: datetime,
+        may_open: May,
+        why_ended: Why,
+    ) -> tuple[float | None, list[alerts.Alert]]:
+        """Find what is to be told; return when to look again, and what must wait for its turn."""
+        due: list[float] = []
+        held: list[alerts.Alert] = []
+        present = {alert.key: alert for alert in wanted}
+        for key, known in list(self.told.items()):
+            if key not in present:
+                later = self._close(key, known, now, at, why_ended)
+                if later is not None:
+                    due.append(later)
+        for key, alert in present.items():
+            told = self.told.get(key)
+            if told is not None:
+                later = self._change(key, told, alert, now, at)
+                if later is not None:
+                    due.append(later)
+            elif len(self.told) >= self._bounds.alerts_per_plugin or not may_open(key):
+                held.append(alert)
+            else:
+                self._open(key, alert, now)
+        return min(due, default=None), held
+
+    def end_all(self, at: datetime, evidence: tuple[vocabulary.Evidence, ...]) -> None:
+        """Resolve all that is open."""
+        ended = (alert.resolved(at, evidence) for alert in self.told.values())
+        self.untold = (*self.untold, *ended)
+        self.told = _NONE
+
+    def _open(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
+        if alert.resource or alerts.is_of_fleet(alert.kind):
+            self._marked(key, now).falls.fell(now)
+        self._say(key, alert, now)
+
+    def _change(
+        self, key: alerts.Key, told: alerts.Alert, alert: alerts.Alert, now: float, at: datetime
+    ) -> float | None:
+        marks = self._marks.get(key)
+        if marks is not None:
+            marks.cleared_at = None
+        if told.says_the_same(alert):
+            return None
+        due = now if marks is None else marks.told_at + self._bounds.update_s
+        if told.kind is alert.kind and now < due:
+            return due
+        self._say(key, told.becomes(alert, at), now)
+        return None
+
+    def _close(
+        self, key: alerts.Key, told: alerts.Alert, now: float, at: datetime, why_ended: Why
+    ) -> float | None:
+        marks = self._marks.get(key)
+        if marks is not None and marks.falls.hold_s:
+            if marks.cleared_at is None:
+                marks.cleared_at = now
+            due = marks.cleared_at + marks.falls.hold_s
+            if now < due:
+                return due
+            marks.cleared_at = None
+        self.told = {other: alert for other, alert in self.told.items() if other != key}
+        self.untold = (*self.untold, told.resolved(at, why_ended(key)))
+        return None
+
+    def _say(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
+        self.told = {**self.told, key: alert}
+        self._marked(key, now).told_at = now
+        self.untold = (*self.untold, alert)
+
+    def _marked(self, key: alerts.Key, now: float) -> _Marks:
+        marks = self._marks.get(key)
+        if marks is None:
+            kept = dict(self._marks)
+            if len(kept) >= 2 * self._bounds.alerts_per_plugin:
+                # names of resources are the plugin's choice: the oldest one makes room
+                del kept[next(iter(kept))]
+            marks = kept[key] = _Marks(flap_damping.Damping(self._settings), now)
+            self._marks = kept
+        return marks

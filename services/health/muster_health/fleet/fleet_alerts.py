@@ -1,0 +1,197 @@
+"""Pure: What concerns no single plugin: storms, and alerts that wait for their turn."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind
+from muster_health.alerting import alert_lifecycle, alerts, evidence
+from muster_health.fleet import mass_failure
+from muster_health.model import service_context, signals, snapshot
+from muster_health.plugin import links
+
+PLUGIN: Final = "health"
+"""Who a fact about the fleet is from."""
+KEY: Final = f"{vocabulary.FLEET}.{PLUGIN}"
+"""What the fleet is remembered under."""
+
+_URGENCY: Final = tuple(vocabulary.Severity)
+_SHOWN_MAX: Final = 16
+_EVENTS_MAX: Final = 64
+_EVENT_S: Final = 120.0
+
+
+class Fleet:
+    """The alerts of the fleet, and how far the stream of events has been dealt with."""
+
+    def __init__(self, around: service_context.Around) -> None:
+        self.position = 0
+        self.telling = alert_lifecycle.Telling(around.settings, around.bounds)
+        self._around = around
+        self._held: dict[str, tuple[int, str]] = {}
+        self.apart = ""
+        """How the clocks of most nodes are apart from ours, in words."""
+        self._servers: dict[str, tuple[str, float]] = {}
+        self._ended: tuple[vocabulary.Evidence, ...] = ()
+        self._remembered = 0
+        self._keep_until = 0.0
+
+    def restore(self, known: snapshot.Snapshot, keep_until: float) -> None:
+        """Take what was told, and how far it got; a storm may still last until `keep_until`."""
+        self._keep_until = keep_until
+        self.telling.load(known.firing, known.untold_alerts)
+        self.position = max(self.position, known.position)
+        self._remembered = known.position
+
+    def server(self, name: str, what: str, now: float) -> None:
+        """Take what happened to a server of the bus."""
+        name = links.short(name)
+        self._servers.pop(name, None)
+        self._servers[name] = (what, now)
+        while len(self._servers) > _EVENTS_MAX:
+            del self._servers[next(iter(self._servers))]
+
+    def hold(self, key: str, held: Iterable[alerts.Alert]) -> bool:
+        """Take which alerts of a plugin wait for their turn; return whether that is news."""
+        waiting = sorted((_urgency(alert), alert.summary) for alert in held)
+        if not waiting:
+            return self._held.pop(key, None) is not None
+        is_news = key not in self._held
+        self._held[key] = waiting[0]
+        return is_news
+
+    def held(self) -> list[str]:
+        """Return whose alerts wait, the most urgent first, of these the longest."""
+        return sorted(self._held, key=lambda key: self._held[key][0])
+
+    def ended(self, over: mass_failure.Ended, now: float) -> None:
+        """Take that a storm is over."""
+        found = over.storm
+        back = found.peak - len(over.left)
+        told = f"{back} of {found.peak} are well or judged after {now - found.began_at:.0f} s"
+        left = f"; {len(over.left)} are not, and are judged one by one now" if over.left else ""
+        self._ended = (evidence.seen("health", told + left),)
+
+    def commit(
+        self, storms: mass_failure.Storms, plugins: int, now: float, at: datetime
+    ) -> tuple[list[signals.Output], float | None]:
+        """Return what is to be done about what changed, in order; and when to look again."""
+        leader = self._around.leader
+        if leader is None:
+            return [], None
+        wanted = {alert.key: alert for alert in self.telling.told.values()}
+        if now >= self._keep_until:
+            wanted.clear()
+        now_wanted = [*self._storm(storms, plugins, now, at), *self._more(at), *self._clock(at)]
+        wanted |= {alert.key: alert for alert in now_wanted}
+        due, _ = self.telling.follow(
+            wanted.values(), now=now, at=at, may_open=lambda _: True, why_ended=self._why_ended
+        )
+        told: list[signals.Publish] = []
+        for alert in self.telling.untold:
+            event = alerts.changed(
+                alert,
+                node=vocabulary.FLEET,
+                plugin=PLUGIN,
+                runbook_url=self._around.runbook_url,
+                leader=leader,
+            )
+            told.append(signals.Publish(event=event, event_id=alerts.event_id(event)))
+        if not told:
+            return [], due
+        before = self.remember(leader)
+        self.telling.untold = ()
+        return [before, *told, self.remember(leader)], due
+
+    def has_moved(self) -> bool:
+        """Tell whether more events have been dealt with than is remembered."""
+        return self.position > self._remembered
+
+    def remember(self, leader: int) -> signals.Remember:
+        """Return what is to be remembered."""
+        self._remembered = self.position
+        known = snapshot.Snapshot(
+            node=vocabulary.FLEET,
+            plugin=PLUGIN,
+            state=snapshot.State.UNKNOWN,
+            interval_s=0.0,
+            position=self.position,
+            firing=tuple(self.telling.told.values()),
+            untold_alerts=self.telling.untold,
+            leader=leader,
+        )
+        return signals.Remember(key=KEY, value=snapshot.encode(known), revision=leader)
+
+    def view(self) -> tuple[vocabulary.AlertChanged, ...]:
+        """Return the alerts that are open."""
+        return tuple(
+            alerts.changed(
+                alert,
+                node=vocabulary.FLEET,
+                plugin=PLUGIN,
+                runbook_url=self._around.runbook_url,
+                leader=self._around.leader or 0,
+            )
+            for alert in self.telling.told.values()
+        )
+
+    def _storm(
+        self, storms: mass_failure.Storms, plugins: int, now: float, at: datetime
+    ) -> Iterable[alerts.Alert]:
+        if not storms.active:
+            return
+        found = max(storms.active.values(), key=lambda storm: (storm.peak, storm.cause))
+        common = self._words(storms.common(found), now)
+        summary = f"{found.peak} of {plugins} plugins {storms.how(found)} at once, common: {common}"
+        told = f"{found.peak} became suspect; nobody of them is judged until it is over"
+        yield alerts.Alert(
+            kind=AlertKind.STORM,
+            summary=summary,
+            evidence=(evidence.seen("health", told), evidence.seen("bus", f"common: {common}")),
+            starts_at=at,
+            told_at=at,
+            devices_total=0,
+        )
+
+    def _words(self, cause: str, now: float) -> str:
+        if not cause:
+            return "nothing that is known"
+        what, happened_at = self._servers.get(cause.removeprefix("server="), ("", 0.0))
+        if what and now - happened_at < _EVENT_S:
+            return f"{cause} ({what})"
+        return cause
+
+    def _more(self, at: datetime) -> Iterable[alerts.Alert]:
+        if not self._held:
+            return
+        shown = [self._held[key][1] for key in self.held()[:_SHOWN_MAX]]
+        yield alerts.Alert(
+            kind=AlertKind.MORE_ALERTS,
+            summary=f"{len(self._held)} more plugins need a person; their alerts follow",
+            evidence=tuple(evidence.seen("health", text) for text in shown),
+            starts_at=at,
+            told_at=at,
+        )
+
+    def _clock(self, at: datetime) -> Iterable[alerts.Alert]:
+        if not self.apart:
+            return
+        yield alerts.Alert(
+            kind=AlertKind.CLOCK_SKEW,
+            summary="most nodes' clocks are apart from ours: look at health's own clock first",
+            evidence=(evidence.seen("heartbeat", self.apart),),
+            starts_at=at,
+            told_at=at,
+        )
+
+    def _why_ended(self, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
+        if key[0] == AlertKind.STORM and self._ended:
+            return self._ended
+        if key[0] == AlertKind.CLOCK_SKEW:
+            return (evidence.seen("heartbeat", "the clocks of most nodes agree with ours"),)
+        return (evidence.seen("health", "no alert waits, and no storm lasts"),)
+
+
+def _urgency(alert: alerts.Alert) -> int:
+    return _URGENCY.index(alert.severity)

@@ -1,0 +1,182 @@
+"""Pure: Many suspects at once: what they have in common is suspect, and they are not.
+
+Who falls silent is suspect, and who is about to be convicted of what it tells of itself.
+A storm begins when more than 5 plugins, and more than 10 % of the fleet, became suspect within
+10 s; or when more than 5 that did share a cause (a server of the bus, a zone, a revision). While it
+lasts nobody in it is asked or judged. It ends by itself: when hardly any of them are still suspect,
+or when they have had the time to come back and no more join them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from muster_health.model import config
+
+FLEET: Final = ""
+"""The cause of a storm whose suspects have nothing in common that we know of."""
+
+_REMAIN_SHARE: Final = 0.02
+_COMMON_SHARE: Final = 0.8
+_LASTS_MAX: Final = 10
+
+
+@dataclass(slots=True)
+class Storm:
+    """One storm, by its cause; `until` is when they have had the time to come back."""
+
+    cause: str
+    began_at: float
+    until: float
+    members: set[str]
+    peak: int = 0
+    joined_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A storm is over; `left` are still silent."""
+
+    storm: Storm
+    left: tuple[str, ...]
+
+
+class Storms:
+    """Who is suspect of silence, since when, and the storms among them."""
+
+    def __init__(self, settings: config.Detection) -> None:
+        self.active: dict[str, Storm] = {}
+        self._settings = settings
+        self._suspects: dict[str, tuple[str, ...]] = {}
+        self._recent: dict[str, float] = {}
+        self._counts: Counter[str] = Counter()
+        self._troubled: set[str] = set()
+
+    @property
+    def suspects(self) -> int:
+        """Return how many are suspect."""
+        return len(self._suspects)
+
+    def suspected(
+        self, key: str, causes: tuple[str, ...], now: float, *, silent: bool = True
+    ) -> None:
+        """Take that a plugin became suspect: it is silent, or it tells of trouble."""
+        (self._troubled.discard if silent else self._troubled.add)(key)
+        if key in self._suspects:
+            return
+        self._suspects[key] = causes
+        self._recent[key] = now
+        self._counts.update(causes)
+        for found in self.active.values():
+            if found.cause == FLEET or found.cause in causes:
+                self._join(found, key, now)
+
+    def cleared(self, key: str) -> None:
+        """Take that it is suspect no longer."""
+        self._troubled.discard(key)
+        causes = self._suspects.pop(key, None)
+        if causes is None:
+            return
+        self._age(key, causes)
+        for found in self.active.values():
+            found.members.discard(key)
+
+    def holds(self, key: str) -> bool:
+        """Tell whether nobody is to be asked about this one."""
+        return any(key in found.members for found in self.active.values())
+
+    def deadline(self) -> float | None:
+        """Return when a storm may end."""
+        return min((self._end_of(found) for found in self.active.values()), default=None)
+
+    def common(self, found: Storm) -> str:
+        """Return what nearly all of them share, in words; empty if nothing."""
+        if found.cause != FLEET:
+            return found.cause
+        counts = Counter(cause for key in found.members for cause in self._suspects.get(key, ()))
+        best = counts.most_common(1)
+        if best and best[0][1] >= _COMMON_SHARE * max(1, len(found.members)):
+            return best[0][0]
+        return ""
+
+    def how(self, found: Storm) -> str:
+        """Return in words what its members suffer."""
+        troubled = len(found.members & self._troubled)
+        if not troubled:
+            return "silent"
+        return "in trouble" if troubled == len(found.members) else "silent or in trouble"
+
+    def update(self, fleet: int, now: float) -> tuple[list[Storm], list[Ended]]:
+        """Return the storms that began and ended; `fleet` is how many plugins there are."""
+        while self._recent:
+            key, at = next(iter(self._recent.items()))
+            if now - at <= self._settings.storm_window_s:
+                break
+            self._age(key, self._suspects[key])
+        causes = self._causes_over(fleet)
+        began = [self._begin(cause, now) for cause in causes if self._is_new(cause)]
+        over = [found for found in self.active.values() if self._is_over(found, now)]
+        for found in over:
+            del self.active[found.cause]
+        return began, [Ended(found, tuple(sorted(found.members))) for found in over]
+
+    def shift(self, seconds: float) -> None:
+        """Take that we stood still for so long."""
+        for found in self.active.values():
+            found.until += seconds
+            found.joined_at += seconds
+
+    def clear(self) -> Mapping[str, Storm]:
+        """Forget all suspicions; return the storms there were."""
+        were, self.active = self.active, {}
+        self._suspects.clear()
+        self._troubled.clear()
+        self._recent.clear()
+        self._counts.clear()
+        return were
+
+    def _causes_over(self, fleet: int) -> list[str]:
+        few = self._settings.storm_min
+        if len(self._recent) <= few:
+            return []
+        found = [cause for cause, many in self._counts.items() if many > few]
+        whole = len(self._recent) > max(few, self._settings.storm_share * fleet)
+        return [FLEET] if whole else found
+
+    def _is_new(self, cause: str) -> bool:
+        # what is part of a storm of the whole fleet is no storm of its own
+        return cause not in self.active and FLEET not in self.active
+
+    def _begin(self, cause: str, now: float) -> Storm:
+        lasts_s = (
+            self._settings.reconnect_s + self._settings.suspicion_beats * self._settings.interval_s
+        )
+        found = Storm(cause, now, now + lasts_s, set())
+        for key, causes in self._suspects.items():
+            if cause == FLEET or cause in causes:
+                self._join(found, key, now)
+        self.active[cause] = found
+        return found
+
+    def _join(self, found: Storm, key: str, now: float) -> None:
+        found.members.add(key)
+        found.peak = max(found.peak, len(found.members))
+        found.joined_at = now
+
+    def _end_of(self, found: Storm) -> float:
+        quiet = found.joined_at + self._settings.storm_window_s
+        longest = found.began_at + _LASTS_MAX * (found.until - found.began_at)
+        return min(max(found.until, quiet), longest)
+
+    def _is_over(self, found: Storm, now: float) -> bool:
+        few_left = len(found.members) < _REMAIN_SHARE * found.peak or not found.members
+        return few_left or now >= self._end_of(found)
+
+    def _age(self, key: str, causes: tuple[str, ...]) -> None:
+        if self._recent.pop(key, None) is None:
+            return
+        self._counts.subtract(causes)
+        for cause in causes:
+            if self._counts[cause] <= 0:
+                del self._counts[cause]

@@ -1,0 +1,160 @@
+"""Pure: Every node and plugin that is known or expected, and what one node may cost."""
+
+import functools
+from collections.abc import Iterable, Mapping
+
+from muster import vocabulary
+from muster.vocabulary import Verdict
+from muster_health.alerting import rate_limit
+from muster_health.model import cluster_facts, service_context
+from muster_health.plugin import tracked_plugin
+
+
+class Node:
+    """What is kept of one node: its plugins, and what it offers."""
+
+    __slots__ = ("bucket", "offers", "plugins")
+
+    def __init__(self) -> None:
+        self.plugins: tuple[tracked_plugin.Dossier, ...] = ()
+        self.offers: Mapping[str, cluster_facts.Offer] | None = None
+        self.bucket: rate_limit.Bucket | None = None
+
+    def find(self, plugin: str) -> tracked_plugin.Dossier | None:
+        """Return one of its plugins; there are few, and mostly one."""
+        for found in self.plugins:
+            if found.plugin == plugin:
+                return found
+        return None
+
+
+class Register:
+    """The nodes, and the plugins by key."""
+
+    def __init__(self, about: service_context.Around) -> None:
+        self.dossiers: dict[str, tracked_plugin.Dossier] = {}
+        self._around = about
+        self._nodes: dict[str, Node] = {}
+        self._expected: dict[str, Mapping[str, cluster_facts.Expected]] = {}
+        self._bucket: rate_limit.Bucket | None = None
+
+    def find(self, node: str, plugin: str) -> tracked_plugin.Dossier | None:
+        """Return what is known of a plugin, if anything."""
+        home = self._nodes.get(node)
+        return None if home is None else home.find(plugin)
+
+    def find_or_add(self, node: str, plugin: str, now: float) -> tracked_plugin.Dossier | None:
+        """Return what is known of a plugin, new if need be; None if its node has too many."""
+        home = self._nodes.get(node)
+        if home is not None:
+            for found in home.plugins:
+                if found.plugin == plugin:
+                    return found
+        return self._add(node, plugin, now)
+
+    def _add(self, node: str, plugin: str, now: float) -> tracked_plugin.Dossier | None:
+        if node == vocabulary.FLEET:
+            # who speaks for one node cannot speak for all: alerts and memory of that name are ours
+            return None
+        home = self._nodes.setdefault(node, Node())
+        if len(home.plugins) >= self._around.bounds.plugins_per_node:
+            return None
+        found = tracked_plugin.Dossier(node, _same(plugin), self._around, now=now)
+        found.state.offered(home.offers, now)
+        self.dossiers[found.key] = found
+        home.plugins = (*home.plugins, found)
+        return found
+
+    def remove(self, gone: tracked_plugin.Dossier) -> Iterable[tracked_plugin.Dossier]:
+        """Forget a plugin; return those of its node for which that changes who tells of it."""
+        del self.dossiers[gone.key]
+        home = self._nodes[gone.node]
+        home.plugins = tuple(found for found in home.plugins if found is not gone)
+        if not home.plugins and home.offers is None:
+            del self._nodes[gone.node]
+        return _inhibit(home.plugins)
+
+    def is_placed(self, plugin: str) -> bool:
+        """Tell whether Kubernetes says where a plugin should be."""
+        return plugin in self._expected
+
+    def expect(
+        self, plugin: str, nodes: Mapping[str, cluster_facts.Expected], now: float
+    ) -> tuple[list[tracked_plugin.Dossier], list[tracked_plugin.Dossier]]:
+        """Take where a plugin should be; return where that is news, and where it is no longer."""
+        before = self._expected.get(plugin, {})
+        self._expected[plugin] = nodes
+        present = []
+        for node, expected in nodes.items():
+            if before.get(node) is expected and self.find(node, plugin) is not None:
+                continue
+            found = self.find_or_add(node, plugin, now)
+            if found is not None:
+                found.causes, found.unwanted = _causes(expected), False
+                found.state.expect(expected.age_s, now)
+                present.append(found)
+        gone = [self.find(node, plugin) for node in before.keys() - nodes.keys()]
+        return present, [found for found in gone if found is not None]
+
+    def offer(
+        self, node: str, offers: Mapping[str, cluster_facts.Offer] | None, now: float
+    ) -> Iterable[tracked_plugin.Dossier]:
+        """Take what a node offers (None: there is no such node); return its plugins."""
+        home = self._nodes.setdefault(node, Node())
+        home.offers = offers
+        if offers is None and not home.plugins:
+            del self._nodes[node]
+        for found in home.plugins:
+            found.state.offered(offers, now)
+        return home.plugins
+
+    def inhibit(self, changed: tracked_plugin.Dossier) -> Iterable[tracked_plugin.Dossier]:
+        """Let one alert say that a node is down; return the plugins for which that changes."""
+        return _inhibit(self._nodes[changed.node].plugins)
+
+    def may_tell(self, now: float) -> bool:
+        """Tell whether the fleet may have one more alert now."""
+        return self._whole(now).has(now)
+
+    def next_at(self, now: float) -> float:
+        """Return when the fleet may have one more alert."""
+        return self._whole(now).next_at()
+
+    def spend(self, node: str, now: float) -> bool:
+        """Tell whether a node may have one more alert now, and count it."""
+        whole, home = self._whole(now), self._nodes[node]
+        if home.bucket is None:
+            home.bucket = rate_limit.Bucket(self._around.bounds.alerts_per_node_minute, now)
+        if not (whole.has(now) and home.bucket.has(now)):
+            return False
+        whole.take()
+        home.bucket.take()
+        return True
+
+    def _whole(self, now: float) -> rate_limit.Bucket:
+        if self._bucket is None:
+            self._bucket = rate_limit.Bucket(self._around.bounds.alerts_per_minute, now)
+        return self._bucket
+
+
+def _inhibit(plugins: tuple[tracked_plugin.Dossier, ...]) -> list[tracked_plugin.Dossier]:
+    down = [found for found in plugins if found.state.verdict is Verdict.NODE_DOWN]
+    teller = min(down, key=lambda found: (not found.tells_of_node, found.plugin), default=None)
+    changed = []
+    for found in plugins:
+        inhibited = teller is not None and found is not teller
+        if inhibited is not found.inhibited:
+            found.inhibited = inhibited
+            changed.append(found)
+    return changed
+
+
+@functools.lru_cache(maxsize=64)
+def _same(plugin: str) -> str:
+    """Return one string for the plugins of one name on all nodes, instead of one for each."""
+    return plugin
+
+
+def _causes(expected: cluster_facts.Expected) -> tuple[str, ...]:
+    revision = (f"revision={expected.revision}",) if expected.revision else ()
+    return (*expected.causes, *revision)

@@ -1,0 +1,78 @@
+"""Pure: What the detector knows of itself: whether it hears, whether it stood still, the time.
+
+It is blind while its link to the bus is gone, and at first. It stood still if it was called much
+later than it had asked for. Both say something about us and nothing about any plugin.
+"""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from muster_health.model import config, signals
+
+_STAMP_S: Final = 2e-6
+
+
+class Sight:
+    """Whether the detector may judge. `at_zero` is UTC at second 0 of the receiver's clock."""
+
+    def __init__(self, settings: config.Detection, at_zero: datetime) -> None:
+        self.is_blind = True
+        self.alarm_due: float | None = None
+        self._settings = settings
+        self._at_zero = at_zero
+        self._wall_zero = at_zero.timestamp()
+        self._since: float | None = None
+        self._alarmed = False
+        self._promised: float | None = None
+        self._called_at = 0.0
+        self._stamped = 0.0
+
+    def late_s(self, now: float) -> float:
+        """Return for how long we stood still, 0 if not worth mentioning."""
+        if self._promised is None or self.is_blind:
+            return 0.0
+        late_s = now - max(self._promised, self._called_at)
+        return late_s if late_s > self._settings.stall_s else 0.0
+
+    def called(self, now: float, promised: float | None) -> None:
+        """Take that we ran, and when we asked to be called again."""
+        self._called_at, self._promised = now, promised
+
+    def lost(self, now: float) -> None:
+        """Take that our link is gone, or not there yet."""
+        self.is_blind = True
+        if self._since is None:
+            self._since = now
+            self.alarm_due = now + self._settings.blind_s
+
+    def alarm(self, now: float) -> list[signals.Output]:
+        """Tell people, once it has lasted."""
+        if self.alarm_due is None or self.alarm_due > now:
+            return []
+        self.alarm_due, self._alarmed = None, True
+        seconds = now - (now if self._since is None else self._since)
+        summary = f"health has had no NATS for {seconds:.0f} s and judges nobody"
+        return [signals.Alarm(firing=True, summary=summary, seconds=seconds)]
+
+    def back(self, at: datetime, now: float) -> tuple[float, list[signals.Output]]:
+        """Take that our link is there; return for how long it was not, and what to tell of it."""
+        seconds = 0.0 if self._since is None else now - self._since
+        self.is_blind, self._since, self.alarm_due = False, None, None
+        # the wall clock may have been set meanwhile
+        self._at_zero = at - timedelta(seconds=now)
+        self._wall_zero = self._at_zero.timestamp()
+        outs: list[signals.Output] = [signals.Noted(note=signals.Note.BLIND, seconds=seconds)]
+        if self._alarmed:
+            self._alarmed = False
+            summary = f"health hears NATS again, after {seconds:.0f} s"
+            outs.append(signals.Alarm(firing=False, summary=summary, seconds=seconds))
+        return seconds, outs
+
+    def wall(self, now: float) -> float:
+        """Return UTC in seconds, to be compared with what others say."""
+        return self._wall_zero + now
+
+    def at(self, now: float) -> datetime:
+        """Return UTC, never the same twice: it is part of an alert's identity."""
+        self._stamped = max(now, self._stamped + _STAMP_S)
+        return self._at_zero + timedelta(seconds=self._stamped)

@@ -1,0 +1,146 @@
+"""Pure: What is remembered about one plugin across a restart, and its bytes.
+
+Written when a verdict or an alert changes, first with what is still to be told, then without. So a
+crash in between tells it once more under the same event id, and never not at all.
+"""
+
+import enum
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+from muster_health.alerting import alerts
+from muster_health.plugin import devices
+
+VERSION: Final = 2
+_BYTES_MAX: Final = 900_000
+"""The bucket takes 1,000,000; a larger value would be refused, and what was known before stay."""
+_WHY_SHORT: Final = 60
+_IDS_EACH: Final = 64
+_INTERVAL_S: Final = 5.0
+"""Of a plugin of which nothing is known; its first beat says its own."""
+
+
+class State(enum.StrEnum):
+    """Where a plugin stands between a doubt and a verdict; see `plugin_state`."""
+
+    UNKNOWN = "unknown"
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    LOST = "lost"
+    ILL = "ill"
+    MAINTENANCE = "maintenance"
+    RECOVERING = "recovering"
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One plugin, remembered. A doubt is not remembered: it is had again.
+
+    `position` is of the fleet (`node` is `vocabulary.FLEET`) alone: the last position in the stream
+    of events whose event has been dealt with. `leader` is the revision of who wrote it.
+    """
+
+    # a default would be left out, and a later version would take its own for it
+    v: int = msgspec.field(default_factory=lambda: VERSION)
+    node: vocabulary.NodeName
+    plugin: vocabulary.PluginName
+    state: State
+    interval_s: float
+    verdict: vocabulary.Verdict | None = None
+    since: datetime | None = None
+    rule: str = ""
+    evidence: tuple[vocabulary.Evidence, ...] = ()
+    resources: tuple[str, ...] = ()
+    accused: tuple[str, ...] = ()
+    """Those of them that the verdict is about."""
+    instance: str = ""
+    seq: int = -1
+    leaving: str = ""
+    return_s: float = 0.0
+    falls: int = 0
+    order: tuple[tuple[str, int], ...] = ()
+    """The last event of each instance, by its sequence; the newest last."""
+    bad: tuple[devices.Known, ...] = ()
+    """Devices with something wrong."""
+    had: tuple[tuple[str, int], ...] = ()
+    """How many devices there are to be of each resource, by the configuration of this hash."""
+    configuration: str = ""
+    firing: tuple[alerts.Alert, ...] = ()
+    untold_verdict: vocabulary.VerdictChanged | None = None
+    untold_alerts: tuple[alerts.Alert, ...] = ()
+    remedied: datetime | None = None
+    """Since when the verdict stood that was last acted on, or refused to be."""
+    remedies: tuple[datetime, ...] = ()
+    """When its pod was restarted by us, the last times: they count against the budget."""
+    position: int = 0
+    leader: int = 0
+
+
+def of_alerts(told: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
+    """Return what is left to know of each plugin where only its alerts were kept, oldest first.
+
+    Nothing is known of how it stands; but what still fires must be ended once it is well.
+    """
+    newest = {event.fingerprint: event for event in told}
+    plugins: dict[tuple[str, str], list[alerts.Alert]] = {}
+    for event in newest.values():
+        if event.state is vocabulary.AlertState.FIRING:
+            plugins.setdefault((event.node, event.plugin), []).append(alerts.told(event))
+    return [
+        Snapshot(
+            node=node,
+            plugin=plugin,
+            state=State.UNKNOWN,
+            interval_s=_INTERVAL_S,
+            firing=tuple(firing),
+            bad=tuple(_bad(alert) for alert in firing if alerts.is_of_devices(alert.kind)),
+        )
+        for (node, plugin), firing in plugins.items()
+    ]
+
+
+def _bad(alert: alerts.Alert) -> devices.Known:
+    why = alert.evidence[0].observed.partition(": ")[2] if alert.evidence else ""
+    return devices.Known(alert.kind, alert.resource, why, alert.devices)
+
+
+_DECODER = msgspec.json.Decoder(Snapshot)
+
+
+def encode(remembered: Snapshot) -> bytes:
+    """Return it as JSON, no larger than NATS takes it.
+
+    Of thousands of devices with long reasons of their own the reasons are cut, and then, of the
+    list, the last devices left out: the next inventory names them again.
+    """
+    value = msgspec.json.encode(remembered)
+    if len(value) <= _BYTES_MAX:
+        return value
+    bad = _shorter(remembered.bad)
+    value = msgspec.json.encode(msgspec.structs.replace(remembered, bad=bad))
+    while len(value) > _BYTES_MAX and bad:
+        bad = bad[: len(bad) // 2]
+        value = msgspec.json.encode(msgspec.structs.replace(remembered, bad=bad))
+    return value
+
+
+def _shorter(bad: Iterable[devices.Known]) -> tuple[devices.Known, ...]:
+    alike: dict[tuple[vocabulary.AlertKind, str, str], list[str]] = {}
+    for known in bad:
+        alike.setdefault((known.kind, known.resource, known.why[:_WHY_SHORT]), []).extend(known.ids)
+    return tuple(
+        devices.Known(*group, tuple(ids[at : at + _IDS_EACH]))
+        for group, ids in alike.items()
+        for at in range(0, len(ids), _IDS_EACH)
+    )
+
+
+def decode(value: bytes) -> Snapshot:
+    """Return what was remembered. Raises ValueError: another version's, or nothing of ours."""
+    found = _DECODER.decode(value)
+    if found.v != VERSION:
+        raise ValueError(f"v={found.v}, and this is version {VERSION}")
+    return found

@@ -1,0 +1,205 @@
+"""Pure: The table: what a silence means, once the questions are answered.
+
+The first row that holds decides. "Quiet" is when for the whole patience no beat came and no
+connection ended, so that what Kubernetes tells of the pod is as new as that; "well" is a pod that
+is Running and Ready on a node that still offers what the plugin had.
+
+| nobody listens, or no answer, and                      | verdict     | rule             |
+|--------------------------------------------------------|-------------|------------------|
+| Kubernetes did not answer, and may yet (3)             | wait        |                  |
+| the node is not in the cluster                         | MAINTENANCE | NODE_GONE        |
+| the pod is being deleted                               | MAINTENANCE | POD_DELETED      |
+| nobody listens; the node is unschedulable or to go     | MAINTENANCE | NODE_PLANNED     |
+| the lease is 20 s old                                  | NODE_DOWN   | LEASE_STALE      |
+| no lease is newer than the beat that is missing (1)    | wait        |                  |
+| nobody listens; a rollout replaces the pod             | MAINTENANCE | POD_REPLACED     |
+| it is expected, and was never heard                    | MISSING     | NEVER_HEARD      |
+| no pod, or none that runs                              | PLUGIN_DOWN | POD_NOT_RUNNING  |
+| it does not answer; the pod is not well, or not known  | STUCK       | NO_ANSWER        |
+| its side did not close it; the pod runs, and not Ready | STUCK       | POD_NOT_READY    |
+| the pod is well, and may not know better yet (2)       | wait        |                  |
+| quiet, or closed by the server; and the pod is well    | UNREACHABLE | ONLY_BUS_SILENT  |
+| its side closed its connection, and that just now (3)  | PLUGIN_DOWN | NOT_BACK         |
+| the server closed its connection; no pod is known      | STUCK       | CONNECTION_STALE |
+| otherwise                                              | PLUGIN_DOWN | NOBODY_LISTENS   |
+
+(1) Or than a little more, as the node may have died just before that beat was due. A lease is soon
+renewed, or soon stale. No need to wait where the plugin's side closed its connection: the node
+was alive to do so.
+(2) A process that stands still looks as one whose way to the bus is cut, until its readiness probes
+have failed (`ready_s`): the loop that beats answers those too. Again no need to wait where its own
+side closed its connection.
+(3) It crashed a moment ago and is started again, or only its way to the bus broke: asked again once
+it is quiet, and Kubernetes then until it answers, some times.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from muster import vocabulary
+from muster.vocabulary import Verdict
+from muster_health.alerting import evidence
+from muster_health.model import cluster_facts, config
+from muster_health.model.rules import Rule
+from muster_health.plugin import links
+
+_DUE_BEATS: Final = 1.1
+"""When, after a beat, the next one is overdue."""
+_APART = (
+    "whether its process hangs or only its network is cut, only the Kubernetes API could tell; "
+    "there is none"
+)
+_WHOSE = (
+    "whether only it or its whole node is gone, only the Kubernetes API could tell; there is none"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """All that bears on a silence. `listens` is what the probe found: somebody, who is mute.
+
+    `known` is None when Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is
+    what the plugin last said of its devices, by resource; `ever_heard` is by us, or by who
+    remembered it for us.
+    """
+
+    silent_s: float
+    interval_s: float
+    ever_heard: bool
+    expected: bool
+    listens: bool
+    link: links.Links
+    has_cluster: bool
+    known: cluster_facts.Facts | None
+    healthy: Mapping[str, int]
+    waited: bool
+    now: float
+
+    @property
+    def quiet_s(self) -> float:
+        """Return for how long nothing has happened: no beat, and no connection that ended."""
+        closed = self.link.closed
+        return self.silent_s if closed is None else min(self.silent_s, self.now - closed.at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a silence means, and why."""
+
+    verdict: Verdict
+    rule: Rule
+    evidence: tuple[vocabulary.Evidence, ...]
+
+
+def may_pause(rule: Rule) -> bool:
+    """Tell whether one that only pauses (a busy node, a slow way back to the bus) looks so too."""
+    return rule in {
+        Rule.NOT_BACK,
+        Rule.NO_ANSWER,
+        Rule.POD_NOT_READY,
+        Rule.ONLY_BUS_SILENT,
+        Rule.CONNECTION_STALE,
+    }
+
+
+def judge(scene: Scene, settings: config.Detection) -> Judgement | None:
+    """Return what the silence means; None where some seconds more will tell."""
+    decided = _decide(scene, settings)
+    if decided is None:
+        return None
+    verdict, rule = decided
+    told = [
+        evidence.silent(scene.silent_s, scene.interval_s, ever_heard=scene.ever_heard),
+        evidence.no_answer(settings.probe_timeout_s)
+        if scene.listens
+        else evidence.nobody_listens(),
+        *evidence.connection(scene.link, scene.now),
+    ]
+    if scene.has_cluster:
+        told += evidence.cluster(scene.known, sorted(scene.healthy))
+    elif rule is Rule.CONNECTION_STALE:
+        told.append(evidence.undecided(_APART))
+    elif verdict is Verdict.PLUGIN_DOWN:
+        told.append(evidence.undecided(_WHOSE))
+    return Judgement(verdict=verdict, rule=rule, evidence=tuple(told))
+
+
+def _decide(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | None:
+    known = scene.known or cluster_facts.Facts()
+    pods = known.pods or ()
+    gone = not scene.listens
+    age_s = known.lease_age_s or 0.0
+    late = known.lease_age_s is not None and _may_have_died(scene, age_s)
+    replaced = bool(pods) and all(pod.is_outdated or pod.deleting for pod in pods)
+    deleted = bool(pods) and all(pod.deleting for pod in pods)
+    rows = (
+        (_may_answer_yet(scene, settings), None),
+        (known.exists is False, (Verdict.MAINTENANCE, Rule.NODE_GONE)),
+        (deleted, (Verdict.MAINTENANCE, Rule.POD_DELETED)),
+        (gone and bool(known.planned), (Verdict.MAINTENANCE, Rule.NODE_PLANNED)),
+        (age_s > settings.lease_stale_s, (Verdict.NODE_DOWN, Rule.LEASE_STALE)),
+        (late, None),
+        (gone and replaced, (Verdict.MAINTENANCE, Rule.POD_REPLACED)),
+        (scene.expected and not scene.ever_heard, (Verdict.MISSING, Rule.NEVER_HEARD)),
+    )
+    return next((decided for holds, decided in rows if holds), _of_plugin(scene, settings))
+
+
+def _may_have_died(scene: Scene, lease_age_s: float) -> bool:
+    closed = scene.link.closed
+    if scene.waited or not scene.ever_heard or (closed is not None and not closed.by_server):
+        return False
+    return lease_age_s > scene.silent_s - _DUE_BEATS * scene.interval_s
+
+
+def _may_answer_yet(scene: Scene, settings: config.Detection) -> bool:
+    if not scene.has_cluster or scene.known is not None or scene.waited:
+        return False
+    closed = scene.link.closed
+    return closed is None or closed.by_server or _is_quiet(scene, settings)
+
+
+def _is_quiet(scene: Scene, settings: config.Detection) -> bool:
+    return scene.quiet_s >= settings.suspicion_beats * scene.interval_s
+
+
+def _is_early(scene: Scene, settings: config.Detection) -> bool:
+    closed = scene.link.closed
+    if scene.waited or not scene.ever_heard or (closed is not None and not closed.by_server):
+        return False
+    # it may have stood still since just before the beat that is missing
+    return scene.silent_s < settings.ready_s + scene.interval_s
+
+
+def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | None:
+    pods = scene.known.pods if scene.known is not None else None
+    stale = scene.link.closed is not None and scene.link.closed.by_server
+    hangs = stale or scene.link.closed is None
+    quiet = _is_quiet(scene, settings)
+    runs = pods is None or any(pod.runs for pod in pods)
+    ready = pods is not None and any(pod.ready for pod in pods)
+    well = ready and _offers_all(scene)
+    rows = (
+        (not runs, (Verdict.PLUGIN_DOWN, Rule.POD_NOT_RUNNING)),
+        (scene.listens and not well, (Verdict.STUCK, Rule.NO_ANSWER)),
+        (hangs and pods is not None and not ready, (Verdict.STUCK, Rule.POD_NOT_READY)),
+        (well and _is_early(scene, settings), None),
+        (well and (quiet or stale), (Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT)),
+        (not quiet and not stale, (Verdict.PLUGIN_DOWN, Rule.NOT_BACK)),
+        (stale and pods is None, (Verdict.STUCK, Rule.CONNECTION_STALE)),
+    )
+    otherwise = (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)
+    return next((decided for holds, decided in rows if holds), otherwise)
+
+
+def _offers_all(scene: Scene) -> bool:
+    """Tell whether the node offers what the plugin last had, as far as that is known."""
+    offers = scene.known.offers if scene.known is not None else None
+    if offers is None:
+        return True
+    return all(
+        name in offers and offers[name].allocatable >= healthy
+        for name, healthy in scene.healthy.items()
+        if healthy
+    )
