@@ -2,7 +2,7 @@
 
 The faults and their world are those of `tests/flow`: real plugins, a real health service and a real
 nats-server; the kubelets and the Kubernetes API are stand-ins, and pods are simulated
-(`tests/flow/fleet.py`). All periods are the defaults but these, so that the same plugin can fail
+(`tests/worlds/fleet.py`). All periods are the defaults but these, so that the same plugin can fail
 again and again: a health checker is old after 30 s (300), an expected plugin is missing after 20 s
 (120), alerts follow verdicts at once (180 s where it may only pause), and who falls often is not
 damped. Class l, where health itself fails, has a world of its own in which the watchdog ticks every
@@ -39,7 +39,7 @@ from muster.local import layout, nats, processes
 from muster.nats import bus
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
-from tests.flow import faults, fleet, parts
+from tests.worlds import fault_classes, fleet, fleet_parts
 
 _TARGETS_S: Final = {
     "a": 3,
@@ -79,7 +79,7 @@ _CYCLE_S: Final = {
 _BEAT_S: Final = 5.0
 _LOOK_S: Final = 0.02
 _CALM: Final = {
-    **parts.CALM,
+    **fleet_parts.CALM,
     "patience_s": 0,
     "checker_age_s": 30,
     "missing_s": 20,
@@ -87,7 +87,7 @@ _CALM: Final = {
     "hold_s": 0.1,
     "hold_max_s": 0.1,
 }
-PACE: Final = parts.Pace(
+PACE: Final = fleet_parts.Pace(
     beat_s=_BEAT_S,
     health={
         "detection": _CALM,
@@ -99,8 +99,10 @@ PACE: Final = parts.Pace(
 class _Results:
     """What came of the injections so far, by the name of the fault."""
 
-    def __init__(self, wanted: int, within_s: float, faults_: Sequence[faults.Fault]) -> None:
-        self.found: dict[str, list[faults.Played]] = {fault.name: [] for fault in faults_}
+    def __init__(
+        self, wanted: int, within_s: float, faults_: Sequence[fault_classes.Fault]
+    ) -> None:
+        self.found: dict[str, list[fault_classes.Played]] = {fault.name: [] for fault in faults_}
         self._wanted = wanted
         self._until = time.monotonic() + within_s
         self._left = dict.fromkeys(self.found, wanted)
@@ -153,7 +155,7 @@ async def measure(
     letters = set(only.split(",")) if only else set("abcdefghijklmnop")
     if letters == {"l"}:
         return await _silences(wanted)
-    chosen = [fault for fault in faults.FAULTS if fault.letter in letters]
+    chosen = [fault for fault in fault_classes.FAULTS if fault.letter in letters]
     rows = await _suspicions(wanted) if "a" in letters else []
     rows += await _classes(chosen, wanted, spread_s)
     return [*rows, *(await _apart(wanted) if "l" in letters else [])]
@@ -210,7 +212,9 @@ async def _suspicions(wanted: int) -> list[table.Row]:
     ]
 
 
-async def _classes(chosen: Sequence[faults.Fault], wanted: int, spread_s: float) -> list[table.Row]:
+async def _classes(
+    chosen: Sequence[fault_classes.Fault], wanted: int, spread_s: float
+) -> list[table.Row]:
     trips = _Trips()
     async with fleet.fleet(PACE) as world:
         crews = {fault.name: _crew(fault, wanted, spread_s) for fault in chosen}
@@ -250,18 +254,18 @@ async def _classes(chosen: Sequence[faults.Fault], wanted: int, spread_s: float)
     return rows
 
 
-def _crew(fault: faults.Fault, wanted: int, spread_s: float) -> int:
+def _crew(fault: fault_classes.Fault, wanted: int, spread_s: float) -> int:
     """Return on how many nodes a fault is made, so that all are done at about the same time."""
     cycle_s = _CYCLE_S.get(fault.name, _CYCLE_S.get(fault.letter, 30))
     return max(1, math.ceil(wanted * cycle_s / spread_s))
 
 
-async def _again(node: fleet.Node, fault: faults.Fault, results: _Results) -> None:
+async def _again(node: fleet.Node, fault: fault_classes.Fault, results: _Results) -> None:
     """Make a fault on one node again and again."""
     while results.take(fault.name):
         # at any moment between two beats
         await asyncio.sleep(random.uniform(0, _BEAT_S))  # noqa: S311  # no secret
-        played = await faults.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
+        played = await fault_classes.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
         results.found[fault.name].append(played)
         for problem in _wrong(played):
             print(f"{node.name}: {problem}", flush=True)
@@ -269,13 +273,15 @@ async def _again(node: fleet.Node, fault: faults.Fault, results: _Results) -> No
             return
 
 
-async def _anew(world: fleet.Fleet, fault: faults.Fault, results: _Results, crew: int) -> None:
+async def _anew(
+    world: fleet.Fleet, fault: fault_classes.Fault, results: _Results, crew: int
+) -> None:
     """Make a fault on one new node after the other."""
     number = 0
     while results.take(fault.name):
         number += 1
         node = world.node(f"n-{fault.name}-{crew}-{number}")
-        played = await faults.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
+        played = await fault_classes.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
         results.found[fault.name].append(played)
         for problem in _wrong(played):
             print(f"{node.name}: {problem}", flush=True)
@@ -283,7 +289,7 @@ async def _anew(world: fleet.Fleet, fault: faults.Fault, results: _Results, crew
         await node.close()
 
 
-def _rows(fault: faults.Fault, found: Sequence[faults.Played]) -> list[table.Row]:
+def _rows(fault: fault_classes.Fault, found: Sequence[fault_classes.Played]) -> list[table.Row]:
     wrong = collections.Counter(word for one in found for word in _wrong(one))
     count = sum(bool(_wrong(one)) for one in found)
     said = "; ".join(f"{many} x {word}" for word, many in wrong.most_common(3))
@@ -303,7 +309,7 @@ def _rows(fault: faults.Fault, found: Sequence[faults.Played]) -> list[table.Row
     return rows
 
 
-def _wrong(one: faults.Played) -> list[str]:
+def _wrong(one: fault_classes.Played) -> list[str]:
     """Say what was told and should not have been, or the other way round."""
     before = f"{one.fault.name} {one.fault.title}: "
     said = [problem.removeprefix(before) for problem in one.problems]

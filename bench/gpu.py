@@ -1,7 +1,7 @@
 """Door to the plugin with GPUs: what it costs to see eight of them, and how fast a fault is told.
 
-NVML is the stand-in of the tests (`tests/nvml`): its answers cost nothing, so what is measured is
-the plugin and the binding. It is compiled with the system's `cc` the first time.
+NVML is the stand-in of the tests (`tests/worlds/nvml`): its answers cost nothing, so what is
+measured is the plugin and the binding. It is compiled with the system's `cc` the first time.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Final
 import muster
 import muster_plugin
 from bench import ear, placement, programs, table
-from tests.nvml import fake, scenes
+from tests.worlds.nvml import fake, scenes
 
 GPU: Final = "nvidia.com/gpu"
 _SETTLE_S: Final = 6.0

@@ -23,10 +23,11 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from bench import programs, sink, swarm, table
+from bench import programs, swarm, table
 from muster import vocabulary
 from muster.local import layout, nats, processes
 from muster.nats import bus, consumers, streams
+from tests.worlds import webhook_sink
 
 _BEAT_S: Final = 5.0
 _SETTLE_S: Final = 2 * _BEAT_S
@@ -235,7 +236,7 @@ async def _storm(nodes: int, *, quick: bool) -> list[table.Row]:
     """Kill NATS below all of them, kill some of them meanwhile, and look who is found."""
     clock = asyncio.get_running_loop().time
     async with contextlib.AsyncExitStack() as stack:
-        people = await stack.enter_async_context(sink.sink())
+        people = await stack.enter_async_context(webhook_sink.sink())
         world = await stack.enter_async_context(_world())
         ears = _Ears(world.server.url)
         blind = await asyncio.start_server(ears.answer, "127.0.0.1", 0)
@@ -303,7 +304,9 @@ async def _until_quiet(world: _World, restarted: float) -> float:
     return clock() - restarted
 
 
-async def _notified(world: _World, stack: contextlib.AsyncExitStack, people: sink.Sink) -> None:
+async def _notified(
+    world: _World, stack: contextlib.AsyncExitStack, people: webhook_sink.Sink
+) -> None:
     """Start a notifier that puts all alerts of a kind into one message."""
     settings = {
         "bus": {"url": world.server.url},

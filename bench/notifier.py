@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from bench import crashes, programs, sink, table
+from bench import crashes, programs, table
+from tests.worlds import webhook_sink
 
 _STORM: Final = 10_000
 _AT_ONCE: Final = 200
@@ -35,7 +36,11 @@ async def _storm(directory: Path) -> list[table.Row]:
     """10,000 alerts of one kind on as many nodes; then all of them end."""
     clock = asyncio.get_running_loop().time
     gate = asyncio.Semaphore(_AT_ONCE)
-    async with sink.sink() as a, sink.sink() as b, sink.world(directory) as world:
+    async with (
+        webhook_sink.sink() as a,
+        webhook_sink.sink() as b,
+        webhook_sink.world(directory) as world,
+    ):
         notifier = await world.start(
             {"a": a, "b": b},
             group_by=["kind"],
@@ -53,7 +58,7 @@ async def _storm(directory: Path) -> list[table.Row]:
         await asyncio.gather(*(say(number, "firing") for number in range(_STORM)))
         published_s = clock() - began
 
-        def has_all(taken: list[sink.Taken]) -> bool:
+        def has_all(taken: list[webhook_sink.Taken]) -> bool:
             return any(one.total >= _STORM for one in taken)
 
         await a.wait_for(has_all, 60)
@@ -62,7 +67,7 @@ async def _storm(directory: Path) -> list[table.Row]:
         mib, cpu_s = programs.resident_mib(notifier.pid), programs.cpu_s(notifier.pid)
         await asyncio.gather(*(say(number, "resolved") for number in range(_STORM)))
 
-        def is_over(taken: list[sink.Taken]) -> bool:
+        def is_over(taken: list[webhook_sink.Taken]) -> bool:
             return taken[-1].reason == "all_resolved"
 
         await a.wait_for(is_over, 60)
@@ -102,18 +107,18 @@ async def _latency(directory: Path, *, alerts: int) -> tuple[list[float], list[f
     """
     clock = asyncio.get_running_loop().time
 
-    async def one(world: sink.World, found: sink.Sink, number: int) -> float:
+    async def one(world: webhook_sink.World, found: webhook_sink.Sink, number: int) -> float:
         began = clock()
         await world.says(number, "firing", node=f"node-{number}")
         await found.wait_for(lambda taken: len(taken) > number, 30)
         return found.taken[-1].at - began
 
     async with (
-        sink.sink() as first,
-        sink.sink() as second,
-        sink.sink(None) as silent,
-        sink.world(directory / "alone") as alone,
-        sink.world(directory / "beside") as beside,
+        webhook_sink.sink() as first,
+        webhook_sink.sink() as second,
+        webhook_sink.sink(None) as silent,
+        webhook_sink.world(directory / "alone") as alone,
+        webhook_sink.world(directory / "beside") as beside,
     ):
         await alone.start({"hook": first}, **_AT_ONCE_TIMES)
         await beside.start({"hook": second, "stuck": silent}, **_AT_ONCE_TIMES)
@@ -162,7 +167,7 @@ def _latency_rows(alone: list[float], beside: list[float]) -> list[table.Row]:
 
 async def _rate(directory: Path, *, messages: int) -> list[table.Row]:
     """Ask what the smallest time between two messages to a slow receiver is."""
-    async with sink.sink() as found, sink.world(directory) as world:
+    async with webhook_sink.sink() as found, webhook_sink.world(directory) as world:
         await world.start(
             {"slow": found}, limits={"slow": {"rate_per_s": 1.0, "burst": 1}}, **_AT_ONCE_TIMES
         )

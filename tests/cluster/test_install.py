@@ -14,12 +14,11 @@ from typing import Any, Final
 
 import pytest
 
-from tests import deployed, rights
-from tests.cluster import server
+from tests.worlds import api_rights, api_server, manifests
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-OVERLAY: Final = deployed.ROOT / "k8s/overlays/minimal"
+OVERLAY: Final = manifests.ROOT / "k8s/overlays/minimal"
 LABELER: Final = "system:serviceaccount:muster:muster-labeler"
 NODE: Final = "muster-test-install"
 KEY: Final = "skypilot.co/accelerator"
@@ -65,7 +64,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Installed]:
-    with server.asked_for(request) as (kubeconfig, _):
+    with api_server.asked_for(request) as (kubeconfig, _):
         found = Installed(kubeconfig)
         if found.ask("get", "namespace", "muster")[0] == 0:
             pytest.skip("no throwaway cluster: it has a namespace muster already")
@@ -92,17 +91,17 @@ def test_the_server_has_every_object_and_a_second_apply_changes_nothing(
     cluster: Installed,
 ) -> None:
     told = cluster.good("apply", "-k", str(OVERLAY)).splitlines()
-    assert len(told) == len(deployed.objects("minimal"))
+    assert len(told) == len(manifests.objects("minimal"))
     assert [line for line in told if not line.endswith(" unchanged")] == []
     assert cluster.ask("diff", "-k", str(OVERLAY)) == (0, "")
 
 
 def test_every_account_may_do_its_work_and_nothing_else(cluster: Installed) -> None:
-    def says(asked: rights.Question) -> str:
+    def says(asked: api_rights.Question) -> str:
         return cluster.ask("auth", "can-i", *asked.words())[1].split()[0]
 
-    assert [asked for asked in rights.MAY if says(asked) != "yes"] == []
-    assert [asked for asked in rights.MAY_NOT if says(asked) != "no"] == []
+    assert [asked for asked in api_rights.MAY if says(asked) != "yes"] == []
+    assert [asked for asked in api_rights.MAY_NOT if says(asked) != "no"] == []
 
 
 def test_the_labeler_writes_labels_of_accelerators_and_nothing_else(cluster: Installed) -> None:

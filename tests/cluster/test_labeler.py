@@ -21,8 +21,8 @@ from muster.kubernetes import api as kubernetes_api
 from muster.local import layout, nats, processes
 from muster.nats import bus
 from muster_labeler import command, condition, facts, schemes
-from tests.cluster import server
-from tests.labeler import cluster as clusters
+from tests.worlds import api_server
+from tests.worlds import labeler_cluster as clusters
 
 KEY = schemes.SKYPILOT
 DOKS = "doks.digitalocean.com/gpu-model"
@@ -135,7 +135,7 @@ class Real:
 
 @pytest.fixture(scope="module")
 def real(request: pytest.FixtureRequest) -> Iterator[Real]:
-    with server.asked_for(request) as (kubeconfig, directory):
+    with api_server.asked_for(request) as (kubeconfig, directory):
         found = Real(kubeconfig, directory)
         others = [
             node["metadata"]["name"]

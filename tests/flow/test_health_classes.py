@@ -15,19 +15,20 @@ import pytest
 
 from muster.local import nats, webhook
 from muster.nats import bus, consumers, streams
-from tests.flow import faults, fleet, parts
+from tests.worlds import fault_classes, fleet, fleet_parts
 
 _TIMEOUT_S = 60.0
 _QUIET_S = 3.0
-_MENDED = faults.MENDED[0]
+_MENDED = fault_classes.MENDED[0]
 """One node for all of these, one after another."""
 
 
 async def one_after_another(
-    node: fleet.Node, them: Collection[faults.Fault] = faults.MENDED
-) -> list[faults.Played]:
+    node: fleet.Node, them: Collection[fault_classes.Fault] = fault_classes.MENDED
+) -> list[fault_classes.Played]:
     return [
-        await faults.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S) for fault in them
+        await fault_classes.played(node, fault, timeout_s=_TIMEOUT_S, quiet_s=_QUIET_S)
+        for fault in them
     ]
 
 
@@ -35,11 +36,11 @@ async def one_after_another(
 def test_each_class_of_failure_gets_its_verdict_its_evidence_and_its_end() -> None:
     async def story() -> list[str]:
         async with asyncio.timeout(230), fleet.fleet() as world:
-            nodes = await faults.started(world, (*faults.FAULTS, _MENDED))
+            nodes = await fault_classes.started(world, (*fault_classes.FAULTS, _MENDED))
             playing = [asyncio.create_task(one_after_another(nodes[_MENDED.name]))]
             playing += [
                 asyncio.create_task(one_after_another(nodes[fault.name], (fault,)))
-                for fault in faults.FAULTS
+                for fault in fault_classes.FAULTS
             ]
             return [problem for task in playing for one in await task for problem in one.problems]
 
@@ -74,12 +75,12 @@ def test_when_health_itself_dies_the_notifier_says_so_and_when_it_is_back(tmp_pa
             webhook.WebhookReceiver() as hook,
         ):
             at = {"url": server.url}
-            leading = parts.FAST.health["leading"]
-            health = parts.Service(
+            leading = fleet_parts.FAST.health["leading"]
+            health = fleet_parts.Service(
                 "muster_health", written("health", bus=at, leading=leading), tmp_path / "h.log"
             )
             receiver = {"name": "hook", "webhook": {"url": f"{hook.url}/", "reach": "loopback"}}
-            notifier = parts.Service(
+            notifier = fleet_parts.Service(
                 "muster_notifier",
                 written(
                     "notifier",

@@ -1,7 +1,7 @@
 """Health is killed, stopped and continued, alone and with a second one: people notice nothing.
 
-The plugins and their script are `bench.scripted`; NATS and health are real. Leases are short, and
-a take-over is quicker by that.
+The plugins and their script are `tests.worlds.scripted_health`; NATS and health are real. Leases
+are short, so that a take-over is quick.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import signal
 import time
 from pathlib import Path
 
-from bench import scripted
+from tests.worlds import scripted_health
 
 _SEED = 5
 _POINTS = 8
@@ -18,7 +18,7 @@ _TAKE_OVER_S = 6.0
 _RIGHT = (0, 0, True, True)
 
 
-def judged(found: scripted.Result) -> tuple[int, int, bool, bool]:
+def judged(found: scripted_health.Result) -> tuple[int, int, bool, bool]:
     return found.lost, found.strange, found.in_order, found.leaders_in_order
 
 
@@ -27,16 +27,16 @@ def test_kills_at_random_points_change_nothing_that_is_told(tmp_path: Path) -> N
     points_s = [chance.uniform(0.0, 2.2) for _ in range(_POINTS)]
     print("seed", _SEED, points_s)  # noqa: T201  # to play a failure again
 
-    async def story() -> scripted.Result:
+    async def story() -> scripted_health.Result:
         async with asyncio.timeout(100):
-            return await scripted.crashed(tmp_path, points_s=points_s, nodes=4, timeout_s=25)
+            return await scripted_health.crashed(tmp_path, points_s=points_s, nodes=4, timeout_s=25)
 
     found = asyncio.run(story())
     assert judged(found) == _RIGHT
     assert found.alerts >= 16
 
 
-async def leader_of(watchers: list[scripted.Watcher]) -> scripted.Watcher:
+async def leader_of(watchers: list[scripted_health.Watcher]) -> scripted_health.Watcher:
     while True:
         for watcher in watchers:
             if await watcher.leads():
@@ -47,9 +47,9 @@ async def leader_of(watchers: list[scripted.Watcher]) -> scripted.Watcher:
 def test_a_second_health_takes_over_from_one_that_is_killed_or_stopped_and_nothing_is_told_twice(
     tmp_path: Path,
 ) -> None:
-    async def story() -> tuple[scripted.Result, list[float]]:
+    async def story() -> tuple[scripted_health.Result, list[float]]:
         taken_s = []
-        async with asyncio.timeout(100), scripted.run(tmp_path, nodes=4) as script:
+        async with asyncio.timeout(100), scripted_health.run(tmp_path, nodes=4) as script:
             watchers = [script.watcher(name, ttl_s=2) for name in ("one", "two")]
             await script.begin()
             try:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from muster import vocabulary
-from tests.nvml import node, scenes
-from tests.nvml.node import GPU, UUIDS
+from tests.worlds.nvml import node, scenes
+from tests.worlds.nvml.node import GPU, UUIDS
 
 Changed = vocabulary.DeviceHealthChanged
 Turned = vocabulary.DeviceConditionChanged

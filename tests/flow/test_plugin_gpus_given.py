@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from muster.pb import deviceplugin_pb2 as dp
-from tests.nvml import fake, node, scenes
-from tests.nvml.node import GPU, UUIDS
+from tests.worlds.nvml import fake, node, scenes
+from tests.worlds.nvml.node import GPU, UUIDS
 
 FUSE: Final = "smarter-devices/fuse"
 BELOW: Final = "/var/run/nvidia-container-devices"

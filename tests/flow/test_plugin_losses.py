@@ -15,31 +15,31 @@ import pytest
 
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
-from tests.flow import worlds
+from tests.worlds import kubelets
 
 
-async def restart(world: worlds.World) -> None:
+async def restart(world: kubelets.World) -> None:
     await world.do("/restart")
 
 
-async def drop_stream(world: worlds.World) -> None:
-    await world.do(f"/drop-stream?resource={worlds.FUSE}")
+async def drop_stream(world: kubelets.World) -> None:
+    await world.do(f"/drop-stream?resource={kubelets.FUSE}")
 
 
-async def remove_own_socket(world: worlds.World) -> None:
-    worlds.own_socket(world).unlink()
+async def remove_own_socket(world: kubelets.World) -> None:
+    kubelets.own_socket(world).unlink()
 
 
-async def steal_own_socket(world: worlds.World) -> None:
-    path = worlds.own_socket(world)
+async def steal_own_socket(world: kubelets.World) -> None:
+    path = kubelets.own_socket(world)
     with socket.socket(socket.AF_UNIX) as thief:
         thief.bind(str(path.with_name("thief.sock")))
         path.with_name("thief.sock").rename(path)
 
 
-async def replace_kubelet_socket_only(world: worlds.World) -> None:
+async def replace_kubelet_socket_only(world: kubelets.World) -> None:
     """Do what a kubelet would that forgets us and leaves our socket: the file alone is new."""
-    if isinstance(world, worlds.Real):
+    if isinstance(world, kubelets.Real):
         pytest.skip("the socket of a real kubelet is not ours to replace")
     path = world.directory / "device-plugins" / "kubelet.sock"
     path.rename(path.with_name("kept.sock"))
@@ -56,29 +56,29 @@ LOSSES = [
 ]
 
 
-def first_seen(loss: Callable[[worlds.World], Awaitable[None]]) -> set[str]:
+def first_seen(loss: Callable[[kubelets.World], Awaitable[None]]) -> set[str]:
     """Return what a loss may look like before all of it is there."""
     return {"stream_closed", "own_socket_lost"} if loss is restart else set()
 
 
-@pytest.mark.parametrize("kind", worlds.WORLDS)
+@pytest.mark.parametrize("kind", kubelets.WORLDS)
 @pytest.mark.parametrize(
     ("loss", "reason"), [loss[1:] for loss in LOSSES], ids=[loss[0] for loss in LOSSES]
 )
 def test_the_plugin_is_registered_again_and_says_why(
-    kind: worlds.Worlds, loss: Callable[[worlds.World], Awaitable[None]], reason: str
+    kind: kubelets.Worlds, loss: Callable[[kubelets.World], Awaitable[None]], reason: str
 ) -> None:
     async def story() -> None:
-        async with kind() as world, worlds.plugin(world) as process:
+        async with kind() as world, kubelets.plugin(world) as process:
             assert (await process.said("registered"))["reason"] == "start"
-            await worlds.offered(world, 1)
-            before = worlds.own_socket(world)
+            await kubelets.offered(world, 1)
+            before = kubelets.own_socket(world)
             await loss(world)
-            async with asyncio.timeout(worlds.BOUND_S):
+            async with asyncio.timeout(kubelets.BOUND_S):
                 assert (await process.said("deregistered"))["reason"] in {reason, *first_seen(loss)}
                 assert (await process.said("registered"))["reason"] == reason
-            await worlds.offered(world, 1)
-            assert worlds.own_socket(world) != before
+            await kubelets.offered(world, 1)
+            assert kubelets.own_socket(world) != before
 
     asyncio.run(story())
 
@@ -89,41 +89,41 @@ HARMS = [
 ]
 
 
-@pytest.mark.parametrize("kind", worlds.WORLDS)
+@pytest.mark.parametrize("kind", kubelets.WORLDS)
 @pytest.mark.parametrize(
     ("harm", "reason"), [harm[1:] for harm in HARMS], ids=[harm[0] for harm in HARMS]
 )
 def test_what_befalls_the_plugin_itself_is_found_out_and_mended(
-    kind: worlds.Worlds, harm: signal.Signals, reason: str
+    kind: kubelets.Worlds, harm: signal.Signals, reason: str
 ) -> None:
     async def story() -> None:
-        async with kind() as world, worlds.plugin(world, program=worlds.SABOTAGED) as process:
+        async with kind() as world, kubelets.plugin(world, program=kubelets.SABOTAGED) as process:
             await process.said("registered")
             await process.said("listening")
-            await worlds.offered(world, 1)
+            await kubelets.offered(world, 1)
             process.process.send_signal(harm)
-            async with asyncio.timeout(worlds.BOUND_S):
+            async with asyncio.timeout(kubelets.BOUND_S):
                 assert (await process.said("deregistered"))["reason"] == reason
                 assert (await process.said("registered"))["reason"] == reason
-            await worlds.offered(world, 1)
+            await kubelets.offered(world, 1)
 
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("kind", worlds.WORLDS)
-def test_a_change_that_inotify_does_not_tell_of_is_seen_all_the_same(kind: worlds.Worlds) -> None:
+@pytest.mark.parametrize("kind", kubelets.WORLDS)
+def test_a_change_that_inotify_does_not_tell_of_is_seen_all_the_same(kind: kubelets.Worlds) -> None:
     async def story() -> None:
-        async with kind() as world, worlds.plugin(world, program=worlds.SABOTAGED) as process:
+        async with kind() as world, kubelets.plugin(world, program=kubelets.SABOTAGED) as process:
             await process.said("registered")
             await process.said("listening")
-            await worlds.offered(world, 1)
+            await kubelets.offered(world, 1)
             process.process.send_signal(signal.SIGWINCH)
             await process.said("deaf")
             await remove_own_socket(world)
-            async with asyncio.timeout(worlds.BOUND_S):
+            async with asyncio.timeout(kubelets.BOUND_S):
                 assert (await process.said("deregistered"))["reason"] == "own_socket_lost"
                 assert (await process.said("registered"))["reason"] == "own_socket_lost"
-            await worlds.offered(world, 1)
+            await kubelets.offered(world, 1)
 
     asyncio.run(story())
 
@@ -155,7 +155,7 @@ class Kubelet:
         raise AssertionError(f"nobody does {what} to it")
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[worlds.World]:
+    async def serving(self) -> AsyncIterator[kubelets.World]:
         self._sockets.mkdir()
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((rpc.registration_handler(self),))
@@ -172,11 +172,11 @@ class Kubelet:
 def test_a_registration_that_brings_no_stream_is_repeated() -> None:
     async def story(root: Path) -> None:
         kubelet = Kubelet(root, forgets=True)
-        async with kubelet.serving() as world, worlds.plugin(world) as process:
-            async with asyncio.timeout(worlds.BOUND_S):
+        async with kubelet.serving() as world, kubelets.plugin(world) as process:
+            async with asyncio.timeout(kubelets.BOUND_S):
                 assert (await process.said("deregistered"))["reason"] == "no_stream"
                 assert (await process.said("registered"))["reason"] == "no_stream"
-            await worlds.offered(world, 1)
+            await kubelets.offered(world, 1)
 
     with tempfile.TemporaryDirectory(prefix="mu-") as root:
         asyncio.run(story(Path(root)))
@@ -184,9 +184,9 @@ def test_a_registration_that_brings_no_stream_is_repeated() -> None:
 
 def test_a_directory_of_sockets_that_is_gone_is_used_again_when_it_is_back() -> None:
     async def story(root: Path) -> None:
-        async with Kubelet(root).serving() as world, worlds.plugin(world) as process:
+        async with Kubelet(root).serving() as world, kubelets.plugin(world) as process:
             await process.said("registered")
-            async with asyncio.timeout(worlds.BOUND_S):
+            async with asyncio.timeout(kubelets.BOUND_S):
                 shutil.rmtree(root / "device-plugins")
                 assert (await process.said("deregistered"))["reason"] == "own_socket_lost"
                 await process.said("serve_failed")
@@ -200,24 +200,24 @@ def test_a_directory_of_sockets_that_is_gone_is_used_again_when_it_is_back() -> 
         asyncio.run(story(Path(root)))
 
 
-@pytest.mark.parametrize("kind", worlds.WORLDS)
+@pytest.mark.parametrize("kind", kubelets.WORLDS)
 def test_a_killed_plugin_leaves_nothing_that_its_successor_does_not_mend(
-    kind: worlds.Worlds,
+    kind: kubelets.Worlds,
 ) -> None:
     async def story() -> None:
         async with kind() as world:
-            async with worlds.plugin(world) as process:
+            async with kubelets.plugin(world) as process:
                 await process.said("registered")
-                await worlds.offered(world, 1)
+                await kubelets.offered(world, 1)
                 await process.end(signal.SIGKILL)
-            left = worlds.own_socket(world)
-            await worlds.offered(world, 0)
-            async with worlds.plugin(world) as process:
+            left = kubelets.own_socket(world)
+            await kubelets.offered(world, 0)
+            async with kubelets.plugin(world) as process:
                 said = await process.said("stale_socket_removed")
                 assert said["socket"] == left.name
                 await process.said("registered", reason="start")
-                await worlds.offered(world, 1)
-                assert worlds.own_socket(world) != left
+                await kubelets.offered(world, 1)
+                assert kubelets.own_socket(world) != left
 
     asyncio.run(story())
 
@@ -225,48 +225,48 @@ def test_a_killed_plugin_leaves_nothing_that_its_successor_does_not_mend(
 def test_a_plugin_that_is_found_is_found_again_by_a_new_kubelet() -> None:
     async def story() -> None:
         async with (
-            worlds.stand_in("--plugin-watcher") as world,
-            worlds.plugin(world, "watcher") as process,
+            kubelets.stand_in("--plugin-watcher") as world,
+            kubelets.plugin(world, "watcher") as process,
         ):
             assert (await process.said("registered"))["reason"] == "start"
-            await worlds.offered(world, 1)
-            path = worlds.own_socket(world)
+            await kubelets.offered(world, 1)
+            path = kubelets.own_socket(world)
             assert path.parent.name == "plugins_registry"
             await restart(world)
-            await worlds.offered(world, 1)
+            await kubelets.offered(world, 1)
             await drop_stream(world)
-            async with asyncio.timeout(worlds.BOUND_S):
+            async with asyncio.timeout(kubelets.BOUND_S):
                 await process.said("deregistered", reason="stream_closed")
                 await process.said("registered", reason="stream_closed")
-            await worlds.offered(world, 1)
+            await kubelets.offered(world, 1)
 
     asyncio.run(story())
 
 
 def test_where_register_is_refused_the_other_way_is_taken() -> None:
     async def story() -> None:
-        async with worlds.stand_in("--plugin-watcher") as world:
+        async with kubelets.stand_in("--plugin-watcher") as world:
             await world.do("/registration?accept=false")
-            async with worlds.plugin(world, "auto") as process, asyncio.timeout(worlds.BOUND_S):
+            async with kubelets.plugin(world, "auto") as process, asyncio.timeout(kubelets.BOUND_S):
                 await process.said("register_failed")
                 await process.said("registered", reason="register_failed")
-                assert worlds.own_socket(world).parent.name == "plugins_registry"
-                await worlds.offered(world, 1)
+                assert kubelets.own_socket(world).parent.name == "plugins_registry"
+                await kubelets.offered(world, 1)
 
     asyncio.run(story())
 
 
 def test_a_registration_that_is_refused_after_a_loss_is_tried_until_it_is_taken() -> None:
     async def story() -> None:
-        async with worlds.stand_in() as world, worlds.plugin(world) as process:
+        async with kubelets.stand_in() as world, kubelets.plugin(world) as process:
             await process.said("registered")
-            async with asyncio.timeout(worlds.BOUND_S):
+            async with asyncio.timeout(kubelets.BOUND_S):
                 await world.do("/registration?accept=false")
                 await drop_stream(world)
                 await process.said("deregistered", reason="stream_closed")
                 await process.said("register_failed")
                 await world.do("/registration?accept=true")
                 await process.said("registered", reason="stream_closed")
-            await worlds.offered(world, 1)
+            await kubelets.offered(world, 1)
 
     asyncio.run(story())

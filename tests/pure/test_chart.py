@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests import deployed
+from tests.worlds import manifests
 
-CHART: Final = deployed.ROOT / "k8s/chart/muster"
+CHART: Final = manifests.ROOT / "k8s/chart/muster"
 
 helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-python-sdk")
 

@@ -12,10 +12,10 @@ from typing import Final
 import yaml
 
 from muster.nats import streams
-from tests import deployed
+from tests.worlds import manifests
 
-PAGE: Final = (deployed.ROOT / "docs/install.md").read_text("utf-8")
-COMPOSE: Final = yaml.safe_load((deployed.ROOT / "compose.yaml").read_text("utf-8"))
+PAGE: Final = (manifests.ROOT / "docs/install.md").read_text("utf-8")
+COMPOSE: Final = yaml.safe_load((manifests.ROOT / "compose.yaml").read_text("utf-8"))
 
 
 def test_the_page_has_every_port_of_compose_and_no_other() -> None:
@@ -36,20 +36,20 @@ def test_the_page_counts_the_containers() -> None:
 
 def test_the_page_has_every_overlay() -> None:
     told = set(re.findall(r"^\| `([a-z]+)` \| ", PAGE, re.MULTILINE))
-    assert told >= set(deployed.OVERLAYS)
-    assert {folder.name for folder in (deployed.ROOT / "k8s/overlays").iterdir()} == set(
-        deployed.OVERLAYS
+    assert told >= set(manifests.OVERLAYS)
+    assert {folder.name for folder in (manifests.ROOT / "k8s/overlays").iterdir()} == set(
+        manifests.OVERLAYS
     )
 
 
 def test_a_folder_made_as_the_page_says_renders_with_the_image_it_names(tmp_path: Path) -> None:
     (written,) = re.findall(r"cat > my-muster/kustomization.yaml <<EOF\n(.*?)EOF", PAGE, re.DOTALL)
     (component,) = re.findall(r"`(components: [^`]+)`", PAGE)
-    (tmp_path / "muster").symlink_to(deployed.ROOT)
+    (tmp_path / "muster").symlink_to(manifests.ROOT)
     folder = tmp_path / "my-muster"
     folder.mkdir()
     (folder / "kustomization.yaml").write_text(f"{written}{component}\n")
-    found = [one for one in yaml.safe_load_all(deployed.render(folder)) if one]
+    found = [one for one in yaml.safe_load_all(manifests.render(folder)) if one]
     images = {
         container["image"]
         for one in found
@@ -77,7 +77,7 @@ def test_the_secrets_that_the_page_makes_are_all_that_are_read(tmp_path: Path) -
     assert len(set(passwords)) == len(passwords)
     read = {
         (ref["name"], ref["key"])
-        for pod in deployed.pods("minimal").values()
+        for pod in manifests.pods("minimal").values()
         for container in pod["containers"]
         for env in container.get("env", [])
         if (ref := env.get("valueFrom", {}).get("secretKeyRef"))
@@ -88,9 +88,9 @@ def test_the_secrets_that_the_page_makes_are_all_that_are_read(tmp_path: Path) -
 
 
 def test_streams_fit_where_they_are_kept() -> None:
-    claim = deployed.only("minimal", "StatefulSet", "muster-nats")["spec"]["volumeClaimTemplates"]
+    claim = manifests.only("minimal", "StatefulSet", "muster-nats")["spec"]["volumeClaimTemplates"]
     disk = int(claim[0]["spec"]["resources"]["requests"]["storage"].removesuffix("Gi")) * 2**30
-    conf = deployed.file_in("minimal", "muster-nats", "nats.conf")
+    conf = manifests.file_in("minimal", "muster-nats", "nats.conf")
     (store,) = re.findall(r"max_file_store: (\d+)GB", conf)
     kept = sum(one.bytes_max for one in (*streams.STREAMS, *streams.BUCKETS))
     assert kept < int(store) * 2**30 < disk

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests import deployed
+from tests.worlds import manifests
 
-PAGES = [*sorted((deployed.ROOT / "docs").rglob("*.md")), deployed.ROOT / "README.md"]
-TEXT = {page.relative_to(deployed.ROOT): page.read_text("utf-8") for page in PAGES}
+PAGES = [*sorted((manifests.ROOT / "docs").rglob("*.md")), manifests.ROOT / "README.md"]
+TEXT = {page.relative_to(manifests.ROOT): page.read_text("utf-8") for page in PAGES}
 
 
 def carried() -> list[dict[str, str]]:
     """Return the labels of every object and of every pod."""
-    objects = [*deployed.objects("minimal"), *deployed.objects("production")]
+    objects = [*manifests.objects("minimal"), *manifests.objects("production")]
     found = [o["metadata"].get("labels", {}) for o in objects]
     return found + [
         o["spec"]["template"]["metadata"]["labels"]
@@ -46,13 +46,13 @@ def test_every_folder_that_is_applied_is_there() -> None:
     # one stands for the reader's own, and one is made on the page
     own = {"DIR", "my-muster"}
     folders = [(page, folder) for page, folder in told(r"-k (\S+)") if folder not in own]
-    assert [f for _, f in folders if not (deployed.ROOT / f / "kustomization.yaml").exists()] == []
+    assert [f for _, f in folders if not (manifests.ROOT / f / "kustomization.yaml").exists()] == []
 
 
 @pytest.mark.parametrize("kind", ["daemonset", "deployment", "statefulset"])
 def test_every_workload_that_a_page_names_is_there(kind: str) -> None:
     there = {
-        o["metadata"]["name"] for o in deployed.objects("minimal") if o["kind"].lower() == kind
+        o["metadata"]["name"] for o in manifests.objects("minimal") if o["kind"].lower() == kind
     }
     named = {name for _, name in told(rf"{kind}[/ ](muster-[a-z]+)")}
     assert named <= there

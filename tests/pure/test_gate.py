@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from muster.nats.auth import accounts, jws, jwts, nkeys, permissions
 from muster_gate import config, doorkeeper, keyring, pace, questions, tokens
 from muster_gate.reasons import Reason, Refused
-from tests import issuing
+from tests.worlds import token_issuer
 
 NOW = 1_800_000_000.0
 RULES = config.Tokens()
 KEYS = config.Keys()
-SET = issuing.key_set(issuing.jwk("k1", "RS256"), issuing.jwk("e1", "ES256"))
+SET = token_issuer.key_set(token_issuer.jwk("k1", "RS256"), token_issuer.jwk("e1", "ES256"))
 PUBLIC = keyring.read(SET)
 
 
 def heard(at: float) -> keyring.Keyring:
     """Return the keys as they were heard at this time."""
-    return keyring.Keyring(issuer=issuing.ISSUER, keys=PUBLIC, heard_at=at)
+    return keyring.Keyring(issuer=token_issuer.ISSUER, keys=PUBLIC, heard_at=at)
 
 
 def decided(token: str, *, at: float = NOW, ring: keyring.Keyring | None = None) -> object:
@@ -37,11 +37,11 @@ def decided(token: str, *, at: float = NOW, ring: keyring.Keyring | None = None)
         return refusal.reason
 
 
-def said(node: str = "node-a", **changed: Any) -> issuing.Claims:
-    return issuing.claims(node, at=NOW, **changed)
+def said(node: str = "node-a", **changed: Any) -> token_issuer.Claims:
+    return token_issuer.claims(node, at=NOW, **changed)
 
 
-def bound(**changed: Any) -> issuing.Claims:
+def bound(**changed: Any) -> token_issuer.Claims:
     """Return claims whose `kubernetes.io` differs in these."""
     whole = said()
     return whole | {"kubernetes.io": whole["kubernetes.io"] | changed}
@@ -51,14 +51,14 @@ def bound(**changed: Any) -> issuing.Claims:
 def test_a_good_token_speaks_for_its_pods_node_as_long_as_it_is_good(
     key: str, algorithm: str
 ) -> None:
-    token = issuing.token(said("ip-10-0-0-1.eu.internal"), key, algorithm)
+    token = token_issuer.token(said("ip-10-0-0-1.eu.internal"), key, algorithm)
     assert decided(token, at=NOW + 600) == tokens.Bearer(
         node="ip-10-0-0-1_eu_internal", pod="muster-plugin-x7x2p", lifetime_s=3000
     )
 
 
 def test_clocks_may_be_apart_by_the_leeway_and_no_more() -> None:
-    token = issuing.token(said())
+    token = token_issuer.token(said())
     assert isinstance(decided(token, at=NOW - 30), tokens.Bearer)
     assert decided(token, at=NOW - 31) == Reason.NOT_YET
     late = decided(token, at=NOW + 3629)
@@ -68,7 +68,7 @@ def test_clocks_may_be_apart_by_the_leeway_and_no_more() -> None:
 
 
 PEM = (
-    issuing.rsa_key("k1")
+    token_issuer.rsa_key("k1")
     .public_key()
     .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 )
@@ -81,59 +81,62 @@ def deep(start: bytes) -> str:
 
 def tampered() -> str:
     """Return a token whose claims name another node than what was signed."""
-    head, _, mark = issuing.token(said()).split(".")
+    head, _, mark = token_issuer.token(said()).split(".")
     return f"{head}.{jws.to_base64(json.dumps(said('node-b')).encode())}.{mark}"
 
 
 WRONG: dict[str, tuple[str, Reason]] = {
     "nothing": ("", Reason.NO_TOKEN),
     "no token at all": ("password", Reason.MALFORMED),
-    "four parts": (issuing.token(said()) + ".x", Reason.MALFORMED),
+    "four parts": (token_issuer.token(said()) + ".x", Reason.MALFORMED),
     "too long": ("x" * 5000, Reason.MALFORMED),
-    "padding": (issuing.token(said()) + "==", Reason.MALFORMED),
-    "alg none": (issuing.token(said(), algorithm="none"), Reason.ALGORITHM),
-    "alg None": (issuing.token(said(), algorithm="None"), Reason.ALGORITHM),
-    "public key as secret": (issuing.by_secret(said(), PEM), Reason.ALGORITHM),
+    "padding": (token_issuer.token(said()) + "==", Reason.MALFORMED),
+    "alg none": (token_issuer.token(said(), algorithm="none"), Reason.ALGORITHM),
+    "alg None": (token_issuer.token(said(), algorithm="None"), Reason.ALGORITHM),
+    "public key as secret": (token_issuer.by_secret(said(), PEM), Reason.ALGORITHM),
     "HS256 said to be RS256": (
-        issuing.token(said(), algorithm="HS256", alg="RS256"),
+        token_issuer.token(said(), algorithm="HS256", alg="RS256"),
         Reason.SIGNATURE,
     ),
-    "RSA key, ES256": (issuing.token(said(), "k1", "ES256"), Reason.ALGORITHM),
-    "curve key, RS256": (issuing.token(said(), "e1", "RS256"), Reason.ALGORITHM),
-    "curve, empty signature": (issuing.token(said(), "e1", "none", alg="ES256"), Reason.SIGNATURE),
-    "critical extension": (issuing.token(said(), crit=["b64"]), Reason.MALFORMED),
+    "RSA key, ES256": (token_issuer.token(said(), "k1", "ES256"), Reason.ALGORITHM),
+    "curve key, RS256": (token_issuer.token(said(), "e1", "RS256"), Reason.ALGORITHM),
+    "curve, empty signature": (
+        token_issuer.token(said(), "e1", "none", alg="ES256"),
+        Reason.SIGNATURE,
+    ),
+    "critical extension": (token_issuer.token(said(), crit=["b64"]), Reason.MALFORMED),
     "key in the header": (
-        issuing.token(said(), "k2", jwk=issuing.jwk("k2", "RS256")),
+        token_issuer.token(said(), "k2", jwk=token_issuer.jwk("k2", "RS256")),
         Reason.UNKNOWN_KEY,
     ),
-    "no key id": (issuing.token(said(), kid=""), Reason.UNKNOWN_KEY),
-    "another cluster's key": (issuing.token(said(), "k2", kid="k1"), Reason.SIGNATURE),
-    "another cluster": (issuing.token(said(), "k2"), Reason.UNKNOWN_KEY),
+    "no key id": (token_issuer.token(said(), kid=""), Reason.UNKNOWN_KEY),
+    "another cluster's key": (token_issuer.token(said(), "k2", kid="k1"), Reason.SIGNATURE),
+    "another cluster": (token_issuer.token(said(), "k2"), Reason.UNKNOWN_KEY),
     "tampered": (tampered(), Reason.SIGNATURE),
-    "issuer": (issuing.token(said(iss="https://elsewhere")), Reason.ISSUER),
-    "for the API server": (issuing.token(said(aud=[issuing.ISSUER])), Reason.AUDIENCE),
-    "audience alike": (issuing.token(said(aud="muster-nats2")), Reason.AUDIENCE),
-    "expired": (issuing.token(said(lasts_s=-3600)), Reason.EXPIRED),
-    "no expiry": (issuing.token(said(exp=None)), Reason.MALFORMED),
-    "expiry as text": (issuing.token(said(exp="2099")), Reason.MALFORMED),
-    "expiry beyond time": (issuing.token(said(exp=1e300)), Reason.MALFORMED),
-    "not yet": (issuing.token(said(nbf=NOW + 60)), Reason.NOT_YET),
-    "from the future": (issuing.token(said(iat=NOW + 60)), Reason.NOT_YET),
-    "subject": (issuing.token(said(sub="system:serviceaccount:muster:other")), Reason.ACCOUNT),
+    "issuer": (token_issuer.token(said(iss="https://elsewhere")), Reason.ISSUER),
+    "for the API server": (token_issuer.token(said(aud=[token_issuer.ISSUER])), Reason.AUDIENCE),
+    "audience alike": (token_issuer.token(said(aud="muster-nats2")), Reason.AUDIENCE),
+    "expired": (token_issuer.token(said(lasts_s=-3600)), Reason.EXPIRED),
+    "no expiry": (token_issuer.token(said(exp=None)), Reason.MALFORMED),
+    "expiry as text": (token_issuer.token(said(exp="2099")), Reason.MALFORMED),
+    "expiry beyond time": (token_issuer.token(said(exp=1e300)), Reason.MALFORMED),
+    "not yet": (token_issuer.token(said(nbf=NOW + 60)), Reason.NOT_YET),
+    "from the future": (token_issuer.token(said(iat=NOW + 60)), Reason.NOT_YET),
+    "subject": (token_issuer.token(said(sub="system:serviceaccount:muster:other")), Reason.ACCOUNT),
     "account": (
-        issuing.token(bound(serviceaccount={"name": "muster-health", "uid": "u"})),
+        token_issuer.token(bound(serviceaccount={"name": "muster-health", "uid": "u"})),
         Reason.ACCOUNT,
     ),
-    "namespace": (issuing.token(bound(namespace="default")), Reason.ACCOUNT),
-    "no claims of Kubernetes": (issuing.token(said() | {"kubernetes.io": {}}), Reason.ACCOUNT),
-    "no pod": (issuing.token(bound(pod={})), Reason.NO_NODE),
-    "no node": (issuing.token(bound(node={})), Reason.NO_NODE),
-    "all nodes": (issuing.token(bound(node={"name": "*"})), Reason.NO_NODE),
-    "the fleet": (issuing.token(bound(node={"name": "_fleet"})), Reason.NO_NODE),
-    "a template": (issuing.token(bound(node={"name": "{{name()}}"})), Reason.NO_NODE),
+    "namespace": (token_issuer.token(bound(namespace="default")), Reason.ACCOUNT),
+    "no claims of Kubernetes": (token_issuer.token(said() | {"kubernetes.io": {}}), Reason.ACCOUNT),
+    "no pod": (token_issuer.token(bound(pod={})), Reason.NO_NODE),
+    "no node": (token_issuer.token(bound(node={})), Reason.NO_NODE),
+    "all nodes": (token_issuer.token(bound(node={"name": "*"})), Reason.NO_NODE),
+    "the fleet": (token_issuer.token(bound(node={"name": "_fleet"})), Reason.NO_NODE),
+    "a template": (token_issuer.token(bound(node={"name": "{{name()}}"})), Reason.NO_NODE),
     "header without end": (deep(b'{"alg":"RS256","x":'), Reason.MALFORMED),
     "header that is a list": (deep(b""), Reason.MALFORMED),
-    "claims without end": (issuing.token(b"[" * 2000), Reason.MALFORMED),
+    "claims without end": (token_issuer.token(b"[" * 2000), Reason.MALFORMED),
 }
 
 
@@ -145,7 +148,7 @@ def test_a_wrong_token_is_refused_for_the_right_reason(which: str) -> None:
 
 @given(st.text(max_size=60), st.integers(0, 2), st.sampled_from([None, 1]))
 def test_whatever_comes_for_a_token_gets_an_answer(text: str, part: int, whole: object) -> None:
-    parts = issuing.token(said(), "e1", "ES256").split(".")
+    parts = token_issuer.token(said(), "e1", "ES256").split(".")
     if whole is None:
         parts[part] = text
     assert isinstance(decided(text if whole else ".".join(parts)), Reason)
@@ -160,22 +163,25 @@ def test_whatever_comes_for_a_token_gets_an_answer(text: str, part: int, whole: 
     st.sampled_from(sorted(said())),
 )
 def test_whatever_a_signed_token_claims_gets_an_answer(value: object, claim: str) -> None:
-    found = decided(issuing.token(said() | {claim: value}, "e1", "ES256"))
+    found = decided(token_issuer.token(said() | {claim: value}, "e1", "ES256"))
     assert isinstance(found, (tokens.Bearer, Reason))
 
 
 def test_of_two_keys_with_one_id_either_may_have_signed() -> None:
-    other = issuing.jwk("k2", "RS256") | {"kid": "k1"}
-    for both in ((issuing.jwk("k1", "RS256"), other), (other, issuing.jwk("k1", "RS256"))):
-        keys = keyring.read(issuing.key_set(*both))
-        ring = keyring.Keyring(issuer=issuing.ISSUER, keys=keys, heard_at=NOW)
-        assert isinstance(decided(issuing.token(said()), ring=ring), tokens.Bearer)
-        by_other = issuing.token(said(), "k2", kid="k1")
+    other = token_issuer.jwk("k2", "RS256") | {"kid": "k1"}
+    for both in (
+        (token_issuer.jwk("k1", "RS256"), other),
+        (other, token_issuer.jwk("k1", "RS256")),
+    ):
+        keys = keyring.read(token_issuer.key_set(*both))
+        ring = keyring.Keyring(issuer=token_issuer.ISSUER, keys=keys, heard_at=NOW)
+        assert isinstance(decided(token_issuer.token(said()), ring=ring), tokens.Bearer)
+        by_other = token_issuer.token(said(), "k2", kid="k1")
         assert isinstance(decided(by_other, ring=ring), tokens.Bearer)
 
 
 def test_while_the_api_server_is_away_who_was_let_in_is_let_in_again() -> None:
-    token = issuing.token(said(lasts_s=720))
+    token = token_issuer.token(said(lasts_s=720))
     assert decided(token, at=NOW + 800) == Reason.EXPIRED
     # heard 800 s ago, and then the token was good for 720 s more
     found = decided(token, at=NOW + 800, ring=heard(NOW))
@@ -183,33 +189,42 @@ def test_while_the_api_server_is_away_who_was_let_in_is_let_in_again() -> None:
     assert found.lifetime_s == 720
     assert decided(token, at=NOW + 800, ring=heard(NOW + 790)) == Reason.EXPIRED
     # away from us is not away from everybody
-    new = issuing.token(issuing.claims("node-a", at=NOW + 800))
+    new = token_issuer.token(token_issuer.claims("node-a", at=NOW + 800))
     assert isinstance(decided(new, at=NOW + 800, ring=heard(NOW)), tokens.Bearer)
     old = KEYS.age_max_s + 1
     assert decided(token, at=NOW + old, ring=heard(NOW)) == Reason.NO_KEYS
 
 
 def test_a_key_set_is_read_without_what_is_no_use_and_refused_if_nothing_is() -> None:
-    small = issuing.rsa_key("small", 1024).public_key().public_numbers()
-    curve = issuing.jwk("e1", "ES256")
+    small = token_issuer.rsa_key("small", 1024).public_key().public_numbers()
+    curve = token_issuer.jwk("e1", "ES256")
     useless: list[Any] = [
         {"kty": "oct", "kid": "s", "k": "c2VjcmV0"},
         {"kty": "OKP", "kid": "o", "crv": "Ed25519", "x": "AA"},
         {"kty": "EC", "kid": "p", "crv": "P-256", "x": "AA", "y": "AA"},
-        issuing.jwk("k1", "RS256") | {"kid": "x", "use": "enc"},
-        issuing.jwk("k1", "RS256") | {"kid": "y", "alg": "RS512"},
-        issuing.jwk("k1", "RS256") | {"kid": ""},
+        token_issuer.jwk("k1", "RS256") | {"kid": "x", "use": "enc"},
+        token_issuer.jwk("k1", "RS256") | {"kid": "y", "alg": "RS512"},
+        token_issuer.jwk("k1", "RS256") | {"kid": ""},
         curve | {"kid": None},
         curve | {"kid": 7},
         curve | {"use": None},
         "key",
         {"kty": "RSA", "kid": "t", "e": "AQAB", "n": jws.to_base64(small.n.to_bytes(128))},
     ]
-    assert set(keyring.read(issuing.key_set(*useless, issuing.jwk("k1", "RS256")))) == {"k1"}
-    two = keyring.read(issuing.key_set(issuing.jwk("k1", "RS256"), curve | {"kid": "k1"}))
+    assert set(keyring.read(token_issuer.key_set(*useless, token_issuer.jwk("k1", "RS256")))) == {
+        "k1"
+    }
+    two = keyring.read(token_issuer.key_set(token_issuer.jwk("k1", "RS256"), curve | {"kid": "k1"}))
     assert [one.algorithm for one in two["k1"]] == ["RS256", "ES256"]
     endless = b'{"keys":[],"x":' + b"[" * 3000
-    for nothing in (issuing.key_set(*useless), issuing.key_set(), b"[]", b"\xff", b"", endless):
+    for nothing in (
+        token_issuer.key_set(*useless),
+        token_issuer.key_set(),
+        b"[]",
+        b"\xff",
+        b"",
+        endless,
+    ):
         with pytest.raises(keyring.BadKeys):
             keyring.read(nothing)
     assert keyring.issuer(b'{"issuer":"i","jwks_uri":"x"}') == "i"
@@ -263,7 +278,7 @@ class Whole(msgspec.Struct):
 
 
 def test_who_is_let_in_is_a_user_of_the_nodes_scope_for_that_node_and_time() -> None:
-    found = keeper().decide(asked(issuing.token(said())), at=NOW, now=0)
+    found = keeper().decide(asked(token_issuer.token(said())), at=NOW, now=0)
     assert isinstance(found, doorkeeper.Admitted)
     assert (found.node, found.pod, found.lifetime_s) == ("node-a", "muster-plugin-x7x2p", 3600)
     answer = jwts.decode(found.answer.decode(), Whole, nkeys.Kind.ACCOUNT)
@@ -306,7 +321,7 @@ def test_who_is_refused_is_refused_with_the_reason_and_without_the_token() -> No
 
 
 def test_a_connection_may_not_be_named_like_a_plugin_elsewhere() -> None:
-    good = issuing.token(said())
+    good = token_issuer.token(said())
     for name in ("device-plugin node-a", "", "muster-health", "two words_here"):
         assert isinstance(keeper().decide(asked(good, name), at=NOW, now=0), doorkeeper.Admitted), (
             name
@@ -318,7 +333,7 @@ def test_a_connection_may_not_be_named_like_a_plugin_elsewhere() -> None:
 
 def test_a_question_that_no_server_signed_gets_no_answer() -> None:
     other: dict[str, Any] = {"server_id": {"id": key(nkeys.Kind.SERVER, 9).public}}
-    good = issuing.token(said())
+    good = token_issuer.token(said())
     for payload in (b"", b"x", b"\xff" * 9, asked(good, **other), asked(good, user_nkey="U")):
         assert refusal(keeper().decide(payload, at=NOW, now=0)) == (Reason.UNREADABLE, "")
 
@@ -327,7 +342,7 @@ def test_a_node_may_connect_so_often_at_once_and_then_so_often_a_minute() -> Non
     one = keeper(burst=3, per_minute=6)
 
     def comes(node: str, now: float) -> bool:
-        found = one.decide(asked(issuing.token(said(node)), ""), at=NOW, now=now)
+        found = one.decide(asked(token_issuer.token(said(node)), ""), at=NOW, now=now)
         return isinstance(found, doorkeeper.Admitted)
 
     assert [comes("node-a", 0) for _ in range(5)] == [True, True, True, False, False]

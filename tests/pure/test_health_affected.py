@@ -5,7 +5,7 @@ import pytest
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
 from muster_health.model import config
-from tests.pure.health_world import GPU, World, running
+from tests.worlds.detector_fleet import GPU, World, running
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
 DOWN = AlertKind.PLUGIN_DOWN

@@ -3,7 +3,7 @@
 import pytest
 
 from muster.vocabulary import AlertKind, AlertState, Verdict
-from tests.pure.health_world import World, running
+from tests.worlds.detector_fleet import World, running
 
 FIRING = AlertState.FIRING
 

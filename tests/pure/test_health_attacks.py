@@ -9,7 +9,7 @@ import msgspec
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Health, Remedy, Verdict
 from muster_health.model import cluster_facts, config, signals, snapshot
-from tests.pure.health_world import GPU, ZERO, Plugin, World
+from tests.worlds.detector_fleet import GPU, ZERO, Plugin, World
 
 RESTARTS = config.Remediation(mode=config.Remedies.RESTART_PLUGIN)
 

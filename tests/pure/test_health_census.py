@@ -7,7 +7,7 @@ import pytest
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Phase, Verdict
 from muster_health.plugin import device_counts
-from tests.pure.health_world import GPU, World, running
+from tests.worlds.detector_fleet import GPU, World, running
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
 SHORT = [(AlertKind.DEVICES_SHORT, FIRING)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
 from muster_health.model import cluster_facts, config, signals
-from tests.pure.health_world import World, running
+from tests.worlds.detector_fleet import World, running
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
 

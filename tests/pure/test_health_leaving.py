@@ -7,7 +7,7 @@ import pytest
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, StopReason, Verdict
 from muster_health.model import cluster_facts, signals
-from tests.pure.health_world import GPU, ZERO, Plugin, World, running
+from tests.worlds.detector_fleet import GPU, ZERO, Plugin, World, running
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
 DAY_S = 86_400.0

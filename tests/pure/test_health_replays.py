@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster_health.model import config, signals
 from muster_health.replay import recording, replaying, tapes
-from tests.pure import health_world
+from tests.worlds import detector_fleet
 
 NODES = ("a", "b", "c")
 
 
-class Recorded(health_world.Service):
+class Recorded(detector_fleet.Service):
     """A health process that has all written down, as `recorder` does."""
 
     world: "Night"
@@ -30,11 +30,11 @@ class Recorded(health_world.Service):
             self.begun = True
             self.write(
                 recording.Header(
-                    at_zero=health_world.ZERO + timedelta(seconds=self.zero),
+                    at_zero=detector_fleet.ZERO + timedelta(seconds=self.zero),
                     sees=False,
                     leads=False,
                     has_cluster=self.world.has_cluster,
-                    detection=health_world.SETTINGS,
+                    detection=detector_fleet.SETTINGS,
                     bounds=config.Bounds(),
                 )
             )
@@ -60,7 +60,7 @@ class Recorded(health_world.Service):
         self.world.lines[self.slot].append((self.clock, entry))
 
 
-class Night(health_world.World):
+class Night(detector_fleet.World):
     """So many health services at a time; where one crashed, the next one goes on recording."""
 
     def __init__(self, *nodes: str, has_cluster: bool = True, services: int = 1) -> None:

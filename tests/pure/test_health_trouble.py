@@ -12,7 +12,7 @@ from muster.vocabulary import AlertKind, AlertState, Verdict
 from muster_health.model import cluster_facts, config, signals
 from muster_health.model.rules import Rule
 from muster_health.plugin import trouble
-from tests.pure.health_world import GPU, ZERO, Plugin, World
+from tests.worlds.detector_fleet import GPU, ZERO, Plugin, World
 
 SETTINGS = config.Detection()
 WELL = vocabulary.ResourceBeat(

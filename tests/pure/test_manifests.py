@@ -25,8 +25,8 @@ from muster_labeler import config as labeler_config
 from muster_notifier import config as notifier_config
 from muster_plugin.config import settings as plugin_config
 from scripts import manifests
-from tests import deployed
-from tests.deployed import (
+from tests.worlds import manifests as worlds_manifests
+from tests.worlds.manifests import (
     CENTRAL,
     FOREIGN,
     OVERLAYS,
@@ -154,7 +154,9 @@ def test_the_right_to_list_pods_can_be_taken_away_as_the_page_says(tmp_path: Pat
     assert patches is not None
     base = os.path.relpath(ROOT / "k8s/overlays/minimal", tmp_path)
     (tmp_path / "kustomization.yaml").write_text(f"resources: [{base}]\n{patches[1]}")
-    names = [one["metadata"]["name"] for one in yaml.safe_load_all(deployed.render(tmp_path))]
+    names = [
+        one["metadata"]["name"] for one in yaml.safe_load_all(worlds_manifests.render(tmp_path))
+    ]
     assert "muster-health-pods" not in names
     assert len(names) == len(objects("minimal")) - 2
 
@@ -232,7 +234,7 @@ def test_in_production_nobody_has_a_password_and_each_shows_what_is_its_own() ->
         name: {e["name"]: e.get("value", "") for e in pod["containers"][0]["env"]}
         for name, pod in pods("production").items()
     }
-    assert "NATS_PASSWORD" not in deployed.rendered("production")
+    assert "NATS_PASSWORD" not in worlds_manifests.rendered("production")
     for name in (*CENTRAL, "plugin", "gate"):
         told = environment[f"muster-{name}"]
         assert told[f"MUSTER_{name.upper()}__BUS__URL"] == "tls://muster-nats:4222"
@@ -366,7 +368,7 @@ def test_the_chart_for_production_says_what_the_overlay_says() -> None:
 def test_the_chart_with_monitoring_says_what_the_component_says(tmp_path: Path) -> None:
     expected = [
         o
-        for o in deployed.with_component("minimal", "monitoring", tmp_path)
+        for o in worlds_manifests.with_component("minimal", "monitoring", tmp_path)
         if o["kind"] != "Namespace"
     ]
     assert by_name(of_chart({"monitoring": {"enabled": True}})) == by_name(expected)

@@ -6,9 +6,9 @@ from typing import Final
 
 import pytest
 
-from tests import deployed
+from tests.worlds import manifests
 
-SECTION: Final = (deployed.ROOT / "docs/install.md").read_text("utf-8")
+SECTION: Final = (manifests.ROOT / "docs/install.md").read_text("utf-8")
 VOLUMES: Final = {
     *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"),
     *("persistentVolumeClaim", "projected", "secret"),
@@ -20,12 +20,12 @@ def exceptions(overlay: str) -> set[str]:
     """Return what the level refuses (kubernetes.io, Pod Security Standards), by workload."""
     return {
         f"{name}: {what}"
-        for name, pod in deployed.pods(overlay).items()
+        for name, pod in manifests.pods(overlay).items()
         for what in [*_of_pod(pod), *_of_containers(pod)]
     }
 
 
-def _of_pod(pod: deployed.Object) -> Iterator[str]:
+def _of_pod(pod: manifests.Object) -> Iterator[str]:
     yield from (key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key))
     for volume in pod["volumes"]:
         (kind,) = volume.keys() - {"name"}
@@ -35,7 +35,7 @@ def _of_pod(pod: deployed.Object) -> Iterator[str]:
             yield kind
 
 
-def _of_containers(pod: deployed.Object) -> Iterator[str]:
+def _of_containers(pod: manifests.Object) -> Iterator[str]:
     for container in [*pod.get("initContainers", []), *pod["containers"]]:
         held = {**pod.get("securityContext", {}), **container.get("securityContext", {})}
         if any("hostPort" in port for port in container.get("ports", [])):
@@ -65,7 +65,7 @@ def explained() -> dict[str, str]:
 
 
 def test_every_exception_is_explained_and_no_other_is_said() -> None:
-    needed = {one for overlay in deployed.OVERLAYS for one in exceptions(overlay)}
+    needed = {one for overlay in manifests.OVERLAYS for one in exceptions(overlay)}
     assert needed == explained().keys()
     assert all(len(reason) > len("because") for reason in explained().values())
 
@@ -81,27 +81,27 @@ def test_only_the_plugin_is_an_exception_and_by_these_alone(overlay: str) -> Non
     }
 
 
-@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+@pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 def test_the_namespace_says_what_it_must_allow_and_warns_of_the_rest(overlay: str) -> None:
-    labels = deployed.only(overlay, "Namespace", "muster")["metadata"]["labels"]
+    labels = manifests.only(overlay, "Namespace", "muster")["metadata"]["labels"]
     level = "pod-security.kubernetes.io/"
     found = {key.removeprefix(level): value for key, value in labels.items() if level in key}
     assert found == {"enforce": "privileged", "audit": "restricted", "warn": "restricted"}
 
 
-@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+@pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 def test_nobody_is_reached_but_by_a_rule(overlay: str) -> None:
-    closed = deployed.only(overlay, "NetworkPolicy", "muster-closed")["spec"]
+    closed = manifests.only(overlay, "NetworkPolicy", "muster-closed")["spec"]
     assert closed == {"podSelector": {}, "policyTypes": ["Ingress"]}
-    plugin = deployed.only(overlay, "NetworkPolicy", "muster-plugin")["spec"]
+    plugin = manifests.only(overlay, "NetworkPolicy", "muster-plugin")["spec"]
     assert plugin["policyTypes"] == ["Egress"]
     ports = [port["port"] for rule in plugin["egress"] for port in rule["ports"]]
     assert ports == [4222, 53, 53]
 
 
-@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+@pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 def test_what_there_is_two_of_is_spread_and_never_evicted_at_once(overlay: str) -> None:
-    for found in deployed.objects(overlay):
+    for found in manifests.objects(overlay):
         name = found["metadata"]["name"]
         if found["kind"] not in {"Deployment", "StatefulSet"} or found["spec"]["replicas"] == 1:
             continue
@@ -111,13 +111,13 @@ def test_what_there_is_two_of_is_spread_and_never_evicted_at_once(overlay: str) 
         apart = pod.get("affinity", {}).get("podAntiAffinity", {})
         wanted = apart.get("requiredDuringSchedulingIgnoredDuringExecution", [])
         assert own in [*spread, *(one["labelSelector"] for one in wanted)], name
-        budget = deployed.only(overlay, "PodDisruptionBudget", name)["spec"]
+        budget = manifests.only(overlay, "PodDisruptionBudget", name)["spec"]
         assert budget == {"maxUnavailable": 1, "selector": own}
 
 
-@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+@pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 def test_there_are_two_of_every_service_and_an_update_leaves_one(overlay: str) -> None:
-    found = [one["spec"] for one in deployed.objects(overlay) if one["kind"] == "Deployment"]
+    found = [one["spec"] for one in manifests.objects(overlay) if one["kind"] == "Deployment"]
     assert len(found) == (4 if overlay == "production" else 3)
     for spec in found:
         assert spec["replicas"] == 2
@@ -125,9 +125,9 @@ def test_there_are_two_of_every_service_and_an_update_leaves_one(overlay: str) -
         assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] < spec["replicas"]
 
 
-@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+@pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 def test_every_pod_is_critical_says_what_it_needs_and_has_room(overlay: str) -> None:
-    for name, pod in deployed.pods(overlay).items():
+    for name, pod in manifests.pods(overlay).items():
         class_ = "system-node-critical" if name == "muster-plugin" else "system-cluster-critical"
         assert pod["priorityClassName"] == class_, name
         for container in pod["containers"]:

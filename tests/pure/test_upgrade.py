@@ -5,10 +5,9 @@ from typing import Final
 
 import pytest
 
-from tests import deployed
-from tests.pure import test_map
+from tests.worlds import event_map, manifests
 
-PAGE: Final = (deployed.ROOT / "docs/upgrade.md").read_text("utf-8")
+PAGE: Final = (manifests.ROOT / "docs/upgrade.md").read_text("utf-8")
 PART_OF: Final = "app.kubernetes.io/part-of"
 NAME: Final = "app.kubernetes.io/name"
 
@@ -32,7 +31,7 @@ def test_who_listens_is_upgraded_before_who_speaks() -> None:
     order.setdefault("plugin", len(steps()) - 1)
     early = [
         (event, speaker, listener)
-        for event, (_, speaker, listeners) in test_map.table().items()
+        for event, (_, speaker, listeners) in event_map.table().items()
         for listener in listeners - {"-"}
         if speaker != listener and order[listener] >= order[speaker]
     ]
@@ -41,28 +40,28 @@ def test_who_listens_is_upgraded_before_who_speaks() -> None:
     assert steps()[-1] == set()
 
 
-@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+@pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 def test_a_step_brings_all_that_its_workloads_read(overlay: str) -> None:
     maps = {
         o["metadata"]["name"]: o["metadata"]["labels"][NAME]
-        for o in deployed.objects(overlay)
+        for o in manifests.objects(overlay)
         if o["kind"] == "ConfigMap"
     }
     accounts = {
         o["metadata"]["name"]: o["metadata"]["labels"][NAME]
-        for o in deployed.objects(overlay)
+        for o in manifests.objects(overlay)
         if o["kind"] == "ServiceAccount"
     }
-    for name, pod in deployed.pods(overlay).items():
+    for name, pod in manifests.pods(overlay).items():
         read = {v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v}
         # that one is made by hand, as Secrets are
         assert {maps[one] for one in read - {"muster-nats-ca"}} <= {name}
         assert accounts[pod["serviceAccountName"]] == name
 
 
-@pytest.mark.parametrize("overlay", deployed.OVERLAYS)
+@pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 def test_everything_has_the_label_and_a_command_that_takes_it_away(overlay: str) -> None:
-    for found in deployed.objects(overlay):
+    for found in manifests.objects(overlay):
         what = (found["kind"], found["metadata"]["name"])
         assert found["metadata"]["labels"][PART_OF] == "muster", what
         place = found["metadata"].get("namespace", "")
@@ -73,7 +72,7 @@ def test_everything_has_the_label_and_a_command_that_takes_it_away(overlay: str)
 def test_what_services_make_in_the_cluster_is_named_on_the_page() -> None:
     rules = [
         rule
-        for found in deployed.objects("minimal")
+        for found in manifests.objects("minimal")
         if found["kind"] in {"Role", "ClusterRole"}
         for rule in found["rules"]
     ]

@@ -19,7 +19,7 @@ from muster import vocabulary
 from muster.cli import auth, certificates
 from muster.local import nats
 from muster.nats import bus, connection, trust
-from tests import deployed, guarded, subjects
+from tests.worlds import bus_subjects, manifests, nats_with_gate
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -43,8 +43,8 @@ def test_a_reader_runs_the_program_that_was_printed_with_the_file_that_was_writt
     keys, ca = tmp_path / "keys", tmp_path / "ca"
     assert ran("init", keys)[0] == 0
     assert ran("local-ca", ca)[0] == 0
-    config = guarded.configured(keys, tmp_path)
-    tls = (guarded.ROOT / "k8s/overlays/production/nats.conf").read_text()
+    config = nats_with_gate.configured(keys, tmp_path)
+    tls = (nats_with_gate.ROOT / "k8s/overlays/production/nats.conf").read_text()
     found = re.search(r"(?ms)^tls \{.*?^\}\n", tls)
     assert found is not None
     config.write_text(config.read_text() + found[0].replace("/etc/nats-tls", str(ca)))
@@ -124,20 +124,22 @@ def test_the_printed_commands_make_what_production_mounts(tmp_path: Path, ran: R
     assert found == {
         ("ConfigMap", "muster", "muster-accounts"): {"accounts.conf"},
         ("Secret", "muster", "muster-gate"): {"gate.json", "gate.creds"},
-        **{("Secret", "muster", f"muster-{who}-creds"): {"nats.creds"} for who in deployed.CENTRAL},
+        **{
+            ("Secret", "muster", f"muster-{who}-creds"): {"nats.creds"} for who in manifests.CENTRAL
+        },
         ("Secret", "muster", "muster-nats-tls"): {"tls.crt", "tls.key", "ca.crt"},
         ("ConfigMap", "muster", "muster-nats-ca"): {"ca.crt"},
     }
     mounted = {
         (kind, name)
-        for pod in deployed.pods("production").values()
+        for pod in manifests.pods("production").values()
         for volume in pod["volumes"]
         for source in (volume, *volume.get("projected", {}).get("sources", ()))
         for kind, key in (("ConfigMap", "configMap"), ("Secret", "secret"))
         if key in source
         for name in [source[key].get("name") or source[key]["secretName"]]
     }
-    rendered = {(o["kind"], o["metadata"]["name"]) for o in deployed.objects("production")}
+    rendered = {(o["kind"], o["metadata"]["name"]) for o in manifests.objects("production")}
     assert mounted - rendered == {(kind, name) for kind, _, name in found}
 
 
@@ -276,10 +278,10 @@ def test_a_client_believes_a_new_authority_without_a_restart(
         ):
             for epoch in (1, 2):
                 before = distrusted()
-                await subjects.until(lambda: distrusted() > before, limit_s=30)  # noqa: B023
+                await bus_subjects.until(lambda: distrusted() > before, limit_s=30)  # noqa: B023
                 assert not link.is_connected
                 shutil.copy(served / "ca.crt", believed / "ca.crt")
-                await subjects.until(lambda: link.is_connected, limit_s=30)
+                await bus_subjects.until(lambda: link.is_connected, limit_s=30)
                 assert link.epoch == epoch
                 shown = x509.load_pem_x509_certificate((served / "tls.crt").read_bytes())
                 assert trust._ENDS._value.get() == shown.not_valid_after_utc.timestamp()

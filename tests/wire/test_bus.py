@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from muster import codec, vocabulary
 from muster.local import nats as local
 from muster.nats import buckets, bus, connection, consumers, streams
 from muster.service import runtime
-from tests import links
+from tests.worlds import nats_links
 
 NOW: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ALL: Final = ("muster.event.>",)
@@ -67,7 +68,7 @@ async def stored(
     server: local.NatsServer, stream: str = "MUSTER_EVENTS"
 ) -> list[nats.js.api.RawStreamMsg]:
     """Return every message of a stream, read without any code of ours."""
-    async with links.raw(server.url) as client:
+    async with nats_links.raw(server.url) as client:
         jetstream = client.jetstream()
         info = await jetstream.stream_info(stream)
         return [
@@ -99,6 +100,10 @@ async def collected(
         await asyncio.gather(task, return_exceptions=True)
 
 
+def _has(events: Sequence[codec.CloudEvent], count: int) -> bool:
+    return len(events) >= count
+
+
 async def following(link: bus.Bus, found: Sequence[codec.CloudEvent]) -> None:
     """Wait until a follower is there: what is published now reaches it."""
     marker = 1_000_000
@@ -106,7 +111,7 @@ async def following(link: bus.Bus, found: Sequence[codec.CloudEvent]) -> None:
         await link.publish(fact(marker), event_id=f"marker-{marker}")
         marker += 1
         await asyncio.sleep(0.01)
-    await links.until(lambda: number(found[-1]) == marker - 1)
+    await nats_links.until(lambda: number(found[-1]) == marker - 1)
 
 
 # publishing
@@ -119,13 +124,13 @@ def test_an_event_is_stored_once_although_its_acknowledgement_was_lost(tmp_path:
             retried, repeat = count("published", "retried"), count("published", "repeat")
             server.freeze()
             publishing = asyncio.create_task(link.publish(fact(1)))
-            await links.until(lambda: count("published", "retried") > retried)
+            await nats_links.until(lambda: count("published", "retried") > retried)
             server.thaw()
             await publishing
             assert count("published", "repeat") == repeat + 1
         assert await stored_numbers(server) == [0, 1]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_an_event_of_a_given_identity_is_stored_once_whoever_repeats_it(tmp_path: Path) -> None:
@@ -137,7 +142,7 @@ def test_an_event_of_a_given_identity_is_stored_once_whoever_repeats_it(tmp_path
         assert [(m.headers or {})["Nats-Msg-Id"] for m in messages] == ["fact-1"]
         assert (messages[0].headers or {})["Content-Type"] == "application/cloudevents+json"
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_events_are_kept_in_order_across_an_outage(tmp_path: Path) -> None:
@@ -145,7 +150,7 @@ def test_events_are_kept_in_order_across_an_outage(tmp_path: Path) -> None:
         async with owner(server) as link:
             for n in range(20):
                 link.enqueue(fact(n))
-            await links.until(lambda: count("published", "stored") > 3)
+            await nats_links.until(lambda: count("published", "stored") > 3)
             await server.kill()
             for n in range(20, 40):
                 link.enqueue(fact(n))
@@ -154,7 +159,7 @@ def test_events_are_kept_in_order_across_an_outage(tmp_path: Path) -> None:
             assert await link.flush(10)
         assert await stored_numbers(server) == list(range(40))
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_in_a_long_outage_the_newest_events_are_kept(tmp_path: Path) -> None:
@@ -163,7 +168,7 @@ def test_in_a_long_outage_the_newest_events_are_kept(tmp_path: Path) -> None:
         async with owner(server) as link:
             await link.publish(fact(0, "node-b"))
             await server.kill()
-            await links.until(lambda: not link.link.is_connected)
+            await nats_links.until(lambda: not link.link.is_connected)
             for n in range(1, bus.QUEUE_MAX + 301):
                 link.enqueue(fact(n))
             await server.start()
@@ -171,7 +176,7 @@ def test_in_a_long_outage_the_newest_events_are_kept(tmp_path: Path) -> None:
         assert await stored_numbers(server) == [0, *range(301, bus.QUEUE_MAX + 301)]
         assert count("published", "dropped") == dropped + 300
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_server_that_comes_later_gets_what_was_enqueued_before(tmp_path: Path) -> None:
@@ -220,7 +225,7 @@ def test_what_cannot_be_sent_is_told_and_the_next_event_goes_on(tmp_path: Path) 
         ]
         assert await stored_numbers(server) == [1]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_leaving_at_any_moment_leaves_nothing_running(tmp_path: Path) -> None:
@@ -234,7 +239,7 @@ def test_leaving_at_any_moment_leaves_nothing_running(tmp_path: Path) -> None:
             left = asyncio.all_tasks() - {asyncio.current_task()}
             await asyncio.gather(*left, return_exceptions=True)
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 # streams and buckets
@@ -249,7 +254,7 @@ def test_several_owners_make_the_streams_at_once_with_every_limit(tmp_path: Path
                 ]
                 await asyncio.gather(*(one.publish(fact(n)) for n, one in enumerate(buses)))
         assert [line["event"] for line in lines] == ["bus_connected"] * 4
-        async with links.raw(server.url) as client:
+        async with nats_links.raw(server.url) as client:
             jetstream = client.jetstream()
             for stream in streams.STREAMS:
                 config = (await jetstream.stream_info(stream.name)).config
@@ -268,7 +273,7 @@ def test_several_owners_make_the_streams_at_once_with_every_limit(tmp_path: Path
                 assert config.max_age == bucket.age_max_s
                 assert config.max_msgs_per_subject == 1
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_stream_that_cannot_be_read_is_told_when_that_begins_and_when_it_ends(
@@ -279,10 +284,10 @@ def test_a_stream_that_cannot_be_read_is_told_when_that_begins_and_when_it_ends(
             async with bus.Bus(server.url, producer="p", name="t") as link:
                 following = consumers.follow(link.link, streams.EVENTS, filters=["muster.event.>"])
                 found = asyncio.ensure_future(anext(following))
-                await links.until(lambda: bool(link.link.unread))
+                await nats_links.until(lambda: bool(link.link.unread))
                 assert str(link.link.problem()).startswith("MUSTER_EVENTS cannot be read: ")
                 async with owner(server):
-                    await links.until(lambda: link.link.problem() is None)
+                    await nats_links.until(lambda: link.link.problem() is None)
                     await link.publish(fact(1))
                 assert number(await found) == 1
         told = [line["event"] for line in lines if "stream" in line["event"]]
@@ -293,23 +298,23 @@ def test_a_stream_that_cannot_be_read_is_told_when_that_begins_and_when_it_ends(
         )
         assert (total or 0) >= 5
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_stream_of_another_configuration_is_brought_up_to_date(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with links.raw(server.url) as client:
+        async with nats_links.raw(server.url) as client:
             await client.jetstream().add_stream(
                 name="MUSTER_EVENTS", subjects=["muster.event.>"], allow_rollup_hdrs=True
             )
         async with owner(server) as link:
             await link.publish(fact(1))
-        async with links.raw(server.url) as client:
+        async with nats_links.raw(server.url) as client:
             config = (await client.jetstream().stream_info("MUSTER_EVENTS")).config
             assert config.max_bytes == streams.EVENTS.bytes_max
             assert not config.allow_rollup_hdrs
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_who_owns_nothing_waits_for_the_streams(tmp_path: Path) -> None:
@@ -322,7 +327,7 @@ def test_who_owns_nothing_waits_for_the_streams(tmp_path: Path) -> None:
                 assert await plugin.flush(10)
         assert await stored_numbers(server) == [1]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_server_that_lost_its_disk_gets_its_streams_again_and_nobody_stays_behind(
@@ -336,22 +341,22 @@ def test_a_server_that_lost_its_disk_gets_its_streams_again_and_nobody_stays_beh
             await following(link, followed)
             consumed: list[int] = []
             consuming = asyncio.create_task(consume(link, consumed))
-            await links.until(lambda: consumed[-1:] == [number(followed[-1])])
+            await nats_links.until(lambda: consumed[-1:] == [number(followed[-1])])
             followed.clear()
             consumed.clear()
             await server.kill()
             shutil.rmtree(tmp_path / "nats" / "store")
-            await links.until(lambda: not link.link.is_connected)
+            await nats_links.until(lambda: not link.link.is_connected)
             for n in range(10):
                 link.enqueue(fact(n))
             await server.start()
             assert await link.flush(10)
-            await links.until(lambda: len(consumed) >= 10 and len(followed) >= 10)
+            await nats_links.until(lambda: len(consumed) >= 10 and len(followed) >= 10)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
             assert consumed == [number(e) for e in followed] == list(range(10))
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 # reading
@@ -384,15 +389,15 @@ def test_a_follower_misses_nothing_and_sees_nothing_twice_across_a_crash(tmp_pat
             for n in range(200):
                 publisher.enqueue(fact(n))
                 if n == 100:
-                    await links.until(lambda: len(found) > 10)
+                    await nats_links.until(lambda: len(found) > 10)
                     await server.kill()
                     await server.start()
             assert await publisher.flush(10)
-            await links.until(lambda: len(found) >= 200)
+            await nats_links.until(lambda: len(found) >= 200)
             assert [number(e) for e in found] == list(range(200))
             assert [e.position for e in found] == sorted({e.position for e in found})
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_follower_can_begin_in_the_past(tmp_path: Path) -> None:
@@ -405,10 +410,11 @@ def test_a_follower_can_begin_in_the_past(tmp_path: Path) -> None:
             for since, wanted in [(NOW, [1, 2]), (middle, [2])]:
                 events = consumers.follow(link.link, streams.EVENTS, filters=ALL, since=since)
                 async with contextlib.aclosing(events), collected(events) as found:  # type: ignore[type-var]
-                    await links.until(lambda found=found, wanted=wanted: len(found) >= len(wanted))  # type: ignore[misc]
+                    enough = functools.partial(_has, found, len(wanted))
+                    await nats_links.until(enough)
                 assert [number(e) for e in found] == wanted
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_filter_keeps_other_nodes_out(tmp_path: Path) -> None:
@@ -419,10 +425,10 @@ def test_a_filter_keeps_other_nodes_out(tmp_path: Path) -> None:
             filters = vocabulary.subject_filters("device.*", "b.example")
             events = consumers.follow(link.link, streams.EVENTS, filters=filters, since=NOW)
             async with collected(events) as found:
-                await links.until(lambda: bool(found))
+                await nats_links.until(lambda: bool(found))
             assert [(e.node, number(e)) for e in found] == [("b.example", 1)]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_what_was_not_acknowledged_comes_again_and_what_was_does_not(tmp_path: Path) -> None:
@@ -443,7 +449,7 @@ def test_what_was_not_acknowledged_comes_again_and_what_was_does_not(tmp_path: P
             assert [number(d.event) for d in (*first, *again, *after)] == [0, 1, 2, 1, 3]
             assert again[0].event == first[1].event
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_consumer_that_died_goes_on_where_it_stood(tmp_path: Path) -> None:
@@ -467,7 +473,7 @@ def test_a_consumer_that_died_goes_on_where_it_stood(tmp_path: Path) -> None:
                 await delivery.ack()
             assert sorted(found) == [1, 2]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_consumer_goes_on_across_a_crash_of_the_server(tmp_path: Path) -> None:
@@ -476,17 +482,17 @@ def test_a_consumer_goes_on_across_a_crash_of_the_server(tmp_path: Path) -> None
         async with owner(server) as link:
             consuming = asyncio.create_task(consume(link, found))
             await link.publish(fact(0))
-            await links.until(lambda: bool(found))
+            await nats_links.until(lambda: bool(found))
             await server.kill()
             for n in range(1, 20):
                 link.enqueue(fact(n))
             await server.start()
-            await links.until(lambda: len(found) >= 20)
+            await nats_links.until(lambda: len(found) >= 20)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
         assert found == list(range(20))
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_consumer_that_somebody_deleted_is_made_again(tmp_path: Path) -> None:
@@ -495,15 +501,15 @@ def test_a_consumer_that_somebody_deleted_is_made_again(tmp_path: Path) -> None:
         async with owner(server) as link:
             consuming = asyncio.create_task(consume(link, found))
             await link.publish(fact(0))
-            await links.until(lambda: bool(found))
-            async with links.raw(server.url) as client:
+            await nats_links.until(lambda: bool(found))
+            async with nats_links.raw(server.url) as client:
                 await client.jetstream().delete_consumer("MUSTER_EVENTS", "reader")
             await link.publish(fact(1))
-            await links.until(lambda: found[-1] == 1)
+            await nats_links.until(lambda: found[-1] == 1)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_what_cannot_be_believed_is_set_aside_with_its_reason_and_the_consumer_goes_on(
@@ -525,13 +531,13 @@ def test_what_cannot_be_believed_is_set_aside_with_its_reason_and_the_consumer_g
         subject = fact(7).subject
         found: list[int] = []
         before = count("received", "malformed_oversized")
-        async with owner(server) as link, links.raw(server.url) as client:
+        async with owner(server) as link, nats_links.raw(server.url) as client:
             await link.publish(fact(1))
             for payload, _ in unbelievable:
                 await client.jetstream().publish(subject, payload)
             await link.publish(fact(2))
             consuming = asyncio.create_task(consume(link, found))
-            await links.until(lambda: len(found) == 2)
+            await nats_links.until(lambda: len(found) == 2)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
         assert found == [1, 2]
@@ -543,12 +549,12 @@ def test_what_cannot_be_believed_is_set_aside_with_its_reason_and_the_consumer_g
         assert {(m.headers or {})["Muster-Subject"] for m in aside} == {subject}
         assert [(m.headers or {})["Muster-Reason"] for m in aside] == [r for _, r in unbelievable]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_the_newest_event_of_each_subject_is_given_oldest_first(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with owner(server) as link, links.raw(server.url) as client:
+        async with owner(server) as link, nats_links.raw(server.url) as client:
             assert await consumers.newest(link.link, streams.EVENTS, "muster.event.>") == []
             for n, node in enumerate(["node-a", "node-b", "node-a", "node-c", "node-b"]):
                 await link.publish(fact(n, node))
@@ -562,7 +568,7 @@ def test_the_newest_event_of_each_subject_is_given_oldest_first(tmp_path: Path) 
             only = await consumers.newest(link.link, streams.EVENTS, "muster.event.node-b.>")
             assert [number(e) for e in only] == [4]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 @pytest.mark.parametrize("status", ["404", "408", "409"])
@@ -570,7 +576,7 @@ def test_what_says_that_it_is_a_status_line_keeps_nobody_from_the_rest(
     tmp_path: Path, status: str
 ) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with owner(server) as link, links.raw(server.url) as client:
+        async with owner(server) as link, nats_links.raw(server.url) as client:
             await link.publish(fact(1))
             await client.jetstream().publish(
                 "muster.event.node-b.p.device.removed", b"", headers={"Status": status}
@@ -580,11 +586,11 @@ def test_what_says_that_it_is_a_status_line_keeps_nobody_from_the_rest(
                 link.link, streams.EVENTS, filters=["muster.event.>"], after=0
             )
             async with collected(follow) as found:
-                await links.until(lambda: len(found) == 2)
+                await nats_links.until(lambda: len(found) == 2)
             newest = await consumers.newest(link.link, streams.EVENTS, "muster.event.>")
             assert [number(event) for event in newest] == [2]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
@@ -606,7 +612,7 @@ def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
             await server.start()
             assert await recalling == {"node-a.p": b"3"}
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 # beats, questions and answers
@@ -621,23 +627,23 @@ def test_beats_are_skipped_while_the_server_is_away_and_none_comes_late(tmp_path
 
         async with owner(server) as plugin, owner(server) as health:
             await health.heartbeats(receive)
-            await links.settled(health.link)
+            await nats_links.settled(health.link)
             await plugin.link.client()
             skipped = count("published", "beat_skipped")
             assert await plugin.beat(beat(1))
-            await links.until(lambda: found == [1])
+            await nats_links.until(lambda: found == [1])
             await server.kill()
-            await links.until(lambda: not plugin.link.is_connected)
+            await nats_links.until(lambda: not plugin.link.is_connected)
             assert [await plugin.beat(beat(seq)) for seq in (2, 3)] == [False, False]
             await server.start()
-            await links.settled(health.link)
+            await nats_links.settled(health.link)
             await plugin.link.client()
             assert await plugin.beat(beat(4))
-            await links.until(lambda: 4 in found)
+            await nats_links.until(lambda: 4 in found)
             assert found == [1, 4]
             assert count("published", "beat_skipped") == skipped + 2
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_beats_that_cannot_be_believed_are_counted_and_the_next_is_heard(tmp_path: Path) -> None:
@@ -649,9 +655,9 @@ def test_beats_that_cannot_be_believed_are_counted_and_the_next_is_heard(tmp_pat
 
         foreign = count("received", "malformed_wrong_subject")
         invalid = count("received", "malformed_invalid_data")
-        async with owner(server) as health, links.raw(server.url) as client:
+        async with owner(server) as health, nats_links.raw(server.url) as client:
             await health.heartbeats(receive, node="node-a")
-            await links.settled(health.link)
+            await nats_links.settled(health.link)
             subject = beat(1).subject
             await client.publish(subject, codec.encode_heartbeat(beat(1, node="node-b")))
             await client.publish(subject, b"nonsense")
@@ -659,12 +665,12 @@ def test_beats_that_cannot_be_believed_are_counted_and_the_next_is_heard(tmp_pat
             other = beat(2, node="node-c")
             await client.publish(other.subject, codec.encode_heartbeat(other))
             await client.publish(subject, codec.encode_heartbeat(beat(3)))
-            await links.until(lambda: bool(found))
+            await nats_links.until(lambda: bool(found))
         assert found == [("node-a", 3)]
         assert count("received", "malformed_wrong_subject") == foreign + 1
         assert count("received", "malformed_invalid_data") == invalid + 2
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_question_is_answered_or_says_whether_anybody_heard_it(tmp_path: Path) -> None:
@@ -680,20 +686,20 @@ def test_a_question_is_answered_or_says_whether_anybody_heard_it(tmp_path: Path)
                 await health.ask(subject, timeout_s=5)
             assert not alone.value.subscribed
             await plugin.answer(subject, lambda: b"well")
-            await links.settled(plugin.link)
+            await nats_links.settled(plugin.link)
             assert await health.ask(subject, timeout_s=5) == b"well"
             await plugin.link.subscribe("muster.rpc.node-a.mute.probe", hear)
-            await links.settled(plugin.link)
+            await nats_links.settled(plugin.link)
             with pytest.raises(bus.NobodyAnswered) as mute:
                 await health.ask("muster.rpc.node-a.mute.probe", timeout_s=0.1)
             assert mute.value.subscribed
             await server.kill()
-            await links.until(lambda: not health.link.is_connected)
+            await nats_links.until(lambda: not health.link.is_connected)
             with pytest.raises(bus.NobodyAnswered) as away:
                 await health.ask(subject, timeout_s=5)
             assert not away.value.subscribed
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_server_is_reachable_while_it_answers(tmp_path: Path) -> None:
@@ -706,10 +712,10 @@ def test_a_server_is_reachable_while_it_answers(tmp_path: Path) -> None:
             server.thaw()
             assert await link.is_reachable(timeout_s=5)
             await server.kill()
-            await links.until(lambda: not link.link.is_connected)
+            await nats_links.until(lambda: not link.link.is_connected)
             assert not await link.is_reachable(timeout_s=5)
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_plugin_can_speak_for_its_own_node_only_and_is_told_when_it_tries(
@@ -726,17 +732,17 @@ def test_a_plugin_can_speak_for_its_own_node_only_and_is_told_when_it_tries(
             plugin = bus.Bus(url, producer="plugins/p", name="plugin")
             async with owner(server) as health, plugin:
                 await health.heartbeats(receive)
-                await links.settled(health.link)
+                await nats_links.settled(health.link)
                 await plugin.publish(fact(1))
                 for node in ("node-b", "node-a"):
                     assert await plugin.beat(beat(1, node))
                 plugin.enqueue(fact(2, "node-b"))
-                await links.until(lambda: sum(x["event"] == "bus_error" for x in lines) >= 2)
-                await links.until(lambda: bool(found))
+                await nats_links.until(lambda: sum(x["event"] == "bus_error" for x in lines) >= 2)
+                await nats_links.until(lambda: bool(found))
         assert found == ["node-a"]
         assert await stored_numbers(server) == [1]
         refusals = [x["error"].lower() for x in lines if x["event"] == "bus_error"]
         assert 'publish to "muster.heartbeat.node-b.p"' in refusals[0]
         assert 'publish to "muster.event.node-b.p.device.removed"' in refusals[1]
 
-    links.play(tmp_path, story, ONE_NODE)
+    nats_links.play(tmp_path, story, ONE_NODE)

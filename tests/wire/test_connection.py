@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from muster.local import nats as local
 from muster.nats import connection
 from muster.service import sections
-from tests import links
+from tests.worlds import nats_links
 
 LIMITED: Final = """
 authorization { users = [
@@ -56,7 +56,7 @@ async def publish(server: local.NatsServer, subject: str, payload: bytes) -> Non
     client = nats.aio.client.Client()
     await client.connect(server.url)
     await client.publish(subject, payload)
-    await links.flushed(client)
+    await nats_links.flushed(client)
     await client.close()
 
 
@@ -66,15 +66,15 @@ def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(tmp_path:
             async with connection.Connection(server.url, name="test") as link:
                 await link.client()
                 await server.kill()
-                await links.until(lambda: not link.is_connected)
+                await nats_links.until(lambda: not link.is_connected)
                 failed = errors("ConnectionRefusedError")
-                await links.until(lambda: errors("ConnectionRefusedError") >= failed + 2)
+                await nats_links.until(lambda: errors("ConnectionRefusedError") >= failed + 2)
                 await server.start()
                 await link.client()
         assert told(lines) == ["bus_connected", "bus_away", "bus_connected"]
         assert [line["connections"] for line in lines if "connections" in line] == [1, 2]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_each_connection_is_given_as_a_change_once(tmp_path: Path) -> None:
@@ -88,14 +88,14 @@ def test_each_connection_is_given_as_a_change_once(tmp_path: Path) -> None:
             await server.start()
             assert await anext(changes) is True
             await server.kill()
-            await links.until(lambda: not link.is_connected)
+            await nats_links.until(lambda: not link.is_connected)
             await server.start()
             await link.client()
             # nobody looked while it was lost: its return is news all the same
             assert await anext(changes) is True
             assert link.epoch == 3
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_subscriptions_come_back_with_the_server(tmp_path: Path) -> None:
@@ -106,16 +106,16 @@ def test_subscriptions_come_back_with_the_server(tmp_path: Path) -> None:
         ):
             await link.client()
             await server.kill()
-            await links.until(lambda: not link.is_connected)
+            await nats_links.until(lambda: not link.is_connected)
             async with received(link, "during") as during:
                 await server.start()
-                await links.settled(link)
+                await nats_links.settled(link)
                 await publish(server, "before", b"1")
                 await publish(server, "during", b"2")
-                await links.until(lambda: bool(before and during))
+                await nats_links.until(lambda: bool(before and during))
             assert (before, during) == ([b"1"], [b"2"])
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_subscription_made_while_a_connection_is_prepared_is_not_forgotten(
@@ -132,12 +132,12 @@ def test_a_subscription_made_while_a_connection_is_prepared_is_not_forgotten(
             await preparing.wait()
             async with received(link, "x") as found:
                 go_on.set()
-                await links.settled(link)
+                await nats_links.settled(link)
                 await publish(server, "x", b"1")
-                await links.until(lambda: bool(found))
+                await nats_links.until(lambda: bool(found))
             assert found == [b"1"]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_client_is_given_out_only_after_it_was_prepared_again(tmp_path: Path) -> None:
@@ -148,19 +148,19 @@ def test_a_client_is_given_out_only_after_it_was_prepared_again(tmp_path: Path) 
             if len(prepared) % 2 == 0:
                 prepared.append(0)
                 raise TimeoutError("not yet")
-            await links.flushed(client)
+            await nats_links.flushed(client)
             prepared.append(1)
 
         async with connection.Connection(server.url, name="test", prepare=prepare) as link:
             await link.client()
             assert prepared == [0, 1]
             await server.kill()
-            await links.until(lambda: not link.is_connected)
+            await nats_links.until(lambda: not link.is_connected)
             await server.start()
             await link.client()
             assert prepared == [0, 1, 0, 1]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_handler_that_fails_is_told_and_gets_the_next_message(tmp_path: Path) -> None:
@@ -175,16 +175,16 @@ def test_a_handler_that_fails_is_told_and_gets_the_next_message(tmp_path: Path) 
         with capture_logs() as lines:
             async with connection.Connection(server.url, name="test") as link:
                 await link.subscribe("x", receive)
-                await links.settled(link)
+                await nats_links.settled(link)
                 await publish(server, "x", b"1")
                 await publish(server, "x", b"2")
-                await links.until(lambda: len(found) == 2)
+                await nats_links.until(lambda: len(found) == 2)
         assert found == [b"1", b"2"]
         assert [(x["event"], x["kind"], x["error"]) for x in lines if "kind" in x] == [
             ("bus_error", "LookupError", "a bug of ours")
         ]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_refusal_is_told_and_counted_and_hides_the_password(tmp_path: Path) -> None:
@@ -197,14 +197,14 @@ def test_a_refusal_is_told_and_counted_and_hides_the_password(tmp_path: Path) ->
                 await client.publish("allowed", b"")
                 await client.publish("forbidden", b"")
                 async with received(link, "forbidden"):
-                    await links.until(lambda: errors("Error") == before + 2)
+                    await nats_links.until(lambda: errors("Error") == before + 2)
                 assert link.is_connected
         assert told(lines) == ["bus_connected", "bus_error", "bus_error"]
         assert 'permissions violation for publish to "forbidden"' in lines[1]["error"].lower()
         assert 'permissions violation for subscription to "forbidden"' in lines[2]["error"].lower()
         assert "secret" not in str(lines)
 
-    links.play(tmp_path, story, LIMITED % "")
+    nats_links.play(tmp_path, story, LIMITED % "")
 
 
 def test_a_client_that_the_server_closed_for_good_is_replaced(tmp_path: Path) -> None:
@@ -216,15 +216,15 @@ def test_a_client_that_the_server_closed_for_good_is_replaced(tmp_path: Path) ->
             first = await link.client()
             assert first._transport is not None
             first._transport.write(b"NONSENSE\r\n")
-            await links.until(lambda: first.is_closed)
+            await nats_links.until(lambda: first.is_closed)
             second = await link.client()
             assert second is not first
-            await links.settled(link)
+            await nats_links.settled(link)
             await second.publish("x", b"1")
-            await links.until(lambda: bool(found))
+            await nats_links.until(lambda: bool(found))
         assert found == [b"1"]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_a_client_whose_password_was_changed_comes_back_when_it_is_taken_again(
@@ -238,13 +238,13 @@ def test_a_client_whose_password_was_changed_comes_back_when_it_is_taken_again(
                 await link.client()
                 config.write_text(LIMITED % "")
                 os.kill(server.pid, signal.SIGHUP)
-                await links.until(lambda: not link.is_connected)
+                await nats_links.until(lambda: not link.is_connected)
                 config.write_text(LIMITED % "{user: other, password: secret}")
                 os.kill(server.pid, signal.SIGHUP)
                 await link.client()
         assert told(lines) == ["bus_connected", "bus_away", "bus_connected"]
 
-    links.play(tmp_path, story, LIMITED % "{user: other, password: secret}")
+    nats_links.play(tmp_path, story, LIMITED % "{user: other, password: secret}")
 
 
 def test_of_several_servers_one_is_enough(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_of_several_servers_one_is_enough(tmp_path: Path) -> None:
         async with connection.Connection(urls, name="test") as link:
             assert (await link.client()).connected_url is not None
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 @pytest.mark.parametrize("url", ["nats://127.0.0.1:99999", "nats://[::1", "nats://"])
@@ -262,7 +262,7 @@ def test_an_address_that_cannot_be_dialled_is_told_and_tried_on(url: str) -> Non
         before = errors("Error")
         with capture_logs() as lines:
             async with asyncio.timeout(30), connection.Connection(url, name="test"):
-                await links.until(lambda: errors("Error") >= before + 2)
+                await nats_links.until(lambda: errors("Error") >= before + 2)
         assert told(lines) == ["bus_away"]
         assert "connect url" in lines[0]["error"]
 

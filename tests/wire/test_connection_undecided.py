@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from muster.nats import connection
-from tests import subjects
+from tests.worlds import bus_subjects
 
 INFO = b'INFO {"server_id":"x","version":"2.15.0","headers":true,"max_payload":1048576}\r\n'
 PING, PONG = b"PING\r\n", b"PONG\r\n"
@@ -82,7 +82,7 @@ def test_who_is_not_let_in_again_after_a_loss_dials_again(then: bytes) -> None:
         ):
             await link.client()
             await server.hang_up()
-            await subjects.until(lambda: link.epoch == 2)
+            await bus_subjects.until(lambda: link.epoch == 2)
 
     asyncio.run(story())
 

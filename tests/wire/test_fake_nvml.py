@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from tests.nvml import fake, scenes
+from tests.worlds.nvml import fake, scenes
 
 SPEAKER: Final = """
 import ast, concurrent.futures, ctypes, os, sys, time, orjson

@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 from muster.cli import keyfiles
 from muster.nats import connection
 from muster.nats.auth import accounts, jws
-from tests import guarded, issuing, running, subjects
+from tests.worlds import bus_subjects, nats_with_gate, plugin_process, token_issuer
 
 
-def run(world: guarded.World, story: Callable[[guarded.World], Awaitable[None]]) -> None:
+def run(
+    world: nats_with_gate.World, story: Callable[[nats_with_gate.World], Awaitable[None]]
+) -> None:
     async def whole() -> None:
         async with asyncio.timeout(100), world:
             await story(world)
@@ -30,7 +32,7 @@ def run(world: guarded.World, story: Callable[[guarded.World], Awaitable[None]])
     asyncio.run(whole())
 
 
-async def is_refused(world: guarded.World, token: str, **options: str) -> bool:
+async def is_refused(world: nats_with_gate.World, token: str, **options: str) -> bool:
     try:
         async with world.plugin(token, **options):
             return False
@@ -40,24 +42,26 @@ async def is_refused(world: guarded.World, token: str, **options: str) -> bool:
 
 def test_whoever_has_a_token_speaks_and_hears_for_its_node_only(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
-        world = guarded.World(tmp_path, pace={"burst": 1000})
+        world = nats_with_gate.World(tmp_path, pace={"burst": 1000})
         runner.run(world.__aenter__())
 
         @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
         @given(
-            st.lists(subjects.SUBJECTS, min_size=20, max_size=60),
-            st.lists(subjects.SUBJECTS.filter(subjects.is_filter), min_size=10, max_size=60),
+            st.lists(bus_subjects.SUBJECTS, min_size=20, max_size=60),
+            st.lists(
+                bus_subjects.SUBJECTS.filter(bus_subjects.is_filter), min_size=10, max_size=60
+            ),
         )
         def holds(said: list[str], heard: list[str]) -> None:
             runner.run(story(said, heard))
 
         async def story(said: list[str], heard: list[str]) -> None:
-            token = guarded.token()
+            token = nats_with_gate.token()
             async with asyncio.timeout(100), world.admin() as admin:
                 async with world.plugin(token) as plugin:
-                    await subjects.only_its_own_is_heard(said, hearing=admin, plugin=plugin)
+                    await bus_subjects.only_its_own_is_heard(said, hearing=admin, plugin=plugin)
                 async with world.admin() as other, world.plugin(token) as plugin:
-                    await subjects.only_its_own_comes(heard, speaker=other, plugin=plugin)
+                    await bus_subjects.only_its_own_comes(heard, speaker=other, plugin=plugin)
 
         try:
             holds()
@@ -66,60 +70,64 @@ def test_whoever_has_a_token_speaks_and_hears_for_its_node_only(tmp_path: Path) 
 
 
 def test_a_compromised_plugin_can_alter_read_and_flood_nothing(tmp_path: Path) -> None:
-    async def story(world: guarded.World) -> None:
+    async def story(world: nats_with_gate.World) -> None:
         async with world.admin() as admin:
             await admin.raw.jetstream().add_stream(
                 name="MUSTER_EVENTS", subjects=["muster.event.>"]
             )
             await admin.raw.jetstream().publish("muster.event.node-b.p.x", b"of another")
-            async with world.admin() as hearing, world.plugin(guarded.token()) as plugin:
-                await subjects.nothing_is_written_by_replies(hearing=hearing, plugin=plugin)
+            async with world.admin() as hearing, world.plugin(nats_with_gate.token()) as plugin:
+                await bus_subjects.nothing_is_written_by_replies(hearing=hearing, plugin=plugin)
             before = await admin.raw.jetstream().stream_info("MUSTER_EVENTS")
             await floods(world)
             after = await admin.raw.jetstream().stream_info("MUSTER_EVENTS")
             assert after.state.messages == before.state.messages
 
-    async def floods(world: guarded.World) -> None:
-        async with world.plugin(guarded.token("node-a")) as one:
+    async def floods(world: nats_with_gate.World) -> None:
+        async with world.plugin(nats_with_gate.token("node-a")) as one:
             reads = [f"$JS.API.DIRECT.GET.MUSTER_EVENTS.muster.event.node-b.{x}" for x in "ab"]
             reads += [
                 "$JS.API.STREAM.MSG.GET.MUSTER_EVENTS",
                 "$JS.API.CONSUMER.CREATE.MUSTER_EVENTS",
             ]
-            for subject in (*subjects.WRITES, *reads):
+            for subject in (*bus_subjects.WRITES, *reads):
                 await one.raw.publish(subject, b"{}", reply="_INBOX.plugin_node-a.x")
             await one.flush()
-            await subjects.until(lambda: len(one.refused) == len(subjects.WRITES) + len(reads))
+            await bus_subjects.until(
+                lambda: len(one.refused) == len(bus_subjects.WRITES) + len(reads)
+            )
             with pytest.raises(nats.errors.MaxPayloadError):
                 await one.raw.publish("muster.event.node-a.p.x", b"x" * 2_000_000)
             for number in range(250):
                 await one.raw.subscribe(f"muster.rpc.node-a.p.{number}")
-            await subjects.until(lambda: one.raw.is_closed)
+            await bus_subjects.until(lambda: one.raw.is_closed)
             assert "maximum subscriptions" in str(one.raw.last_error).lower()
         async with contextlib.AsyncExitStack() as many:
             for _ in range(4):
-                await many.enter_async_context(world.plugin(guarded.token("node-a")))
-            assert await is_refused(world, guarded.token("node-a"))
-            assert not await is_refused(world, guarded.token("node-b"))
-        assert await is_refused(world, guarded.token("node-c"), name="device-plugin node-b")
+                await many.enter_async_context(world.plugin(nats_with_gate.token("node-a")))
+            assert await is_refused(world, nats_with_gate.token("node-a"))
+            assert not await is_refused(world, nats_with_gate.token("node-b"))
+        assert await is_refused(world, nats_with_gate.token("node-c"), name="device-plugin node-b")
         assert (await world.counted()).items() >= {"too_often": 1, "name": 1}.items()
 
-    run(guarded.World(tmp_path, pace={"burst": 6, "per_minute": 0.1}), story)
+    run(nats_with_gate.World(tmp_path, pace={"burst": 6, "per_minute": 0.1}), story)
 
 
 def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
-    async def story(world: guarded.World) -> None:
+    async def story(world: nats_with_gate.World) -> None:
         now = time.time()
         wrong = {
-            "unknown_key": guarded.token(key="k3"),
-            "algorithm": issuing.token(issuing.claims("node-a", at=now), algorithm="none"),
-            "expired": issuing.token(issuing.claims("node-a", at=now - 7200)),
-            "not_yet": issuing.token(issuing.claims("node-a", at=now + 600)),
-            "audience": guarded.token(aud=["https://kubernetes.default.svc"]),
-            "issuer": guarded.token(iss="https://elsewhere"),
-            "account": guarded.token(sub="system:serviceaccount:muster:muster-health"),
+            "unknown_key": nats_with_gate.token(key="k3"),
+            "algorithm": token_issuer.token(
+                token_issuer.claims("node-a", at=now), algorithm="none"
+            ),
+            "expired": token_issuer.token(token_issuer.claims("node-a", at=now - 7200)),
+            "not_yet": token_issuer.token(token_issuer.claims("node-a", at=now + 600)),
+            "audience": nats_with_gate.token(aud=["https://kubernetes.default.svc"]),
+            "issuer": nats_with_gate.token(iss="https://elsewhere"),
+            "account": nats_with_gate.token(sub="system:serviceaccount:muster:muster-health"),
             "malformed": f"{jws.to_base64(b'[' * 2300)}.e30.e30",
-            "signature": issuing.token(issuing.claims("node-a", at=now), "k2", kid="k1"),
+            "signature": token_issuer.token(token_issuer.claims("node-a", at=now), "k2", kid="k1"),
         }
         refused = await asyncio.gather(*(is_refused(world, one) for one in wrong.values()))
         assert all(refused)
@@ -132,36 +140,36 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
         assert sorted(reasons) == sorted([*wrong, "no_token"])
         text = b"".join(gate.log.read_bytes() for gate in world.gates).decode()
         assert not any(one in text for one in wrong.values())
-        dotted = guarded.token("ip-10-0-0-1.eu.internal")
+        dotted = nats_with_gate.token("ip-10-0-0-1.eu.internal")
         async with world.plugin(dotted) as one, world.admin() as admin:
             await admin.raw.subscribe("muster.event.>", cb=heard.put)
             await admin.flush()
             await one.raw.publish("muster.event.ip-10-0-0-1_eu_internal.p.x", b"")
             await one.raw.publish("muster.event.ip-10-0-0-1.eu.internal.p", b"")
             await one.flush()
-            await subjects.until(lambda: len(one.refused) == 1)
+            await bus_subjects.until(lambda: len(one.refused) == 1)
             assert (await heard.get()).subject == "muster.event.ip-10-0-0-1_eu_internal.p.x"
 
         await with_the_old_key(world)
 
-    async def with_the_old_key(world: guarded.World) -> None:
+    async def with_the_old_key(world: nats_with_gate.World) -> None:
         """Spoil what the gate signs with, and mend it: both are told once, and who comes is in."""
         file = world.keys / "gate.json"
         good = file.read_bytes()
         file.write_bytes(b"{")
-        await subjects.until(lambda: bool(world.logged("signing_unusable")))
+        await bus_subjects.until(lambda: bool(world.logged("signing_unusable")))
         asked = world.cluster.asked
-        await subjects.until(lambda: world.cluster.asked > asked + 1)
-        assert not await is_refused(world, guarded.token())
+        await bus_subjects.until(lambda: world.cluster.asked > asked + 1)
+        assert not await is_refused(world, nats_with_gate.token())
         file.write_bytes(good)
-        await subjects.until(lambda: bool(world.logged("signing_usable")))
+        await bus_subjects.until(lambda: bool(world.logged("signing_usable")))
         assert len(world.logged("signing_unusable")) == 1
 
     heard: asyncio.Queue[connection.Message] = asyncio.Queue()
-    run(guarded.World(tmp_path), story)
+    run(nats_with_gate.World(tmp_path), story)
 
 
-async def hangs(world: guarded.World) -> None:
+async def hangs(world: nats_with_gate.World) -> None:
     """Have the cluster answer one byte a moment: that is known for away, and SIGTERM is heard."""
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -176,7 +184,7 @@ async def hangs(world: guarded.World) -> None:
     async with await asyncio.start_server(drip, "127.0.0.1", port):
         gate = world.gates[1]
         await gate.start()
-        await subjects.until(lambda: bool(world.logged("keys_away")))
+        await bus_subjects.until(lambda: bool(world.logged("keys_away")))
         assert "no whole answer within 2 s" in world.logged("keys_away")[-1]["error"]
         async with asyncio.timeout(30):
             await gate.end()
@@ -188,15 +196,15 @@ def test_gates_may_die_and_the_cluster_may_change_its_keys_or_go(
     file = tmp_path / "token"
     monkeypatch.setenv("NATS_TOKEN_FILE", str(file))
 
-    async def story(world: guarded.World) -> None:
-        file.write_text(guarded.token("node-b"))
-        async with world.plugin(guarded.token()) as old:
+    async def story(world: nats_with_gate.World) -> None:
+        file.write_text(nats_with_gate.token("node-b"))
+        async with world.plugin(nats_with_gate.token()) as old:
             await world.gates[0].kill()
-            answers = [is_refused(world, guarded.token()) for _ in range(4)]
+            answers = [is_refused(world, nats_with_gate.token()) for _ in range(4)]
             assert await asyncio.gather(*answers) == [False] * 4
             await world.gates[1].kill()
             async with connection.Connection(world.server.url, name="device-plugin node-b") as link:
-                assert await is_refused(world, guarded.token())
+                assert await is_refused(world, nats_with_gate.token())
                 # who is connected is no concern of the gates'
                 await old.raw.publish("muster.event.node-a.p.x", b"")
                 await old.flush()
@@ -206,37 +214,37 @@ def test_gates_may_die_and_the_cluster_may_change_its_keys_or_go(
                 await world.gates[0].start()
                 # the keys were kept, and who was refused comes again
                 await link.client()
-                assert await is_refused(world, guarded.token(key="k2"))
-                world.cluster.keys = [issuing.jwk("k2", "RS256")]
+                assert await is_refused(world, nats_with_gate.token(key="k2"))
+                world.cluster.keys = [token_issuer.jwk("k2", "RS256")]
                 await world.cluster.come()
                 await rotated(world)
                 await renewed(link)
             assert not old.refused
             assert old.raw.is_connected
 
-    async def rotated(world: guarded.World) -> None:
+    async def rotated(world: nats_with_gate.World) -> None:
         async with asyncio.timeout(30):
-            while await is_refused(world, guarded.token(key="k2")):
+            while await is_refused(world, nats_with_gate.token(key="k2")):
                 await asyncio.sleep(0.05)
-        assert await is_refused(world, guarded.token(key="k1"))
+        assert await is_refused(world, nats_with_gate.token(key="k1"))
 
     async def renewed(link: connection.Connection) -> None:
         """Have a short token end, and another be there by then."""
         epoch = link.epoch
         live = link.live_client()
         assert live is not None
-        file.write_text(guarded.token("node-b", "k2", lasts_s=2))
+        file.write_text(nats_with_gate.token("node-b", "k2", lasts_s=2))
         await live.force_reconnect()
-        await subjects.until(lambda: link.epoch == epoch + 1 and link.is_connected)
-        file.write_text(guarded.token("node-b", "k2"))
-        await subjects.until(lambda: link.epoch == epoch + 2, limit_s=30)
+        await bus_subjects.until(lambda: link.epoch == epoch + 1 and link.is_connected)
+        file.write_text(nats_with_gate.token("node-b", "k2"))
+        await bus_subjects.until(lambda: link.epoch == epoch + 2, limit_s=30)
         assert link.is_connected
 
-    run(guarded.World(tmp_path, gates=2), story)
+    run(nats_with_gate.World(tmp_path, gates=2), story)
 
 
 def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Path) -> None:
-    async def story(world: guarded.World) -> None:
+    async def story(world: nats_with_gate.World) -> None:
         now = time.time()
 
         def made(role: accounts.Role, name: str, **more: float) -> str:
@@ -250,14 +258,14 @@ def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Pa
             world.holder(reader) as grafana,
             world.holder(made(accounts.Role.READER, "reader_short", until=time.time() + 3)) as ends,
         ):
-            said = ["muster.event.node-b.p.x", "muster.event.node-a.p.x", *subjects.WRITES]
-            await subjects.only_its_own_is_heard(said, hearing=admin, plugin=plugin)
-            for subject in subjects.WRITES:
+            said = ["muster.event.node-b.p.x", "muster.event.node-a.p.x", *bus_subjects.WRITES]
+            await bus_subjects.only_its_own_is_heard(said, hearing=admin, plugin=plugin)
+            for subject in bus_subjects.WRITES:
                 await grafana.raw.publish(subject, b"{}")
             await grafana.raw.subscribe("muster.heartbeat.>")
             await grafana.raw.subscribe("_INBOX.reader_other.>")
             await grafana.flush()
-            await subjects.until(lambda: len(grafana.refused) == len(subjects.WRITES) + 1)
+            await bus_subjects.until(lambda: len(grafana.refused) == len(bus_subjects.WRITES) + 1)
             keyfiles.rotate(world.keys, "node", at=now)
             keyfiles.rotate(world.keys, "reader", at=now)
             world.reload()
@@ -266,41 +274,41 @@ def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Pa
                 for credentials in (new, reader):
                     while not await comes(world, credentials):
                         await asyncio.sleep(0.02)
-            await subjects.until(lambda: ends.raw.is_closed)
+            await bus_subjects.until(lambda: ends.raw.is_closed)
             keyfiles.drop(world.keys, "reader", at=now)
             world.reload()
             # who was let in by the old key is sent away
-            await subjects.until(lambda: grafana.raw.is_closed)
+            await bus_subjects.until(lambda: grafana.raw.is_closed)
             assert not await comes(world, reader)
             assert await comes(world, new)
             assert await comes(world, of_a)
             assert not plugin.raw.is_closed
 
-    async def comes(world: guarded.World, text: str) -> bool:
+    async def comes(world: nats_with_gate.World, text: str) -> bool:
         try:
             async with world.holder(text):
                 return True
         except (nats.errors.Error, OSError):
             return False
 
-    run(guarded.World(tmp_path, gates=0), story)
+    run(nats_with_gate.World(tmp_path, gates=0), story)
 
 
 def test_the_plugin_itself_comes_in_by_its_token_and_loads_nothing_for_it(tmp_path: Path) -> None:
     root = Path(tempfile.mkdtemp(prefix="mu-"))
     (root / "device-plugins").mkdir()
     file, config = tmp_path / "token", tmp_path / "plugin.yaml"
-    running.written(config, running.resource("example.com/null", "/dev/null"))
+    plugin_process.written(config, plugin_process.resource("example.com/null", "/dev/null"))
 
-    async def story(world: guarded.World) -> None:
-        file.write_text(guarded.token())
+    async def story(world: nats_with_gate.World) -> None:
+        file.write_text(nats_with_gate.token())
         heard: asyncio.Queue[connection.Message] = asyncio.Queue()
         async with world.admin() as admin:
             await admin.raw.jetstream().add_stream(name="E", subjects=["muster.event.>"])
             await admin.raw.subscribe("muster.event.>", cb=heard.put)
             await admin.flush()
             url = {"MUSTER_PLUGIN__BUS__URL": world.server.url, "NATS_TOKEN_FILE": str(file)}
-            async with running.plugin(root, config, **url) as plugin:
+            async with plugin_process.plugin(root, config, **url) as plugin:
                 subject = (await heard.get()).subject
                 assert subject == "muster.event.node-a.device-plugin.plugin.started"
                 maps = Path(f"/proc/{plugin.process.pid}/maps").read_text()
@@ -308,7 +316,7 @@ def test_the_plugin_itself_comes_in_by_its_token_and_loads_nothing_for_it(tmp_pa
         assert (await world.counted())["admitted"] == 1
 
     try:
-        run(guarded.World(tmp_path), story)
+        run(nats_with_gate.World(tmp_path), story)
     finally:
         shutil.rmtree(root)
 

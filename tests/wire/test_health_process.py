@@ -15,7 +15,7 @@ from muster.local import nats
 from muster.nats import buckets, bus, connection, streams
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
 from muster_health.replay import recording, replaying, tapes
-from tests.flow import parts
+from tests.worlds import fleet_parts
 
 INTERVAL_S = 0.2
 GPU = "nvidia.com/gpu"
@@ -101,11 +101,11 @@ class Toy:
 
 
 @contextlib.asynccontextmanager
-async def health(directory: Path, url: str) -> AsyncIterator[parts.Service]:
+async def health(directory: Path, url: str) -> AsyncIterator[fleet_parts.Service]:
     file = directory / "health.yaml"
     file.write_text(SETTINGS.format(url=url, recording=directory / RECORDING))
     log = directory / "health.log"
-    service = parts.Service("muster_health", ("--config", str(file)), log)
+    service = fleet_parts.Service("muster_health", ("--config", str(file)), log)
     try:
         await service.start()
         yield service
@@ -113,7 +113,7 @@ async def health(directory: Path, url: str) -> AsyncIterator[parts.Service]:
         await service.end(signal.SIGKILL)
 
 
-class Told(parts.Heard):
+class Told(fleet_parts.Heard):
     """All that health told, as it comes."""
 
     def verdicts(self, node: str) -> list[Verdict]:
@@ -147,7 +147,7 @@ async def world(directory: Path) -> AsyncIterator[tuple[nats.NatsServer, Told]]:
     async with (
         asyncio.timeout(100),
         nats.NatsServer(directory / "nats") as server,
-        parts.hearing(server.url, Told) as told,
+        fleet_parts.hearing(server.url, Told) as told,
     ):
         yield server, told
     is_raised_again(directory / RECORDING)

@@ -8,7 +8,7 @@ import pytest
 from muster.cli import keyfiles
 from muster.nats import credentials
 from muster.nats.auth import accounts
-from tests import issuing
+from tests.worlds import token_issuer
 
 URL = "tls://127.0.0.1:4222"
 
@@ -21,7 +21,7 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def of(node: str) -> str:
-    return issuing.token(issuing.claims(node, at=time.time()), "e1", "ES256")
+    return token_issuer.token(token_issuer.claims(node, at=time.time()), "e1", "ES256")
 
 
 def test_a_token_is_read_again_for_each_connection_and_names_our_inboxes(token: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 from muster.local import nats
 from muster.local.kubernetes import refusals
 from muster_labeler.sources import Product
-from tests.labeler import cluster as clusters
-from tests.labeler.cluster import GFD, KEY, Cluster, node
+from tests.worlds import labeler_cluster as clusters
+from tests.worlds.labeler_cluster import GFD, KEY, Cluster, node
 
 FUSE = "muster.dev/fuse"
 T4 = {GFD: "Tesla-T4"}

@@ -17,8 +17,8 @@ from muster.local.kubernetes import refusals
 from muster.vocabulary import Verdict
 from muster_labeler import condition, facts
 from muster_labeler.sources import Product
-from tests.labeler import cluster as clusters
-from tests.labeler.cluster import GFD, KEY, Cluster, node
+from tests.worlds import labeler_cluster as clusters
+from tests.worlds.labeler_cluster import GFD, KEY, Cluster, node
 
 T4 = {GFD: "Tesla-T4"}
 L4 = {GFD: "NVIDIA-L4"}

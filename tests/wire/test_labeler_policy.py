@@ -13,9 +13,9 @@ import pytest
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_labeler import condition, facts, labelsets, sources
-from tests.labeler import cluster as clusters
-from tests.labeler import policy
-from tests.labeler.cluster import KEY, Cluster, node
+from tests.worlds import admission_policy
+from tests.worlds import labeler_cluster as clusters
+from tests.worlds.labeler_cluster import KEY, Cluster, node
 
 DO = {"doks.digitalocean.com/gpu-model": "h100"}
 NOW = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
@@ -45,7 +45,7 @@ def test_what_the_labeler_does_is_allowed(here: Cluster) -> None:
     sights.append(here.node("a"))
     here.run("unlabel-gpus", "--yes")
     sights.append(here.node("a"))
-    assert [policy.denied(*pair) for pair in itertools.pairwise(sights)] == [[]] * 3
+    assert [admission_policy.denied(*pair) for pair in itertools.pairwise(sights)] == [[]] * 3
 
 
 def test_every_label_of_every_set_is_allowed() -> None:
@@ -64,7 +64,7 @@ def test_every_label_of_every_set_is_allowed() -> None:
     assert {"nvidia.com/mps.capable", "nvidia.com/mig-1g.5gb.count", KEY} <= wanted.keys()
     bare: dict[str, Any] = {"metadata": {"name": "a"}, "spec": {}, "status": {}}
     full = {**bare, "metadata": {"name": "a", "labels": wanted}}
-    assert (policy.denied(bare, full), policy.denied(full, bare)) == ([], [])
+    assert (admission_policy.denied(bare, full), admission_policy.denied(full, bare)) == ([], [])
 
 
 def test_the_condition_is_allowed_as_it_comes_and_as_it_changes(here: Cluster) -> None:
@@ -80,7 +80,7 @@ def test_the_condition_is_allowed_as_it_comes_and_as_it_changes(here: Cluster) -
         [("Ready", "True"), (condition.TYPE, "False")],
     ]
     pairs = itertools.pairwise(sights)
-    assert [policy.denied(*pair, subresource="status") for pair in pairs] == [[]] * 2
+    assert [admission_policy.denied(*pair, subresource="status") for pair in pairs] == [[]] * 2
 
 
 OLD: dict[str, Any] = {
@@ -141,8 +141,8 @@ def test_every_other_change_of_a_node_is_refused(
         del tree[last]
     else:
         tree[last] = value
-    assert policy.denied(OLD, new, subresource=subresource) == [message]
-    assert policy.denied(OLD, new, subresource=subresource, user="somebody else") == []
+    assert admission_policy.denied(OLD, new, subresource=subresource) == [message]
+    assert admission_policy.denied(OLD, new, subresource=subresource, user="somebody else") == []
 
 
 @pytest.mark.parametrize(
@@ -156,5 +156,5 @@ def test_every_other_change_of_a_node_is_refused(
 def test_nodes_are_neither_made_nor_removed_nor_reached(
     operation: str, old: dict[str, Any], new: dict[str, Any], subresource: str
 ) -> None:
-    found = policy.denied(old, new, operation=operation, subresource=subresource)
+    found = admission_policy.denied(old, new, operation=operation, subresource=subresource)
     assert found == ["the labeler may patch nodes and nothing else"]

@@ -15,7 +15,7 @@ from muster.local import kubernetes, layout, nats, processes
 from muster.nats import bus
 from muster_labeler import condition, desired, facts, inventory
 from muster_labeler.sources import Product
-from tests.labeler import cluster as clusters
+from tests.worlds import labeler_cluster as clusters
 
 KEY = desired.KEY
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

@@ -19,10 +19,9 @@ import yaml
 
 from muster.cli import keyfiles
 from scripts import dashboard
-from tests import deployed, running
-from tests.cluster import server
+from tests.worlds import api_server, manifests, plugin_process
 
-COMPONENT = deployed.ROOT / "k8s/components/monitoring"
+COMPONENT = manifests.ROOT / "k8s/components/monitoring"
 SCRAPED = {"pod", "node", "le", "job"}
 """Labels that come from Prometheus, not from us."""
 RULES = [
@@ -37,7 +36,7 @@ def metrics_of(expression: str) -> set[str]:
 
 
 @contextlib.asynccontextmanager
-async def central(name: str, kubeconfig: Path) -> AsyncIterator[running.Plugin]:
+async def central(name: str, kubeconfig: Path) -> AsyncIterator[plugin_process.Plugin]:
     """Run a central service where neither NATS nor Kubernetes answer."""
     prefix = f"MUSTER_{name.upper()}__"
     given = {f"{prefix}BUS__URL": "nats://127.0.0.1:1"}
@@ -54,7 +53,7 @@ async def central(name: str, kubeconfig: Path) -> AsyncIterator[running.Plugin]:
         *(sys.executable, "-m", f"muster_{name}"), stdout=pipe, stderr=pipe, env=os.environ | given
     )
     try:
-        yield running.Plugin(process)
+        yield plugin_process.Plugin(process)
     finally:
         process.terminate()
         await process.communicate()
@@ -66,12 +65,14 @@ async def exported() -> dict[str, set[str]]:
     for folder in ("device-plugins", "plugins_registry", "pod-resources"):
         (root / folder).mkdir()
     kubeconfig = root / "kubeconfig"
-    kubeconfig.write_text(json.dumps(server.config("http://127.0.0.1:1", "t")))
-    config = running.written(root / "p.json", running.resource("example.com/null", "/dev/null"))
+    kubeconfig.write_text(json.dumps(api_server.config("http://127.0.0.1:1", "t")))
+    config = plugin_process.written(
+        root / "p.json", plugin_process.resource("example.com/null", "/dev/null")
+    )
     try:
         async with contextlib.AsyncExitStack() as stack:
-            wanted = [running.plugin(root, config)]
-            wanted += [central(name, kubeconfig) for name in (*deployed.CENTRAL, "gate")]
+            wanted = [plugin_process.plugin(root, config)]
+            wanted += [central(name, kubeconfig) for name in (*manifests.CENTRAL, "gate")]
             processes = [await stack.enter_async_context(one) for one in wanted]
             told = await asyncio.gather(*(_scraped(process) for process in processes))
     finally:
@@ -82,7 +83,7 @@ async def exported() -> dict[str, set[str]]:
     return found
 
 
-async def _scraped(process: running.Plugin) -> str:
+async def _scraped(process: plugin_process.Plugin) -> str:
     await process.said("listening")
     status, text = await process.asked("/metrics")
     assert status == 200
@@ -124,7 +125,7 @@ def test_rules_and_panels_ask_for_what_is_exported(series: Mapping[str, set[str]
 
 def test_pages_name_metrics_that_are_exported(series: Mapping[str, set[str]]) -> None:
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in series} | series.keys()
-    pages = [*(deployed.ROOT / "docs").rglob("*.md"), deployed.ROOT / "README.md"]
+    pages = [*(manifests.ROOT / "docs").rglob("*.md"), manifests.ROOT / "README.md"]
     named = {
         name
         for page in pages
@@ -141,7 +142,7 @@ def test_every_rule_says_what_it_means_and_its_runbook_is_there() -> None:
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
         assert rule["annotations"]["summary"].endswith((".", "which."))
         runbook = rule["annotations"].get("runbook")
-        assert runbook is None or (deployed.ROOT / runbook).is_file()
+        assert runbook is None or (manifests.ROOT / runbook).is_file()
 
 
 def test_prometheus_takes_the_rules_and_they_fire_when_they_should(tmp_path: Path) -> None:
@@ -256,22 +257,22 @@ def test_the_component_adds_its_three_objects_and_takes_nothing_away(tmp_path: P
     def named(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
         return {(one["kind"], one["metadata"]["name"]) for one in objects}
 
-    found = deployed.with_component("minimal", "monitoring", tmp_path)
-    assert named(found) - named(list(deployed.objects("minimal"))) == {
+    found = manifests.with_component("minimal", "monitoring", tmp_path)
+    assert named(found) - named(list(manifests.objects("minimal"))) == {
         ("PodMonitor", "muster"),
         ("PrometheusRule", "muster"),
         ("ConfigMap", "muster-dashboard"),
     }
-    assert len(found) == len(deployed.objects("minimal")) + 3
+    assert len(found) == len(manifests.objects("minimal")) + 3
 
 
 def test_prometheus_may_reach_what_it_is_told_to_scrape() -> None:
     monitor = yaml.safe_load((COMPONENT / "podmonitor.yaml").read_text())["spec"]
     (expression,) = monitor["selector"]["matchExpressions"]
     (endpoint,) = monitor["podMetricsEndpoints"]
-    policy = deployed.only("production", "NetworkPolicy", "muster-metrics")["spec"]
+    policy = manifests.only("production", "NetworkPolicy", "muster-metrics")["spec"]
     (rule,) = policy["ingress"]
-    workloads = [o for o in deployed.objects("production") if "template" in o.get("spec", {})]
+    workloads = [o for o in manifests.objects("production") if "template" in o.get("spec", {})]
     scraped = {}
     for workload in workloads:
         pod = workload["spec"]["template"]

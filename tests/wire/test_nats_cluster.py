@@ -18,11 +18,11 @@ from muster import vocabulary
 from muster.cli import certificates, keyfiles
 from muster.local import layout, nats, processes
 from muster.nats import bus, consumers, streams
-from tests import deployed, issuing, subjects
+from tests.worlds import bus_subjects, manifests, token_issuer
 
 ASSETS = [one.name for one in streams.STREAMS] + [f"KV_{one.name}" for one in streams.BUCKETS]
-CONFIGURATION = deployed.ROOT / "k8s/overlays/production/nats.conf"
-BASE = deployed.ROOT / "k8s/base/nats"
+CONFIGURATION = manifests.ROOT / "k8s/overlays/production/nats.conf"
+BASE = manifests.ROOT / "k8s/base/nats"
 
 
 def configured(where: Path, *, name: str, port: int, others: list[int]) -> Path:
@@ -93,12 +93,12 @@ async def replicas(ear: bus.Bus) -> list[int]:
 @contextlib.asynccontextmanager
 async def gate(where: Path, urls: str) -> AsyncIterator[None]:
     """Run a gate that believes the tokens of one key."""
-    (where / "jwks.json").write_bytes(issuing.key_set(issuing.jwk("e1", "ES256")))
+    (where / "jwks.json").write_bytes(token_issuer.key_set(token_issuer.jwk("e1", "ES256")))
     settings = {
         "signing": f"{where}/gate.json",
         "bus": {"url": urls},
         "keys": {"file": f"{where}/jwks.json"},
-        "tokens": {"issuer": issuing.ISSUER},
+        "tokens": {"issuer": token_issuer.ISSUER},
     }
     (where / "gate.yaml").write_text(json.dumps(settings))
     credentials = {"NATS_CREDS": f"{where}/gate.creds"}
@@ -147,15 +147,15 @@ def test_streams_get_the_replicas_they_are_told_keep_them_and_outlive_a_server(
 
     async def comes_in(address: str) -> None:
         """Connect with a token, wherever the gate is."""
-        token = issuing.token(issuing.claims("node-a", at=time.time()), "e1", "ES256")
+        token = token_issuer.token(token_issuer.claims("node-a", at=time.time()), "e1", "ES256")
         trusted = ssl.create_default_context(cafile=tmp_path / "ca.crt")
         while True:
             with contextlib.suppress(OSError, TimeoutError, errors.Error):
-                async with subjects.client(address, token=token, tls=trusted) as plugin:
+                async with bus_subjects.client(address, token=token, tls=trusted) as plugin:
                     await plugin.raw.publish("muster.event.node-a.p.x", b"")
                     await plugin.raw.publish("muster.event.node-b.p.x", b"")
                     await plugin.flush()
-                    await subjects.until(lambda: len(plugin.refused) == 1)
+                    await bus_subjects.until(lambda: len(plugin.refused) == 1)
                     return
 
     asyncio.run(story())

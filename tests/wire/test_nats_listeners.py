@@ -6,14 +6,14 @@ import pytest
 
 from muster.local import nats
 from muster.nats import bus
-from tests.wire import test_nats_permissions as shipped
+from tests.worlds import shipped_nats
 
 
 def test_an_admin_that_hears_everything_hides_no_dead_plugin(tmp_path: Path) -> None:
     async def story(server: nats.NatsServer) -> None:
         async with (
-            shipped.client(server, "admin") as admin,
-            bus.Bus(shipped.address(server, "health"), producer="h", name="h") as health,
+            shipped_nats.client(server, "admin") as admin,
+            bus.Bus(shipped_nats.address(server, "health"), producer="h", name="h") as health,
         ):
             heard = await admin.raw.subscribe(">")
             await admin.flush()
@@ -21,9 +21,9 @@ def test_an_admin_that_hears_everything_hides_no_dead_plugin(tmp_path: Path) -> 
             with pytest.raises(bus.NobodyAnswered) as told:
                 await health.ask("muster.rpc.node-a.p.probe", timeout_s=2.0)
             assert told.value.subscribed is False
-            async with shipped.client(server, "plugin_node-a") as plugin:
+            async with shipped_nats.client(server, "plugin_node-a") as plugin:
                 await plugin.raw.publish("muster.heartbeat.node-a.p", b"beat")
                 while (await heard.next_msg(timeout=30.0)).data != b"beat":
                     pass
 
-    shipped.run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,68 +24,29 @@ from muster.local import nats as local
 from muster.nats import buckets, bus, connection, consumers, streams, work_queue
 from muster.nats.auth import accounts, permissions
 from muster.service import runtime
-from tests import guarded, links, subjects
+from tests.worlds import bus_subjects, nats_links, nats_with_gate, shipped_nats
 
 ROOT = Path(__file__).resolve().parents[2]
 USERS = ("health", "labeler", "notifier", "reader", "admin", "plugin_node-a", "plugin_node-b")
 
 
-def shipped(where: Path) -> Path:
-    """Write the configuration of compose.yaml with known passwords, on ports that are free."""
-    text = (ROOT / "k8s/base/nats/nats.conf").read_text("utf-8")
-    text = text.replace("http: 8222\n", "").replace("port: 4222\n", "")
-    text = re.sub(r"(pid_file|  store_dir): .*\n", "", text)
-    accounts = (ROOT / "compose/accounts.conf").read_text("utf-8")
-    known = "".join(
-        f"{name}: secret\n" for name in sorted(set(re.findall(r"\$(NATS_\w+)", accounts)))
-    )
-    where.mkdir(parents=True, exist_ok=True)
-    file = where / "shipped.conf"
-    file.write_text(known + text.replace("include accounts.conf", accounts))
-    return file
-
-
-@contextlib.asynccontextmanager
-async def client(server: local.NatsServer, user: str) -> AsyncIterator[subjects.Client]:
-    prefix = permissions.inbox(user)
-    async with subjects.client(address(server, user), inbox_prefix=prefix) as made:
-        yield made
-
-
-def address(server: local.NatsServer, user: str) -> str:
-    return server.url.replace("//", f"//{user}:secret@")
-
-
-def run(where: Path, story: Callable[[local.NatsServer], Coroutine[object, object, None]]) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(100):
-            async with local.NatsServer(where / "nats", config=shipped(where)) as server:
-                async with bus.Bus(
-                    address(server, "health"), producer="t", name="t", owner=True
-                ) as owner:
-                    await owner.link.client()
-                await story(server)
-
-    asyncio.run(whole())
-
-
 def test_of_all_a_plugin_may_try_to_say_only_its_own_nodes_is_heard(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
-        server = local.NatsServer(tmp_path / "nats", config=shipped(tmp_path))
+        server = local.NatsServer(tmp_path / "nats", config=shipped_nats.configuration(tmp_path))
         runner.run(server.start())
 
         @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-        @given(st.lists(subjects.SUBJECTS, min_size=20, max_size=60))
+        @given(st.lists(bus_subjects.SUBJECTS, min_size=20, max_size=60))
         def holds(said: list[str]) -> None:
             runner.run(story(said))
 
         async def story(said: list[str]) -> None:
             async with (
                 asyncio.timeout(100),
-                client(server, "admin") as hearing,
-                client(server, "plugin_node-a") as plugin,
+                shipped_nats.client(server, "admin") as hearing,
+                shipped_nats.client(server, "plugin_node-a") as plugin,
             ):
-                await subjects.only_its_own_is_heard(said, hearing=hearing, plugin=plugin)
+                await bus_subjects.only_its_own_is_heard(said, hearing=hearing, plugin=plugin)
 
         try:
             holds()
@@ -95,21 +56,23 @@ def test_of_all_a_plugin_may_try_to_say_only_its_own_nodes_is_heard(tmp_path: Pa
 
 def test_of_all_a_plugin_may_try_to_hear_only_its_own_requests_come(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
-        server = local.NatsServer(tmp_path / "nats", config=shipped(tmp_path))
+        server = local.NatsServer(tmp_path / "nats", config=shipped_nats.configuration(tmp_path))
         runner.run(server.start())
 
         @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-        @given(st.lists(subjects.SUBJECTS.filter(subjects.is_filter), min_size=10, max_size=60))
+        @given(
+            st.lists(bus_subjects.SUBJECTS.filter(bus_subjects.is_filter), min_size=10, max_size=60)
+        )
         def holds(heard: list[str]) -> None:
             runner.run(story(heard))
 
         async def story(heard: list[str]) -> None:
             async with (
                 asyncio.timeout(100),
-                client(server, "admin") as speaker,
-                client(server, "plugin_node-a") as plugin,
+                shipped_nats.client(server, "admin") as speaker,
+                shipped_nats.client(server, "plugin_node-a") as plugin,
             ):
-                await subjects.only_its_own_comes(heard, speaker=speaker, plugin=plugin)
+                await bus_subjects.only_its_own_comes(heard, speaker=speaker, plugin=plugin)
 
         try:
             holds()
@@ -120,34 +83,37 @@ def test_of_all_a_plugin_may_try_to_hear_only_its_own_requests_come(tmp_path: Pa
 @pytest.mark.parametrize("user", ["plugin_node-a", "reader"])
 def test_who_only_reports_or_reads_alters_nothing(tmp_path: Path, user: str) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with client(server, user) as one:
-            for subject in subjects.WRITES:
+        async with shipped_nats.client(server, user) as one:
+            for subject in bus_subjects.WRITES:
                 await one.raw.publish(subject, b"{}")
             await one.flush()
-            await subjects.until(lambda: len(one.refused) == len(subjects.WRITES))
+            await bus_subjects.until(lambda: len(one.refused) == len(bus_subjects.WRITES))
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 def test_no_acknowledgement_is_written_where_a_plugin_may_not_write(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with client(server, "admin") as hearing, client(server, "plugin_node-a") as plugin:
-            await subjects.nothing_is_written_by_replies(hearing=hearing, plugin=plugin)
+        async with (
+            shipped_nats.client(server, "admin") as hearing,
+            shipped_nats.client(server, "plugin_node-a") as plugin,
+        ):
+            await bus_subjects.nothing_is_written_by_replies(hearing=hearing, plugin=plugin)
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 def test_a_reader_cannot_make_itself_the_consumer_of_a_service(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with client(server, "reader") as reader:
+        async with shipped_nats.client(server, "reader") as reader:
             config = {"durable_name": "health", "ack_policy": "explicit"}
             asked = json.dumps({"stream_name": "MUSTER_EVENTS", "config": config}).encode()
             answer = await reader.request("$JS.API.CONSUMER.CREATE.MUSTER_EVENTS", asked)
             assert json.loads(answer.data)["error"]["code"] == 400
-        async with client(server, "admin") as admin:
+        async with shipped_nats.client(server, "admin") as admin:
             assert await admin.raw.jetstream().consumers_info("MUSTER_EVENTS") == []
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 HEADERS = (
@@ -177,35 +143,37 @@ KEPT = {
 def test_no_header_takes_away_what_others_said(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         for user, subject in KEPT.values():
-            async with client(server, user) as one:
+            async with shipped_nats.client(server, user) as one:
                 await one.request(subject, b"kept", headers={"Nats-Msg-Id": "theirs"})
         for user, subject in SAYS.items():
-            async with client(server, user) as one:
+            async with shipped_nats.client(server, user) as one:
                 for headers in HEADERS:
                     await one.raw.publish(subject, b"{}", headers=headers)
                 await one.flush()
-        async with client(server, "notifier") as one:
+        async with shipped_nats.client(server, "notifier") as one:
             # a lock of its own: neither takes the other's place
             for denied in ("$KV.muster_leader.notifier", "$JS.API.STREAM.PURGE.KV_muster_leader"):
                 await one.raw.publish(denied, b"", headers={"Nats-Rollup": "all"})
             await one.flush()
-            await subjects.until(lambda: len(one.refused) == 2)
-        async with client(server, "admin") as admin:
+            await bus_subjects.until(lambda: len(one.refused) == 2)
+        async with shipped_nats.client(server, "admin") as admin:
             for stream, (_, subject) in KEPT.items():
                 found = await admin.raw.jetstream().stream_info(stream, subjects_filter=subject)
                 assert found.state.subjects == {subject: 1}
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 def test_nobody_makes_anothers_event_a_repeat(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with (
-            client(server, "plugin_node-a") as evil,
-            client(server, "labeler") as labeler,
-            bus.Bus(address(server, "plugin_node-b"), producer="p", name="t") as plugin,
-            bus.Bus(address(server, "health"), producer="h", name="t") as health,
-            client(server, "admin") as admin,
+            shipped_nats.client(server, "plugin_node-a") as evil,
+            shipped_nats.client(server, "labeler") as labeler,
+            bus.Bus(
+                shipped_nats.address(server, "plugin_node-b"), producer="p", name="t"
+            ) as plugin,
+            bus.Bus(shipped_nats.address(server, "health"), producer="h", name="t") as health,
+            shipped_nats.client(server, "admin") as admin,
         ):
             await plugin.publish(event("node-b"))
             told = await evil.request(
@@ -233,7 +201,7 @@ def test_nobody_makes_anothers_event_a_repeat(tmp_path: Path) -> None:
             # alert-1 twice: each time it was found to be another's
             assert found[tick().subject] == 3
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 def test_only_health_changes_streams(tmp_path: Path) -> None:
@@ -246,13 +214,13 @@ def test_only_health_changes_streams(tmp_path: Path) -> None:
 
     async def story(server: local.NatsServer) -> None:
         for user in ("labeler", "notifier", "reader", "plugin_node-a"):
-            async with client(server, user) as one:
+            async with shipped_nats.client(server, user) as one:
                 for subject in wrong:
                     await one.raw.publish(subject, b"{}")
                 await one.flush()
-                await subjects.until(lambda: len(one.refused) == len(wrong))
+                await bus_subjects.until(lambda: len(one.refused) == len(wrong))
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 def test_consumers_that_a_reader_leaves_behind_are_removed(tmp_path: Path) -> None:
@@ -260,14 +228,14 @@ def test_consumers_that_a_reader_leaves_behind_are_removed(tmp_path: Path) -> No
     passing = {"ack_policy": "none", "inactive_threshold": 60 * 10**9}
 
     async def story(server: local.NatsServer) -> None:
-        async with client(server, "reader") as reader:
+        async with shipped_nats.client(server, "reader") as reader:
             for stream in ("MUSTER_EVENTS", "MUSTER_ALERTS"):
                 for config in (passing, *[forever] * 300):
                     asked = json.dumps({"stream_name": stream, "config": config}).encode()
                     await reader.request(f"$JS.API.CONSUMER.CREATE.{stream}", asked)
         async with (
-            client(server, "admin") as admin,
-            bus.Bus(address(server, "notifier"), producer="n", name="n") as notifier,
+            shipped_nats.client(server, "admin") as admin,
+            bus.Bus(shipped_nats.address(server, "notifier"), producer="n", name="n") as notifier,
         ):
             jetstream = admin.raw.jetstream()
             ticks = consumers.consume(
@@ -276,7 +244,9 @@ def test_consumers_that_a_reader_leaves_behind_are_removed(tmp_path: Path) -> No
             waits = asyncio.ensure_future(first(ticks))
             while await counted(jetstream, "MUSTER_ALERTS") != 302:
                 await asyncio.sleep(0.02)
-            async with bus.Bus(address(server, "health"), producer="h", name="h", owner=True) as h:
+            async with bus.Bus(
+                shipped_nats.address(server, "health"), producer="h", name="h", owner=True
+            ) as h:
                 while await counted(jetstream, "MUSTER_ALERTS") != 2:
                     await asyncio.sleep(0.02)
                 assert await counted(jetstream, "MUSTER_EVENTS") == 1
@@ -284,7 +254,7 @@ def test_consumers_that_a_reader_leaves_behind_are_removed(tmp_path: Path) -> No
                 assert isinstance((await waits).event.data, vocabulary.WatchdogTicked)
             assert (await jetstream.consumer_info("MUSTER_ALERTS", "notifier")).name == "notifier"
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 async def counted(asked: js.JetStreamContext, stream: str) -> int:
@@ -294,9 +264,9 @@ async def counted(asked: js.JetStreamContext, stream: str) -> int:
 def test_an_answer_that_a_reader_has_sent_to_the_lock_does_not_hold_it(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with (
-            client(server, "reader") as reader,
-            client(server, "admin") as admin,
-            bus.Bus(address(server, "health"), producer="h", name="t") as health,
+            shipped_nats.client(server, "reader") as reader,
+            shipped_nats.client(server, "admin") as admin,
+            bus.Bus(shipped_nats.address(server, "health"), producer="h", name="t") as health,
         ):
             lock = "$KV.muster_leader.health"
 
@@ -321,7 +291,7 @@ def test_an_answer_that_a_reader_has_sent_to_the_lock_does_not_hold_it(tmp_path:
             other = await claim(b"others", 0)
             assert (other.written, other.value) == (False, b"us")
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 def test_nobody_hears_the_answers_to_another(tmp_path: Path) -> None:
@@ -329,40 +299,40 @@ def test_nobody_hears_the_answers_to_another(tmp_path: Path) -> None:
         for user in USERS:
             if user == "admin":
                 continue
-            async with client(server, user) as one:
+            async with shipped_nats.client(server, user) as one:
                 others = [other for other in USERS if other != user]
                 for other in others:
                     await one.raw.subscribe(f"{permissions.inbox(other)}.>")
                 for wide in ("_INBOX.>", ">", "*.>", "$SYS.>", "*"):
                     await one.raw.subscribe(wide)
                 await one.flush()
-                await subjects.until(lambda: len(one.refused) == len(others) + 5)  # noqa: B023
+                await bus_subjects.until(lambda: len(one.refused) == len(others) + 5)  # noqa: B023
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 def test_a_wrong_password_and_no_password_are_refused(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         for url in (server.url, server.url.replace("//", "//health:wrong@")):
             with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
-                async with subjects.client(url):
+                async with bus_subjects.client(url):
                     pass
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 def test_what_one_client_may_cost_is_bounded(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with client(server, "plugin_node-a") as one:
+        async with shipped_nats.client(server, "plugin_node-a") as one:
             assert one.raw.max_payload == 1_048_576
             with pytest.raises(nats.errors.MaxPayloadError):
                 await one.raw.publish("muster.event.node-a.p.x", b"x" * 2_000_000)
             for number in range(250):
                 await one.raw.subscribe(f"muster.rpc.node-a.p.{number}")
-            await subjects.until(lambda: one.raw.is_closed)
+            await bus_subjects.until(lambda: one.raw.is_closed)
             assert "maximum subscriptions" in str(one.raw.last_error).lower()
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 def event(node: str) -> vocabulary.Event:
@@ -390,7 +360,7 @@ class Users:
     @contextlib.asynccontextmanager
     async def bus(self, user: str, *, owner: bool = False) -> AsyncIterator[bus.Bus]:
         with pytest.MonkeyPatch.context() as patch:
-            url = address(self._server, user)
+            url = shipped_nats.address(self._server, user)
             if self._keys:
                 url = self._server.url
                 patch.setenv("NATS_CREDS", str(credentials(self._keys, user)))
@@ -401,10 +371,10 @@ class Users:
             stack.push_async_exit(found)
             yield found
 
-    def raw(self, user: str) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
+    def raw(self, user: str) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
         if self._keys is None:
-            return client(self._server, user)
-        return guarded.holder(self._server, credentials(self._keys, user).read_text())
+            return shipped_nats.client(self._server, user)
+        return nats_with_gate.holder(self._server, credentials(self._keys, user).read_text())
 
 
 async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
@@ -414,7 +384,7 @@ async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
     )
     assert all(await asyncio.gather(*told))
     await plugin.answer("muster.rpc.node-a.device-plugin.probe", lambda: b"here")
-    await links.settled(plugin.link)
+    await nats_links.settled(plugin.link)
     asked = "muster.rpc.node-a.device-plugin.probe"
     assert await health.ask(asked, timeout_s=2) == b"here"
     assert await consumers.newest(health.link, streams.EVENTS, "muster.event.>") != []
@@ -499,10 +469,12 @@ def test_every_role_can_do_its_work(tmp_path: Path, by: str) -> None:
     async def story() -> None:
         async with asyncio.timeout(100):
             if by == "password":
-                async with local.NatsServer(tmp_path / "nats", config=shipped(tmp_path)) as server:
+                async with local.NatsServer(
+                    tmp_path / "nats", config=shipped_nats.configuration(tmp_path)
+                ) as server:
                     await all_work(Users(server, None))
             else:
-                async with guarded.World(tmp_path, gates=0) as world:
+                async with nats_with_gate.World(tmp_path, gates=0) as world:
                     await all_work(Users(world.server, world.keys))
 
     before = violations()
@@ -515,7 +487,7 @@ def test_the_health_service_judges_on_a_new_bus_with_no_more_rights_than_its_own
 ) -> None:
     async def story(server: local.NatsServer) -> None:
         file = tmp_path / "health.json"
-        file.write_text(json.dumps({"bus": {"url": address(server, "health")}}))
+        file.write_text(json.dumps({"bus": {"url": shipped_nats.address(server, "health")}}))
         command = (sys.executable, "-m", "muster_health", "--config", str(file))
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
         users = Users(server, None)
@@ -535,7 +507,7 @@ def test_the_health_service_judges_on_a_new_bus_with_no_more_rights_than_its_own
         assert isinstance(found.data, vocabulary.VerdictChanged)
         assert (found.data.node, found.data.verdict) == ("node-a", vocabulary.Verdict.HEALTHY)
 
-    run(tmp_path, story)
+    shipped_nats.run(tmp_path, story)
 
 
 async def beats(plugin: bus.Bus) -> None:

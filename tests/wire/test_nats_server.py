@@ -9,13 +9,13 @@ import nats.aio.client
 import pytest
 
 from muster.local import nats as local
-from tests import links
+from tests.worlds import nats_links
 
 
 async def answers(server: local.NatsServer) -> bool:
     client = nats.aio.client.Client()
     await client.connect(server.url, allow_reconnect=False)
-    await links.flushed(client)
+    await nats_links.flushed(client)
     await client.close()
     return True
 

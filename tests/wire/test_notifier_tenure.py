@@ -10,14 +10,14 @@ import aiohttp
 import nats.js.errors
 import orjson
 
-from bench import sink
 from muster.local import layout, processes
+from tests.worlds import webhook_sink
 
 
 class Pair:
     """Two notifiers of the same settings, on one NATS server."""
 
-    def __init__(self, world: sink.World, told: sink.Sink) -> None:
+    def __init__(self, world: webhook_sink.World, told: webhook_sink.Sink) -> None:
         self.world = world
         self.told = told
         self.both: list[processes.Process] = []
@@ -67,7 +67,11 @@ class Pair:
 
 def play(story: Callable[[Pair], Awaitable[None]], directory: pathlib.Path) -> None:
     async def played() -> None:
-        async with asyncio.timeout(100), sink.sink() as told, sink.world(directory) as world:
+        async with (
+            asyncio.timeout(100),
+            webhook_sink.sink() as told,
+            webhook_sink.world(directory) as world,
+        ):
             pair = Pair(world, told)
             try:
                 await story(pair)

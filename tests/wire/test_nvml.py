@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from muster_plugin.model import gpu
-from tests.nvml import fake, followed, scenes
+from tests.worlds.nvml import fake, followed, scenes
 
 
 @pytest.fixture

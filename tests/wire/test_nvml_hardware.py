@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from tests.nvml import fake
+from tests.worlds.nvml import fake
 
 SOAK_S: Final = float(os.environ.get("MUSTER_GPU_SOAK_S", "5"))
 _FAKED: Final = (fake.STATE, fake.COUNTS)

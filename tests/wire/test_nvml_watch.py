@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from muster_plugin.model import gpu
-from tests.nvml import fake, followed, scenes
+from tests.worlds.nvml import fake, followed, scenes
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from muster.local import kubelet as stand_in
 from muster_plugin.kubelet import resource_locks, socket_directory
-from tests import running
+from tests.worlds import plugin_process
 
 ONE, TWO = "a.example/one", "a.example/two"
 
@@ -77,15 +77,15 @@ def test_a_resource_whose_name_begins_like_anothers_is_another(root: Path) -> No
 
 def test_of_two_that_start_together_one_serves_and_one_refuses(root: Path) -> None:
     async def story() -> None:
-        file = running.written(
+        file = plugin_process.written(
             root / "c.json",
-            running.resource(ONE, "/dev/null"),
-            running.resource(TWO, "/dev/zero"),
+            plugin_process.resource(ONE, "/dev/null"),
+            plugin_process.resource(TWO, "/dev/zero"),
         )
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            running.plugin(root, file) as first,
-            running.plugin(root, file) as second,
+            plugin_process.plugin(root, file) as first,
+            plugin_process.plugin(root, file) as second,
         ):
             ends = {asyncio.create_task(p.process.wait()): p for p in (first, second)}
             done, left = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -94,24 +94,27 @@ def test_of_two_that_start_together_one_serves_and_one_refuses(root: Path) -> No
             assert code == 2
             assert said.startswith(f"muster-plugin: another plugin on this node serves {ONE} (")
             for name in (ONE, TWO):
-                await running.until_allocatable(kubelet, name, 1)
+                await plugin_process.until_allocatable(kubelet, name, 1)
                 assert kubelet.state().resources[name].registered == 1
             await serves.stop()
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_a_change_that_takes_a_served_resource_waits_says_so_and_takes_over(root: Path) -> None:
     async def story() -> None:
-        one, two = running.resource(ONE, "/dev/null"), running.resource(TWO, "/dev/zero")
+        one, two = (
+            plugin_process.resource(ONE, "/dev/null"),
+            plugin_process.resource(TWO, "/dev/zero"),
+        )
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            running.plugin(root, running.written(root / "a.json", one)) as first,
-            running.plugin(root, running.written(root / "b.json", two)) as second,
+            plugin_process.plugin(root, plugin_process.written(root / "a.json", one)) as first,
+            plugin_process.plugin(root, plugin_process.written(root / "b.json", two)) as second,
         ):
             await first.said("registered", resource=ONE)
             await second.said("listening")
-            running.written(root / "b.json", one, two)
+            plugin_process.written(root / "b.json", one, two)
             said = await second.said("served_elsewhere", resource=ONE)
             assert said["owner"] == f"{socket.gethostname()}, process {first.process.pid}"
             code, body = await second.asked("/readyz")
@@ -122,23 +125,23 @@ def test_a_change_that_takes_a_served_resource_waits_says_so_and_takes_over(root
             assert (found.registered, found.streams_open, found.allocatable) == (1, 1, 1)
             await first.stop()
             await second.said("registered", resource=ONE, reason="configuration_changed")
-            await running.until_allocatable(kubelet, ONE, 1)
+            await plugin_process.until_allocatable(kubelet, ONE, 1)
             assert kubelet.state().resources[ONE].streams_open == 1
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_it_can_be_ended_while_it_waits_for_anothers_end(root: Path) -> None:
     async def story() -> None:
-        file = running.written(root / "c.json", running.resource(ONE, "/dev/null"))
+        file = plugin_process.written(root / "c.json", plugin_process.resource(ONE, "/dev/null"))
         async with (
             stand_in.Kubelet(directory=root, node="node-a"),
-            running.plugin(root, file) as first,
+            plugin_process.plugin(root, file) as first,
         ):
             await first.said("registered")
-            async with running.plugin(root, file, MUSTER_PLUGIN__HANDOVER_S="600") as second:
+            async with plugin_process.plugin(root, file, MUSTER_PLUGIN__HANDOVER_S="600") as second:
                 await second.said("waiting_for_another")
                 # as process 1 of a container it would not hear a signal that it does not handle
                 await second.stop()
 
-    running.run(story)
+    plugin_process.run(story)

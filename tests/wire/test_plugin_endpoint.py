@@ -14,7 +14,7 @@ from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, server, signals
-from tests import running
+from tests.worlds import plugin_process
 
 
 class Nobody:
@@ -111,8 +111,10 @@ def test_why_a_socket_cannot_be_made_is_said(root: Path) -> None:
 def test_a_failure_that_turns_into_another_is_logged_again(root: Path) -> None:
     async def story() -> None:
         (root / "device-plugins").mkdir()
-        file = running.written(root / "c.json", running.resource("a.example/x", "/dev/null"))
-        async with running.plugin(root, file) as process:
+        file = plugin_process.written(
+            root / "c.json", plugin_process.resource("a.example/x", "/dev/null")
+        )
+        async with plugin_process.plugin(root, file) as process:
             missing = "UNAVAILABLE: kubelet.sock is missing"
             assert (await process.said("register_failed"))["error"] == missing
             async with stand_in.Kubelet(directory=root, node="node-a") as kubelet:
@@ -124,4 +126,4 @@ def test_a_failure_that_turns_into_another_is_logged_again(root: Path) -> None:
             errors = [said["error"] for said in process.log if said["event"] == "register_failed"]
             assert len(errors) == len(set(errors))
 
-    running.run(story)
+    plugin_process.run(story)

@@ -13,7 +13,7 @@ from muster import codec, vocabulary
 from muster.local import kubelet as stand_in
 from muster.local import nats
 from muster.nats import bus, consumers, streams
-from tests import running
+from tests.worlds import plugin_process
 
 FUSE = "smarter-devices/fuse"
 
@@ -54,7 +54,7 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
             await listener.link.client()
             beats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
             await listener.heartbeats(beats.put)
-            async with running.started(settings(root, server.url)) as process:
+            async with plugin_process.started(settings(root, server.url)) as process:
                 await process.said("listening")
                 beat = await beats.get()
                 while not beat.resources[0].probe_ok:
@@ -95,7 +95,7 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
             }
             assert [path.name for path in kubelet.plugins_directory.glob("muster-*")] == []
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_a_problem_is_told_at_once_and_not_only_at_the_next_beat(root: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_problem_is_told_at_once_and_not_only_at_the_next_beat(root: Path) -> 
             beats: asyncio.Queue[vocabulary.Heartbeat] = asyncio.Queue()
             await listener.heartbeats(beats.put)
             file = settings(root, server.url, heartbeat={"interval_s": 3600})
-            async with running.started(file) as process:
+            async with plugin_process.started(file) as process:
                 await process.said("bus_connected")
                 await kubelet.until(lambda state: FUSE in state.resources)
                 assert await kubelet.drop_stream(FUSE)
@@ -120,7 +120,7 @@ def test_a_problem_is_told_at_once_and_not_only_at_the_next_beat(root: Path) -> 
                     pass
                 await process.stop()
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_what_is_wrong_with_the_devices_is_told_when_it_begins_and_when_it_ends(root: Path) -> None:
@@ -137,7 +137,7 @@ def test_what_is_wrong_with_the_devices_is_told_when_it_begins_and_when_it_ends(
             await listener.heartbeats(beats.put)
             mine = resource(FUSE, str(root / "fuse"))
             file = settings(root, server.url, resources=[mine, links])
-            async with running.started(file) as process:
+            async with plugin_process.started(file) as process:
                 await process.said("listening")
                 beat = await beats.get()
                 assert beat.problems == ()
@@ -155,7 +155,7 @@ def test_what_is_wrong_with_the_devices_is_told_when_it_begins_and_when_it_ends(
             assert isinstance(last.data, vocabulary.ProblemChanged)
             assert (last.data.problem, last.data.holds) == (both, False)
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_devices_are_served_and_it_ends_in_time_without_a_bus(root: Path) -> None:
@@ -163,7 +163,7 @@ def test_devices_are_served_and_it_ends_in_time_without_a_bus(root: Path) -> Non
         url = f"nats://127.0.0.1:{nats.free_port()}"
         async with (
             stand_in.Kubelet(directory=root, node="n1.example") as kubelet,
-            running.started(settings(root, url)) as process,
+            plugin_process.started(settings(root, url)) as process,
         ):
             await process.said("bus_away")
             found = await kubelet.until(
@@ -172,7 +172,7 @@ def test_devices_are_served_and_it_ends_in_time_without_a_bus(root: Path) -> Non
             assert found.resources[FUSE].registered == 1
             await process.stop()
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_it_ends_in_time_while_the_bus_is_frozen(root: Path) -> None:
@@ -183,35 +183,35 @@ def test_it_ends_in_time_while_the_bus_is_frozen(root: Path) -> None:
             stand_in.Kubelet(directory=root, node="n1.example"),
         ):
             await owner.link.client()
-            async with running.started(settings(root, server.url)) as process:
+            async with plugin_process.started(settings(root, server.url)) as process:
                 await process.said("bus_connected")
                 server.freeze()
                 await process.stop()
                 server.thaw()
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_after_a_kill_nothing_is_left_behind_by_the_next_start(root: Path) -> None:
     async def story() -> None:
         url = f"nats://127.0.0.1:{nats.free_port()}"
         async with stand_in.Kubelet(directory=root, node="n1.example") as kubelet:
-            async with running.started(settings(root, url)) as process:
+            async with plugin_process.started(settings(root, url)) as process:
                 await process.said("registered")
                 process.process.kill()
                 await process.process.wait()
             (left,) = kubelet.plugins_directory.glob("muster-*")
-            async with running.started(settings(root, url)) as process:
+            async with plugin_process.started(settings(root, url)) as process:
                 assert (await process.said("stale_socket_removed"))["socket"] == left.name
                 await process.said("registered")
                 await process.stop()
             assert not list(kubelet.plugins_directory.glob("muster-*"))
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 async def refused(config: Path) -> str:
-    async with running.started(config) as process:
+    async with plugin_process.started(config) as process:
         told, errors = await process.process.communicate()
         assert (process.process.returncode, told) == (2, b"")
         return errors.decode()
@@ -237,7 +237,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_code_two(root: Path) -> None:
         )
         assert busy == f"muster-plugin: http: 127.0.0.1:{port}: Address already in use\n"
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_where_few_files_may_be_open_the_resources_that_fit_are_served(root: Path) -> None:
@@ -256,7 +256,7 @@ def test_where_few_files_may_be_open_the_resources_that_fit_are_served(root: Pat
             started = await asyncio.create_subprocess_exec(
                 *limits, "--config", str(file), stdout=pipe, stderr=pipe
             )
-            process = running.Plugin(started)
+            process = plugin_process.Plugin(started)
             said = await process.said("devices_problem")
             assert str(said["problem"]).startswith("30 resources are more than the 9 that the ")
             await process.said("listening")
@@ -264,4 +264,4 @@ def test_where_few_files_may_be_open_the_resources_that_fit_are_served(root: Pat
             assert sorted(found.resources) == names
             await process.stop()
 
-    running.run(story)
+    plugin_process.run(story)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from muster.local import kubelet as stand_in
-from tests import running
+from tests.worlds import plugin_process
 
 ONE, TWO = "a.example/one", "a.example/two"
 
@@ -65,7 +65,7 @@ def test_a_changed_configmap_is_applied_and_what_did_not_change_is_left_alone(ro
         file = mounted(root, written(one=1, two=1))
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            running.plugin(root, file) as process,
+            plugin_process.plugin(root, file) as process,
         ):
             await until_allocatable(kubelet, one=1, two=1)
             mounted(root, written(one=3, three=2))
@@ -81,7 +81,7 @@ def test_a_changed_configmap_is_applied_and_what_did_not_change_is_left_alone(ro
             await until_allocatable(kubelet, one=3, two=0, three=2)
             assert kubelet.state().resources[ONE].registered == 1
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_what_the_kubelet_learns_by_registration_alone_is_registered_again(root: Path) -> None:
@@ -89,7 +89,7 @@ def test_what_the_kubelet_learns_by_registration_alone_is_registered_again(root:
         file = mounted(root, written(one=1, two=1))
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            running.plugin(root, file) as process,
+            plugin_process.plugin(root, file) as process,
         ):
             await until_allocatable(kubelet, one=1, two=1)
             changed = orjson.loads(written(one=1, two=1))
@@ -101,7 +101,7 @@ def test_what_the_kubelet_learns_by_registration_alone_is_registered_again(root:
             await until_allocatable(kubelet, one=1, two=1)
             assert kubelet.state().resources[TWO].registered == 1
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path) -> None:
@@ -109,7 +109,7 @@ def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path
         file = mounted(root, written(one=1))
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            running.plugin(root, file) as process,
+            plugin_process.plugin(root, file) as process,
         ):
             await until_allocatable(kubelet, one=1)
             mounted(root, b"resources: [{name: one, group: []}]")
@@ -125,20 +125,20 @@ def test_an_invalid_change_is_refused_and_the_old_configuration_stays(root: Path
             await process.said("configuration_applied")
             await until_allocatable(kubelet, one=2)
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_a_mended_file_ends_the_refusal_and_the_same_mistake_is_told_again(root: Path) -> None:
     async def story() -> None:
-        file = running.written(root / "c.json", running.resource(ONE, "/dev/null"))
+        file = plugin_process.written(root / "c.json", plugin_process.resource(ONE, "/dev/null"))
         good = file.read_bytes()
         async with (
             stand_in.Kubelet(directory=root, node="node-a"),
-            running.plugin(root, file) as process,
+            plugin_process.plugin(root, file) as process,
         ):
             await process.said("listening")
             for times in (1, 2):
-                running.written(file, running.resource("no-domain", "/dev/null"))
+                plugin_process.written(file, plugin_process.resource("no-domain", "/dev/null"))
                 said = await process.said("configuration_refused")
                 _, metrics = await process.asked("/metrics")
                 assert f"muster_plugin_configurations_refused_total {times}.0" in metrics
@@ -153,7 +153,7 @@ def test_a_mended_file_ends_the_refusal_and_the_same_mistake_is_told_again(root:
                 assert 'muster_plugin_checker_age_seconds{checker="devices"}' in metrics
             await process.stop()
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_a_peers_file_is_taken_as_it_is(root: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_peers_file_is_taken_as_it_is(root: Path) -> None:
         file.write_text("- {devicematch: ^null$, nummaxdevices: 20}\n")
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            running.plugin(root, file, "--config-format", "smarter") as process,
+            plugin_process.plugin(root, file, "--config-format", "smarter") as process,
         ):
             await process.said("registered", resource="smarter-devices/null")
             found = await kubelet.until(
@@ -170,7 +170,7 @@ def test_a_peers_file_is_taken_as_it_is(root: Path) -> None:
             )
             assert [*found.resources] == ["smarter-devices/null"]
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> None:
@@ -178,10 +178,10 @@ def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> N
         file = mounted(root, written(one=1))
         async with (
             stand_in.Kubelet(directory=root, node="node-a"),
-            running.plugin(root, file) as first,
+            plugin_process.plugin(root, file) as first,
         ):
             await first.said("registered")
-            async with running.plugin(root, file) as second:
+            async with plugin_process.plugin(root, file) as second:
                 owner = f"{ONE} ({socket.gethostname()}, process {first.process.pid})"
                 assert await second.ended() == (
                     2,
@@ -191,7 +191,7 @@ def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> N
                     ),
                 )
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_at_a_hand_over_the_second_plugin_waits_for_the_end_of_the_first(root: Path) -> None:
@@ -199,10 +199,10 @@ def test_at_a_hand_over_the_second_plugin_waits_for_the_end_of_the_first(root: P
         file = mounted(root, written(one=1))
         async with (
             stand_in.Kubelet(directory=root, node="node-a") as kubelet,
-            running.plugin(root, file) as first,
+            plugin_process.plugin(root, file) as first,
         ):
             await first.said("registered")
-            waits = running.plugin(root, file, MUSTER_PLUGIN__HANDOVER_S="20")
+            waits = plugin_process.plugin(root, file, MUSTER_PLUGIN__HANDOVER_S="20")
             async with waits as second:
                 await second.said("waiting_for_another")
                 first.process.terminate()
@@ -210,7 +210,7 @@ def test_at_a_hand_over_the_second_plugin_waits_for_the_end_of_the_first(root: P
                 await until_allocatable(kubelet, one=1)
                 assert kubelet.state().resources[ONE].streams_open == 1
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_check_prints_what_holds_on_this_node_and_refuses_what_the_start_refuses(
@@ -219,7 +219,7 @@ def test_check_prints_what_holds_on_this_node_and_refuses_what_the_start_refuses
     """The node's own rules are in it, by NODE_NAME, and nobody else's."""
 
     async def checked(file: Path, **environment: str) -> tuple[int | None, str, str]:
-        async with running.plugin(root, file, "--check", **environment) as process:
+        async with plugin_process.plugin(root, file, "--check", **environment) as process:
             told, errors = await process.process.communicate()
             return process.process.returncode, told.decode(), errors.decode()
 
@@ -243,15 +243,15 @@ def test_check_prints_what_holds_on_this_node_and_refuses_what_the_start_refuses
         assert (code, printed) == (2, "")
         assert problem.startswith("muster-plugin: kubelet.directory: ")
 
-    running.run(story)
+    plugin_process.run(story)
 
 
 def test_what_differs_from_the_peer_is_in_the_log_of_the_start(root: Path) -> None:
     async def story() -> None:
         file = mounted(root, b"[{devicematch: nul, nummaxdevices: 2}]")
-        async with running.plugin(root, file, "--config-format", "smarter") as process:
+        async with plugin_process.plugin(root, file, "--config-format", "smarter") as process:
             said = await process.said("imported_differs")
             assert said["file"] == str(file)
             assert said["difference"].startswith("[0]: devicematch 'nul' is not anchored: ")
 
-    running.run(story)
+    plugin_process.run(story)

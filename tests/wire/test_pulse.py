@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from muster import codec, vocabulary
 from muster.local import nats as local
 from muster.nats import heartbeat_stream
-from tests import links
+from tests.worlds import nats_links
 
 
 def count(outcome: str) -> float:
@@ -57,7 +57,7 @@ async def greet(client: nats.aio.client.Client, ear: Ear) -> None:
     """Speak until the ear is there: a subscription has no answer."""
     while not ear.heard:
         await say(client, beat(0))
-        await links.flushed(client)
+        await nats_links.flushed(client)
         await asyncio.sleep(0.01)
 
 
@@ -71,7 +71,7 @@ async def occupy(client: nats.aio.client.Client, ear: Ear) -> None:
     await greet(client, ear)
     ear.is_free.clear()
     await say(client, beat(1))
-    await links.flushed(client)
+    await nats_links.flushed(client)
     await ear.until(lambda: ear.heard[-1][1] == 1)
 
 
@@ -81,7 +81,7 @@ def test_every_believable_beat_is_heard_in_order_and_the_others_are_counted(tmp_
         before = {kind: count(f"malformed_{kind}") for kind in ("wrong_subject", "invalid_data")}
         async with (
             heartbeat_stream.Pulse(server.url, name="test") as heard,
-            links.raw(server.url) as client,
+            nats_links.raw(server.url) as client,
         ):
             await heard.follow(ear.take)
             await greet(client, ear)
@@ -96,7 +96,7 @@ def test_every_believable_beat_is_heard_in_order_and_the_others_are_counted(tmp_
         assert count("malformed_wrong_subject") == before["wrong_subject"] + 1
         assert count("malformed_invalid_data") == before["invalid_data"] + 1
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
@@ -104,17 +104,17 @@ def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
         ear = Ear()
         async with (
             heartbeat_stream.Pulse(server.url, name="test") as heard,
-            links.raw(server.url) as client,
+            nats_links.raw(server.url) as client,
         ):
             await heard.follow(ear.take)
             await occupy(client, ear)
             await say(client, *(beat(seq) for seq in range(2, 300)))
-            await links.flushed(client)
+            await nats_links.flushed(client)
             assert ear.heard[-1][1] == 1
             ear.is_free.set()
             await ear.until(lambda: ear.heard[-1][1] == 299)
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -> None:
@@ -122,12 +122,12 @@ def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -
         ear = Ear()
         async with (
             heartbeat_stream.Pulse(server.url, name="test") as heard,
-            links.raw(server.url) as client,
+            nats_links.raw(server.url) as client,
         ):
             await heard.follow(ear.take)
             await occupy(client, ear)
             await say(client, *(beat(seq) for seq in range(2, 4_000)))
-            await links.flushed(client)
+            await nats_links.flushed(client)
             before = ear.gulps
             ear.is_free.set()
             await ear.until(lambda: ear.heard[-1][1] == 3_999)
@@ -135,7 +135,7 @@ def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -
         assert 4 <= ear.gulps - before < 12
         assert [seq for _, seq in ear.heard if seq] == [*range(1, 4_000)]
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 def test_beats_are_heard_again_when_a_killed_server_is_back(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_beats_are_heard_again_when_a_killed_server_is_back(tmp_path: Path) -> N
         ear = Ear()
         async with heartbeat_stream.Pulse(server.url, name="test") as heard:
             await heard.follow(ear.take)
-            async with links.raw(server.url) as client:
+            async with nats_links.raw(server.url) as client:
                 await greet(client, ear)
             changes = heard.link.changes()
             assert await anext(changes)
@@ -152,10 +152,10 @@ def test_beats_are_heard_again_when_a_killed_server_is_back(tmp_path: Path) -> N
             await server.start()
             assert await anext(changes)
             ear.heard.clear()
-            async with links.raw(server.url) as client:
+            async with nats_links.raw(server.url) as client:
                 await greet(client, ear)
 
-    links.play(tmp_path, story)
+    nats_links.play(tmp_path, story)
 
 
 LINES = st.sampled_from(

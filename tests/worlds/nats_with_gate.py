@@ -20,9 +20,9 @@ from muster.local import layout, processes
 from muster.local import nats as local
 from muster.nats.auth import creds_file
 from muster.service import probes
-from tests import issuing, subjects
+from tests.worlds import bus_subjects, token_issuer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _KEYS_AGE_S = 3600
 """Keys are changed long after they were made."""
 
@@ -32,7 +32,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.url = ""
-        self.keys = [issuing.jwk("k1", "RS256")]
+        self.keys = [token_issuer.jwk("k1", "RS256")]
         self.asked = 0
         self._port = 0
         self._stack = contextlib.AsyncExitStack()
@@ -44,7 +44,7 @@ class Cluster:
             "/.well-known/openid-configuration": lambda: (
                 200,
                 "application/json",
-                json.dumps({"issuer": issuing.ISSUER}).encode(),
+                json.dumps({"issuer": token_issuer.ISSUER}).encode(),
             ),
         }
         self.url = await self._stack.enter_async_context(
@@ -58,7 +58,7 @@ class Cluster:
 
     def _show(self) -> probes.Answer:
         self.asked += 1
-        return 200, "application/json", issuing.key_set(*self.keys)
+        return 200, "application/json", token_issuer.key_set(*self.keys)
 
 
 class World:
@@ -112,16 +112,16 @@ class World:
 
     def plugin(
         self, token: str, **options: Any
-    ) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
+    ) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
         """Connect with a token."""
         prefix = {"inbox_prefix": "_INBOX.plugin_node-a"}
-        return subjects.client(self.server.url, token=token, **prefix | options)
+        return bus_subjects.client(self.server.url, token=token, **prefix | options)
 
-    def holder(self, text: str) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
+    def holder(self, text: str) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
         """Connect with credentials."""
         return holder(self.server, text)
 
-    def admin(self) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
+    def admin(self) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
         """Connect as who may do everything."""
         return self.holder((self.keys / "admin.creds").read_text())
 
@@ -164,10 +164,10 @@ class World:
 
 def holder(
     server: local.NatsServer, text: str
-) -> contextlib.AbstractAsyncContextManager[subjects.Client]:
+) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
     """Connect with credentials."""
     found = creds_file.read(text)
-    return subjects.client(
+    return bus_subjects.client(
         server.url,
         user_jwt_cb=found.jwt.encode,
         signature_cb=found.sign,
@@ -187,7 +187,7 @@ def configured(keys: Path, where: Path) -> Path:
 
 def token(node: str = "node-a", key: str = "k1", **changed: Any) -> str:
     """Return a token that is good now."""
-    return issuing.token(issuing.claims(node, at=time.time(), **changed), key)
+    return token_issuer.token(token_issuer.claims(node, at=time.time(), **changed), key)
 
 
 def _status(url: str) -> int:

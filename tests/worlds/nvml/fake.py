@@ -50,7 +50,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.nvml import scenes
+from tests.worlds.nvml import scenes
 
 SOURCE: Final = Path(__file__).with_name("nvml.c")
 SONAME: Final = "libnvidia-ml.so.1"
@@ -77,11 +77,11 @@ def built(directory: Path | None = None) -> Path:
     """
     compiler = shutil.which("cc")
     if compiler is None:
-        raise NoCompiler("compile tests/nvml/nvml.c: there is no `cc` in the PATH")
+        raise NoCompiler("compile tests/worlds/nvml/nvml.c: there is no `cc` in the PATH")
     home = directory or Path(tempfile.gettempdir()) / f"muster-fake-nvml-{os.getuid()}"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if home.stat().st_uid != os.getuid():
-        raise NoCompiler(f"compile tests/nvml/nvml.c: {home} belongs to somebody else")
+        raise NoCompiler(f"compile tests/worlds/nvml/nvml.c: {home} belongs to somebody else")
     made_of = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
     built = home / made_of / SONAME
     if not built.exists():

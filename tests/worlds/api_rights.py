@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from tests import deployed
+from tests.worlds import manifests
 
 ACCOUNTS: Final = ("plugin", "nats", "gate", "health", "labeler", "notifier")
 
@@ -96,7 +96,7 @@ MAY_NOT: Final = tuple(_may_not())
 """What must be refused, whoever of muster asks."""
 
 
-def allows(objects: Iterable[deployed.Object], asked: Question) -> bool:
+def allows(objects: Iterable[manifests.Object], asked: Question) -> bool:
     """Say what RBAC says of these objects (k8s.io/component-helpers/auth/rbac/validation)."""
     found = list(objects)
     subject = {

@@ -2,7 +2,7 @@
 
 Each tells what it heard in one form: about which node, which episode of its trouble, and whether
 that fires; and whether it had an effect there, or was dropped as a repeat. Episodes are read from
-what `bench.sink` says of an alert, so one text is enough for all of them.
+what `tests.worlds.webhook_sink` says of an alert, so one text is enough for all of them.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ import pytest
 from muster_plugin.config import gpus
 from muster_plugin.gpu.nvml import observer
 from muster_plugin.model import gpu
-from tests.nvml import fake, scenes
+from tests.worlds.nvml import fake, scenes
 
 Told = gpu.Look | gpu.Observation
 Kind = TypeVar("Kind", gpu.Look, gpu.Poll, gpu.Xid, gpu.Watch)

@@ -19,7 +19,7 @@ from muster import vocabulary
 from muster.local import kubelet as stand_in
 from muster.local import nats
 from muster.nats import bus, consumers, streams
-from tests.nvml import fake, scenes
+from tests.worlds.nvml import fake, scenes
 
 GPU: Final = "nvidia.com/gpu"
 NAME: Final = "n1.example"

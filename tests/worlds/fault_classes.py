@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster.vocabulary import AlertKind, Verdict
-from tests.flow import fleet as fleets
+from tests.worlds import fleet as fleets
 
 Act = Callable[[fleets.Node], Awaitable[None]]
 

@@ -24,7 +24,7 @@ from muster import codec, vocabulary
 from muster.local import nats
 from muster.nats import bus, connection, consumers, streams
 from muster.vocabulary import AlertKind, AlertState, Health
-from tests.flow import parts
+from tests.worlds import fleet_parts
 
 _BEAT_S: Final = 0.2
 _PLUGIN: Final = "device-plugin"
@@ -170,7 +170,7 @@ class Ear:
         return [(alert.kind, alert.state) for alert in self.heard if alert.node == node]
 
 
-class Watcher(parts.Service):
+class Watcher(fleet_parts.Service):
     """One health service."""
 
     async def leads(self) -> bool:

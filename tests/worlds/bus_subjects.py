@@ -11,7 +11,7 @@ import nats.aio.client
 from hypothesis import strategies as st
 
 from muster.nats import connection
-from tests import links
+from tests.worlds import nats_links
 
 OWN = ("muster.heartbeat.node-a.", "muster.event.node-a.")
 HEARD = ("muster.rpc.node-a.", "_INBOX.plugin_node-a.")
@@ -79,7 +79,7 @@ class Client:
 
     async def flush(self) -> None:
         """Return when the server has all that was said."""
-        await links.flushed(self.raw)
+        await nats_links.flushed(self.raw)
 
     async def note(self, error: Exception) -> None:
         """Remember a refusal."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import yaml
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOT: Final = Path(__file__).resolve().parents[2]
 OVERLAYS: Final = ("minimal", "fuse", "gpu", "openshift", "production")
 FOREIGN: Final = {"SecurityContextConstraints"}
 """Kinds that Kubernetes itself does not have."""

@@ -23,7 +23,7 @@ import orjson
 
 from muster.local import kubelet, nats
 from muster.vocabulary import Verdict
-from tests.flow import parts
+from tests.worlds import fleet_parts
 
 PLUGIN: Final = "device-plugin"
 RESOURCE: Final = "muster.example/thing"
@@ -56,7 +56,9 @@ class Api:
 class Machine:
     """A kubelet with a directory, in a task of its own, that can die and begin anew."""
 
-    def __init__(self, directory: Path, node: str, *, api: str | None, pace: parts.Pace) -> None:
+    def __init__(
+        self, directory: Path, node: str, *, api: str | None, pace: fleet_parts.Pace
+    ) -> None:
         self.directory = directory
         self.kubelet: kubelet.Kubelet | None = None
         self._node, self._api, self._pace = node, api, pace
@@ -95,10 +97,10 @@ class Node:
         self.fleet = fleet
         self.directory = fleet.directory / name
         self.machine = Machine(self.directory, name, api=fleet.api_url, pace=fleet.pace)
-        self.cable = parts.Cable(fleet.server.port)
+        self.cable = fleet_parts.Cable(fleet.server.port)
         self.is_cabled = False
         self.plugin = self._plugin("plugin", self.directory)
-        self.others: list[tuple[parts.Plugin, Machine]] = []
+        self.others: list[tuple[fleet_parts.Plugin, Machine]] = []
         self.has_pod = True
         """Whether the pod's status is written: the node's kubelet is alive."""
         self.loops = False
@@ -231,13 +233,13 @@ class Node:
     def _device(self, number: int) -> Path:
         return self.directory / f"thing{number}"
 
-    def _plugin(self, name: str, directory: Path) -> parts.Plugin:
+    def _plugin(self, name: str, directory: Path) -> fleet_parts.Plugin:
         # alone in its directory: each plugin would look at what changes beside it
         config = self.fleet.directory / "configurations" / directory.name / "plugin.json"
         log = self.fleet.directory / f"{directory.name}-{name}.log"
-        return parts.Plugin(self.fleet.nursery, config, log)
+        return fleet_parts.Plugin(self.fleet.nursery, config, log)
 
-    def _configure(self, plugin: parts.Plugin, directory: Path) -> None:
+    def _configure(self, plugin: fleet_parts.Plugin, directory: Path) -> None:
         paths = [str(self._device(number)) for number in range(_DEVICES_MAX)]
         groups = [{"devices": [{"path": path}]} for path in paths]
         told = {
@@ -309,7 +311,7 @@ class Node:
 class Fleet:
     """Everything; an async context manager. Health starts when it is told to."""
 
-    def __init__(self, pace: parts.Pace) -> None:
+    def __init__(self, pace: fleet_parts.Pace) -> None:
         self.pace = pace
         self.directory = Path()
         self.nodes: dict[str, Node] = {}
@@ -323,9 +325,9 @@ class Fleet:
             self.server = await stack.enter_async_context(
                 nats.NatsServer(self.directory / "nats", config=config)
             )
-            self.told = await stack.enter_async_context(parts.listening(self.server.url))
+            self.told = await stack.enter_async_context(fleet_parts.listening(self.server.url))
             self.kubeconfig = self.directory / "kubeconfig"
-            stand_in = parts.Service(
+            stand_in = fleet_parts.Service(
                 "muster.local.kubernetes",
                 ("--kubeconfig", str(self.kubeconfig)),
                 self.directory / "kubernetes.log",
@@ -336,7 +338,7 @@ class Fleet:
             http = await stack.enter_async_context(aiohttp.ClientSession(stand_in.http))
             self.api = Api(http)
             await self._make_daemonset()
-            self.nursery = parts.Nursery(
+            self.nursery = fleet_parts.Nursery(
                 self.directory / "plugins.log", checks_s=self.pace.checks_s
             )
             await self.nursery.start()
@@ -354,7 +356,7 @@ class Fleet:
     ) -> None:
         await self._open.__aexit__(kind, error, at)
 
-    def make_health(self, name: str, **more: Mapping[str, object]) -> parts.Service:
+    def make_health(self, name: str, **more: Mapping[str, object]) -> fleet_parts.Service:
         """Return a health service of this fleet, to be started; `more` goes over its settings."""
         sections: dict[str, dict[str, object]] = {
             "bus": {"url": self.server.url},
@@ -368,7 +370,7 @@ class Fleet:
                 sections[section] = {**sections.get(section, {}), **settings}
         file = self.directory / f"{name}.json"
         file.write_bytes(orjson.dumps(sections))
-        return parts.Service(
+        return fleet_parts.Service(
             "muster_health", ("--config", str(file)), self.directory / f"{name}.log"
         )
 
@@ -397,7 +399,7 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def fleet(pace: parts.Pace = parts.FAST) -> AsyncIterator[Fleet]:
+async def fleet(pace: fleet_parts.Pace = fleet_parts.FAST) -> AsyncIterator[Fleet]:
     """Run a fleet without nodes."""
     async with Fleet(pace) as made:
         yield made

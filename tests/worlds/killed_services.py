@@ -1,0 +1,112 @@
+"""The notifier is killed at random points while alerts come and go: what was lost or repeated."""
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.worlds import receivers, webhook_sink
+
+_NODES: Final = 8
+_POINTS_S: Final = (0.0, 0.9)
+"""From the start of the process: reading, deciding, sending and remembering lie in between."""
+END_S: Final = 30.0
+_TIMES: Final = {"group_wait_s": 0, "group_interval_s": 0.05, "repeat_interval_s": 86_400}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of one receiver's news: lost at the end, shown twice, or repeated and dropped.
+
+    `again_of_one_kill` is the most that was shown twice in one life of the notifier.
+    """
+
+    kills: int
+    messages: int
+    lost: int
+    again: int
+    again_of_one_kill: int
+    dropped: int
+
+
+async def play(directory: Path, *, kills: int, seed: int) -> dict[str, Result]:
+    """Kill the notifier again and again while alerts come and go; then look at what was told."""
+    chance = random.Random(seed)  # noqa: S311  # the points of death are no secret
+    firing: set[int] = set()
+    episodes: Counter[int] = Counter()
+    lives: list[int] = []
+    async with receivers.services() as told, webhook_sink.world(directory) as world:
+        settings = {
+            "receivers": told.receivers(directory / "secret"),
+            "kubernetes": {"url": f"{told.url}/kubernetes"},
+            **_TIMES,
+        }
+        for _ in range(kills):
+            notifier = await world.start({}, **settings)
+            lives.append(len(told.heard))
+            end = asyncio.get_running_loop().time() + chance.uniform(*_POINTS_S)
+            while (left := end - asyncio.get_running_loop().time()) > 0:
+                number = chance.randrange(_NODES)
+                firing ^= {number}
+                episodes[number] += number in firing
+                state = "firing" if number in firing else "resolved"
+                await world.says(number, state, node=f"node-{number}", episode=episodes[number])
+                await asyncio.sleep(min(left, chance.uniform(0, 0.1)))
+            await notifier.kill()
+        lives.append(len(told.heard))
+        await world.start({}, **settings)
+
+        def is_known(found: receivers.Services) -> bool:
+            return not any(_lost(found, way, firing) for way in _ways())
+
+        try:
+            await told.wait_for(is_known, END_S)
+            # what is told once more would come within the interval
+            await asyncio.sleep(1.0)
+        except TimeoutError:
+            pass  # what is lost is counted below
+    return {
+        way: _result(told, way, kills=kills, lives=lives, lost=len(_lost(told, way, firing)))
+        for way in _ways()
+    }
+
+
+def _ways() -> Iterable[str]:
+    return (*receivers.IDEMPOTENT, *receivers.REPEATING)
+
+
+def _lost(told: receivers.Services, way: str, firing: set[int]) -> set[str]:
+    """Return the nodes of which a service does not know what is true."""
+    believed = {node for node, fires in told.known(way).items() if fires}
+    return believed ^ {f"node-{number}" for number in firing}
+
+
+def _result(
+    told: receivers.Services, way: str, *, kills: int, lives: Sequence[int], lost: int
+) -> Result:
+    seen: set[tuple[str, str, int, bool]] = set()
+    messages = again = worst = dropped = 0
+    for begin, end in itertools.pairwise((0, *lives, len(told.heard))):
+        here = 0
+        for one in told.heard[begin:end]:
+            if one.way != way:
+                continue
+            messages += 1
+            dropped += not one.is_effect
+            if one.is_effect:
+                here += one.news in seen
+                seen.add(one.news)
+        again += here
+        worst = max(worst, here)
+    return Result(
+        kills=kills,
+        messages=messages,
+        lost=lost,
+        again=again,
+        again_of_one_kill=worst,
+        dropped=dropped,
+    )
