@@ -1,0 +1,88 @@
+"""Adapter: threads: runs blocking calls beside the event loop and bounds how long they are awaited.
+
+A thread that hangs in the kernel cannot be ended. It is abandoned as a daemon thread, so that the
+process can still exit (the loop's own pool would be waited for). A call that hangs is not started
+again before it has returned, so it costs one thread and not one for each attempt.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Serial:
+    """Runs blocking calls in threads, one at a time."""
+
+    def __init__(self) -> None:
+        self._last: asyncio.Future[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is still running."""
+        return self._last is not None and not self._last.done()
+
+    async def run(self, call: Callable[[], Result], *, timeout_s: float | None = None) -> Result:
+        """Return what `call` returns. Raises what it raises, or TimeoutError.
+
+        A caller that stops waiting leaves the call running; the next one begins after it.
+        """
+        async with asyncio.timeout(timeout_s):
+            while self._last is not None and not self._last.done():
+                await asyncio.wait([self._last])
+            self._last = ended = asyncio.get_running_loop().create_future()
+            return await _start(call, ended)
+
+
+class Latest(Generic[Result]):
+    """The latest result of a blocking call that is repeated; kept while a repetition hangs."""
+
+    def __init__(self, initial: Result) -> None:
+        self.result = initial
+        """The latest result; `initial` before the first."""
+        self.is_hanging = False
+        """Whether the latest call has not returned in time."""
+        self._serial = Serial()
+
+    async def refresh(self, call: Callable[[], Result], *, timeout_s: float) -> Result:
+        """Return what `call` returns, or the result before it if it does not return in time.
+
+        A call that is known to hang is not waited for again.
+        """
+        if self.is_hanging and self._serial.is_busy:
+            return self.result
+        try:
+            self.result = await self._serial.run(call, timeout_s=timeout_s)
+        except TimeoutError:
+            self.is_hanging = True
+        else:
+            self.is_hanging = False
+        return self.result
+
+
+def _start(call: Callable[[], Result], ended: asyncio.Future[None]) -> asyncio.Future[Result]:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def settle(set_outcome: Callable[[], None]) -> None:
+        ended.set_result(None)
+        if not done.done():
+            set_outcome()
+
+    def body() -> None:
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001  # raised again where it is awaited
+            problem = error
+            set_outcome: Callable[[], None] = lambda: done.set_exception(problem)  # noqa: E731
+        else:
+            set_outcome = lambda: done.set_result(result)  # noqa: E731
+        # the loop may have closed meanwhile
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, set_outcome)
+
+    threading.Thread(target=body, daemon=True).start()
+    return done

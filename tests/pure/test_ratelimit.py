@@ -1,0 +1,77 @@
+"""No sequence of calls takes more from a bucket than its burst and its rate allow."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import ratelimit
+
+GAPS = st.lists(st.floats(0, 10), max_size=60)
+
+
+def test_a_bucket_allows_its_burst_and_then_its_rate() -> None:
+    bucket = ratelimit.TokenBucket(per_s=0.5, burst=2, now=100)
+    assert [bucket.try_take(100) for _ in range(3)] == [True, True, False]
+    assert bucket.ready_at(100) == 102
+    assert not bucket.has_token(101.9)
+    assert bucket.has_token(102)
+    assert not bucket.is_full(102)
+    assert bucket.is_full(104)
+
+
+def test_tokens_that_were_taken_in_advance_are_waited_for() -> None:
+    bucket = ratelimit.TokenBucket(per_s=1, burst=1, now=0)
+    bucket.take(0, count=3)
+    assert bucket.ready_at(0) == 3
+
+
+def test_what_was_gained_since_the_last_take_can_be_discarded() -> None:
+    bucket = ratelimit.TokenBucket(per_s=1, burst=1, now=0)
+    bucket.take(0)
+    bucket.refill_from(0.9)
+    assert bucket.ready_at(0.9) == 1.9
+
+
+@given(gaps=GAPS, per_s=st.floats(0.01, 20), burst=st.integers(1, 10))
+def test_no_sequence_takes_more_than_burst_and_rate(
+    gaps: list[float], per_s: float, burst: int
+) -> None:
+    now = 1e6
+    bucket = ratelimit.TokenBucket(per_s=per_s, burst=burst, now=now)
+    taken = 0
+    for gap in gaps:
+        now += gap
+        taken += bucket.try_take(now)
+    assert taken <= burst + (now - 1e6) * per_s + 1e-3
+
+
+@given(gaps=GAPS, per_s=st.floats(0.01, 20))
+def test_a_token_is_there_when_it_was_promised(gaps: list[float], per_s: float) -> None:
+    now = 0.0
+    bucket = ratelimit.TokenBucket(per_s=per_s, burst=1, now=now)
+    for gap in gaps:
+        now = max(now + gap, bucket.ready_at(now + gap))
+        assert bucket.try_take(now)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.floats(0, 5)), max_size=80))
+def test_forgetting_keys_that_are_full_again_changes_no_answer(
+    calls: list[tuple[int, float]],
+) -> None:
+    keyed = ratelimit.KeyedBuckets[int](per_s=0.5, burst=2, keys_max=100)
+    kept: dict[int, ratelimit.TokenBucket] = {}
+    now = 0.0
+    for key, gap in calls:
+        now += gap
+        bucket = kept.setdefault(key, ratelimit.TokenBucket(per_s=0.5, burst=2, now=now))
+        assert keyed.try_take(key, now) == bucket.try_take(now)
+    for _ in range(10):
+        keyed.try_take(0, now + 1e6)
+    assert len(keyed) <= 1
+
+
+def test_of_too_many_keys_the_one_unused_for_longest_is_forgotten() -> None:
+    keyed = ratelimit.KeyedBuckets[str](per_s=0.001, burst=1, keys_max=2)
+    assert [keyed.try_take(key, 0) for key in ("a", "b", "a", "c")] == [True, True, False, True]
+    assert len(keyed) == 2
+    assert not keyed.try_take("a", 0)
+    assert keyed.try_take("b", 0)

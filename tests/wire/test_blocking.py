@@ -1,0 +1,61 @@
+"""A blocking call that hangs is given up in time, costs one thread and holds up nobody else."""
+
+import asyncio
+import threading
+
+import pytest
+
+from muster import blocking
+
+
+def test_a_call_that_hangs_is_given_up_in_time_and_not_started_twice() -> None:
+    async def story() -> None:
+        hung, other, release = blocking.Serial(), blocking.Serial(), threading.Event()
+        started: list[int] = []
+
+        def hang() -> str:
+            started.append(1)
+            assert release.wait(20)
+            return "late"
+
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await hung.run(hang, timeout_s=0.05)
+        assert len(started) == 1
+        assert hung.is_busy
+        assert await other.run(lambda: 2) == 2
+        release.set()
+        async with asyncio.timeout(30):
+            assert await hung.run(lambda: "free again", timeout_s=5) == "free again"
+
+    asyncio.run(story())
+
+
+def test_what_a_call_raises_is_raised_in_the_loop() -> None:
+    async def story() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await blocking.Serial().run(lambda: 1 // 0, timeout_s=5)
+
+    asyncio.run(story())
+
+
+def test_while_a_repetition_hangs_the_latest_result_stands() -> None:
+    async def story() -> None:
+        latest, release = blocking.Latest("nothing yet"), threading.Event()
+
+        def hang() -> str:
+            assert release.wait(20)
+            return "late"
+
+        assert await latest.refresh(lambda: "first", timeout_s=5) == "first"
+        assert await latest.refresh(hang, timeout_s=0.05) == "first"
+        assert latest.is_hanging
+        # known to hang: answered at once
+        assert await latest.refresh(lambda: "unread", timeout_s=1000) == "first"
+        release.set()
+        async with asyncio.timeout(30):
+            while await latest.refresh(lambda: "again", timeout_s=5) != "again":
+                await asyncio.sleep(0.001)
+        assert not latest.is_hanging
+
+    asyncio.run(story())
