@@ -4,8 +4,8 @@
 and never does anything; `muster.service.runtime.drive` feeds it and acts on what it returns.
 """
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 In_contra = TypeVar("In_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
@@ -22,3 +22,24 @@ class Machine(Protocol[In_contra, Out_co]):
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed, or None if only an input can change anything."""
+
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Line(NamedTuple, Generic[In, Out]):
+    """`tell` gives the machine an input; `drive` runs it for ever, and has its outputs acted on."""
+
+    tell: Callable[[In], None]
+    drive: Callable[
+        [Machine[In, Out], Callable[[Out], Awaitable[None]]],
+        Coroutine[object, object, None],
+    ]
+
+
+class Lines(Protocol):
+    """Makes a line for one machine."""
+
+    def __call__(self) -> Line[In, Out]:
+        """Make one."""

@@ -32,18 +32,17 @@ from typing import Any, Final, NoReturn
 
 from muster import lean
 from muster_plugin import __main__ as plugin
-from muster_plugin import node
+from muster_plugin import bus_reporter, node
 from muster_plugin.config import settings
 from muster_plugin.discovery import host_scanner
 from muster_plugin.kubelet import (
-    patience,
     podresources,
     protobuf,
     resource_manager,
     resource_plugin,
+    resource_status,
     server,
 )
-from muster_plugin.publishing import bus_reporter
 
 PERIOD_S: Final = float(os.environ.get("MUSTER_TEST_PERIOD_S", "0"))
 _PR_SET_PDEATHSIG: Final = 1
@@ -54,7 +53,7 @@ sent: dict[str, Any] = {}
 def shorten() -> None:
     """Let the plugin check itself more often."""
     longer = resource_plugin.Periods
-    patient = patience.Patience(kubelet_new_s=0.0)
+    patient = resource_status.Patience(kubelet_new_s=0.0)
     resource_plugin.Periods = lambda: longer(patient=patient, probe_s=PERIOD_S)  # type: ignore[assignment, misc]
     host_scanner._PERIOD_S = resource_manager._LOOK_PERIOD_S = PERIOD_S  # type: ignore[misc]
     defaults = podresources.PodResources.follow.__kwdefaults__

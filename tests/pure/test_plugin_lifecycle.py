@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster_plugin.config import resources
 from muster_plugin.discovery import units
-from muster_plugin.inventory import device_lifecycle, unit_life
+from muster_plugin.inventory import device_lifecycle
 
 HEALTHY, UNHEALTHY = vocabulary.Health.HEALTHY, vocabulary.Health.UNHEALTHY
-CHECKED = unit_life.Policy(grace_s=60, good_looks=2, good_checks=3, checked=True)
+CHECKED = device_lifecycle.Policy(grace_s=60, good_looks=2, good_checks=3, checked=True)
 
 
 def unit(name: str = "a-0", minor: int = 1) -> units.Unit:
@@ -30,7 +30,7 @@ GOOD, BAD = device_lifecycle.Checked(A), device_lifecycle.Checked(A, "no answer"
 DO: dict[str, device_lifecycle.Signal] = {**LOOK, "bad": BAD, "good": GOOD}
 
 
-def after(*steps: str, policy: unit_life.Policy = CHECKED) -> device_lifecycle.Lifecycle:
+def after(*steps: str, policy: device_lifecycle.Policy = CHECKED) -> device_lifecycle.Lifecycle:
     life = device_lifecycle.Lifecycle("a.example/a", policy)
     for step in steps:
         life.receive(DO[step], 0.0)
@@ -50,11 +50,11 @@ FAILING = (*WELL, "bad")
 GONE = (*WELL, "gone")
 REPLACED = (*WELL, "another")
 BACK = (*GONE, "same", "same")  # there for the two looks of the policy, not yet checked
-TO_GONE = [("Unhealthy", unit_life.MISSING)]
-TO_REPLACED = [("Unhealthy", unit_life.REPLACED)]
-TO_FAILING = [("Unhealthy", unit_life.CHECK_FAILED)]
-TO_SETTLING = [("Unhealthy", unit_life.SETTLING)]
-TO_WELL = [("Healthy", unit_life.HEALTHY)]
+TO_GONE = [("Unhealthy", device_lifecycle.MISSING)]
+TO_REPLACED = [("Unhealthy", device_lifecycle.REPLACED)]
+TO_FAILING = [("Unhealthy", device_lifecycle.CHECK_FAILED)]
+TO_SETTLING = [("Unhealthy", device_lifecycle.SETTLING)]
+TO_WELL = [("Healthy", device_lifecycle.HEALTHY)]
 TABLE = [
     (NEW, "same", []),
     (NEW, "gone", TO_GONE),
@@ -83,7 +83,7 @@ TABLE = [
     (REPLACED, "another", []),
     (REPLACED, "bad", []),
     (REPLACED, "good", []),
-    ((*GONE, "same"), "same", [("Unhealthy", unit_life.NOT_CHECKED)]),
+    ((*GONE, "same"), "same", [("Unhealthy", device_lifecycle.NOT_CHECKED)]),
     ((*GONE, "same", "good"), "same", TO_WELL),
     (BACK, "gone", TO_GONE),
     (BACK, "another", TO_REPLACED),
@@ -101,7 +101,7 @@ def test_the_table_holds(
 
 
 def test_a_device_is_healthy_as_soon_as_it_is_seen_where_nothing_is_checked() -> None:
-    life = device_lifecycle.Lifecycle("a.example/a", unit_life.Policy())
+    life = device_lifecycle.Lifecycle("a.example/a", device_lifecycle.Policy())
     device = vocabulary.Device(id="a-0", resource="a.example/a")
     assert life.receive(LOOK["same"], 0.0) == [device_lifecycle.Added(device)]
     assert life.devices() == (device,)
@@ -116,8 +116,8 @@ def test_a_device_that_nobody_has_examined_is_given_to_nobody() -> None:
 
 
 def test_a_device_that_goes_is_unhealthy_first_and_leaves_after_the_grace_period() -> None:
-    life = after("same", policy=unit_life.Policy(grace_s=60))
-    gone = device_lifecycle.Turned("a-0", UNHEALTHY, "/dev/a is gone", unit_life.MISSING)
+    life = after("same", policy=device_lifecycle.Policy(grace_s=60))
+    gone = device_lifecycle.Turned("a-0", UNHEALTHY, "/dev/a is gone", device_lifecycle.MISSING)
     assert life.receive(LOOK["gone"], 100.0) == [gone]
     assert life.to_check() == ()
     assert life.next_deadline() == 160.0
@@ -128,7 +128,7 @@ def test_a_device_that_goes_is_unhealthy_first_and_leaves_after_the_grace_period
 
 
 def test_a_device_that_a_pod_holds_never_leaves() -> None:
-    life = after("same", policy=unit_life.Policy(grace_s=60))
+    life = after("same", policy=device_lifecycle.Policy(grace_s=60))
     life.receive(device_lifecycle.Held(frozenset({"a-0"})), 0.0)
     life.receive(LOOK["gone"], 100.0)
     assert life.next_deadline() is None
@@ -138,9 +138,9 @@ def test_a_device_that_a_pod_holds_never_leaves() -> None:
 
 
 def test_another_device_is_new_under_the_same_id_once_the_old_one_has_left() -> None:
-    policy = unit_life.Policy(grace_s=60)
+    policy = device_lifecycle.Policy(grace_s=60)
     reason = "/dev/a is another device now: /dev/a char 10:1 became /dev/a char 10:2"
-    turned_replaced = device_lifecycle.Turned("a-0", UNHEALTHY, reason, unit_life.REPLACED)
+    turned_replaced = device_lifecycle.Turned("a-0", UNHEALTHY, reason, device_lifecycle.REPLACED)
     exchanged = [
         device_lifecycle.Removed("a-0", reason),
         device_lifecycle.Added(vocabulary.Device(id="a-0", resource="a.example/a")),
@@ -163,7 +163,7 @@ def test_another_device_is_new_under_the_same_id_once_the_old_one_has_left() -> 
 
 
 def test_the_grace_period_counts_from_the_first_loss() -> None:
-    life = after("same", policy=unit_life.Policy(grace_s=60))
+    life = after("same", policy=device_lifecycle.Policy(grace_s=60))
     life.receive(LOOK["gone"], 100.0)
     life.receive(LOOK["another"], 130.0)
     life.receive(LOOK["gone"], 150.0)
@@ -177,28 +177,28 @@ def test_a_device_that_returns_has_its_id_and_its_new_path() -> None:
         identity = {0: "usb-1a86-7523-1-1"}
         return units.Unit(id="usb-0", physical="usb", identity=identity, devices=(spec,))
 
-    life = device_lifecycle.Lifecycle("a.example/a", unit_life.Policy())
+    life = device_lifecycle.Lifecycle("a.example/a", device_lifecycle.Policy())
     life.receive(device_lifecycle.Looked((stick(5),)), 0.0)
     life.receive(device_lifecycle.Looked(()), 1.0)
-    back = device_lifecycle.Turned("usb-0", HEALTHY, "there and well", unit_life.HEALTHY)
+    back = device_lifecycle.Turned("usb-0", HEALTHY, "there and well", device_lifecycle.HEALTHY)
     assert life.receive(device_lifecycle.Looked((stick(6),)), 2.0) == [back]
     assert life.unit("usb-0") == stick(6)
 
 
 def test_a_check_concerns_all_replicas_and_not_another_device_in_the_same_place() -> None:
-    life = device_lifecycle.Lifecycle("a.example/a", unit_life.Policy(good_checks=1))
+    life = device_lifecycle.Lifecycle("a.example/a", device_lifecycle.Policy(good_checks=1))
     life.receive(device_lifecycle.Looked((unit("a-0"), unit("a-1"), unit("b-0"))), 0.0)
     assert life.to_check() == (unit("a-0"), unit("b-0"))
     assert life.receive(device_lifecycle.Checked(OTHER, "no answer"), 1.0) == []
     assert life.receive(BAD, 2.0) == [
-        device_lifecycle.Turned(name, UNHEALTHY, "/dev/a: no answer", unit_life.CHECK_FAILED)
+        device_lifecycle.Turned(name, UNHEALTHY, "/dev/a: no answer", device_lifecycle.CHECK_FAILED)
         for name in ("a-0", "a-1")
     ]
     assert [device.health for device in life.devices()] == [UNHEALTHY, UNHEALTHY, HEALTHY]
 
 
 def test_fewer_devices_than_expected_is_a_problem_in_words() -> None:
-    life = device_lifecycle.Lifecycle("a.example/a", unit_life.Policy(expected=2))
+    life = device_lifecycle.Lifecycle("a.example/a", device_lifecycle.Policy(expected=2))
     assert life.problem == "expected at least 2 devices, found 0"
     life.receive(device_lifecycle.Looked((unit("a-0"), unit("b-0"))), 0.0)
     assert life.problem == ""
@@ -209,7 +209,9 @@ def test_fewer_devices_than_expected_is_a_problem_in_words() -> None:
 
 
 def test_of_shared_gpus_each_is_expected_once() -> None:
-    life = device_lifecycle.Lifecycle("nvidia.com/gpu", unit_life.Policy(expected=2, of_gpus=True))
+    life = device_lifecycle.Lifecycle(
+        "nvidia.com/gpu", device_lifecycle.Policy(expected=2, of_gpus=True)
+    )
     replicas = tuple(
         units.Unit(id=f"GPU-a::{number}", physical="GPU-a", identity={0: "GPU-a"})
         for number in range(4)
@@ -221,7 +223,7 @@ def test_of_shared_gpus_each_is_expected_once() -> None:
 def test_patience_is_what_the_rule_says() -> None:
     groups = (resources.Group(devices=(resources.Nodes(path="/dev/a"),)),)
     plain = resources.Resource(name="a.example/a", groups=groups)
-    assert unit_life.policy(plain) == unit_life.Policy(grace_s=60.0, good_checks=3)
+    assert device_lifecycle.policy(plain) == device_lifecycle.Policy(grace_s=60.0, good_checks=3)
     strict = resources.Resource(
         name="a.example/a",
         groups=groups,
@@ -229,7 +231,7 @@ def test_patience_is_what_the_rule_says() -> None:
         checks=resources.Checks(open=True, good=2),
         expect=resources.Expect(min=4),
     )
-    assert unit_life.policy(strict) == unit_life.Policy(
+    assert device_lifecycle.policy(strict) == device_lifecycle.Policy(
         grace_s=5.0, good_checks=2, checked=True, expected=4
     )
 
@@ -249,7 +251,7 @@ signals = st.one_of(
     st.none(),
 )
 policies = st.builds(
-    unit_life.Policy,
+    device_lifecycle.Policy,
     grace_s=st.sampled_from([0.0, 5.0, 20.0]),
     good_looks=st.integers(1, 3),
     good_checks=st.integers(1, 3),
@@ -272,7 +274,7 @@ def replay(told: dict[str, vocabulary.Health], facts: list[device_lifecycle.Fact
 @settings(deadline=None)
 @given(policies, st.lists(st.tuples(signals, st.integers(0, 10)), max_size=40))
 def test_whatever_happens_the_list_is_what_was_told_and_nothing_lost_is_healthy(
-    policy: unit_life.Policy, story: list[tuple[device_lifecycle.Signal | None, int]]
+    policy: device_lifecycle.Policy, story: list[tuple[device_lifecycle.Signal | None, int]]
 ) -> None:
     life = device_lifecycle.Lifecycle("a.example/a", policy)
     told: dict[str, vocabulary.Health] = {}

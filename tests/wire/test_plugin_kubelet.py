@@ -13,7 +13,7 @@ import grpc.aio
 import msgspec
 import pytest
 
-from muster import vocabulary
+from muster import machine, vocabulary
 from muster.local import kubelet as stand_in
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
@@ -25,19 +25,13 @@ from muster_plugin.config import gpus, presets, resources
 from muster_plugin.config import settings as config_settings
 from muster_plugin.gpu import health_state, simulated
 from muster_plugin.gpu import source as gpu_source
-from muster_plugin.kubelet import (
-    machine_runner,
-    patience,
-    resource_locks,
-    resource_plugin,
-    socket_directory,
-)
+from muster_plugin.kubelet import resource_locks, resource_plugin, resource_status, socket_directory
 from muster_plugin.model import ids, names
 
 FUSE = "smarter-devices/fuse"
 GPU = "nvidia.com/gpu"
 QUICK = resource_plugin.Periods(
-    patient=patience.Patience(stream_after_register_s=0.3, stream_after_close_s=0.1),
+    patient=resource_status.Patience(stream_after_register_s=0.3, stream_after_close_s=0.1),
     probe_s=0.1,
 )
 CALM = resource_plugin.Periods(patient=QUICK.patient)
@@ -127,9 +121,9 @@ def fuse(root: Path, *paths: str, gpus: int = 0) -> config_settings.Settings:
     )
 
 
-def line() -> machine_runner.Line[In, Out]:
+def line() -> machine.Line[In, Out]:
     inbox: asyncio.Queue[runtime.Delivery[In]] = asyncio.Queue()
-    return machine_runner.Line(
+    return machine.Line(
         tell=lambda event: inbox.put_nowait(runtime.Delivery(event)),
         drive=lambda driven, act: runtime.drive(driven, inbox, act),
     )

@@ -12,15 +12,15 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from muster import machine
 from muster.service import entry, logs, runtime, settings
+from muster_plugin import bus_reporter, preflight, reload
 from muster_plugin import node as node_door
-from muster_plugin import preflight, reload
 from muster_plugin.config import document, presets
 from muster_plugin.config import settings as config_settings
 from muster_plugin.gpu import health_state, simulated, source
 from muster_plugin.gpu.nvml import observer
-from muster_plugin.kubelet import machine_runner, socket_directory
-from muster_plugin.publishing import bus_reporter
+from muster_plugin.kubelet import socket_directory
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -115,9 +115,9 @@ def _folders(chosen: config_settings.Settings) -> list[Path]:
     ]
 
 
-def _line() -> machine_runner.Line[In, Out]:
+def _line() -> machine.Line[In, Out]:
     inbox: asyncio.Queue[runtime.Delivery[In]] = asyncio.Queue(runtime.INBOX_MAX)
-    return machine_runner.Line(
+    return machine.Line(
         tell=lambda event: inbox.put_nowait(runtime.Delivery(event)),
         drive=lambda driven, act: runtime.drive(driven, inbox, act),
     )

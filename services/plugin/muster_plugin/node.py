@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
-from muster import vocabulary
+from muster import machine, vocabulary
 from muster.service import logs
 from muster_plugin import preflight
 from muster_plugin.config import document, settings
@@ -23,12 +23,10 @@ from muster_plugin.gpu import source
 from muster_plugin.inventory import device_checks, inventory, planner
 from muster_plugin.kubelet import (
     cdi,
-    cdi_directory,
-    machine_runner,
     podresources,
+    registration_events,
     resource_manager,
     resource_plugin,
-    signals,
 )
 from muster_plugin.model import gpu
 from muster_plugin.publishing import event_log, heartbeats, pod_devices, update_publisher
@@ -62,7 +60,7 @@ class Node:
         settings: settings.Settings,
         name: str,
         *,
-        line: machine_runner.Lines,
+        line: machine.Lines,
         seen: source.Gpus | None = None,
         periods: resource_plugin.Periods | None = None,
         resources_max: int = preflight.RESOURCES_MAX,
@@ -91,7 +89,7 @@ class Node:
         self._planner = planner.Planner(settings.at(name))
         self._seen = seen
         self._checked_at: dict[str, float] = {}
-        self._specs = cdi_directory.Specs(Path(settings.cdi.directory))
+        self._specs = cdi.Specs(Path(settings.cdi.directory))
         self._looking = asyncio.Lock()
         self._sights = host_scanner.Sights()
         self._paths = host_paths.Paths()
@@ -164,7 +162,7 @@ class Node:
         """Return those of these paths of the host that are there."""
         return await self._paths.present(paths)
 
-    def reported(self, resource: str, report: signals.Report, endpoint: str) -> None:
+    def reported(self, resource: str, report: registration_events.Report, endpoint: str) -> None:
         """Tell that the kubelet lists a resource, or has lost it."""
         self.lives.settled(resource)
         self.teller.registration(resource, report, endpoint)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from muster_plugin.kubelet import machine_runner
+from muster import machine
 from muster_plugin.model import gpu
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Gpus:
         self,
         source: Source,
         health: "health_state.GpuHealth",
-        line: machine_runner.Line[Seen, Judged],
+        line: machine.Line[Seen, Judged],
     ) -> None:
         self.source = source
         self.xids: Counter[int] = Counter()

@@ -32,8 +32,8 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 
 from muster import vocabulary
+from muster_plugin.config import resources
 from muster_plugin.discovery import units
-from muster_plugin.inventory import unit_life
 
 CONFIGURATION: Final = "no longer configured"
 
@@ -97,10 +97,10 @@ class Lifecycle:
     `policy` may be replaced at any time; it holds for what happens from then on.
     """
 
-    def __init__(self, resource: str, policy: unit_life.Policy) -> None:
+    def __init__(self, resource: str, policy: Policy) -> None:
         self.resource = resource
         self.policy = policy
-        self._lives: dict[str, unit_life.Life] = {}
+        self._lives: dict[str, Life] = {}
         self._held: frozenset[str] | None = None
 
     def receive(self, event: Signal, now: float) -> Sequence[Fact]:
@@ -202,7 +202,7 @@ class Lifecycle:
                 life.was_checked(problem, policy=self.policy)
                 yield from _turn(life, before)
 
-    def _leaves_at(self, life: unit_life.Life, now: float) -> float:
+    def _leaves_at(self, life: Life, now: float) -> float:
         """Return when a unit leaves the list; never while it is there, or a pod holds it."""
         if life.lost_at is None or (self._held is not None and life.unit.id in self._held):
             return _NEVER
@@ -210,18 +210,18 @@ class Lifecycle:
             return now
         return life.lost_at + self.policy.grace_s
 
-    def _leave(self, life: unit_life.Life) -> Iterator[Fact]:
+    def _leave(self, life: Life) -> Iterator[Fact]:
         del self._lives[life.unit.id]
         yield Removed(life.unit.id, life.state()[2], life.unit.physical if life.unit.gpu else "")
         if life.successor is not None:
             yield self._begin(life.successor)
 
     def _begin(self, unit: units.Unit) -> Added:
-        life = unit_life.Life(unit, checks=int(self.policy.checked))
+        life = Life(unit, checks=int(self.policy.checked))
         self._lives[unit.id] = life
         return Added(self._device(life))
 
-    def _device(self, life: unit_life.Life) -> vocabulary.Device:
+    def _device(self, life: Life) -> vocabulary.Device:
         health, _, reason = life.state()
         return vocabulary.Device(
             id=life.unit.id,
@@ -235,7 +235,108 @@ class Lifecycle:
 _NEVER: Final = float("inf")
 
 
-def _turn(life: unit_life.Life, before: unit_life.State) -> Iterable[Turned]:
+def _turn(life: Life, before: State) -> Iterable[Turned]:
     health, code, reason = life.state()
     if (health, code) != before[:2]:
         yield Turned(life.unit.id, health, reason, code)
+
+
+MISSING: Final = "device-missing"
+REPLACED: Final = "device-replaced"
+SETTLING: Final = "device-settling"
+CHECK_FAILED: Final = "check-failed"
+NOT_CHECKED: Final = "not-checked"
+HEALTHY: Final = "device-healthy"
+
+_SAID_MAX: Final = 1000
+State: TypeAlias = tuple[vocabulary.Health, str, str]
+"""Health, code and reason."""
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient to be, and how many devices are right here (0: any number).
+
+    Of GPUs (`of_gpus`) each counts once, whatever the number of its replicas.
+    """
+
+    grace_s: float = 60.0
+    good_looks: int = 1
+    good_checks: int = 1
+    checked: bool = False
+    expected: int = 0
+    of_gpus: bool = False
+
+
+def policy(rule: resources.Resource) -> Policy:
+    """Return what a rule says about patience."""
+    return Policy(
+        grace_s=rule.grace_s,
+        good_checks=rule.checks.good,
+        checked=rule.checks.open or bool(rule.checks.command),
+        expected=rule.expect.min if rule.expect else 0,
+        of_gpus=not rule.groups,
+    )
+
+
+class Life:
+    """One unit, and how many good looks and checks it still needs before it is Healthy."""
+
+    def __init__(self, unit: units.Unit, *, checks: int) -> None:
+        self.unit = unit
+        self.lost_at: float | None = None
+        self.successor: units.Unit | None = None
+        self._looks = 0
+        self._checks = checks
+        self._problem = ""
+
+    def state(self) -> State:
+        """Return health, code and reason."""
+        key = self.unit.physical
+        if self.successor is not None:
+            return _unhealthy(REPLACED, f"{key} is another device now: {self._difference()}")
+        if self.lost_at is not None:
+            return _unhealthy(MISSING, f"{key} is gone")
+        if self._looks:
+            return _unhealthy(
+                SETTLING, f"{key} is back; it has to stay for {self._looks} looks more"
+            )
+        if self._checks and self._problem:
+            return _unhealthy(CHECK_FAILED, f"{key}: {self._problem}")
+        if self._checks:
+            return _unhealthy(NOT_CHECKED, f"{key} has not been checked since it was plugged in")
+        return vocabulary.Health.HEALTHY, HEALTHY, "there and well"
+
+    def saw(self, unit: units.Unit | None, now: float, *, policy: Policy) -> None:
+        """Take one look: nothing, the same, or another under the same id."""
+        if unit is not None and self.unit.is_same(unit):
+            if self.lost_at is not None:
+                self.lost_at = self.successor = None
+                self._looks = policy.good_looks
+            self._looks = max(self._looks - 1, 0)
+            self.unit = unit
+            return
+        if self.lost_at is None:
+            self.lost_at = now
+            self._checks = max(self._checks, int(policy.checked))
+        self.successor = unit
+
+    def was_checked(self, problem: str, *, policy: Policy) -> None:
+        """Take the result of a check; of what is not there it says nothing."""
+        if self.lost_at is not None:
+            return
+        if problem:
+            self._checks = policy.good_checks
+            self._problem = problem
+            return
+        self._checks = max(self._checks - 1, 0)
+        if not self._checks:
+            self._problem = ""
+
+    def _difference(self) -> str:
+        assert self.successor is not None, "only what was replaced differs"
+        was, now = ({*unit.identity.values()} for unit in (self.unit, self.successor))
+        return f"{', '.join(sorted(was - now))} became {', '.join(sorted(now - was))}"
+
+
+def _unhealthy(code: str, reason: str) -> State:
+    return vocabulary.Health.UNHEALTHY, code, reason[:_SAID_MAX]

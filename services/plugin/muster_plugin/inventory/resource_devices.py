@@ -13,7 +13,7 @@ import msgspec
 from muster import vocabulary
 from muster_plugin.config import resources
 from muster_plugin.discovery import units
-from muster_plugin.inventory import active_faults, device_lifecycle, unit_life
+from muster_plugin.inventory import active_faults, device_lifecycle
 from muster_plugin.model import gpu
 
 _CONDITIONS: Final = {
@@ -35,7 +35,7 @@ class Advertised:
         self.name = name
         self.rule = rule
         self.simulated = False
-        self._life = device_lifecycle.Lifecycle(name, unit_life.policy(rule))
+        self._life = device_lifecycle.Lifecycle(name, device_lifecycle.policy(rule))
         self._against = against
         self._pods: Mapping[str, str] = _NO_PODS
         self._units: tuple[units.Unit, ...] | None = None
@@ -48,7 +48,7 @@ class Advertised:
     def follow(self, rule: resources.Resource) -> None:
         """Follow a rule from now on."""
         self.rule = rule
-        self._life.policy = unit_life.policy(rule)
+        self._life.policy = device_lifecycle.policy(rule)
 
     def receive(
         self, event: device_lifecycle.Signal, now: float

@@ -1,15 +1,15 @@
-"""Pure: A resource's devices as a CDI spec (Container Device Interface 0.6.0, SPEC.md).
+"""Adapter: CDI specs (Container Device Interface 0.6.0, SPEC.md): one file for each resource that asks for one."""
 
-The container runtime reads the spec and makes what a name in it stands for. The kubelet hands the
-names over; runtimes without CDI fail such a container.
-"""
-
+import contextlib
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from muster.service import logs
 from muster_plugin.config import settings
 from muster_plugin.discovery import units
 
@@ -58,3 +58,66 @@ def _edits(unit: units.Unit) -> dict[str, object]:
             for mount in unit.mounts
         ],
     }
+
+
+class Specs:
+    """The spec files of resources that are ours; what they should be they are, or `problems`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.problems: dict[str, str] = {}
+        """Why the file of a resource cannot be written."""
+        self._directory = directory
+
+    def write(self, wanted: Mapping[str, bytes]) -> bool:
+        """Make the file of each resource what it should be; return whether one was written.
+
+        The files are compared, not what was written last: others may have removed them.
+        """
+        found: dict[str, str] = {}
+        has_written = False
+        for resource, content in wanted.items():
+            path = self._directory / file_name(resource)
+            try:
+                if _content(path) != content:
+                    _replace(path, content)
+                    has_written = True
+            except OSError as error:
+                found[resource] = f"its CDI spec cannot be written: {path}: {error.strerror}"
+        for resource, text in found.items():
+            if self.problems.get(resource) != text:
+                logs.logger().warning("cdi_spec_not_written", resource=resource, error=text)
+        self.problems = found
+        return has_written
+
+    def directories(self) -> frozenset[Path]:
+        """Return where a change may be one of our files."""
+        return frozenset({self._directory} if self._directory.is_dir() else ())
+
+    def remove_stale(self, is_free: Callable[[str], bool]) -> None:
+        """Remove the files of resources that nobody serves; `is_free` is asked for each slug."""
+        with contextlib.suppress(OSError):
+            for path in sorted(self._directory.iterdir()):
+                slug = slug_of(path.name)
+                if slug and is_free(slug):
+                    path.unlink()
+                    logs.logger().info("stale_cdi_spec_removed", file=str(path))
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace a file as a whole: runtimes read the directory whenever it changes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_bytes(content)
+        new.chmod(0o644)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

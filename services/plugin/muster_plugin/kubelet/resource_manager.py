@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from muster import vocabulary
+from muster import machine, vocabulary
 from muster_plugin.config import resources, settings
 from muster_plugin.discovery import inotify
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import machine_runner, resource_locks, resource_plugin, server
+from muster_plugin.kubelet import resource_locks, resource_plugin, server
 
 _LOOK_PERIOD_S: Final = 5.0
 _SETTLE_MAX_S: Final = 1.0
@@ -28,7 +28,7 @@ class Lives(Mapping[str, resource_plugin.Life]):
         root: Path,
         devices: inventory.Inventory,
         *,
-        line: machine_runner.Lines,
+        line: machine.Lines,
         hears: resource_plugin.Listener,
         periods: resource_plugin.Periods | None = None,
     ) -> None:

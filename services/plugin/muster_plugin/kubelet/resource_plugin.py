@@ -13,21 +13,20 @@ from typing import Final, NamedTuple, Protocol, assert_never
 
 import msgspec
 
-from muster import vocabulary
+from muster import machine, vocabulary
 from muster.service import logs
 from muster_plugin.config import resources, settings
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import (
     allocation,
     client,
-    machine_runner,
-    patience,
     protobuf,
     registration,
+    registration_events,
     resource_locks,
+    resource_status,
     self_probe,
     server,
-    signals,
     socket_directory,
 )
 from muster_plugin.publishing import heartbeats
@@ -43,7 +42,7 @@ _PROCESS: Final = os.urandom(settings.PROCESS_BYTES).hex()
 class Listener(server.Observer, Protocol):
     """Who is told what happens in a life."""
 
-    def reported(self, resource: str, report: signals.Report, endpoint: str) -> None:
+    def reported(self, resource: str, report: registration_events.Report, endpoint: str) -> None:
         """Hear that the kubelet lists a resource, or has lost it."""
 
     def claimed(self, resource: str) -> None:
@@ -56,7 +55,7 @@ class Listener(server.Observer, Protocol):
 class Periods(msgspec.Struct, frozen=True, kw_only=True):
     """How patient one life is; other than by default only where time must pass faster."""
 
-    patient: patience.Patience = patience.Patience()
+    patient: resource_status.Patience = resource_status.Patience()
     probe_s: float = self_probe.PERIOD_S
 
 
@@ -88,7 +87,7 @@ class Life:
         *,
         place: Place,
         devices: inventory.Inventory,
-        line: machine_runner.Line[signals.Signal, signals.Action],
+        line: machine.Line[registration_events.Signal, registration_events.Action],
         hears: Listener,
         periods: Periods | None = None,
         reason: vocabulary.RegistrationReason = vocabulary.RegistrationReason.START,
@@ -125,13 +124,15 @@ class Life:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._log = logs.logger().bind(resource=resource)
 
-    def receive(self, event: signals.Signal, now: float) -> list[signals.Action]:
+    def receive(
+        self, event: registration_events.Signal, now: float
+    ) -> list[registration_events.Action]:
         """Let the machine take a signal."""
         actions = self.machine.receive(event, now)
         self._notice()
         return actions
 
-    def tick(self, now: float) -> list[signals.Action]:
+    def tick(self, now: float) -> list[registration_events.Action]:
         """Let the machine do what is due."""
         actions = self.machine.tick(now)
         self._notice()
@@ -141,24 +142,24 @@ class Life:
         """Return when `tick` is next needed."""
         return self.machine.next_deadline()
 
-    async def act(self, action: signals.Action) -> None:
+    async def act(self, action: registration_events.Action) -> None:
         """Do what the machine says; the answer comes back as a signal."""
         match action:
-            case signals.Serve(generation=generation):
+            case registration_events.Serve(generation=generation):
                 await self._serve(generation)
-            case signals.Register(generation=generation):
+            case registration_events.Register(generation=generation):
                 self._registering = asyncio.create_task(self._register(generation))
                 self._registering.add_done_callback(self._registering_ended)
-            case signals.End(generation=generation):
+            case registration_events.End(generation=generation):
                 await self.end()
-                self._tell(signals.Ended(generation))
-            case signals.Listed(reason=reason):
+                self._tell(registration_events.Ended(generation))
+            case registration_events.Listed(reason=reason):
                 self.registrations[reason] += 1
                 self._told = ""
                 self._probing.now.set()
                 self._log.info("registered", reason=reason, endpoint=self._name)
                 self._hears.reported(self.resource, action, self._name)
-            case signals.Lost(reason=reason, detail=detail):
+            case registration_events.Lost(reason=reason, detail=detail):
                 self._log.warning("deregistered", reason=reason, detail=detail)
                 self._hears.reported(self.resource, action, self._name)
             case _:
@@ -173,9 +174,9 @@ class Life:
         """See whether the sockets of kubelet and plugin are still the ones we know."""
         if not self._is_watched:
             # the plugin watcher of a new kubelet finds our socket by itself
-            self._tell(signals.KubeletSeen(socket_directory.identity(self._kubelet)))
+            self._tell(registration_events.KubeletSeen(socket_directory.identity(self._kubelet)))
         if self._endpoint is not None and self._endpoint.is_lost:
-            self._tell(signals.OwnSocketLost(self._endpoint.generation))
+            self._tell(registration_events.OwnSocketLost(self._endpoint.generation))
 
     async def live(self) -> None:
         """Live until `over` is set; then nothing of it is left."""
@@ -250,7 +251,7 @@ class Life:
         owner = self._claims.claim(self.resource)
         if owner:
             self._log_once("served_elsewhere", owner=owner)
-            self._tell(signals.ServedElsewhere(generation, owner))
+            self._tell(registration_events.ServedElsewhere(generation, owner))
             return
         self._hears.claimed(self.resource)
         name = settings.endpoint(self.resource, process=_PROCESS, serial=next(self._serials))
@@ -273,9 +274,9 @@ class Life:
         except (OSError, RuntimeError) as error:
             self._log_once("serve_failed", error=str(error), socket=name)
             await self.end()
-            self._tell(signals.ServeFailed(generation, str(error)[:_TEXT_MAX]))
+            self._tell(registration_events.ServeFailed(generation, str(error)[:_TEXT_MAX]))
         else:
-            self._tell(signals.Served(generation))
+            self._tell(registration_events.Served(generation))
 
     async def _register(self, generation: int) -> None:
         assert self._endpoint is not None, "served before it is registered"
@@ -289,13 +290,13 @@ class Life:
         except client.Refused as no:
             self._refused(generation, no)
         else:
-            self._tell(signals.Registered(generation, kubelet))
+            self._tell(registration_events.Registered(generation, kubelet))
 
     def _refused(self, generation: int, no: client.Refused) -> None:
         text = str(no)[:_TEXT_MAX]
         permanent = protobuf.is_permanent(no.code, no.details)
         self._log_once("register_failed", error=text, kubelet=str(self._kubelet))
-        self._tell(signals.RegisterFailed(generation, text, permanent, no.away))
+        self._tell(registration_events.RegisterFailed(generation, text, permanent, no.away))
 
     def _probe_failed(self, probed: server.Endpoint, error: str, is_news: bool) -> None:  # noqa: FBT001  # called by Probing alone
         if is_news:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from muster_plugin.kubelet import server, signals
+from muster_plugin.kubelet import registration_events, server
 from muster_plugin.publishing import heartbeats
 
 PERIOD_S: Final = 14.0
@@ -27,7 +27,7 @@ class Probing:
         self,
         served: Callable[[], server.Endpoint | None],
         *,
-        tell: Callable[[signals.Signal], None],
+        tell: Callable[[registration_events.Signal], None],
         failed: Callable[[server.Endpoint, str, bool], None],
         period_s: float,
     ) -> None:
@@ -59,8 +59,8 @@ class Probing:
             is_news = self.last is None or self.last.ok
             self.last = heartbeats.Probe(ok=False, seconds=0.0, at=time.monotonic())
             self._failed(probed, str(failure), is_news)
-            self._tell(signals.ProbeFailed(probed.generation, str(failure)[:_TEXT_MAX]))
+            self._tell(registration_events.ProbeFailed(probed.generation, str(failure)[:_TEXT_MAX]))
             return False
         self.last = heartbeats.Probe(ok=True, seconds=seconds, at=time.monotonic())
-        self._tell(signals.ProbePassed(probed.generation))
+        self._tell(registration_events.ProbePassed(probed.generation))
         return True

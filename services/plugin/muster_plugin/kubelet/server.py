@@ -20,7 +20,7 @@ from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
 from muster.pb import rpc
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import allocation, protobuf, signals, socket_directory
+from muster_plugin.kubelet import allocation, protobuf, registration_events, socket_directory
 
 OWN_POOL: Final = (("grpc.use_local_subchannel_pool", 1),)
 """Without it, a channel shares the connection of another to the same path, dead or alive."""
@@ -107,7 +107,7 @@ class Endpoint:
         generation: int,
         service: Service,
         *,
-        tell: Callable[[signals.Signal], None],
+        tell: Callable[[registration_events.Signal], None],
         observer: Observer,
     ) -> None:
         self.path = path
@@ -214,7 +214,7 @@ class Endpoint:
         self._streams.add(stream)
         if self._kubelets is None:
             self._kubelets = stream
-            self._tell(signals.StreamOpened(self.generation))
+            self._tell(registration_events.StreamOpened(self.generation))
         # types-grpcio declares a class where grpc takes any callable
         context.add_done_callback(lambda _: self._closed(stream))  # type: ignore[arg-type]
         while not self._is_ending:
@@ -329,8 +329,8 @@ class Endpoint:
         if stream is self._kubelets:
             self._kubelets = None
             if not self._is_ending:
-                self._tell(signals.StreamClosed(self.generation))
+                self._tell(registration_events.StreamClosed(self.generation))
 
     def _terminated(self, _: asyncio.Task[bool]) -> None:
         if not self._is_ending:
-            self._tell(signals.ServerEnded(self.generation))
+            self._tell(registration_events.ServerEnded(self.generation))

@@ -11,7 +11,7 @@ from typing import Final, assert_never
 
 from muster import vocabulary
 from muster.service import logs
-from muster_plugin.kubelet import signals
+from muster_plugin.kubelet import registration_events
 
 _PENDING_MAX: Final = 1_000
 _PROBLEMS_MAX: Final = 20
@@ -44,11 +44,13 @@ class Teller:
             publish(self._pending.popleft())
         self._publish = publish
 
-    def registration(self, resource: str, report: signals.Report, endpoint: str) -> None:
+    def registration(
+        self, resource: str, report: registration_events.Report, endpoint: str
+    ) -> None:
         """Tell that the kubelet lists a resource, or has lost it."""
         at = datetime.now(UTC)
         match report:
-            case signals.Listed(reason=reason, registrations=registrations):
+            case registration_events.Listed(reason=reason, registrations=registrations):
                 self._publish(
                     vocabulary.PluginRegistered(
                         node=self._node,
@@ -60,7 +62,7 @@ class Teller:
                         registrations=registrations,
                     )
                 )
-            case signals.Lost(reason=reason, detail=detail):
+            case registration_events.Lost(reason=reason, detail=detail):
                 self._publish(
                     vocabulary.PluginDeregistered(
                         node=self._node,
