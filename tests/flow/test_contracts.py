@@ -49,7 +49,11 @@ PLANTED = [
         "scripts",
     ),
     # layers of muster_plugin
-    #
+    (
+        "Packages of the plugin import downwards only",
+        "services/plugin/muster_plugin/inventory/planner.py",
+        "muster_plugin.kubelet.allocation",
+    ),
     # layers of muster_health
     #
     # layers of muster_labeler

@@ -38,9 +38,9 @@ from muster_plugin.discovery import host_scanner
 from muster_plugin.kubelet import (
     podresources,
     protobuf,
+    registration,
     resource_manager,
     resource_plugin,
-    resource_status,
     server,
 )
 
@@ -53,7 +53,7 @@ sent: dict[str, Any] = {}
 def shorten() -> None:
     """Let the plugin check itself more often."""
     longer = resource_plugin.Periods
-    patient = resource_status.Patience(kubelet_new_s=0.0)
+    patient = registration.Timeouts(kubelet_new_s=0.0)
     resource_plugin.Periods = lambda: longer(patient=patient, probe_s=PERIOD_S)  # type: ignore[assignment, misc]
     host_scanner._PERIOD_S = resource_manager._LOOK_PERIOD_S = PERIOD_S  # type: ignore[misc]
     defaults = podresources.PodResources.follow.__kwdefaults__

@@ -12,7 +12,7 @@ from muster_plugin.config import gpus, resources
 from muster_plugin.discovery import units
 from muster_plugin.gpu import container_spec, faults
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import allocation, cdi, protobuf
+from muster_plugin.kubelet import allocation, cdi, protobuf, resource_status
 from muster_plugin.model import gpu, ids, scan_result
 from muster_plugin.publishing import heartbeats
 
@@ -629,19 +629,19 @@ def test_only_what_trying_again_cannot_change_is_permanent(
 
 # The heartbeat
 
-STATE = heartbeats.ResourceState(
+STATE = resource_status.ResourceState(
     name="a.com/fuse",
     registered_at=100.0,
     streams=1,
     sent_at=107.5,
     registrations=2,
-    probe=heartbeats.Probe(ok=True, seconds=0.0021, at=109.0),
+    probe=resource_status.Probe(ok=True, seconds=0.0021, at=109.0),
     devices=4,
     healthy=3,
     allocated=1,
     problem="",
 )
-NEVER = heartbeats.ResourceState(
+NEVER = resource_status.ResourceState(
     name="a.com/kvm",
     registered_at=None,
     streams=0,
@@ -727,8 +727,8 @@ def test_a_beat_tells_ages_and_says_never_where_nothing_happened() -> None:
 
 
 def test_readiness_names_what_is_missing_for_each_resource() -> None:
-    assert heartbeats.readiness([STATE], now=110.0, probe_s=10.0) is None
-    told = heartbeats.readiness([STATE, NEVER], now=139.5, probe_s=10.0)
+    assert resource_status.readiness([STATE], now=110.0, probe_s=10.0) is None
+    told = resource_status.readiness([STATE, NEVER], now=139.5, probe_s=10.0)
     assert told == (
         "a.com/fuse: the last self-probe was 30.5 s ago; a.com/kvm: not registered yet, registering"
     )

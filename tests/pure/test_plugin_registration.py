@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.vocabulary import RegistrationReason as Reason
-from muster_plugin.kubelet import registration, registration_events, resource_status
+from muster_plugin.kubelet import registration, registration_events
 from muster_plugin.kubelet.resource_status import State
 
-PATIENCE = resource_status.Patience()
+PATIENCE = registration.Timeouts()
 END = registration_events.End(1)
 
 
@@ -250,7 +250,7 @@ def test_a_first_loss_is_repaired_at_once_and_repeated_ones_slow_down() -> None:
 
 
 def test_where_there_is_another_way_a_refused_generation_ends_for_the_next_to_try_it() -> None:
-    machine = registration.Registration(resource_status.Patience(refusals_max=2))
+    machine = registration.Registration(registration.Timeouts(refusals_max=2))
     machine.tick(0.0)
     machine.receive(registration_events.Served(1), 0.0)
     refused = registration_events.RegisterFailed(1, "UNAVAILABLE: x", permanent=False)

@@ -25,13 +25,13 @@ from muster_plugin.config import gpus, presets, resources
 from muster_plugin.config import settings as config_settings
 from muster_plugin.gpu import health_state, simulated
 from muster_plugin.gpu import source as gpu_source
-from muster_plugin.kubelet import resource_locks, resource_plugin, resource_status, socket_directory
+from muster_plugin.kubelet import registration, resource_locks, resource_plugin, socket_directory
 from muster_plugin.model import ids, names
 
 FUSE = "smarter-devices/fuse"
 GPU = "nvidia.com/gpu"
 QUICK = resource_plugin.Periods(
-    patient=resource_status.Patience(stream_after_register_s=0.3, stream_after_close_s=0.1),
+    patient=registration.Timeouts(stream_after_register_s=0.3, stream_after_close_s=0.1),
     probe_s=0.1,
 )
 CALM = resource_plugin.Periods(patient=QUICK.patient)

@@ -16,7 +16,7 @@ from muster.service import logs
 from muster_plugin import node as node_door
 from muster_plugin import preflight
 from muster_plugin.config import settings
-from muster_plugin.kubelet import self_probe
+from muster_plugin.kubelet import resource_status, self_probe
 from muster_plugin.publishing import heartbeats
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Reporter:
         return vocabulary.Phase.SERVING if has_served else vocabulary.Phase.STARTING
 
     def _not_ready(self) -> str | None:
-        return heartbeats.readiness(
+        return resource_status.readiness(
             self._node.states(), now=time.monotonic(), probe_s=self_probe.PERIOD_S
         )
 

@@ -27,9 +27,10 @@ from muster_plugin.kubelet import (
     registration_events,
     resource_manager,
     resource_plugin,
+    resource_status,
 )
 from muster_plugin.model import gpu
-from muster_plugin.publishing import event_log, heartbeats, pod_devices, update_publisher
+from muster_plugin.publishing import event_log, pod_devices, update_publisher
 
 if TYPE_CHECKING:
     from muster_plugin.config import gpus
@@ -110,7 +111,7 @@ class Node:
 
     # What others ask
 
-    def states(self) -> list[heartbeats.ResourceState]:
+    def states(self) -> list[resource_status.ResourceState]:
         """Return what is known about every resource now."""
         now = time.monotonic()
         return [self._state(life, now) for life in self.lives.values()]
@@ -310,7 +311,7 @@ class Node:
     def _checked(self, kind: str, at: float) -> None:
         self._checked_at[kind] = at
 
-    def _state(self, life: resource_plugin.Life, now: float) -> heartbeats.ResourceState:
+    def _state(self, life: resource_plugin.Life, now: float) -> resource_status.ResourceState:
         state = life.state(now)
         held = self._pods.held(life.resource)
         return msgspec.structs.replace(

@@ -15,7 +15,7 @@ import msgspec
 
 from muster import vocabulary
 from muster.service import quoting, settings, validation
-from muster_plugin.config import document, files, gpus, settings
+from muster_plugin.config import document, files, gpus
 from muster_plugin.config import settings as config_settings
 from muster_plugin.discovery import devfs, units
 from muster_plugin.gpu import replicas, xid_policy
@@ -244,7 +244,7 @@ class Matches(msgspec.Struct, frozen=True, kw_only=True):
     problems: Sequence[str] = ()
 
 
-def look(found: document.Here, made: settings.SimulatedGpus | None, node: str) -> Matches:
+def look(found: document.Here, made: config_settings.SimulatedGpus | None, node: str) -> Matches:
     """Look at this machine, or at GPUs that are `made` for a node of that name."""
     entries = [nodes for resource in found.resources for _, nodes in resource.nodes()]
     plan = units.plan(found.resources, devfs.scan(entries))
@@ -265,7 +265,7 @@ def look(found: document.Here, made: settings.SimulatedGpus | None, node: str) -
     )
 
 
-async def _look(told: gpus.Gpus, made: settings.SimulatedGpus | None, node: str) -> gpu.Look:
+async def _look(told: gpus.Gpus, made: config_settings.SimulatedGpus | None, node: str) -> gpu.Look:
     from muster_plugin.gpu import simulated  # noqa: PLC0415  # only where GPUs are meant
     from muster_plugin.gpu.nvml import observer  # noqa: PLC0415  # only where GPUs are meant
 

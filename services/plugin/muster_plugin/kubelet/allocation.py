@@ -11,7 +11,6 @@ from muster_plugin.config import gpus
 from muster_plugin.discovery import units
 from muster_plugin.gpu import container_spec, placement
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import cdi
 from muster_plugin.model import container, names
 
 Answer = container.Answer
@@ -149,6 +148,6 @@ class Allocator:
         if variable and seen:
             environment[variable] = ",".join(seen)
         if rule.cdi:
-            qualified = tuple(cdi.qualified(self._resource, unit.id) for unit in asked)
+            qualified = tuple(f"{self._resource}={unit.id}" for unit in asked)
             return container.Answer(environment=environment, cdi_devices=qualified)
         return container.Answer(devices=devices, mounts=mounts, environment=environment)

@@ -1,4 +1,10 @@
-"""Adapter: CDI specs (Container Device Interface 0.6.0, SPEC.md): one file for each resource that asks for one."""
+"""Adapter: the container runtime's CDI directory: one spec file for each resource that asks for it.
+
+The runtime reads the spec (Container Device Interface 0.6.0, SPEC.md) and resolves the device names
+that the kubelet hands over; runtimes without CDI fail such a container. The files stay when the
+plugin ends: the kubelet keeps its answers, so a container that restarts still names devices that
+only these files explain.
+"""
 
 import contextlib
 import os
@@ -15,11 +21,6 @@ from muster_plugin.discovery import units
 
 _VERSION: Final = "0.6.0"
 _FILE: Final = re.compile(r"muster-(.+)\.json")
-
-
-def qualified(resource: str, device_id: str) -> str:
-    """Return the name of a device: `vendor/class=name`, which a resource name's two parts give."""
-    return f"{resource}={device_id}"
 
 
 def file_name(resource: str) -> str:

@@ -32,20 +32,44 @@ ours is a loss. It gets a moment, in which a restarting kubelet shows a new kube
 import math
 from typing import Final, assert_never
 
+import msgspec
+
 from muster import vocabulary
 from muster_plugin.kubelet import registration_events, resource_status
 
 Reason = vocabulary.RegistrationReason
 
 _PROBE_FAILURES_MAX: Final = 2
+_DOUBLINGS_MAX: Final = 30
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How long is waited for what, in seconds."""
+
+    stream_after_register_s: float = 5.0
+    stream_after_close_s: float = 1.0
+    retry_first_s: float = 0.02
+    retry_max_s: float = 5.0
+    refused_for_good_s: float = 30.0
+    refusals_max: float = math.inf
+    """After so many refusals a new generation tries, which may go another way."""
+    served_elsewhere_s: float = 0.2
+    kubelet_new_s: float = 10.0
+    """A kubelet that has come takes so long at most to take its plugins in, and is busy then."""
+    stable_s: float = 2.0
+    """A resource listed this long has no history: its next loss is repaired without delay."""
+
+    def backoff_s(self, failures: int) -> float:
+        """Return how long to wait after so many failures: 20 ms doubling to 5 s; below 0 none."""
+        if failures < 0:
+            return 0.0
+        return min(self.retry_first_s * 2.0 ** min(failures, _DOUBLINGS_MAX), self.retry_max_s)
 
 
 class Registration:
     """One resource's machine; wants to serve as soon as it is first ticked."""
 
-    def __init__(
-        self, patient: resource_status.Patience | None = None, *, reason: Reason = Reason.START
-    ) -> None:
+    def __init__(self, patient: Timeouts | None = None, *, reason: Reason = Reason.START) -> None:
         self.registrations = 0
         """How often the kubelet took us."""
         self.registered_at: float | None = None
@@ -53,7 +77,7 @@ class Registration:
         """The kubelet.sock of the last registration."""
         self.streams = 0
         """Open streams of the present generation."""
-        self._patience = patient or resource_status.Patience()
+        self._patience = patient or Timeouts()
         self._state = resource_status.State.WAITING
         self._generation = 0
         self._deadline: float | None = -math.inf

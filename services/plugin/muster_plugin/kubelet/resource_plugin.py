@@ -29,7 +29,6 @@ from muster_plugin.kubelet import (
     server,
     socket_directory,
 )
-from muster_plugin.publishing import heartbeats
 
 _REFUSALS_BEFORE_OTHER_WAY: Final = 6
 """About a second of refusals, longer than it takes a kubelet to restart."""
@@ -55,7 +54,7 @@ class Listener(server.Observer, Protocol):
 class Periods(msgspec.Struct, frozen=True, kw_only=True):
     """How patient one life is; other than by default only where time must pass faster."""
 
-    patient: resource_status.Patience = resource_status.Patience()
+    patient: registration.Timeouts = registration.Timeouts()
     probe_s: float = self_probe.PERIOD_S
 
 
@@ -210,10 +209,10 @@ class Life:
             await self._endpoint.stop()
             self._endpoint = None
 
-    def state(self, now: float) -> heartbeats.ResourceState:
+    def state(self, now: float) -> resource_status.ResourceState:
         """Return what the heartbeat tells about this resource."""
         health = self._devices.count(self.resource)
-        return heartbeats.ResourceState(
+        return resource_status.ResourceState(
             name=self.resource,
             registered_at=self.machine.registered_at,
             streams=self.machine.streams,

@@ -2,9 +2,14 @@
 
 import enum
 import math
+from collections.abc import Iterable, Mapping
 from typing import Final, assert_never
 
 import msgspec
+
+from muster import vocabulary
+
+_PROBES_MISSED_MAX: Final = 3
 
 
 class State(enum.StrEnum):
@@ -43,32 +48,6 @@ def doing(state: State) -> str:
             assert_never(state)
 
 
-_DOUBLINGS_MAX: Final = 30
-
-
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """How long is waited for what, in seconds."""
-
-    stream_after_register_s: float = 5.0
-    stream_after_close_s: float = 1.0
-    retry_first_s: float = 0.02
-    retry_max_s: float = 5.0
-    refused_for_good_s: float = 30.0
-    refusals_max: float = math.inf
-    """After so many refusals a new generation tries, which may go another way."""
-    served_elsewhere_s: float = 0.2
-    kubelet_new_s: float = 10.0
-    """A kubelet that has come takes so long at most to take its plugins in, and is busy then."""
-    stable_s: float = 2.0
-    """A resource listed this long has no history: its next loss is repaired without delay."""
-
-    def backoff_s(self, failures: int) -> float:
-        """Return how long to wait after so many failures: 20 ms doubling to 5 s; below 0 none."""
-        if failures < 0:
-            return 0.0
-        return min(self.retry_first_s * 2.0 ** min(failures, _DOUBLINGS_MAX), self.retry_max_s)
-
-
 class Trouble(msgspec.Struct, frozen=True):
     """What happened and when; or, if it `lasts`, what is wrong since then."""
 
@@ -88,3 +67,46 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 NO_TROUBLE: Final = Trouble("", -math.inf)
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of dialling our own socket by its path."""
+
+    ok: bool
+    seconds: float
+    at: float
+
+
+class ResourceState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about one resource; times are monotonic seconds, None is never."""
+
+    name: str
+    registered_at: float | None
+    streams: int
+    sent_at: float | None
+    registrations: int
+    probe: Probe | None
+    devices: int
+    healthy: int
+    allocated: int
+    problem: str
+    short: str = ""
+    apart: str = ""
+    conditions: Mapping[vocabulary.Condition, int] = {}
+    away: bool = False
+
+
+def readiness(resources: Iterable[ResourceState], *, now: float, probe_s: float) -> str | None:
+    """Say what keeps the plugin from doing its whole job, or None; it probes every `probe_s`."""
+    problems = []
+    for state in resources:
+        if state.problem:
+            problems.append(f"{state.name}: {state.problem}")
+        elif state.probe is None or not state.probe.ok:
+            told = "failed" if state.probe else "has not run yet"
+            problems.append(f"{state.name}: the self-probe {told}")
+        elif now - state.probe.at > _PROBES_MISSED_MAX * probe_s:
+            problems.append(
+                f"{state.name}: the last self-probe was {now - state.probe.at:.1f} s ago"
+            )
+    return "; ".join(problems) or None

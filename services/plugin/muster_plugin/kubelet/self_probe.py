@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from muster_plugin.kubelet import registration_events, server
-from muster_plugin.publishing import heartbeats
+from muster_plugin.kubelet import registration_events, resource_status, server
 
 PERIOD_S: Final = 14.0
 """A probe costs a connection, half of what an idle plugin does; that the socket is ours is looked
@@ -31,7 +30,7 @@ class Probing:
         failed: Callable[[server.Endpoint, str, bool], None],
         period_s: float,
     ) -> None:
-        self.last: heartbeats.Probe | None = None
+        self.last: resource_status.Probe | None = None
         self.now = asyncio.Event()
         """To be set when the kubelet listed us."""
         self._served = served
@@ -57,10 +56,10 @@ class Probing:
             seconds = await probed.probe()
         except server.ProbeFailed as failure:
             is_news = self.last is None or self.last.ok
-            self.last = heartbeats.Probe(ok=False, seconds=0.0, at=time.monotonic())
+            self.last = resource_status.Probe(ok=False, seconds=0.0, at=time.monotonic())
             self._failed(probed, str(failure), is_news)
             self._tell(registration_events.ProbeFailed(probed.generation, str(failure)[:_TEXT_MAX]))
             return False
-        self.last = heartbeats.Probe(ok=True, seconds=seconds, at=time.monotonic())
+        self.last = resource_status.Probe(ok=True, seconds=seconds, at=time.monotonic())
         self._tell(registration_events.ProbePassed(probed.generation))
         return True

@@ -7,39 +7,12 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
+from muster_plugin.kubelet import resource_status
 
 _DIGITS: Final = 2
 _NEVER: Final = -1.0
-_PROBES_MISSED_MAX: Final = 3
 _TEXTS_MAX: Final = (300, 100, 30, 10)
 """So long may a text be, if there is room, and never empty; the whole text is in the event."""
-
-
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of dialling our own socket by its path."""
-
-    ok: bool
-    seconds: float
-    at: float
-
-
-class ResourceState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about one resource; times are monotonic seconds, None is never."""
-
-    name: str
-    registered_at: float | None
-    streams: int
-    sent_at: float | None
-    registrations: int
-    probe: Probe | None
-    devices: int
-    healthy: int
-    allocated: int
-    problem: str
-    short: str = ""
-    apart: str = ""
-    conditions: Mapping[vocabulary.Condition, int] = {}
-    away: bool = False
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +43,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
 def heartbeat(
     who: Identity,
     vitals: Vitals,
-    resources: Iterable[ResourceState],
+    resources: Iterable[resource_status.ResourceState],
     *,
     now: float,
     wall: float,
@@ -89,22 +62,6 @@ def heartbeat(
     return beat
 
 
-def readiness(resources: Iterable[ResourceState], *, now: float, probe_s: float) -> str | None:
-    """Say what keeps the plugin from doing its whole job, or None; it probes every `probe_s`."""
-    problems = []
-    for state in resources:
-        if state.problem:
-            problems.append(f"{state.name}: {state.problem}")
-        elif state.probe is None or not state.probe.ok:
-            told = "failed" if state.probe else "has not run yet"
-            problems.append(f"{state.name}: the self-probe {told}")
-        elif now - state.probe.at > _PROBES_MISSED_MAX * probe_s:
-            problems.append(
-                f"{state.name}: the last self-probe was {now - state.probe.at:.1f} s ago"
-            )
-    return "; ".join(problems) or None
-
-
 def first_beat_s(node: str, interval_s: float) -> float:
     """Return when, after the start, a node beats first: spreads a fleet over the interval."""
     share = int.from_bytes(hashlib.sha256(node.encode()).digest()[:4]) / 2**32
@@ -114,7 +71,7 @@ def first_beat_s(node: str, interval_s: float) -> float:
 def _heartbeat(
     who: Identity,
     vitals: Vitals,
-    resources: Iterable[ResourceState],
+    resources: Iterable[resource_status.ResourceState],
     *,
     now: float,
     wall: float,
@@ -141,7 +98,9 @@ def _heartbeat(
     )
 
 
-def _resource(state: ResourceState, now: float, text_max: int) -> vocabulary.ResourceBeat:
+def _resource(
+    state: resource_status.ResourceState, now: float, text_max: int
+) -> vocabulary.ResourceBeat:
     probe = state.probe
     return vocabulary.ResourceBeat(
         name=state.name,
