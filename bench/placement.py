@@ -13,7 +13,7 @@ from typing import Final
 
 from bench import table
 from muster_plugin.config import gpus
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import placement
 from muster_plugin.model import gpu
 
@@ -54,10 +54,10 @@ def _timed(links: placement.Links, size: int) -> float:
     return took * 1000
 
 
-def _unit(number: int) -> units.Unit:
+def _unit(number: int) -> resource_plan.Unit:
     name = f"GPU-{number:02}"
     device = gpu.Device(part=gpu.Part(gpu=name), uuid=name, index=str(number), minor=number)
-    return units.Unit(id=name, physical=name, identity={0: name}, gpu=device)
+    return resource_plan.Unit(id=name, physical=name, identity={0: name}, gpu=device)
 
 
 _UNITS: Final = {unit.id: unit for unit in map(_unit, range(_GPUS))}

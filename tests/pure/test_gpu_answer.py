@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster_plugin.config import gpus
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec
 from muster_plugin.model import container, gpu
 
@@ -35,13 +35,13 @@ def given_by(*strategies: gpus.DeviceList) -> gpus.Given:
     return gpus.Given(device_list=strategies)
 
 
-def mount(name: str) -> units.Mount:
+def mount(name: str) -> resource_plan.Mount:
     below = f"/var/run/nvidia-container-devices/{name}"
-    return units.Mount(host_path="/dev/null", container_path=below, read_only=False)
+    return resource_plan.Mount(host_path="/dev/null", container_path=below, read_only=False)
 
 
-def node(path: str, root: str = "") -> units.DeviceSpec:
-    return units.DeviceSpec(host_path=root + path, container_path=path, permissions="rw")
+def node(path: str, root: str = "") -> resource_plan.DeviceSpec:
+    return resource_plan.DeviceSpec(host_path=root + path, container_path=path, permissions="rw")
 
 
 # What NVIDIA's plugin answers by each strategy (k8s-device-plugin 1b826ac, server.go)
@@ -260,10 +260,10 @@ def test_an_imex_channel_that_is_not_there_is_left_out_or_missed() -> None:
 # What may not be given
 
 
-def unit(name: str, minor: int | None = 0) -> units.Unit:
+def unit(name: str, minor: int | None = 0) -> resource_plan.Unit:
     physical = name.split("::", maxsplit=1)[0]
     one = gpu.Device(part=gpu.Part(gpu=physical), uuid=physical, index="0", minor=minor)
-    return units.Unit(id=name, physical=physical, identity={0: physical}, gpu=one)
+    return resource_plan.Unit(id=name, physical=physical, identity={0: physical}, gpu=one)
 
 
 def problem(names: str, rules: gpus.Gpus) -> str:
@@ -310,7 +310,7 @@ def test_two_replicas_of_one_gpu_are_refused_where_placement_is_exclusive() -> N
 def test_a_device_without_a_known_node_is_refused_only_where_nodes_are_given() -> None:
     with_nodes = container_spec.Terms(rules=gpus.Gpus(given=gpus.Given(device_specs=True)))
     nameless = unit("a", minor=None)
-    mig = units.Unit(id="MIG-1", physical="MIG-1", identity={0: "MIG-1"}, gpu=MIG)
+    mig = resource_plan.Unit(id="MIG-1", physical="MIG-1", identity={0: "MIG-1"}, gpu=MIG)
     assert container_spec.problem("r", [nameless], container_spec.Terms()) == ""
     told = "r: a: the number of its device node is not known"
     assert container_spec.problem("r", [nameless], with_nodes) == told

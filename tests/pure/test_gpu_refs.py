@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_plugin.gpu import selectors
-from muster_plugin.model import gpu
+from muster_plugin.model import gpu, selectors
 
 GPU = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 MIG = "MIG-3eb87630-93d5-b2b6-b8ff-9b359caf4ee2"

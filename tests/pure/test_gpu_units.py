@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import resources
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import replicas
 from muster_plugin.model import gpu
 
@@ -60,7 +60,7 @@ def look(*gpus: vocabulary.Gpu, **more: Any) -> gpu.Look:
     return gpu.Look(gpus=gpus, **more)
 
 
-def names(plan: units.Plan) -> dict[str, list[str]]:
+def names(plan: resource_plan.Plan) -> dict[str, list[str]]:
     """Return the ids of each resource in short: `1` is a GPU, `1:0` a MIG device, `1::0` shared."""
     return {
         offer.name: [
@@ -200,7 +200,7 @@ def test_a_unit_says_what_answers_and_health_need() -> None:
         ),
     )
     whole, mig = plan.offers
-    assert whole == units.Offer(
+    assert whole == resource_plan.Offer(
         name=USUAL,
         rule=resources.Resource(
             name=USUAL, groups=(), env="", grace_s=5.0, registration=resources.Registration.WATCHER
@@ -209,11 +209,11 @@ def test_a_unit_says_what_answers_and_health_need() -> None:
     device = gpu.Device(
         part=gpu.Part(gpu=uuid(3), gi=3, ci=0), uuid=uuid(48, "MIG"), index="3:0", minor=4
     )
-    assert mig == units.Offer(
+    assert mig == resource_plan.Offer(
         name="nvidia.com/mig-3g.20gb",
         rule=msgspec.structs.replace(whole.rule, name="nvidia.com/*", per_match=True),
         units=tuple(
-            units.Unit(
+            resource_plan.Unit(
                 id=f"{device.uuid}::{n}",
                 physical=device.uuid,
                 identity={0: device.uuid},
@@ -423,7 +423,7 @@ def test_a_gb_is_a_thousand_mib_as_the_iktos_fork_counts() -> None:
 def test_no_more_ids_than_the_kubelet_can_be_told() -> None:
     gpus = [msgspec.structs.replace(card(n), memory_mib=3_000_000) for n in range(11)]
     plan = replicas.plan(look(*gpus), told(**sharing({"name": USUAL, "perGb": True})))
-    assert [len(offer.units) for offer in plan.offers] == [units.DEVICES_MAX]
+    assert [len(offer.units) for offer in plan.offers] == [resource_plan.DEVICES_MAX]
     assert plan.problems[0].endswith("would be 3000 replicas; at most 1000")
     assert plan.problems[-1] == "nvidia.com/gpu: more than 10000 devices; the rest is left out"
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster_plugin.config import gpus as config_gpus
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import placement
 from muster_plugin.model import gpu
 
@@ -13,23 +13,23 @@ ALIGNED, DISTRIBUTED, PACKED, EXCLUSIVE = config_gpus.Placement
 Links = dict[tuple[str, str], gpu.Link]
 
 
-def whole(number: int) -> units.Unit:
+def whole(number: int) -> resource_plan.Unit:
     return unit(f"GPU-{number:02}")
 
 
-def unit(name: str, parent: str = "", gi: int | None = None) -> units.Unit:
+def unit(name: str, parent: str = "", gi: int | None = None) -> resource_plan.Unit:
     """A GPU or MIG device, or a replica of one: `GPU-a::0`, or `a-replica-0`."""
     physical = re.split("::|-replica-", name)[0]
     part = gpu.Part(gpu=parent or physical, gi=gi, ci=None if gi is None else 0)
     device = gpu.Device(part=part, uuid=physical, index="0", minor=0)
-    return units.Unit(id=name, physical=physical, identity={0: physical}, gpu=device)
+    return resource_plan.Unit(id=name, physical=physical, identity={0: physical}, gpu=device)
 
 
-def known(*names: str) -> dict[str, units.Unit]:
+def known(*names: str) -> dict[str, resource_plan.Unit]:
     return {name: unit(name) for name in names}
 
 
-def replicas(**counts: int) -> dict[str, units.Unit]:
+def replicas(**counts: int) -> dict[str, resource_plan.Unit]:
     return known(*(f"{name}::{at}" for name, count in counts.items() for at in range(count)))
 
 
@@ -178,7 +178,7 @@ def test_fewer_than_asked_for_are_all_that_there_are() -> None:
 
 def prefer(
     policy: config_gpus.Placement,
-    devices: dict[str, units.Unit],
+    devices: dict[str, resource_plan.Unit],
     size: int,
     *,
     available: list[str] | None = None,
@@ -216,7 +216,10 @@ GREEDY = [
 
 @pytest.mark.parametrize(("policy", "devices", "size", "result"), GREEDY)
 def test_replicas_are_spread_or_packed(
-    policy: config_gpus.Placement, devices: dict[str, units.Unit], size: int, result: list[str]
+    policy: config_gpus.Placement,
+    devices: dict[str, resource_plan.Unit],
+    size: int,
+    result: list[str],
 ) -> None:
     assert prefer(policy, devices, size) == result
 
@@ -305,7 +308,7 @@ def test_advice_never_fails_and_is_the_same_for_the_same_question(
     required: list[str],
     size: int,
     policy: config_gpus.Placement,
-    devices: dict[str, units.Unit],
+    devices: dict[str, resource_plan.Unit],
 ) -> None:
     chosen = prefer(policy, devices, size, available=available, required=required)
     shuffled = prefer(policy, devices, size, available=available[::-1], required=required)

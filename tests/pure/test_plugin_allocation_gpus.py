@@ -5,7 +5,7 @@ import pytest
 from muster.pb import deviceplugin_pb2 as dp
 from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import resources
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, protobuf
@@ -15,22 +15,22 @@ RULE = resources.Resource(name="nvidia.com/gpu", groups=(), env="", grace_s=60.0
 CONTROL = container_spec.CONTROL_NODES
 
 
-def replica(number: int, at: int) -> units.Unit:
+def replica(number: int, at: int) -> resource_plan.Unit:
     name = f"GPU-{number}"
     device = gpu.Device(part=gpu.Part(gpu=name), uuid=name, index=str(number), minor=number)
-    return units.Unit(
+    return resource_plan.Unit(
         id=f"{name}::{at}", physical=name, identity={0: name}, gpu=device, numa=number
     )
 
 
 def allocator(sharing: config_gpus.Gpus | None = None) -> allocation.Allocator:
     """Allocate two GPUs, each three times."""
-    offer = units.Offer(
+    offer = resource_plan.Offer(
         name=RULE.name, rule=RULE, units=tuple(replica(n, at) for n in (0, 1) for at in range(3))
     )
     devices = inventory.Inventory(node="n1", plugin="p")
     at = datetime(2026, 11, 1, tzinfo=UTC)
-    devices.look(units.Plan(offers=(offer,)), (RULE,), now=0.0, at=at)
+    devices.look(resource_plan.Plan(offers=(offer,)), (RULE,), now=0.0, at=at)
     terms = container_spec.Terms(rules=sharing or config_gpus.Gpus())
     return allocation.Allocator(devices, RULE.name, lambda: terms)
 

@@ -9,11 +9,11 @@ from muster import codec, vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.vocabulary import Health
 from muster_plugin.config import gpus, resources
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec, faults
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, cdi, protobuf, resource_status
-from muster_plugin.model import gpu, ids, scan_result
+from muster_plugin.model import gpu, names, scan_result
 from muster_plugin.publishing import heartbeats
 
 LARGE = codec.EVENT_BYTES_MAX
@@ -35,15 +35,15 @@ EACH = resources.Resource(
     env="",
     grace_s=60.0,
 )
-GPU_0, GPU_1 = (ids.gpu_uuid("n1", index) for index in range(2))
+GPU_0, GPU_1 = (names.gpu_uuid("n1", index) for index in range(2))
 GPU_RULE = resources.Resource(name="nvidia.com/gpu", groups=(), env="")
 Events = list[vocabulary.PluginEvent]
 
 
-def replica(uuid: str, number: int, *, gi: int | None = None) -> units.Unit:
+def replica(uuid: str, number: int, *, gi: int | None = None) -> resource_plan.Unit:
     """Return one of several ids of a GPU, or of a MIG device of the first."""
     part = gpu.Part(gpu=GPU_0 if gi is not None else uuid, gi=gi, ci=0 if gi is not None else None)
-    return units.Unit(
+    return resource_plan.Unit(
         id=f"{uuid}::{number}",
         physical=uuid,
         identity={0: uuid},
@@ -51,7 +51,7 @@ def replica(uuid: str, number: int, *, gi: int | None = None) -> units.Unit:
     )
 
 
-SHARED = units.Offer(
+SHARED = resource_plan.Offer(
     name="nvidia.com/gpu",
     rule=GPU_RULE,
     units=tuple(replica(uuid, number) for uuid in (GPU_0, GPU_1) for number in range(2)),
@@ -63,10 +63,10 @@ def look(
     *nodes: scan_result.Node,
     now: float = 0.0,
     configured: tuple[resources.Resource, ...] = (RULE,),
-    offers: tuple[units.Offer, ...] = (),
+    offers: tuple[resource_plan.Offer, ...] = (),
 ) -> Events:
-    plan = units.plan(configured, scan_result.Seen(nodes=nodes))
-    both = units.together(plan, units.Plan(offers=offers))
+    plan = resource_plan.plan(configured, scan_result.Seen(nodes=nodes))
+    both = resource_plan.together(plan, resource_plan.Plan(offers=offers))
     return devices.look(both, [*configured, *(o.rule for o in offers)], now=now, at=AT)
 
 
@@ -128,7 +128,7 @@ def test_every_match_has_as_many_ids_as_its_count() -> None:
 def test_a_device_that_appears_is_added_to_its_resource() -> None:
     devices = inventory.Inventory(node="n1", plugin="p")
     assert look(devices, configured=(EACH,)) == []
-    device = vocabulary.Device(id=ids.device_id("/dev/net/tun", 0), resource="b.com/net_tun")
+    device = vocabulary.Device(id=names.device_id("/dev/net/tun", 0), resource="b.com/net_tun")
     assert look(devices, TUN, configured=(EACH,)) == [
         vocabulary.DeviceAdded(node="n1", at=AT, plugin="p", device=device)
     ]
@@ -250,7 +250,7 @@ def test_of_two_matches_under_one_name_the_one_that_was_there_first_keeps_it() -
         devices = inventory.Inventory(node="n1", plugin="p")
         look(devices, first, configured=(rule,))
         assert devices.standing == {"b.com/net_tun": first.path}
-        plan = units.plan(
+        plan = resource_plan.plan(
             [rule], scan_result.Seen(nodes=(first, second)), standing=devices.standing
         )
         assert plan.problems == (
@@ -275,7 +275,7 @@ def test_a_fault_of_a_gpu_reaches_all_its_mig_devices_and_one_of_an_instance_tha
     devices = inventory.Inventory(node="n1", plugin="p")
     parts = (("MIG-a", 1), ("MIG-b", 2))
     offers = tuple(
-        units.Offer(
+        resource_plan.Offer(
             name=f"nvidia.com/{uuid.lower()}",
             rule=msgspec.structs.replace(GPU_RULE, name=f"nvidia.com/{uuid.lower()}"),
             units=(replica(uuid, 0, gi=gi),),
@@ -398,13 +398,13 @@ def test_a_snapshot_holds_every_device_with_its_reason_and_replicas_that_are_ali
 
 
 def test_simulated_gpus_of_two_nodes_have_different_uuids() -> None:
-    assert ids.gpu_uuid("n2", 0) != GPU_0
+    assert names.gpu_uuid("n2", 0) != GPU_0
 
 
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=0x2FFF), min_size=1, max_size=300))
 def test_an_id_is_stable_short_and_plain(name: str) -> None:
-    found = ids.device_id(f"/dev/{name}", 999)
-    assert found == ids.device_id(f"/dev/{name}", 999)
+    found = names.device_id(f"/dev/{name}", 999)
+    assert found == names.device_id(f"/dev/{name}", 999)
     assert 0 < len(found) <= 63
     assert found.isascii()
     assert found.isprintable()
@@ -412,7 +412,7 @@ def test_an_id_is_stable_short_and_plain(name: str) -> None:
 
 def test_ids_of_paths_that_only_look_alike_differ() -> None:
     paths = ["/dev/a/b", "/dev/a-b", "/dev/a b", "/x/a-b", "/dev/" + "x" * 80, "/dev/" + "x" * 81]
-    assert len({ids.device_id(path, 0) for path in paths}) == len(paths)
+    assert len({names.device_id(path, 0) for path in paths}) == len(paths)
 
 
 # Fault scripts
@@ -443,8 +443,8 @@ def test_no_bytes_break_a_fault_script(text: bytes) -> None:
 # Allocation
 
 
-def spec(path: str) -> units.DeviceSpec:
-    return units.DeviceSpec(host_path=path, container_path=path, permissions="rw")
+def spec(path: str) -> resource_plan.DeviceSpec:
+    return resource_plan.DeviceSpec(host_path=path, container_path=path, permissions="rw")
 
 
 def test_allocate_answers_each_container_in_order_and_names_its_devices() -> None:
@@ -478,11 +478,15 @@ def test_a_unit_brings_its_nodes_and_mounts_and_no_variable_where_none_is_wanted
     assert allocation.Allocator(devices, "a.com/virt").allocate([["kvm-0"]]) == (
         allocation.Answer(
             devices=(
-                units.DeviceSpec(
+                resource_plan.DeviceSpec(
                     host_path="/dev/kvm", container_path="/dev/virt/kvm", permissions="rw"
                 ),
             ),
-            mounts=(units.Mount(host_path="/opt/lib", container_path="/opt/lib", read_only=True),),
+            mounts=(
+                resource_plan.Mount(
+                    host_path="/opt/lib", container_path="/opt/lib", read_only=True
+                ),
+            ),
         ),
     )
 

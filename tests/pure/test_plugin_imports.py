@@ -18,12 +18,12 @@ from muster.service import settings
 from muster_plugin.config import document, files
 from muster_plugin.config import resources as config_resources
 from muster_plugin.config import settings as config_settings
-from muster_plugin.config.importers import generic, smarter, tree
+from muster_plugin.config.importers import generic, peer_file, smarter
 
 Format = files.Format
 
 
-def imported(text: str | bytes, peer: Format, domain: str | None = None) -> tree.Imported:
+def imported(text: str | bytes, peer: Format, domain: str | None = None) -> peer_file.Imported:
     given = text if isinstance(text, bytes) else text.encode()
     return files.imported(given, source="FILE", peer=peer, domain=domain)
 

@@ -14,13 +14,13 @@ from muster import codec, vocabulary
 from muster.vocabulary import Device, Health
 from muster_health.plugin import devices as health_devices
 from muster_plugin.config import resources
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.inventory import inventory, snapshot
-from muster_plugin.model import gpu, ids
+from muster_plugin.model import gpu, names
 
 AT: Final = datetime(2026, 11, 1, tzinfo=UTC)
 GPU: Final = "nvidia.com/gpu"
-UUIDS: Final = tuple(sorted(ids.gpu_uuid("n1", index) for index in range(8)))
+UUIDS: Final = tuple(sorted(names.gpu_uuid("n1", index) for index in range(8)))
 RULE: Final = resources.Resource(name=GPU, groups=(), env="")
 
 
@@ -29,7 +29,7 @@ def shared(replicas: int) -> inventory.Inventory:
     made = inventory.Inventory(node="n1", plugin="p")
     parts = {uuid: gpu.Part(gpu=uuid) for uuid in UUIDS}
     of_gpus = tuple(
-        units.Unit(
+        resource_plan.Unit(
             id=f"{uuid}::{number}",
             physical=uuid,
             identity={0: uuid},
@@ -38,8 +38,8 @@ def shared(replicas: int) -> inventory.Inventory:
         for uuid, part in parts.items()
         for number in range(replicas)
     )
-    offer = units.Offer(name=GPU, rule=RULE, units=of_gpus)
-    events = made.look(units.Plan(offers=(offer,)), [RULE], now=0.0, at=AT)
+    offer = resource_plan.Offer(name=GPU, rule=RULE, units=of_gpus)
+    events = made.look(resource_plan.Plan(offers=(offer,)), [RULE], now=0.0, at=AT)
     assert [e.device.count for e in events if isinstance(e, vocabulary.DeviceAdded)] == (
         [replicas] * len(UUIDS)
     )
@@ -102,7 +102,7 @@ def test_what_a_plugin_of_an_earlier_version_lists_one_by_one_counts_as_before()
 
 def test_replicas_of_a_gpu_that_leave_together_are_told_once() -> None:
     many = shared(1000)
-    events = many.look(units.Plan(), (), now=1.0, at=AT)
+    events = many.look(resource_plan.Plan(), (), now=1.0, at=AT)
     assert [(e.physical, e.count) for e in events if isinstance(e, vocabulary.DeviceRemoved)] == [
         (uuid, 1000) for uuid in UUIDS
     ]

@@ -15,7 +15,7 @@ import pytest
 
 from muster.pb import deviceplugin_pb2 as dp
 from muster_plugin.config import files, settings
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, protobuf
 from muster_plugin.model import scan_result
@@ -181,7 +181,7 @@ def direct(text: str, peer: files.Format) -> settings.Settings:
 
 def answered(settings: settings.Settings) -> dict[str, tuple[int, list[Given]]]:
     """Return for each resource how many ids it has, and what each kind of them gives."""
-    plan = units.plan(settings.at("node-a").resources, SEEN)
+    plan = resource_plan.plan(settings.at("node-a").resources, SEEN)
     assert plan.problems == ()
     devices = inventory.Inventory(node="node-a", plugin="p")
     devices.look(plan, settings.resources, now=0.0, at=AT)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster_plugin.config import resources
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.model import names as resource_names
 from muster_plugin.model import patterns, scan_result
 
@@ -48,14 +48,14 @@ def resource(
     )
 
 
-def planned(given: resources.Resource, what: scan_result.Seen) -> tuple[units.Unit, ...]:
-    plan = units.plan([given], what)
+def planned(given: resources.Resource, what: scan_result.Seen) -> tuple[resource_plan.Unit, ...]:
+    plan = resource_plan.plan([given], what)
     assert plan.problems == ()
     [offer] = plan.offers
     return offer.units
 
 
-def given_to_a_container(unit: units.Unit) -> list[tuple[str, str]]:
+def given_to_a_container(unit: resource_plan.Unit) -> list[tuple[str, str]]:
     devices = [(d.host_path, d.container_path) for d in unit.devices]
     return devices + [(m.host_path, m.container_path) for m in unit.mounts]
 
@@ -136,16 +136,18 @@ def test_a_unit_says_everything_the_kubelet_is_told() -> None:
     ]
     lib = scan_result.Node(path="/opt/lib", kind=scan_result.Kind.DIRECTORY)
     assert planned(resource(entries, count=2), seen(char("/dev/ttyUSB0", numa=1), lib)) == tuple(
-        units.Unit(
+        resource_plan.Unit(
             id=f"ttyUSB0-{replica}",
             physical="/dev/ttyUSB0",
             identity={0: "/dev/ttyUSB0 char 10:0", 1: "/opt/lib directory 0:0"},
             devices=(
-                units.DeviceSpec(
+                resource_plan.DeviceSpec(
                     host_path="/dev/ttyUSB0", container_path="/dev/serial/ttyUSB0", permissions="r"
                 ),
             ),
-            mounts=(units.Mount(host_path="/opt/lib", container_path="/lib/x", read_only=True),),
+            mounts=(
+                resource_plan.Mount(host_path="/opt/lib", container_path="/lib/x", read_only=True),
+            ),
             nodes=("/dev/ttyUSB0",),
             numa=1,
         )
@@ -172,7 +174,7 @@ def test_each_match_is_a_resource_of_its_own_where_the_rule_says_so() -> None:
         per_match=True,
     )
     nodes = seen("/dev/net/tun", "/dev/a.b", "/dev/snd/c", "/dev/" + "x" * 70 + "tun")
-    plan = units.plan([given], nodes)
+    plan = resource_plan.plan([given], nodes)
     assert plan.problems == ()
     assert {o.name: [u.id for u in o.units] for o in plan.offers} == {
         "smarter-devices/a_b": ["a.b-0", "a.b-1"],
@@ -187,7 +189,7 @@ def test_each_match_is_a_resource_of_its_own_where_the_rule_says_so() -> None:
 
 def test_what_cannot_be_is_left_out_and_said() -> None:
     each = [resources.Nodes(regex="tun$")]
-    plan = units.plan(
+    plan = resource_plan.plan(
         [
             resource(each, name="b.example/*", per_match=True),
             resource(each, name="b.example/*", per_match=True, count=3),
@@ -231,17 +233,17 @@ def test_a_shared_node_may_belong_to_two_resources() -> None:
         pair("a.example/a", "/dev/a", shared=False),
         pair("a.example/b", "/dev/b", shared=True),
     ]
-    assert units.plan(apart, nodes).problems == ()
+    assert resource_plan.plan(apart, nodes).problems == ()
     apart[1] = pair("a.example/b", "/dev/b", shared=False)
-    assert units.plan(apart, nodes).problems == (
+    assert resource_plan.plan(apart, nodes).problems == (
         "a.example/a and a.example/b both hand out /dev/control",
     )
 
 
 def test_more_devices_than_a_message_holds_are_cut_and_said() -> None:
     given = resource([resources.Nodes(path="/dev/a*")], count=6_000)
-    plan = units.plan([given], seen("/dev/a1", "/dev/a2"))
-    assert len(plan.offers[0].units) == units.DEVICES_MAX
+    plan = resource_plan.plan([given], seen("/dev/a1", "/dev/a2"))
+    assert len(plan.offers[0].units) == resource_plan.DEVICES_MAX
     assert plan.problems == ("a.example/x: more than 10000 devices; the rest is left out",)
 
 
@@ -251,7 +253,7 @@ def test_more_devices_than_can_be_looked_after_are_cut_and_said() -> None:
         resource([resources.Nodes(path=path)], name=f"a.example/r{at}", count=9_000)
         for at, path in enumerate(paths)
     ]
-    plan = units.plan(given, seen(*paths))
+    plan = resource_plan.plan(given, seen(*paths))
     assert [len(offer.units) for offer in plan.offers] == [9_000] * 5 + [5_000]
     assert plan.problems == (
         "a.example/r5: more than 50000 devices in all resources; the rest is left out",
@@ -285,12 +287,12 @@ def test_an_optional_entry_that_is_there_limits_as_any_other_and_that_is_said(
         resources.Nodes(path="/opt/lib", type=MOUNT, optional=True, limit=limit),
     ]
     nodes = [*(f"/dev/loop{number}" for number in range(4)), "/dev/kvm"]
-    plan = units.plan([resource(entries)], seen(*nodes, *["/opt/lib"][: int(present)]))
+    plan = resource_plan.plan([resource(entries)], seen(*nodes, *["/opt/lib"][: int(present)]))
     assert (len(plan.offers[0].units), plan.problems) == (count, told)
 
 
 def test_a_pattern_that_finds_nothing_is_said() -> None:
-    plan = units.plan([resource([resources.Nodes(regex="^/dev/a")])], seen("/dev/a"))
+    plan = resource_plan.plan([resource([resources.Nodes(regex="^/dev/a")])], seen("/dev/a"))
     assert plan.problems == (
         (
             "a.example/x: groups[0].devices[0].regex: '^/dev/a' finds nothing: it is compared "
@@ -336,10 +338,10 @@ def test_a_row_that_is_refused_hides_no_other() -> None:
         )
     )
     given = resources.Resource(name="example.com/x", groups=(one, both))
-    plan = units.plan([given], seen("/dev/a0", "/dev/b0"))
+    plan = resource_plan.plan([given], seen("/dev/a0", "/dev/b0"))
     assert [unit.id for unit in plan.offers[0].units] == ["a0-0", "b0-0"]
     assert plan.problems == ("example.com/x: groups 0 and 1 both give /dev/a0",)
-    alone = units.plan(
+    alone = resource_plan.plan(
         [resources.Resource(name="example.com/x", groups=(both,))], seen("/dev/a0", "/dev/b0")
     )
     assert [unit.id for unit in alone.offers[0].units] == ["a0-0"]
@@ -381,7 +383,7 @@ def by_hand(group: list[resources.Nodes], names: list[str]) -> list[list[str]]:
 def test_cardinality_is_that_of_lists_laid_side_by_side(
     group: list[resources.Nodes], names: list[str]
 ) -> None:
-    plan = units.plan([resource(group)], seen(*names))
+    plan = resource_plan.plan([resource(group)], seen(*names))
     got = sorted([d.host_path for d in unit.devices] for unit in plan.offers[0].units)
     assert got == sorted(by_hand(group, names))
 
@@ -397,13 +399,13 @@ def test_ids_are_unique_short_and_the_same_whatever_the_order(
     random: Random,
 ) -> None:
     given_rules = [resource(*several, count=count)]
-    before = units.plan(given_rules, seen(*names))
+    before = resource_plan.plan(given_rules, seen(*names))
     ids = [unit.id for unit in before.offers[0].units]
     assert len(set(ids)) == len(ids)
     assert all(1 <= len(name) <= 63 for name in ids)
     assert ids == sorted(ids)
     random.shuffle(names)
-    assert units.plan(given_rules, seen(*names)) == before
+    assert resource_plan.plan(given_rules, seen(*names)) == before
 
 
 @settings(deadline=None)
@@ -422,7 +424,7 @@ def test_other_devices_that_come_or_go_change_no_id(
 def test_any_name_gives_ids_and_resource_names_that_the_kubelet_takes(names: list[str]) -> None:
     each = resource([resources.Nodes(regex=".")], name="a.example/*", per_match=True)
     paths = {f"/dev/{name}" for name in names}
-    for offer in units.plan([each], seen(*paths)).offers:
+    for offer in resource_plan.plan([each], seen(*paths)).offers:
         assert [*resource_names.problems(offer.name)] == []
         assert all(1 <= len(unit.id) <= 63 for unit in offer.units)
 
@@ -438,12 +440,12 @@ def test_more_resources_than_can_be_served_are_left_out_and_those_that_stand_sta
             scan_result.Node(path=f"/dev/x{n}", kind=scan_result.Kind.CHAR) for n in range(9)
         )
     )
-    whole = units.plan([rule], seen)
-    few = units.bounded(whole, 3, standing={"a.example/x7"})
+    whole = resource_plan.plan([rule], seen)
+    few = resource_plan.bounded(whole, 3, standing={"a.example/x7"})
     assert [offer.name for offer in few.offers] == ["a.example/x7", "a.example/x0", "a.example/x1"]
     (problem,) = few.problems
     assert problem == (
         "9 resources are more than the 3 that the limit of open files allows; left out: "
         "a.example/x2, a.example/x3, a.example/x4, a.example/x5, a.example/x6 and 1 more"
     )
-    assert units.bounded(whole, 9, standing=()) is whole
+    assert resource_plan.bounded(whole, 9, standing=()) is whole

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster_plugin.cli import configure
-from muster_plugin.model import ids
+from muster_plugin.model import names
 
 FUSE = "apiVersion: muster.dev/v1\nresources: [{name: a.b/fuse, groups: [%s]}]\n"
 GROUP = "resources[0].groups[0]"
@@ -170,7 +170,7 @@ def test_which_gpus_the_rules_mean_is_shown_or_why_none(
     file = tmp_path / "muster.yaml"
     sharing = "{resources: [{name: nvidia.com/gpu, replicas: 4, devices: [0]}]}"
     file.write_text(f"gpus: {{sharing: {sharing}}}\nsimulated_gpus: {{count: 2, product: H100}}\n")
-    first, other = (ids.gpu_uuid("n1", index) for index in range(2))
+    first, other = (names.gpu_uuid("n1", index) for index in range(2))
     code, printed, told = called(capfd, "show", str(file), "--matches", "--node", "n1")
     rows = [line.split(None, 1) for line in printed.splitlines()]
     assert (code, told, rows) == (

@@ -21,12 +21,12 @@ from muster.service import runtime
 from muster.vocabulary import Health
 from muster.vocabulary import RegistrationReason as Reason
 from muster_plugin import node as node_door
-from muster_plugin.config import gpus, presets, resources
+from muster_plugin.config import gpus, resources
 from muster_plugin.config import settings as config_settings
-from muster_plugin.gpu import health_state, simulated
+from muster_plugin.gpu import health_state, policy_files, simulated
 from muster_plugin.gpu import source as gpu_source
 from muster_plugin.kubelet import registration, resource_locks, resource_plugin, socket_directory
-from muster_plugin.model import ids, names
+from muster_plugin.model import names
 
 FUSE = "smarter-devices/fuse"
 GPU = "nvidia.com/gpu"
@@ -142,7 +142,9 @@ async def plugin(
     seen: gpu_source.Gpus | None = None
     if settings.simulated_gpus:
         source = simulated.Simulated(settings.simulated_gpus, "n1", poll_s=0.05)
-        seen = gpu_source.Gpus(source, health_state.GpuHealth(presets.read(HEALTH), HEALTH), line())
+        seen = gpu_source.Gpus(
+            source, health_state.GpuHealth(policy_files.read(HEALTH), HEALTH), line()
+        )
     node = node_door.Node(settings, "n1", line=line, seen=seen, periods=periods)
     node.teller.publish_to(told)
     working = [*node.works()]
@@ -192,7 +194,7 @@ def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
             assert (event.reason, event.registrations) == (Reason.START, 1)
             assert event.endpoint == found.endpoint
             assert (found.registered, found.streams_open) == (1, 1)
-            device_id = ids.device_id(str(root / "fuse"), 0)
+            device_id = names.device_id(str(root / "fuse"), 0)
             assert found.devices == {device_id: "Healthy"}
             (state,) = node.states()
             assert (state.problem, state.streams, state.registrations) == ("", 1, 1)
@@ -406,7 +408,7 @@ def test_a_resource_without_devices_is_listed_empty_until_one_comes(root: Path) 
             await until_allocatable(kubelet, 1)
             added = await told.heard(vocabulary.DeviceAdded, 1)
             assert [event.device for event in added] == [
-                vocabulary.Device(id=ids.device_id(str(root / "late"), 0), resource=FUSE)
+                vocabulary.Device(id=names.device_id(str(root / "late"), 0), resource=FUSE)
             ]
 
     run(story)
@@ -581,7 +583,7 @@ def test_a_scripted_xid_takes_one_gpu_away_until_it_is_cleared(root: Path) -> No
             script.write_text('{"device": 2, "xid": 79}\n{"device": 0, "xid": 13}\n')
             event = await told.turned(Health.UNHEALTHY)
             await until_allocatable(kubelet, 3, GPU)
-            assert (event.resource, event.device_id) == (GPU, ids.gpu_uuid("n1", 2))
+            assert (event.resource, event.device_id) == (GPU, names.gpu_uuid("n1", 2))
             assert (event.code, event.reason) == ("xid-79", "XID 79: GPU has fallen off the bus")
             assert event.policy.startswith("nvidia-compatible/")
             assert [seen.source for seen in event.evidence] == ["nvml-events", "nvml-poll"]
@@ -666,7 +668,7 @@ def test_what_is_gone_is_told_to_the_kubelet_before_the_allocation_fails(root: P
             await until_allocatable(kubelet, 1)
             path = socket_of(node, kubelet.plugins_directory)
             (root / "one").unlink()
-            device_id = ids.device_id(str(root / "one"), 0)
+            device_id = names.device_id(str(root / "one"), 0)
             request = dp.AllocateRequest(
                 container_requests=[dp.ContainerAllocateRequest(devices_ids=[device_id])]
             )
@@ -786,7 +788,7 @@ def test_an_unknown_id_fails_with_a_text_that_helps(root: Path) -> None:
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await rpc.DevicePluginClient(channel).allocate(request)
-            known = ids.device_id(str(root / "fuse"), 0)
+            known = names.device_id(str(root / "fuse"), 0)
             assert (caught.value.code(), caught.value.details()) == (
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"{FUSE} has no device 'nope'; it has {known}",
@@ -815,7 +817,7 @@ def test_no_request_breaks_the_plugin_or_stops_its_stream(root: Path) -> None:
             plugin(fuse(root)) as (node, told),
         ):
             await told.registered(1)
-            known = ids.device_id(str(root / "fuse"), 0)
+            known = names.device_id(str(root / "fuse"), 0)
             path, chance = socket_of(node, kubelet.plugins_directory), random.Random(1)  # noqa: S311  # the same requests every time
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                 client = rpc.DevicePluginClient(channel)

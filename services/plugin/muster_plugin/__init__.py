@@ -14,7 +14,7 @@ for _seldom in (
     "gpu.health_state",
     "gpu.replicas",
     "gpu.nvml.observer",
-    "config.presets",
+    "gpu.policy_files",
     "gpu.simulated",
 ):
     lean.later(f"muster_plugin.{_seldom}")

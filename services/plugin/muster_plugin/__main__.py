@@ -16,9 +16,9 @@ from muster import machine
 from muster.service import entry, logs, runtime, settings
 from muster_plugin import bus_reporter, preflight, reload
 from muster_plugin import node as node_door
-from muster_plugin.config import document, presets
+from muster_plugin.config import document
 from muster_plugin.config import settings as config_settings
-from muster_plugin.gpu import health_state, simulated, source
+from muster_plugin.gpu import health_state, policy_files, simulated, source
 from muster_plugin.gpu.nvml import observer
 from muster_plugin.kubelet import socket_directory
 
@@ -64,9 +64,9 @@ def _resolved(chosen: config_settings.Settings) -> object:
         preflight.check(chosen)
         here = chosen.at(name)
         if here.gpus is not None:
-            from muster_plugin.config import presets  # noqa: PLC0415  # GPUs only
+            from muster_plugin.gpu import policy_files  # noqa: PLC0415  # GPUs only
 
-            presets.read(here.gpus.health)
+            policy_files.read(here.gpus.health)
     except preflight.CannotServe as error:
         raise entry.CannotStart(str(error)) from None
     except settings.BadSettings:
@@ -133,7 +133,7 @@ def _gpus(chosen: config_settings.Settings, here: document.Here, node: str) -> s
         seen = simulated.Simulated(chosen.simulated_gpus, node, poll_s=health.poll_s)
     else:
         seen = observer.Nvml(here.gpus)
-    return source.Gpus(seen, health_state.GpuHealth(presets.judge(health), health), _line())
+    return source.Gpus(seen, health_state.GpuHealth(policy_files.judge(health), health), _line())
 
 
 def _formats() -> Mapping[str, settings.Foreign]:

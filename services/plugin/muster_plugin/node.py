@@ -18,7 +18,7 @@ from muster import machine, vocabulary
 from muster.service import logs
 from muster_plugin import preflight
 from muster_plugin.config import document, settings
-from muster_plugin.discovery import host_paths, host_scanner, units
+from muster_plugin.discovery import host_scanner, resource_plan
 from muster_plugin.gpu import source
 from muster_plugin.inventory import device_checks, inventory, planner
 from muster_plugin.kubelet import (
@@ -93,7 +93,7 @@ class Node:
         self._specs = cdi.Specs(Path(settings.cdi.directory))
         self._looking = asyncio.Lock()
         self._sights = host_scanner.Sights()
-        self._paths = host_paths.Paths()
+        self._paths = host_scanner.Paths()
         self._pods = pod_devices.Pods(
             self._root / podresources.SOCKET,
             self.inventory,
@@ -297,7 +297,7 @@ class Node:
             case _:
                 assert_never(judged)
 
-    async def _judge(self, resource: str, unit: units.Unit, problem: str) -> None:
+    async def _judge(self, resource: str, unit: resource_plan.Unit, problem: str) -> None:
         """Take the result of an examination."""
         now = time.monotonic()
         self._checked(_CHECKS, now)

@@ -10,8 +10,9 @@ from typing import Final, Protocol, TypeAlias
 
 from muster_plugin import blocking
 from muster_plugin import node as node_door
-from muster_plugin.config import document, presets, settings
+from muster_plugin.config import document, settings
 from muster_plugin.discovery import inotify
+from muster_plugin.gpu import policy_files
 
 _READ_TIMEOUT_S: Final = 5.0
 _READ_PERIOD_S: Final = 60.0
@@ -117,7 +118,9 @@ class Reloader:
         """Judge GPUs by what the files say now. Raises ValueError or TimeoutError."""
         if here.gpus is not None and self._node.sees_gpus:
             health = here.gpus.health
-            judge = await self._files.run(lambda: presets.judge(health), timeout_s=_READ_TIMEOUT_S)
+            judge = await self._files.run(
+                lambda: policy_files.judge(health), timeout_s=_READ_TIMEOUT_S
+            )
             self._node.judge_by(judge, health)
 
 

@@ -17,7 +17,7 @@ from muster import vocabulary
 from muster.service import quoting, settings, validation
 from muster_plugin.config import document, files, gpus
 from muster_plugin.config import settings as config_settings
-from muster_plugin.discovery import devfs, units
+from muster_plugin.discovery import devfs, resource_plan
 from muster_plugin.gpu import replicas, xid_policy
 from muster_plugin.gpu import source as gpu_source
 from muster_plugin.model import gpu
@@ -247,12 +247,12 @@ class Matches(msgspec.Struct, frozen=True, kw_only=True):
 def look(found: document.Here, made: config_settings.SimulatedGpus | None, node: str) -> Matches:
     """Look at this machine, or at GPUs that are `made` for a node of that name."""
     entries = [nodes for resource in found.resources for _, nodes in resource.nodes()]
-    plan = units.plan(found.resources, devfs.scan(entries))
+    plan = resource_plan.plan(found.resources, devfs.scan(entries))
     seen: tuple[vocabulary.Gpu, ...] = ()
     if found.gpus is not None:
         look = asyncio.run(_look(found.gpus, made, node))
         seen = look.gpus
-        plan = units.together(plan, replicas.plan(look, found.gpus))
+        plan = resource_plan.together(plan, replicas.plan(look, found.gpus))
     rows = [("RESOURCE", "DEVICE", "GIVES")]
     for offer in plan.offers:
         rows += [*_rows(offer, seen)] or [(offer.name, "-", "nothing is there")]
@@ -278,9 +278,11 @@ async def _look(told: gpus.Gpus, made: config_settings.SimulatedGpus | None, nod
         await source.close()
 
 
-def _rows(offer: units.Offer, seen: Iterable[vocabulary.Gpu]) -> Iterator[tuple[str, str, str]]:
+def _rows(
+    offer: resource_plan.Offer, seen: Iterable[vocabulary.Gpu]
+) -> Iterator[tuple[str, str, str]]:
     """Give a row for each thing; its ids are told by the first."""
-    things: dict[str, list[units.Unit]] = {}
+    things: dict[str, list[resource_plan.Unit]] = {}
     for unit in offer.units:
         things.setdefault(unit.physical, []).append(unit)
     words = {device: text for one in seen for device, text in _words(one).items()}

@@ -1,15 +1,21 @@
 """Pure: The whole configuration of the devices, schema v1: for every node, and for some nodes."""
 
+from __future__ import annotations
+
+import dataclasses
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
 from muster.service import validation
 from muster_plugin.config import gpus as config_gpus
-from muster_plugin.config import overlaps, refusals
 from muster_plugin.config import resources as config_resources
+from muster_plugin.model import errors, patterns
+
+if TYPE_CHECKING:
+    from muster_plugin.config import resources
 
 API_VERSION: Final = "muster.dev/v1"
 
@@ -120,7 +126,7 @@ def name_problems(
     """Say which resources have one name, on every node or on some."""
     yield from _repeated(resources, gpus)
     for at, some in validation.whole(nodes):
-        yield from refusals.under(f"nodes[{at}]", _repeated(some.resources, some.gpus))
+        yield from errors.under(f"nodes[{at}]", _repeated(some.resources, some.gpus))
 
 
 def overlap_problems(resources: Resources, nodes: Sequence[NodeRules | None]) -> Iterator[str]:
@@ -134,17 +140,17 @@ def overlap_problems(resources: Resources, nodes: Sequence[NodeRules | None]) ->
         return
     yield from _overlaps(resources)
     for at, one in some:
-        yield from refusals.under(f"nodes[{at}]", _overlaps(one.resources))
+        yield from errors.under(f"nodes[{at}]", _overlaps(one.resources))
 
 
 def _repeated(resources: Resources, gpus: config_gpus.Gpus | None) -> Iterator[str]:
     named = [resource.name for _, resource in validation.whole(resources) if not resource.per_match]
-    for name in refusals.repeated([*named, *(gpus.names() if gpus else ())]):
+    for name in errors.repeated([*named, *(gpus.names() if gpus else ())]):
         yield f"resources: two are named {name}; the kubelet would keep only the newer one"
 
 
 def _overlaps(resources: Resources) -> Iterator[str]:
-    for one, other in overlaps.overlaps(claims(resources)):
+    for one, other in overlaps(claims(resources)):
         yield (
             f"{one.key}: {one.resource} would count nodes that {other.key} gives to "
             f"{other.resource}; exclude them there, or write shared: true on one of the two"
@@ -159,10 +165,10 @@ def warnings(resources: Resources, nodes: Sequence[NodeRules | None] = ()) -> It
         yield from (f"nodes[{at}].{warning}" for warning in warnings(some.resources))
 
 
-def claims(resources: Resources) -> tuple[overlaps.Claim, ...]:
+def claims(resources: Resources) -> tuple[Claim, ...]:
     """Return every entry whose device nodes its resource counts for itself alone."""
     return tuple(
-        overlaps.Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", nodes=nodes)
+        Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", nodes=nodes)
         for at, resource in validation.whole(resources)
         for key, nodes in resource.nodes()
         if nodes.type is config_resources.NodeType.DEVICE and not nodes.shared
@@ -174,3 +180,50 @@ def _replaced(
 ) -> tuple[config_resources.Resource, ...]:
     given = {resource.name for resource in newer}
     return tuple(resource for resource in base if resource.name not in given) + newer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One entry, the number and name of the resource it belongs to, and where it stands."""
+
+    at: int
+    resource: str
+    key: str
+    nodes: resources.Nodes
+
+
+def overlaps(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
+    """Give each pair of entries of different resources of which the second finds all of the first.
+
+    Patterns that differ are compared with single paths and single USB devices only; whether two of
+    them meet shows on the node.
+    """
+    first: dict[bytes, Claim] = {}
+    for claim in claims:
+        found = first.setdefault(_identity(claim.nodes), claim)
+        if found.at != claim.at:
+            yield claim, found
+    narrow = [claim for claim in claims if claim.nodes.is_one]
+    for wide in claims:
+        if not wide.nodes.is_one:
+            for one in narrow:
+                if one.at != wide.at and _covers(wide.nodes, one.nodes):
+                    yield one, wide
+
+
+def _covers(wide: resources.Nodes, one: resources.Nodes) -> bool:
+    if wide.usb and one.usb:
+        return (wide.usb.vendor, wide.usb.product) == (one.usb.vendor, one.usb.product)
+    if not one.path or any(patterns.glob(glob).fullmatch(one.path) for glob in wide.exclude):
+        return False
+    if wide.regex:
+        below = one.path.removeprefix("/dev/")
+        return below != one.path and patterns.regex_matches(wide.regex, below)
+    return bool(wide.path) and patterns.overlap(wide.path, one.path)
+
+
+def _identity(nodes: resources.Nodes) -> bytes:
+    """Return what is equal for two entries that find the same nodes."""
+    exclude = () if nodes.is_literal else sorted(nodes.exclude)
+    found_by = (nodes.path, nodes.regex, nodes.udev, nodes.usb, exclude)
+    return msgspec.json.encode(found_by, order="sorted")

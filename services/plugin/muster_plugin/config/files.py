@@ -13,7 +13,7 @@ import msgspec
 
 from muster.service import logs, settings
 from muster_plugin.config import settings as config_settings
-from muster_plugin.config.importers import generic, manifests, nvidia, smarter, tree
+from muster_plugin.config.importers import generic, manifests, nvidia, peer_file, smarter
 
 _LOGGED_MAX: Final = 1000
 
@@ -44,7 +44,9 @@ def read(
         raise settings.BadSettings([*error.problems, *_hints(document, source)]) from None
 
 
-def imported(text: bytes, *, source: str, peer: Format, domain: str | None = None) -> tree.Imported:
+def imported(
+    text: bytes, *, source: str, peer: Format, domain: str | None = None
+) -> peer_file.Imported:
     """Return what another plugin's file means here. Raises settings.BadSettings.
 
     `domain` replaces the one that generic's file or flags give. What will differ goes to the log,
@@ -52,7 +54,7 @@ def imported(text: bytes, *, source: str, peer: Format, domain: str | None = Non
     """
     try:
         found = _imported(text, source=source, peer=peer, domain=domain)
-    except tree.Unreadable as error:
+    except peer_file.Unreadable as error:
         raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
     for difference in found.differences:
         _log(source, difference)
@@ -64,7 +66,7 @@ def _log(source: str, difference: str) -> None:
     logs.logger().info("imported_differs", file=source, difference=difference)
 
 
-def _imported(text: bytes, *, source: str, peer: Format, domain: str | None) -> tree.Imported:
+def _imported(text: bytes, *, source: str, peer: Format, domain: str | None) -> peer_file.Imported:
     documents = settings.parse(text, source=source)
     manifest = manifests.find(documents)
     if manifest is None:
@@ -94,7 +96,7 @@ def _hints(document: Any, source: str) -> Iterator[str]:
             yield f"{source}: this looks like {form}'s configuration; try --format {form}"
 
 
-def _meaning(document: Any, peer: Format, domain: str | None) -> tree.Imported:
+def _meaning(document: Any, peer: Format, domain: str | None) -> peer_file.Imported:
     match peer:
         case Format.SMARTER:
             return smarter.read(document)

@@ -16,10 +16,8 @@ import msgspec
 
 from muster import vocabulary
 from muster.service import sections
-from muster_plugin.config import refusals
 from muster_plugin.config import resources as config_resources
-from muster_plugin.gpu import selectors
-from muster_plugin.model import names
+from muster_plugin.model import errors, names, selectors
 
 DOMAIN: Final = "nvidia.com"
 USUAL: Final = f"{DOMAIN}/gpu"
@@ -50,7 +48,7 @@ def key(field: str) -> str:
 def _path_problems(field: str, path: str) -> Iterator[str]:
     # stands above what uses it: the defaults of Gpus are checked while this module loads
     if path not in {"", "/"}:
-        yield from refusals.under(field, refusals.path_problems(path))
+        yield from errors.under(field, errors.path_problems(path))
 
 
 class MigStrategy(enum.StrEnum):
@@ -109,7 +107,7 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
     def __post_init__(self) -> None:
         """Refuse what the kubelet would refuse, or what no GPU is like."""
-        refusals.refuse(self._problems())
+        errors.refuse(self._problems())
 
     def _problems(self) -> Iterator[str]:
         yield from _name_problems("name", self.name)
@@ -117,11 +115,11 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
             yield "give product (of GPUs) or mig (a profile), one of the two"
         if self.mig and not _PROFILE.fullmatch(self.mig):
             yield (
-                f"mig: {refusals.said(self.mig)} is no profile; "
+                f"mig: {errors.said(self.mig)} is no profile; "
                 "write it as 1g.10gb or 1g.10gb+me, with * for anything"
             )
         if not self.product.isprintable():
-            yield f"product: {refusals.said(self.product)} is no name of a product"
+            yield f"product: {errors.said(self.product)} is no name of a product"
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
@@ -139,7 +137,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
     def __post_init__(self) -> None:
         """Refuse what names nothing, or would be counted twice."""
-        refusals.refuse(self._problems())
+        errors.refuse(self._problems())
 
     @property
     def listed(self) -> tuple[int | str, ...]:
@@ -167,7 +165,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
 
     def __post_init__(self) -> None:
         """Refuse entries that leave nothing to each other."""
-        refusals.refuse(self._problems())
+        errors.refuse(self._problems())
 
     def called(self, shared: Shared) -> str:
         """Return the name under which an entry's devices are shared."""
@@ -191,7 +189,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
         for (before, one), (at, other) in itertools.combinations(enumerate(self.resources), 2):
             if one.name == other.name:
                 yield from (
-                    f"resources[{at}].devices: {refusals.said(given)} is shared by "
+                    f"resources[{at}].devices: {errors.said(given)} is shared by "
                     f"resources[{before}] already"
                     for given in _named_twice(one.listed, other.listed)
                 )
@@ -206,7 +204,7 @@ class Imex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     def __post_init__(self) -> None:
         """Refuse what NVIDIA refuses (api/config/v1/imex.go, v0.20)."""
         if self.channels not in {(), (0,)}:
-            raise ValueError(f"channels: {refusals.said([*self.channels])} is neither [] nor [0]")
+            raise ValueError(f"channels: {errors.said([*self.channels])} is neither [] nor [0]")
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
@@ -228,10 +226,10 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
 
     def __post_init__(self) -> None:
         """Refuse paths that could mean different places."""
-        refusals.refuse(self._problems())
+        errors.refuse(self._problems())
 
     def _problems(self) -> Iterator[str]:
-        for twice in refusals.repeated([*self.device_list]):
+        for twice in errors.repeated([*self.device_list]):
             yield f"deviceList: {twice} stands there twice"
         for name, path in [
             ("driverRoot", self.driver_root),
@@ -258,7 +256,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
     def __post_init__(self) -> None:
         """Refuse a path that would depend on where we were started."""
-        refusals.refuse(_path_problems("policy", self.policy))
+        errors.refuse(_path_problems("policy", self.policy))
 
 
 class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
@@ -283,7 +281,7 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
     def __post_init__(self) -> None:
         """Refuse what the kubelet would refuse, or what cannot be meant."""
-        refusals.refuse(self._problems())
+        errors.refuse(self._problems())
 
     def lasting(self) -> tuple[str, ...]:
         """Return every resource that is advertised even while it has no devices."""
@@ -315,7 +313,7 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
                     pattern = naming.product or naming.mig
                     yield (
                         f"resources[{at}]: resources[{before}] takes all that "
-                        f"{refusals.said(pattern)} matches; write the narrower one first"
+                        f"{errors.said(pattern)} matches; write the narrower one first"
                     )
                     break
         yield from _path_problems("library", self.library)
@@ -323,7 +321,7 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 def _name_problems(field: str, name: str) -> Iterator[str]:
     if "/" not in name:
-        yield f"{field}: {refusals.said(name)} has no domain; write it as {DOMAIN}/{name[:63]}"
+        yield f"{field}: {errors.said(name)} has no domain; write it as {DOMAIN}/{name[:63]}"
         return
     for problem in names.problems(name):
         yield f"{field}: {problem.removeprefix('name: ')}"

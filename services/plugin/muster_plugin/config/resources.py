@@ -14,8 +14,7 @@ import msgspec
 
 from muster import vocabulary
 from muster.service import sections, validation
-from muster_plugin.config import refusals
-from muster_plugin.model import names, patterns
+from muster_plugin.model import errors, names, patterns
 
 _PERMISSIONS: Final = re.compile(r"(?!.*(.).*\1)[rwm]{1,3}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -120,10 +119,10 @@ class Nodes(
 
     def warnings(self) -> Iterator[str]:
         """Say what can be used, and yet will hardly find what was meant."""
-        yield from refusals.under("regex", patterns.regex_warnings(self.regex))
-        yield from refusals.under("path", patterns.glob_warnings(self.path))
+        yield from errors.under("regex", patterns.regex_warnings(self.regex))
+        yield from errors.under("path", patterns.glob_warnings(self.path))
         for at, glob in enumerate(self.exclude):
-            yield from refusals.under(f"exclude[{at}]", patterns.glob_warnings(glob))
+            yield from errors.under(f"exclude[{at}]", patterns.glob_warnings(glob))
 
     def demands(self) -> Iterator[validation.Demand]:
         """Give each demand apart."""
@@ -141,20 +140,20 @@ class Nodes(
 
     def _path_problems(self) -> Iterator[str]:
         if self.path:
-            yield from refusals.under("path", _glob_problems(self.path))
+            yield from errors.under("path", _glob_problems(self.path))
 
     def _regex_problems(self) -> Iterator[str]:
         if self.regex:
-            yield from refusals.under("regex", patterns.regex_problems(self.regex))
+            yield from errors.under("regex", patterns.regex_problems(self.regex))
 
     def _exclude_problems(self) -> Iterator[str]:
         for at, glob in enumerate(self.exclude):
-            yield from refusals.under(f"exclude[{at}]", _glob_problems(glob))
+            yield from errors.under(f"exclude[{at}]", _glob_problems(glob))
 
     def _place_problems(self) -> Iterator[str]:
         if self.mount_path:
-            yield from refusals.under(
-                "mountPath", refusals.path_problems(self.mount_path.removesuffix("/"))
+            yield from errors.under(
+                "mountPath", errors.path_problems(self.mount_path.removesuffix("/"))
             )
 
     def _permission_problems(self) -> Iterator[str]:
@@ -194,7 +193,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             for _, nodes in validation.whole(self.devices)
             if not nodes.mount_path.endswith("/") and (nodes.mount_path or nodes.is_literal)
         ]
-        for place in refusals.repeated(places):
+        for place in errors.repeated(places):
             yield f"devices: two would be {place} in the container"
 
 
@@ -223,7 +222,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def _command_problems(self) -> Iterator[str]:
         if self.command and not self.command[0].startswith("/"):
-            yield f"command: {refusals.said(self.command[0])} is not an absolute path"
+            yield f"command: {errors.said(self.command[0])} is not an absolute path"
         if any("\0" in argument for argument in self.command):
             yield "command: no argument can hold a zero byte"
 
@@ -280,7 +279,7 @@ class Resource(
 
     def _env_problems(self) -> Iterator[str]:
         if self.env and not _VARIABLE.fullmatch(self.env):
-            yield f"env: {refusals.said(self.env)} is no name of a variable"
+            yield f"env: {errors.said(self.env)} is no name of a variable"
 
     def _group_problems(self) -> Iterator[str]:
         for at, group in validation.whole(self.groups):
@@ -297,7 +296,7 @@ class Resource(
 
 
 def _glob_problems(glob: str) -> Iterator[str]:
-    found = [*patterns.glob_problems(glob)] or [*refusals.path_problems(glob)]
+    found = [*patterns.glob_problems(glob)] or [*errors.path_problems(glob)]
     yield from found
     if not found and not patterns.is_literal(glob.split("/")[1]):
-        yield f"{refusals.said(glob)} would search everything; begin with a directory's name"
+        yield f"{errors.said(glob)} would search everything; begin with a directory's name"

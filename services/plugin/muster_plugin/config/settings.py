@@ -13,10 +13,10 @@ import msgspec
 
 from muster import vocabulary
 from muster.service import sections, validation
-from muster_plugin.config import document, refusals
+from muster_plugin.config import document
 from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import resources as config_resources
-from muster_plugin.model import names
+from muster_plugin.model import errors, names
 
 SOCKET_DIRECTORY: Final = "device-plugins"
 REGISTRY_DIRECTORY: Final = "plugins_registry"
@@ -42,7 +42,7 @@ class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a path that would depend on where we were started."""
-        refusals.refuse(refusals.under("directory", refusals.path_problems(self.directory)))
+        errors.refuse(errors.under("directory", errors.path_problems(self.directory)))
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class Cdi(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a path that would depend on where we were started."""
-        refusals.refuse(refusals.under("directory", refusals.path_problems(self.directory)))
+        errors.refuse(errors.under("directory", errors.path_problems(self.directory)))
 
 
 class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse a path that would depend on where we were started."""
         if self.faults:
-            refusals.refuse(refusals.under("faults", refusals.path_problems(self.faults)))
+            errors.refuse(errors.under("faults", errors.path_problems(self.faults)))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
@@ -164,9 +164,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
                 serial=_SERIAL_MAX,
             )
             path = f"{self.kubelet.directory}/{REGISTRY_DIRECTORY}/{longest}"
-            yield from refusals.under(
-                "kubelet.directory", names.socket_problems(path, resource=name)
-            )
+            yield from errors.under("kubelet.directory", names.socket_problems(path, resource=name))
 
 
 def endpoint(resource: str, *, process: str, serial: int) -> str:

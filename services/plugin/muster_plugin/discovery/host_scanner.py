@@ -6,13 +6,14 @@ what lies in it, and of that what was last seen counts.
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from muster_plugin import blocking
 from muster_plugin.config import resources
-from muster_plugin.discovery import devfs, inotify, units
+from muster_plugin.discovery import devfs, inotify, resource_plan
 from muster_plugin.model import scan_result
 
 _DEV: Final = "/dev/"
@@ -61,12 +62,12 @@ class Sights:
 
     async def plan(
         self, configured: Sequence[resources.Resource], *, standing: Mapping[str, str]
-    ) -> units.Plan:
+    ) -> resource_plan.Plan:
         """Look, and say what every resource consists of (`units.plan`)."""
         seen = await self.look([nodes for rule in configured for _, nodes in rule.nodes()])
 
-        def plan() -> units.Plan:
-            return units.plan(configured, seen, standing=standing)
+        def plan() -> resource_plan.Plan:
+            return resource_plan.plan(configured, seen, standing=standing)
 
         if len(seen.nodes) <= _FEW_NODES:
             return plan()
@@ -110,3 +111,30 @@ def _hangs(entries: Sequence[resources.Nodes]) -> str:
     named = dict.fromkeys(entry.path or _DEV for entry in entries)
     more = f" and {len(named) - _NAMED_MAX} more" if len(named) > _NAMED_MAX else ""
     return f"{', '.join([*named][:_NAMED_MAX])}{more}: the look hangs; what was last seen counts"
+
+
+_PATHS_TIMEOUT_S: Final = 1.0
+_DEV_PREFIX: Final = "/dev/"
+
+
+class Paths:
+    """Asks for paths, wherever they are, without holding up the event loop."""
+
+    def __init__(self) -> None:
+        self._lane = blocking.Lane()
+
+    async def missing(self, paths: Sequence[str]) -> list[str]:
+        """Return those that are not there. Raises TimeoutError if their mount hangs."""
+        gone = [path for path in paths if path.startswith(_DEV_PREFIX) and not os.path.exists(path)]  # noqa: PTH110, ASYNC240  # devtmpfs never hangs; a Path costs more than the answer
+        others = [path for path in paths if not path.startswith(_DEV_PREFIX)]
+        if others:
+            gone += await self._lane.run(lambda: _missing(others), timeout_s=_PATHS_TIMEOUT_S)
+        return gone
+
+    async def present(self, paths: Sequence[str]) -> frozenset[str]:
+        """Return those that are there. Raises TimeoutError if their mount hangs."""
+        return frozenset(paths).difference(await self.missing(paths)) if paths else frozenset()
+
+
+def _missing(paths: Iterable[str]) -> list[str]:
+    return [path for path in paths if not Path(path).exists()]

@@ -19,7 +19,6 @@ from typing import Final
 
 from muster.service import logs
 from muster_plugin import blocking
-from muster_plugin.discovery import pace
 
 # Linux, include/uapi/linux/inotify.h
 _MODIFY: Final = 0x2
@@ -60,7 +59,7 @@ async def looks(
     a second. Close it with `aclosing`.
     """
     changed = changed or asyncio.Event()
-    clock, paced = asyncio.get_running_loop().time, pace.Pace(share)
+    clock, paced = asyncio.get_running_loop().time, Pace(share)
     library = ctypes.CDLL(None, use_errno=True)
     arming: blocking.Look[tuple[int, ...]] = blocking.Look(())
     looked_at: tuple[int, ...] | None = None
@@ -121,3 +120,26 @@ def _arm(
     return tuple(
         library.inotify_add_watch(descriptor, os.fsencode(path), mask) for path in directories
     )
+
+
+_BURST_S: Final = 0.5
+"""So much at once is free: what is done now and then never waits."""
+_REST_MAX_S: Final = 5.0
+
+
+class Pace:
+    """The account of one kind of work that may cost `share` of the time, 1 for all of it."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._owed_s = 0.0
+        self._at = 0.0
+
+    def rest_s(self, cost_s: float, now: float) -> float:
+        """Return how long to rest now, after work that cost so much."""
+        paid_s = (now - self._at) * self._share
+        self._owed_s = max(0.0, self._owed_s - paid_s) + cost_s
+        self._at = now
+        if self._share >= 1:
+            return 0.0
+        return min(_REST_MAX_S, max(0.0, self._owed_s - _BURST_S) / self._share)

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from muster_plugin.config import gpus
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.model import container, gpu
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -72,7 +72,7 @@ def answer(
     )
 
 
-def problem(resource: str, asked: Sequence[units.Unit], terms: Terms) -> str:
+def problem(resource: str, asked: Sequence[resource_plan.Unit], terms: Terms) -> str:
     """Say why a container may not be given all of these units; empty if it may."""
     rules = terms.rules
     shared = [unit for unit in asked if unit.gpu and unit.id != unit.gpu.uuid]
@@ -107,7 +107,7 @@ def missing_channel(given: gpus.Given, present: Collection[str]) -> str:
 
 def needed_nodes(
     devices: Sequence[gpu.Device], given: gpus.Given, *, caps: Mapping[str, int]
-) -> tuple[units.DeviceSpec, ...]:
+) -> tuple[resource_plan.DeviceSpec, ...]:
     """Return the nodes that a container needs for these devices, if it is given nodes at all."""
     if not _passes_nodes(given):
         return ()
@@ -152,9 +152,9 @@ def _lists_below(wanted: Collection[gpus.DeviceList]) -> bool:
     return gpus.DeviceList.VOLUME_MOUNTS in wanted
 
 
-def _mounts(names: Sequence[str], channels: Sequence[int]) -> Iterator[units.Mount]:
+def _mounts(names: Sequence[str], channels: Sequence[int]) -> Iterator[resource_plan.Mount]:
     for name in (*names, *(f"imex/{number}" for number in channels)):
-        yield units.Mount(
+        yield resource_plan.Mount(
             host_path=_NOTHING, container_path=f"{_LISTED_BELOW}/{name}", read_only=False
         )
 
@@ -204,5 +204,7 @@ def _on_host(given: gpus.Given, path: str) -> str:
     return (given.dev_root or given.driver_root).rstrip("/") + path
 
 
-def _spec(given: gpus.Given, path: str) -> units.DeviceSpec:
-    return units.DeviceSpec(host_path=_on_host(given, path), container_path=path, permissions="rw")
+def _spec(given: gpus.Given, path: str) -> resource_plan.DeviceSpec:
+    return resource_plan.DeviceSpec(
+        host_path=_on_host(given, path), container_path=path, permissions="rw"
+    )

@@ -29,8 +29,11 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Final, TypeAlias, assert_never
 
+import msgspec
+
+from muster import vocabulary
 from muster_plugin.config import gpus
-from muster_plugin.gpu import health_condition, xid_policy
+from muster_plugin.gpu import faults, poll_signals, recovery, xid_policy
 from muster_plugin.model import gpu
 
 OVERDUE_POLLS: Final = 3
@@ -50,7 +53,7 @@ class GpuHealth:
     def __init__(self, judge: xid_policy.Policy, told: gpus.Health) -> None:
         self.judge = judge
         self.told = told
-        self._gpus: dict[str, health_condition.Condition] = {}
+        self._gpus: dict[str, Condition] = {}
         self._stamp: _Stamp | None = None
 
     def receive(self, event: _Seen, now: float) -> Sequence[gpu.Finding]:
@@ -109,12 +112,12 @@ class GpuHealth:
             return all(one.uuid for one in look.unreadable)
         return look.driver is gpu.Driver.NOT_LOADED
 
-    def _unpolled(self, one: health_condition.Condition, now: float) -> Iterator[gpu.Finding]:
+    def _unpolled(self, one: "Condition", now: float) -> Iterator[gpu.Finding]:
         at = self._at(now)
         assert at is not None, "only who was seen can be late"
         yield from one.unpolled(now, at)
 
-    def _due(self, one: health_condition.Condition) -> float:
+    def _due(self, one: "Condition") -> float:
         if one.heard_at is None or one.is_blind or self._stamp is None:
             return _NEVER
         return one.heard_at + max(OVERDUE_MIN_S, OVERDUE_POLLS * self.told.poll_s)
@@ -126,5 +129,237 @@ class GpuHealth:
         then, at = self._stamp
         return at + timedelta(seconds=now - then)
 
-    def _gpu(self, name: str) -> health_condition.Condition:
-        return self._gpus.setdefault(name, health_condition.Condition(name))
+    def _gpu(self, name: str) -> "Condition":
+        return self._gpus.setdefault(name, Condition(name))
+
+
+UNANSWERED: Final = "unanswered"
+UNWATCHED: Final = "unwatched"
+UNPOLLED: Final = "unpolled"
+UNANSWERED_POLLS: Final = 3
+
+_BLIND: Final = frozenset({UNANSWERED, UNWATCHED, UNPOLLED})
+_SAID_MAX: Final = 1000
+
+
+class Condition:
+    """One GPU, and what holds against its parts. `heard_at` is None while nobody need poll it."""
+
+    def __init__(self, name: str) -> None:
+        self.heard_at: float | None = None
+        self._whole = gpu.Part(gpu=name)
+        self._holds: dict[tuple[gpu.Part, str], recovery.Hold] = {}
+        self._histories: dict[gpu.Part, recovery.History] = {}
+        self._in_a_row: dict[str, int] = {}
+        self._unanswered = 0
+        self._is_lost = False
+        self._ecc: int | None = None
+        self._last = ""
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether it is said already that nobody knows how it is."""
+        return any(code in _BLIND for _, code in self._holds)
+
+    def listed(self, now: float) -> None:
+        """Take that a look names it: it is to be polled from now on."""
+        self.heard_at = now if self.heard_at is None else self.heard_at
+
+    def listens_anew(self, now: float) -> None:
+        """Take that until now nobody could have heard of it, which says nothing of it."""
+        self.heard_at = now
+
+    def went(self, now: float, at: datetime) -> Iterator[gpu.Finding]:
+        """Take that it is not there."""
+        self.heard_at = None
+        self._unanswered = 0
+        self._is_lost = True
+        for code in (UNANSWERED, UNPOLLED):
+            yield from self._end(self._whole, code, at, "the GPU is not there")
+        for hold in self._holds.values():
+            hold.went(now)
+
+    def watched(self, watch: gpu.Watch, now: float) -> Iterator[gpu.Finding]:
+        """Take whether somebody can see what befalls it."""
+        if watch.problem:
+            rule = f"watch/{UNWATCHED}: {gpu.Effect.UNMONITORED}"
+            yield from self._blind(UNWATCHED, watch.problem, now, watch.at, rule)
+            return
+        if self.heard_at is not None:
+            self.heard_at = now
+        yield from self._end(self._whole, UNWATCHED, watch.at, "it is watched again")
+
+    def unpolled(self, now: float, at: datetime) -> Iterator[gpu.Finding]:
+        """Take that nobody polls it."""
+        assert self.heard_at is not None, "only who was seen can be late"
+        reason = f"nobody has looked at it for {now - self.heard_at:.0f} s"
+        rule = f"polled/{UNPOLLED}: {gpu.Effect.UNMONITORED}"
+        yield from self._blind(UNPOLLED, reason, now, at, rule)
+
+    def repaired(self, reset: gpu.Reset, now: float, told: gpus.Health) -> Iterator[gpu.Finding]:
+        """Take somebody's word that it was reset; what other XIDs did stays."""
+        spared = "" if reset.xid is None else f"xid-{reset.xid}"
+        for (_, code), hold in self._holds.items():
+            if not spared or code == spared or not code.startswith("xid-"):
+                hold.repaired(reset.by)
+        yield from self._recover(now, reset.at, told)
+
+    def reported(self, xid: gpu.Xid, now: float, judge: xid_policy.Policy) -> Iterator[gpu.Finding]:
+        """Take an XID."""
+        verdict = faults.verdict(xid.xid, judge)
+        if verdict.effect is None:
+            return
+        for (part, code), hold in self._holds.items():
+            if (part, code) == (xid.part, verdict.code):
+                hold.seen(now)
+            elif xid.part.covers(part):
+                hold.disturbed(now)
+        if (xid.part, verdict.code) in self._holds:
+            return
+        observed = [_evidence("nvml-events", f"XID {xid.xid}{_where(xid.part)}")]
+        if self._last:
+            observed.append(_evidence("nvml-poll", f"before: {self._last}"))
+        began = gpu.Began(
+            part=xid.part,
+            effect=verdict.effect,
+            code=verdict.code,
+            reason=verdict.reason,
+            at=xid.at,
+            policy=verdict.policy,
+            evidence=tuple(observed),
+        )
+        hold = recovery.Hold(began, now, ends=poll_signals.Ends.QUIET, action=verdict.action)
+        if self._is_lost:
+            hold.went(now)
+        yield self._begin(hold, now)
+
+    def polled(
+        self, poll: gpu.Poll, now: float, told: gpus.Health, judge: xid_policy.Policy
+    ) -> Iterator[gpu.Finding]:
+        """Take what it answered, or that it did not."""
+        self.heard_at = now
+        self._last = poll_signals.summary(poll)
+        yield from self._end(self._whole, UNPOLLED, poll.at, "it is polled again")
+        if poll.error and not poll_signals.is_telling(poll.error):
+            yield from self._not_answered(poll, now)
+            return
+        self._unanswered = 0
+        yield from self._end(self._whole, UNANSWERED, poll.at, f"NVML answers: {self._last}")
+        reading = poll_signals.read(poll, ecc_before=self._ecc)
+        self._count(poll)
+        yield from self._read(poll, reading, now, is_off=judge.is_off)
+        yield from self._recover(now, poll.at, told)
+
+    def _not_answered(self, poll: gpu.Poll, now: float) -> Iterator[gpu.Finding]:
+        self._unanswered += 1
+        for hold in self._holds.values():
+            hold.unanswered()
+        if self._unanswered >= UNANSWERED_POLLS:
+            reason = f"NVML answered {poll.error} {self._unanswered} times in a row"
+            rule = f"polled/{UNANSWERED}: {gpu.Effect.UNMONITORED}"
+            yield from self._blind(UNANSWERED, reason, now, poll.at, rule)
+
+    def _count(self, poll: gpu.Poll) -> None:
+        """Remember the error counter; one that fell was reset, and its GPU with it."""
+        if poll.ecc_uncorrected is None:
+            return
+        if self._ecc is not None and poll.ecc_uncorrected < self._ecc:
+            for hold in self._holds.values():
+                hold.started_anew()
+        self._ecc = poll.ecc_uncorrected
+
+    def _read(
+        self, poll: gpu.Poll, reading: poll_signals.Reading, now: float, *, is_off: bool
+    ) -> Iterator[gpu.Finding]:
+        """Take what a poll shows and denies."""
+        shown = {sign.code: sign for sign in reading.shown}
+        self._is_lost = bool(poll.error)
+        for (_, code), hold in self._holds.items():
+            if code in shown:
+                hold.seen(now)
+            elif poll.error:
+                hold.went(now)
+            else:
+                hold.polled(reading, now)
+        self._in_a_row = {code: self._in_a_row.get(code, 0) + 1 for code in shown}
+        for code, sign in shown.items():
+            if (self._whole, code) not in self._holds and self._in_a_row[code] >= sign.polls:
+                began = _begun(self._whole, sign, poll, is_off=is_off)
+                yield self._begin(recovery.Hold(began, now, ends=sign.ends), now)
+
+    def _blind(
+        self, code: str, reason: str, now: float, at: datetime, rule: str
+    ) -> Iterator[gpu.Finding]:
+        if (self._whole, code) in self._holds:
+            return
+        began = gpu.Began(
+            part=self._whole,
+            effect=gpu.Effect.UNMONITORED,
+            code=code,
+            reason=reason[:_SAID_MAX],
+            at=at,
+            policy=rule,
+        )
+        yield self._begin(recovery.Hold(began, now, ends=poll_signals.Ends.NEVER), now)
+
+    def _begin(self, hold: recovery.Hold, now: float) -> gpu.Finding:
+        began = hold.began
+        if hold.is_unhealthy and not self._is_bad(began.part):
+            flapped = self._history(began.part).fell(now)
+            if flapped:
+                evidence = (*began.evidence, _evidence("muster", flapped))
+                began = hold.began = msgspec.structs.replace(began, evidence=evidence)
+        self._holds[began.part, began.code] = hold
+        return began
+
+    def _recover(self, now: float, at: datetime, told: gpus.Health) -> Iterator[gpu.Finding]:
+        for (part, code), hold in [*self._holds.items()]:
+            reason = hold.over(now, told=told, doublings=self._history(part).doublings)
+            if reason:
+                yield from self._end(part, code, at, reason)
+                if hold.is_unhealthy and not self._is_bad(part):
+                    self._history(part).rose(now)
+
+    def _end(self, part: gpu.Part, code: str, at: datetime, reason: str) -> Iterator[gpu.Finding]:
+        hold = self._holds.pop((part, code), None)
+        if hold is not None:
+            yield gpu.Ended(
+                part=part,
+                effect=hold.began.effect,
+                code=code,
+                reason=f"{code} is over: {reason}",
+                at=at,
+                policy=hold.began.policy,
+                evidence=(_evidence("nvml-poll", self._last),) if self._last else (),
+            )
+
+    def _is_bad(self, part: gpu.Part) -> bool:
+        return any(hold.is_unhealthy for (of, _), hold in self._holds.items() if of == part)
+
+    def _history(self, part: gpu.Part) -> recovery.History:
+        return self._histories.setdefault(part, recovery.History())
+
+
+def _begun(whole: gpu.Part, sign: poll_signals.Sign, poll: gpu.Poll, *, is_off: bool) -> gpu.Began:
+    """Return what a sign begins; nothing is taken out of use where all checks are disabled."""
+    is_spared = is_off and sign.effect is gpu.Effect.UNHEALTHY
+    return gpu.Began(
+        part=whole,
+        effect=gpu.Effect.DEGRADED if is_spared else sign.effect,
+        code=sign.code,
+        reason=sign.reason[:_SAID_MAX],
+        at=poll.at,
+        policy=f"{xid_policy.DISABLE}=all spares {sign.policy}" if is_spared else sign.policy,
+        evidence=(_evidence("nvml-poll", poll_signals.summary(poll)),),
+    )
+
+
+def _evidence(source: str, observed: str) -> vocabulary.Evidence:
+    return vocabulary.Evidence(source=source, observed=observed[:_SAID_MAX])
+
+
+def _where(part: gpu.Part) -> str:
+    if part.gi is None:
+        return ""
+    inner = "" if part.ci is None else f", compute instance {part.ci}"
+    return f" on GPU instance {part.gi}{inner}"

@@ -14,8 +14,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import gpus as config_gpus
-from muster_plugin.gpu import selectors
-from muster_plugin.model import gpu, names
+from muster_plugin.model import gpu, names, selectors
 
 _UUID_MAX: Final = 58
 """A device id has 63 characters; `::999` of them number the replica."""

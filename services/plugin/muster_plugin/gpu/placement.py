@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from muster_plugin.config import gpus
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import topology
 from muster_plugin.model import gpu
 
@@ -28,7 +28,7 @@ _NVLINK: Final = 100
 _UNKNOWN: Final = gpu.Link()
 
 Links: TypeAlias = Mapping[tuple[str, str], gpu.Link]
-Known: TypeAlias = Mapping[str, units.Unit]
+Known: TypeAlias = Mapping[str, resource_plan.Unit]
 
 
 def prefer(
@@ -71,7 +71,7 @@ def score(link: gpu.Link) -> int:
     return _NEAREST - link.level + _NVLINK * link.nvlinks
 
 
-def _are_whole(candidates: Sequence[units.Unit], known: Known) -> bool:
+def _are_whole(candidates: Sequence[resource_plan.Unit], known: Known) -> bool:
     """Say whether all of these are whole GPUs, and those of the resource few enough."""
     if not 0 < len(candidates) <= GPUS_MAX or len(known) > GPUS_MAX:
         return False
@@ -82,7 +82,10 @@ def _are_whole(candidates: Sequence[units.Unit], known: Known) -> bool:
 
 
 def _aligned(
-    taken: Sequence[units.Unit], free: Sequence[units.Unit], count: int, links: Links
+    taken: Sequence[resource_plan.Unit],
+    free: Sequence[resource_plan.Unit],
+    count: int,
+    links: Links,
 ) -> list[str]:
     """Return `count` of the free GPUs that are best joined, together with those taken."""
     gpus = sorted([*taken, *free], key=lambda unit: unit.id)

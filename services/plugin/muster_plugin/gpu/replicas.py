@@ -12,9 +12,9 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import gpus, resources
-from muster_plugin.discovery import units
-from muster_plugin.gpu import naming, selectors
-from muster_plugin.model import gpu, names
+from muster_plugin.discovery import resource_plan
+from muster_plugin.gpu import naming
+from muster_plugin.model import gpu, names, selectors
 
 _MIB_PER_REPLICA: Final = 1000
 """What the iktos fork calls a GB (cmd/nvidia-device-plugin, replicas of -1)."""
@@ -38,7 +38,7 @@ class _Made(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def plan(look: gpu.Look, told: gpus.Gpus) -> units.Plan:
+def plan(look: gpu.Look, told: gpus.Gpus) -> resource_plan.Plan:
     """Say what every resource of GPUs consists of now.
 
     A resource with a name of the configuration's, or `nvidia.com/gpu`, is there even without
@@ -51,14 +51,14 @@ def plan(look: gpu.Look, told: gpus.Gpus) -> units.Plan:
     for share in made.shares:
         offered.setdefault(share.name, []).append(share)
     offers = tuple(
-        units.Offer(
+        resource_plan.Offer(
             name=name,
             rule=_rule(name, told, is_lasting=name in lasting),
             units=_units(name, shares, problems),
         )
         for name, shares in offered.items()
     )
-    return units.Plan(offers=offers, problems=tuple(dict.fromkeys(problems)))
+    return resource_plan.Plan(offers=offers, problems=tuple(dict.fromkeys(problems)))
 
 
 def node(look: gpu.Look, told: gpus.Gpus) -> vocabulary.GpuNode:
@@ -200,14 +200,16 @@ def _replicas(shared: gpus.Shared, key: str, one: naming.Candidate, problems: li
     return min(wanted, gpus.REPLICAS_MAX)
 
 
-def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[units.Unit, ...]:
+def _units(
+    name: str, shares: Iterable[_Share], problems: list[str]
+) -> tuple[resource_plan.Unit, ...]:
     """Return the units of one resource by id, as many as the kubelet can be told."""
-    made: list[units.Unit] = []
+    made: list[resource_plan.Unit] = []
     for share in shares:
         uuid = share.one.device.uuid
         numbered = (f"{uuid}::{number}" for number in range(share.replicas or 0))
         made.extend(
-            units.Unit(
+            resource_plan.Unit(
                 id=device_id,
                 physical=uuid,
                 identity={0: uuid},
@@ -216,9 +218,11 @@ def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[un
             )
             for device_id in (numbered if share.replicas else (uuid,))
         )
-    if len(made) > units.DEVICES_MAX:
-        problems.append(f"{name}: more than {units.DEVICES_MAX} devices; the rest is left out")
-    return tuple(sorted(made[: units.DEVICES_MAX], key=lambda unit: unit.id))
+    if len(made) > resource_plan.DEVICES_MAX:
+        problems.append(
+            f"{name}: more than {resource_plan.DEVICES_MAX} devices; the rest is left out"
+        )
+    return tuple(sorted(made[: resource_plan.DEVICES_MAX], key=lambda unit: unit.id))
 
 
 def _rule(name: str, told: gpus.Gpus, *, is_lasting: bool) -> resources.Resource:

@@ -17,7 +17,7 @@ from muster.service import logs
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
 from muster_plugin.gpu import faults, source
-from muster_plugin.model import gpu, ids
+from muster_plugin.model import gpu, names
 
 KIND: Final = "fault_script"
 
@@ -34,7 +34,7 @@ class Simulated:
         self._is_due = asyncio.Event()
         self._gpus = tuple(
             vocabulary.Gpu(
-                uuid=ids.gpu_uuid(node, index),
+                uuid=names.gpu_uuid(node, index),
                 product=told.product,
                 memory_mib=told.memory_mib,
                 index=index,

@@ -13,7 +13,8 @@ from typing import Annotated, Final
 import msgspec
 
 from muster import vocabulary
-from muster_plugin.config import gpus, refusals
+from muster_plugin.config import gpus
+from muster_plugin.model import errors
 
 CATALOGUE: Final = "policies/xids.json"
 """Below the folder of this module, as are the presets."""
@@ -74,7 +75,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Refuse two rules for one XID."""
-        refusals.refuse(self._problems())
+        errors.refuse(self._problems())
 
     def _problems(self) -> Iterator[str]:
         said: dict[int, int] = {}
@@ -290,4 +291,4 @@ def _is_number(word: str) -> bool:
 
 def _unknown(variable: str, words: Iterable[str]) -> Iterator[str]:
     for word in [*dict.fromkeys(words)][:_SAID_MAX]:
-        yield f"{variable}: {refusals.said(word)} is no XID; left out"
+        yield f"{variable}: {errors.said(word)} is no XID; left out"

@@ -15,7 +15,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import resources as config_resources
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec
 from muster_plugin.inventory import (
     active_faults,
@@ -56,7 +56,7 @@ class Inventory:
 
     def look(
         self,
-        plan: units.Plan,
+        plan: resource_plan.Plan,
         configured: Sequence[config_resources.Resource],
         *,
         now: float,
@@ -91,7 +91,7 @@ class Inventory:
         return events
 
     def checked(
-        self, resource: str, unit: units.Unit, problem: str, *, now: float, at: datetime
+        self, resource: str, unit: resource_plan.Unit, problem: str, *, now: float, at: datetime
     ) -> list[vocabulary.PluginEvent]:
         """Take the result of a check; empty `problem` if the device is well."""
         one = self._resources.get(resource)
@@ -167,17 +167,17 @@ class Inventory:
         one = self._resources.get(resource)
         return one.devices() if one else ()
 
-    def unit(self, resource: str, device_id: str) -> units.Unit | None:
+    def unit(self, resource: str, device_id: str) -> resource_plan.Unit | None:
         """Return what stands behind an id, or None if it is none of ours."""
         one = self._resources.get(resource)
         return one.unit(device_id) if one else None
 
-    def offered(self, resource: str) -> tuple[units.Unit, ...]:
+    def offered(self, resource: str) -> tuple[resource_plan.Unit, ...]:
         """Return everything of a resource that a container could be given."""
         one = self._resources.get(resource)
         return one.offered() if one else ()
 
-    def to_check(self, resource: str) -> tuple[units.Unit, ...]:
+    def to_check(self, resource: str) -> tuple[resource_plan.Unit, ...]:
         """Return one unit for each thing of a resource that is there to be examined."""
         one = self._resources.get(resource)
         return one.to_check() if one else ()
@@ -226,7 +226,7 @@ class Inventory:
         )
         return Snapshot(event, listed.problem)
 
-    def _begun(self, offer: units.Offer) -> resource_devices.Advertised:
+    def _begun(self, offer: resource_plan.Offer) -> resource_devices.Advertised:
         return resource_devices.Advertised(offer.name, offer.rule, self._findings)
 
     def _drop_empty(self, offered: Iterable[str] = ()) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from muster import vocabulary
 from muster_plugin.config import document
 from muster_plugin.config import resources as config_resources
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec, replicas
 from muster_plugin.model import gpu
 
@@ -14,7 +14,7 @@ from muster_plugin.model import gpu
 class Planned(NamedTuple):
     """What every resource consists of, and which rules are in force."""
 
-    plan: units.Plan
+    plan: resource_plan.Plan
     configured: tuple[config_resources.Resource, ...]
 
 
@@ -22,7 +22,7 @@ class Planner:
     """Puts device nodes and GPUs together. `devices` are as last planned, `look` is the newest."""
 
     def __init__(self, here: document.Here) -> None:
-        self.devices = units.Plan()
+        self.devices = resource_plan.Plan()
         self.look: gpu.Look | None = None
         self._here = here
         self._known: dict[str, config_resources.Resource] = {}
@@ -59,5 +59,5 @@ class Planner:
             # a MIG profile that is gone leaves with its devices, not with the look
             self._known.update({offer.name: offer.rule for offer in of_gpus.offers})
             configured += tuple(self._known.values())
-            plan = units.together(plan, of_gpus)
-        return Planned(units.bounded(plan, resources_max, standing=standing), configured)
+            plan = resource_plan.together(plan, of_gpus)
+        return Planned(resource_plan.bounded(plan, resources_max, standing=standing), configured)

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 
-_NAMED: Final = (units.DEVICES_MAX, 20, 1)
+_NAMED: Final = (resource_plan.DEVICES_MAX, 20, 1)
 """Unhealthy devices of one resource that are listed one by one, where not all devices can be."""
 _REASON_MAX: Final = 100
 

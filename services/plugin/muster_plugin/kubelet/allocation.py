@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from muster_plugin.config import gpus
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec, placement
 from muster_plugin.inventory import inventory
 from muster_plugin.model import container, names
@@ -99,7 +99,7 @@ class Allocator:
             links=terms.look.links,
         )
 
-    def _units(self, ids: Collection[str]) -> list[units.Unit]:
+    def _units(self, ids: Collection[str]) -> list[resource_plan.Unit]:
         """Return what one container asks for; raises Refusal if it may not have that."""
         asked = [self._unit(name) for name in dict.fromkeys(ids)]
         if any(unit.gpu for unit in asked):
@@ -108,7 +108,7 @@ class Allocator:
                 raise container.Refusal(problem)
         return asked
 
-    def _unit(self, device_id: str) -> units.Unit:
+    def _unit(self, device_id: str) -> resource_plan.Unit:
         unit = self._inventory.unit(self._resource, device_id)
         if unit is None:
             known = [device.id for device in self._inventory.devices(self._resource)]
@@ -118,7 +118,7 @@ class Allocator:
         return unit
 
     def _answer(
-        self, asked: Sequence[units.Unit], present: Collection[str], annotation: str
+        self, asked: Sequence[resource_plan.Unit], present: Collection[str], annotation: str
     ) -> container.Answer:
         gpus = [unit.gpu for unit in asked if unit.gpu]
         if not gpus:
@@ -135,7 +135,7 @@ class Allocator:
             annotation=annotation,
         )
 
-    def _nodes(self, asked: Sequence[units.Unit]) -> container.Answer:
+    def _nodes(self, asked: Sequence[resource_plan.Unit]) -> container.Answer:
         """Answer for device nodes and mounts."""
         devices = tuple(dict.fromkeys(device for unit in asked for device in unit.devices))
         mounts = tuple(dict.fromkeys(mount for unit in asked for mount in unit.mounts))

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from muster_plugin.discovery import units
+from muster_plugin.discovery import resource_plan
 
 
 class Refusal(Exception):
@@ -12,8 +12,8 @@ class Refusal(Exception):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What one container is given; `cdi_devices` name what a CDI spec says in its place."""
 
-    devices: tuple[units.DeviceSpec, ...] = ()
-    mounts: tuple[units.Mount, ...] = ()
+    devices: tuple[resource_plan.DeviceSpec, ...] = ()
+    mounts: tuple[resource_plan.Mount, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()

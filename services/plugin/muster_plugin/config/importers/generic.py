@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from muster_plugin.config import document, overlaps, refusals
+from muster_plugin.config import document
 from muster_plugin.config import resources as config_resources
-from muster_plugin.config.importers import tree
-from muster_plugin.model import names
+from muster_plugin.config.importers import peer_file
+from muster_plugin.model import errors, names
 
 DOMAIN: Final = "squat.ai"
 """The default until 0.1; from 0.2.0 it is devic.es."""
@@ -38,9 +38,9 @@ _GENERAL: Final = (
 )
 
 
-def read(configuration: object, *, domain: str | None = None) -> tree.Imported:
+def read(configuration: object, *, domain: str | None = None) -> peer_file.Imported:
     """Return the rules that a file of generic's stands for. Raises tree.Unreadable."""
-    reader = tree.Reader("generic")
+    reader = peer_file.Reader("generic")
     given = reader.mapping(configuration, "", (*_LISTS, *_FLAGS))
     for flag in _FLAGS[1:]:
         if flag in given:
@@ -54,15 +54,15 @@ def read(configuration: object, *, domain: str | None = None) -> tree.Imported:
     return _imported(reader, items, chosen, flags=False)
 
 
-def read_flags(devices: Sequence[object], *, domain: str | None = None) -> tree.Imported:
+def read_flags(devices: Sequence[object], *, domain: str | None = None) -> peer_file.Imported:
     """Return the rules that the values of `--device`, parsed, stand for. Raises Unreadable."""
     items = [(f"--device[{at}]", item) for at, item in enumerate(devices)]
-    return _imported(tree.Reader("generic"), items, domain, flags=True)
+    return _imported(peer_file.Reader("generic"), items, domain, flags=True)
 
 
 def _imported(
-    reader: tree.Reader, items: list[tuple[str, object]], domain: str | None, *, flags: bool
-) -> tree.Imported:
+    reader: peer_file.Reader, items: list[tuple[str, object]], domain: str | None, *, flags: bool
+) -> peer_file.Imported:
     if domain is None:
         reader.differ(
             "domain",
@@ -87,7 +87,7 @@ def _imported(
 
 
 def _device(
-    reader: tree.Reader, item: object, path: str, *, flags: bool
+    reader: peer_file.Reader, item: object, path: str, *, flags: bool
 ) -> tuple[str, list[_Group], _Keys] | None:
     """Return the name and the groups of one device, or None if it never gives any device."""
     if isinstance(item, str) and "," in item:
@@ -100,7 +100,7 @@ def _device(
         return None
     name = reader.text(given.get("name"), f"{path}.name").strip()
     if not _NAME.fullmatch(name):
-        reader.refuse(f"{path}.name", f"{refusals.said(name)} is not two or more of a-z 0-9 -")
+        reader.refuse(f"{path}.name", f"{errors.said(name)} is not two or more of a-z 0-9 -")
         name = _UNNAMED
     groups: list[_Group] = []
     keys: _Keys = {}
@@ -129,7 +129,7 @@ def _keys(theirs: str, ours: str, group: _Group) -> _Keys:
     return keys
 
 
-def _group(reader: tree.Reader, value: object, path: str, *, flags: bool) -> _Group | None:
+def _group(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -> _Group | None:
     given = reader.mapping(value, path, ("paths", "usb", "count"))
     paths = reader.items(given.get("paths"), f"{path}.paths")
     usb = reader.items(given.get("usb"), f"{path}.usb")
@@ -154,7 +154,7 @@ def _group(reader: tree.Reader, value: object, path: str, *, flags: bool) -> _Gr
     return {"devices": devices, "count": count}
 
 
-def _path(reader: tree.Reader, value: object, path: str) -> dict[str, object]:
+def _path(reader: peer_file.Reader, value: object, path: str) -> dict[str, object]:
     known = ("path", "mountPath", "permissions", "limit", "optional", "type", "readOnly")
     given = reader.mapping(value, path, known)
     found: dict[str, object] = {"path": reader.text(given.get("path"), f"{path}.path")}
@@ -186,7 +186,7 @@ def _path(reader: tree.Reader, value: object, path: str) -> dict[str, object]:
     return found
 
 
-def _usb(reader: tree.Reader, value: object, path: str, *, flags: bool) -> dict[str, object]:
+def _usb(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -> dict[str, object]:
     given = reader.mapping(value, path, ("vendor", "product", "serial"))
     usb = {
         "vendor": _usb_id(reader, given.get("vendor"), f"{path}.vendor", flags=flags),
@@ -196,7 +196,7 @@ def _usb(reader: tree.Reader, value: object, path: str, *, flags: bool) -> dict[
     return {"usb": usb}
 
 
-def _usb_id(reader: tree.Reader, value: object, path: str, *, flags: bool) -> str:
+def _usb_id(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -> str:
     """Return four hexadecimal digits, as sysfs writes them."""
     if isinstance(value, int) and not isinstance(value, bool):
         if flags and value in _DIGITS:
@@ -204,7 +204,7 @@ def _usb_id(reader: tree.Reader, value: object, path: str, *, flags: bool) -> st
             return str(value)
         reader.refuse(
             path,
-            f"{refusals.said(value)} is not in quotes: a file of generic's reads that as a decimal "
+            f"{errors.said(value)} is not in quotes: a file of generic's reads that as a decimal "
             "number, its --device flag as hexadecimal; write four hexadecimal digits in quotes",
         )
         return _REFUSED
@@ -212,11 +212,11 @@ def _usb_id(reader: tree.Reader, value: object, path: str, *, flags: bool) -> st
 
 
 def _shared(
-    reader: tree.Reader, resources: list[config_resources.Resource]
+    reader: peer_file.Reader, resources: list[config_resources.Resource]
 ) -> list[config_resources.Resource]:
     """Let resources have nodes in common, as generic does without a word."""
     common: dict[str, config_resources.Nodes] = {}
-    for one, other in overlaps.overlaps(document.claims(resources)):
+    for one, other in document.overlaps(document.claims(resources)):
         if one.key not in common:
             common[one.key] = one.nodes
             reader.differ(one.key, f"{other.resource} counts the same nodes; marked as shared")

@@ -11,9 +11,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from muster_plugin.config import document, refusals
+from muster_plugin.config import document
 from muster_plugin.config import gpus as config_gpus
-from muster_plugin.config.importers import iktos, manifests, nvidia_settings, nvidia_sharing, tree
+from muster_plugin.config.importers import manifests, nvidia_settings, nvidia_sharing, peer_file
+from muster_plugin.model import errors
 
 Kind = nvidia_settings.Kind
 
@@ -61,13 +62,13 @@ def read(
     arguments: Sequence[str] = (),
     environment: Variables = (),
     elsewhere: Sequence[str] = (),
-) -> tree.Imported:
+) -> peer_file.Imported:
     """Return the section `gpus` that all this stands for. Raises tree.Unreadable.
 
     Of the variables `elsewhere` only the names are known. A configuration that is only a text is
     the iktos fork's `original:new:replicas,...`.
     """
-    reader = tree.Reader("NVIDIA")
+    reader = peer_file.Reader("NVIDIA")
     ours: _Tree = {}
     file: _Tree = {}
     if isinstance(configuration, str) and ":" in configuration:
@@ -92,10 +93,12 @@ def read(
     return _imported(reader, ours)
 
 
-def _tell_unread(reader: tree.Reader, arguments: Sequence[str], elsewhere: Sequence[str]) -> None:
+def _tell_unread(
+    reader: peer_file.Reader, arguments: Sequence[str], elsewhere: Sequence[str]
+) -> None:
     for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
         if flag.startswith("--") and flag not in _FLAGS:
-            reader.differ(refusals.said(flag), "no setting of GPUs is called so; left out")
+            reader.differ(errors.said(flag), "no setting of GPUs is called so; left out")
     for variable in dict.fromkeys(elsewhere):
         if variable in _VARIABLES:
             reader.differ(variable, "its value stands elsewhere (valueFrom); not taken")
@@ -103,25 +106,25 @@ def _tell_unread(reader: tree.Reader, arguments: Sequence[str], elsewhere: Seque
             reader.differ(variable, "its variables stand elsewhere; not taken")
 
 
-def _imported(reader: tree.Reader, ours: _Tree) -> tree.Imported:
+def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.Imported:
     if reader.problems:
-        raise tree.Unreadable(reader.problems)
+        raise peer_file.Unreadable(reader.problems)
     try:
         gpus = msgspec.convert(ours, config_gpus.Gpus, strict=True)
         rules = document.Rules(api_version=document.API_VERSION, gpus=gpus)
     except ValueError as error:
-        raise tree.Unreadable([f"gpus: {error}".replace(" - at `$", " - at `gpus")]) from None
+        raise peer_file.Unreadable([f"gpus: {error}".replace(" - at `$", " - at `gpus")]) from None
     reader.differences.extend(_GENERAL)
-    return tree.Imported(rules=rules, differences=tuple(reader.differences))
+    return peer_file.Imported(rules=rules, differences=tuple(reader.differences))
 
 
-def _read_version(reader: tree.Reader, file: Mapping[str, object]) -> None:
+def _read_version(reader: peer_file.Reader, file: Mapping[str, object]) -> None:
     version = file.get("version", "v1")
     if version != "v1":
-        reader.refuse("version", f"unknown version: {refusals.said(version)}; it is v1")
+        reader.refuse("version", f"unknown version: {errors.said(version)}; it is v1")
 
 
-def _keys(reader: tree.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
+def _keys(reader: peer_file.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
     """Give every setting of one section of the file with its path, as NVIDIA writes it."""
     value: object = file
     for word in section.split("."):
@@ -147,7 +150,7 @@ def _known(section: str) -> tuple[str, ...]:
 
 
 def _given(
-    reader: tree.Reader,
+    reader: peer_file.Reader,
     setting: nvidia_settings.Setting,
     file: Mapping[str, _Value],
     arguments: Sequence[str],
@@ -166,7 +169,7 @@ def _given(
         values.append(_Given(file[setting.key], setting.key, is_text=False))
     for other in values[1:]:
         if _plain(other.value) != _plain(values[0].value):
-            said = refusals.said(values[0].value)
+            said = errors.said(values[0].value)
             reader.differ(other.path, f"{values[0].path} goes before it, with {said}")
     return values[0] if values else None
 
@@ -192,7 +195,7 @@ def _of_flag(arguments: Sequence[str], flag: str, *, is_switch: bool) -> Iterato
 
 
 def _take(
-    reader: tree.Reader, setting: nvidia_settings.Setting, given: _Given, ours: _Tree
+    reader: peer_file.Reader, setting: nvidia_settings.Setting, given: _Given, ours: _Tree
 ) -> None:
     """Set what a setting is here, or tell what is done instead."""
     before = len(reader.problems)
@@ -200,13 +203,13 @@ def _take(
     if len(reader.problems) > before or value in setting.usual:
         return
     if not setting.ours:
-        reader.differ(given.path, f"{refusals.said(given.value)}: {setting.instead}")
+        reader.differ(given.path, f"{errors.said(given.value)}: {setting.instead}")
         return
     if setting.values:
         wanted = value if isinstance(value, list) else [value]
         for one in wanted:
             if one not in setting.values:
-                reader.refuse(given.path, f"{setting.refusal}: {refusals.said(one)}")
+                reader.refuse(given.path, f"{setting.refusal}: {errors.said(one)}")
         if len(reader.problems) > before:
             return
         mapped = [setting.values[str(one)] for one in wanted]
@@ -216,10 +219,10 @@ def _take(
             given.path, "GPUs that are not shared are packed too; NVIDIA's are aligned all the same"
         )
     if value not in ([], ""):
-        tree.put(ours, setting.ours, value)
+        peer_file.put(ours, setting.ours, value)
 
 
-def _value(reader: tree.Reader, kind: nvidia_settings.Kind, given: _Given) -> object:
+def _value(reader: peer_file.Reader, kind: nvidia_settings.Kind, given: _Given) -> object:
     """Return a value as the file would have it; a problem is told."""
     value, path = given.value, given.path
     match kind:
@@ -249,9 +252,9 @@ def _numbers(text: str) -> list[object]:
     return [int(p) if p.isascii() and p.isdecimal() and len(p) < 10 else p for p in parts if p]  # noqa: PLR2004  # longer ones are nonsense
 
 
-def _read_fork(reader: tree.Reader, text: str, path: str, ours: _Tree) -> None:
-    shared, renamed = iktos.read(text, path, reader)
+def _read_fork(reader: peer_file.Reader, text: str, path: str, ours: _Tree) -> None:
+    shared, renamed = nvidia_sharing.read(text, path, reader)
     if shared:
-        tree.put(ours, "sharing.resources", shared)
+        peer_file.put(ours, "sharing.resources", shared)
     if renamed:
         ours["resources"] = renamed

@@ -4,12 +4,12 @@ Sources: api/config/v1/replicas.go, sharing.go and resources.go. NVIDIA drops so
 parsed, with a warning; here it works.
 """
 
+import re
 from typing import Final
 
-from muster_plugin.config import gpus, refusals
-from muster_plugin.config.importers import tree
-from muster_plugin.gpu import selectors
-from muster_plugin.model import names
+from muster_plugin.config import gpus
+from muster_plugin.config.importers import peer_file
+from muster_plugin.model import errors, names, selectors
 
 _SHARING: Final = ("timeSlicing", "mps")
 _SHARED: Final = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
@@ -23,7 +23,7 @@ _MPS: Final = (
 )
 
 
-def read_sharing(reader: tree.Reader, value: object, ours: dict[str, object]) -> None:
+def read_sharing(reader: peer_file.Reader, value: object, ours: dict[str, object]) -> None:
     """Set what is shared; MPS is refused."""
     if value is None:
         return
@@ -36,21 +36,21 @@ def read_sharing(reader: tree.Reader, value: object, ours: dict[str, object]) ->
     given = reader.mapping(sharing["timeSlicing"], path, _SHARED)
     by_default = reader.flag(given.get("renameByDefault"), f"{path}.renameByDefault")
     if by_default:
-        tree.put(ours, "sharing.renameByDefault", by_default)
+        peer_file.put(ours, "sharing.renameByDefault", by_default)
     key = "failRequestsGreaterThanOne"
     if reader.flag(given.get(key), f"{path}.{key}"):
-        tree.put(ours, "sharing.onePerRequest", True)  # noqa: FBT003  # it is the value itself
+        peer_file.put(ours, "sharing.onePerRequest", True)  # noqa: FBT003  # it is the value itself
     items = reader.items(given.get("resources"), f"{path}.resources")
     if not items:
         reader.refuse(f"{path}.resources", "no resources specified")
-    if "sharing" in ours and "resources" in tree.below(ours, "sharing"):
+    if "sharing" in ours and "resources" in peer_file.below(ours, "sharing"):
         reader.refuse(f"{path}.resources", "the iktos fork's resource config says what is shared")
         return
     shared = [_replicated(reader, item, f"{path}.resources[{at}]") for at, item in enumerate(items)]
-    tree.put(ours, "sharing.resources", shared)
+    peer_file.put(ours, "sharing.resources", shared)
 
 
-def read_resources(reader: tree.Reader, value: object, ours: dict[str, object]) -> None:
+def read_resources(reader: peer_file.Reader, value: object, ours: dict[str, object]) -> None:
     """Set what GPUs and MIG devices are called, once the MIG strategy is set."""
     if value is None:
         return
@@ -78,7 +78,7 @@ def read_resources(reader: tree.Reader, value: object, ours: dict[str, object]) 
         ours["resources"] = namings
 
 
-def _replicated(reader: tree.Reader, item: object, path: str) -> dict[str, object]:
+def _replicated(reader: peer_file.Reader, item: object, path: str) -> dict[str, object]:
     entry = reader.mapping(item, path, _REPLICATED)
     found: dict[str, object] = {"name": _name(reader, entry.get("name"), f"{path}.name")}
     replicas = reader.whole(entry.get("replicas"), f"{path}.replicas")
@@ -96,17 +96,17 @@ def _replicated(reader: tree.Reader, item: object, path: str) -> dict[str, objec
     return found
 
 
-def _devices(reader: tree.Reader, value: object, path: str) -> object:
+def _devices(reader: peer_file.Reader, value: object, path: str) -> object:
     """Return how many or which devices are shared, as NVIDIA's parser takes them."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     if not isinstance(value, list) or not value:
-        said = refusals.said(value)
+        said = errors.said(value)
         reader.refuse(path, f"{said} is none of all, a number above 0, or a list of devices")
         return 1
     for at, one in enumerate(value):
         if not isinstance(one, str | int) or isinstance(one, bool):
-            reader.refuse(f"{path}[{at}]", f"{refusals.said(one)} names no device")
+            reader.refuse(f"{path}[{at}]", f"{errors.said(one)} names no device")
             continue
         try:
             selectors.parse(one)
@@ -115,7 +115,7 @@ def _devices(reader: tree.Reader, value: object, path: str) -> object:
     return value
 
 
-def _name(reader: tree.Reader, value: object, path: str) -> str:
+def _name(reader: peer_file.Reader, value: object, path: str) -> str:
     """Return a resource name with its domain (api/config/v1/resources.go, NewResourceName)."""
     text = reader.text(value, path)
     if not text:
@@ -125,10 +125,86 @@ def _name(reader: tree.Reader, value: object, path: str) -> str:
     name = text if text.startswith(prefix) else prefix + text
     if len(name) > _NAME_MAX:
         problem = f"must be {_NAME_MAX} characters or less"
-        reader.refuse(path, f"fully-qualified resource name {problem}: {refusals.said(name)}")
+        reader.refuse(path, f"fully-qualified resource name {problem}: {errors.said(name)}")
     elif name != name.lower() or "_" in name:
-        reader.refuse(path, f"incorrect format for resource name {refusals.said(name)}")
+        reader.refuse(path, f"incorrect format for resource name {errors.said(name)}")
     else:
         for problem in names.problems(name):
             reader.refuse(path, problem.removeprefix("name: "))
     return name
+
+
+_PARTS: Final = 3
+_PER_GB: Final = -1
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,9}")
+_PROFILE = re.compile(r"mig-((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb)((?:\.[a-z]+)*)")
+_GENERAL: Final = (
+    "a resource that is not listed keeps its name and its devices; the fork gives it none",
+    "a device id is <uuid>::<n>; the fork's is <uuid>-replica-<n>",
+    "a new name holds for MIG devices in migStrategy mixed too; the fork ignores it there",
+)
+
+
+def read(text: str, path: str, reader: peer_file.Reader) -> tuple[list[object], list[object]]:
+    """Return what is shared and what is only renamed, as trees of our configuration."""
+    shared: list[object] = []
+    renamed: list[object] = []
+    seen: set[str] = set()
+    for entry in (part.strip() for part in text.split(",")):
+        if not entry:
+            continue
+        parts = entry.split(":")
+        if len(parts) != _PARTS:
+            reader.refuse(path, f"{errors.said(entry)} is not original:new:replicas")
+            continue
+        was, now = (_named(part.strip()) for part in parts[:2])
+        if was in seen:
+            reader.refuse(path, f"{was} is named twice")
+            continue
+        seen.add(was)
+        count = parts[2].strip()
+        if not _NUMBER.fullmatch(count):
+            reader.refuse(path, f"{errors.said(entry)}: replica must be an integer")
+            continue
+        _add(was, now, int(count), path, reader, shared, renamed)
+    for difference in _GENERAL:
+        reader.differ(path, difference)
+    return shared, renamed
+
+
+def _add(
+    was: str,
+    now: str,
+    count: int,
+    path: str,
+    reader: peer_file.Reader,
+    shared: list[object],
+    renamed: list[object],
+) -> None:
+    rename = {} if now == was else {"rename": now}
+    match count:
+        case 1:
+            pattern = _pattern(was)
+            if not pattern:
+                reader.refuse(path, f"{was}: no GPU or MIG device is called so, so none is renamed")
+            elif rename:
+                renamed.append({"name": now, **pattern})
+        case _ if count == _PER_GB:
+            shared.append({"name": was, "perGb": True, **rename})
+        case _ if 1 < count <= gpus.REPLICAS_MAX:
+            shared.append({"name": was, "replicas": count, **rename})
+        case _:
+            what = f"{was}: {count} replicas"
+            reader.refuse(path, f"{what}; it is -1, or 1 to {gpus.REPLICAS_MAX}")
+
+
+def _named(name: str) -> str:
+    return name if "/" in name else f"{gpus.DOMAIN}/{name}"
+
+
+def _pattern(name: str) -> dict[str, str]:
+    """Return which devices have a name without sharing; nothing if none can."""
+    profile = _PROFILE.fullmatch(name.removeprefix(f"{gpus.DOMAIN}/"))
+    if profile:
+        return {"mig": profile[1] + profile[2].replace(".", "+", 1)}
+    return {"product": "*"} if name == gpus.USUAL else {}

@@ -7,8 +7,9 @@ after its path; containers get the node with `rw`.
 
 from typing import Final
 
-from muster_plugin.config import refusals, resources
-from muster_plugin.config.importers import tree
+from muster_plugin.config import resources
+from muster_plugin.config.importers import peer_file
+from muster_plugin.model import errors
 
 DOMAIN: Final = "smarter-devices"
 
@@ -22,9 +23,9 @@ _GENERAL: Final = (
 )
 
 
-def read(entries: object) -> tree.Imported:
+def read(entries: object) -> peer_file.Imported:
     """Return the rules that a list of smarter's stands for. Raises tree.Unreadable."""
-    reader = tree.Reader("smarter")
+    reader = peer_file.Reader("smarter")
     found: dict[str, resources.Resource] = {}
     for at, item in enumerate(reader.items(entries, "")):
         path, before = f"[{at}]", len(reader.problems)
@@ -35,7 +36,7 @@ def read(entries: object) -> tree.Imported:
             continue
         resource = _resource(reader, path, pattern, count)
         if resource and pattern in found:
-            said = f"devicematch {refusals.said(pattern)} stands here twice"
+            said = f"devicematch {errors.said(pattern)} stands here twice"
             reader.differ(path, f"{said}; the later one is kept, as the kubelet does")
         if resource:
             found[pattern] = resource
@@ -46,7 +47,7 @@ def read(entries: object) -> tree.Imported:
 
 
 def _resource(
-    reader: tree.Reader, path: str, pattern: str, count: int
+    reader: peer_file.Reader, path: str, pattern: str, count: int
 ) -> resources.Resource | None:
     if pattern == _JETSON:
         reader.differ(path, "Jetson GPUs (/sys/devices/gpu.N) are no device nodes; left out")
@@ -55,12 +56,12 @@ def _resource(
         reader.refuse(f"{path}.devicematch", "missing; smarter takes that for everything in /dev")
         return None
     if not count:
-        reader.differ(path, f"{refusals.said(pattern)} has nummaxdevices 0, so no device; left out")
+        reader.differ(path, f"{errors.said(pattern)} has nummaxdevices 0, so no device; left out")
         return None
     if not (pattern.startswith("^") and pattern.endswith("$")):
         reader.differ(
             path,
-            f"devicematch {refusals.said(pattern)} is not anchored: it takes every path below /dev "
+            f"devicematch {errors.said(pattern)} is not anchored: it takes every path below /dev "
             "that has such a part, with smarter and here; ^ and $ would make it exact",
         )
     return reader.resource(

@@ -17,7 +17,7 @@ import msgspec
 from muster.service import logs
 from muster_plugin import blocking
 from muster_plugin.config import gpus
-from muster_plugin.gpu.nvml import discovery, inflight, library, monitor
+from muster_plugin.gpu.nvml import discovery, library, monitor
 from muster_plugin.gpu.nvml import session as nvml_session
 from muster_plugin.model import gpu
 
@@ -29,7 +29,7 @@ class _Begun(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a beginning; no session if NVML cannot be asked."""
 
     look: gpu.Look
-    inbox: inflight.Inbox
+    inbox: monitor.Inbox
     session: nvml_session.Session | None = None
 
 
@@ -51,10 +51,10 @@ class Nvml:
         self._files = discovery.Files(sysfs=sysfs, proc=proc)
         self._periods = periods or Periods()
         self._lane = blocking.Lane()
-        self._flights = inflight.Flights()
+        self._flights = monitor.Flights()
         self._beginning: asyncio.Task[_Begun] | None = None
         self._session: nvml_session.Session | None = None
-        self._left: list[tuple[inflight.Flights, nvml_session.Session]] = []
+        self._left: list[tuple[monitor.Flights, nvml_session.Session]] = []
         self._known = nvml_session.Known()
         self._watching: monitor.Watch | None = None
         self._told: gpu.Look | None = None
@@ -109,11 +109,11 @@ class Nvml:
 
     def _begin(self) -> asyncio.Task[_Begun]:
         if self._beginning is None:
-            inbox = inflight.Inbox()
+            inbox = monitor.Inbox()
             self._beginning = self._flights.begin(self._lane, lambda: self._make(inbox))
         return self._beginning
 
-    def _make(self, inbox: inflight.Inbox) -> _Begun:
+    def _make(self, inbox: monitor.Inbox) -> _Begun:
         """Begin NVML; runs in a thread."""
         try:
             session = nvml_session.Session(
@@ -146,7 +146,7 @@ class Nvml:
     async def _watch(
         self,
         session: nvml_session.Session,
-        inbox: inflight.Inbox,
+        inbox: monitor.Inbox,
         watchers: monitor.Watchers,
         seen: Seen,
     ) -> str:
@@ -182,7 +182,7 @@ class Nvml:
             self._log.error("nvml_hangs_at_the_end", waited_s=longest_s)
         else:
             return
-        self._flights, self._lane = inflight.Flights(), blocking.Lane()
+        self._flights, self._lane = monitor.Flights(), blocking.Lane()
 
     def _end_all(self) -> None:
         """Make up for every beginning; runs in a thread, with nothing under way."""

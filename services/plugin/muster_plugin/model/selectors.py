@@ -10,8 +10,7 @@ from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
-from muster_plugin.config import refusals
-from muster_plugin.model import gpu
+from muster_plugin.model import errors, gpu
 
 ANY: Final = "*"
 INDEX_MAX: Final = 1023
@@ -63,7 +62,7 @@ def parse(given: int | str, *, products: bool = False) -> Reference:
     if match := _INDEX.fullmatch(text):
         found = Index(int(match[1]), int(match[2]) if match[2] else None)
         if max(found.gpu, found.mig or 0) > INDEX_MAX:
-            raise ValueError(f"{refusals.said(given)}: no index is larger than {INDEX_MAX}")
+            raise ValueError(f"{errors.said(given)}: no index is larger than {INDEX_MAX}")
         return found
     if _WHOLE.fullmatch(text):
         return Uuid(text.lower())
@@ -71,7 +70,7 @@ def parse(given: int | str, *, products: bool = False) -> Reference:
         return Instance(match[1].lower(), int(match[2]), int(match[3]))
     if not products or _LOOKS_LIKE_ONE.fullmatch(text):
         product = ", or the name of a product with * for anything" if products else ""
-        raise ValueError(f"{refusals.said(given)} names no device; write {_FORMS}{product}")
+        raise ValueError(f"{errors.said(given)} names no device; write {_FORMS}{product}")
     return Product(text)
 
 
@@ -86,7 +85,7 @@ def problems(given: Iterable[int | str], *, products: bool = False) -> Iterator[
             continue
         for before, other in seen.items():
             if includes(other, meant) or includes(meant, other):
-                yield f"[{at}]: {refusals.said(one)} is named by [{before}] already"
+                yield f"[{at}]: {errors.said(one)} is named by [{before}] already"
                 break
         seen[at] = meant
 

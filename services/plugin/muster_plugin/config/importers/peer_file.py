@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 from muster.service import quoting, validation
-from muster_plugin.config import document, refusals, resources
+from muster_plugin.config import document, resources
+from muster_plugin.model import errors
 
 _MEANT: Final = "; did you mean "
 _NEAR: Final = 0.6
@@ -53,14 +54,14 @@ class Reader:
     def mapping(self, value: object, path: str, known: Sequence[str]) -> dict[str, object]:
         """Return the known keys of a mapping; others are ignored as the peer does, but named."""
         if not isinstance(value, Mapping):
-            self.refuse(path, f"a mapping is expected, found {refusals.said(value)}")
+            self.refuse(path, f"a mapping is expected, found {errors.said(value)}")
             return {}
         found: dict[str, object] = {}
         for key, inner in value.items():
             if isinstance(key, str) and key in known:
                 found[key] = inner
                 continue
-            name = key if isinstance(key, str) and key.isprintable() else refusals.said(key)
+            name = key if isinstance(key, str) and key.isprintable() else errors.said(key)
             where = f"{path}.{name[:_NAME_MAX]}".removeprefix(".")
             hint = quoting.near(name, known, _NEAR)
             self.differ(where, f"{self._peer} ignores this key{hint and f'; {hint}'}")
@@ -72,7 +73,7 @@ class Reader:
             return []
         if isinstance(value, list):
             return value
-        self.refuse(path, f"a list is expected, found {refusals.said(value)}")
+        self.refuse(path, f"a list is expected, found {errors.said(value)}")
         return []
 
     def text(self, value: object, path: str) -> str:
@@ -81,7 +82,7 @@ class Reader:
             return ""
         if isinstance(value, str):
             return value
-        self.refuse(path, f"a text is expected; write {refusals.said(value)} in quotes")
+        self.refuse(path, f"a text is expected; write {errors.said(value)} in quotes")
         return ""
 
     def whole(self, value: object, path: str) -> int:
@@ -92,14 +93,14 @@ class Reader:
             value = int(value)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
-        self.refuse(path, f"a whole number of at least 0 is expected, found {refusals.said(value)}")
+        self.refuse(path, f"a whole number of at least 0 is expected, found {errors.said(value)}")
         return 0
 
     def flag(self, value: object, path: str) -> bool:
         """Return true or false; a missing one is false."""
         if value is None or isinstance(value, bool):
             return bool(value)
-        self.refuse(path, f"true or false is expected, found {refusals.said(value)}")
+        self.refuse(path, f"true or false is expected, found {errors.said(value)}")
         return False
 
     def resource(

@@ -15,13 +15,17 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import resources
-from muster_plugin.discovery import grouping, matching
-from muster_plugin.model import gpu, ids, names, scan_result
+from muster_plugin.discovery import matching
+from muster_plugin.model import gpu, names, scan_result
 
 DEVICES_MAX: Final = 10_000
 """Ids of one resource: a list of them has to fit into one message to the kubelet."""
 IN_ALL_MAX: Final = 50_000
 """Ids of all resources that are device nodes; of more each look would take seconds."""
+
+Row = Mapping[int, tuple[resources.Nodes, matching.Match]]
+"""By the number of its entry, each match."""
+Columns = Mapping[int, tuple[resources.Nodes, tuple[matching.Match, ...]]]
 
 _NAMED_MAX: Final = 5
 _NOTHING_STANDS: Final[Mapping[str, str]] = {}
@@ -164,7 +168,7 @@ def _by_name(
 
 
 _Gives = tuple[str, str, str, bool]
-_Keyed = Sequence[tuple[str, resources.Group, grouping.Row]]
+_Keyed = Sequence[tuple[str, resources.Group, Row]]
 
 
 def _keys(resource: resources.Resource, seen: matching.Names, problems: list[str]) -> _Keyed:
@@ -172,13 +176,12 @@ def _keys(resource: resources.Resource, seen: matching.Names, problems: list[str
     taken: dict[str, int] = {}
     keys = []
     for number, group in enumerate(resource.groups):
-        columns = grouping.columns(group, seen, every_name=resource.per_match)
+        columns = group_columns(group, seen, every_name=resource.per_match)
         problems.extend(
-            f"{resource.name}: groups[{number}].{problem}"
-            for problem in grouping.shrinking(columns)
+            f"{resource.name}: groups[{number}].{problem}" for problem in limiting_entries(columns)
         )
         given = set[frozenset[_Gives]]()
-        for row in grouping.rows(columns):
+        for row in group_rows(columns):
             gives = frozenset(_gives(entry, match) for entry, match in row.values())
             key = _key(group, row)
             if gives in given:
@@ -223,7 +226,7 @@ def _units(
             yield name, _unit(key, replica, row, problems)
 
 
-def _key(group: resources.Group, row: grouping.Row) -> str:
+def _key(group: resources.Group, row: Row) -> str:
     """Return what a unit is called after.
 
     A required entry with limit 1 is in one unit only, so its match alone is enough; whatever else
@@ -236,7 +239,7 @@ def _key(group: resources.Group, row: grouping.Row) -> str:
     return "+".join(dict.fromkeys(match.key for _, match in row.values()))
 
 
-def _unit(key: str, replica: int, row: grouping.Row, problems: list[str]) -> Unit:
+def _unit(key: str, replica: int, row: Row, problems: list[str]) -> Unit:
     devices: dict[str, DeviceSpec] = {}
     mounts: dict[str, Mount] = {}
     for entry, match in row.values():
@@ -258,7 +261,7 @@ def _unit(key: str, replica: int, row: grouping.Row, problems: list[str]) -> Uni
                     host_path=match.path, container_path=inside, read_only=entry.read_only
                 )
     return Unit(
-        id=ids.device_id(key, replica),
+        id=names.device_id(key, replica),
         physical=key,
         identity={number: match.identity for number, (_, match) in row.items()},
         devices=tuple(devices.values()),
@@ -328,3 +331,36 @@ def _is_device(entry: resources.Nodes) -> bool:
 
 def _short(key: str) -> str:
     return key.removeprefix(matching.DEV).removeprefix("/")
+
+
+def group_columns(group: resources.Group, seen: matching.Names, *, every_name: bool) -> Columns:
+    """Return what each entry of a group finds; an optional one that finds nothing is left out."""
+    found = {
+        number: (entry, matching.matches(entry, seen, every_name=every_name))
+        for number, entry in enumerate(group.devices)
+    }
+    return {n: column for n, column in found.items() if column[1] or not column[0].optional}
+
+
+def group_rows(columns: Columns) -> Iterator[Row]:
+    """Lay the matches of a group's entries side by side."""
+    for at in range(_length(columns)):
+        yield {n: (entry, met[at % len(met)]) for n, (entry, met) in columns.items()}
+
+
+def limiting_entries(columns: Columns) -> Iterator[str]:
+    """Say which optional entry, now that it is there, leaves fewer units than without it."""
+    length = _length(columns)
+    for number, (entry, met) in columns.items():
+        if entry.optional and len(met) * entry.limit == length:
+            without = _length({n: column for n, column in columns.items() if n != number})
+            if without > length:
+                yield (
+                    f"devices[{number}]: optional, and yet it is what leaves {length} of {without} "
+                    "devices; raise its limit"
+                )
+
+
+def _length(columns: Columns) -> int:
+    reusable = min((len(met) * entry.limit for entry, met in columns.values()), default=0)
+    return min(reusable, max((len(met) for _, met in columns.values()), default=0))
