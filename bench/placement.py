@@ -13,9 +13,8 @@ from typing import Final
 
 from bench import table
 from muster_plugin.config import gpus
-from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import placement
-from muster_plugin.model import gpu
+from muster_plugin.model import advertised, gpu
 
 _GPUS: Final = 16
 _TARGET_MS: Final = 50.0
@@ -54,10 +53,10 @@ def _timed(links: placement.Links, size: int) -> float:
     return took * 1000
 
 
-def _unit(number: int) -> resource_plan.Unit:
+def _unit(number: int) -> advertised.Unit:
     name = f"GPU-{number:02}"
     device = gpu.Device(part=gpu.Part(gpu=name), uuid=name, index=str(number), minor=number)
-    return resource_plan.Unit(id=name, physical=name, identity={0: name}, gpu=device)
+    return advertised.Unit(id=name, physical=name, identity={0: name}, gpu=device)
 
 
 _UNITS: Final = {unit.id: unit for unit in map(_unit, range(_GPUS))}

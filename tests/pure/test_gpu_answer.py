@@ -3,9 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster_plugin.config import gpus
-from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec
-from muster_plugin.model import container, gpu
+from muster_plugin.model import advertised, gpu
 
 ENVVAR, MOUNTS, ANNOTATIONS, CRI = gpus.DeviceList
 CONTROL = frozenset(container_spec.CONTROL_NODES)
@@ -27,7 +26,7 @@ MIG = gpu.Device(part=gpu.Part(gpu="GPU-1", gi=5, ci=0), uuid="MIG-1", index="1:
 
 def answer(
     *devices: gpu.Device, to: gpus.Given, present: frozenset[str] = frozenset()
-) -> container.Answer:
+) -> advertised.ContainerResponse:
     return container_spec.answer(devices, to, caps=CAPS, present=present, annotation="id")
 
 
@@ -35,13 +34,13 @@ def given_by(*strategies: gpus.DeviceList) -> gpus.Given:
     return gpus.Given(device_list=strategies)
 
 
-def mount(name: str) -> resource_plan.Mount:
+def mount(name: str) -> advertised.Mount:
     below = f"/var/run/nvidia-container-devices/{name}"
-    return resource_plan.Mount(host_path="/dev/null", container_path=below, read_only=False)
+    return advertised.Mount(host_path="/dev/null", container_path=below, read_only=False)
 
 
-def node(path: str, root: str = "") -> resource_plan.DeviceSpec:
-    return resource_plan.DeviceSpec(host_path=root + path, container_path=path, permissions="rw")
+def node(path: str, root: str = "") -> advertised.DeviceSpec:
+    return advertised.DeviceSpec(host_path=root + path, container_path=path, permissions="rw")
 
 
 # What NVIDIA's plugin answers by each strategy (k8s-device-plugin 1b826ac, server.go)
@@ -50,26 +49,32 @@ def node(path: str, root: str = "") -> resource_plan.DeviceSpec:
 @pytest.mark.parametrize(
     ("strategies", "result"),
     [
-        ((ENVVAR,), container.Answer(environment={VISIBLE: "GPU-1,GPU-0"})),
+        ((ENVVAR,), advertised.ContainerResponse(environment={VISIBLE: "GPU-1,GPU-0"})),
         (
             (MOUNTS,),
-            container.Answer(
+            advertised.ContainerResponse(
                 environment={VISIBLE: "/var/run/nvidia-container-devices"},
                 mounts=(mount("GPU-1"), mount("GPU-0")),
             ),
         ),
-        ((ANNOTATIONS,), container.Answer(annotations={KEY: f"{CDI}/gpu=GPU-1,{CDI}/gpu=GPU-0"})),
-        ((CRI,), container.Answer(cdi_devices=(f"{CDI}/gpu=GPU-1", f"{CDI}/gpu=GPU-0"))),
+        (
+            (ANNOTATIONS,),
+            advertised.ContainerResponse(annotations={KEY: f"{CDI}/gpu=GPU-1,{CDI}/gpu=GPU-0"}),
+        ),
+        (
+            (CRI,),
+            advertised.ContainerResponse(cdi_devices=(f"{CDI}/gpu=GPU-1", f"{CDI}/gpu=GPU-0")),
+        ),
         (
             (ENVVAR, CRI),
-            container.Answer(
+            advertised.ContainerResponse(
                 environment={VISIBLE: "GPU-1,GPU-0"},
                 cdi_devices=(f"{CDI}/gpu=GPU-1", f"{CDI}/gpu=GPU-0"),
             ),
         ),
         (
             (CRI, ANNOTATIONS, MOUNTS, ENVVAR),
-            container.Answer(
+            advertised.ContainerResponse(
                 environment={VISIBLE: "/var/run/nvidia-container-devices"},
                 mounts=(mount("GPU-1"), mount("GPU-0")),
                 annotations={KEY: f"{CDI}/gpu=GPU-1,{CDI}/gpu=GPU-0"},
@@ -79,14 +84,14 @@ def node(path: str, root: str = "") -> resource_plan.DeviceSpec:
     ],
 )
 def test_each_strategy_tells_the_runtime_in_its_own_way(
-    strategies: tuple[gpus.DeviceList, ...], result: container.Answer
+    strategies: tuple[gpus.DeviceList, ...], result: advertised.ContainerResponse
 ) -> None:
     assert answer(device(1), device(0), to=given_by(*strategies)) == result
 
 
 def test_devices_can_be_told_by_index() -> None:
     by_index = gpus.Given(device_list=(MOUNTS, CRI), device_ids=gpus.DeviceIds.INDEX)
-    assert answer(MIG, device(0), to=by_index) == container.Answer(
+    assert answer(MIG, device(0), to=by_index) == advertised.ContainerResponse(
         environment={VISIBLE: "/var/run/nvidia-container-devices"},
         mounts=(mount("1:4"), mount("0")),
         cdi_devices=(f"{CDI}/gpu=1:4", f"{CDI}/gpu=0"),
@@ -168,11 +173,11 @@ def test_cdi_names_what_a_container_is_given(
     value = ",".join(f"{CDI}/{name}" for name in names.split())
     devices = [device(number) for number in asked]
     result = answer(*devices, to=told, present=frozenset(present))
-    assert result == container.Answer(annotations={key: value})
+    assert result == advertised.ContainerResponse(annotations={key: value})
 
 
 def test_no_device_is_no_annotation() -> None:
-    assert answer(to=given_by(ANNOTATIONS, CRI)) == container.Answer()
+    assert answer(to=given_by(ANNOTATIONS, CRI)) == advertised.ContainerResponse()
 
 
 def test_features_are_variables_where_not_everything_comes_by_cdi() -> None:
@@ -192,7 +197,9 @@ def test_nodes_are_given_by_minor_number_below_the_dev_root_and_control_nodes_if
     told = gpus.Given(device_specs=True, driver_root="/run/nvidia/driver")
     present = frozenset({"/run/nvidia/driver/dev/nvidiactl", "/run/nvidia/driver/dev/nvidia-uvm"})
     expected = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3", "/dev/nvidia2")
-    assert answer(device(1), device(0), device(1), to=told, present=present) == container.Answer(
+    assert answer(
+        device(1), device(0), device(1), to=told, present=present
+    ) == advertised.ContainerResponse(
         environment={VISIBLE: "GPU-1,GPU-0"},
         devices=tuple(node(path, "/run/nvidia/driver") for path in expected),
     )
@@ -239,7 +246,7 @@ def test_what_is_looked_for_is_what_may_be_left_out() -> None:
 def test_an_imex_channel_that_is_there_is_given_in_every_way() -> None:
     told = gpus.Given(device_specs=True, imex=gpus.Imex(channels=(0,)))
     there = frozenset({CHANNEL})
-    assert answer(device(0), to=told, present=there) == container.Answer(
+    assert answer(device(0), to=told, present=there) == advertised.ContainerResponse(
         environment={VISIBLE: "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"},
         devices=(node("/dev/nvidia2"), node(CHANNEL)),
     )
@@ -260,10 +267,10 @@ def test_an_imex_channel_that_is_not_there_is_left_out_or_missed() -> None:
 # What may not be given
 
 
-def unit(name: str, minor: int | None = 0) -> resource_plan.Unit:
+def unit(name: str, minor: int | None = 0) -> advertised.Unit:
     physical = name.split("::", maxsplit=1)[0]
     one = gpu.Device(part=gpu.Part(gpu=physical), uuid=physical, index="0", minor=minor)
-    return resource_plan.Unit(id=name, physical=physical, identity={0: physical}, gpu=one)
+    return advertised.Unit(id=name, physical=physical, identity={0: physical}, gpu=one)
 
 
 def problem(names: str, rules: gpus.Gpus) -> str:
@@ -310,7 +317,7 @@ def test_two_replicas_of_one_gpu_are_refused_where_placement_is_exclusive() -> N
 def test_a_device_without_a_known_node_is_refused_only_where_nodes_are_given() -> None:
     with_nodes = container_spec.Terms(rules=gpus.Gpus(given=gpus.Given(device_specs=True)))
     nameless = unit("a", minor=None)
-    mig = resource_plan.Unit(id="MIG-1", physical="MIG-1", identity={0: "MIG-1"}, gpu=MIG)
+    mig = advertised.Unit(id="MIG-1", physical="MIG-1", identity={0: "MIG-1"}, gpu=MIG)
     assert container_spec.problem("r", [nameless], container_spec.Terms()) == ""
     told = "r: a: the number of its device node is not known"
     assert container_spec.problem("r", [nameless], with_nodes) == told

@@ -18,7 +18,7 @@ from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import resources
 from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import replicas
-from muster_plugin.model import gpu
+from muster_plugin.model import advertised, gpu
 
 USUAL = "nvidia.com/gpu"
 
@@ -213,7 +213,7 @@ def test_a_unit_says_what_answers_and_health_need() -> None:
         name="nvidia.com/mig-3g.20gb",
         rule=msgspec.structs.replace(whole.rule, name="nvidia.com/*", per_match=True),
         units=tuple(
-            resource_plan.Unit(
+            advertised.Unit(
                 id=f"{device.uuid}::{n}",
                 physical=device.uuid,
                 identity={0: device.uuid},

@@ -5,31 +5,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster_plugin.config import gpus as config_gpus
-from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import placement
-from muster_plugin.model import gpu
+from muster_plugin.model import advertised, gpu
 
 ALIGNED, DISTRIBUTED, PACKED, EXCLUSIVE = config_gpus.Placement
 Links = dict[tuple[str, str], gpu.Link]
 
 
-def whole(number: int) -> resource_plan.Unit:
+def whole(number: int) -> advertised.Unit:
     return unit(f"GPU-{number:02}")
 
 
-def unit(name: str, parent: str = "", gi: int | None = None) -> resource_plan.Unit:
+def unit(name: str, parent: str = "", gi: int | None = None) -> advertised.Unit:
     """A GPU or MIG device, or a replica of one: `GPU-a::0`, or `a-replica-0`."""
     physical = re.split("::|-replica-", name)[0]
     part = gpu.Part(gpu=parent or physical, gi=gi, ci=None if gi is None else 0)
     device = gpu.Device(part=part, uuid=physical, index="0", minor=0)
-    return resource_plan.Unit(id=name, physical=physical, identity={0: physical}, gpu=device)
+    return advertised.Unit(id=name, physical=physical, identity={0: physical}, gpu=device)
 
 
-def known(*names: str) -> dict[str, resource_plan.Unit]:
+def known(*names: str) -> dict[str, advertised.Unit]:
     return {name: unit(name) for name in names}
 
 
-def replicas(**counts: int) -> dict[str, resource_plan.Unit]:
+def replicas(**counts: int) -> dict[str, advertised.Unit]:
     return known(*(f"{name}::{at}" for name, count in counts.items() for at in range(count)))
 
 
@@ -178,7 +177,7 @@ def test_fewer_than_asked_for_are_all_that_there_are() -> None:
 
 def prefer(
     policy: config_gpus.Placement,
-    devices: dict[str, resource_plan.Unit],
+    devices: dict[str, advertised.Unit],
     size: int,
     *,
     available: list[str] | None = None,
@@ -217,7 +216,7 @@ GREEDY = [
 @pytest.mark.parametrize(("policy", "devices", "size", "result"), GREEDY)
 def test_replicas_are_spread_or_packed(
     policy: config_gpus.Placement,
-    devices: dict[str, resource_plan.Unit],
+    devices: dict[str, advertised.Unit],
     size: int,
     result: list[str],
 ) -> None:
@@ -308,7 +307,7 @@ def test_advice_never_fails_and_is_the_same_for_the_same_question(
     required: list[str],
     size: int,
     policy: config_gpus.Placement,
-    devices: dict[str, resource_plan.Unit],
+    devices: dict[str, advertised.Unit],
 ) -> None:
     chosen = prefer(policy, devices, size, available=available, required=required)
     shuffled = prefer(policy, devices, size, available=available[::-1], required=required)

@@ -9,16 +9,16 @@ from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, protobuf
-from muster_plugin.model import gpu
+from muster_plugin.model import advertised, gpu
 
 RULE = resources.Resource(name="nvidia.com/gpu", groups=(), env="", grace_s=60.0)
 CONTROL = container_spec.CONTROL_NODES
 
 
-def replica(number: int, at: int) -> resource_plan.Unit:
+def replica(number: int, at: int) -> advertised.Unit:
     name = f"GPU-{number}"
     device = gpu.Device(part=gpu.Part(gpu=name), uuid=name, index=str(number), minor=number)
-    return resource_plan.Unit(
+    return advertised.Unit(
         id=f"{name}::{at}", physical=name, identity={0: name}, gpu=device, numa=number
     )
 

@@ -13,7 +13,7 @@ from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec, faults
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, cdi, protobuf, resource_status
-from muster_plugin.model import gpu, names, scan_result
+from muster_plugin.model import advertised, gpu, names, scan_result
 from muster_plugin.publishing import heartbeats
 
 LARGE = codec.EVENT_BYTES_MAX
@@ -40,10 +40,10 @@ GPU_RULE = resources.Resource(name="nvidia.com/gpu", groups=(), env="")
 Events = list[vocabulary.PluginEvent]
 
 
-def replica(uuid: str, number: int, *, gi: int | None = None) -> resource_plan.Unit:
+def replica(uuid: str, number: int, *, gi: int | None = None) -> advertised.Unit:
     """Return one of several ids of a GPU, or of a MIG device of the first."""
     part = gpu.Part(gpu=GPU_0 if gi is not None else uuid, gi=gi, ci=0 if gi is not None else None)
-    return resource_plan.Unit(
+    return advertised.Unit(
         id=f"{uuid}::{number}",
         physical=uuid,
         identity={0: uuid},
@@ -443,8 +443,8 @@ def test_no_bytes_break_a_fault_script(text: bytes) -> None:
 # Allocation
 
 
-def spec(path: str) -> resource_plan.DeviceSpec:
-    return resource_plan.DeviceSpec(host_path=path, container_path=path, permissions="rw")
+def spec(path: str) -> advertised.DeviceSpec:
+    return advertised.DeviceSpec(host_path=path, container_path=path, permissions="rw")
 
 
 def test_allocate_answers_each_container_in_order_and_names_its_devices() -> None:
@@ -478,14 +478,12 @@ def test_a_unit_brings_its_nodes_and_mounts_and_no_variable_where_none_is_wanted
     assert allocation.Allocator(devices, "a.com/virt").allocate([["kvm-0"]]) == (
         allocation.Answer(
             devices=(
-                resource_plan.DeviceSpec(
+                advertised.DeviceSpec(
                     host_path="/dev/kvm", container_path="/dev/virt/kvm", permissions="rw"
                 ),
             ),
             mounts=(
-                resource_plan.Mount(
-                    host_path="/opt/lib", container_path="/opt/lib", read_only=True
-                ),
+                advertised.Mount(host_path="/opt/lib", container_path="/opt/lib", read_only=True),
             ),
         ),
     )

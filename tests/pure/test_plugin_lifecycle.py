@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster_plugin.config import resources
-from muster_plugin.discovery import resource_plan
 from muster_plugin.inventory import device_lifecycle
+from muster_plugin.model import advertised
 
 HEALTHY, UNHEALTHY = vocabulary.Health.HEALTHY, vocabulary.Health.UNHEALTHY
 CHECKED = device_lifecycle.Policy(grace_s=60, good_looks=2, good_checks=3, checked=True)
 
 
-def unit(name: str = "a-0", minor: int = 1) -> resource_plan.Unit:
+def unit(name: str = "a-0", minor: int = 1) -> advertised.Unit:
     path = f"/dev/{name[:-2]}"
-    return resource_plan.Unit(
+    return advertised.Unit(
         id=name, physical=path, identity={0: f"{path} char 10:{minor}"}, nodes=(path,)
     )
 
@@ -171,11 +171,11 @@ def test_the_grace_period_counts_from_the_first_loss() -> None:
 
 
 def test_a_device_that_returns_has_its_id_and_its_new_path() -> None:
-    def stick(dev: int) -> resource_plan.Unit:
+    def stick(dev: int) -> advertised.Unit:
         path = f"/dev/bus/usb/001/{dev:03}"
-        spec = resource_plan.DeviceSpec(host_path=path, container_path=path, permissions="rw")
+        spec = advertised.DeviceSpec(host_path=path, container_path=path, permissions="rw")
         identity = {0: "usb-1a86-7523-1-1"}
-        return resource_plan.Unit(id="usb-0", physical="usb", identity=identity, devices=(spec,))
+        return advertised.Unit(id="usb-0", physical="usb", identity=identity, devices=(spec,))
 
     life = device_lifecycle.Lifecycle("a.example/a", device_lifecycle.Policy())
     life.receive(device_lifecycle.Looked((stick(5),)), 0.0)
@@ -213,7 +213,7 @@ def test_of_shared_gpus_each_is_expected_once() -> None:
         "nvidia.com/gpu", device_lifecycle.Policy(expected=2, of_gpus=True)
     )
     replicas = tuple(
-        resource_plan.Unit(id=f"GPU-a::{number}", physical="GPU-a", identity={0: "GPU-a"})
+        advertised.Unit(id=f"GPU-a::{number}", physical="GPU-a", identity={0: "GPU-a"})
         for number in range(4)
     )
     life.receive(device_lifecycle.Looked(replicas), 0.0)
@@ -278,7 +278,7 @@ def test_whatever_happens_the_list_is_what_was_told_and_nothing_lost_is_healthy(
 ) -> None:
     life = device_lifecycle.Lifecycle("a.example/a", policy)
     told: dict[str, vocabulary.Health] = {}
-    there: dict[str, resource_plan.Unit] = {}
+    there: dict[str, advertised.Unit] = {}
     lost: dict[str, float] = {}
     held: frozenset[str] | None = None
     now = 0.0

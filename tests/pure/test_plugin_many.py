@@ -16,7 +16,7 @@ from muster_health.plugin import devices as health_devices
 from muster_plugin.config import resources
 from muster_plugin.discovery import resource_plan
 from muster_plugin.inventory import inventory, snapshot
-from muster_plugin.model import gpu, names
+from muster_plugin.model import advertised, gpu, names
 
 AT: Final = datetime(2026, 11, 1, tzinfo=UTC)
 GPU: Final = "nvidia.com/gpu"
@@ -29,7 +29,7 @@ def shared(replicas: int) -> inventory.Inventory:
     made = inventory.Inventory(node="n1", plugin="p")
     parts = {uuid: gpu.Part(gpu=uuid) for uuid in UUIDS}
     of_gpus = tuple(
-        resource_plan.Unit(
+        advertised.Unit(
             id=f"{uuid}::{number}",
             physical=uuid,
             identity={0: uuid},

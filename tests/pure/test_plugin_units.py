@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from muster_plugin.config import resources
 from muster_plugin.discovery import resource_plan
+from muster_plugin.model import advertised, patterns, scan_result
 from muster_plugin.model import names as resource_names
-from muster_plugin.model import patterns, scan_result
 
 DEVICE = resources.NodeType.DEVICE
 MOUNT = resources.NodeType.MOUNT
@@ -48,14 +48,14 @@ def resource(
     )
 
 
-def planned(given: resources.Resource, what: scan_result.Seen) -> tuple[resource_plan.Unit, ...]:
+def planned(given: resources.Resource, what: scan_result.Seen) -> tuple[advertised.Unit, ...]:
     plan = resource_plan.plan([given], what)
     assert plan.problems == ()
     [offer] = plan.offers
     return offer.units
 
 
-def given_to_a_container(unit: resource_plan.Unit) -> list[tuple[str, str]]:
+def given_to_a_container(unit: advertised.Unit) -> list[tuple[str, str]]:
     devices = [(d.host_path, d.container_path) for d in unit.devices]
     return devices + [(m.host_path, m.container_path) for m in unit.mounts]
 
@@ -136,17 +136,17 @@ def test_a_unit_says_everything_the_kubelet_is_told() -> None:
     ]
     lib = scan_result.Node(path="/opt/lib", kind=scan_result.Kind.DIRECTORY)
     assert planned(resource(entries, count=2), seen(char("/dev/ttyUSB0", numa=1), lib)) == tuple(
-        resource_plan.Unit(
+        advertised.Unit(
             id=f"ttyUSB0-{replica}",
             physical="/dev/ttyUSB0",
             identity={0: "/dev/ttyUSB0 char 10:0", 1: "/opt/lib directory 0:0"},
             devices=(
-                resource_plan.DeviceSpec(
+                advertised.DeviceSpec(
                     host_path="/dev/ttyUSB0", container_path="/dev/serial/ttyUSB0", permissions="r"
                 ),
             ),
             mounts=(
-                resource_plan.Mount(host_path="/opt/lib", container_path="/lib/x", read_only=True),
+                advertised.Mount(host_path="/opt/lib", container_path="/lib/x", read_only=True),
             ),
             nodes=("/dev/ttyUSB0",),
             numa=1,

@@ -9,7 +9,7 @@ import pytest
 
 from muster_plugin.config import resources
 from muster_plugin.discovery import devfs, resource_plan
-from muster_plugin.model import scan_result
+from muster_plugin.model import advertised, scan_result
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_a_stick_that_is_plugged_in_again_is_the_same_unit(uart: Path) -> None:
     entry = resources.Nodes(usb=resources.Usb(vendor="1a86", product="7523"))
     given = resources.Resource(name="a.example/x", groups=(resources.Group(devices=(entry,)),))
 
-    def look() -> resource_plan.Unit:
+    def look() -> advertised.Unit:
         [offer] = resource_plan.plan([given], devfs.look([entry], root=uart).seen).offers
         [unit] = offer.units
         return unit

@@ -18,7 +18,7 @@ from muster import machine, vocabulary
 from muster.service import logs
 from muster_plugin import preflight
 from muster_plugin.config import document, settings
-from muster_plugin.discovery import host_scanner, resource_plan
+from muster_plugin.discovery import host_scanner
 from muster_plugin.gpu import source
 from muster_plugin.inventory import device_checks, inventory, planner
 from muster_plugin.kubelet import (
@@ -29,7 +29,7 @@ from muster_plugin.kubelet import (
     resource_plugin,
     resource_status,
 )
-from muster_plugin.model import gpu
+from muster_plugin.model import advertised, gpu
 from muster_plugin.publishing import event_log, pod_devices, update_publisher
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class Node:
             case _:
                 assert_never(judged)
 
-    async def _judge(self, resource: str, unit: resource_plan.Unit, problem: str) -> None:
+    async def _judge(self, resource: str, unit: advertised.Unit, problem: str) -> None:
         """Take the result of an examination."""
         now = time.monotonic()
         self._checked(_CHECKS, now)

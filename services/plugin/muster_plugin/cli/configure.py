@@ -20,7 +20,7 @@ from muster_plugin.config import settings as config_settings
 from muster_plugin.discovery import devfs, resource_plan
 from muster_plugin.gpu import replicas, xid_policy
 from muster_plugin.gpu import source as gpu_source
-from muster_plugin.model import gpu
+from muster_plugin.model import advertised, gpu
 
 _BYTES_MAX: Final = 1024 * 1024 + 1
 _PEERS: Final = [form.value for form in files.Format if form != "muster"]
@@ -282,7 +282,7 @@ def _rows(
     offer: resource_plan.Offer, seen: Iterable[vocabulary.Gpu]
 ) -> Iterator[tuple[str, str, str]]:
     """Give a row for each thing; its ids are told by the first."""
-    things: dict[str, list[resource_plan.Unit]] = {}
+    things: dict[str, list[advertised.Unit]] = {}
     for unit in offer.units:
         things.setdefault(unit.physical, []).append(unit)
     words = {device: text for one in seen for device, text in _words(one).items()}

@@ -16,7 +16,7 @@ import msgspec
 from muster import vocabulary
 from muster_plugin.config import resources
 from muster_plugin.discovery import matching
-from muster_plugin.model import gpu, names, scan_result
+from muster_plugin.model import advertised, names, scan_result
 
 DEVICES_MAX: Final = 10_000
 """Ids of one resource: a list of them has to fit into one message to the kubelet."""
@@ -31,52 +31,12 @@ _NAMED_MAX: Final = 5
 _NOTHING_STANDS: Final[Mapping[str, str]] = {}
 
 
-class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A device node of the host, and where a container sees it."""
-
-    host_path: str
-    container_path: str
-    permissions: str
-
-
-class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    """A file or directory of the host, and where a container sees it."""
-
-    host_path: str
-    container_path: str
-    read_only: bool
-
-
-class Unit(msgspec.Struct, frozen=True, kw_only=True):
-    """One schedulable thing. All replicas of one thing have the same `physical`.
-
-    `identity` tells for each entry of the group (by its number) which device it is; the numbers
-    may change with the configuration.
-    """
-
-    id: vocabulary.DeviceId
-    physical: str
-    identity: Mapping[int, str]
-    devices: tuple[DeviceSpec, ...] = ()
-    mounts: tuple[Mount, ...] = ()
-    nodes: tuple[str, ...] = ()
-    """The host's paths behind the device specs, once links are followed."""
-    numa: int | None = None
-    gpu: "gpu.Device | None" = None
-    """The GPU or MIG device that this is a replica of; None for device nodes."""
-
-    def is_same(self, other: "Unit") -> bool:
-        """Say whether both are the same devices; one of them may have an optional part more."""
-        ours, theirs = {*self.identity.values()}, {*other.identity.values()}
-        return ours <= theirs or theirs <= ours
-
-
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """A resource by the name it is advertised under, the rule it follows, its units by id."""
 
     name: vocabulary.Name
     rule: resources.Resource
-    units: tuple[Unit, ...] = ()
+    units: tuple[advertised.Unit, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,9 +110,9 @@ def _by_name(
     problems: list[str],
     *,
     most: int,
-) -> dict[str, list[Unit]]:
+) -> dict[str, list[advertised.Unit]]:
     """Give the units of a resource under the name each is advertised under."""
-    units: dict[str, list[Unit]] = {} if resource.per_match else {resource.name: []}
+    units: dict[str, list[advertised.Unit]] = {} if resource.per_match else {resource.name: []}
     keys = _keys(resource, seen, problems)
     owners = _owners(resource.name, keys, standing, problems) if resource.per_match else {}
     made = itertools.islice(_units(resource, keys, owners, problems), most + 1)
@@ -219,7 +179,7 @@ def _owners(
 
 def _units(
     resource: resources.Resource, keys: _Keyed, owners: Mapping[str, str], problems: list[str]
-) -> Iterator[tuple[str, Unit]]:
+) -> Iterator[tuple[str, advertised.Unit]]:
     for key, group, row in keys:
         name = owners.get(key, "") if resource.per_match else resource.name
         for replica in range(group.count if name else 0):
@@ -239,9 +199,9 @@ def _key(group: resources.Group, row: Row) -> str:
     return "+".join(dict.fromkeys(match.key for _, match in row.values()))
 
 
-def _unit(key: str, replica: int, row: Row, problems: list[str]) -> Unit:
-    devices: dict[str, DeviceSpec] = {}
-    mounts: dict[str, Mount] = {}
+def _unit(key: str, replica: int, row: Row, problems: list[str]) -> advertised.Unit:
+    devices: dict[str, advertised.DeviceSpec] = {}
+    mounts: dict[str, advertised.Mount] = {}
     for entry, match in row.values():
         inside = _inside(entry, match)
         before = devices.get(inside) or mounts.get(inside)
@@ -253,14 +213,14 @@ def _unit(key: str, replica: int, row: Row, problems: list[str]) -> Unit:
             continue
         match entry.type:
             case resources.NodeType.DEVICE:
-                devices[inside] = DeviceSpec(
+                devices[inside] = advertised.DeviceSpec(
                     host_path=match.path, container_path=inside, permissions=entry.permissions
                 )
             case resources.NodeType.MOUNT:
-                mounts[inside] = Mount(
+                mounts[inside] = advertised.Mount(
                     host_path=match.path, container_path=inside, read_only=entry.read_only
                 )
-    return Unit(
+    return advertised.Unit(
         id=names.device_id(key, replica),
         physical=key,
         identity={number: match.identity for number, (_, match) in row.items()},
@@ -290,9 +250,11 @@ def _numa(seen: Iterable[int | None]) -> int | None:
     return told.pop() if len(told) == 1 else None
 
 
-def _kept(name: str, units: Iterable[Unit], problems: list[str]) -> tuple[Unit, ...]:
+def _kept(
+    name: str, units: Iterable[advertised.Unit], problems: list[str]
+) -> tuple[advertised.Unit, ...]:
     """Sort by id, and refuse ids that stand twice."""
-    by_id: dict[str, Unit] = {}
+    by_id: dict[str, advertised.Unit] = {}
     for unit in sorted(units, key=lambda unit: (unit.id, unit.physical)):
         first = by_id.setdefault(unit.id, unit)
         if first is not unit:

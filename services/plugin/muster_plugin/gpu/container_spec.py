@@ -13,8 +13,7 @@ from typing import Final
 import msgspec
 
 from muster_plugin.config import gpus
-from muster_plugin.discovery import resource_plan
-from muster_plugin.model import container, gpu
+from muster_plugin.model import advertised, gpu
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CDI_VENDOR: Final = "k8s.device-plugin.nvidia.com"
@@ -44,7 +43,7 @@ def answer(
     caps: Mapping[str, int],
     present: Collection[str],
     annotation: str,
-) -> container.Answer:
+) -> advertised.ContainerResponse:
     """Return what a container is given that is given these devices, in the order asked for.
 
     `present` are the host's paths that are there, of `optional_paths`; `annotation` is a name that
@@ -63,7 +62,7 @@ def answer(
         *needed_nodes(devices, given, caps=caps),
         *(_spec(given, _channel(number)) for number in channels),
     )
-    return container.Answer(
+    return advertised.ContainerResponse(
         devices=specs if _passes_nodes(given) else (),
         mounts=tuple(_mounts(names, channels)) if _lists_below(wanted) else (),
         environment=_environment(names, channels, given),
@@ -72,7 +71,7 @@ def answer(
     )
 
 
-def problem(resource: str, asked: Sequence[resource_plan.Unit], terms: Terms) -> str:
+def problem(resource: str, asked: Sequence[advertised.Unit], terms: Terms) -> str:
     """Say why a container may not be given all of these units; empty if it may."""
     rules = terms.rules
     shared = [unit for unit in asked if unit.gpu and unit.id != unit.gpu.uuid]
@@ -107,7 +106,7 @@ def missing_channel(given: gpus.Given, present: Collection[str]) -> str:
 
 def needed_nodes(
     devices: Sequence[gpu.Device], given: gpus.Given, *, caps: Mapping[str, int]
-) -> tuple[resource_plan.DeviceSpec, ...]:
+) -> tuple[advertised.DeviceSpec, ...]:
     """Return the nodes that a container needs for these devices, if it is given nodes at all."""
     if not _passes_nodes(given):
         return ()
@@ -152,9 +151,9 @@ def _lists_below(wanted: Collection[gpus.DeviceList]) -> bool:
     return gpus.DeviceList.VOLUME_MOUNTS in wanted
 
 
-def _mounts(names: Sequence[str], channels: Sequence[int]) -> Iterator[resource_plan.Mount]:
+def _mounts(names: Sequence[str], channels: Sequence[int]) -> Iterator[advertised.Mount]:
     for name in (*names, *(f"imex/{number}" for number in channels)):
-        yield resource_plan.Mount(
+        yield advertised.Mount(
             host_path=_NOTHING, container_path=f"{_LISTED_BELOW}/{name}", read_only=False
         )
 
@@ -204,7 +203,7 @@ def _on_host(given: gpus.Given, path: str) -> str:
     return (given.dev_root or given.driver_root).rstrip("/") + path
 
 
-def _spec(given: gpus.Given, path: str) -> resource_plan.DeviceSpec:
-    return resource_plan.DeviceSpec(
+def _spec(given: gpus.Given, path: str) -> advertised.DeviceSpec:
+    return advertised.DeviceSpec(
         host_path=_on_host(given, path), container_path=path, permissions="rw"
     )

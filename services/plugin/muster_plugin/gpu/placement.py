@@ -16,9 +16,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from muster_plugin.config import gpus
-from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import topology
-from muster_plugin.model import gpu
+from muster_plugin.model import advertised, gpu
 
 GPUS_MAX: Final = 64
 """Of more GPUs than that, none is advised by how they are joined: it would take too long."""
@@ -28,7 +27,7 @@ _NVLINK: Final = 100
 _UNKNOWN: Final = gpu.Link()
 
 Links: TypeAlias = Mapping[tuple[str, str], gpu.Link]
-Known: TypeAlias = Mapping[str, resource_plan.Unit]
+Known: TypeAlias = Mapping[str, advertised.Unit]
 
 
 def prefer(
@@ -71,7 +70,7 @@ def score(link: gpu.Link) -> int:
     return _NEAREST - link.level + _NVLINK * link.nvlinks
 
 
-def _are_whole(candidates: Sequence[resource_plan.Unit], known: Known) -> bool:
+def _are_whole(candidates: Sequence[advertised.Unit], known: Known) -> bool:
     """Say whether all of these are whole GPUs, and those of the resource few enough."""
     if not 0 < len(candidates) <= GPUS_MAX or len(known) > GPUS_MAX:
         return False
@@ -82,8 +81,8 @@ def _are_whole(candidates: Sequence[resource_plan.Unit], known: Known) -> bool:
 
 
 def _aligned(
-    taken: Sequence[resource_plan.Unit],
-    free: Sequence[resource_plan.Unit],
+    taken: Sequence[advertised.Unit],
+    free: Sequence[advertised.Unit],
     count: int,
     links: Links,
 ) -> list[str]:

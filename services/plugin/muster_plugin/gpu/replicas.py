@@ -14,7 +14,7 @@ from muster import vocabulary
 from muster_plugin.config import gpus, resources
 from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import naming
-from muster_plugin.model import gpu, names, selectors
+from muster_plugin.model import advertised, gpu, names, selectors
 
 _MIB_PER_REPLICA: Final = 1000
 """What the iktos fork calls a GB (cmd/nvidia-device-plugin, replicas of -1)."""
@@ -200,16 +200,14 @@ def _replicas(shared: gpus.Shared, key: str, one: naming.Candidate, problems: li
     return min(wanted, gpus.REPLICAS_MAX)
 
 
-def _units(
-    name: str, shares: Iterable[_Share], problems: list[str]
-) -> tuple[resource_plan.Unit, ...]:
+def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[advertised.Unit, ...]:
     """Return the units of one resource by id, as many as the kubelet can be told."""
-    made: list[resource_plan.Unit] = []
+    made: list[advertised.Unit] = []
     for share in shares:
         uuid = share.one.device.uuid
         numbered = (f"{uuid}::{number}" for number in range(share.replicas or 0))
         made.extend(
-            resource_plan.Unit(
+            advertised.Unit(
                 id=device_id,
                 physical=uuid,
                 identity={0: uuid},

@@ -10,8 +10,8 @@ from typing import Final, Self
 
 from muster_plugin import blocking
 from muster_plugin.config import resources
-from muster_plugin.discovery import resource_plan
 from muster_plugin.inventory import inventory
+from muster_plugin.model import advertised
 
 _BUSY: Final = frozenset({errno.EBUSY, errno.EAGAIN, errno.ETXTBSY})
 """Somebody has it open for himself: a sign of health."""
@@ -21,7 +21,7 @@ _PIPE_BYTES: Final = 65_536
 """Linux: what a pipe holds, so that one read takes all of it."""
 
 Key = tuple[str, str]
-Judge = Callable[[str, resource_plan.Unit, str], Awaitable[None]]
+Judge = Callable[[str, advertised.Unit, str], Awaitable[None]]
 
 
 class Examiner:
@@ -63,7 +63,7 @@ class Examiner:
         waiting = (at for key, at in self._due.items() if key not in self._running)
         return min(waiting, default=None)
 
-    def _wanted(self) -> Mapping[Key, tuple[resource_plan.Unit, resources.Checks]]:
+    def _wanted(self) -> Mapping[Key, tuple[advertised.Unit, resources.Checks]]:
         wanted = {}
         for name in self._devices.resources:
             rule = self._devices.rule(name)
@@ -73,7 +73,7 @@ class Examiner:
         return wanted
 
     async def _examine(
-        self, key: Key, unit: resource_plan.Unit, checks: resources.Checks, lane: blocking.Lane
+        self, key: Key, unit: advertised.Unit, checks: resources.Checks, lane: blocking.Lane
     ) -> None:
         async with self._places:
             problem = await _opened(unit, checks, lane) if checks.open else ""
@@ -84,14 +84,14 @@ class Examiner:
         self.turned.set()
 
 
-async def _opened(unit: resource_plan.Unit, checks: resources.Checks, lane: blocking.Lane) -> str:
+async def _opened(unit: advertised.Unit, checks: resources.Checks, lane: blocking.Lane) -> str:
     try:
         return await lane.run(lambda: _open_all(unit), timeout_s=checks.timeout_s)
     except TimeoutError:
         return f"open() has not returned within {checks.timeout_s:g} s"
 
 
-def _open_all(unit: resource_plan.Unit) -> str:
+def _open_all(unit: advertised.Unit) -> str:
     for device in unit.devices:
         flags = os.O_RDWR if {"r", "w"} <= {*device.permissions} else os.O_RDONLY
         if device.permissions == "w":
@@ -113,7 +113,7 @@ def _open(path: str, flags: int) -> None:
         os.close(os.open(path, os.O_RDONLY | always))
 
 
-async def _commanded(unit: resource_plan.Unit, checks: resources.Checks) -> str:
+async def _commanded(unit: advertised.Unit, checks: resources.Checks) -> str:
     """Run the command; the device nodes are in MUSTER_DEVICES, separated by commas.
 
     It has ended when its own process has, whatever that left running.

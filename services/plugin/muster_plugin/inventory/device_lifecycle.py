@@ -33,7 +33,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import resources
-from muster_plugin.discovery import resource_plan
+from muster_plugin.model import advertised
 
 CONFIGURATION: Final = "no longer configured"
 MISSING: Final = "device-missing"
@@ -77,10 +77,10 @@ def policy(rule: resources.Resource) -> Policy:
 class Life:
     """One unit, and how many good looks and checks it still needs before it is Healthy."""
 
-    def __init__(self, unit: resource_plan.Unit, *, checks: int) -> None:
+    def __init__(self, unit: advertised.Unit, *, checks: int) -> None:
         self.unit = unit
         self.lost_at: float | None = None
-        self.successor: resource_plan.Unit | None = None
+        self.successor: advertised.Unit | None = None
         self._looks = 0
         self._checks = checks
         self._problem = ""
@@ -102,7 +102,7 @@ class Life:
             return _unhealthy(NOT_CHECKED, f"{key} has not been checked since it was plugged in")
         return vocabulary.Health.HEALTHY, HEALTHY, "there and well"
 
-    def saw(self, unit: resource_plan.Unit | None, now: float, *, policy: Policy) -> None:
+    def saw(self, unit: advertised.Unit | None, now: float, *, policy: Policy) -> None:
         """Take one look: nothing, the same, or another under the same id."""
         if unit is not None and self.unit.is_same(unit):
             if self.lost_at is not None:
@@ -141,19 +141,19 @@ def _unhealthy(code: str, reason: str) -> State:
 class Looked(msgspec.Struct, frozen=True):
     """These units are there now, and no others."""
 
-    units: tuple[resource_plan.Unit, ...]
+    units: tuple[advertised.Unit, ...]
 
 
 class Reconfigured(msgspec.Struct, frozen=True):
     """By rules that changed, these units are to be there; a look follows."""
 
-    units: tuple[resource_plan.Unit, ...]
+    units: tuple[advertised.Unit, ...]
 
 
 class Checked(msgspec.Struct, frozen=True):
     """A unit was examined, and so all replicas of it; `problem` is empty if it is well."""
 
-    unit: resource_plan.Unit
+    unit: advertised.Unit
     problem: str = ""
 
 
@@ -239,18 +239,18 @@ class Lifecycle:
         """Return how an id that is advertised is advertised."""
         return self._device(self._lives[device_id])
 
-    def offered(self) -> tuple[resource_plan.Unit, ...]:
+    def offered(self) -> tuple[advertised.Unit, ...]:
         """Return what stands behind every id, by id."""
         return tuple(self._lives[name].unit for name in sorted(self._lives))
 
-    def unit(self, device_id: str) -> resource_plan.Unit | None:
+    def unit(self, device_id: str) -> advertised.Unit | None:
         """Return what stands behind an id, or None if it is not advertised."""
         life = self._lives.get(device_id)
         return life.unit if life else None
 
-    def to_check(self) -> tuple[resource_plan.Unit, ...]:
+    def to_check(self) -> tuple[advertised.Unit, ...]:
         """Return one unit for each thing that is there to be examined."""
-        first: dict[str, resource_plan.Unit] = {}
+        first: dict[str, advertised.Unit] = {}
         for name in sorted(self._lives):
             life = self._lives[name]
             if life.lost_at is None:
@@ -270,7 +270,7 @@ class Lifecycle:
             return ""
         return f"expected at least {self.policy.expected} {what}, found {there}"
 
-    def _looked(self, seen: dict[str, resource_plan.Unit], now: float) -> Iterator[Fact]:
+    def _looked(self, seen: dict[str, advertised.Unit], now: float) -> Iterator[Fact]:
         for name, life in self._lives.items():
             before = life.state()
             life.saw(seen.get(name), now, policy=self.policy)
@@ -287,7 +287,7 @@ class Lifecycle:
         self._lives.clear()
         return gone
 
-    def _reconfigured(self, wanted: dict[str, resource_plan.Unit]) -> Iterator[Fact]:
+    def _reconfigured(self, wanted: dict[str, advertised.Unit]) -> Iterator[Fact]:
         """Let go of what was there, and is not meant any more; what was lost before, leaves so."""
         for name, life in [*self._lives.items()]:
             is_meant = name in wanted and life.unit.is_same(wanted[name])
@@ -295,7 +295,7 @@ class Lifecycle:
                 del self._lives[name]
                 yield Removed(name, CONFIGURATION, life.unit.physical if life.unit.gpu else "")
 
-    def _checked(self, examined: resource_plan.Unit, problem: str) -> Iterator[Fact]:
+    def _checked(self, examined: advertised.Unit, problem: str) -> Iterator[Fact]:
         for life in self._lives.values():
             if life.unit.physical == examined.physical and life.unit.is_same(examined):
                 before = life.state()
@@ -316,7 +316,7 @@ class Lifecycle:
         if life.successor is not None:
             yield self._begin(life.successor)
 
-    def _begin(self, unit: resource_plan.Unit) -> Added:
+    def _begin(self, unit: advertised.Unit) -> Added:
         life = Life(unit, checks=int(self.policy.checked))
         self._lives[unit.id] = life
         return Added(self._device(life))

@@ -24,7 +24,7 @@ from muster_plugin.inventory import (
     resource_devices,
     snapshot,
 )
-from muster_plugin.model import gpu
+from muster_plugin.model import advertised, gpu
 
 _ENVELOPE_BYTES: Final = 32 * 1024
 """What is in the message beside devices and GPUs: the names of all resources, CloudEvents' own."""
@@ -91,7 +91,7 @@ class Inventory:
         return events
 
     def checked(
-        self, resource: str, unit: resource_plan.Unit, problem: str, *, now: float, at: datetime
+        self, resource: str, unit: advertised.Unit, problem: str, *, now: float, at: datetime
     ) -> list[vocabulary.PluginEvent]:
         """Take the result of a check; empty `problem` if the device is well."""
         one = self._resources.get(resource)
@@ -167,17 +167,17 @@ class Inventory:
         one = self._resources.get(resource)
         return one.devices() if one else ()
 
-    def unit(self, resource: str, device_id: str) -> resource_plan.Unit | None:
+    def unit(self, resource: str, device_id: str) -> advertised.Unit | None:
         """Return what stands behind an id, or None if it is none of ours."""
         one = self._resources.get(resource)
         return one.unit(device_id) if one else None
 
-    def offered(self, resource: str) -> tuple[resource_plan.Unit, ...]:
+    def offered(self, resource: str) -> tuple[advertised.Unit, ...]:
         """Return everything of a resource that a container could be given."""
         one = self._resources.get(resource)
         return one.offered() if one else ()
 
-    def to_check(self, resource: str) -> tuple[resource_plan.Unit, ...]:
+    def to_check(self, resource: str) -> tuple[advertised.Unit, ...]:
         """Return one unit for each thing of a resource that is there to be examined."""
         one = self._resources.get(resource)
         return one.to_check() if one else ()

@@ -12,9 +12,8 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import resources
-from muster_plugin.discovery import resource_plan
 from muster_plugin.inventory import active_faults, device_lifecycle
-from muster_plugin.model import gpu
+from muster_plugin.model import advertised, gpu
 
 _CONDITIONS: Final = {
     gpu.Effect.DEGRADED: vocabulary.Condition.DEGRADED,
@@ -38,10 +37,10 @@ class Advertised:
         self._life = device_lifecycle.Lifecycle(name, device_lifecycle.policy(rule))
         self._against = against
         self._pods: Mapping[str, str] = _NO_PODS
-        self._units: tuple[resource_plan.Unit, ...] | None = None
+        self._units: tuple[advertised.Unit, ...] | None = None
         self._devices: tuple[vocabulary.Device, ...] | None = None
         self._shown: dict[str, vocabulary.Device] = {}
-        self._of_gpus: dict[str, list[resource_plan.Unit]] | None = None
+        self._of_gpus: dict[str, list[advertised.Unit]] | None = None
         self._things: frozenset[str] | None = None
         self._holders: dict[str, set[str]] | None = None
 
@@ -93,13 +92,13 @@ class Advertised:
 
     # What others ask
 
-    def offered(self) -> tuple[resource_plan.Unit, ...]:
+    def offered(self) -> tuple[advertised.Unit, ...]:
         """Return everything that is in the list, by id."""
         if self._units is None:
             self._units = self._life.offered()
         return self._units
 
-    def unit(self, device_id: str) -> resource_plan.Unit | None:
+    def unit(self, device_id: str) -> advertised.Unit | None:
         """Return what stands behind an id, or None if it is not advertised."""
         return self._life.unit(device_id)
 
@@ -129,7 +128,7 @@ class Advertised:
             if unit.gpu is not None and part.covers(unit.gpu.part)
         }
 
-    def to_check(self) -> tuple[resource_plan.Unit, ...]:
+    def to_check(self) -> tuple[advertised.Unit, ...]:
         """Return one unit for each thing that is there to be examined."""
         return self._life.to_check()
 
@@ -171,7 +170,7 @@ class Advertised:
         self._units = self._devices = self._of_gpus = self._things = self._holders = None
         self._shown.clear()
 
-    def _by_gpu(self) -> Mapping[str, Iterable[resource_plan.Unit]]:
+    def _by_gpu(self) -> Mapping[str, Iterable[advertised.Unit]]:
         if self._of_gpus is None:
             self._of_gpus = {}
             for unit in self.offered():
@@ -179,12 +178,12 @@ class Advertised:
                     self._of_gpus.setdefault(unit.gpu.part.gpu, []).append(unit)
         return self._of_gpus
 
-    def _show(self, unit: resource_plan.Unit) -> vocabulary.Device:
+    def _show(self, unit: advertised.Unit) -> vocabulary.Device:
         """Return a device with what is found against its GPU."""
         shown = self._shown[unit.id] = self._found(unit, self._life.device(unit.id))
         return shown
 
-    def _found(self, unit: resource_plan.Unit, device: vocabulary.Device) -> vocabulary.Device:
+    def _found(self, unit: advertised.Unit, device: vocabulary.Device) -> vocabulary.Device:
         if unit.gpu is None:
             return device
         wrong = self._against.reason(unit.gpu.part, gpu.Effect.UNHEALTHY)

@@ -8,13 +8,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from muster_plugin.config import gpus
-from muster_plugin.discovery import resource_plan
 from muster_plugin.gpu import container_spec, placement
 from muster_plugin.inventory import inventory
-from muster_plugin.model import container, names
+from muster_plugin.model import advertised, names
 
-Answer = container.Answer
-Refusal = container.Refusal
+Answer = advertised.ContainerResponse
+Refusal = advertised.AllocationError
 
 _SHOWN_MAX: Final = 5
 
@@ -47,7 +46,7 @@ class Allocator:
         *,
         present: Collection[str] = (),
         annotation: str = "",
-    ) -> tuple[container.Answer, ...]:
+    ) -> tuple[advertised.ContainerResponse, ...]:
         """Answer each container's request, in order; raises Refusal for what may not be.
 
         `present` are those of `optional_paths` that are there now, and `annotation` is a name that
@@ -99,34 +98,34 @@ class Allocator:
             links=terms.look.links,
         )
 
-    def _units(self, ids: Collection[str]) -> list[resource_plan.Unit]:
+    def _units(self, ids: Collection[str]) -> list[advertised.Unit]:
         """Return what one container asks for; raises Refusal if it may not have that."""
         asked = [self._unit(name) for name in dict.fromkeys(ids)]
         if any(unit.gpu for unit in asked):
             problem = container_spec.problem(self._resource, asked, self._gpus())
             if problem:
-                raise container.Refusal(problem)
+                raise advertised.AllocationError(problem)
         return asked
 
-    def _unit(self, device_id: str) -> resource_plan.Unit:
+    def _unit(self, device_id: str) -> advertised.Unit:
         unit = self._inventory.unit(self._resource, device_id)
         if unit is None:
             known = [device.id for device in self._inventory.devices(self._resource)]
             more = f" and {len(known) - _SHOWN_MAX} more" if len(known) > _SHOWN_MAX else ""
             has = f"it has {', '.join(known[:_SHOWN_MAX])}{more}" if known else "it has none"
-            raise container.Refusal(f"{self._resource} has no device {device_id!r}; {has}")
+            raise advertised.AllocationError(f"{self._resource} has no device {device_id!r}; {has}")
         return unit
 
     def _answer(
-        self, asked: Sequence[resource_plan.Unit], present: Collection[str], annotation: str
-    ) -> container.Answer:
+        self, asked: Sequence[advertised.Unit], present: Collection[str], annotation: str
+    ) -> advertised.ContainerResponse:
         gpus = [unit.gpu for unit in asked if unit.gpu]
         if not gpus:
             return self._nodes(asked)
         terms = self._gpus()
         missing = container_spec.missing_channel(terms.rules.given, present)
         if missing:
-            raise container.Refusal(f"{self._resource}: {missing}")
+            raise advertised.AllocationError(f"{self._resource}: {missing}")
         return container_spec.answer(
             gpus,
             terms.rules.given,
@@ -135,13 +134,13 @@ class Allocator:
             annotation=annotation,
         )
 
-    def _nodes(self, asked: Sequence[resource_plan.Unit]) -> container.Answer:
+    def _nodes(self, asked: Sequence[advertised.Unit]) -> advertised.ContainerResponse:
         """Answer for device nodes and mounts."""
         devices = tuple(dict.fromkeys(device for unit in asked for device in unit.devices))
         mounts = tuple(dict.fromkeys(mount for unit in asked for mount in unit.mounts))
         rule = self._inventory.rule(self._resource)
         if rule is None:
-            return container.Answer(devices=devices, mounts=mounts)
+            return advertised.ContainerResponse(devices=devices, mounts=mounts)
         environment = {}
         seen = [spec.container_path for spec in devices] + [m.container_path for m in mounts]
         variable = names.variable(self._resource) if rule.env is None else rule.env
@@ -149,5 +148,5 @@ class Allocator:
             environment[variable] = ",".join(seen)
         if rule.cdi:
             qualified = tuple(f"{self._resource}={unit.id}" for unit in asked)
-            return container.Answer(environment=environment, cdi_devices=qualified)
-        return container.Answer(devices=devices, mounts=mounts, environment=environment)
+            return advertised.ContainerResponse(environment=environment, cdi_devices=qualified)
+        return advertised.ContainerResponse(devices=devices, mounts=mounts, environment=environment)

@@ -17,7 +17,7 @@ import msgspec
 
 from muster.service import logs
 from muster_plugin.config import settings
-from muster_plugin.discovery import resource_plan
+from muster_plugin.model import advertised
 
 _VERSION: Final = "0.6.0"
 _FILE: Final = re.compile(r"muster-(.+)\.json")
@@ -34,13 +34,13 @@ def slug_of(file_name: str) -> str:
     return found[1] if found else ""
 
 
-def spec(resource: str, given: Iterable[resource_plan.Unit]) -> bytes:
+def spec(resource: str, given: Iterable[advertised.Unit]) -> bytes:
     """Return the spec of all units of a resource, as JSON."""
     devices = [{"name": unit.id, "containerEdits": _edits(unit)} for unit in given]
     return msgspec.json.encode({"cdiVersion": _VERSION, "kind": resource, "devices": devices})
 
 
-def _edits(unit: resource_plan.Unit) -> dict[str, object]:
+def _edits(unit: advertised.Unit) -> dict[str, object]:
     return {
         "deviceNodes": [
             {

@@ -7,7 +7,7 @@ from muster import vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
 from muster_plugin.kubelet import allocation
-from muster_plugin.model import container
+from muster_plugin.model import advertised
 
 API_VERSION: Final = "v1beta1"
 PLUGIN_TYPE: Final = "DevicePlugin"
@@ -51,7 +51,7 @@ def requested(request: dp.AllocateRequest) -> list[list[str]]:
     return [list(container.devices_ids) for container in request.container_requests]
 
 
-def allocated(given: Iterable[container.Answer]) -> dp.AllocateResponse:
+def allocated(given: Iterable[advertised.ContainerResponse]) -> dp.AllocateResponse:
     """Answer an allocation, container by container in the order asked."""
     return dp.AllocateResponse(container_responses=[_container(answer) for answer in given])
 
@@ -91,7 +91,7 @@ def _device(device: vocabulary.Device) -> dp.Device:
     return dp.Device(ID=device.id, health=device.health, topology=topology)
 
 
-def _container(answer: container.Answer) -> dp.ContainerAllocateResponse:
+def _container(answer: advertised.ContainerResponse) -> dp.ContainerAllocateResponse:
     return dp.ContainerAllocateResponse(
         envs=answer.environment,
         devices=[
