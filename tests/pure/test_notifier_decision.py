@@ -2,12 +2,13 @@ import pytest
 
 from muster.vocabulary import NotificationReason as Reason
 from muster_notifier import decision
+from muster_notifier import group as groups
 
 REPEAT_S = 100.0
 
 
-def told(firing: str, resolved: str = "", *, at: float = 0.0) -> decision.Told:
-    return decision.Told(firing=frozenset(firing), resolved=frozenset(resolved), at=at, id="")
+def told(firing: str, resolved: str = "", *, at: float = 0.0) -> groups.Told:
+    return groups.Told(firing=frozenset(firing), resolved=frozenset(resolved), at=at, id="")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def told(firing: str, resolved: str = "", *, at: float = 0.0) -> decision.Told:
 )
 def test_alertmanagers_table_decides(
     *,
-    entry: decision.Told | None,
+    entry: groups.Told | None,
     firing: str,
     resolved: str,
     send_resolved: bool,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from muster.service import settings
-from muster_notifier import addresses, config, configuration, files, intervals, tree
+from muster_notifier import addresses, config, configuration, intervals, secrets, tree
 
 FILE = """
 global:
@@ -129,8 +129,8 @@ def test_its_receivers_become_ours_and_their_secrets_stay_in_the_file(tmp_path: 
             name="slack-2", teams=addresses.Teams(url_from=inside["teams"], reach=loopback)
         ),
     )
-    secrets = {name: files.secret(where) for name, where in inside.items()}
-    assert secrets == {
+    values = {name: secrets.secret(where) for name, where in inside.items()}
+    assert values == {
         "password": "pass word",
         "hook": "http://10.0.0.1/hook",
         "bearer": "tok",

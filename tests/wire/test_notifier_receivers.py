@@ -24,7 +24,7 @@ import pytest
 from muster import codec, vocabulary
 from muster.local import kubernetes
 from muster.vocabulary import AlertState
-from muster_notifier import addresses, cluster, config, files, message, owners, senders, signals
+from muster_notifier import addresses, cluster, config, message, owners, secrets, senders, signals
 from muster_notifier import notification as notifications
 from muster_notifier.answers import Answer, Kind, Outcome
 from muster_notifier.notification import Notification
@@ -770,7 +770,7 @@ def test_a_secret_may_stand_inside_a_yaml_file(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "alertmanager.yml"
     file.write_text("receivers: [{slack_configs: [{api_url: 'http://h/x'}]}]")
     where = addresses.Secret(file=str(file), at="receivers.0.slack_configs.0.api_url")
-    assert files.secret(where) == "http://h/x"
+    assert secrets.secret(where) == "http://h/x"
 
 
 def test_the_owner_of_a_pod_names_a_receiver_and_a_pod_goes_before_its_namespace() -> None:

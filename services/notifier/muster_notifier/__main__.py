@@ -22,12 +22,12 @@ from muster_notifier import (
     config,
     configuration,
     deadletters,
-    files,
     grouping,
     muting,
     owners,
     post,
     posting,
+    secrets,
     selfwatch,
     senders,
     signals,
@@ -275,7 +275,7 @@ def _ping(settings: config.Settings) -> posting.Site | None:
         return None
     try:
         return senders.site(settings.watchdog.ping)
-    except (files.NoSecret, ValueError) as error:
+    except (secrets.NoSecret, ValueError) as error:
         raise entry.CannotStart(f"watchdog.ping: {error}") from None
 
 

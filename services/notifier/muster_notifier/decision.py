@@ -14,27 +14,13 @@ Source: prometheus/alertmanager notify/dedup_stage.go, needsUpdate (August 2026)
 """
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 from muster import vocabulary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What a receiver was last told about a group, by fingerprint; `at` is monotonic seconds.
-
-    `is_acknowledged` says that it was last told that somebody knows.
-    """
-
-    firing: frozenset[str]
-    resolved: frozenset[str]
-    at: float
-    id: str
-    is_acknowledged: bool = False
+from muster_notifier import group as groups
 
 
 def reason_to_notify(
-    told: Told | None,
+    told: groups.Told | None,
     *,
     firing: AbstractSet[str],
     resolved: AbstractSet[str],
@@ -60,7 +46,7 @@ def reason_to_notify(
     return None
 
 
-def is_acknowledged_now(told: Told | None, *, silenced: AbstractSet[str]) -> bool:
+def is_acknowledged_now(told: groups.Told | None, *, silenced: AbstractSet[str]) -> bool:
     """Tell whether somebody has silenced all that was told, and the receiver has not heard so.
 
     This is asked where the table above has no answer: while something is silenced, it is quiet.

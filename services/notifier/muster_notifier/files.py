@@ -1,4 +1,4 @@
-"""Adapter: files: a receiver that is a file of JSON lines, and the files that hold secrets."""
+"""Adapter: a receiver that is a file of JSON lines."""
 
 import asyncio
 import errno
@@ -9,18 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
-import yaml
-
 from muster_notifier import addresses, answers, aside, bodies, message
 from muster_notifier import notification as notifications
 
-_SECRET_BYTES_MAX: Final = 1024 * 1024
 _WRITE_S: Final = 10.0
-
-
-class NoSecret(Exception):
-    """A secret cannot be had; the text says where it should be, and never what it is."""
 
 
 class File:
@@ -68,39 +60,3 @@ class File:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(opened)
-
-
-def secret(where: addresses.Secret) -> str:
-    """Return a secret. Raises NoSecret."""
-    if where.env is not None:
-        found = os.environ.get(where.env, "").strip()
-        if not found:
-            raise NoSecret(f"the variable {where.env} is not set")
-        return found
-    assert where.file is not None, "a secret is in a file or in a variable"
-    try:
-        with Path(where.file).open("rb") as opened:
-            text = opened.read(_SECRET_BYTES_MAX)
-        found = (text.decode() if where.at is None else _inside(text, where.at)).strip()
-    except OSError as error:
-        raise NoSecret(f"{where.file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise NoSecret(f"{where.file}: no text") from None
-    if not found:
-        raise NoSecret(f"{where.file}{': ' + where.at if where.at else ''}: empty")
-    return found
-
-
-def _inside(text: bytes, at: str) -> str:
-    """Return a value within a YAML file."""
-    try:
-        branch: object = yaml.safe_load(text)
-        for key in at.split("."):
-            branch = (
-                msgspec.convert(branch, list[object])[int(key)]
-                if key.isdigit()
-                else msgspec.convert(branch, dict[str, object])[key]
-            )
-        return msgspec.convert(branch, str)
-    except (yaml.YAMLError, ValueError, LookupError):
-        return ""

@@ -6,11 +6,25 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster import vocabulary
-from muster_notifier import decision, muting, routes
+from muster_notifier import muting, routes
 from muster_notifier import notification as notifications
 
 Key = tuple[str, str]
 """A receiver's name and a group's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a receiver was last told about a group, by fingerprint; `at` is monotonic seconds.
+
+    `is_acknowledged` says that it was last told that somebody knows.
+    """
+
+    firing: frozenset[str]
+    resolved: frozenset[str]
+    at: float
+    id: str
+    is_acknowledged: bool = False
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +53,7 @@ class Group:
     route: routes.Route
     labels: Mapping[str, str]
     flush_at: float
-    told: decision.Told | None
+    told: Told | None
     heard: str
     """The id of the last news, also of one that nothing fires any more."""
     alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
@@ -67,7 +81,7 @@ class Group:
         self.told = None
         self.heard = notification.id
         if notification.firing_ids:
-            self.told = decision.Told(
+            self.told = Told(
                 firing=frozenset(notification.firing_ids),
                 resolved=frozenset(notification.resolved_ids),
                 at=at,

@@ -20,7 +20,6 @@ from datetime import datetime
 from muster import codec, vocabulary
 from muster_notifier import (
     clock,
-    decision,
     filing,
     labels,
     ledger,
@@ -83,7 +82,7 @@ class Grouping:
             if not entry.firing:
                 self._recalled.end(key, entry.id)
             elif entry.receiver in self._receivers:
-                told = decision.Told(
+                told = groups.Told(
                     firing=frozenset(entry.firing),
                     resolved=frozenset(entry.resolved),
                     # a clock that was set back must not make a group wait
@@ -218,7 +217,7 @@ class Grouping:
         key: groups.Key,
         route: routes.Route,
         chosen: Mapping[str, str],
-        told: decision.Told | None,
+        told: groups.Told | None,
     ) -> groups.Group:
         heard = self._recalled.last_heard(key)
         self._recalled.drop(key)

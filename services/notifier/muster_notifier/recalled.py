@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from muster_notifier import decision
 from muster_notifier import group as groups
 
 _ENDED_MAX: Final = 20_000
@@ -12,17 +11,17 @@ class Recalled:
     """By receiver and group; see the module."""
 
     def __init__(self) -> None:
-        self._told: dict[groups.Key, decision.Told] = {}
+        self._told: dict[groups.Key, groups.Told] = {}
         self._by_alert: dict[str, set[groups.Key]] = {}
         self._ended: dict[groups.Key, str] = {}
 
-    def restore(self, key: groups.Key, told: decision.Told) -> None:
+    def restore(self, key: groups.Key, told: groups.Told) -> None:
         """Take what the ledger says of a group, in which something fires."""
         self._told[key] = told
         for name in told.firing:
             self._by_alert.setdefault(name, set()).add(key)
 
-    def put(self, key: groups.Key, told: decision.Told) -> None:
+    def put(self, key: groups.Key, told: groups.Told) -> None:
         """Take what is known of a group that is no longer needed."""
         self._told[key] = told
 
@@ -41,7 +40,7 @@ class Recalled:
         told = self._told.get(key)
         return told.id if told else self._ended.get(key, "")
 
-    def get(self, key: groups.Key) -> decision.Told | None:
+    def get(self, key: groups.Key) -> groups.Told | None:
         """Return what is known of a group."""
         return self._told.get(key)
 

@@ -1,9 +1,7 @@
 """Adapter: every way of reaching somebody: a receiver's settings become what sends to it."""
 
 import dataclasses
-import functools
-import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -22,6 +20,7 @@ from muster_notifier import (
     pagerduty,
     posting,
     receivers,
+    secrets,
     signature,
     slack,
     smtp,
@@ -37,8 +36,6 @@ _PAGERDUTY: Final = 2.0
 _TEAMS: Final = 4.0
 _MAIL: Final = 1.0
 _EVENTS: Final = 5.0
-_SECRET_MIN: Final = 6
-"""What is shorter stands in many texts by chance."""
 
 
 class Unusable(Exception):
@@ -69,42 +66,15 @@ def make(receiver: addresses.Receiver, settings: config.Settings) -> Sender:
         text=own.text or shared.text,
         alert=own.alert or shared.alert,
     )
-    secrets = _Secrets()
+    reader = secrets.SecretReader()
     try:
-        send, rate = _make(receiver, templates, settings, secrets)
-    except (files.NoSecret, cluster.NoCluster, ValueError) as error:
+        send, rate = _make(receiver, templates, settings, reader)
+    except (secrets.NoSecret, cluster.NoCluster, ValueError) as error:
         raise Unusable(f"receiver {receiver.name}: {error}") from None
     repeats = receiver.slack or receiver.email or receiver.teams or receiver.apprise
     at_once = 1 if repeats is not None else desk.SENDING_MAX
     problems = tuple(message.problems_of(templates))
-    mask = functools.partial(_without, tuple(secrets.hidden()))
-    return Sender(_masking(send, mask), mask, rate, at_once, problems)
-
-
-class _Secrets:
-    """Reads secrets, and knows what must not be told."""
-
-    def __init__(self) -> None:
-        self._read: list[str] = []
-
-    def read(self, where: addresses.Secret) -> str:
-        """Return a secret. Raises NoSecret."""
-        found = files.secret(where)
-        self._read.append(found)
-        return found
-
-    def hidden(self) -> list[str]:
-        """Return what must not be told, the longest first; of a URL also what is after its host."""
-        paths = [found.partition("://")[2].partition("/")[2] for found in self._read]
-        decoded = [urllib.parse.unquote(found) for found in paths]
-        hidden = {*self._read, *paths, *decoded}
-        return sorted((one for one in hidden if len(one) >= _SECRET_MIN), key=len, reverse=True)
-
-
-def _without(hidden: Iterable[str], text: str) -> str:
-    for secret in hidden:
-        text = text.replace(secret, "(secret)")
-    return text
+    return Sender(_masking(send, reader.mask), reader.mask, rate, at_once, problems)
 
 
 def _masking(send: receivers.Send, mask: Callable[[str], str]) -> receivers.Send:
@@ -121,14 +91,14 @@ def _masking(send: receivers.Send, mask: Callable[[str], str]) -> receivers.Send
 
 def site(found: addresses.Address) -> posting.Site:
     """Return where an address leads. Raises NoSecret and ValueError."""
-    return _site(found, _Secrets())
+    return _site(found, secrets.SecretReader())
 
 
-def _site(found: addresses.Address, secrets: _Secrets) -> posting.Site:
+def _site(found: addresses.Address, reader: secrets.SecretReader) -> posting.Site:
     url = found.url
     if url is None:
         assert found.url_from is not None, "an address has one of the two"
-        url = secrets.read(found.url_from)
+        url = reader.read(found.url_from)
     return posting.Site(url, timeout_s=found.timeout_s, reach=found.reach)
 
 
@@ -136,37 +106,37 @@ def _make(  # noqa: C901, PLR0911  # one line for each way
     receiver: addresses.Receiver,
     templates: addresses.Templates,
     settings: config.Settings,
-    secrets: _Secrets,
+    reader: secrets.SecretReader,
 ) -> tuple[receivers.Send, float]:
     def pace(default: float) -> float:
         return 1 / (receiver.limits.rate_per_s or default)
 
     match receiver:
         case addresses.Receiver(webhook=addresses.Webhook() as found):
-            return _webhook(found, templates, secrets).send, _MANY
+            return _webhook(found, templates, reader).send, _MANY
         case addresses.Receiver(slack=addresses.Slack() as found):
-            return _slack(found, templates, secrets, pace_s=pace(_SLACK)), _SLACK
+            return _slack(found, templates, reader, pace_s=pace(_SLACK)), _SLACK
         case addresses.Receiver(pagerduty=addresses.PagerDuty() as found):
             where = posting.Site(found.url, timeout_s=found.timeout_s, reach=found.reach)
-            key = secrets.read(found.routing_key_from)
+            key = reader.read(found.routing_key_from)
             service = pagerduty.Service(where, routing_key=key, templates=templates)
             return service.send, _PAGERDUTY
         case addresses.Receiver(email=addresses.Email() as found):
-            password = secrets.read(found.password_from) if found.password_from else ""
+            password = reader.read(found.password_from) if found.password_from else ""
             return smtp.Relay(found, password=password, templates=templates).send, _MAIL
         case addresses.Receiver(teams=addresses.Teams() as found):
-            return teams.Workflow(_site(found, secrets), templates).send, _TEAMS
+            return teams.Workflow(_site(found, reader), templates).send, _TEAMS
         case addresses.Receiver(alertmanager=addresses.Alertmanager() as found):
-            bearer = secrets.read(found.bearer_from) if found.bearer_from else ""
+            bearer = reader.read(found.bearer_from) if found.bearer_from else ""
             push = alertmanager.Push(
-                _site(found, secrets), bearer=bearer, believed_for=_believed(settings)
+                _site(found, reader), bearer=bearer, believed_for=_believed(settings)
             )
             return push.send, _MANY
         case addresses.Receiver(kubernetes=addresses.KubernetesEvents() as found):
             api = cluster.Cluster(settings.kubernetes)
             return cluster.Events(api, found, pace_s=pace(_EVENTS)).send, _EVENTS
         case addresses.Receiver(apprise=addresses.Apprise() as found):
-            url = secrets.read(found.url_from)
+            url = reader.read(found.url_from)
             others = breadth.Apprise(url, timeout_s=found.timeout_s, templates=templates)
             return others.send, _SLACK
         case addresses.Receiver(file=addresses.File(path=path)):
@@ -176,14 +146,14 @@ def _make(  # noqa: C901, PLR0911  # one line for each way
 
 
 def _webhook(
-    found: addresses.Webhook, templates: addresses.Templates, secrets: _Secrets
+    found: addresses.Webhook, templates: addresses.Templates, reader: secrets.SecretReader
 ) -> webhook.Webhook:
     return webhook.Webhook(
-        _site(found, secrets),
+        _site(found, reader),
         layout=found.format,
         alerts_max=found.max_alerts,
-        keys=[signature.key_of(secrets.read(one)) for one in found.secrets],
-        bearer=secrets.read(found.bearer_from) if found.bearer_from else "",
+        keys=[signature.key_of(reader.read(one)) for one in found.secrets],
+        bearer=reader.read(found.bearer_from) if found.bearer_from else "",
         templates=templates,
     )
 
@@ -191,17 +161,17 @@ def _webhook(
 def _slack(
     found: addresses.Slack,
     templates: addresses.Templates,
-    secrets: _Secrets,
+    reader: secrets.SecretReader,
     *,
     pace_s: float,
 ) -> receivers.Send:
     if found.webhook_from is not None:
-        url = secrets.read(found.webhook_from)
+        url = reader.read(found.webhook_from)
         hook = posting.Site(url, timeout_s=found.timeout_s, reach=found.reach)
         return slack.Incoming(hook, templates).send
     assert found.token_from is not None, "a channel has one of the two"
     where = posting.Site(found.url, timeout_s=found.timeout_s, reach=found.reach)
-    token = secrets.read(found.token_from)
+    token = reader.read(found.token_from)
     return slack.Channel(
         where, token=token, channel=found.channel, templates=templates, pace_s=pace_s
     ).send
