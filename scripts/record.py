@@ -26,8 +26,7 @@ import muster
 from muster import codec, silences, vocabulary
 from muster.nats import streams
 from muster_health.model import snapshot
-from muster_notifier import ledger
-from muster_notifier import notification as notifications
+from muster_notifier.routing import ledger, notifications
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "tests/recorded" / muster.__version__.rpartition(".")[0]

@@ -28,7 +28,7 @@ def notify(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=
     import subprocess  # noqa: PLC0415  # a command pays for its own imports
 
     # the notifier knows its settings; the command imports no service
-    program = [sys.executable, "-m", "muster_notifier.command", *(arguments or ("--help",))]
+    program = [sys.executable, "-m", "muster_notifier.cli", *(arguments or ("--help",))]
     return subprocess.run(program, check=False).returncode  # noqa: S603  # our own program
 
 

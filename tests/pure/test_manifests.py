@@ -22,7 +22,7 @@ from muster.service import settings
 from muster_gate import config as gate_config
 from muster_health.model import config as health_config
 from muster_labeler import config as labeler_config
-from muster_notifier import config as notifier_config
+from muster_notifier.config import schema as notifier_config
 from muster_plugin.config import settings as plugin_config
 from scripts import manifests
 from tests.worlds import manifests as worlds_manifests

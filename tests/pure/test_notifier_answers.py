@@ -1,54 +1,54 @@
 import pytest
 
-from muster_notifier import answers
-from muster_notifier.answers import Answer, Kind, Outcome
+from muster_notifier.receivers import result
+from muster_notifier.receivers.result import Kind, Outcome, Result
 
 
 @pytest.mark.parametrize(
     ("status", "headers", "answer"),
     [
-        (200, {}, Answer(outcome=Outcome.TAKEN, detail="HTTP 200")),
-        (204, {}, Answer(outcome=Outcome.TAKEN, detail="HTTP 204")),
+        (200, {}, Result(outcome=Outcome.TAKEN, detail="HTTP 200")),
+        (204, {}, Result(outcome=Outcome.TAKEN, detail="HTTP 204")),
         (
             301,
             {"location": "http://elsewhere/"},
-            Answer(outcome=Outcome.MOVED, detail="HTTP 301 to http://elsewhere"),
+            Result(outcome=Outcome.MOVED, detail="HTTP 301 to http://elsewhere"),
         ),
         (
             308,
             {"location": "https://u:p@h.example/services/SECRET"},
-            Answer(outcome=Outcome.MOVED, detail="HTTP 308 to https://h.example"),
+            Result(outcome=Outcome.MOVED, detail="HTTP 308 to https://h.example"),
         ),
         (
             308,
             {"location": "/services/SECRET"},
-            Answer(outcome=Outcome.MOVED, detail="HTTP 308 to elsewhere on the same host"),
+            Result(outcome=Outcome.MOVED, detail="HTTP 308 to elsewhere on the same host"),
         ),
-        (304, {}, Answer(outcome=Outcome.MOVED, detail="HTTP 304")),
-        (400, {}, Answer(outcome=Outcome.REJECTED, detail="HTTP 400")),
-        (404, {}, Answer(outcome=Outcome.NOT_FOUND, detail="HTTP 404")),
-        (408, {}, Answer(outcome=Outcome.UNWELL, detail="HTTP 408")),
-        (410, {}, Answer(outcome=Outcome.GONE, detail="HTTP 410")),
-        (413, {}, Answer(outcome=Outcome.TOO_LARGE, detail="HTTP 413")),
-        (429, {}, Answer(outcome=Outcome.RATE_LIMITED, detail="HTTP 429")),
+        (304, {}, Result(outcome=Outcome.MOVED, detail="HTTP 304")),
+        (400, {}, Result(outcome=Outcome.REJECTED, detail="HTTP 400")),
+        (404, {}, Result(outcome=Outcome.NOT_FOUND, detail="HTTP 404")),
+        (408, {}, Result(outcome=Outcome.UNWELL, detail="HTTP 408")),
+        (410, {}, Result(outcome=Outcome.GONE, detail="HTTP 410")),
+        (413, {}, Result(outcome=Outcome.TOO_LARGE, detail="HTTP 413")),
+        (429, {}, Result(outcome=Outcome.RATE_LIMITED, detail="HTTP 429")),
         (
             429,
             {"retry-after": "999999999999"},
-            Answer(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=3600.0),
+            Result(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=3600.0),
         ),
         (
             429,
             {"retry-after": "7"},
-            Answer(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=7.0),
+            Result(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=7.0),
         ),
-        (500, {}, Answer(outcome=Outcome.UNWELL, detail="HTTP 500")),
+        (500, {}, Result(outcome=Outcome.UNWELL, detail="HTTP 500")),
         (
             503,
             {
                 "retry-after": "Fri, 31 Dec 1999 23:59:59 GMT",
                 "date": "Fri, 31 Dec 1999 23:59:29 GMT",
             },
-            Answer(outcome=Outcome.UNWELL, detail="HTTP 503", retry_after_s=30.0),
+            Result(outcome=Outcome.UNWELL, detail="HTTP 503", retry_after_s=30.0),
         ),
         (
             503,
@@ -56,16 +56,16 @@ from muster_notifier.answers import Answer, Kind, Outcome
                 "retry-after": "Fri, 31 Dec 1999 23:59:00 GMT",
                 "date": "Fri, 31 Dec 1999 23:59:29 GMT",
             },
-            Answer(outcome=Outcome.UNWELL, detail="HTTP 503", retry_after_s=0.0),
+            Result(outcome=Outcome.UNWELL, detail="HTTP 503", retry_after_s=0.0),
         ),
-        (503, {"retry-after": "soon"}, Answer(outcome=Outcome.UNWELL, detail="HTTP 503")),
-        (503, {"retry-after": "-3"}, Answer(outcome=Outcome.UNWELL, detail="HTTP 503")),
+        (503, {"retry-after": "soon"}, Result(outcome=Outcome.UNWELL, detail="HTTP 503")),
+        (503, {"retry-after": "-3"}, Result(outcome=Outcome.UNWELL, detail="HTTP 503")),
     ],
 )
 def test_each_status_is_taken_temporary_or_refused(
-    status: int, headers: dict[str, str], answer: Answer
+    status: int, headers: dict[str, str], answer: Result
 ) -> None:
-    assert answers.of_status(status, headers) == answer
+    assert result.of_status(status, headers) == answer
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_each_status_is_taken_temporary_or_refused(
 def test_waits_are_fully_jittered_under_a_bound_that_doubles_to_half_a_minute(
     attempts: int, bound_s: float
 ) -> None:
-    answer = Answer(outcome=Outcome.UNWELL, detail="")
-    waits = [answers.delay_s(attempts, answer, chance=chance) for chance in (0.0, 0.5, 1.0)]
+    answer = Result(outcome=Outcome.UNWELL, detail="")
+    waits = [result.delay_s(attempts, answer, chance=chance) for chance in (0.0, 0.5, 1.0)]
     assert waits == [0.0, bound_s / 2, bound_s]
 
 
 def test_what_the_receiver_asked_for_wins() -> None:
-    answer = Answer(outcome=Outcome.UNWELL, detail="", retry_after_s=120.0)
-    assert answers.delay_s(1, answer, chance=0.1) == 120.0
+    answer = Result(outcome=Outcome.UNWELL, detail="", retry_after_s=120.0)
+    assert result.delay_s(1, answer, chance=0.1) == 120.0
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_what_the_receiver_asked_for_wins() -> None:
 )
 def test_no_date_that_a_receiver_can_write_ends_us(asked: str) -> None:
     headers = {"retry-after": asked, "date": "Wed, 21 Oct 2026 07:27:00 GMT"}
-    answer = answers.of_status(503, headers)
+    answer = result.of_status(503, headers)
     assert answer.kind is Kind.TEMPORARY
     assert answer.retry_after_s is None or 0 <= answer.retry_after_s <= 3600
 
 
 def test_a_receiver_that_asks_for_no_wait_is_not_stormed() -> None:
-    answer = answers.of_status(503, {"retry-after": "0"})
-    assert [answers.delay_s(n, answer, chance=1.0) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    answer = result.of_status(503, {"retry-after": "0"})
+    assert [result.delay_s(n, answer, chance=1.0) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]

@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from muster.service import settings
-from muster_notifier import addresses, config
+from muster_notifier.config import receiver_settings, schema
 
 
-def load(text: str, tmp_path: Path) -> config.Settings:
+def load(text: str, tmp_path: Path) -> schema.Settings:
     file = tmp_path / "settings.yaml"
     file.write_text(text)
-    return settings.load(config.Settings, prefix="MUSTER_NOTIFIER", file=file, environment={})
+    return settings.load(schema.Settings, prefix="MUSTER_NOTIFIER", file=file, environment={})
 
 
 def problems(text: str, tmp_path: Path) -> list[str]:
@@ -20,13 +20,15 @@ def problems(text: str, tmp_path: Path) -> list[str]:
 
 def test_nothing_given_is_alertmanagers_times_and_the_console(tmp_path: Path) -> None:
     found = load("", tmp_path)
-    assert found == config.Settings()
+    assert found == schema.Settings()
     assert (found.group_wait_s, found.group_interval_s, found.repeat_interval_s) == (
         30,
         300,
         14_400,
     )
-    assert found.receivers == (addresses.Receiver(name="console", console=addresses.Console()),)
+    assert found.receivers == (
+        receiver_settings.Receiver(name="console", console=receiver_settings.Console()),
+    )
 
 
 def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
@@ -40,15 +42,19 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert found == config.Settings(
+    assert found == schema.Settings(
         group_by=("kind",),
         group_wait_s=0.0,
         receivers=(
-            addresses.Receiver(
+            receiver_settings.Receiver(
                 name="ops",
-                webhook=addresses.Webhook(url="https://ops.example/hook?x=1", timeout_s=2.0),
+                webhook=receiver_settings.Webhook(
+                    url="https://ops.example/hook?x=1", timeout_s=2.0
+                ),
             ),
-            addresses.Receiver(name="quiet", console=addresses.Console(), send_resolved=False),
+            receiver_settings.Receiver(
+                name="quiet", console=receiver_settings.Console(), send_resolved=False
+            ),
         ),
     )
 

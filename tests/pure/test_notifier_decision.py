@@ -1,8 +1,7 @@
 import pytest
 
 from muster.vocabulary import NotificationReason as Reason
-from muster_notifier import decision
-from muster_notifier import group as groups
+from muster_notifier.routing import decision, groups
 
 REPEAT_S = 100.0
 

@@ -9,20 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import vocabulary
-from muster_notifier import answers, desk
-from muster_notifier import notification as notifications
-from muster_notifier.answers import Answer, Outcome
+from muster_notifier.delivery import queue
+from muster_notifier.receivers import result
+from muster_notifier.receivers.result import Outcome, Result
+from muster_notifier.routing import notifications
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-TAKEN = Answer(outcome=Outcome.TAKEN, detail="HTTP 200")
-REFUSED = Answer(outcome=Outcome.REJECTED, detail="HTTP 400")
-AWAY = Answer(outcome=Outcome.UNWELL, detail="HTTP 503")
+TAKEN = Result(outcome=Outcome.TAKEN, detail="HTTP 200")
+REFUSED = Result(outcome=Outcome.REJECTED, detail="HTTP 400")
+AWAY = Result(outcome=Outcome.UNWELL, detail="HTTP 503")
 NUMBERS = itertools.count(1)
 
 
-def letter(group: str, name: str = "", *, is_replay: bool = False) -> desk.Letter:
+def letter(group: str, name: str = "", *, is_replay: bool = False) -> queue.Delivery:
     number = next(NUMBERS)
-    return desk.Letter(
+    return queue.Delivery(
         number=number,
         is_replay=is_replay,
         notification=notifications.Notification(
@@ -42,18 +43,20 @@ def letter(group: str, name: str = "", *, is_replay: bool = False) -> desk.Lette
     )
 
 
-def make(rate: float = 1000.0, burst: int = 1000, retry_for_s: float = 100.0) -> desk.Desk:
-    return desk.Desk(rate_per_s=rate, burst=burst, retry_for_s=retry_for_s)
+def make(
+    rate: float = 1000.0, burst: int = 1000, retry_for_s: float = 100.0
+) -> queue.DeliveryQueue:
+    return queue.DeliveryQueue(rate_per_s=rate, burst=burst, retry_for_s=retry_for_s)
 
 
-def answered(one: desk.Letter, answer: Answer) -> desk.Answered:
-    return desk.Answered(letter=one, answer=answer, chance=1.0)
+def answered(one: queue.Delivery, answer: Result) -> queue.Answered:
+    return queue.Answered(letter=one, answer=answer, chance=1.0)
 
 
 def test_what_is_new_is_sent_at_once_and_what_is_taken_is_done() -> None:
     found, a = make(), letter("a")
-    assert found.receive(a, 0.0) == [desk.Send(a, 1)]
-    assert found.receive(answered(a, TAKEN), 1.0) == [desk.Done(a, 1, TAKEN)]
+    assert found.receive(a, 0.0) == [queue.Send(a, 1)]
+    assert found.receive(answered(a, TAKEN), 1.0) == [queue.Done(a, 1, TAKEN)]
     assert found.next_deadline() is None
     assert found.waiting == 0
 
@@ -61,19 +64,19 @@ def test_what_is_new_is_sent_at_once_and_what_is_taken_is_done() -> None:
 def test_what_is_refused_is_dead() -> None:
     found, a = make(), letter("a")
     found.receive(a, 0.0)
-    assert found.receive(answered(a, REFUSED), 1.0) == [desk.Dead(a, 1, REFUSED)]
+    assert found.receive(answered(a, REFUSED), 1.0) == [queue.Dead(a, 1, REFUSED)]
     assert found.waiting == 0
 
 
 def test_a_temporary_failure_is_tried_again_until_it_has_taken_too_long() -> None:
     found, a = make(retry_for_s=2.0), letter("a")
     found.receive(a, 0.0)
-    assert found.receive(answered(a, AWAY), 0.0) == [desk.Postponed(a, AWAY)]
+    assert found.receive(answered(a, AWAY), 0.0) == [queue.Postponed(a, AWAY)]
     assert found.next_deadline() == 0.5
-    assert found.tick(0.5) == [desk.Send(a, 2)]
+    assert found.tick(0.5) == [queue.Send(a, 2)]
     assert found.receive(answered(a, AWAY), 0.5) == []
-    assert found.tick(1.5) == [desk.Send(a, 3)]
-    assert found.receive(answered(a, AWAY), 1.5) == [desk.Dead(a, 3, AWAY)]
+    assert found.tick(1.5) == [queue.Send(a, 3)]
+    assert found.receive(answered(a, AWAY), 1.5) == [queue.Dead(a, 3, AWAY)]
 
 
 @pytest.mark.parametrize(
@@ -83,15 +86,17 @@ def test_a_temporary_failure_is_tried_again_until_it_has_taken_too_long() -> Non
 def test_what_may_have_been_taken_is_sent_a_few_times_where_repeats_are_seen(
     sent_at: list[float], *, shows_repeats: bool
 ) -> None:
-    unknown = Answer(outcome=Outcome.TIMED_OUT, detail="", is_unknown=True)
-    found = desk.Desk(rate_per_s=1000, burst=9, retry_for_s=1e5, shows_repeats=shows_repeats)
+    unknown = Result(outcome=Outcome.TIMED_OUT, detail="", is_unknown=True)
+    found = queue.DeliveryQueue(
+        rate_per_s=1000, burst=9, retry_for_s=1e5, shows_repeats=shows_repeats
+    )
     a = letter("a")
     out = found.receive(a, 0.0)
     for number, at in enumerate(sent_at, start=1):
-        assert out == [desk.Send(a, number)]
+        assert out == [queue.Send(a, number)]
         told = found.receive(answered(a, unknown), at)
         if number == len(sent_at):
-            assert told == ([desk.Dead(a, number, unknown)] if shows_repeats else [])
+            assert told == ([queue.Dead(a, number, unknown)] if shows_repeats else [])
         else:
             out = found.tick(sent_at[number])
 
@@ -100,18 +105,18 @@ def test_what_is_newer_takes_the_place_of_what_waits() -> None:
     found, old, new = make(), letter("a"), letter("a")
     found.receive(old, 0.0)
     found.receive(answered(old, AWAY), 0.0)
-    assert found.receive(new, 0.1) == [desk.Superseded(old)]
-    assert found.tick(0.5) == [desk.Send(new, 2)]
+    assert found.receive(new, 0.1) == [queue.Superseded(old)]
+    assert found.tick(0.5) == [queue.Send(new, 2)]
 
 
 def test_what_is_newer_waits_behind_what_is_being_sent_and_the_newest_replaces_it() -> None:
     found, first, second, third = make(), letter("a"), letter("a"), letter("a")
     found.receive(first, 0.0)
     assert found.receive(second, 0.1) == []
-    assert found.receive(third, 0.2) == [desk.Superseded(second)]
+    assert found.receive(third, 0.2) == [queue.Superseded(second)]
     assert found.receive(answered(first, TAKEN), 1.0) == [
-        desk.Done(first, 1, TAKEN),
-        desk.Send(third, 1),
+        queue.Done(first, 1, TAKEN),
+        queue.Send(third, 1),
     ]
 
 
@@ -119,46 +124,46 @@ def test_what_failed_gives_way_to_what_waits_behind_it() -> None:
     found, first, second = make(), letter("a"), letter("a")
     found.receive(first, 0.0)
     found.receive(second, 0.1)
-    assert found.receive(answered(first, AWAY), 1.0) == [desk.Superseded(first)]
-    assert found.tick(1.5) == [desk.Send(second, 2)]
+    assert found.receive(answered(first, AWAY), 1.0) == [queue.Superseded(first)]
+    assert found.tick(1.5) == [queue.Send(second, 2)]
 
 
 def test_the_same_news_again_is_nothing_new() -> None:
     found, a, again = make(), letter("a", "news"), letter("a", "news")
     found.receive(a, 0.0)
-    assert found.receive(again, 0.1) == [desk.Superseded(again)]
+    assert found.receive(again, 0.1) == [queue.Superseded(again)]
 
 
 def test_a_replay_takes_nobodys_place() -> None:
     found, a, replay = make(), letter("a"), letter("a", is_replay=True)
     found.receive(a, 0.0)
     found.receive(answered(a, AWAY), 0.0)
-    assert found.receive(replay, 0.1) == [desk.Send(replay, 1)]
+    assert found.receive(replay, 0.1) == [queue.Send(replay, 1)]
 
 
 def test_retry_after_closes_the_desk_to_everybody() -> None:
-    limited = Answer(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=30.0)
+    limited = Result(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=30.0)
     found, a, b = make(), letter("a"), letter("b")
     found.receive(a, 0.0)
     found.receive(answered(a, limited), 0.0)
     assert found.receive(b, 1.0) == []
     assert found.next_deadline() == 30.0
     assert found.tick(29.9) == []
-    assert found.tick(30.0) == [desk.Send(b, 1), desk.Send(a, 2)]
+    assert found.tick(30.0) == [queue.Send(b, 1), queue.Send(a, 2)]
 
 
 def test_whoever_is_away_is_tried_one_letter_at_a_time() -> None:
     found = make()
     letters = [letter(str(index)) for index in range(20)]
     sent = [out for one in letters for out in found.receive(one, 0.0)]
-    assert len(sent) == desk.SENDING_MAX
+    assert len(sent) == queue.SENDING_MAX
     now = 0.0
     tries = []
     for _ in range(30):
-        sending = [out for out in sent if isinstance(out, desk.Send)]
+        sending = [out for out in sent if isinstance(out, queue.Send)]
         sent = [o for s in sending for o in found.receive(answered(s.letter, AWAY), now)]
-        tries.append(len([out for out in sent if isinstance(out, desk.Send)]))
-        if not any(isinstance(out, desk.Send) for out in sent):
+        tries.append(len([out for out in sent if isinstance(out, queue.Send)]))
+        if not any(isinstance(out, queue.Send) for out in sent):
             deadline = found.next_deadline()
             assert deadline is not None
             now = deadline
@@ -173,9 +178,9 @@ def test_a_receiver_of_one_message_a_second_never_gets_more() -> None:
     found = make(rate=1.0, burst=1)
     sent: list[float] = []
 
-    def heard(outs: Sequence[desk.Output], now: float) -> None:
+    def heard(outs: Sequence[queue.Output], now: float) -> None:
         for out in outs:
-            if isinstance(out, desk.Send):
+            if isinstance(out, queue.Send):
                 sent.append(now)
                 heard(found.receive(answered(out.letter, TAKEN), now), now)
 
@@ -205,25 +210,25 @@ def test_every_letter_ends_in_one_way_and_no_group_is_sent_twice_at_once(  # noq
     steps: list[Step],
 ) -> None:
     found = make(rate=2.0, burst=2, retry_for_s=30.0)
-    sending: dict[int, desk.Letter] = {}
+    sending: dict[int, queue.Delivery] = {}
     ended: list[int] = []
     given_: set[int] = set()
     now = 0.0
 
-    def take(outs: Sequence[desk.Output]) -> None:
+    def take(outs: Sequence[queue.Output]) -> None:
         for out in outs:
             match out:
-                case desk.Send(one):
+                case queue.Send(one):
                     groups = [other.slot for other in sending.values()]
                     assert one.slot not in groups, "two of one group at once"
                     sending[one.number] = one
-                case desk.Done(one) | desk.Superseded(one) | desk.Dead(one):
+                case queue.Done(one) | queue.Superseded(one) | queue.Dead(one):
                     assert one.number not in sending, "ended while it was being sent"
                     ended.append(one.number)
-                case desk.Postponed():
+                case queue.Postponed():
                     pass
 
-    def answer(which: int, what: Answer) -> None:
+    def answer(which: int, what: Result) -> None:
         one = sending.pop(sorted(sending)[which % len(sending)])
         take(found.receive(answered(one, what), now))
 
@@ -243,10 +248,10 @@ def test_every_letter_ends_in_one_way_and_no_group_is_sent_twice_at_once(  # noq
                     "taken": TAKEN,
                     "refused": REFUSED,
                     "away": AWAY,
-                    "limited": Answer(outcome=Outcome.UNWELL, detail="", retry_after_s=seconds),
+                    "limited": Result(outcome=Outcome.UNWELL, detail="", retry_after_s=seconds),
                 }[verb]
                 answer(which, what)
-        assert len(sending) <= desk.SENDING_MAX
+        assert len(sending) <= queue.SENDING_MAX
     while sending or found.next_deadline() is not None:
         while sending:
             answer(0, TAKEN)
@@ -260,21 +265,21 @@ def test_every_letter_ends_in_one_way_and_no_group_is_sent_twice_at_once(  # noq
 
 def test_the_next_of_few_a_second_counts_from_the_answer_of_the_last() -> None:
     found, a, b = make(rate=1.0, burst=1), letter("a"), letter("b")
-    assert found.receive(a, 0.0) == [desk.Send(a, 1)]
+    assert found.receive(a, 0.0) == [queue.Send(a, 1)]
     assert found.receive(b, 0.1) == []
-    assert found.receive(answered(a, TAKEN), 0.4) == [desk.Done(a, 1, TAKEN)]
+    assert found.receive(answered(a, TAKEN), 0.4) == [queue.Done(a, 1, TAKEN)]
     assert found.next_deadline() == 1.4
-    assert found.tick(1.4) == [desk.Send(b, 1)]
+    assert found.tick(1.4) == [queue.Send(b, 1)]
 
 
 def test_a_message_of_several_requests_costs_as_many_turns() -> None:
     found = make(rate=1.0, burst=1)
-    two = Answer(outcome=Outcome.TAKEN, detail="", requests=2)
+    two = Result(outcome=Outcome.TAKEN, detail="", requests=2)
     sent: list[float] = []
 
-    def heard(outs: Sequence[desk.Output], now: float) -> None:
+    def heard(outs: Sequence[queue.Output], now: float) -> None:
         for out in outs:
-            if isinstance(out, desk.Send):
+            if isinstance(out, queue.Send):
                 sent.append(round(now, 3))
                 heard(found.receive(answered(out.letter, two), now), now)
 
@@ -286,5 +291,5 @@ def test_a_message_of_several_requests_costs_as_many_turns() -> None:
 
 
 def test_a_wait_never_passes_a_longer_one_that_was_asked_for() -> None:
-    asked = Answer(outcome=Outcome.UNWELL, detail="", retry_after_s=7.0)
-    assert answers.delay_s(1, asked, chance=0.0) == 7.0
+    asked = Result(outcome=Outcome.UNWELL, detail="", retry_after_s=7.0)
+    assert result.delay_s(1, asked, chance=0.0) == 7.0

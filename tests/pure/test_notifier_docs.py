@@ -8,7 +8,8 @@ import yaml
 
 from muster import vocabulary
 from muster.service import settings
-from muster_notifier import addresses, answers, config, message, tree
+from muster_notifier.config import receiver_settings, schema
+from muster_notifier.receivers import message, result
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "notifier.md").read_text("utf-8")
@@ -16,9 +17,9 @@ TEXT = (ROOT / "docs" / "notifier.md").read_text("utf-8")
 
 def test_the_settings_that_are_shown_can_be_used() -> None:
     (shown,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-    found = settings.validate(config.Settings, yaml.safe_load(shown), source="docs")
+    found = settings.validate(schema.Settings, yaml.safe_load(shown), source="docs")
     assert [receiver.name for receiver in found.receivers] == ["ops", "pager", "team-ml"]
-    told = tree.root(found).find({"severity": "critical", "node": "gpu-1"})
+    told = schema.route_tree(found).find({"severity": "critical", "node": "gpu-1"})
     assert [route.receivers for route in told] == [("pager",)]
 
 
@@ -27,13 +28,13 @@ def test_every_name_of_the_templates_is_listed() -> None:
     assert listed == {*message.NAMES, *message.ALERT_NAMES}
 
 
-@pytest.mark.parametrize("way", addresses.WAYS)
+@pytest.mark.parametrize("way", receiver_settings.WAYS)
 def test_every_receiver_has_its_guarantee(way: str) -> None:
     assert re.search(rf"^\| `{way}`.*\|.*\|.*\|", TEXT, re.MULTILINE)
 
 
-@pytest.mark.parametrize("outcome", answers.Outcome)
-def test_every_outcome_is_explained(outcome: answers.Outcome) -> None:
+@pytest.mark.parametrize("outcome", result.Outcome)
+def test_every_outcome_is_explained(outcome: result.Outcome) -> None:
     assert re.search(rf"^\| .*`{outcome}`.*\|.*\|.*\|", TEXT, re.MULTILINE)
 
 

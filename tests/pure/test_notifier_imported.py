@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from muster.service import settings
-from muster_notifier import addresses, config, configuration, intervals, secrets, tree
+from muster_notifier.config import files, receiver_settings, schema, secrets
+from muster_notifier.routing import intervals
 
 FILE = """
 global:
@@ -69,19 +70,19 @@ time_intervals:
 """
 
 
-def load(text: str, tmp_path: Path) -> tuple[config.Settings, list[str]]:
+def load(text: str, tmp_path: Path) -> tuple[schema.Settings, list[str]]:
     file = tmp_path / "alertmanager.yml"
     file.write_text(text)
-    found = configuration.read(file, written_for="alertmanager", environment={})
-    return found, configuration.translate(text.encode(), str(file))[1]
+    found = files.read(file, written_for="alertmanager", environment={})
+    return found, files.translate(text.encode(), str(file))[1]
 
 
 def test_its_receivers_become_ours_and_their_secrets_stay_in_the_file(tmp_path: Path) -> None:
     found, _ = load(FILE, tmp_path)
     file = str(tmp_path / "alertmanager.yml")
-    loopback = addresses.Reach.LOOPBACK
+    loopback = receiver_settings.Reach.LOOPBACK
     inside = {
-        name: addresses.Secret(file=file, at=at)
+        name: receiver_settings.Secret(file=file, at=at)
         for name, at in {
             "password": "global.smtp_auth_password",
             "hook": "receivers.1.webhook_configs.0.url",
@@ -91,10 +92,10 @@ def test_its_receivers_become_ours_and_their_secrets_stay_in_the_file(tmp_path: 
         }.items()
     }
     assert found.receivers == (
-        addresses.Receiver(
+        receiver_settings.Receiver(
             name="team-X-mails",
             send_resolved=False,
-            email=addresses.Email(
+            email=receiver_settings.Email(
                 host="mail.example",
                 port=587,
                 sender="alertmanager@example.com",
@@ -103,30 +104,31 @@ def test_its_receivers_become_ours_and_their_secrets_stay_in_the_file(tmp_path: 
                 password_from=inside["password"],
             ),
         ),
-        addresses.Receiver(
+        receiver_settings.Receiver(
             name="pager",
             send_resolved=False,
-            webhook=addresses.Webhook(
+            webhook=receiver_settings.Webhook(
                 url_from=inside["hook"],
-                format=addresses.Format.ALERTMANAGER,
+                format=receiver_settings.Format.ALERTMANAGER,
                 reach=loopback,
                 max_alerts=5,
                 bearer_from=inside["bearer"],
             ),
         ),
-        addresses.Receiver(
+        receiver_settings.Receiver(
             name="pager-2",
-            pagerduty=addresses.PagerDuty(
-                routing_key_from=addresses.Secret(file="/run/secrets/pagerduty"), reach=loopback
+            pagerduty=receiver_settings.PagerDuty(
+                routing_key_from=receiver_settings.Secret(file="/run/secrets/pagerduty"),
+                reach=loopback,
             ),
         ),
-        addresses.Receiver(
+        receiver_settings.Receiver(
             name="slack",
             send_resolved=False,
-            slack=addresses.Slack(webhook_from=inside["slack"], reach=loopback),
+            slack=receiver_settings.Slack(webhook_from=inside["slack"], reach=loopback),
         ),
-        addresses.Receiver(
-            name="slack-2", teams=addresses.Teams(url_from=inside["teams"], reach=loopback)
+        receiver_settings.Receiver(
+            name="slack-2", teams=receiver_settings.Teams(url_from=inside["teams"], reach=loopback)
         ),
     )
     values = {name: secrets.secret(where) for name, where in inside.items()}
@@ -140,7 +142,7 @@ def test_its_receivers_become_ours_and_their_secrets_stay_in_the_file(tmp_path: 
 
 
 def test_its_routes_become_ours(tmp_path: Path) -> None:
-    root = tree.root(load(FILE, tmp_path)[0])
+    root = schema.route_tree(load(FILE, tmp_path)[0])
     assert (root.receivers, root.group_by) == (("team-X-mails",), ("alertname",))
     timing = root.timing
     assert (timing.group_wait_s, timing.group_interval_s, timing.repeat_interval_s) == (
@@ -169,18 +171,18 @@ def test_its_routes_become_ours(tmp_path: Path) -> None:
 def test_its_rules_and_times_become_ours(tmp_path: Path) -> None:
     found, _ = load(FILE, tmp_path)
     assert found.inhibit_rules == (
-        config.InhibitRule(
+        schema.InhibitRule(
             source_matchers=('kind="node_down"',),
             target_matchers=('kind=~"stuck|missing"',),
             equal=("node",),
         ),
     )
     assert found.time_intervals == (
-        config.TimeInterval(
+        schema.TimeInterval(
             name="office",
             time_intervals=(
-                config.Times(
-                    times=(config.TimeRange(start_time="09:00", end_time="17:00"),),
+                schema.Times(
+                    times=(schema.TimeRange(start_time="09:00", end_time="17:00"),),
                     weekdays=("monday:friday",),
                     years=("2026",),
                     location="Europe/Berlin",

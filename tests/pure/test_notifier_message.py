@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertState
-from muster_notifier import addresses, bodies, ledger, message
-from muster_notifier import notification as notifications
-from muster_notifier.notification import Notification
+from muster_notifier.config import receiver_settings
+from muster_notifier.receivers import message, webhook
+from muster_notifier.routing import ledger, notifications
+from muster_notifier.routing.notifications import Notification
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, 0, tzinfo=dt.UTC)
 
@@ -62,7 +63,9 @@ def notification(
 
 
 def body(told: Notification) -> bytes:
-    return bodies.body(told, message.compose(told), layout=addresses.Format.CLOUDEVENTS)
+    return webhook.encode_body(
+        told, message.compose(told), layout=receiver_settings.Format.CLOUDEVENTS
+    )
 
 
 def test_pods_that_an_alert_counts_and_does_not_name_are_counted_in_the_message() -> None:
@@ -128,7 +131,7 @@ def test_a_storm_fits_into_a_body_and_what_was_left_out_is_counted() -> None:
     storm = tuple(alert(f"{index:016x}", pods=pods, observed="x" * 2048) for index in range(300))
     told = notifications.decode(notifications.encode(notification(firing=storm)))
     data = msgspec.json.decode(body(told))["data"]
-    assert len(body(told)) <= bodies.BODY_BYTES_MAX
+    assert len(body(told)) <= webhook.BODY_BYTES_MAX
     assert len(notifications.encode(notification(firing=storm))) <= notifications.LETTER_BYTES_MAX
     assert data["truncatedAlerts"] == 300 - len(data["alerts"])
     assert data["truncatedPods"] == 3_000_000 - 50 * len(data["alerts"])
@@ -182,7 +185,7 @@ def test_what_is_no_letter_is_told_apart(value: bytes) -> None:
 
 
 def test_words_of_ones_own_take_the_place_of_ours() -> None:
-    words = addresses.Templates(
+    words = receiver_settings.Templates(
         title="$state: $kind on $node ($firing)",
         text="$title\n$alerts\n$look_closer",
         alert="* $severity $summary since $since; $pods",
@@ -199,7 +202,7 @@ def test_words_of_ones_own_take_the_place_of_ours() -> None:
 
 def test_a_template_that_cannot_be_used_gives_way_to_ours_and_that_is_said() -> None:
     told = notification(firing=(alert(),))
-    broken = addresses.Templates(title="$nonsense", alert="100 $")
+    broken = receiver_settings.Templates(title="$nonsense", alert="100 $")
     composed = message.compose(told, broken)
     assert composed.title == message.title(told)
     assert composed.problem == (
@@ -216,7 +219,9 @@ def test_alertmanagers_body_is_its_version_4() -> None:
         firing=(alert(),), resolved=(alert("00000000000000bb", state=AlertState.RESOLVED),)
     )
     words = message.compose(told)
-    made = bodies.body(told, words, layout=addresses.Format.ALERTMANAGER, alerts_max=1)
+    made = webhook.encode_body(
+        told, words, layout=receiver_settings.Format.ALERTMANAGER, alerts_max=1
+    )
     labels = {
         "alertname": "stuck",
         "device": "GPU-1",

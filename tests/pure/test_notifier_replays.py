@@ -7,8 +7,8 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import AlertState
-from muster_notifier import notification as notifications
-from muster_notifier import replays
+from muster_notifier.delivery import dead_letters
+from muster_notifier.routing import notifications
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 A, B = "a".rjust(16, "0"), "b".rjust(16, "0")
@@ -57,11 +57,11 @@ def test_what_still_fires_is_told_to_who_does_not_know(
     fires: set[str], told: tuple[str, ...], *, is_said: bool
 ) -> None:
     dead = letter(A, B)
-    assert replays.as_now(dead, fires=fires, told=told) == (dead if is_said else None)
+    assert dead_letters.as_now(dead, fires=fires, told=told) == (dead if is_said else None)
 
 
 def test_what_is_over_by_now_is_told_as_over() -> None:
-    found = replays.as_now(letter(A, B), fires=set(), told=())
+    found = dead_letters.as_now(letter(A, B), fires=set(), told=())
     assert found is not None
     assert (found.state, found.firing, found.firing_ids) == (AlertState.RESOLVED, (), ())
     assert [(one.fingerprint, one.state) for one in found.resolved] == [
@@ -74,5 +74,5 @@ def test_what_is_over_by_now_is_told_as_over() -> None:
 
 def test_an_end_is_told_unless_something_fires_again() -> None:
     dead = letter(A, state=AlertState.RESOLVED)
-    assert replays.as_now(dead, fires=set(), told=()) == dead
-    assert replays.as_now(dead, fires={A}, told=(A,)) is None
+    assert dead_letters.as_now(dead, fires=set(), told=()) == dead
+    assert dead_letters.as_now(dead, fires={A}, told=(A,)) is None

@@ -11,25 +11,15 @@ from hypothesis import strategies as st
 from muster import codec, matchers, silences, vocabulary
 from muster.vocabulary import AlertKind, AlertState, Severity
 from muster.vocabulary import NotificationReason as Reason
-from muster_notifier import (
-    addresses,
-    config,
-    grouping,
-    inhibition,
-    intervals,
-    ledger,
-    muting,
-    routes,
-    signals,
-    tree,
-)
-from muster_notifier.notification import Notification
+from muster_notifier.config import receiver_settings, schema
+from muster_notifier.routing import grouping, inputs, intervals, ledger, muting, routes
+from muster_notifier.routing.notifications import Notification
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)  # a Thursday
 
 
-def route(*texts: str, to: str = "", goes_on: bool = False, **more: object) -> config.Route:
-    return config.Route(
+def route(*texts: str, to: str = "", goes_on: bool = False, **more: object) -> schema.Route:
+    return schema.Route(
         matchers=texts,
         receivers=tuple(to.split()) or None,
         continue_=goes_on,
@@ -37,11 +27,12 @@ def route(*texts: str, to: str = "", goes_on: bool = False, **more: object) -> c
     )
 
 
-def settings(*given_: config.Route, **more: object) -> config.Settings:
+def settings(*given_: schema.Route, **more: object) -> schema.Settings:
     names = "default ops pager team night"
-    return config.Settings(
+    return schema.Settings(
         receivers=tuple(
-            addresses.Receiver(name=name, console=addresses.Console()) for name in names.split()
+            receiver_settings.Receiver(name=name, console=receiver_settings.Console())
+            for name in names.split()
         ),
         default_receivers=("default",),
         routes=given_,
@@ -117,7 +108,7 @@ def test_a_matcher_reads_what_it_writes(value: str) -> None:
 def test_an_alert_goes_to_the_deepest_routes_that_match(
     labels: dict[str, str], receivers: list[str]
 ) -> None:
-    root = tree.root(
+    root = schema.route_tree(
         settings(
             route(
                 'severity="critical"',
@@ -134,7 +125,7 @@ def test_an_alert_goes_to_the_deepest_routes_that_match(
 
 
 def test_what_a_route_does_not_say_its_parent_says_but_for_mute_times() -> None:
-    root = tree.root(
+    root = schema.route_tree(
         settings(
             route(
                 'severity="critical"',
@@ -144,7 +135,7 @@ def test_what_a_route_does_not_say_its_parent_says_but_for_mute_times() -> None:
                 mute_times=("nights",),
                 routes=(route('node="a"', repeat_interval_s=9.0),),
             ),
-            time_intervals=(config.TimeInterval(name="nights", time_intervals=(config.Times(),)),),
+            time_intervals=(schema.TimeInterval(name="nights", time_intervals=(schema.Times(),)),),
         )
     )
     (child,) = root.children[0].children
@@ -157,16 +148,16 @@ def test_what_a_route_does_not_say_its_parent_says_but_for_mute_times() -> None:
     )
 
 
-def rule(source: str, target: str, *equal: str) -> inhibition.Rule:
-    return inhibition.Rule(
+def rule(source: str, target: str, *equal: str) -> muting.Rule:
+    return muting.Rule(
         name="r", source=matchers.parse(source), target=matchers.parse(target), equal=equal
     )
 
 
 def test_a_source_that_fires_keeps_targets_with_equal_labels_quiet() -> None:
-    found = inhibition.Inhibition([rule('kind="node_down"', 'kind!="node_down"', "node")])
+    found = muting.Inhibition([rule('kind="node_down"', 'kind!="node_down"', "node")])
     found.fires("f1", {"kind": "node_down", "node": "a"})
-    assert found.inhibits({"kind": "stuck", "node": "a"}) == inhibition.Inhibited("f1", "r")
+    assert found.inhibits({"kind": "stuck", "node": "a"}) == muting.Inhibited("f1", "r")
     assert found.inhibits({"kind": "stuck", "node": "b"}) is None
     assert found.inhibits({"kind": "node_down", "node": "a"}) is None
     found.ends("f1")
@@ -174,22 +165,22 @@ def test_a_source_that_fires_keeps_targets_with_equal_labels_quiet() -> None:
 
 
 def test_labels_that_neither_has_are_equal() -> None:
-    found = inhibition.Inhibition([rule('kind="a"', 'kind="b"', "rack")])
+    found = muting.Inhibition([rule('kind="a"', 'kind="b"', "rack")])
     found.fires("f1", {"kind": "a"})
     assert found.inhibits({"kind": "b"}) is not None
     assert found.inhibits({"kind": "b", "rack": "1"}) is None
 
 
 def test_an_alert_on_both_sides_is_inhibited_only_by_one_that_is_on_one_side() -> None:
-    found = inhibition.Inhibition([rule('severity=~"critical|warning"', 'severity="warning"')])
+    found = muting.Inhibition([rule('severity=~"critical|warning"', 'severity="warning"')])
     found.fires("f1", {"severity": "warning"})
     assert found.inhibits({"severity": "warning"}) is None
     found.fires("f2", {"severity": "critical"})
-    assert found.inhibits({"severity": "warning"}) == inhibition.Inhibited("f2", "r")
+    assert found.inhibits({"severity": "warning"}) == muting.Inhibited("f2", "r")
 
 
 def test_a_source_that_changes_its_labels_is_a_source_no_more() -> None:
-    found = inhibition.Inhibition([rule('kind="node_down"', 'kind="stuck"')])
+    found = muting.Inhibition([rule('kind="node_down"', 'kind="stuck"')])
     found.fires("f1", {"kind": "node_down"})
     found.fires("f1", {"kind": "plugin_down"})
     assert found.inhibits({"kind": "stuck"}) is None
@@ -250,14 +241,14 @@ def test_what_is_no_time_interval_is_refused(words: dict[str, list[str]]) -> Non
 class Story:
     """A machine of one receiver on a virtual clock, which takes everything at once."""
 
-    def __init__(self, found: config.Settings) -> None:
-        self.muting = tree.muted_by(found)
+    def __init__(self, found: schema.Settings) -> None:
+        self.muting = schema.initial_muting(found)
         self.machine = grouping.Grouping(
             {receiver.name: receiver.send_resolved for receiver in found.receivers},
-            root=tree.root(found),
-            owners=tree.owners(found),
-            apart=tree.apart(found),
-            acknowledging=tree.acknowledging(found),
+            root=schema.route_tree(found),
+            owners=schema.owners_route(found),
+            apart=schema.ungrouped_receivers(found),
+            acknowledging=schema.acknowledging_receivers(found),
             muted_by=self.muting,
             at=T0,
             now=0.0,
@@ -319,7 +310,7 @@ class Story:
                 self.sent += sent
                 self.told += [(at, n.receiver, n.reason, names(n)) for n in sent]
                 sent = [
-                    more for n in sent for more in self.machine.receive(signals.Delivered(n), at)
+                    more for n in sent for more in self.machine.receive(inputs.Delivered(n), at)
                 ]
         return self.told
 
@@ -329,12 +320,12 @@ def names(notification: Notification) -> str:
     return "".join(sorted(alert.fingerprint.lstrip("0") for alert in found))
 
 
-def simple(**more: object) -> config.Settings:
+def simple(**more: object) -> schema.Settings:
     return settings(group_by=("node",), **more)
 
 
 def test_what_is_inhibited_is_not_told_until_its_source_ends() -> None:
-    down = config.InhibitRule(
+    down = schema.InhibitRule(
         source_matchers=('kind="node_down"',),
         target_matchers=('kind!="node_down"',),
         equal=("node",),
@@ -391,13 +382,13 @@ def test_what_fires_and_ends_within_a_silence_is_never_told() -> None:
     assert story.machine.view(10_000.0) == []
 
 
-def paged() -> config.Settings:
-    key = addresses.PagerDuty(routing_key_from=addresses.Secret(env="KEY"))
+def paged() -> schema.Settings:
+    key = receiver_settings.PagerDuty(routing_key_from=receiver_settings.Secret(env="KEY"))
     receivers = (
-        addresses.Receiver(name="default", console=addresses.Console()),
-        addresses.Receiver(name="pager", pagerduty=key),
+        receiver_settings.Receiver(name="default", console=receiver_settings.Console()),
+        receiver_settings.Receiver(name="pager", pagerduty=key),
     )
-    return config.Settings(group_by=("node",), repeat_interval_s=3600, receivers=receivers)
+    return schema.Settings(group_by=("node",), repeat_interval_s=3600, receivers=receivers)
 
 
 def test_a_pager_is_told_once_that_somebody_has_silenced_what_it_was_told() -> None:
@@ -496,9 +487,9 @@ def test_planned_work_on_a_plugin_silences_it_by_itself() -> None:
     assert story.until(1000)[2:] == [(931.0, "default", Reason.NEW_ALERTS, "ac")]
 
 
-NOON = config.TimeInterval(
+NOON = schema.TimeInterval(
     name="noon",
-    time_intervals=(config.Times(times=(config.TimeRange(start_time="12:00", end_time="12:20"),)),),
+    time_intervals=(schema.Times(times=(schema.TimeRange(start_time="12:00", end_time="12:20"),)),),
 )
 
 
@@ -531,10 +522,10 @@ def test_an_alert_that_becomes_urgent_reaches_the_pager_and_leaves_where_it_was(
 
 
 def test_the_owner_of_a_workload_is_told_beside_everybody_else_and_hears_of_its_end() -> None:
-    story = Story(simple(owners=config.Owners(receivers=("team",))))
+    story = Story(simple(owners=schema.Owners(receivers=("team",))))
     story.says(0, "a", "firing", pods=("ml/mine", "x/other"))
     event = story.event(0, "a", "firing", pods=("ml/mine", "x/other"))
-    owned = signals.Owned(event, {"team": ("ml/mine",), "ops": ("x/other",)})
+    owned = inputs.Owned(event, {"team": ("ml/mine",), "ops": ("x/other",)})
     story.machine.receive(owned, 0.0)
     story.says(100, "a", "resolved", pods=("ml/mine", "x/other"))
     assert story.until(1000) == [
@@ -553,21 +544,21 @@ def test_the_owner_of_a_workload_is_told_beside_everybody_else_and_hears_of_its_
 
 
 def test_owners_that_are_not_asked_yet_change_nothing_for_those_who_were_told() -> None:
-    story = Story(simple(owners=config.Owners(receivers=("team",))))
-    owned = signals.Owned(story.event(0, "a", "firing", pods=("ml/p",)), {"team": ("ml/p",)})
+    story = Story(simple(owners=schema.Owners(receivers=("team",))))
+    owned = inputs.Owned(story.event(0, "a", "firing", pods=("ml/p",)), {"team": ("ml/p",)})
     story.machine.receive(owned, 0.0)
     story.says(100, "a", "firing", pods=("ml/p", "ml/q"))
     assert [told for told in story.until(1000) if told[1] == "team"] == [
         (30.0, "team", Reason.FIRST, "a")
     ]
-    story.machine.receive(signals.Owned(story.event(1000, "a", "firing"), {}), 1000.0)
+    story.machine.receive(inputs.Owned(story.event(1000, "a", "firing"), {}), 1000.0)
     assert [told for told in story.until(2000) if told[1] == "team"][1:] == [
         (1230.0, "team", Reason.ALL_RESOLVED, "a")
     ]
 
 
 def test_an_owner_who_was_told_before_a_restart_hears_of_the_end_after_it() -> None:
-    story = Story(simple(owners=config.Owners(receivers=("team",))))
+    story = Story(simple(owners=schema.Owners(receivers=("team",))))
     entry = ledger.Entry(
         receiver="team",
         group='owner:{kind="stuck",node="node-a"}',
@@ -594,9 +585,9 @@ def test_every_label_can_make_a_group_of_its_own() -> None:
 
 
 def test_an_alertmanager_takes_each_alert_by_itself_and_hears_the_end_of_what_has_changed() -> None:
-    push = addresses.Alertmanager(url="http://am:9093")
-    receivers = (addresses.Receiver(name="am", alertmanager=push),)
-    story = Story(config.Settings(receivers=receivers, group_by=("kind",)))
+    push = receiver_settings.Alertmanager(url="http://am:9093")
+    receivers = (receiver_settings.Receiver(name="am", alertmanager=push),)
+    story = Story(schema.Settings(receivers=receivers, group_by=("kind",)))
     for number in range(300):
         story.says(0, f"{number:x}", "firing", node=f"n{number}", severity="warning")
     story.until(30)

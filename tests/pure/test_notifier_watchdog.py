@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import vocabulary
-from muster_notifier import watchdog
+from muster_notifier.self_monitoring import watchdog
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 BACK = watchdog.BusBack()

@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import vocabulary
-from muster_notifier import (
-    addresses,
-    answers,
-    blocks,
-    bodies,
-    cards,
-    deadletters,
-    incidents,
-    mails,
+from muster_notifier.config import receiver_settings
+from muster_notifier.delivery import dead_letters
+from muster_notifier.receivers import (
+    alertmanager,
+    kubernetes_events,
     message,
-    pushes,
-    regarding,
+    pagerduty,
+    result,
+    teams,
+    webhook,
 )
-from muster_notifier import notification as notifications
+from muster_notifier.receivers import email as receivers_email
+from muster_notifier.receivers import slack as receivers_slack
+from muster_notifier.routing import notifications
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 TEXT = st.one_of(
@@ -86,31 +86,33 @@ def test_every_receiver_gets_words_that_it_can_take(
     letter = notifications.encode(notification)
     assert notifications.decode(letter) == notification
     assert len(letter) <= notifications.LETTER_BYTES_MAX
-    for layout in addresses.Format:
-        body = bodies.body(notification, words, layout=layout)
-        assert len(body) <= bodies.BODY_BYTES_MAX
+    for layout in receiver_settings.Format:
+        body = webhook.encode_body(notification, words, layout=layout)
+        assert len(body) <= webhook.BODY_BYTES_MAX
         msgspec.json.decode(body)
-    slack = blocks.content(notification, words)
+    slack = receivers_slack.message_content(notification, words)
     assert len(msgspec.json.encode(slack)) < 40_000
     assert "<!" not in str(slack["text"])
-    card = cards.card(notification, words)
-    assert len(card) <= cards.BODY_BYTES_MAX
-    event = msgspec.json.decode(incidents.event(notification, words, routing_key="k"))
+    card = teams.card(notification, words)
+    assert len(card) <= teams.BODY_BYTES_MAX
+    event = msgspec.json.decode(pagerduty.event(notification, words, routing_key="k"))
     assert len(event["dedup_key"]) <= 255
     is_known = notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED
     assert (event["event_action"] == "acknowledge") == is_known
     assert is_known or (event["event_action"] == "trigger") == bool(notification.firing_ids)
-    msgspec.json.decode(pushes.alerts(notification, believed_for=HOUR))
-    for one in regarding.events(notification, namespace="default", pods=True):
+    msgspec.json.decode(alertmanager.alerts(notification, believed_for=HOUR))
+    for one in kubernetes_events.events(notification, namespace="default", pods=True):
         assert len(str(one.body["note"]).encode()) <= 1024
         assert re.fullmatch("[a-z0-9-]+", one.namespace)
-    mail = mails.mail(notification, words, sender="m <m@example.com>", to=("a@example.com",))
+    mail = receivers_email.mail(
+        notification, words, sender="m <m@example.com>", to=("a@example.com",)
+    )
     read = email.message_from_bytes(mail, policy=email.policy.default)
     assert read.get_content().replace("\r\n", "\n") == words.text + "\n"
     assert [name for name in read if name.lower() == "subject"] == ["Subject"]
-    _, _, _, headers = deadletters.bury(
+    _, _, _, headers = dead_letters.bury(
         notification,
-        answers.Answer(outcome=answers.Outcome.REJECTED, detail=words.text),
+        result.Result(outcome=result.Outcome.REJECTED, detail=words.text),
         attempts=1,
         at=T0,
     )
@@ -157,11 +159,14 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
     assert "(500 firing)" in words.title or words.title.endswith("…")
     assert "and 290 more" in words.text
     for body in (
-        bodies.body(kept, words, layout=addresses.Format.CLOUDEVENTS),
-        bodies.body(kept, words, layout=addresses.Format.ALERTMANAGER),
-        incidents.event(kept, words, routing_key="k"),
-        cards.card(kept, words),
-        msgspec.json.encode(blocks.content(kept, words)),
+        webhook.encode_body(kept, words, layout=receiver_settings.Format.CLOUDEVENTS),
+        webhook.encode_body(kept, words, layout=receiver_settings.Format.ALERTMANAGER),
+        pagerduty.event(kept, words, routing_key="k"),
+        teams.card(kept, words),
+        msgspec.json.encode(receivers_slack.message_content(kept, words)),
     ):
         assert len(body) <= 500_000
-    assert len(mails.mail(kept, words, sender="m@example.com", to=("a@example.com",))) < 40_000
+    assert (
+        len(receivers_email.mail(kept, words, sender="m@example.com", to=("a@example.com",)))
+        < 40_000
+    )

@@ -16,8 +16,7 @@ import muster
 from muster import codec, silences, vocabulary
 from muster_health.fleet import detector
 from muster_health.model import config, signals, snapshot
-from muster_notifier import ledger
-from muster_notifier import notification as notifications
+from muster_notifier.routing import ledger, notifications
 from scripts import record
 
 FILES: Final = sorted((Path(__file__).resolve().parents[1] / "recorded").rglob("*.json"))

@@ -12,8 +12,8 @@ from muster.cli import __main__ as cli
 from muster.vocabulary import AlertKind
 from muster_health.alerting import alerts
 from muster_health.model import config as health
-from muster_notifier import config as notifier
-from muster_notifier import selfwatch
+from muster_notifier.config import schema as notifier
+from muster_notifier.self_monitoring import monitor
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "runbooks"
@@ -25,7 +25,7 @@ def link(kind: AlertKind) -> str:
     """Return the link that an alert of this kind carries, with the default settings."""
     if kind in OF_NOTIFIER:
         url = notifier.Settings().runbook_url
-        told = selfwatch.Voice(instance="i", runbook_url=url).fires(
+        told = monitor.Voice(instance="i", runbook_url=url).fires(
             kind, summary="s", seen="s", at=AT
         )
         assert isinstance(told.data, vocabulary.AlertChanged)

@@ -5,12 +5,13 @@ import threading
 
 import pytest
 
-from muster_notifier import aside, names
+from muster_notifier import blocking
+from muster_notifier.receivers import http
 
 
 def test_what_is_done_aside_gives_its_result_or_its_error() -> None:
     async def story() -> None:
-        lane = aside.Lane()
+        lane = blocking.Lane()
         assert await lane.run(lambda: 1) == 1
         with pytest.raises(ZeroDivisionError):
             await lane.run(lambda: 1 // 0)
@@ -20,7 +21,7 @@ def test_what_is_done_aside_gives_its_result_or_its_error() -> None:
 
 def test_what_hangs_costs_one_thread_and_only_its_own_lane() -> None:
     async def story() -> None:
-        hung, other = aside.Lane(), aside.Lane()
+        hung, other = blocking.Lane(), blocking.Lane()
         release = threading.Event()
         begun: list[int] = []
 
@@ -43,9 +44,9 @@ def test_what_hangs_costs_one_thread_and_only_its_own_lane() -> None:
 
 def test_a_host_is_its_addresses() -> None:
     async def story() -> None:
-        assert await names.Host("127.0.0.1", 1).addresses() == ["127.0.0.1"]
-        assert "127.0.0.1" in await names.Host("localhost", 1).addresses()
+        assert await http.Host("127.0.0.1", 1).addresses() == ["127.0.0.1"]
+        assert "127.0.0.1" in await http.Host("localhost", 1).addresses()
         with pytest.raises(OSError, match=r"."):
-            await names.Host("no.such.host.invalid", 1).addresses()
+            await http.Host("no.such.host.invalid", 1).addresses()
 
     asyncio.run(story())

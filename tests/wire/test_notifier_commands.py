@@ -13,7 +13,7 @@ import orjson
 from muster.cli.__main__ import app
 from muster.local import nats, webhook
 from muster.nats import buckets, bus, streams
-from muster_notifier import command
+from muster_notifier import cli
 
 
 async def muster(url: str, *arguments: str) -> tuple[int, str, str]:
@@ -22,7 +22,7 @@ async def muster(url: str, *arguments: str) -> tuple[int, str, str]:
 
     def run() -> int:
         if arguments[0] == "notify":
-            return command.main(arguments[1:])
+            return cli.main(arguments[1:])
         given = [*arguments, "--url", url]
         return int(app(given, result_action="return_int_as_exit_code_else_zero") or 0)
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from muster import vocabulary
 from muster.service import runtime
-from muster_notifier import answers, desk, receivers, signals
-from muster_notifier import notification as notifications
+from muster_notifier.delivery import queue, worker
+from muster_notifier.receivers import result
+from muster_notifier.routing import inputs, notifications
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
@@ -45,15 +46,15 @@ def test_a_fault_of_ours_costs_one_letter_and_nobody_else() -> None:  # noqa: C9
     told: list[str] = []
 
     async def story() -> None:  # noqa: C901  # the same
-        inbox: asyncio.Queue[runtime.Delivery[desk.Input]] = asyncio.Queue()
+        inbox: asyncio.Queue[runtime.Delivery[queue.Input]] = asyncio.Queue()
         ended = asyncio.Semaphore(0)
 
         async def send(
             notification: notifications.Notification, _: Mapping[str, str]
-        ) -> answers.Answer:
+        ) -> result.Result:
             if notification.group == "bad":
                 raise UnicodeError("what nobody had thought of")
-            return answers.Answer(outcome=answers.Outcome.TAKEN, detail="")
+            return result.Result(outcome=result.Outcome.TAKEN, detail="")
 
         async def put(_: str, body: bytes, __: str, headers: Mapping[str, str]) -> None:
             buried.append(f"{notifications.decode(body).group}: {headers['Muster-Outcome']}")
@@ -69,13 +70,13 @@ def test_a_fault_of_ours_costs_one_letter_and_nobody_else() -> None:  # noqa: C9
         async def remember(*_: object) -> None:
             pass
 
-        async def hear(event: desk.Input) -> None:
+        async def hear(event: queue.Input) -> None:
             await inbox.put(runtime.Delivery(event))
 
-        async def report(_: signals.Outcome) -> None:
+        async def report(_: inputs.Outcome) -> None:
             ended.release()
 
-        doors = receivers.Doors(
+        doors = worker.Doors(
             may_act=nothing,
             firing=lambda _: frozenset(),
             put=put,
@@ -85,8 +86,8 @@ def test_a_fault_of_ours_costs_one_letter_and_nobody_else() -> None:  # noqa: C9
             publish=publish,
             instance="1",
         )
-        at_desk = desk.Desk(rate_per_s=1000, burst=1000, retry_for_s=60)
-        made = receivers.Receiver(
+        at_desk = queue.DeliveryQueue(rate_per_s=1000, burst=1000, retry_for_s=60)
+        made = worker.ReceiverWorker(
             "ops", send, at_desk=at_desk, doors=doors, hear=hear, report=report
         )
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:

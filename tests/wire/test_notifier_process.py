@@ -20,8 +20,8 @@ from muster import silences, vocabulary
 from muster.local import layout, nats, processes, webhook
 from muster.nats import buckets, bus, consumers, streams, work_queue
 from muster.vocabulary import AlertState
-from muster_notifier import ledger, notification
-from muster_notifier.deadletters import REPLAY
+from muster_notifier.delivery.dead_letters import REPLAY
+from muster_notifier.routing import ledger, notifications
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 LOCAL = {"reach": "loopback"}
@@ -386,7 +386,7 @@ def test_what_was_refused_is_a_dead_letter_that_is_told_of_and_can_be_replayed(
             made.bus.link, streams.DEAD_LETTERS, "muster.dlq.notification.hook.>"
         )
         subject, body, headers, _ = letter
-        told = notification.decode(body)
+        told = notifications.decode(body)
         assert (told.receiver, told.firing_ids) == ("hook", ("0" * 15 + "a",))
         assert (headers["Muster-Error"], headers["Muster-Attempts"]) == ("HTTP 400", "1")
         await work_queue.put(

@@ -24,17 +24,19 @@ import pytest
 from muster import codec, vocabulary
 from muster.local import kubernetes
 from muster.vocabulary import AlertState
-from muster_notifier import addresses, cluster, config, message, owners, secrets, senders, signals
-from muster_notifier import notification as notifications
-from muster_notifier.answers import Answer, Kind, Outcome
-from muster_notifier.notification import Notification
+from muster_notifier import workload_owners
+from muster_notifier.config import receiver_settings, schema, secrets
+from muster_notifier.receivers import factory, kubernetes_events, message
+from muster_notifier.receivers.result import Kind, Outcome, Result
+from muster_notifier.routing import inputs, notifications
+from muster_notifier.routing.notifications import Notification
 
 # Apprise 2.2 imports it, below Python 3.13
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
-LOOPBACK = addresses.Reach.LOOPBACK
-QUICK = addresses.Limits(rate_per_s=1000)
+LOOPBACK = receiver_settings.Reach.LOOPBACK
+QUICK = receiver_settings.Limits(rate_per_s=1000)
 GROUP = '{}:{kind="stuck",node="node-a"}'
 
 
@@ -121,12 +123,12 @@ async def fake() -> AsyncIterator[Fake]:
         yield made
 
 
-def sender(settings: config.Settings | None = None, **way: Any) -> senders.Sender:
-    return senders.make(addresses.Receiver(name="r", **way), settings or config.Settings())
+def sender(settings: schema.Settings | None = None, **way: Any) -> factory.Sender:
+    return factory.make(receiver_settings.Receiver(name="r", **way), settings or schema.Settings())
 
 
-def send(found: senders.Sender, notification: Notification) -> Answer:
-    async def sent() -> Answer:
+def send(found: factory.Sender, notification: Notification) -> Result:
+    async def sent() -> Result:
         return await found.send(notification, {})
 
     return asyncio.run(sent())
@@ -140,10 +142,10 @@ def play(story: Callable[[Fake], Awaitable[None]]) -> None:
     asyncio.run(played())
 
 
-def secret(directory: pathlib.Path, text: str) -> addresses.Secret:
+def secret(directory: pathlib.Path, text: str) -> receiver_settings.Secret:
     file = directory / f"secret-{len(text)}"
     file.write_text(text + "\n")
-    return addresses.Secret(file=str(file))
+    return receiver_settings.Secret(file=str(file))
 
 
 CODE = (
@@ -157,9 +159,9 @@ CODE = (
 )
 
 
-def slack(server: Fake, directory: pathlib.Path) -> senders.Sender:
+def slack(server: Fake, directory: pathlib.Path) -> factory.Sender:
     return sender(
-        slack=addresses.Slack(
+        slack=receiver_settings.Slack(
             token_from=secret(directory, "xoxb-1"),
             channel="#gpu",
             url=f"{server.url}/api",
@@ -174,11 +176,11 @@ def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pa
         server.answer(200, {"ok": True, "ts": "17.1", "channel": "C1"})
         channel = slack(server, tmp_path)
         first = await channel.send(FIRES, {})
-        assert first == Answer(
+        assert first == Result(
             outcome=Outcome.TAKEN, detail="ok", data={"channel": "C1", "ts": "17.1"}
         )
         last = await channel.send(OVER, first.data)
-        assert last == Answer(
+        assert last == Result(
             outcome=Outcome.TAKEN, detail="ok", data={"channel": "C1", "ts": "17.1"}, requests=2
         )
         paths = [path for path, _, _ in server.got]
@@ -224,31 +226,31 @@ def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pa
             429,
             None,
             {"Retry-After": "30"},
-            Answer(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=30.0),
+            Result(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=30.0),
         ),
         (
             200,
             {"ok": False, "error": "invalid_auth"},
             {},
-            Answer(outcome=Outcome.UNAUTHORIZED, detail="Slack: invalid_auth"),
+            Result(outcome=Outcome.UNAUTHORIZED, detail="Slack: invalid_auth"),
         ),
         (
             200,
             {"ok": False, "error": "internal_error"},
             {},
-            Answer(outcome=Outcome.UNWELL, detail="Slack: internal_error"),
+            Result(outcome=Outcome.UNWELL, detail="Slack: internal_error"),
         ),
         (
             200,
             "?",
             {},
-            Answer(outcome=Outcome.NONSENSE, detail="Slack: this is no answer of its API"),
+            Result(outcome=Outcome.NONSENSE, detail="Slack: this is no answer of its API"),
         ),
-        (503, None, {}, Answer(outcome=Outcome.UNWELL, detail="HTTP 503")),
+        (503, None, {}, Result(outcome=Outcome.UNWELL, detail="HTTP 503")),
     ],
 )
 def test_each_answer_of_slack_has_one_meaning(
-    status: int, body: Any, headers: dict[str, str], answer: Answer, tmp_path: pathlib.Path
+    status: int, body: Any, headers: dict[str, str], answer: Result, tmp_path: pathlib.Path
 ) -> None:
     async def story(server: Fake) -> None:
         server.answer(status, body, **headers)
@@ -271,7 +273,7 @@ def test_without_a_bot_slack_gets_a_message_for_each_change(tmp_path: pathlib.Pa
     async def story(server: Fake) -> None:
         server.answer(200)
         hook = secret(tmp_path, f"{server.url}/services/T0/B0/x")
-        found = sender(slack=addresses.Slack(webhook_from=hook, reach=LOOPBACK))
+        found = sender(slack=receiver_settings.Slack(webhook_from=hook, reach=LOOPBACK))
         assert (await found.send(FIRES, {})).kind is Kind.TAKEN
         assert server.got[0][0] == "POST /services/T0/B0/x"
         assert sorted(server.bodies()[0]) == ["attachments", "text"]
@@ -283,14 +285,14 @@ def test_pagerduty_has_one_incident_a_group(tmp_path: pathlib.Path) -> None:
     async def story(server: Fake) -> None:
         server.answer(202, {"status": "success"})
         found = sender(
-            pagerduty=addresses.PagerDuty(
+            pagerduty=receiver_settings.PagerDuty(
                 routing_key_from=secret(tmp_path, "R0"), url=f"{server.url}/v2", reach=LOOPBACK
             )
         )
         known = told([alert()], reason=vocabulary.NotificationReason.ACKNOWLEDGED)
         for notification in (FIRES, known, OVER):
             answer = await found.send(notification, {})
-            assert answer == Answer(outcome=Outcome.TAKEN, detail="HTTP 202")
+            assert answer == Result(outcome=Outcome.TAKEN, detail="HTTP 202")
         trigger, acknowledge, resolve = server.bodies()
         details = trigger["payload"].pop("custom_details")
         assert trigger == {
@@ -322,7 +324,7 @@ def test_what_pagerduty_says_of_a_bad_key_is_told_and_the_key_is_not(
     async def story(server: Fake) -> None:
         server.answer(400, {"message": "Event object is invalid"})
         found = sender(
-            pagerduty=addresses.PagerDuty(
+            pagerduty=receiver_settings.PagerDuty(
                 routing_key_from=secret(tmp_path, "R0SECRET"), url=server.url, reach=LOOPBACK
             )
         )
@@ -338,11 +340,11 @@ def test_a_server_that_says_what_it_was_sent_gets_no_secret_into_our_answer(
 ) -> None:
     async def story(server: Fake) -> None:
         server.answer(400, {"bad key": "R0SECRET", "path": "/v2/T0KEN?sig=a%20b"})
-        service = addresses.PagerDuty(
+        service = receiver_settings.PagerDuty(
             routing_key_from=secret(tmp_path, "R0SECRET"), url=server.url, reach=LOOPBACK
         )
         url = secret(tmp_path, f"{server.url}/v2/T0KEN?sig=a%20b")
-        workflow = addresses.Teams(url_from=url, reach=LOOPBACK)
+        workflow = receiver_settings.Teams(url_from=url, reach=LOOPBACK)
         details = [
             (await found.send(FIRES, {})).detail
             for found in (sender(pagerduty=service), sender(teams=workflow))
@@ -358,7 +360,7 @@ def test_a_server_that_says_what_it_was_sent_gets_no_secret_into_our_answer(
 def test_teams_gets_a_card_that_is_small_enough() -> None:
     async def story(server: Fake) -> None:
         server.answer(202)
-        found = sender(teams=addresses.Teams(url=f"{server.url}/w?sig=1", reach=LOOPBACK))
+        found = sender(teams=receiver_settings.Teams(url=f"{server.url}/w?sig=1", reach=LOOPBACK))
         assert (await found.send(FIRES, {})).kind is Kind.TAKEN
         many = told([alert(f"{index:x}", summary="x" * 300) for index in range(300)])
         assert (await found.send(many, {})).kind is Kind.TAKEN
@@ -377,8 +379,8 @@ def test_an_alertmanager_gets_the_alerts_and_believes_them_until_we_remind_it() 
     async def story(server: Fake) -> None:
         server.answer(200)
         found = sender(
-            config.Settings(repeat_interval_s=3600),
-            alertmanager=addresses.Alertmanager(url=f"{server.url}/am/", reach=LOOPBACK),
+            schema.Settings(repeat_interval_s=3600),
+            alertmanager=receiver_settings.Alertmanager(url=f"{server.url}/am/", reach=LOOPBACK),
         )
         over = alert("b", AlertState.RESOLVED)
         assert (await found.send(told([alert()], [over]), {})).kind is Kind.TAKEN
@@ -408,13 +410,13 @@ def test_an_alertmanager_gets_the_alerts_and_believes_them_until_we_remind_it() 
 
 def test_a_file_gets_one_line_for_each_notification(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "told.jsonl"
-    found = sender(file=addresses.File(path=str(file)))
+    found = sender(file=receiver_settings.File(path=str(file)))
     for notification in (FIRES, OVER):
         assert send(found, notification).kind is Kind.TAKEN
     lines = [orjson.loads(line) for line in file.read_bytes().splitlines()]
     assert [line["id"] for line in lines] == [FIRES.id, OVER.id]
-    away = sender(file=addresses.File(path=str(tmp_path / "none" / "x")))
-    assert send(away, FIRES) == Answer(
+    away = sender(file=receiver_settings.File(path=str(tmp_path / "none" / "x")))
+    assert send(away, FIRES) == Result(
         outcome=Outcome.NOT_WRITTEN, detail=f"{tmp_path}/none/x: No such file or directory"
     )
 
@@ -423,7 +425,7 @@ def test_a_line_that_does_not_fit_into_a_file_leaves_no_half_of_it(
     tmp_path: pathlib.Path,
 ) -> None:
     file = tmp_path / "told.jsonl"
-    found = sender(file=addresses.File(path=str(file)))
+    found = sender(file=receiver_settings.File(path=str(file)))
     assert send(found, FIRES).kind is Kind.TAKEN
     size = file.stat().st_size
     was = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -440,7 +442,7 @@ def test_a_line_that_does_not_fit_into_a_file_leaves_no_half_of_it(
 
 def test_what_is_no_file_is_not_written_and_waits_for_nobody(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    answer = send(sender(file=addresses.File(path=str(tmp_path / "pipe"))), FIRES)
+    answer = send(sender(file=receiver_settings.File(path=str(tmp_path / "pipe"))), FIRES)
     assert answer.outcome is Outcome.NOT_WRITTEN
 
 
@@ -463,10 +465,10 @@ def test_a_slow_body_after_a_good_status_is_a_message_that_was_taken(
             await asyncio.start_server(serve, "127.0.0.1", 0) as server,
         ):
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            hook = addresses.Slack(
+            hook = receiver_settings.Slack(
                 webhook_from=secret(tmp_path, url), reach=LOOPBACK, timeout_s=0.5
             )
-            bot = addresses.Slack(
+            bot = receiver_settings.Slack(
                 token_from=secret(tmp_path, "xoxb"),
                 channel="#a",
                 url=url,
@@ -474,7 +476,7 @@ def test_a_slow_body_after_a_good_status_is_a_message_that_was_taken(
                 timeout_s=0.2,
             )
             taken = await sender(slack=hook).send(FIRES, {})
-            assert taken == Answer(outcome=Outcome.TAKEN, detail="HTTP 200")
+            assert taken == Result(outcome=Outcome.TAKEN, detail="HTTP 200")
             unknown = await sender(slack=bot).send(FIRES, {})
             assert (unknown.outcome, unknown.is_unknown) == (Outcome.TIMED_OUT, True)
             for _ in (taken, unknown):
@@ -487,8 +489,8 @@ def test_kubernetes_gets_events_on_node_and_pod_and_a_repeat_adds_none() -> None
     async def story() -> None:
         async with asyncio.timeout(100), kubernetes.KubernetesApi() as api:
             found = sender(
-                config.Settings(kubernetes=addresses.Kubernetes(url=api.url)),
-                kubernetes=addresses.KubernetesEvents(),
+                schema.Settings(kubernetes=receiver_settings.Kubernetes(url=api.url)),
+                kubernetes=receiver_settings.KubernetesEvents(),
                 limits=QUICK,
             )
             async with aiohttp.ClientSession(api.url) as http:
@@ -499,7 +501,7 @@ def test_kubernetes_gets_events_on_node_and_pod_and_a_repeat_adds_none() -> None
                 uid = (await made.json())["metadata"]["uid"]
             for _ in range(2):
                 answer = await found.send(FIRES, {})
-                assert answer == Answer(outcome=Outcome.TAKEN, detail="2 events", requests=2)
+                assert answer == Result(outcome=Outcome.TAKEN, detail="2 events", requests=2)
             assert (await found.send(OVER, {})).kind is Kind.TAKEN
             async with (
                 aiohttp.ClientSession(api.url) as http,
@@ -599,7 +601,7 @@ def by_mail(port: int, certificate: str | None, directory: pathlib.Path, **more:
         "password_from": secret(directory, "pass word"),
         "timeout_s": 5.0,
     }
-    return sender(email=addresses.Email(**(settings | more)))
+    return sender(email=receiver_settings.Email(**(settings | more)))
 
 
 def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
@@ -611,7 +613,7 @@ def test_a_mail_goes_encrypted_to_everybody_and_its_thread_is_the_groups(
             dotted = told([alert(summary="ünï\r\n.code\r\n.\r\nQUIT")])
             for notification in (dotted, OVER):
                 answer = await found.send(notification, {})
-                assert answer == Answer(outcome=Outcome.TAKEN, detail=f"taken by 127.0.0.1:{port}")
+                assert answer == Result(outcome=Outcome.TAKEN, detail=f"taken by 127.0.0.1:{port}")
             return mailbox
 
     mailbox = asyncio.run(story())
@@ -708,9 +710,9 @@ def test_apprise_reaches_everybody_else_and_a_failure_is_temporary_whatever_it_w
         server.answer(200)
         server.answer(404)
         address = server.url.replace("http://", "json://") + "/told/"
-        found = sender(apprise=addresses.Apprise(url_from=secret(tmp_path, address)))
-        assert await found.send(FIRES, {}) == Answer(outcome=Outcome.TAKEN, detail="apprise: sent")
-        assert await found.send(OVER, {}) == Answer(
+        found = sender(apprise=receiver_settings.Apprise(url_from=secret(tmp_path, address)))
+        assert await found.send(FIRES, {}) == Result(outcome=Outcome.TAKEN, detail="apprise: sent")
+        assert await found.send(OVER, {}) == Result(
             outcome=Outcome.FAILED, detail="apprise: not sent", is_unknown=True
         )
         assert [path for path, _, _ in server.got] == ["POST /told/", "POST /told/"]
@@ -724,9 +726,9 @@ def test_apprise_reaches_everybody_else_and_a_failure_is_temporary_whatever_it_w
 
 def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
-    where = addresses.Secret(file="/etc/hostname")
-    with pytest.raises(senders.Unusable) as refused:
-        sender(apprise=addresses.Apprise(url_from=where))
+    where = receiver_settings.Secret(file="/etc/hostname")
+    with pytest.raises(factory.Unusable) as refused:
+        sender(apprise=receiver_settings.Apprise(url_from=where))
     assert str(refused.value) == (
         "receiver r: apprise is not installed: pip install 'muster-k8s[apprise]'"
     )
@@ -760,16 +762,16 @@ def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 def test_a_receiver_that_cannot_be_made_says_what_is_missing(
     way: Mapping[str, object], problem: str
 ) -> None:
-    receiver = msgspec.convert({"name": "r", **way}, addresses.Receiver)
-    with pytest.raises(senders.Unusable) as refused:
-        senders.make(receiver, config.Settings())
+    receiver = msgspec.convert({"name": "r", **way}, receiver_settings.Receiver)
+    with pytest.raises(factory.Unusable) as refused:
+        factory.make(receiver, schema.Settings())
     assert str(refused.value) == problem
 
 
 def test_a_secret_may_stand_inside_a_yaml_file(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "alertmanager.yml"
     file.write_text("receivers: [{slack_configs: [{api_url: 'http://h/x'}]}]")
-    where = addresses.Secret(file=str(file), at="receivers.0.slack_configs.0.api_url")
+    where = receiver_settings.Secret(file=str(file), at="receivers.0.slack_configs.0.api_url")
     assert secrets.secret(where) == "http://h/x"
 
 
@@ -785,8 +787,8 @@ def test_the_owner_of_a_pod_names_a_receiver_and_a_pod_goes_before_its_namespace
                     pod = {"metadata": metadata, "spec": spec}
                     response = await http.post("/api/v1/namespaces/ml/pods", json=pod)
                     assert response.status == 201
-            found = owners.Owners(
-                cluster.Cluster(addresses.Kubernetes(url=api.url)),
+            found = workload_owners.Owners(
+                kubernetes_events.Cluster(receiver_settings.Kubernetes(url=api.url)),
                 annotation="muster.dev/notify",
                 receivers=("team-ml", "team-own"),
                 hear=nobody,
@@ -802,18 +804,18 @@ def test_the_owner_of_a_pod_names_a_receiver_and_a_pod_goes_before_its_namespace
     asyncio.run(story())
 
 
-async def nobody(_: signals.Owned) -> None:
+async def nobody(_: inputs.Owned) -> None:
     """Hear nothing."""
 
 
 def test_owners_that_cannot_be_asked_are_asked_again_and_the_newest_alert_counts() -> None:
     async def story() -> None:
-        heard: asyncio.Queue[signals.Owned] = asyncio.Queue()
+        heard: asyncio.Queue[inputs.Owned] = asyncio.Queue()
         answer = {"metadata": {"annotations": {"muster.dev/notify": "team-ml"}}}
         async with asyncio.timeout(100), fake() as server:
             server.answer(503)
-            found = owners.Owners(
-                cluster.Cluster(addresses.Kubernetes(url=server.url)),
+            found = workload_owners.Owners(
+                kubernetes_events.Cluster(receiver_settings.Kubernetes(url=server.url)),
                 annotation="muster.dev/notify",
                 receivers=("team-ml",),
                 hear=heard.put,
@@ -831,7 +833,7 @@ def test_owners_that_cannot_be_asked_are_asked_again_and_the_newest_alert_counts
                     await asyncio.sleep(0.01)  # asks another task
                 assert heard.empty()
                 server.said = [(200, {}, orjson.dumps(answer))]
-                assert await heard.get() == signals.Owned(newest, {"team-ml": ("ml/train-0",)})
+                assert await heard.get() == inputs.Owned(newest, {"team-ml": ("ml/train-0",)})
                 assert heard.empty()
                 working.cancel()
 

@@ -12,9 +12,10 @@ import standardwebhooks
 
 from muster import vocabulary
 from muster.local import nats
-from muster_notifier import addresses, answers, bodies, message, posting, signature, webhook
-from muster_notifier import notification as notifications
-from muster_notifier.answers import Answer, Kind, Outcome
+from muster_notifier.config import receiver_settings
+from muster_notifier.receivers import http, message, result, webhook
+from muster_notifier.receivers.result import Kind, Outcome, Result
+from muster_notifier.routing import notifications
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -33,15 +34,15 @@ SENT = notifications.Notification(
     send_resolved=True,
     at=T0,
 )
-BODY = bodies.body(SENT, message.compose(SENT), layout=addresses.Format.CLOUDEVENTS)
-LOOPBACK = addresses.Reach.LOOPBACK
+BODY = webhook.encode_body(SENT, message.compose(SENT), layout=receiver_settings.Format.CLOUDEVENTS)
+LOOPBACK = receiver_settings.Reach.LOOPBACK
 
 
-def site(url: str, timeout_s: float = 5.0) -> posting.Site:
-    return posting.Site(url, timeout_s=timeout_s, reach=LOOPBACK)
+def site(url: str, timeout_s: float = 5.0) -> http.Endpoint:
+    return http.Endpoint(url, timeout_s=timeout_s, reach=LOOPBACK)
 
 
-async def send(serve: Serve, *, path: str = "/hook", timeout_s: float = 5.0) -> Answer:
+async def send(serve: Serve, *, path: str = "/hook", timeout_s: float = 5.0) -> Result:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await serve(reader, writer)
@@ -52,7 +53,7 @@ async def send(serve: Serve, *, path: str = "/hook", timeout_s: float = 5.0) -> 
         port = server.sockets[0].getsockname()[1]
         hook = webhook.Webhook(site(f"http://u:p%40@127.0.0.1:{port}{path}", timeout_s))
         got = await hook.send(SENT, {})
-        return Answer(
+        return Result(
             outcome=got.outcome,
             detail=got.detail.replace(str(port), "PORT"),
             retry_after_s=got.retry_after_s,
@@ -78,7 +79,7 @@ def test_the_request_is_one_post_with_the_key_by_which_a_repeat_can_be_dropped()
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
 
     answer = asyncio.run(send(serve, path="/hook/ä?x=1&y=a b#z"))
-    assert answer == Answer(outcome=Outcome.TAKEN, detail="HTTP 204")
+    assert answer == Result(outcome=Outcome.TAKEN, detail="HTTP 204")
     head, _, body = bytes(got).partition(b"\r\n\r\n")
     first, *rest = head.decode().split("\r\n")
     assert first == "POST /hook/%C3%A4?x=1&y=a%20b HTTP/1.1"
@@ -98,43 +99,43 @@ def test_the_request_is_one_post_with_the_key_by_which_a_repeat_can_be_dropped()
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (b"HTTP/1.1 200 OK\r\n\r\n", Answer(outcome=Outcome.TAKEN, detail="HTTP 200")),
+        (b"HTTP/1.1 200 OK\r\n\r\n", Result(outcome=Outcome.TAKEN, detail="HTTP 200")),
         (
             b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 202 Accepted\r\n\r\n",
-            Answer(outcome=Outcome.TAKEN, detail="HTTP 202"),
+            Result(outcome=Outcome.TAKEN, detail="HTTP 202"),
         ),
         (
             b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\n\r\n",
-            Answer(outcome=Outcome.MOVED, detail="HTTP 302 to http://169.254.169.254"),
+            Result(outcome=Outcome.MOVED, detail="HTTP 302 to http://169.254.169.254"),
         ),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Answer(outcome=Outcome.REJECTED, detail="HTTP 400")),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Result(outcome=Outcome.REJECTED, detail="HTTP 400")),
         (
             b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 3\r\n\r\n",
-            Answer(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=3.0),
+            Result(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=3.0),
         ),
-        (b"HTTP/1.1 500\r\n\r\n", Answer(outcome=Outcome.UNWELL, detail="HTTP 500")),
+        (b"HTTP/1.1 500\r\n\r\n", Result(outcome=Outcome.UNWELL, detail="HTTP 500")),
         (
             b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
-            Answer(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
+            Result(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
         ),
         (
             b"HTTP/1.1 2OO OK\r\n\r\n",
-            Answer(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
+            Result(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
         ),
         (
             b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 200_000,
-            Answer(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
+            Result(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
         ),
         (
             b"HTTP/1.1 200 OK\r\n",
-            Answer(
+            Result(
                 outcome=Outcome.CLOSED,
                 detail="127.0.0.1:PORT: closed the connection without an answer",
             ),
         ),
     ],
 )
-def test_each_answer_has_one_meaning(text: bytes, answer: Answer) -> None:
+def test_each_answer_has_one_meaning(text: bytes, answer: Result) -> None:
     assert asyncio.run(send(saying(text))) == answer
 
 
@@ -142,7 +143,7 @@ def test_a_receiver_that_says_nothing_costs_no_more_than_the_timeout() -> None:
     async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    assert asyncio.run(send(serve, timeout_s=0.2)) == Answer(
+    assert asyncio.run(send(serve, timeout_s=0.2)) == Result(
         outcome=Outcome.TIMED_OUT, detail="127.0.0.1:PORT: no answer within 0.2 s"
     )
 
@@ -161,13 +162,13 @@ def test_nobody_there_is_a_temporary_failure_that_names_host_and_port_only() -> 
     port = nats.free_port()
     hook = webhook.Webhook(site(f"http://127.0.0.1:{port}/secret-token"))
     answer = asyncio.run(hook.send(SENT, {}))
-    assert answer.kind is answers.Kind.TEMPORARY
+    assert answer.kind is result.Kind.TEMPORARY
     assert f":{port}" in answer.detail
     assert "secret" not in answer.detail
 
 
 def test_plain_http_spoken_to_tls_is_a_temporary_failure() -> None:
-    async def story() -> Answer:
+    async def story() -> Result:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(100)
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -201,10 +202,10 @@ def test_a_signed_body_is_believed_by_an_independent_library_under_either_secret
 
     secrets = ["whsec_" + base64.b64encode(bytes([one]) * 32).decode() for one in (1, 2)]
 
-    async def story() -> Answer:
+    async def story() -> Result:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            keys = [signature.key_of(secret) for secret in secrets]
+            keys = [webhook.signing_key(secret) for secret in secrets]
             hook = webhook.Webhook(site(f"http://127.0.0.1:{port}"), keys=keys)
             return await hook.send(SENT, {})
 
@@ -226,7 +227,7 @@ def test_a_signed_body_is_believed_by_an_independent_library_under_either_secret
 @pytest.mark.parametrize("secret", ["whsec_!", "whsec_" + base64.b64encode(b"short").decode()])
 def test_a_signing_secret_that_is_none_is_refused_without_being_told(secret: str) -> None:
     with pytest.raises(ValueError, match="signing secret") as refused:
-        signature.key_of(secret)
+        webhook.signing_key(secret)
     assert secret not in str(refused.value)
 
 
@@ -248,7 +249,7 @@ def test_a_signing_secret_that_is_none_is_refused_without_being_told(secret: str
     ],
 )
 def test_a_url_does_not_lead_where_it_must_not(url: str, reach: str, why: str) -> None:
-    guarded = posting.Site(url, timeout_s=2, reach=addresses.Reach(reach))
+    guarded = http.Endpoint(url, timeout_s=2, reach=receiver_settings.Reach(reach))
     answer = asyncio.run(webhook.Webhook(guarded).send(SENT, {}))
     assert answer.kind is Kind.REFUSED
     assert why in answer.detail
@@ -259,7 +260,7 @@ def test_a_name_that_answers_otherwise_between_check_and_connection_gains_nothin
 ) -> None:
     """The name is looked up once: what was checked is what is connected to."""
 
-    async def story() -> tuple[Answer, int]:
+    async def story() -> tuple[Result, int]:
         asked = 0
         look_up = socket.getaddrinfo
 

@@ -1,10 +1,6 @@
-"""Adapter: the notifier's packages. Groups alerts and tells people, once.
+"""The notifier: routes and groups alerts, and notifies the right people once.
 
-nats-py loads aiohttp where it is installed and structlog rich: 15 MiB that nobody here uses. This
-runs before every module of the room; whoever wants them afterwards gets them.
+Packages: `routing` decides who is notified of what and when, `receivers` holds one module a kind of
+receiver, `delivery` works through the outbox, `config` holds the settings, `self_monitoring` raises
+the notifier's own alerts. `__main__` is the process, `cli` the command line.
 """
-
-from muster import lean
-
-lean.load("structlog", without=["rich"])
-lean.load("nats.aio.client", without=["aiohttp"])

@@ -1,7 +1,7 @@
-"""Adapter: the process: alerts come, groups form, people are told, the ledger remembers.
+"""Adapter: the process: alerts come in, groups form, people are notified, the ledger remembers.
 
 On start the ledger, the outbox, the silences and the present alerts are read, so that a restart
-neither loses nor repeats.
+neither loses nor repeats a notification.
 """
 
 import asyncio
@@ -17,26 +17,12 @@ import prometheus_client
 from muster import silences, vocabulary
 from muster.nats import buckets, bus, consumers, lock, streams, work_queue
 from muster.service import entry, logs, probes, runtime
-from muster_notifier import (
-    cluster,
-    config,
-    configuration,
-    deadletters,
-    grouping,
-    muting,
-    owners,
-    post,
-    posting,
-    secrets,
-    selfwatch,
-    senders,
-    signals,
-    tenure,
-    tree,
-    vigil,
-    watchdog,
-)
-from muster_notifier import notification as notifications
+from muster_notifier import leadership, workload_owners
+from muster_notifier.config import files, schema, secrets
+from muster_notifier.delivery import dead_letters, dispatcher
+from muster_notifier.receivers import factory, http, kubernetes_events
+from muster_notifier.routing import grouping, inputs, muting, notifications
+from muster_notifier.self_monitoring import monitor, watchdog
 
 _ALERTS: Final = "muster.alert.>"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
@@ -57,26 +43,26 @@ def main() -> int:
     """Run the notifier; return its exit code."""
     return entry.run(
         "notifier",
-        config.Settings,
+        schema.Settings,
         lambda settings, _: _serve(settings),
-        formats=configuration.FORMATS,
+        formats=files.FORMATS,
         resolve=_checked,
     )
 
 
-def _checked(settings: config.Settings) -> config.Settings:
+def _checked(settings: schema.Settings) -> schema.Settings:
     """Return settings with which every receiver can be made: secrets are there, and all else."""
     for receiver in settings.receivers:
         try:
-            sender = senders.make(receiver, settings)
-        except senders.Unusable as error:
+            sender = factory.make(receiver, settings)
+        except factory.Unusable as error:
             raise entry.CannotStart(str(error)) from None
         for problem in sender.problems:
             raise entry.CannotStart(f"receiver {receiver.name}: template {problem}")
     return settings
 
 
-async def _serve(settings: config.Settings) -> None:
+async def _serve(settings: schema.Settings) -> None:
     logs.configure("notifier", level=settings.log.level)
     async with bus.Bus(
         settings.bus.url,
@@ -98,35 +84,35 @@ async def _serve(settings: config.Settings) -> None:
 
 
 class _Notifier:
-    def __init__(self, settings: config.Settings, connected: bus.Bus) -> None:
+    def __init__(self, settings: schema.Settings, connected: bus.Bus) -> None:
         self._settings = settings
         self._bus = connected
         self._is_restored = False
         self._clock = asyncio.get_running_loop().time
-        self._inbox: asyncio.Queue[runtime.Delivery[signals.Input]] = asyncio.Queue(
+        self._inbox: asyncio.Queue[runtime.Delivery[inputs.Input]] = asyncio.Queue(
             runtime.INBOX_MAX
         )
-        self._muting = tree.muted_by(settings)
+        self._muting = schema.initial_muting(settings)
         self._machine = grouping.Grouping(
             {receiver.name: receiver.send_resolved for receiver in settings.receivers},
-            root=tree.root(settings),
-            owners=tree.owners(settings),
-            apart=tree.apart(settings),
-            acknowledging=tree.acknowledging(settings),
+            root=schema.route_tree(settings),
+            owners=schema.owners_route(settings),
+            apart=schema.ungrouped_receivers(settings),
+            acknowledging=schema.acknowledging_receivers(settings),
             muted_by=self._muting,
             at=datetime.now(UTC),
             now=self._clock(),
         )
         self.tenure = _tenure(settings, connected)
-        self._post = post.Post(
+        self._post = dispatcher.Dispatcher(
             settings,
             connected,
             report=self._hear,
             may_act=self.tenure.held,
             firing=self._machine.firing,
         )
-        voice = selfwatch.Voice(instance=connected.instance, runbook_url=settings.runbook_url)
-        self._vigil = vigil.Vigil(voice, self._hear)
+        voice = monitor.Voice(instance=connected.instance, runbook_url=settings.runbook_url)
+        self._vigil = monitor.Vigil(voice, self._hear)
         self._ping = _ping(settings)
         self._watchdog = watchdog.Watchdog(patience_s=settings.watchdog.patience_s)
         self._owners = _owners(settings, self._hear)
@@ -180,7 +166,9 @@ class _Notifier:
                 tasks.create_task(self._owners.work())
             if self._ping is not None:
                 period_s = self._settings.watchdog.ping_interval_s
-                tasks.create_task(vigil.ping(self._ping, interval_s=period_s, alive=self._is_well))
+                tasks.create_task(
+                    monitor.ping(self._ping, interval_s=period_s, alive=self._is_well)
+                )
             if self._settings.watchdog.enabled:
                 tasks.create_task(self._follow_link())
                 tasks.create_task(runtime.drive(self._watchdog, self._ticks, self._vigil.tell))
@@ -200,7 +188,7 @@ class _Notifier:
             "restored", entries=len(entries), letters=len(pending), alerts=len(alerts)
         )
 
-    async def _hear(self, event: signals.Input) -> None:
+    async def _hear(self, event: inputs.Input) -> None:
         await self._inbox.put(runtime.Delivery(event))
 
     async def _act(self, notification: notifications.Notification) -> None:
@@ -243,7 +231,7 @@ class _Notifier:
         try:
             found = silences.decode(value) if value else None
         except silences.MalformedSilence as error:
-            post.UNREADABLE.labels("silence").inc()
+            dispatcher.UNREADABLE.labels("silence").inc()
             logs.logger().error("silence_unreadable", key=key, error=str(error)[:500])
             return
         self._muting.hear_silence(muting.SilenceChanged(key, found))
@@ -252,10 +240,12 @@ class _Notifier:
     async def _read_clock(self) -> None:
         while True:
             await asyncio.sleep(_CLOCK_S)
-            await self._hear(signals.ClockRead(datetime.now(UTC)))
+            await self._hear(inputs.ClockRead(datetime.now(UTC)))
 
     async def _dead(self) -> list[str]:
-        return await work_queue.subjects(self._bus.link, streams.DEAD_LETTERS, deadletters.SUBJECTS)
+        return await work_queue.subjects(
+            self._bus.link, streams.DEAD_LETTERS, dead_letters.SUBJECTS
+        )
 
     async def _follow_link(self) -> None:
         async for is_connected in self._bus.link.changes():
@@ -263,33 +253,35 @@ class _Notifier:
             await self._ticks.put(runtime.Delivery(change))
 
 
-def _tenure(settings: config.Settings, connected: bus.Bus) -> tenure.Tenure:
+def _tenure(settings: schema.Settings, connected: bus.Bus) -> leadership.Leadership:
     key = lock.Key(connected.link, streams.TENURE, "notifier")
     acting = settings.acting
     terms = lock.Terms(ttl_s=acting.ttl_s, renew_s=acting.renew_s, margin_s=acting.renew_s / 2)
-    return tenure.Tenure(key, instance=connected.instance, terms=terms)
+    return leadership.Leadership(key, instance=connected.instance, terms=terms)
 
 
-def _ping(settings: config.Settings) -> posting.Site | None:
+def _ping(settings: schema.Settings) -> http.Endpoint | None:
     if settings.watchdog.ping is None:
         return None
     try:
-        return senders.site(settings.watchdog.ping)
+        return factory.site(settings.watchdog.ping)
     except (secrets.NoSecret, ValueError) as error:
         raise entry.CannotStart(f"watchdog.ping: {error}") from None
 
 
 def _owners(
-    settings: config.Settings, hear: Callable[[signals.Owned], Awaitable[None]]
-) -> owners.Owners | None:
+    settings: schema.Settings, hear: Callable[[inputs.Owned], Awaitable[None]]
+) -> workload_owners.Owners | None:
     wanted = settings.owners
     if not wanted.receivers:
         return None
     try:
-        found = cluster.Cluster(settings.kubernetes)
-    except cluster.NoCluster as error:
+        found = kubernetes_events.Cluster(settings.kubernetes)
+    except kubernetes_events.NoCluster as error:
         raise entry.CannotStart(f"owners: {error}") from None
-    return owners.Owners(found, annotation=wanted.annotation, receivers=wanted.receivers, hear=hear)
+    return workload_owners.Owners(
+        found, annotation=wanted.annotation, receivers=wanted.receivers, hear=hear
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,252 @@
+"""Pure: the settings of receivers: one section for each way to reach somebody.
+
+Secrets are never settings: a setting says in which file or variable a secret is.
+"""
+
+import enum
+import re
+from typing import Annotated, Final
+
+import msgspec
+
+from muster.service import sections
+
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1_000)]
+Burst = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
+Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/?#]+[^\s]*$", max_length=2048)]
+RetryFor = Annotated[float, msgspec.Meta(ge=0, le=7 * 86_400)]
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]
+MailName = Annotated[str, msgspec.Meta(min_length=3, max_length=254)]
+MailNames = Annotated[tuple[MailName, ...], msgspec.Meta(min_length=1, max_length=100)]
+
+_MAIL: Final = re.compile(
+    # with a name before it or without, on one line
+    r"[^\s@<>,\x00-\x1f]+@[^\s@<>,\x00-\x1f]+|[^@<>,\x00-\x1f]*<[^\s@<>,]+@[^\s@<>,]+>"
+)
+WAYS: Final = (
+    "webhook",
+    "slack",
+    "pagerduty",
+    "email",
+    "teams",
+    "alertmanager",
+    "kubernetes",
+    "apprise",
+    "file",
+    "console",
+)
+
+
+class Reach(enum.StrEnum):
+    """How far into our own network requests may go; link-local addresses are never asked.
+
+    Each includes what stands before it.
+    """
+
+    PUBLIC = "public"
+    PRIVATE = "private"
+    LOOPBACK = "loopback"
+
+
+class Secret(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a secret is: in a file, in a place inside a YAML file, or in a variable.
+
+    `at` is the path of keys in the file: `receivers.0.slack_configs.0.api_url`.
+    """
+
+    file: str | None = None
+    at: str | None = None
+    env: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse nothing, and two places at once."""
+        if (self.file is None) == (self.env is None):
+            raise ValueError("give exactly one of: file, env")
+        if self.at is not None and self.file is None:
+            raise ValueError("at: only within a file")
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """A URL; `url_from` where it holds a secret."""
+
+    url: Url | None = None
+    url_from: Secret | None = None
+    reach: Reach = Reach.PUBLIC
+    timeout_s: sections.Period = 5.0
+
+    def __post_init__(self) -> None:
+        """Refuse no URL, and two."""
+        if (self.url is None) == (self.url_from is None):
+            raise ValueError("give exactly one of: url, url_from")
+        if self.url is not None and "@" in self.url.partition("://")[2].partition("/")[0]:
+            raise ValueError("url: it holds a password: give it as url_from")
+
+
+class Format(enum.StrEnum):
+    """What a webhook's body is."""
+
+    CLOUDEVENTS = "cloudevents"
+    ALERTMANAGER = "alertmanager"
+
+
+class Webhook(Address, frozen=True, kw_only=True):
+    """An HTTP receiver. With `secrets` (one, or two while one is replaced) bodies are signed."""
+
+    format: Format = Format.CLOUDEVENTS
+    secrets: Annotated[tuple[Secret, ...], msgspec.Meta(max_length=2)] = ()
+    bearer_from: Secret | None = None
+    max_alerts: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    """How many alerts a body has at most; 0 is as many as fit. What was cut is counted."""
+
+
+class Slack(msgspec.Struct, frozen=True, kw_only=True):
+    """A channel: with a bot's token one message a group, edited in place; else a webhook."""
+
+    token_from: Secret | None = None
+    channel: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    webhook_from: Secret | None = None
+    url: Url = "https://slack.com/api"
+    reach: Reach = Reach.PUBLIC
+    timeout_s: sections.Period = 5.0
+
+    def __post_init__(self) -> None:
+        """Refuse a channel that cannot be reached."""
+        if (self.token_from is None) == (self.webhook_from is None):
+            raise ValueError("give exactly one of: token_from, webhook_from")
+        if self.token_from is not None and not self.channel:
+            raise ValueError("channel: required with token_from")
+
+
+class PagerDuty(msgspec.Struct, frozen=True, kw_only=True):
+    """A service's integration of Events API v2."""
+
+    routing_key_from: Secret
+    url: Url = "https://events.pagerduty.com/v2/enqueue"
+    reach: Reach = Reach.PUBLIC
+    timeout_s: sections.Period = 5.0
+
+
+class Tls(enum.StrEnum):
+    """How mail is encrypted: STARTTLS must succeed, from the start, or not at all."""
+
+    STARTTLS = "starttls"
+    IMPLICIT = "implicit"
+    NONE = "none"
+
+
+class Email(msgspec.Struct, frozen=True, kw_only=True):
+    """Mail through a relay. The host may be in our own network: it is the operator's choice."""
+
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 587
+    sender: MailName
+    to: MailNames
+    tls: Tls = Tls.STARTTLS
+    ca_file: str | None = None
+    username: str = ""
+    password_from: Secret | None = None
+    timeout_s: sections.Period = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuse half a login, and a password in clear text."""
+        if bool(self.username) != (self.password_from is not None):
+            raise ValueError("give both of: username, password_from; or none")
+        for name, given in (("sender", (self.sender,)), ("to", self.to)):
+            for one in given:
+                if not _MAIL.fullmatch(one):
+                    raise ValueError(f"{name}: {one!r} is not one address such as ops@example.com")
+        if self.username and self.tls is Tls.NONE:
+            raise ValueError("tls: none: a password is sent encrypted, or not at all")
+
+
+class Teams(Address, frozen=True, kw_only=True):
+    """A Microsoft Teams workflow that takes cards."""
+
+
+class Alertmanager(Address, frozen=True, kw_only=True):
+    """An Alertmanager, by its base address; it groups and routes by itself."""
+
+    bearer_from: Secret | None = None
+
+
+class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
+    """The Kubernetes API; without `url` that of the cluster we run in, if we do."""
+
+    url: Url | None = None
+    token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  # a path
+    ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+    timeout_s: sections.Period = 5.0
+
+
+class KubernetesEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """Kubernetes Events on the node, and on the pods if asked for."""
+
+    pods: bool = True
+    namespace: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] = (
+        "default"
+    )
+    """Where events about nodes go; only `default` is where kubectl looks for them."""
+
+
+class Apprise(msgspec.Struct, frozen=True, kw_only=True):
+    """One of Apprise's many services; needs the extra `apprise`."""
+
+    url_from: Secret
+    timeout_s: sections.Period = 60.0
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that gets one JSON line for each notification."""
+
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+
+
+class Console(msgspec.Struct, frozen=True, kw_only=True):
+    """The notifier's own log."""
+
+
+class Templates(msgspec.Struct, frozen=True, kw_only=True):
+    """Words in place of ours: `$name` stands for what docs/notifier.md lists.
+
+    `alert` is written once for each alert, and `text` has them as `$alerts`.
+    """
+
+    title: Text | None = None
+    text: Text | None = None
+    alert: Text | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a receiver is asked; without `rate_per_s` as its kind allows."""
+
+    rate_per_s: Rate | None = None
+    burst: Burst = 1
+    retry_for_s: RetryFor = 86_400.0
+    """How long one notification is tried; then it is a dead letter."""
+
+
+class Receiver(msgspec.Struct, frozen=True, kw_only=True):
+    """One addressee: a name, and exactly one way to reach it."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$")]
+    webhook: Webhook | None = None
+    slack: Slack | None = None
+    pagerduty: PagerDuty | None = None
+    email: Email | None = None
+    teams: Teams | None = None
+    alertmanager: Alertmanager | None = None
+    kubernetes: KubernetesEvents | None = None
+    apprise: Apprise | None = None
+    file: File | None = None
+    console: Console | None = None
+    send_resolved: bool = True
+    limits: Limits = Limits()
+    templates: Templates = Templates()
+
+    def __post_init__(self) -> None:
+        """Refuse a receiver that can be reached in no way, or in two."""
+        given = [way for way in WAYS if getattr(self, way) is not None]
+        if len(given) != 1:
+            ways = ", ".join(WAYS)
+            told = " and ".join(given) or "none"
+            raise ValueError(f"receiver {self.name}: give exactly one of {ways}; {told} given")

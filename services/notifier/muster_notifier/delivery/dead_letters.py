@@ -1,0 +1,119 @@
+"""Pure: dead letters: what could not be delivered, one subject for each notification.
+
+The same notification that fails again replaces its former dead letter (`Nats-Rollup`), so that a
+receiver that is unavailable for days leaves one for each notification. A dead letter that is
+replayed is sent as it is true by then: its alerts may be resolved.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+from muster_notifier.receivers import message, result
+from muster_notifier.routing import notifications
+
+
+def as_now(
+    notification: notifications.Notification,
+    *,
+    fires: AbstractSet[str],
+    told: Collection[str],
+) -> notifications.Notification | None:
+    """Return what to say instead of a letter that had died; None if that is known, or untrue.
+
+    `fires` are its alerts that fire now, `told` those that the receiver believes to fire.
+    """
+    if not notification.firing_ids:
+        return None if told else notification
+    still = fires & set(notification.firing_ids)
+    if still:
+        return None if still <= set(told) else notification
+    over = tuple(
+        msgspec.structs.replace(
+            alert, state=vocabulary.AlertState.RESOLVED, ends_at=notification.at
+        )
+        for alert in notification.firing
+    )
+    began = tuple(alert.starts_at for alert in notification.firing)
+    # a letter names more alerts than it shows
+    began += (notification.at,) * (len(notification.firing_ids) - len(began))
+    return msgspec.structs.replace(
+        notification,
+        reason=vocabulary.NotificationReason.ALL_RESOLVED,
+        firing=(),
+        resolved=(*over, *notification.resolved),
+        firing_ids=(),
+        resolved_ids=(*notification.firing_ids, *notification.resolved_ids),
+        episodes=(*began, *notification.episodes),
+    )
+
+
+SUBJECTS: Final = "muster.dlq.notification.>"
+REPLAY: Final = "Muster-Replay"
+"""The header of a letter that was put back into the outbox by hand."""
+
+TO_NOBODY: Final = result.Result(
+    outcome=result.Outcome.NOT_FOUND, detail="no receiver of this name is configured any more"
+)
+
+_ABOUT_DEAD: Final = "about-dead"
+_SHOWN_MAX: Final = 500
+
+Message = tuple[str, bytes, str, Mapping[str, str]]
+"""Subject, body, key by which a repeat is dropped, headers."""
+
+
+def bury(
+    notification: notifications.Notification,
+    answer: result.Result,
+    *,
+    attempts: int,
+    at: datetime,
+) -> Message:
+    """Return the dead letter."""
+    return (
+        subject(notification),
+        notifications.encode(notification),
+        f"{notification.id}:{at.isoformat()}",
+        {
+            "Nats-Rollup": "sub",
+            "Muster-Receiver": notification.receiver,
+            "Muster-Group": _plain(notification.group),
+            "Muster-Attempts": str(attempts),
+            "Muster-Outcome": answer.outcome,
+            "Muster-Error": _plain(answer.detail),
+            "Muster-Died-At": at.isoformat(),
+        },
+    )
+
+
+def unreadable(receiver: str, body: bytes, error: str) -> Message:
+    """Return what was in the outbox and is no letter."""
+    name = hashlib.sha256(body).hexdigest()[:32]
+    headers = {"Muster-Receiver": receiver, "Muster-Error": _plain(error)}
+    return f"muster.dlq.notification.{receiver}.unreadable.{name}", body, name, headers
+
+
+def is_about_dead(where: str) -> bool:
+    """Tell whether a dead letter only says that there are dead letters."""
+    return where.split(".")[4:5] == [_ABOUT_DEAD]
+
+
+def subject(notification: notifications.Notification) -> str:
+    """Return where a dead letter is kept."""
+    kinds = {alert.kind for alert in (*notification.firing, *notification.resolved)}
+    group = notifications.token(notification.group)
+    if kinds == {vocabulary.AlertKind.DEAD_LETTERS}:
+        group = _ABOUT_DEAD
+    return f"muster.dlq.notification.{notification.receiver}.{group}.{notification.id}"
+
+
+def _plain(text: str) -> str:
+    """Return a text as a header can hold it."""
+    shown = message.line(text, _SHOWN_MAX)
+    return shown.encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,55 @@
+"""Adapter: an Alertmanager: pushes alerts to its API v2, for people who already run one.
+
+Alertmanager resolves an alert `resolve_timeout` (five minutes) after it was last pushed, unless the
+alert says when it ends. So the end of an alert that fires lies in the future, later than the next
+reminder (api/v2/openapi.yaml, postableAlerts).
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import msgspec
+
+from muster_notifier.receivers import http, result, webhook
+from muster_notifier.routing import notifications
+
+
+class _Postable(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    starts_at: str
+    ends_at: str
+
+
+def alerts(notification: notifications.Notification, *, believed_for: timedelta) -> bytes:
+    """Return the body."""
+    until = (notification.at + believed_for).isoformat()
+    found = []
+    for alert in (*notification.firing, *notification.resolved):
+        told = webhook.alert_of(notification, alert)
+        ends_at = alert.ends_at.isoformat() if alert.ends_at is not None else until
+        found.append(
+            _Postable(
+                labels=told.labels | ({"test": "true"} if notification.is_test else {}),
+                annotations=told.annotations,
+                starts_at=told.starts_at,
+                ends_at=ends_at,
+            )
+        )
+    return msgspec.json.encode(found)
+
+
+class Push:
+    """One Alertmanager, by its base address."""
+
+    def __init__(self, site: http.Endpoint, *, bearer: str, believed_for: timedelta) -> None:
+        self._site = site
+        self._headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        self._believed_for = believed_for
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> result.Result:
+        """Push the alerts of a group."""
+        body = alerts(notification, believed_for=self._believed_for)
+        return await http.post_json(self._site, body, below="/api/v2/alerts", headers=self._headers)

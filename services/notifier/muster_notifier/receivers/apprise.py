@@ -1,0 +1,59 @@
+"""Adapter: Apprise: all other services, at least once and without precise back-off.
+
+Apprise reports whether it worked and not why: every failure counts as temporary. It blocks and
+sleeps, so it runs in a thread of its own.
+"""
+
+import asyncio
+import functools
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from muster_notifier import blocking
+from muster_notifier.config import receiver_settings
+from muster_notifier.receivers import message, result
+from muster_notifier.routing import notifications
+
+
+class Apprise:
+    """One of Apprise's addresses."""
+
+    def __init__(
+        self, url: str, *, timeout_s: float, templates: receiver_settings.Templates
+    ) -> None:
+        """Raise ValueError if Apprise is not installed, or does not know the address."""
+        try:
+            apprise: Any = importlib.import_module("apprise")
+        except ImportError:
+            raise ValueError(
+                "apprise is not installed: pip install 'muster-k8s[apprise]'"
+            ) from None
+        self._apprise: Any = apprise.Apprise()
+        if not self._apprise.add(url):
+            raise ValueError("apprise: the address is none of those it knows")
+        self._lane = blocking.Lane()
+        self._timeout_s = timeout_s
+        self._templates = templates
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> result.Result:
+        """Send one message."""
+        words = message.compose(notification, self._templates)
+        kind = "failure" if notification.firing_ids else "success"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                is_taken = await self._lane.run(
+                    functools.partial(
+                        self._apprise.notify, body=words.text, title=words.title, notify_type=kind
+                    )
+                )
+        except TimeoutError:
+            detail = f"apprise: no answer within {self._timeout_s:g} s"
+            outcome = result.Outcome.TIMED_OUT
+            return result.Result(outcome=outcome, detail=detail, is_unknown=True)
+        if is_taken:
+            return result.Result(outcome=result.Outcome.TAKEN, detail="apprise: sent")
+        outcome = result.Outcome.FAILED
+        return result.Result(outcome=outcome, detail="apprise: not sent", is_unknown=True)

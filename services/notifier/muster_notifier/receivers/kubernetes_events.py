@@ -1,0 +1,258 @@
+"""Adapter: the Kubernetes API: writes Events, and reads the annotations of pods.
+
+The name of an Event follows from the notification, so that a repeat finds it there already.
+Kubernetes forgets Events after about an hour: they are a view, and not the record. Two kinds of
+requests need no client library, which would cost more memory than the rest of the notifier. The
+token is read anew for each request: Kubernetes replaces it within the hour.
+"""
+
+import asyncio
+import dataclasses
+import os
+import re
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+from muster_notifier.config import receiver_settings
+from muster_notifier.receivers import http, message, result
+from muster_notifier.routing import notifications
+
+CONTROLLER: Final = "muster.dev/notifier"
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_POD: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_ALERTS_MAX: Final = 20
+_PODS_MAX: Final = 20
+_NOTE_MAX: Final = 1000
+"""Kubernetes takes 1,024 bytes (apis/events/v1/types.go, note)."""
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One Event, the namespace it goes to, and the pod it is about, if it is."""
+
+    namespace: str
+    body: Json
+    pod: str = ""
+
+
+def events(notification: notifications.Notification, *, namespace: str, pods: bool) -> list[Event]:
+    """Return the Events; the first alerts, and of each the first pods, have one."""
+    found: list[Event] = []
+    told = (*notification.firing, *notification.told_resolved)
+    for alert in told[:_ALERTS_MAX]:
+        for where, about in _about(alert, namespace=namespace, pods=pods):
+            number = len(found)
+            body = _event(notification, alert, where, about, number)
+            pod = str(about["name"]) if about["kind"] == "Pod" else ""
+            found.append(Event(where, body, pod))
+    return found
+
+
+def with_uid(body: Json, uid: str) -> Json:
+    """Return an Event that names its object's uid, if there is one."""
+    about = body["regarding"]
+    assert isinstance(about, dict), "made here"
+    return {**body, "regarding": {**about, "uid": uid}} if uid else body
+
+
+def pod_of(text: str) -> tuple[str, str] | None:
+    """Return namespace and name of a pod, or None: whoever can write to the bus wrote it.
+
+    What is no name must not become part of a path.
+    """
+    namespace, _, name = text.partition("/")
+    if _NAMESPACE.fullmatch(namespace) and _POD.fullmatch(name):
+        return namespace, name
+    return None
+
+
+def _about(
+    alert: vocabulary.AlertChanged, *, namespace: str, pods: bool
+) -> Iterator[tuple[str, Json]]:
+    if alert.node != vocabulary.FLEET:
+        # the kubelet uses a node's name as its uid here, and so does `kubectl describe node`
+        yield namespace, {"kind": "Node", "name": alert.node, "uid": alert.node, "apiVersion": "v1"}
+    for pod in alert.pods[:_PODS_MAX] if pods else ():
+        found = pod_of(pod)
+        if found is not None:
+            where, name = found
+            yield where, {"kind": "Pod", "name": name, "namespace": where, "apiVersion": "v1"}
+
+
+def _event(
+    notification: notifications.Notification,
+    alert: vocabulary.AlertChanged,
+    namespace: str,
+    about: Json,
+    number: int,
+) -> Json:
+    fires = alert.state is vocabulary.AlertState.FIRING
+    at = notification.at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    word = "".join(part.capitalize() for part in alert.kind.split("_"))
+    test = message.TEST if notification.is_test else ""
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"muster.{notification.id}.{number}", "namespace": namespace},
+        "eventTime": at,
+        "reportingController": CONTROLLER,
+        "reportingInstance": "muster-notifier",
+        "action": "Notify",
+        "reason": word if fires else f"{word}Resolved",
+        "regarding": about,
+        "note": _note(f"{test}{alert.summary}", alert),
+        "type": "Warning" if fires and alert.severity != vocabulary.Severity.INFO else "Normal",
+    }
+
+
+def _note(head: str, alert: vocabulary.AlertChanged) -> str:
+    parts = [head]
+    parts += [f"{seen.source}: {seen.observed}" for seen in alert.evidence]
+    parts += [alert.advice or alert.runbook]
+    text = message.line("; ".join(part for part in parts if part), _NOTE_MAX)
+    # the limit is in bytes
+    while len(text.encode()) > _NOTE_MAX:
+        text = message.cut(text, len(text) * 9 // 10)
+    return text
+
+
+_CONFLICT: Final = 409
+_NOT_FOUND: Final = 404
+_OK: Final = 200
+_TOKEN_BYTES_MAX: Final = 64 * 1024
+
+
+class NoCluster(Exception):
+    """There is no Kubernetes API; the text says what was tried."""
+
+
+class Unknown(Exception):
+    """Kubernetes did not say; the text says why."""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    uid: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class _Object(msgspec.Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+
+
+class Cluster:
+    """One cluster's API."""
+
+    def __init__(self, settings: receiver_settings.Kubernetes) -> None:
+        """Raise NoCluster if there is none."""
+        url, tls = settings.url, None
+        if url is None:
+            host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+            port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+            if not host:
+                raise NoCluster("kubernetes: this is no pod, and kubernetes.url is not set")
+            url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
+        if url.startswith("https://") and Path(settings.ca_file).exists():
+            try:
+                tls = ssl.create_default_context(cafile=settings.ca_file)
+            except OSError as error:
+                text = f"kubernetes: {settings.ca_file}: {error.strerror or error}"
+                raise NoCluster(text) from None
+        # whoever runs muster chose this address: it lies within our own network
+        self._site = http.Endpoint(
+            url, timeout_s=settings.timeout_s, reach=receiver_settings.Reach.LOOPBACK, tls=tls
+        )
+        self._token = Path(settings.token_file)
+
+    async def ask(
+        self, method: str, path: str, body: object = None
+    ) -> http.Response | result.Result:
+        """Send one request; an Answer says why there is no response."""
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        token = await asyncio.to_thread(self._read_token)
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        encoded = b"" if body is None else msgspec.json.encode(body)
+        return await self._site.ask(method, below=path, headers=headers, body=encoded)
+
+    async def annotations(self, path: str) -> Mapping[str, str]:
+        """Return an object's annotations; none if it is gone. Raises Unknown."""
+        return (await self._metadata(path)).annotations or {}
+
+    async def uid(self, path: str) -> str:
+        """Return an object's uid; empty if it is gone, or cannot be known."""
+        try:
+            return (await self._metadata(path)).uid
+        except Unknown:
+            return ""
+
+    async def _metadata(self, path: str) -> _Metadata:
+        answer = await self.ask("GET", path)
+        if isinstance(answer, result.Result):
+            raise Unknown(answer.detail)
+        if answer.status == _NOT_FOUND:
+            return _Metadata()
+        if answer.status != _OK:
+            raise Unknown(f"{path}: HTTP {answer.status}")
+        try:
+            found = msgspec.json.decode(answer.body, type=_Object)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise Unknown(f"{path}: the answer is no object of Kubernetes") from None
+        return found.metadata
+
+    def _read_token(self) -> str:
+        try:
+            with self._token.open("rb") as opened:
+                return opened.read(_TOKEN_BYTES_MAX).decode("ascii", "replace").strip()
+        except OSError:
+            return ""
+
+
+class Events:
+    """The receiver that is Kubernetes Events."""
+
+    def __init__(
+        self, cluster: Cluster, settings: receiver_settings.KubernetesEvents, *, pace_s: float
+    ) -> None:
+        """Wait `pace_s` between requests."""
+        self._pace_s = pace_s
+        self._cluster = cluster
+        self._settings = settings
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> result.Result:
+        """Write the Events; what is there already, or whose namespace is gone, is done."""
+        found = events(notification, namespace=self._settings.namespace, pods=self._settings.pods)
+        return await self._write(found)
+
+    async def _write(self, events: Sequence[Event]) -> result.Result:
+        for number, event in enumerate(events):
+            if number:
+                await asyncio.sleep(self._pace_s)
+            path = f"/apis/events.k8s.io/v1/namespaces/{event.namespace}/events"
+            body = event.body
+            if event.pod:
+                # kubectl describe pod looks for events with the pod's uid
+                where = f"/api/v1/namespaces/{event.namespace}/pods/{event.pod}"
+                body = with_uid(body, await self._cluster.uid(where))
+            answer = await self._cluster.ask("POST", path, body)
+            if isinstance(answer, result.Result):
+                return dataclasses.replace(answer, requests=number + 1)
+            gone = answer.status == _NOT_FOUND and event.namespace != self._settings.namespace
+            if answer.status == _CONFLICT or gone:
+                continue
+            meaning = result.of_status(answer.status, answer.headers)
+            if meaning.kind is not result.Kind.TAKEN:
+                return dataclasses.replace(meaning, requests=number + 1)
+        count = len(events)
+        detail = f"{count} events"
+        return result.Result(outcome=result.Outcome.TAKEN, detail=detail, requests=max(1, count))

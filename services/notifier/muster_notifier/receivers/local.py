@@ -1,0 +1,80 @@
+"""Adapter: receivers on this machine: a file of JSON lines, and the notifier's own log."""
+
+import asyncio
+import errno
+import functools
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from muster.service import logs
+from muster_notifier import blocking
+from muster_notifier.config import receiver_settings
+from muster_notifier.receivers import message, result, webhook
+from muster_notifier.routing import notifications
+
+_WRITE_S: Final = 10.0
+
+
+class File:
+    """One file."""
+
+    def __init__(self, path: str, templates: receiver_settings.Templates) -> None:
+        self._path = Path(path)
+        self._lane = blocking.Lane()
+        self._templates = templates
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> result.Result:
+        """Append one line: the CloudEvent that a webhook gets."""
+        words = message.compose(notification, self._templates)
+        body = webhook.encode_body(notification, words, layout=receiver_settings.Format.CLOUDEVENTS)
+        try:
+            async with asyncio.timeout(_WRITE_S):
+                await self._lane.run(functools.partial(self._append, body + b"\n"))
+        except TimeoutError:
+            detail = f"{self._path}: not written within {_WRITE_S:g} s"
+            return result.Result(outcome=result.Outcome.TIMED_OUT, detail=detail)
+        except OSError as error:
+            detail = f"{self._path}: {error.strerror}"
+            return result.Result(outcome=result.Outcome.NOT_WRITTEN, detail=detail)
+        return result.Result(outcome=result.Outcome.TAKEN, detail=f"written to {self._path}")
+
+    def _append(self, line: bytes) -> None:
+        # one write of a whole line: lines of several writers do not mix
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        opened = os.open(self._path, flags, 0o640)
+        try:
+            was = os.fstat(opened)
+            if not stat.S_ISREG(was.st_mode):
+                raise OSError(errno.EINVAL, "no regular file")
+            try:
+                written = os.write(opened, line)
+                os.fsync(opened)
+            except OSError:
+                os.ftruncate(opened, was.st_size)
+                raise
+            if written < len(line):
+                # half a line would make the next one unreadable too
+                os.ftruncate(opened, was.st_size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(opened)
+
+
+class Console:
+    """The log."""
+
+    def __init__(self, templates: receiver_settings.Templates) -> None:
+        self._templates = templates
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> result.Result:
+        """Log the message."""
+        words = message.compose(notification, self._templates)
+        logs.logger().info("notification", id=words.key, text=words.text)
+        return result.Result(outcome=result.Outcome.TAKEN, detail="logged")

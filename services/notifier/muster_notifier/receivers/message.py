@@ -1,0 +1,267 @@
+"""Pure: the text of a notification: lines that people can act on.
+
+Every message says what is wrong in one line, where, since when, how sure that is and why, which
+pods hold it, what to do, and one command to look closer. Whatever alerts carry, a line stays a
+line; what was left out is counted. The operator's own templates replace these texts; a template
+that cannot be used is ignored, and the message says so.
+"""
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from muster import vocabulary
+from muster_notifier.config import receiver_settings
+from muster_notifier.routing import notifications
+
+LINE_MAX: Final = 400
+TEXT_MAX: Final = 20_000
+TEST: Final = "TEST, nothing is wrong: "
+
+_LINE_ALERTS_MAX: Final = 20
+_LINE_PODS_MAX: Final = 10
+_NOTHING: Final = receiver_settings.Templates()
+
+ALERT_NAMES: Final = (
+    *("state", "severity", "kind", "node", "plugin", "resource", "devices", "summary", "since"),
+    *("until", "evidence", "pods", "runbook", "advice"),
+)
+"""What `$name` can be in a template of one alert."""
+NAMES: Final = (
+    *("state", "reason", "receiver", "group", "node", "kind", "severity", "summary", "firing"),
+    *("resolved", "title", "alerts", "runbooks", "look_closer"),
+)
+"""What `$name` can be in the other templates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What people read: `key` names the news; `problem` says which template could not be used."""
+
+    key: str
+    title: str
+    text: str
+    problem: str = ""
+
+
+def compose(
+    notification: notifications.Notification, templates: receiver_settings.Templates = _NOTHING
+) -> Message:
+    """Return the message."""
+    problems: list[str] = []
+    ours = title(notification)
+    facts = {**_facts(notification), "title": ours, "alerts": ""}
+    head = line(_filled("title", templates.title, facts, problems) or ours)
+    head = head if not notification.is_test else line(TEST + head)
+    facts |= {"title": head, "alerts": "\n".join(_alerts(notification, templates, problems))}
+    body = _filled("text", templates.text, facts, problems)
+    if body is None:
+        body = "\n".join((head, *_lines(notification, facts["alerts"])))
+    if problems:
+        body += f"\n  (a template could not be used: {line('; '.join(problems))})"
+    return Message(
+        key=notification.id, title=head, text=cut(body, TEXT_MAX), problem="; ".join(problems)
+    )
+
+
+def title(notification: notifications.Notification) -> str:
+    """Return what is wrong, or no longer wrong, in one line."""
+    count, over = len(notification.firing_ids), notification.told_total
+    over -= count
+    counts = [f"{count} firing"] if count else []
+    counts += [f"{over} resolved"] if over else []
+    shown = (*notification.firing, *notification.resolved)
+    state = notification.state.upper()
+    if not shown:
+        return line(f"[{state}] {notification.group}: {', '.join(counts) or 'nothing left'}")
+    where = {alert.node for alert in shown}
+    place = node(shown[0].node) if len(where) == 1 else f"{len(where)} nodes"
+    head = f"[{state}] {shown[0].kind} on {place}: {shown[0].summary}"
+    if count + over > 1:
+        head += f" ({', '.join(counts)})"
+    return line(head)
+
+
+def line(text: str, longest: int = LINE_MAX) -> str:
+    """Return the text on one line: alerts carry what drivers and kubelets say, whatever that is."""
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    shown = indent + " ".join(
+        "".join(character if character.isprintable() else " " for character in text).split()
+    )
+    return cut(shown, longest)
+
+
+def cut(text: str, longest: int) -> str:
+    """Return the text, its end left out if it is too long."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def node(name: str) -> str:
+    """Return a node as people know it."""
+    return "the fleet" if name == vocabulary.FLEET else name
+
+
+def moment(at: datetime) -> str:
+    """Return a time as people read it."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def runbooks(notification: notifications.Notification) -> list[str]:
+    """Return where it says what to do."""
+    return sorted({alert.runbook for alert in notification.firing if alert.runbook})
+
+
+def look_closer(notification: notifications.Notification) -> str:
+    """Return the command that shows more, empty if there is none."""
+    nodes = sorted({alert.node for alert in notification.firing} - {vocabulary.FLEET})
+    return f"muster why {nodes[0]}" if nodes else ""
+
+
+def problems_of(templates: receiver_settings.Templates) -> list[str]:
+    """Return what is wrong with templates: names that mean nothing, a lonely dollar."""
+    found = []
+    for name, text, names in (
+        ("title", templates.title, NAMES),
+        ("text", templates.text, NAMES),
+        ("alert", templates.alert, ALERT_NAMES),
+    ):
+        problems: list[str] = []
+        _filled(name, text, dict.fromkeys(names, ""), problems)
+        found += problems
+    return found
+
+
+def _alerts(
+    notification: notifications.Notification,
+    templates: receiver_settings.Templates,
+    problems: list[str],
+) -> list[str]:
+    told = (*notification.firing, *notification.told_resolved)
+    lines: list[str] = []
+    for alert in told[:_LINE_ALERTS_MAX]:
+        own = _filled("alert", templates.alert, _alert_facts(notification, alert), problems)
+        lines += (
+            [line(one) for one in own.split("\n")]
+            if own is not None
+            else alert_lines(notification, alert)
+        )
+    more = notification.told_total - min(len(told), _LINE_ALERTS_MAX)
+    return [*lines, f"  and {more} more alerts"] if more > 0 else lines
+
+
+def _lines(notification: notifications.Notification, alerts: str) -> list[str]:
+    lines = [alerts] if alerts else []
+    lines += [f"  what to do: {line(runbook)}" for runbook in runbooks(notification)]
+    closer = look_closer(notification)
+    if closer:
+        lines.append(f"  look closer: {closer}")
+    if notification.why:
+        lines.append(line(f"  why you: {notification.why}"))
+    return lines
+
+
+def alert_lines(
+    notification: notifications.Notification, alert: vocabulary.AlertChanged
+) -> list[str]:
+    """Return one alert in lines."""
+    where = " ".join((node(alert.node), alert.plugin, alert.resource, devices(alert))).split()
+    fires = alert.state is vocabulary.AlertState.FIRING
+    span = f"since {moment(alert.starts_at)}"
+    if not fires and alert.ends_at is not None:
+        span = f"from {moment(alert.starts_at)} to {moment(alert.ends_at)}"
+    lines = [
+        line(f"- {alert.state} {alert.severity}: {alert.summary}"),
+        line(f"  where: {' '.join(where)}, {span}"),
+    ]
+    if fires and alert.evidence:
+        lines.append(line(f"  how sure: {how_sure(alert.evidence)}"))
+        lines += [line(f"  {seen.source}: {seen.observed}") for seen in alert.evidence]
+    if alert.pods:
+        lines.append(line(f"  pods that hold it: {pods(notification, alert)}"))
+    if fires and alert.advice:
+        lines.append(line(f"  advice: {alert.advice}"))
+    return lines
+
+
+def how_sure(evidence: Sequence[vocabulary.Evidence]) -> str:
+    """Return how many independent sources say so; what health adds itself is not another one."""
+    sources = sorted({seen.source for seen in evidence})
+    sources = [source for source in sources if source != "health"] or sources
+    if len(sources) == 1:
+        return f"one source says so, {sources[0]}"
+    return f"{len(sources)} sources say so: {', '.join(sources)}"
+
+
+def devices(alert: vocabulary.AlertChanged) -> str:
+    """Return the devices, the first of them if there are many."""
+    more = alert.devices_total - len(alert.devices)
+    if not alert.devices:
+        return f"{more} of them" if more > 0 else ""
+    return ",".join(alert.devices) + (f" and {more} more" if more > 0 else "")
+
+
+def pods(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> str:
+    """Return the pods, the first of them if there are many."""
+    shown = alert.pods[:_LINE_PODS_MAX]
+    more = notification.pods_of.get(alert.fingerprint, len(alert.pods)) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def _facts(notification: notifications.Notification) -> dict[str, str]:
+    shown = (*notification.firing, *notification.resolved)
+    first = shown[0] if shown else None
+    return {
+        "state": str(notification.state),
+        "reason": str(notification.reason),
+        "receiver": notification.receiver,
+        "group": notification.group,
+        "node": node(notification.node),
+        "kind": str(first.kind) if first else "",
+        "severity": str(first.severity) if first else "",
+        "summary": line(first.summary) if first else "",
+        "firing": str(len(notification.firing_ids)),
+        "resolved": str(notification.told_total - len(notification.firing_ids)),
+        "runbooks": " ".join(line(one) for one in runbooks(notification)),
+        "look_closer": look_closer(notification),
+    }
+
+
+def _alert_facts(
+    notification: notifications.Notification, alert: vocabulary.AlertChanged
+) -> dict[str, str]:
+    found = {
+        "state": alert.state,
+        "severity": alert.severity,
+        "kind": alert.kind,
+        "node": node(alert.node),
+        "plugin": alert.plugin,
+        "resource": alert.resource,
+        "devices": devices(alert),
+        "summary": alert.summary,
+        "since": moment(alert.starts_at),
+        "until": moment(alert.ends_at) if alert.ends_at else "",
+        "evidence": "; ".join(f"{seen.source}: {seen.observed}" for seen in alert.evidence),
+        "pods": pods(notification, alert),
+        "runbook": alert.runbook,
+        "advice": alert.advice,
+    }
+    return {name: line(str(value)) for name, value in found.items()}
+
+
+def _filled(
+    name: str, template: str | None, facts: Mapping[str, str], problems: list[str]
+) -> str | None:
+    """Return a template with its names filled in; None if there is none, or it cannot be used."""
+    if template is None:
+        return None
+    try:
+        return string.Template(template).substitute(facts)
+    except KeyError as error:
+        text = f"{name}: nothing is called ${error.args[0]}"
+    except ValueError as error:
+        text = f"{name}: {error}"
+    if text not in problems:
+        problems.append(text)
+    return None

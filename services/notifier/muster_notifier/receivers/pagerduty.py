@@ -1,0 +1,108 @@
+"""Adapter: PagerDuty, Events API v2: one incident for each group.
+
+Triggers with one `dedup_key` are one incident, so a repeat does no harm. What somebody silenced is
+acknowledged: PagerDuty escalates it no further.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+from muster_notifier.config import receiver_settings
+from muster_notifier.receivers import http, message, result, webhook
+from muster_notifier.routing import notifications
+
+BODY_BYTES_MAX: Final = 500 * 1000
+"""PagerDuty takes 512 KB."""
+
+_SUMMARY_MAX: Final = 1024
+_KEY_MAX: Final = 255
+_SEVERITIES: Final = {
+    vocabulary.Severity.CRITICAL: "critical",
+    vocabulary.Severity.WARNING: "warning",
+    vocabulary.Severity.INFO: "info",
+}
+
+Json = dict[str, object]
+
+
+def event(
+    notification: notifications.Notification, words: message.Message, *, routing_key: str
+) -> bytes:
+    """Return the body of a trigger, an acknowledge or a resolve, with as many alerts as fit."""
+    told = (*notification.firing, *notification.told_resolved)
+
+    def made(count: int) -> bytes:
+        shown = told[:count]
+        details: Json = {
+            "text": message.cut(words.text, 10_000),
+            "group": notification.labels,
+            "alerts": [
+                msgspec.to_builtins(webhook.alert_of(notification, alert)) for alert in shown
+            ],
+            "truncated_alerts": notification.told_total - len(shown),
+        }
+        return msgspec.json.encode(_event(notification, words, routing_key, details))
+
+    return webhook.encode_fitting(made, len(told), BODY_BYTES_MAX)
+
+
+def key_of(group: str) -> str:
+    """Return a group's `dedup_key`."""
+    return group if len(group) <= _KEY_MAX else notifications.token(group)
+
+
+def _event(
+    notification: notifications.Notification,
+    words: message.Message,
+    routing_key: str,
+    details: Json,
+) -> Json:
+    action = "trigger" if notification.firing_ids else "resolve"
+    if notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED:
+        action = "acknowledge"
+    found: Json = {
+        "routing_key": routing_key,
+        "event_action": action,
+        "dedup_key": key_of(notification.group),
+    }
+    if action != "trigger":
+        return found
+    order = tuple(vocabulary.Severity)
+    severity = min((alert.severity for alert in notification.firing), key=order.index)
+    first = notification.firing[0]
+    links = [{"href": link, "text": "what to do"} for link in message.runbooks(notification)]
+    return found | {
+        "payload": {
+            "summary": message.cut(words.title, _SUMMARY_MAX),
+            "source": message.node(first.node),
+            "severity": _SEVERITIES[severity],
+            "timestamp": first.starts_at.isoformat(),
+            "component": first.plugin,
+            "class": str(first.kind),
+            "custom_details": details,
+        },
+        "links": [link for link in links if link["href"].startswith("https://")],
+        "client": "muster",
+    }
+
+
+class Service:
+    """One integration of one service."""
+
+    def __init__(
+        self, site: http.Endpoint, *, routing_key: str, templates: receiver_settings.Templates
+    ) -> None:
+        self._site = site
+        self._routing_key = routing_key
+        self._templates = templates
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> result.Result:
+        """Trigger, acknowledge or resolve the group's incident."""
+        words = message.compose(notification, self._templates)
+        body = event(notification, words, routing_key=self._routing_key)
+        return await http.post_json(self._site, body)

@@ -1,0 +1,209 @@
+"""Adapter: Slack: one root message for each group, edited in place, and a thread of changes.
+
+With an incoming webhook instead of a bot's token every change is a message of its own. Limits are
+Slack's (docs.slack.dev, Block Kit): 150 characters a header, 3,000 a section.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+from muster_notifier.config import receiver_settings
+from muster_notifier.receivers import http, message, result
+from muster_notifier.routing import notifications
+
+_HEADER_MAX: Final = 150
+_SECTION_MAX: Final = 3000
+_COLOURS: Final = {
+    vocabulary.Severity.CRITICAL: "#d00000",
+    vocabulary.Severity.WARNING: "#e8a317",
+    vocabulary.Severity.INFO: "#439fe0",
+}
+_GOOD: Final = "#2eb67d"
+_NO_ANSWER: Final = "this is no answer of its API"
+_ERRORS: Final = {
+    _NO_ANSWER: result.Outcome.NONSENSE,
+    "ratelimited": result.Outcome.RATE_LIMITED,
+    "internal_error": result.Outcome.UNWELL,
+    "fatal_error": result.Outcome.UNWELL,
+    "service_unavailable": result.Outcome.UNWELL,
+    "request_timeout": result.Outcome.UNWELL,
+    "invalid_auth": result.Outcome.UNAUTHORIZED,
+    "not_authed": result.Outcome.UNAUTHORIZED,
+    "token_revoked": result.Outcome.UNAUTHORIZED,
+    "channel_not_found": result.Outcome.NOT_FOUND,
+    "msg_too_long": result.Outcome.TOO_LARGE,
+}
+"""All others are refusals too."""
+
+_GONE: Final = frozenset(
+    {"message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found"}
+)
+
+Json = dict[str, object]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What Slack's API answers."""
+
+    ok: bool = False
+    error: str = ""
+    ts: str = ""
+    channel: str = ""
+
+
+def message_content(notification: notifications.Notification, words: message.Message) -> Json:
+    """Return the message, for the API and for incoming webhooks alike."""
+    _, _, rest = words.text.partition("\n")
+    blocks: list[Json] = [
+        {
+            "type": "header",
+            "text": {"type": "plain_text", "text": message.cut(words.title, _HEADER_MAX)},
+        }
+    ]
+    if rest:
+        # three of them in an alert's words would end the block
+        shown = _escaped(rest).replace("```", "'''")
+        text = "```" + message.cut(shown, _SECTION_MAX - 6) + "```"
+        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text}})
+    return {
+        "text": _escaped(words.title),
+        "attachments": [{"color": colour(notification), "blocks": blocks}],
+    }
+
+
+def colour(notification: notifications.Notification) -> str:
+    """Return the colour of what still fires, or of good."""
+    firing = [alert.severity for alert in notification.firing]
+    order = tuple(vocabulary.Severity)
+    return _COLOURS[min(firing, key=order.index)] if firing else _GOOD
+
+
+def change_line(notification: notifications.Notification, words: message.Message) -> str:
+    """Return the line in the thread that says what is new."""
+    reasons = {
+        vocabulary.NotificationReason.FIRST: "fires",
+        vocabulary.NotificationReason.NEW_ALERTS: "more alerts fire",
+        vocabulary.NotificationReason.NEW_RESOLVED: "some are resolved",
+        vocabulary.NotificationReason.ALL_RESOLVED: "all is resolved",
+        vocabulary.NotificationReason.REPEAT: "still fires",
+        vocabulary.NotificationReason.ACKNOWLEDGED: "is silenced",
+    }
+    return f"{reasons[notification.reason]}: {_escaped(words.title)}"
+
+
+def read(body: bytes) -> Reply:
+    """Return the API's answer; an error if it is none."""
+    try:
+        return msgspec.json.decode(body, type=Reply)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Reply(error=_NO_ANSWER)
+
+
+def is_gone(reply: Reply) -> bool:
+    """Tell whether the message that was to be edited is there no more."""
+    return reply.error in _GONE
+
+
+def result_of(reply: Reply) -> result.Result:
+    """Return what the API's answer means."""
+    if reply.ok:
+        return result.Result(outcome=result.Outcome.TAKEN, detail="ok")
+    outcome = _ERRORS.get(reply.error, result.Outcome.REJECTED)
+    return result.Result(outcome=outcome, detail=f"Slack: {message.line(reply.error, 200)}")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+_OK: Final = 200
+
+
+class Channel:
+    """One channel, by a bot's token."""
+
+    def __init__(
+        self,
+        site: http.Endpoint,
+        *,
+        token: str,
+        channel: str,
+        templates: receiver_settings.Templates,
+        pace_s: float,
+    ) -> None:
+        """Take the API's address, such as https://slack.com/api; wait `pace_s` between requests."""
+        self._site = site
+        self._headers = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": "application/json; charset=utf-8",
+        }
+        self._channel = channel
+        self._templates = templates
+        self._pace_s = pace_s
+
+    async def send(
+        self, notification: notifications.Notification, known: Mapping[str, str]
+    ) -> result.Result:
+        """Post the group's message, or edit it and say in its thread what changed."""
+        words = message.compose(notification, self._templates)
+        content = message_content(notification, words)
+        if "ts" not in known:
+            return await self._begin(content)
+        where = {"channel": known.get("channel", self._channel), "ts": known["ts"]}
+        reply = await self._call("chat.update", {**where, **content})
+        if isinstance(reply, result.Result):
+            return reply
+        if is_gone(reply):
+            await asyncio.sleep(self._pace_s)
+            return replace(await self._begin(content), requests=2)
+        if not reply.ok:
+            return result_of(reply)
+        await asyncio.sleep(self._pace_s)
+        told = await self._call(
+            "chat.postMessage",
+            {
+                "channel": where["channel"],
+                "thread_ts": where["ts"],
+                "text": change_line(notification, words),
+            },
+        )
+        answer = told if isinstance(told, result.Result) else result_of(told)
+        return replace(answer, data=where, requests=2)
+
+    async def _begin(self, content: Json) -> result.Result:
+        reply = await self._call("chat.postMessage", {"channel": self._channel, **content})
+        if isinstance(reply, result.Result):
+            return reply
+        data = {"channel": reply.channel or self._channel, "ts": reply.ts} if reply.ts else {}
+        return replace(result_of(reply), data=data)
+
+    async def _call(self, method: str, body: Json) -> Reply | result.Result:
+        answer = await self._site.ask(
+            "POST", below=f"/{method}", headers=self._headers, body=msgspec.json.encode(body)
+        )
+        if isinstance(answer, result.Result):
+            return answer
+        if answer.status != _OK:
+            return result.of_status(answer.status, answer.headers)
+        return read(answer.body)
+
+
+class Incoming:
+    """One channel, by an incoming webhook; it cannot edit."""
+
+    def __init__(self, site: http.Endpoint, templates: receiver_settings.Templates) -> None:
+        self._site = site
+        self._templates = templates
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> result.Result:
+        """Post a message."""
+        words = message.compose(notification, self._templates)
+        body = msgspec.json.encode(message_content(notification, words))
+        return await http.post_json(self._site, body)

@@ -1,0 +1,81 @@
+"""Adapter: Microsoft Teams: an adaptive card to a workflow.
+
+Teams accepts 28 KB (learn.microsoft.com, format of connector cards and cards).
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from muster_notifier.config import receiver_settings
+from muster_notifier.receivers import http, message, result, webhook
+from muster_notifier.routing import notifications
+
+BODY_BYTES_MAX: Final = 27_000
+
+Json = dict[str, object]
+
+
+def card(notification: notifications.Notification, words: message.Message) -> bytes:
+    """Return the body, with as much of the text as fits."""
+    _, _, text = words.text.partition("\n")
+    lines = text.split("\n") if text else []
+
+    def made(count: int) -> bytes:
+        shown = lines[:count]
+        if count < len(lines):
+            shown = [*shown, f"… {len(lines) - count} more lines"]
+        return msgspec.json.encode(_message(notification, words.title, shown))
+
+    return webhook.encode_fitting(made, len(lines), BODY_BYTES_MAX)
+
+
+def _message(notification: notifications.Notification, title: str, lines: list[str]) -> Json:
+    colour = "Attention" if notification.firing_ids else "Good"
+    head: Json = {
+        "type": "TextBlock",
+        "text": title,
+        "weight": "Bolder",
+        "size": "Medium",
+        "color": colour,
+        "wrap": True,
+    }
+    rest: list[Json] = [
+        {
+            "type": "TextBlock",
+            "text": line,
+            "fontType": "Monospace",
+            "wrap": True,
+            "spacing": "None",
+        }
+        for line in lines
+    ]
+    content: Json = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "msteams": {"width": "Full"},
+        "body": [head, *rest],
+    }
+    attachment: Json = {
+        "contentType": "application/vnd.microsoft.card.adaptive",
+        "contentUrl": None,
+        "content": content,
+    }
+    return {"type": "message", "attachments": [attachment]}
+
+
+class Workflow:
+    """One workflow's URL."""
+
+    def __init__(self, site: http.Endpoint, templates: receiver_settings.Templates) -> None:
+        self._site = site
+        self._templates = templates
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> result.Result:
+        """Post a card."""
+        words = message.compose(notification, self._templates)
+        return await http.post_json(self._site, card(notification, words))

@@ -1,0 +1,259 @@
+"""Adapter: webhooks: one POST for each notification, signed if there are secrets.
+
+The body is a CloudEvent, or version 4 of Alertmanager's webhook. It stays below `BODY_BYTES_MAX`;
+what was left out is counted. Signatures follow Standard Webhooks 1.0.0: HMAC-SHA256 over id, time
+and body. Two secrets are active while one replaces the other: both signatures are sent, and the
+receiver accepts either.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
+
+from muster import vocabulary
+from muster_notifier.config import receiver_settings
+from muster_notifier.receivers import http, message, result
+from muster_notifier.routing import notifications, routes
+
+BODY_BYTES_MAX: Final = 200 * 1024
+CONTENT_TYPES: Final = {
+    receiver_settings.Format.CLOUDEVENTS: "application/cloudevents+json; charset=utf-8",
+    receiver_settings.Format.ALERTMANAGER: "application/json",
+}
+
+_NEVER: Final = "0001-01-01T00:00:00Z"
+"""Go's zero time: Alertmanager's `endsAt` of what fires."""
+
+
+class _Data(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The CloudEvent's data; `alerts` are as they crossed the bus, firing ones first."""
+
+    version: Literal["1"] = "1"
+    status: vocabulary.AlertState
+    reason: vocabulary.NotificationReason
+    receiver: str
+    group_key: str
+    group_labels: dict[str, str]
+    title: str
+    text: str
+    alerts: tuple[vocabulary.AlertChanged, ...]
+    truncated_alerts: int
+    truncated_pods: int
+    test: bool = False
+
+
+class _CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
+    specversion: Literal["1.0"] = "1.0"
+    id: str
+    source: str = "/services/notifier"
+    type: str = "dev.muster.notification"
+    time: datetime
+    datacontenttype: str = "application/json"
+    data: _Data
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One alert as Alertmanager tells it (notify/webhook, template.Alert)."""
+
+    status: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    starts_at: str
+    ends_at: str
+    generator_url: str = msgspec.field(name="generatorURL", default="")
+    fingerprint: str
+
+
+class _Version4(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """prometheus/alertmanager notify/webhook/webhook.go, Message."""
+
+    version: Literal["4"] = "4"
+    group_key: str
+    truncated_alerts: int
+    status: str
+    receiver: str
+    group_labels: dict[str, str]
+    common_labels: dict[str, str]
+    common_annotations: dict[str, str]
+    external_url: str = msgspec.field(name="externalURL", default="")
+    alerts: list[Alert]
+
+
+def encode_body(
+    notification: notifications.Notification,
+    words: message.Message,
+    *,
+    layout: receiver_settings.Format,
+    alerts_max: int = 0,
+) -> bytes:
+    """Return the body, with as many alerts as fit, and at most `alerts_max` (0: any number)."""
+    told = (*notification.firing, *notification.told_resolved)[: alerts_max or None]
+    make = _version4 if layout is receiver_settings.Format.ALERTMANAGER else _cloud_event
+
+    def made(count: int) -> bytes:
+        return msgspec.json.encode(make(notification, words, told[:count]))
+
+    return encode_fitting(made, len(told), BODY_BYTES_MAX)
+
+
+def encode_fitting(made: Callable[[int], bytes], count: int, bytes_max: int) -> bytes:
+    """Return what is made of as many things as fit."""
+    while True:
+        encoded = made(count)
+        if len(encoded) <= bytes_max or count == 0:
+            return encoded
+        count //= 2
+
+
+def alert_of(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> Alert:
+    """Return one alert in Alertmanager's words."""
+    found = {
+        "summary": alert.summary,
+        "evidence": "; ".join(f"{seen.source}: {seen.observed}" for seen in alert.evidence),
+        "devices": message.devices(alert),
+        "pods": message.pods(notification, alert),
+        "runbook_url": alert.runbook,
+        "advice": alert.advice,
+    }
+    return Alert(
+        status=str(alert.state),
+        labels=routes.labels_of(alert),
+        annotations={name: message.line(text, 2048) for name, text in found.items() if text},
+        starts_at=_time(alert.starts_at),
+        ends_at=_time(alert.ends_at) if alert.ends_at else _NEVER,
+        fingerprint=alert.fingerprint,
+    )
+
+
+def _cloud_event(
+    notification: notifications.Notification,
+    words: message.Message,
+    shown: Sequence[vocabulary.AlertChanged],
+) -> _CloudEvent:
+    return _CloudEvent(
+        id=notification.id,
+        time=notification.at,
+        data=_Data(
+            status=notification.state,
+            reason=notification.reason,
+            receiver=notification.receiver,
+            group_key=notification.group,
+            group_labels=notification.labels,
+            title=words.title,
+            text=words.text,
+            alerts=tuple(shown),
+            truncated_alerts=notification.told_total - len(shown),
+            truncated_pods=notification.pods_total - sum(len(alert.pods) for alert in shown),
+            test=notification.is_test,
+        ),
+    )
+
+
+def _version4(
+    notification: notifications.Notification,
+    _: message.Message,
+    shown: Sequence[vocabulary.AlertChanged],
+) -> _Version4:
+    alerts = [alert_of(notification, alert) for alert in shown]
+    return _Version4(
+        group_key=notification.group,
+        truncated_alerts=notification.told_total - len(shown),
+        status=str(notification.state),
+        receiver=notification.receiver,
+        group_labels=notification.labels,
+        common_labels=_common([alert.labels for alert in alerts]),
+        common_annotations=_common([alert.annotations for alert in alerts]),
+        alerts=alerts,
+    )
+
+
+def _common(found: Sequence[dict[str, str]]) -> dict[str, str]:
+    first, rest = (found[0], found[1:]) if found else ({}, ())
+    return {k: v for k, v in first.items() if all(other.get(k) == v for other in rest)}
+
+
+def _time(at: datetime) -> str:
+    return at.isoformat().replace("+00:00", "Z")
+
+
+_PREFIX: Final = "whsec_"
+_KEY_BYTES: Final = (24, 64)
+
+
+def signing_key(secret: str) -> bytes:
+    """Return the key in a secret such as `whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw`.
+
+    Raises ValueError, which does not say what the secret is.
+    """
+    try:
+        key = base64.b64decode(secret.strip().removeprefix(_PREFIX), validate=True)
+    except binascii.Error:
+        raise ValueError("a signing secret is base64, after the prefix whsec_") from None
+    if not _KEY_BYTES[0] <= len(key) <= _KEY_BYTES[1]:
+        raise ValueError(
+            f"a signing secret has {_KEY_BYTES[0]} to {_KEY_BYTES[1]} bytes; this one {len(key)}"
+        )
+    return key
+
+
+def signature_headers(keys: Sequence[bytes], *, key: str, at_s: int, body: bytes) -> dict[str, str]:
+    """Return the three headers; `at_s` are Unix seconds of this attempt, `key` of all attempts."""
+    signed = f"{key}.{at_s}.".encode() + body
+    signatures = [base64.b64encode(hmac.digest(one, signed, hashlib.sha256)) for one in keys]
+    return {
+        "webhook-id": key,
+        "webhook-timestamp": str(at_s),
+        "webhook-signature": " ".join(f"v1,{signature.decode()}" for signature in signatures),
+    }
+
+
+class Webhook:
+    """One URL that notifications are posted to."""
+
+    def __init__(
+        self,
+        site: http.Endpoint,
+        *,
+        layout: receiver_settings.Format = receiver_settings.Format.CLOUDEVENTS,
+        alerts_max: int = 0,
+        keys: Sequence[bytes] = (),
+        bearer: str = "",
+        templates: receiver_settings.Templates | None = None,
+    ) -> None:
+        self._site = site
+        self._layout = layout
+        self._alerts_max = alerts_max
+        self._keys = tuple(keys)
+        self._bearer = bearer
+        self._templates = templates or receiver_settings.Templates()
+
+    async def send(
+        self, notification: notifications.Notification, _: Mapping[str, str]
+    ) -> result.Result:
+        """Post one message and return what became of it.
+
+        A timeout leaves unknown whether it arrived: it is tried again under the same
+        `Idempotency-Key` and `webhook-id`, by which a receiver can drop the repeat.
+        """
+        words = message.compose(notification, self._templates)
+        body = encode_body(notification, words, layout=self._layout, alerts_max=self._alerts_max)
+        headers = {
+            "Content-Type": CONTENT_TYPES[self._layout],
+            "Idempotency-Key": notification.id,
+        }
+        if self._keys:
+            at_s = int(time.time())
+            headers |= signature_headers(self._keys, key=notification.id, at_s=at_s, body=body)
+        if self._bearer:
+            headers["Authorization"] = f"Bearer {self._bearer}"
+        answer = await self._site.ask("POST", headers=headers, body=body, read=http.Read.NOTHING)
+        if isinstance(answer, http.Response):
+            return result.of_status(answer.status, answer.headers)
+        return answer

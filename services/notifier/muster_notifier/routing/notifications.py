@@ -1,0 +1,188 @@
+"""Pure: one notification about one group of alerts to one receiver, before it has a text.
+
+The outbox holds it as JSON: as many alerts as fit, and the fingerprints of all of them.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+
+LETTER_BYTES_MAX: Final = 256 * 1024
+ALERTS_MAX: Final = 100
+PODS_MAX: Final = 50
+
+_URGENCY: Final = tuple(vocabulary.Severity)
+_EVIDENCE_MAX: Final = 10
+
+
+class MalformedLetter(ValueError):
+    """A message in the outbox that is no letter."""
+
+
+class Notification(msgspec.Struct, frozen=True, kw_only=True):
+    """What is true of a group at the moment it is decided that a receiver must hear of it.
+
+    `id` is the same for the same news, so that a receiver can drop a repeat after a crash.
+    `firing` and `resolved` are the most urgent alerts, of those whose fingerprints `firing_ids` and
+    `resolved_ids` hold; `episodes` says when each of the resolved began. `at` is when it was
+    decided. `why` says why the receiver is told, where that is not plain: the owner of a workload.
+    `pods_total` counts the pods of all alerts, `pods_of` those of an alert that has many.
+    """
+
+    id: str
+    receiver: str
+    group: str
+    labels: dict[str, str]
+    reason: vocabulary.NotificationReason
+    firing: tuple[vocabulary.AlertChanged, ...]
+    resolved: tuple[vocabulary.AlertChanged, ...]
+    firing_ids: tuple[str, ...]
+    resolved_ids: tuple[str, ...]
+    episodes: tuple[datetime, ...]
+    send_resolved: bool
+    at: datetime
+    pods_total: int = 0
+    pods_of: dict[str, int] = {}
+    why: str = ""
+    is_test: bool = False
+
+    @property
+    def node(self) -> str:
+        """The node it is about, or the fleet."""
+        return self.labels.get("node", vocabulary.FLEET)
+
+    @property
+    def state(self) -> vocabulary.AlertState:
+        """Whether anything still fires."""
+        return vocabulary.AlertState.FIRING if self.firing_ids else vocabulary.AlertState.RESOLVED
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the receiver hears nothing and only the ledger learns that all is resolved."""
+        return not self.firing_ids and not self.send_resolved
+
+    @property
+    def told_resolved(self) -> tuple[vocabulary.AlertChanged, ...]:
+        """The resolved alerts that the receiver hears of."""
+        return self.resolved if self.send_resolved else ()
+
+    @property
+    def told_total(self) -> int:
+        """How many alerts the receiver hears of, shown or counted."""
+        return len(self.firing_ids) + (len(self.resolved_ids) if self.send_resolved else 0)
+
+
+def most_urgent_first(
+    alerts: Sequence[vocabulary.AlertChanged],
+) -> tuple[vocabulary.AlertChanged, ...]:
+    """Return the alerts in the order people read them; the same alerts, always the same order."""
+    return tuple(
+        sorted(alerts, key=lambda a: (_URGENCY.index(a.severity), a.node, a.devices, a.fingerprint))
+    )
+
+
+def notify(  # noqa: PLR0913  # what a notification is made of, each by its name
+    *,
+    after: str,
+    receiver: str,
+    group: str,
+    labels: Mapping[str, str],
+    reason: vocabulary.NotificationReason,
+    firing: Sequence[vocabulary.AlertChanged],
+    resolved: Sequence[vocabulary.AlertChanged],
+    send_resolved: bool,
+    at: datetime,
+    why: str = "",
+) -> Notification:
+    """Return the notification. `after` is the id of what the receiver heard last, or empty.
+
+    A notifier that crashed between sending and remembering decides the same again and gives it the
+    same id; a reminder follows another message, so it gets another.
+    """
+    fires, over = most_urgent_first(firing), most_urgent_first(resolved)
+    told = [after, receiver, group, reason]
+    told += sorted(f"firing {alert.fingerprint} {alert.starts_at.isoformat()}" for alert in fires)
+    told += sorted(f"resolved {alert.fingerprint} {alert.starts_at.isoformat()}" for alert in over)
+    return Notification(
+        id=hashlib.sha256("\n".join(told).encode()).hexdigest()[:32],
+        receiver=receiver,
+        group=group,
+        labels=dict(labels),
+        reason=reason,
+        firing=fires,
+        resolved=over,
+        firing_ids=tuple(alert.fingerprint for alert in fires),
+        resolved_ids=tuple(alert.fingerprint for alert in over),
+        episodes=tuple(alert.starts_at for alert in over),
+        send_resolved=send_resolved,
+        at=at,
+        why=why,
+        pods_total=sum(_affected(alert) for alert in (*fires, *over)),
+        pods_of={
+            alert.fingerprint: _affected(alert)
+            for alert in (*fires, *over)
+            if _affected(alert) > min(len(alert.pods), PODS_MAX)
+        },
+    )
+
+
+def _affected(alert: vocabulary.AlertChanged) -> int:
+    """Return how many pods an alert is about, of which it names the first."""
+    return max(len(alert.pods), alert.pods_total)
+
+
+def shortened(notification: Notification) -> Notification:
+    """Return it with at most `ALERTS_MAX` alerts, each with the first of its pods."""
+    return _with_at_most(notification, ALERTS_MAX)
+
+
+def token(group: str) -> str:
+    """Return a group's name as it can stand in a subject or a bucket's key."""
+    return hashlib.sha256(group.encode()).hexdigest()[:16]
+
+
+def encode(notification: Notification) -> bytes:
+    """Return the letter as JSON, with as many alerts as fit."""
+    count = ALERTS_MAX
+    while True:
+        encoded = msgspec.json.encode(_with_at_most(notification, count))
+        if len(encoded) <= LETTER_BYTES_MAX or count == 0:
+            return encoded
+        count //= 2
+
+
+def decode(value: bytes) -> Notification:
+    """Return the notification in a letter. Raises MalformedLetter."""
+    try:
+        found = msgspec.json.decode(value, type=Notification)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedLetter(str(error)) from None
+    if found.at.tzinfo is None:
+        raise MalformedLetter("at: a time without a time zone")
+    return found
+
+
+def _with_at_most(notification: Notification, count: int) -> Notification:
+    firing = notification.firing[:count]
+    resolved = notification.resolved[: count - len(firing)]
+    names = [alert.fingerprint for alert in (*firing, *resolved)]
+    pods_of = notification.pods_of
+    return msgspec.structs.replace(
+        notification,
+        firing=tuple(_brief(alert) for alert in firing),
+        resolved=tuple(_brief(alert) for alert in resolved),
+        pods_of={name: pods_of[name] for name in names if name in pods_of},
+    )
+
+
+def _brief(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
+    if len(alert.pods) <= PODS_MAX and len(alert.evidence) <= _EVIDENCE_MAX:
+        return alert
+    return msgspec.structs.replace(
+        alert, pods=alert.pods[:PODS_MAX], evidence=alert.evidence[:_EVIDENCE_MAX]
+    )

@@ -1,0 +1,128 @@
+"""Pure: the route tree: which receivers are notified of an alert, how it is grouped, and when.
+
+As in Alertmanager (dispatch/route.go): an alert goes down to the deepest routes that match; after a
+child that matches, its later siblings are tried only if it says `continue`; where no child matches,
+the route itself applies. What a route does not set, it inherits. The labels of an alert are here
+too, and how they are written.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from muster import matchers, silences, vocabulary
+from muster import matchers as matching
+
+ALL_LABELS: Final = "..."
+"""In `group_by`: every label, so that each alert is a group of its own (as in Alertmanager)."""
+
+LABEL_NAMES: Final = silences.LABELS
+
+
+def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
+    """Return the labels that are not empty; `alertname` says the same as `kind`.
+
+    `device` is there where an alert is about exactly one.
+    """
+    found = {
+        "alertname": str(alert.kind),
+        "device": alert.devices[0] if len(alert.devices) == 1 else "",
+        "kind": str(alert.kind),
+        "node": alert.node,
+        "plugin": alert.plugin,
+        "resource": alert.resource,
+        "severity": str(alert.severity),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def select_labels(labels: Mapping[str, str], group_by: Collection[str]) -> dict[str, str]:
+    """Return the labels that name an alert's group."""
+    if ALL_LABELS in group_by:
+        return dict(labels)
+    return {name: labels[name] for name in sorted(group_by) if name in labels}
+
+
+def refuse_unknown_labels(names: Collection[str], *, where: str = "group_by") -> None:
+    """Raise ValueError for labels that no alert has."""
+    unknown = sorted(set(names) - {*LABEL_NAMES, ALL_LABELS})
+    if unknown:
+        known = ", ".join((*LABEL_NAMES, ALL_LABELS))
+        raise ValueError(f"{where}: no alert has a label {', '.join(unknown)}; there are: {known}")
+
+
+def refuse_useless_matchers(texts: Iterable[str]) -> None:
+    """Raise ValueError for matchers that are none, or that no alert can ever meet or miss."""
+    for text in texts:
+        for one in matchers.parse(text):
+            if why := silences.doubt(one):
+                raise ValueError(f"{one}: {why}")
+
+
+def format_labels(labels: Mapping[str, str]) -> str:
+    """Return labels as Alertmanager writes them: `{kind="stuck",node="node-a"}`."""
+    shown = (f'{name}="{_escaped(labels[name])}"' for name in sorted(labels))
+    return "{" + ",".join(shown) + "}"
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    """Return the labels in what `written` wrote."""
+    return {} if text == "{}" else {one.name: one.value for one in matchers.parse(text)}
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Alertmanager's three times, and one of ours.
+
+    With `resolve_wait_s` the end of all that was told is told after this, not after a whole
+    `group_interval_s`.
+    """
+
+    group_wait_s: float
+    group_interval_s: float
+    repeat_interval_s: float
+    resolve_wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One node of the tree, with everything it inherited."""
+
+    key: str
+    receivers: tuple[str, ...]
+    group_by: tuple[str, ...]
+    timing: Timing
+    matchers: tuple[matching.Matcher, ...] = ()
+    goes_on: bool = False
+    mute_times: tuple[str, ...] = ()
+    active_times: tuple[str, ...] = ()
+    children: tuple["Route", ...] = ()
+    why: str = ""
+    """Why those whom this leads to are told, if they may ask."""
+
+    def find(self, labels: Mapping[str, str]) -> list["Route"]:
+        """Return the routes that take an alert with these labels; none if this does not match."""
+        if not matching.all_hold(self.matchers, labels):
+            return []
+        found: list[Route] = []
+        for child in self.children:
+            below = child.find(labels)
+            found += below
+            if below and not child.goes_on:
+                break
+        return found or [self]
+
+    def walk(self) -> Iterator["Route"]:
+        """Give this route and all below it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+def key_of(parent: str, matchers: tuple[matching.Matcher, ...]) -> str:
+    """Return a route's name as Alertmanager writes it: `{}/{severity="critical"}`."""
+    return f"{parent}/{{{','.join(sorted(map(str, matchers)))}}}"
