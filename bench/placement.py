@@ -18,7 +18,11 @@ from muster_plugin.model import advertised, gpu
 
 _GPUS: Final = 16
 _TARGET_MS: Final = 50.0
-_LEVELS: Final = {2: gpu.Level.ONE_SWITCH, 4: gpu.Level.SWITCHES, 8: gpu.Level.NODE}
+_LEVELS: Final = {
+    2: gpu.TopologyLevel.ONE_SWITCH,
+    4: gpu.TopologyLevel.SWITCHES,
+    8: gpu.TopologyLevel.NODE,
+}
 Joins = Callable[[int, int], gpu.Link]
 
 
@@ -72,7 +76,7 @@ def _machines() -> Iterator[tuple[str, placement.Links]]:
             f"random {number + 1}",
             _links(
                 lambda _one, _other: gpu.Link(
-                    level=chance.choice([*gpu.Level]), nvlinks=chance.choice([0, 0, 1, 2])
+                    level=chance.choice([*gpu.TopologyLevel]), nvlinks=chance.choice([0, 0, 1, 2])
                 )
             ),
         )
@@ -89,7 +93,7 @@ def _links(joins: Joins) -> placement.Links:
 
 def _tree(one: int, other: int) -> gpu.Link:
     below = (level for size, level in _LEVELS.items() if one // size == other // size)
-    return gpu.Link(level=next(below, gpu.Level.SYSTEM))
+    return gpu.Link(level=next(below, gpu.TopologyLevel.SYSTEM))
 
 
 def _across(one: int, other: int) -> gpu.Link:

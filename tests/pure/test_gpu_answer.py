@@ -25,13 +25,15 @@ MIG = gpu.Device(part=gpu.Part(gpu="GPU-1", gi=5, ci=0), uuid="MIG-1", index="1:
 
 
 def answer(
-    *devices: gpu.Device, to: gpus.Given, present: frozenset[str] = frozenset()
+    *devices: gpu.Device, to: gpus.ContainerOptions, present: frozenset[str] = frozenset()
 ) -> advertised.ContainerResponse:
-    return container_spec.answer(devices, to, caps=CAPS, present=present, annotation="id")
+    return container_spec.container_response(
+        devices, to, caps=CAPS, present=present, annotation="id"
+    )
 
 
-def given_by(*strategies: gpus.DeviceList) -> gpus.Given:
-    return gpus.Given(device_list=strategies)
+def given_by(*strategies: gpus.DeviceList) -> gpus.ContainerOptions:
+    return gpus.ContainerOptions(device_list=strategies)
 
 
 def mount(name: str) -> advertised.Mount:
@@ -90,7 +92,7 @@ def test_each_strategy_tells_the_runtime_in_its_own_way(
 
 
 def test_devices_can_be_told_by_index() -> None:
-    by_index = gpus.Given(device_list=(MOUNTS, CRI), device_ids=gpus.DeviceIds.INDEX)
+    by_index = gpus.ContainerOptions(device_list=(MOUNTS, CRI), device_ids=gpus.DeviceIds.INDEX)
     assert answer(MIG, device(0), to=by_index) == advertised.ContainerResponse(
         environment={VISIBLE: "/var/run/nvidia-container-devices"},
         mounts=(mount("1:4"), mount("0")),
@@ -114,7 +116,7 @@ def test_replicas_of_a_gpu_give_it_once_in_the_order_asked_for(
 ) -> None:
     devices = [device(number) for number in asked]
     assert answer(*devices, to=given_by(ENVVAR)).environment == {VISIBLE: result}
-    by_index = gpus.Given(device_ids=gpus.DeviceIds.INDEX)
+    by_index = gpus.ContainerOptions(device_ids=gpus.DeviceIds.INDEX)
     assert answer(*devices, to=by_index).environment == {VISIBLE: result.replace("GPU-", "")}
 
 
@@ -124,35 +126,35 @@ def test_replicas_of_a_gpu_give_it_once_in_the_order_asked_for(
 @pytest.mark.parametrize(
     ("asked", "to", "present", "key", "names"),
     [
-        ([0], gpus.Given(), (), KEY, "gpu=GPU-0"),
+        ([0], gpus.ContainerOptions(), (), KEY, "gpu=GPU-0"),
         (
             [0],
-            gpus.Given(cdi_annotation_prefix="custom.cdi.k8s.io/"),
+            gpus.ContainerOptions(cdi_annotation_prefix="custom.cdi.k8s.io/"),
             (),
             "custom.cdi.k8s.io/nvidia-device-plugin_id",
             "gpu=GPU-0",
         ),
-        ([0, 1], gpus.Given(), (), KEY, "gpu=GPU-0 gpu=GPU-1"),
+        ([0, 1], gpus.ContainerOptions(), (), KEY, "gpu=GPU-0 gpu=GPU-1"),
         (
             [0, 1],
-            gpus.Given(cdi_annotation_prefix="custom.cdi.k8s.io/"),
+            gpus.ContainerOptions(cdi_annotation_prefix="custom.cdi.k8s.io/"),
             (),
             "custom.cdi.k8s.io/nvidia-device-plugin_id",
             "gpu=GPU-0 gpu=GPU-1",
         ),
-        ([], gpus.Given(mofed=True), (), KEY, "mofed=all"),
-        ([], gpus.Given(gds=True), (), KEY, "gds=all"),
-        ([0], gpus.Given(gds=True, mofed=True), (), KEY, "gpu=GPU-0 gds=all mofed=all"),
+        ([], gpus.ContainerOptions(mofed=True), (), KEY, "mofed=all"),
+        ([], gpus.ContainerOptions(gds=True), (), KEY, "gds=all"),
+        ([0], gpus.ContainerOptions(gds=True, mofed=True), (), KEY, "gpu=GPU-0 gds=all mofed=all"),
         (
             [],
-            gpus.Given(imex=gpus.Imex(channels=(0,))),
+            gpus.ContainerOptions(imex=gpus.Imex(channels=(0,))),
             (CHANNEL,),
             KEY,
             "imex-channel=0",
         ),
         (
             [0],
-            gpus.Given(gdrcopy=True, gds=True, imex=gpus.Imex(channels=(0,))),
+            gpus.ContainerOptions(gdrcopy=True, gds=True, imex=gpus.Imex(channels=(0,))),
             (CHANNEL,),
             KEY,
             "gpu=GPU-0 imex-channel=0 gdrcopy=all gds=all",
@@ -160,9 +162,9 @@ def test_replicas_of_a_gpu_give_it_once_in_the_order_asked_for(
     ],
 )
 def test_cdi_names_what_a_container_is_given(
-    asked: list[int], to: gpus.Given, present: tuple[str, ...], key: str, names: str
+    asked: list[int], to: gpus.ContainerOptions, present: tuple[str, ...], key: str, names: str
 ) -> None:
-    told = gpus.Given(
+    told = gpus.ContainerOptions(
         device_list=(ANNOTATIONS,),
         cdi_annotation_prefix=to.cdi_annotation_prefix,
         gdrcopy=to.gdrcopy,
@@ -186,7 +188,7 @@ def test_features_are_variables_where_not_everything_comes_by_cdi() -> None:
         "NVIDIA_GDS": "enabled",
         "NVIDIA_MOFED": "enabled",
     }
-    told = gpus.Given(gdrcopy=True, gds=True, mofed=True)
+    told = gpus.ContainerOptions(gdrcopy=True, gds=True, mofed=True)
     assert answer(device(0), to=told).environment == {VISIBLE: "GPU-0", **features}
 
 
@@ -194,7 +196,7 @@ def test_features_are_variables_where_not_everything_comes_by_cdi() -> None:
 
 
 def test_nodes_are_given_by_minor_number_below_the_dev_root_and_control_nodes_if_present() -> None:
-    told = gpus.Given(device_specs=True, driver_root="/run/nvidia/driver")
+    told = gpus.ContainerOptions(device_specs=True, driver_root="/run/nvidia/driver")
     present = frozenset({"/run/nvidia/driver/dev/nvidiactl", "/run/nvidia/driver/dev/nvidia-uvm"})
     expected = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3", "/dev/nvidia2")
     assert answer(
@@ -206,7 +208,7 @@ def test_nodes_are_given_by_minor_number_below_the_dev_root_and_control_nodes_if
 
 
 def test_the_dev_root_may_be_another_than_the_driver_root() -> None:
-    told = gpus.Given(device_specs=True, driver_root="/run/nvidia/driver", dev_root="/")
+    told = gpus.ContainerOptions(device_specs=True, driver_root="/run/nvidia/driver", dev_root="/")
     assert answer(device(0), to=told, present=CONTROL).devices == (
         *(node(path) for path in container_spec.CONTROL_NODES),
         node("/dev/nvidia2"),
@@ -214,7 +216,7 @@ def test_the_dev_root_may_be_another_than_the_driver_root() -> None:
 
 
 def test_a_mig_device_comes_with_its_capability_nodes() -> None:
-    told = gpus.Given(device_specs=True)
+    told = gpus.ContainerOptions(device_specs=True)
     assert answer(MIG, to=told).devices == (
         node("/dev/nvidia3"),
         node("/dev/nvidia-caps/nvidia-cap30"),
@@ -223,13 +225,13 @@ def test_a_mig_device_comes_with_its_capability_nodes() -> None:
 
 
 def test_nodes_are_not_given_beside_cdi_alone() -> None:
-    told = gpus.Given(device_specs=True, device_list=(ANNOTATIONS, CRI))
+    told = gpus.ContainerOptions(device_specs=True, device_list=(ANNOTATIONS, CRI))
     assert answer(device(0), to=told, present=CONTROL).devices == ()
     assert container_spec.optional_paths(told) == ()
 
 
 def test_what_is_looked_for_is_what_may_be_left_out() -> None:
-    told = gpus.Given(device_specs=True, dev_root="/host", imex=gpus.Imex(channels=(0,)))
+    told = gpus.ContainerOptions(device_specs=True, dev_root="/host", imex=gpus.Imex(channels=(0,)))
     assert container_spec.optional_paths(told) == (
         "/host/dev/nvidiactl",
         "/host/dev/nvidia-uvm",
@@ -237,26 +239,26 @@ def test_what_is_looked_for_is_what_may_be_left_out() -> None:
         "/host/dev/nvidia-modeset",
         f"/host{CHANNEL}",
     )
-    assert container_spec.optional_paths(gpus.Given()) == ()
+    assert container_spec.optional_paths(gpus.ContainerOptions()) == ()
 
 
 # IMEX
 
 
 def test_an_imex_channel_that_is_there_is_given_in_every_way() -> None:
-    told = gpus.Given(device_specs=True, imex=gpus.Imex(channels=(0,)))
+    told = gpus.ContainerOptions(device_specs=True, imex=gpus.Imex(channels=(0,)))
     there = frozenset({CHANNEL})
     assert answer(device(0), to=told, present=there) == advertised.ContainerResponse(
         environment={VISIBLE: "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"},
         devices=(node("/dev/nvidia2"), node(CHANNEL)),
     )
-    mounted = gpus.Given(device_list=(MOUNTS,), imex=gpus.Imex(channels=(0,)))
+    mounted = gpus.ContainerOptions(device_list=(MOUNTS,), imex=gpus.Imex(channels=(0,)))
     assert answer(device(0), to=mounted, present=there).mounts == (mount("GPU-0"), mount("imex/0"))
 
 
 def test_an_imex_channel_that_is_not_there_is_left_out_or_missed() -> None:
-    wanted = gpus.Given(imex=gpus.Imex(channels=(0,)))
-    needed = gpus.Given(imex=gpus.Imex(channels=(0,), required=True))
+    wanted = gpus.ContainerOptions(imex=gpus.Imex(channels=(0,)))
+    needed = gpus.ContainerOptions(imex=gpus.Imex(channels=(0,), required=True))
     assert answer(device(0), to=wanted).environment == {VISIBLE: "GPU-0"}
     assert container_spec.missing_channel(wanted, ()) == ""
     assert container_spec.missing_channel(needed, {CHANNEL}) == ""
@@ -274,8 +276,10 @@ def unit(name: str, minor: int | None = 0) -> advertised.Unit:
 
 
 def problem(names: str, rules: gpus.Gpus) -> str:
-    terms = container_spec.Terms(rules=rules)
-    return container_spec.problem("nvidia.com/gpu", [unit(name) for name in names.split()], terms)
+    terms = container_spec.AllocationContext(rules=rules)
+    return container_spec.request_problem(
+        "nvidia.com/gpu", [unit(name) for name in names.split()], terms
+    )
 
 
 ONE = gpus.Gpus(sharing=gpus.Sharing(one_per_request=True))
@@ -315,20 +319,22 @@ def test_two_replicas_of_one_gpu_are_refused_where_placement_is_exclusive() -> N
 
 
 def test_a_device_without_a_known_node_is_refused_only_where_nodes_are_given() -> None:
-    with_nodes = container_spec.Terms(rules=gpus.Gpus(given=gpus.Given(device_specs=True)))
+    with_nodes = container_spec.AllocationContext(
+        rules=gpus.Gpus(given=gpus.ContainerOptions(device_specs=True))
+    )
     nameless = unit("a", minor=None)
     mig = advertised.Unit(id="MIG-1", physical="MIG-1", identity={0: "MIG-1"}, gpu=MIG)
-    assert container_spec.problem("r", [nameless], container_spec.Terms()) == ""
+    assert container_spec.request_problem("r", [nameless], container_spec.AllocationContext()) == ""
     told = "r: a: the number of its device node is not known"
-    assert container_spec.problem("r", [nameless], with_nodes) == told
+    assert container_spec.request_problem("r", [nameless], with_nodes) == told
     told = "r: MIG-1: mig-minors has no gpu3/gi5/access"
-    assert container_spec.problem("r", [mig], with_nodes) == told
+    assert container_spec.request_problem("r", [mig], with_nodes) == told
 
 
 @given(
     st.lists(st.sampled_from([device(0), device(1), MIG])),
     st.builds(
-        gpus.Given,
+        gpus.ContainerOptions,
         device_list=st.permutations([*gpus.DeviceList]).map(lambda all_: tuple(all_[:2])),
         device_ids=st.sampled_from(gpus.DeviceIds),
         device_specs=st.booleans(),
@@ -338,11 +344,11 @@ def test_a_device_without_a_known_node_is_refused_only_where_nodes_are_given() -
     st.frozensets(st.sampled_from([*CONTROL, CHANNEL])),
 )
 def test_nothing_that_is_absent_and_nothing_twice_is_given(
-    devices: list[gpu.Device], told: gpus.Given, present: frozenset[str]
+    devices: list[gpu.Device], told: gpus.ContainerOptions, present: frozenset[str]
 ) -> None:
     result = answer(*devices, to=told, present=present)
     paths = [one.host_path for one in result.devices]
-    needed = [one.host_path for one in container_spec.needed_nodes(devices, told, caps=CAPS)]
+    needed = [one.host_path for one in container_spec.device_nodes(devices, told, caps=CAPS)]
     assert len(set(paths)) == len(paths)
     assert set(paths) <= {*present, *needed}
     assert len(set(result.cdi_devices)) == len(result.cdi_devices)

@@ -18,7 +18,8 @@ from muster_plugin.model import gpu
 HERE = Path(muster_plugin.__file__).parent
 KNOWN = xid_policy.catalogue((HERE / xid_policy.CATALOGUE).read_bytes())
 COMPATIBLE, CATALOGUE = (
-    xid_policy.preset((HERE / xid_policy.file(preset)).read_bytes()) for preset in gpus.Preset
+    xid_policy.preset((HERE / xid_policy.preset_file(preset)).read_bytes())
+    for preset in gpus.Preset
 )
 JUDGE = xid_policy.Policy(KNOWN, COMPATIBLE)
 DEGRADES_94 = xid_policy.Policy(
@@ -52,10 +53,10 @@ class Story:
     ) -> None:
         self.machine = health_state.GpuHealth(judge, told)
         self.now = now
-        self.said: list[gpu.Finding] = []
-        self.holding: dict[tuple[gpu.Part, str], gpu.Began] = {}
+        self.said: list[gpu.FaultChange] = []
+        self.holding: dict[tuple[gpu.Part, str], gpu.FaultBegan] = {}
 
-    def see(self, event: gpu.Look | gpu.Observation, *, after: float = 0.0) -> list[str]:
+    def see(self, event: gpu.Scan | gpu.Observation, *, after: float = 0.0) -> list[str]:
         """See something; return what came of it, in short."""
         self.now += after
         return self.take(self.machine.receive(stamped(event, self.now), self.now))
@@ -83,10 +84,10 @@ class Story:
             self.tick()
         self.now = until
 
-    def take(self, found: Sequence[gpu.Finding]) -> list[str]:
+    def take(self, found: Sequence[gpu.FaultChange]) -> list[str]:
         for one in found:
             self.said.append(one)
-            if isinstance(one, gpu.Began):
+            if isinstance(one, gpu.FaultBegan):
                 assert (one.part, one.code) not in self.holding, "it holds already"
                 self.holding[one.part, one.code] = one
             else:
@@ -98,8 +99,8 @@ class Story:
         return {one.effect for (of, _), one in self.holding.items() if of.covers(part)}
 
 
-def short(found: gpu.Finding) -> str:
-    sign = "+" if isinstance(found, gpu.Began) else "-"
+def short(found: gpu.FaultChange) -> str:
+    sign = "+" if isinstance(found, gpu.FaultBegan) else "-"
     inner = "" if found.part.gi is None else f" on gi {found.part.gi}"
     return f"{sign}{found.effect} {found.code}{inner}"
 
@@ -138,9 +139,9 @@ SEEN: list[tuple[gpu.Observation, list[str]]] = [
     (poll(fabric="in_progress"), ["+unhealthy fabric-not-ready"]),
     (poll(fabric="failed"), ["+unhealthy fabric-not-ready"]),
     (poll(fabric="of_a_new_kind"), []),
-    (gpu.Watch(gpu="GPU-a", at=START, problem="no events"), ["+unmonitored unwatched"]),
-    (gpu.Watch(gpu="GPU-a", at=START), []),
-    (gpu.Reset(gpu="GPU-a", at=START, by="somebody"), []),
+    (gpu.MonitoringChanged(gpu="GPU-a", at=START, problem="no events"), ["+unmonitored unwatched"]),
+    (gpu.MonitoringChanged(gpu="GPU-a", at=START), []),
+    (gpu.RepairReported(gpu="GPU-a", at=START, by="somebody"), []),
 ]
 
 
@@ -158,7 +159,7 @@ def test_a_fault_tells_code_reason_policy_and_evidence() -> None:
     story.see(FINE)
     story.xid(94, MIG3)
     assert story.said == [
-        gpu.Began(
+        gpu.FaultBegan(
             part=MIG3,
             effect=BAD,
             code="xid-94",
@@ -218,10 +219,12 @@ def test_one_error_of_nobody_knows_what_means_nothing_and_three_that_nobody_can_
 def test_a_watch_is_told_when_it_ends_and_when_it_begins_again() -> None:
     story = Story()
     story.see(FINE)
-    silent = gpu.Watch(gpu="GPU-a", at=START, problem="NVML has not answered for 5 s")
+    silent = gpu.MonitoringChanged(gpu="GPU-a", at=START, problem="NVML has not answered for 5 s")
     assert story.see(silent) == ["+unmonitored unwatched"]
     assert story.machine.next_deadline() is None, "that nobody polls it is no news"
-    assert story.see(gpu.Watch(gpu="GPU-a", at=START), after=30) == ["-unmonitored unwatched"]
+    assert story.see(gpu.MonitoringChanged(gpu="GPU-a", at=START), after=30) == [
+        "-unmonitored unwatched"
+    ]
 
 
 def test_a_gpu_that_nobody_polls_is_unmonitored() -> None:
@@ -390,7 +393,7 @@ def test_what_somebody_calls_repaired_ends_with_one_good_poll() -> None:
     story = Story()
     story.xid(79)
     story.polls(LOST, 1)
-    assert story.see(gpu.Reset(gpu="GPU-a", at=START, by="a person")) == []
+    assert story.see(gpu.RepairReported(gpu="GPU-a", at=START, by="a person")) == []
     assert story.polls(FINE, 1) == ["1: -unhealthy xid-79", "1: -unhealthy gpu-lost"]
     assert story.said[-1].reason == "gpu-lost is over: a person says it is repaired, and it answers"
 
@@ -399,13 +402,15 @@ def test_what_is_good_already_ends_at_once_by_somebody_s_word() -> None:
     story = Story()
     story.xid(79)
     story.polls(MUTE, 1)
-    assert story.see(gpu.Reset(gpu="GPU-a", at=START, by="a person")) == ["-unhealthy xid-79"]
+    assert story.see(gpu.RepairReported(gpu="GPU-a", at=START, by="a person")) == [
+        "-unhealthy xid-79"
+    ]
 
 
 def test_somebody_s_word_is_void_while_nvml_says_otherwise() -> None:
     story = Story()
     story.polls(LOST, 1)
-    story.see(gpu.Reset(gpu="GPU-a", at=START, by="a person"))
+    story.see(gpu.RepairReported(gpu="GPU-a", at=START, by="a person"))
     story.polls(LOST, 1)
     assert story.polls(FINE, 6) == ["6: -unhealthy gpu-lost"]
 
@@ -415,13 +420,15 @@ def test_somebody_s_word_about_one_xid_leaves_the_others() -> None:
     story.xid(94)
     story.xid(95)
     story.polls(FINE, 1)
-    assert story.see(gpu.Reset(gpu="GPU-a", at=START, by="script", xid=95)) == ["-unhealthy xid-95"]
+    assert story.see(gpu.RepairReported(gpu="GPU-a", at=START, by="script", xid=95)) == [
+        "-unhealthy xid-95"
+    ]
 
 
 def test_a_failed_remap_is_repaired_by_no_word() -> None:
     story = Story()
     story.see(poll(remap_failed=True))
-    story.see(gpu.Reset(gpu="GPU-a", at=START, by="a person"))
+    story.see(gpu.RepairReported(gpu="GPU-a", at=START, by="a person"))
     assert story.polls(FINE, 100) == []
 
 
@@ -477,15 +484,15 @@ def test_quiet_is_bounded(
     is_proven: bool,  # noqa: FBT001  # a column
     needed: float,
 ) -> None:
-    found = recovery.needed_s(cooldown_s, doublings=doublings, is_proven=is_proven)
+    found = recovery.required_quiet_s(cooldown_s, doublings=doublings, is_proven=is_proven)
     assert found == needed
 
 
 # Looks
 
 
-def look(*polls: gpu.Poll, **said: object) -> gpu.Look:
-    found = gpu.Look(
+def look(*polls: gpu.Poll, **said: object) -> gpu.Scan:
+    found = gpu.Scan(
         gpus=tuple(vocabulary.Gpu(uuid=one.gpu, product="X") for one in polls), polls=polls
     )
     return msgspec.structs.replace(found, **said)
@@ -507,27 +514,27 @@ def test_a_restart_forgets_what_nvml_does_not_say() -> None:
 def test_a_known_gpu_that_cannot_be_read_is_judged_by_the_error() -> None:
     story = Story()
     story.see(look(FINE))
-    lost = gpu.Unreadable(index=0, error="GPU_IS_LOST", uuid="GPU-a")
-    assert story.see(gpu.Look(unreadable=(lost,)), after=10) == ["+unhealthy gpu-lost"]
-    strange = gpu.Unreadable(index=0, error="UNKNOWN", uuid="GPU-a")
+    lost = gpu.UnreadableGpu(index=0, error="GPU_IS_LOST", uuid="GPU-a")
+    assert story.see(gpu.Scan(unreadable=(lost,)), after=10) == ["+unhealthy gpu-lost"]
+    strange = gpu.UnreadableGpu(index=0, error="UNKNOWN", uuid="GPU-a")
     for _ in range(2):
-        assert story.see(gpu.Look(unreadable=(strange,)), after=10) == []
-    found = story.see(gpu.Look(unreadable=(strange,)), after=10)
+        assert story.see(gpu.Scan(unreadable=(strange,)), after=10) == []
+    found = story.see(gpu.Scan(unreadable=(strange,)), after=10)
     assert found == ["+unmonitored unanswered"]
 
 
 @pytest.mark.parametrize(
     ("without", "is_gone"),
     [
-        (gpu.Look(), True),
-        (gpu.Look(driver=gpu.Driver.NOT_LOADED, problem="unloaded"), True),
-        (gpu.Look(driver=gpu.Driver.SILENT, problem="no answer"), False),
-        (gpu.Look(driver=gpu.Driver.FAILED, problem="999"), False),
-        (gpu.Look(driver=gpu.Driver.NO_LIBRARY, problem="no library"), False),
-        (gpu.Look(unreadable=(gpu.Unreadable(index=0, error="UNKNOWN"),)), False),
+        (gpu.Scan(), True),
+        (gpu.Scan(driver=gpu.Driver.NOT_LOADED, problem="unloaded"), True),
+        (gpu.Scan(driver=gpu.Driver.SILENT, problem="no answer"), False),
+        (gpu.Scan(driver=gpu.Driver.FAILED, problem="999"), False),
+        (gpu.Scan(driver=gpu.Driver.NO_LIBRARY, problem="no library"), False),
+        (gpu.Scan(unreadable=(gpu.UnreadableGpu(index=0, error="UNKNOWN"),)), False),
     ],
 )
-def test_a_gpu_that_was_gone_and_is_back_was_reset(without: gpu.Look, is_gone: bool) -> None:  # noqa: FBT001  # a column
+def test_a_gpu_that_was_gone_and_is_back_was_reset(without: gpu.Scan, is_gone: bool) -> None:  # noqa: FBT001  # a column
     story = Story()
     story.see(look(MUTE))
     story.xid(95)
@@ -541,7 +548,7 @@ def test_of_a_gpu_that_is_gone_nobody_says_that_it_is_not_polled() -> None:
     story = Story()
     story.see(look(FINE))
     story.tick()
-    assert story.see(gpu.Look(), after=1) == ["-unmonitored unpolled"]
+    assert story.see(gpu.Scan(), after=1) == ["-unmonitored unpolled"]
     assert story.machine.next_deadline() is None
 
 
@@ -606,16 +613,21 @@ POLLS = st.builds(
 GOOD_POLLS = st.sampled_from([FINE, FINE, FINE, MUTE])
 XIDS = st.builds(gpu.Xid, part=PARTS, xid=st.sampled_from([13, 79, 94, 95]), at=st.just(START))
 WATCHES = st.builds(
-    gpu.Watch, gpu=st.just("GPU-a"), at=st.just(START), problem=st.sampled_from(["", "deaf"])
+    gpu.MonitoringChanged,
+    gpu=st.just("GPU-a"),
+    at=st.just(START),
+    problem=st.sampled_from(["", "deaf"]),
 )
-RESETS = st.builds(gpu.Reset, gpu=st.just("GPU-a"), at=st.just(START), by=st.just("somebody"))
+RESETS = st.builds(
+    gpu.RepairReported, gpu=st.just("GPU-a"), at=st.just(START), by=st.just("somebody")
+)
 LOOKS = st.sampled_from(
     [
-        gpu.Look(),
-        gpu.Look(driver=gpu.Driver.NOT_LOADED),
-        gpu.Look(driver=gpu.Driver.SILENT),
+        gpu.Scan(),
+        gpu.Scan(driver=gpu.Driver.NOT_LOADED),
+        gpu.Scan(driver=gpu.Driver.SILENT),
         look(FINE),
-        gpu.Look(unreadable=(gpu.Unreadable(index=0, error="UNKNOWN", uuid="GPU-a"),)),
+        gpu.Scan(unreadable=(gpu.UnreadableGpu(index=0, error="UNKNOWN", uuid="GPU-a"),)),
     ]
 )
 WAITS = st.sampled_from([0.0, 1.0, 10.0, 10.0, 30.0, 61.0, 700.0])
@@ -623,12 +635,12 @@ ANYTHING = st.lists(
     st.tuples(WAITS, st.one_of(GOOD_POLLS, GOOD_POLLS, POLLS, XIDS, WATCHES, RESETS, LOOKS)),
     max_size=60,
 )
-Steps = list[tuple[float, gpu.Look | gpu.Observation]]
+Steps = list[tuple[float, gpu.Scan | gpu.Observation]]
 
 
-def stamped(event: gpu.Look | gpu.Observation, now: float) -> gpu.Look | gpu.Observation:
+def stamped(event: gpu.Scan | gpu.Observation, now: float) -> gpu.Scan | gpu.Observation:
     at = START + timedelta(seconds=now)
-    if isinstance(event, gpu.Look):
+    if isinstance(event, gpu.Scan):
         polls = tuple(msgspec.structs.replace(one, at=at) for one in event.polls)
         return msgspec.structs.replace(event, polls=polls)
     return msgspec.structs.replace(event, at=at)
@@ -660,7 +672,7 @@ def test_never_healthy_while_a_fault_holds_or_is_fresh(steps: Steps) -> None:
         if isinstance(event, gpu.Xid) and event.xid != 13:
             assert BAD in story.effects(event.part), "an XID took it"
         for one in story.said[before:]:
-            if isinstance(one, gpu.Ended) and one.effect is BAD:
+            if isinstance(one, gpu.FaultEnded) and one.effect is BAD:
                 assert_believable(one, past)
 
 
@@ -676,12 +688,12 @@ def is_good(one: gpu.Poll) -> bool:
     return not one.error and one.recovery_action in {0, None} and not one.remap_failed
 
 
-def assert_believable(ended: gpu.Ended, past: Steps) -> None:
-    polls = [p for _, e in past for p in (e.polls if isinstance(e, gpu.Look) else (e,))]
+def assert_believable(ended: gpu.FaultEnded, past: Steps) -> None:
+    polls = [p for _, e in past for p in (e.polls if isinstance(e, gpu.Scan) else (e,))]
     answered = [one for one in polls if isinstance(one, gpu.Poll)]
     assert is_good(answered[-1]), "the last that was seen is good"
     assert ended.code != poll_signals.REMAP_FAILED
-    if any(isinstance(event, gpu.Reset) for _, event in past):
+    if any(isinstance(event, gpu.RepairReported) for _, event in past):
         return
     assert all(map(is_good, answered[-TOLD.good :])), "good polls in a row"
     if ended.code == poll_signals.FABRIC:
@@ -693,7 +705,7 @@ def assert_believable(ended: gpu.Ended, past: Steps) -> None:
         assert all(one.recovery_action == 0 for one in answered[-TOLD.good :])
 
 
-def is_fault(event: gpu.Look | gpu.Observation, part: gpu.Part) -> bool:
+def is_fault(event: gpu.Scan | gpu.Observation, part: gpu.Part) -> bool:
     if isinstance(event, gpu.Poll):
         told = {"GPU_IS_LOST", "RESET_REQUIRED"}
         return event.error in told or (not event.error and not is_good(event))
@@ -703,13 +715,13 @@ def is_fault(event: gpu.Look | gpu.Observation, part: gpu.Part) -> bool:
 @given(ANYTHING, ANYTHING)
 @settings(max_examples=100, deadline=None)
 def test_what_befalls_one_gpu_is_nothing_to_another(one: Steps, other: Steps) -> None:
-    steps = [(wait, event) for wait, event in one if not isinstance(event, gpu.Look)]
+    steps = [(wait, event) for wait, event in one if not isinstance(event, gpu.Scan)]
     apart = Story()
     together = Story()
     for at, (wait, event) in enumerate(steps):
         for machine in (apart, together):
             machine.wait(wait)
-        if at < len(other) and not isinstance(other[at][1], gpu.Look):
+        if at < len(other) and not isinstance(other[at][1], gpu.Scan):
             seen = stamped(of_b(other[at][1]), together.now)
             together.take(together.machine.receive(seen, together.now))
         for machine in (apart, together):
@@ -717,8 +729,8 @@ def test_what_befalls_one_gpu_is_nothing_to_another(one: Steps, other: Steps) ->
     assert [found for found in together.said if found.part.gpu == "GPU-a"] == apart.said
 
 
-def of_b(event: gpu.Look | gpu.Observation) -> gpu.Look | gpu.Observation:
-    if isinstance(event, gpu.Look):
+def of_b(event: gpu.Scan | gpu.Observation) -> gpu.Scan | gpu.Observation:
+    if isinstance(event, gpu.Scan):
         return event
     if isinstance(event, gpu.Xid):
         part = msgspec.structs.replace(event.part, gpu="GPU-b")
@@ -731,14 +743,14 @@ def of_b(event: gpu.Look | gpu.Observation) -> gpu.Look | gpu.Observation:
         st.one_of(
             st.sampled_from([MUTE, UNKNOWN, FINE, poll(error="NOT_SUPPORTED")]),
             WATCHES,
-            st.sampled_from([gpu.Look(), gpu.Look(driver=gpu.Driver.SILENT), look(MUTE)]),
+            st.sampled_from([gpu.Scan(), gpu.Scan(driver=gpu.Driver.SILENT), look(MUTE)]),
         ),
         max_size=40,
     )
 )
 @settings(deadline=None)
 def test_what_is_not_known_never_makes_unhealthy(
-    events: list[gpu.Look | gpu.Observation],
+    events: list[gpu.Scan | gpu.Observation],
 ) -> None:
     story = Story()
     for event in events:
@@ -752,7 +764,7 @@ def test_a_gpu_that_is_well_again_is_found_to_be_so(steps: Steps) -> None:
     story = Story()
     for wait, event in steps:
         story.see(event, after=wait)
-    story.see(gpu.Watch(gpu="GPU-a", at=START))
+    story.see(gpu.MonitoringChanged(gpu="GPU-a", at=START))
     well = poll(remap_pending=False, remap_failed=False, retired_pending=False, fabric="completed")
     story.polls(well, 10, every=1000)
     left = {code for _, code in story.holding}

@@ -15,7 +15,7 @@ from muster_plugin.model import gpu, selectors
 GPU = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 MIG = "MIG-3eb87630-93d5-b2b6-b8ff-9b359caf4ee2"
 
-FORMS: list[tuple[int | str, selectors.Reference | None]] = [
+FORMS: list[tuple[int | str, selectors.Selector | None]] = [
     ("0", selectors.Index(0)),
     (0, selectors.Index(0)),
     ("0:0", selectors.Index(0, 0)),
@@ -44,7 +44,7 @@ FORMS: list[tuple[int | str, selectors.Reference | None]] = [
 
 @pytest.mark.parametrize(("told", "meant"), FORMS, ids=lambda value: str(value)[:30])
 def test_a_reference_is_read_as_nvidia_reads_it(
-    told: int | str, meant: selectors.Reference | None
+    told: int | str, meant: selectors.Selector | None
 ) -> None:
     if meant is not None:
         assert selectors.parse(told) == meant
@@ -135,7 +135,7 @@ DEVICE = gpu.Device(part=gpu.Part(gpu=GPU, gi=3, ci=0), uuid=MIG, index="2:1", m
 )
 def test_what_names_a_gpu_names_its_mig_devices_too(told: int | str, *, expected: bool) -> None:
     meant = selectors.parse(told, products=True)
-    assert selectors.means(meant, DEVICE, "NVIDIA H100 80GB HBM3") is expected
+    assert selectors.selects(meant, DEVICE, "NVIDIA H100 80GB HBM3") is expected
 
 
 def test_everything_wrong_with_a_list_is_told() -> None:

@@ -56,8 +56,8 @@ def sharing(*resources: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"sharing": {"resources": [*resources], **more}}
 
 
-def look(*gpus: vocabulary.Gpu, **more: Any) -> gpu.Look:
-    return gpu.Look(gpus=gpus, **more)
+def look(*gpus: vocabulary.Gpu, **more: Any) -> gpu.Scan:
+    return gpu.Scan(gpus=gpus, **more)
 
 
 def names(plan: resource_plan.Plan) -> dict[str, list[str]]:
@@ -200,7 +200,7 @@ def test_a_unit_says_what_answers_and_health_need() -> None:
         ),
     )
     whole, mig = plan.offers
-    assert whole == resource_plan.Offer(
+    assert whole == resource_plan.PlannedResource(
         name=USUAL,
         rule=resources.Resource(
             name=USUAL, groups=(), env="", grace_s=5.0, registration=resources.Registration.WATCHER
@@ -209,7 +209,7 @@ def test_a_unit_says_what_answers_and_health_need() -> None:
     device = gpu.Device(
         part=gpu.Part(gpu=uuid(3), gi=3, ci=0), uuid=uuid(48, "MIG"), index="3:0", minor=4
     )
-    assert mig == resource_plan.Offer(
+    assert mig == resource_plan.PlannedResource(
         name="nvidia.com/mig-3g.20gb",
         rule=msgspec.structs.replace(whole.rule, name="nvidia.com/*", per_match=True),
         units=tuple(
@@ -472,14 +472,14 @@ def test_without_a_driver_the_names_stay_and_one_problem_says_why(driver: gpu.Dr
         resources=[{"name": "a.b/c", "product": "*T4"}],
         **sharing({"name": "a.b/c", "replicas": 2}),
     )
-    seen = gpu.Look(driver=driver, problem="load it", gpus=tuple(FOUR))
+    seen = gpu.Scan(driver=driver, problem="load it", gpus=tuple(FOUR))
     plan = replicas.plan(seen, rule)
     said = f"no GPU can be used: {driver}: load it"
     assert (names(plan), plan.problems) == ({"a.b/c": []}, (said,))
     assert replicas.node(seen, rule) == vocabulary.GpuNode(mig_strategy="mixed", problem=said)
 
 
-LOST = gpu.Unreadable(index=3, error="GPU_IS_LOST", uuid=uuid(3))
+LOST = gpu.UnreadableGpu(index=3, error="GPU_IS_LOST", uuid=uuid(3))
 
 
 @pytest.mark.parametrize(
@@ -514,7 +514,7 @@ LOST = gpu.Unreadable(index=3, error="GPU_IS_LOST", uuid=uuid(3))
     ],
 )
 def test_what_is_wrong_with_a_gpu_is_said_once_and_costs_no_other(
-    seen: gpu.Look, expected: list[str], problems: tuple[str, ...]
+    seen: gpu.Scan, expected: list[str], problems: tuple[str, ...]
 ) -> None:
     rule = told(**sharing({"name": USUAL, "replicas": 2, "devices": [0, 3]}))
     plan = replicas.plan(seen, rule)
@@ -600,7 +600,7 @@ def test_whatever_is_seen_and_told_no_device_is_handed_out_twice(
     except msgspec.ValidationError:
         assume(False)  # noqa: FBT003  # refused at load
         return
-    seen = gpu.Look(driver=driver, gpus=tuple(gpus))
+    seen = gpu.Scan(driver=driver, gpus=tuple(gpus))
     plan = replicas.plan(seen, rule)
     owners: dict[str, str] = {}
     for offer in plan.offers:
@@ -633,6 +633,6 @@ def test_the_order_in_which_gpus_are_seen_decides_nothing(
     except msgspec.ValidationError:
         assume(False)  # noqa: FBT003  # refused at load
         return
-    before = replicas.plan(gpu.Look(gpus=tuple(gpus)), rule)
+    before = replicas.plan(gpu.Scan(gpus=tuple(gpus)), rule)
     Random(seed).shuffle(gpus)  # noqa: S311  # not for secrets
-    assert replicas.plan(gpu.Look(gpus=tuple(gpus)), rule) == before
+    assert replicas.plan(gpu.Scan(gpus=tuple(gpus)), rule) == before

@@ -28,11 +28,11 @@ MIG: Final = "MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
 
-def imported(text: str) -> peer_file.Imported:
-    return files.imported(text.encode(), source="FILE", peer=Format.NVIDIA)
+def imported(text: str) -> peer_file.ImportedConfiguration:
+    return files.import_peer(text.encode(), source="FILE", peer=Format.NVIDIA)
 
 
-def gpus(found: peer_file.Imported) -> Any:
+def gpus(found: peer_file.ImportedConfiguration) -> Any:
     """Return the section as people write it; hold that what is printed gives the same."""
     printed = msgspec.yaml.encode(found.rules)
     again = files.read(printed, source="F", written_for=Format.MUSTER)
@@ -41,7 +41,7 @@ def gpus(found: peer_file.Imported) -> Any:
     return msgspec.json.decode(msgspec.json.encode(found.rules.gpus))
 
 
-def differences(found: peer_file.Imported) -> list[str]:
+def differences(found: peer_file.ImportedConfiguration) -> list[str]:
     """Return the differences that this configuration in particular makes."""
     general = nvidia.read({}).differences
     return [told for told in found.differences if told not in general]
@@ -439,7 +439,9 @@ def test_a_flag_goes_before_a_variable_and_that_before_the_file() -> None:
 def test_a_switch_is_read_as_go_reads_it(text: str, expected: Any) -> None:
     found = gpus(nvidia.read(None, arguments=[f"--mofed-enabled={text}"]))
     assert found.get("given", {}).get("mofed") == expected
-    with pytest.raises(peer_file.Unreadable, match="--mofed-enabled: true or false is expected"):
+    with pytest.raises(
+        peer_file.ImportRejected, match="--mofed-enabled: true or false is expected"
+    ):
         nvidia.read(None, arguments=["--mofed-enabled=yes"])
 
 
@@ -571,7 +573,9 @@ def test_the_iktos_fork_renames_mig_devices_too() -> None:
 
 def test_two_ways_of_sharing_at_once_are_refused() -> None:
     file = {"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}}
-    with pytest.raises(peer_file.Unreadable, match="the iktos fork's resource config says what is"):
+    with pytest.raises(
+        peer_file.ImportRejected, match="the iktos fork's resource config says what is"
+    ):
         nvidia.read(file, arguments=["--resource-config=gpu:a:2"])
 
 
@@ -660,7 +664,7 @@ SHORT: Final = st.text(":,-01gpua/", max_size=8)
 NAMES: Final = [name for one in nvidia_settings.EVERY for name in (*one.flags, *one.variables)]
 
 
-def usable(found: peer_file.Imported) -> None:
+def usable(found: peer_file.ImportedConfiguration) -> None:
     """Hold that what was read can be used, and comes back the same."""
     gpus(found)
     assert all(told and "\n" not in told for told in found.differences)
@@ -689,7 +693,7 @@ def test_any_flags_and_variables_are_read_or_refused(
     flags = [f"{name}={value}" for name, value in values if name.startswith("-")]
     try:
         found = nvidia.read({}, arguments=[*arguments, *flags], environment=values)
-    except peer_file.Unreadable as error:
+    except peer_file.ImportRejected as error:
         assert error.problems  # noqa: PT017  # or it is read
         return
     usable(found)
@@ -699,7 +703,7 @@ def test_any_flags_and_variables_are_read_or_refused(
 def test_any_text_of_the_fork_is_read_or_refused(text: str) -> None:
     try:
         found = nvidia.read({}, arguments=[f"--resource-config={text}"])
-    except peer_file.Unreadable as error:
+    except peer_file.ImportRejected as error:
         assert all(re.match(r"--resource-config|gpus", p) for p in error.problems)  # noqa: PT017
         return
     usable(found)

@@ -120,10 +120,10 @@ def test_the_library_is_looked_for_where_it_is_told_to_be(
 
 
 def test_where_the_library_was_looked_for_in_vain_is_told_with_what_to_do() -> None:
-    told = decode.no_library("", "/run/nvidia/driver", "cannot open shared object file")
+    told = decode.library_problem("", "/run/nvidia/driver", "cannot open shared object file")
     assert told.startswith("libnvidia-ml.so.1 is neither below /run/nvidia/driver or /driver-root")
     assert told.endswith("mount it into this container, or set gpus.library")
-    named = decode.no_library("/opt/x.so", "/", "/opt/x.so: invalid ELF header")
+    named = decode.library_problem("/opt/x.so", "/", "/opt/x.so: invalid ELF header")
     assert (
         named == "/opt/x.so: invalid ELF header; gpus.library names it, so nothing else was tried"
     )
@@ -170,8 +170,8 @@ def test_only_what_slows_a_gpu_down_against_its_will_is_a_slowdown() -> None:
 
 
 def test_what_is_not_known_of_the_way_between_two_gpus_counts_as_far() -> None:
-    assert decode.level(10) is gpu.Level.ONE_SWITCH
-    assert decode.level(11) is gpu.Level.SYSTEM
+    assert decode.topology_level(10) is gpu.TopologyLevel.ONE_SWITCH
+    assert decode.topology_level(11) is gpu.TopologyLevel.SYSTEM
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_what_is_not_known_of_the_way_between_two_gpus_counts_as_far() -> None:
     ],
 )
 def test_an_event_names_the_instance_it_befell_or_none(gi: int, ci: int, part: gpu.Part) -> None:
-    assert decode.part("GPU-a", gi, ci) == part
+    assert decode.event_part("GPU-a", gi, ci) == part
 
 
 def test_a_link_should_be_up_if_it_was_or_if_it_is_on_most_gpus_alike() -> None:

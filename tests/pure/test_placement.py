@@ -36,7 +36,9 @@ def replicas(**counts: int) -> dict[str, advertised.Unit]:
 
 
 def machine(
-    sockets: list[list[list[int]]], nvlinks: str = "", between: gpu.Level = gpu.Level.HOST_BRIDGE
+    sockets: list[list[list[int]]],
+    nvlinks: str = "",
+    between: gpu.TopologyLevel = gpu.TopologyLevel.HOST_BRIDGE,
 ) -> Links:
     """Say what joins the GPUs: those in a list are below one switch, those of a socket `between`.
 
@@ -50,8 +52,8 @@ def machine(
     }
     links = {}
     for one, other in ((a, b) for a in place for b in place if a < b):
-        level = between if place[one][0] == place[other][0] else gpu.Level.SYSTEM
-        level = gpu.Level.ONE_SWITCH if place[one] == place[other] else level
+        level = between if place[one][0] == place[other][0] else gpu.TopologyLevel.SYSTEM
+        level = gpu.TopologyLevel.ONE_SWITCH if place[one] == place[other] else level
         links[whole(one).id, whole(other).id] = gpu.Link(level=level)
     for one, other, count in re.findall(r"(\d+)-(\d+)x(\d+)", nvlinks):
         key = whole(int(one)).id, whole(int(other)).id
@@ -59,7 +61,7 @@ def machine(
     return links
 
 
-RTX8000 = machine([[[0], [1]], [[2], [3]]], "0-3x2 1-2x2", between=gpu.Level.NODE)
+RTX8000 = machine([[[0], [1]], [[2], [3]]], "0-3x2 1-2x2", between=gpu.TopologyLevel.NODE)
 # the hybrid cube mesh of DGX-1, with four links a GPU, and with six
 PASCAL = machine(
     [[[0, 2], [1, 3]], [[4, 6], [5, 7]]],
@@ -74,7 +76,7 @@ VOLTA = machine(
 # all behind NVSwitch: the bus decides
 DGX2 = machine(
     [[[0, 1], [2, 3], [4, 5], [6, 7]], [[8, 9], [10, 11], [12, 13], [14, 15]]],
-    between=gpu.Level.NODE,
+    between=gpu.TopologyLevel.NODE,
 )
 FOURTEEN = machine(
     [[[at] for at in range(14)]],

@@ -25,13 +25,13 @@ def replica(number: int, at: int) -> advertised.Unit:
 
 def allocator(sharing: config_gpus.Gpus | None = None) -> allocation.Allocator:
     """Allocate two GPUs, each three times."""
-    offer = resource_plan.Offer(
+    offer = resource_plan.PlannedResource(
         name=RULE.name, rule=RULE, units=tuple(replica(n, at) for n in (0, 1) for at in range(3))
     )
     devices = inventory.Inventory(node="n1", plugin="p")
     at = datetime(2026, 11, 1, tzinfo=UTC)
     devices.look(resource_plan.Plan(offers=(offer,)), (RULE,), now=0.0, at=at)
-    terms = container_spec.Terms(rules=sharing or config_gpus.Gpus())
+    terms = container_spec.AllocationContext(rules=sharing or config_gpus.Gpus())
     return allocation.Allocator(devices, RULE.name, lambda: terms)
 
 
@@ -48,7 +48,7 @@ def test_a_container_is_told_each_gpu_once_whatever_its_replicas() -> None:
 
 
 def test_what_has_to_be_there_and_what_may_be_is_told_beforehand() -> None:
-    told = config_gpus.Given(device_specs=True, dev_root="/host")
+    told = config_gpus.ContainerOptions(device_specs=True, dev_root="/host")
     gpus = allocator(config_gpus.Gpus(given=told))
     asked = [["GPU-1::2", "GPU-1::0", "GPU-0::0"]]
     assert gpus.host_paths(asked) == ("/host/dev/nvidia1", "/host/dev/nvidia0")
@@ -60,7 +60,7 @@ def test_what_has_to_be_there_and_what_may_be_is_told_beforehand() -> None:
 
 
 def test_an_annotation_reaches_the_kubelet() -> None:
-    told = config_gpus.Given(device_list=(config_gpus.DeviceList.CDI_ANNOTATIONS,))
+    told = config_gpus.ContainerOptions(device_list=(config_gpus.DeviceList.CDI_ANNOTATIONS,))
     gpus = allocator(config_gpus.Gpus(given=told))
     name = "k8s.device-plugin.nvidia.com/gpu=GPU-0"
     answers = gpus.allocate([["GPU-0::1"]], annotation="5f0c")
@@ -86,7 +86,9 @@ def test_an_annotation_reaches_the_kubelet() -> None:
         ),
         (
             config_gpus.Gpus(
-                given=config_gpus.Given(imex=config_gpus.Imex(channels=(0,), required=True))
+                given=config_gpus.ContainerOptions(
+                    imex=config_gpus.Imex(channels=(0,), required=True)
+                )
             ),
             ["GPU-0::0"],
             "IMEX channel 0 is required",

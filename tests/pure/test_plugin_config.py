@@ -12,7 +12,7 @@ from muster_plugin.config import settings as config_settings
 
 def resource(name: str, path: str) -> resources.Resource:
     return resources.Resource(
-        name=name, groups=(resources.Group(devices=(resources.Nodes(path=path),)),)
+        name=name, groups=(resources.Group(devices=(resources.Entry(path=path),)),)
     )
 
 
@@ -145,7 +145,7 @@ def test_what_is_said_of_a_nodes_devices_makes_its_hash_and_nothing_else_does() 
     log = msgspec.structs.replace(said, log=sections.Log(level=sections.LogLevel.DEBUG))
     elsewhere = msgspec.structs.replace(
         said,
-        nodes=(document.NodeRules(match="n2", resources=(resource("a.com/y", "/dev/y"),)),),
+        nodes=(document.NodeOverride(match="n2", resources=(resource("a.com/y", "/dev/y"),)),),
     )
     others = config_settings.Settings(resources=(resource("a.com/x", "/dev/y"),))
     simulated = msgspec.structs.replace(said, simulated_gpus=config_settings.SimulatedGpus(count=1))

@@ -24,13 +24,13 @@ FUSE, KVM, TUN = (
 )
 RULE = resources.Resource(
     name="a.com/fuse",
-    groups=(resources.Group(devices=(resources.Nodes(path="/dev/[fk]*"),), count=2),),
+    groups=(resources.Group(devices=(resources.Entry(path="/dev/[fk]*"),), count=2),),
     expect=resources.Expect(min=4),
     grace_s=60.0,
 )
 EACH = resources.Resource(
     name="b.com/*",
-    groups=(resources.Group(devices=(resources.Nodes(regex="^net/.*$"),)),),
+    groups=(resources.Group(devices=(resources.Entry(regex="^net/.*$"),)),),
     per_match=True,
     env="",
     grace_s=60.0,
@@ -51,7 +51,7 @@ def replica(uuid: str, number: int, *, gi: int | None = None) -> advertised.Unit
     )
 
 
-SHARED = resource_plan.Offer(
+SHARED = resource_plan.PlannedResource(
     name="nvidia.com/gpu",
     rule=GPU_RULE,
     units=tuple(replica(uuid, number) for uuid in (GPU_0, GPU_1) for number in range(2)),
@@ -63,10 +63,10 @@ def look(
     *nodes: scan_result.Node,
     now: float = 0.0,
     configured: tuple[resources.Resource, ...] = (RULE,),
-    offers: tuple[resource_plan.Offer, ...] = (),
+    offers: tuple[resource_plan.PlannedResource, ...] = (),
 ) -> Events:
-    plan = resource_plan.plan(configured, scan_result.Seen(nodes=nodes))
-    both = resource_plan.together(plan, resource_plan.Plan(offers=offers))
+    plan = resource_plan.plan(configured, scan_result.ScanResult(nodes=nodes))
+    both = resource_plan.merged(plan, resource_plan.Plan(offers=offers))
     return devices.look(both, [*configured, *(o.rule for o in offers)], now=now, at=AT)
 
 
@@ -83,13 +83,13 @@ def fault(
     *,
     effect: gpu.Effect = gpu.Effect.UNHEALTHY,
     gi: int | None = None,
-) -> gpu.Began:
+) -> gpu.FaultBegan:
     part = gpu.Part(gpu=uuid, gi=gi, ci=None if gi is None else 0)
-    return gpu.Began(part=part, effect=effect, code=code, reason=reason, at=AT)
+    return gpu.FaultBegan(part=part, effect=effect, code=code, reason=reason, at=AT)
 
 
-def mended(uuid: str, code: str = "c") -> gpu.Ended:
-    return gpu.Ended(
+def mended(uuid: str, code: str = "c") -> gpu.FaultEnded:
+    return gpu.FaultEnded(
         part=gpu.Part(gpu=uuid),
         effect=gpu.Effect.UNHEALTHY,
         code=code,
@@ -200,7 +200,7 @@ def test_what_a_lowered_count_leaves_out_is_no_longer_configured_and_not_gone() 
 
 def test_a_unit_that_is_paired_otherwise_by_new_rules_is_another_from_the_start() -> None:
     def paired(path: str) -> resources.Resource:
-        entries = (resources.Nodes(path="/dev/fuse"), resources.Nodes(path=path))
+        entries = (resources.Entry(path="/dev/fuse"), resources.Entry(path=path))
         return resources.Resource(name="a.com/pair", groups=(resources.Group(devices=entries),))
 
     devices = inventory.Inventory(node="n1", plugin="p")
@@ -227,8 +227,8 @@ def test_a_unit_that_is_paired_otherwise_by_new_rules_is_another_from_the_start(
 
 def test_two_entries_that_change_places_are_the_same_devices() -> None:
     def paired(*paths: str) -> resources.Resource:
-        entries = tuple(resources.Nodes(path=path, limit=2) for path in paths)
-        first = resources.Nodes(path="/dev/net/tun")
+        entries = tuple(resources.Entry(path=path, limit=2) for path in paths)
+        first = resources.Entry(path="/dev/net/tun")
         return resources.Resource(
             name="a.com/pair", groups=(resources.Group(devices=(first, *entries)),)
         )
@@ -243,7 +243,7 @@ def test_of_two_matches_under_one_name_the_one_that_was_there_first_keeps_it() -
     rule = resources.Resource(
         name="b.com/*",
         per_match=True,
-        groups=(resources.Group(devices=(resources.Nodes(path="/dev/**"),)),),
+        groups=(resources.Group(devices=(resources.Entry(path="/dev/**"),)),),
     )
     beside = msgspec.structs.replace(TUN, path="/dev/net_tun")
     for first, second in ((TUN, beside), (beside, TUN)):
@@ -251,7 +251,7 @@ def test_of_two_matches_under_one_name_the_one_that_was_there_first_keeps_it() -
         look(devices, first, configured=(rule,))
         assert devices.standing == {"b.com/net_tun": first.path}
         plan = resource_plan.plan(
-            [rule], scan_result.Seen(nodes=(first, second)), standing=devices.standing
+            [rule], scan_result.ScanResult(nodes=(first, second)), standing=devices.standing
         )
         assert plan.problems == (
             f"b.com/net_tun: {first.path} and {second.path} would both be named so",
@@ -275,7 +275,7 @@ def test_a_fault_of_a_gpu_reaches_all_its_mig_devices_and_one_of_an_instance_tha
     devices = inventory.Inventory(node="n1", plugin="p")
     parts = (("MIG-a", 1), ("MIG-b", 2))
     offers = tuple(
-        resource_plan.Offer(
+        resource_plan.PlannedResource(
             name=f"nvidia.com/{uuid.lower()}",
             rule=msgspec.structs.replace(GPU_RULE, name=f"nvidia.com/{uuid.lower()}"),
             units=(replica(uuid, 0, gi=gi),),
@@ -367,10 +367,10 @@ def test_a_node_with_gpus_and_no_driver_is_short_of_them_and_one_without_gpus_is
     devices = inventory.Inventory(node="n1", plugin="p")
     none = msgspec.structs.replace(SHARED, units=())
     look(devices, FUSE, KVM, offers=(none,))
-    away = gpu.Look(driver=gpu.Driver.NO_LIBRARY, problem="it is nowhere")
-    devices.terms = container_spec.Terms(look=away)
+    away = gpu.Scan(driver=gpu.Driver.NO_LIBRARY, problem="it is nowhere")
+    devices.terms = container_spec.AllocationContext(look=away)
     assert devices.shortage("nvidia.com/gpu") == ""
-    devices.terms = container_spec.Terms(look=msgspec.structs.replace(away, on_bus=8))
+    devices.terms = container_spec.AllocationContext(look=msgspec.structs.replace(away, on_bus=8))
     said = "8 NVIDIA GPUs on the PCI bus, and no_library: it is nowhere"
     assert devices.shortage("nvidia.com/gpu") == said
     assert devices.shortage("a.com/fuse") == ""
@@ -467,8 +467,8 @@ def test_allocate_answers_each_container_in_order_and_names_its_devices() -> Non
 def test_a_unit_brings_its_nodes_and_mounts_and_no_variable_where_none_is_wanted() -> None:
     pair = resources.Group(
         devices=(
-            resources.Nodes(path="/dev/kvm", mount_path="/dev/virt/"),
-            resources.Nodes(path="/opt/lib", type=resources.NodeType.MOUNT, read_only=True),
+            resources.Entry(path="/dev/kvm", mount_path="/dev/virt/"),
+            resources.Entry(path="/opt/lib", type=resources.NodeType.MOUNT, read_only=True),
         )
     )
     rule = resources.Resource(name="a.com/virt", groups=(pair,), env="")
@@ -746,7 +746,7 @@ def test_a_change_of_sharing_says_of_no_good_gpu_that_it_is_gone() -> None:
     devices = made()
     fewer = msgspec.structs.replace(SHARED, units=SHARED.units[::2])
     shared = gpus.Sharing(resources=(gpus.Shared(name="nvidia.com/gpu", replicas=2),))
-    devices.terms = container_spec.Terms(rules=gpus.Gpus(sharing=shared))
+    devices.terms = container_spec.AllocationContext(rules=gpus.Gpus(sharing=shared))
     left = "no longer configured"
     assert look(devices, FUSE, KVM, offers=(fewer,)) == [
         removed("nvidia.com/gpu", f"{name}::1", left) for name in sorted([GPU_0, GPU_1])

@@ -23,9 +23,11 @@ from muster_plugin.config.importers import generic, peer_file, smarter
 Format = files.Format
 
 
-def imported(text: str | bytes, peer: Format, domain: str | None = None) -> peer_file.Imported:
+def imported(
+    text: str | bytes, peer: Format, domain: str | None = None
+) -> peer_file.ImportedConfiguration:
     given = text if isinstance(text, bytes) else text.encode()
-    return files.imported(given, source="FILE", peer=peer, domain=domain)
+    return files.import_peer(given, source="FILE", peer=peer, domain=domain)
 
 
 def resources(
@@ -58,7 +60,7 @@ def problems(text: str | bytes, peer: Format) -> list[str]:
 
 def each(pattern: str, count: int) -> config_resources.Resource:
     """Return what an entry of smarter's means: one resource for each match, with `rw`."""
-    nodes = config_resources.Nodes(regex=pattern, permissions="rw")
+    nodes = config_resources.Entry(regex=pattern, permissions="rw")
     groups = (config_resources.Group(devices=(nodes,), count=count),)
     return config_resources.Resource(name="smarter-devices/*", groups=groups, per_match=True)
 
@@ -153,9 +155,9 @@ def group(*paths: str | tuple[str, str], count: int = 1) -> config_resources.Gro
     """Return a group as generic gives it: `mrw`, each path where it is or where it is told."""
     return config_resources.Group(
         devices=tuple(
-            config_resources.Nodes(path=path, permissions="mrw")
+            config_resources.Entry(path=path, permissions="mrw")
             if isinstance(path, str)
-            else config_resources.Nodes(path=path[0], mount_path=path[1], permissions="mrw")
+            else config_resources.Entry(path=path[0], mount_path=path[1], permissions="mrw")
             for path in paths
         ),
         count=count,
@@ -253,7 +255,7 @@ def test_the_domain_of_a_manifest_is_taken_unless_another_is_given(
     )
 
 
-def nodes(path: str) -> config_resources.Nodes:
+def nodes(path: str) -> config_resources.Entry:
     """Return what one path of generic's means."""
     text = f"{{domain: a.example, devices: [{{name: aa, groups: [{{paths: [{path}]}}]}}]}}"
     (found,) = resources(text, Format.GENERIC)
@@ -264,35 +266,35 @@ def nodes(path: str) -> config_resources.Nodes:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("{path: /dev/plain}", config_resources.Nodes(path="/dev/plain", permissions="mrw")),
+        ("{path: /dev/plain}", config_resources.Entry(path="/dev/plain", permissions="mrw")),
         (
             "{path: /dev/ttyUSB*, mountPath: /dev/ttyUSB0}",
-            config_resources.Nodes(
+            config_resources.Entry(
                 path="/dev/ttyUSB*", mount_path="/dev/ttyUSB0", permissions="mrw"
             ),
         ),
         (
             "{path: /dev/ttyUSB*, mountPath: /dev/serial/, permissions: r, limit: 0}",
-            config_resources.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/", permissions="r"),
+            config_resources.Entry(path="/dev/ttyUSB*", mount_path="/dev/serial/", permissions="r"),
         ),
         (
             "{path: /dev/snd/controlC0, limit: 10, type: Device}",
-            config_resources.Nodes(path="/dev/snd/controlC0", limit=10, permissions="mrw"),
+            config_resources.Entry(path="/dev/snd/controlC0", limit=10, permissions="mrw"),
         ),
         (
             "{path: /dev/ttyS0, optional: true}",
-            config_resources.Nodes(path="/dev/ttyS0", optional=True, permissions="mrw"),
+            config_resources.Entry(path="/dev/ttyS0", optional=True, permissions="mrw"),
         ),
         (
             "{path: /opt/lib, type: Mount, readOnly: true, permissions: r}",
-            config_resources.Nodes(
+            config_resources.Entry(
                 path="/opt/lib", type=config_resources.NodeType.MOUNT, read_only=True
             ),
         ),
     ],
 )
 def test_each_key_of_a_path_means_the_same_here(
-    path: str, expected: config_resources.Nodes
+    path: str, expected: config_resources.Entry
 ) -> None:
     assert nodes(path) == expected
 
@@ -307,10 +309,10 @@ def test_usb_devices_mean_the_same_here_but_two_sticks_are_two_units() -> None:
     assert found.groups == (
         config_resources.Group(
             devices=(
-                config_resources.Nodes(
+                config_resources.Entry(
                     usb=config_resources.Usb(vendor="1050", product="0407"), optional=True
                 ),
-                config_resources.Nodes(
+                config_resources.Entry(
                     usb=config_resources.Usb(vendor="1a86", product="000f", serial="x"),
                     optional=True,
                 ),
@@ -511,10 +513,10 @@ def test_any_tree_gives_rules_or_says_why_not(tree: object, peer: Format) -> Non
 
 
 def test_importers_are_given_trees_by_other_programs_too() -> None:
-    assert smarter.read([{"devicematch": "^a$", "nummaxdevices": 2.0}]).rules == document.Rules(
+    assert smarter.read([{"devicematch": "^a$", "nummaxdevices": 2.0}]).rules == document.Document(
         api_version="muster.dev/v1", resources=(each("^a$", 2),)
     )
-    assert generic.read_flags(["aa,/dev/a,/dev/b"], domain="d.e").rules == document.Rules(
+    assert generic.read_flags(["aa,/dev/a,/dev/b"], domain="d.e").rules == document.Document(
         api_version="muster.dev/v1",
         resources=(
             config_resources.Resource(name="d.e/aa", groups=(group("/dev/a"), group("/dev/b"))),

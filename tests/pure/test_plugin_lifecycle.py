@@ -221,7 +221,7 @@ def test_of_shared_gpus_each_is_expected_once() -> None:
 
 
 def test_patience_is_what_the_rule_says() -> None:
-    groups = (resources.Group(devices=(resources.Nodes(path="/dev/a"),)),)
+    groups = (resources.Group(devices=(resources.Entry(path="/dev/a"),)),)
     plain = resources.Resource(name="a.example/a", groups=groups)
     assert device_lifecycle.policy(plain) == device_lifecycle.Policy(grace_s=60.0, good_checks=3)
     strict = resources.Resource(

@@ -38,7 +38,7 @@ def shared(replicas: int) -> inventory.Inventory:
         for uuid, part in parts.items()
         for number in range(replicas)
     )
-    offer = resource_plan.Offer(name=GPU, rule=RULE, units=of_gpus)
+    offer = resource_plan.PlannedResource(name=GPU, rule=RULE, units=of_gpus)
     events = made.look(resource_plan.Plan(offers=(offer,)), [RULE], now=0.0, at=AT)
     assert [e.device.count for e in events if isinstance(e, vocabulary.DeviceAdded)] == (
         [replicas] * len(UUIDS)
@@ -46,8 +46,8 @@ def shared(replicas: int) -> inventory.Inventory:
     return made
 
 
-def fault(uuid: str, number: int) -> gpu.Began:
-    return gpu.Began(
+def fault(uuid: str, number: int) -> gpu.FaultBegan:
+    return gpu.FaultBegan(
         part=gpu.Part(gpu=uuid),
         effect=gpu.Effect.UNHEALTHY,
         code=f"xid-{number}",

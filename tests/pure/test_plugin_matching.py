@@ -25,8 +25,8 @@ def directory(path: str, *links: str) -> scan_result.Node:
     return scan_result.Node(path=path, kind=scan_result.Kind.DIRECTORY, links=links)
 
 
-def keys(rule: resources.Nodes, *nodes: scan_result.Node, every_name: bool = False) -> list[str]:
-    seen = matching.Names(nodes)
+def keys(rule: resources.Entry, *nodes: scan_result.Node, every_name: bool = False) -> list[str]:
+    seen = matching.NodeIndex(nodes)
     return [m.key for m in matching.matches(rule, seen, every_name=every_name)]
 
 
@@ -64,43 +64,43 @@ def test_a_regular_expression_is_on_the_path_below_dev_and_each_name_counts(
         char("/dev/input/mouse0"),
         scan_result.Node(path="/opt/fuse", kind=scan_result.Kind.FILE),
     ]
-    assert keys(resources.Nodes(regex=pattern), *nodes, every_name=True) == expected
+    assert keys(resources.Entry(regex=pattern), *nodes, every_name=True) == expected
 
 
 def test_a_node_with_several_names_is_one_match_under_its_own_before_its_first_link() -> None:
     disk = char("/dev/sda", "/dev/disk/by-id/a", "/dev/disk/by-id/b", "/dev/disk/by-path/c")
-    assert keys(resources.Nodes(path="/dev/**"), disk) == ["/dev/sda"]
-    assert keys(resources.Nodes(path="/dev/disk/*/*"), disk) == ["/dev/disk/by-id/a"]
-    assert keys(resources.Nodes(path="/dev/disk/by-path/*"), disk) == ["/dev/disk/by-path/c"]
-    assert keys(resources.Nodes(path="/dev/disk/by-id/b"), disk) == ["/dev/disk/by-id/b"]
+    assert keys(resources.Entry(path="/dev/**"), disk) == ["/dev/sda"]
+    assert keys(resources.Entry(path="/dev/disk/*/*"), disk) == ["/dev/disk/by-id/a"]
+    assert keys(resources.Entry(path="/dev/disk/by-path/*"), disk) == ["/dev/disk/by-path/c"]
+    assert keys(resources.Entry(path="/dev/disk/by-id/b"), disk) == ["/dev/disk/by-id/b"]
 
 
 def test_an_exclusion_may_name_a_node_by_any_of_its_names() -> None:
     nodes = [char("/dev/video0", "/dev/v4l/by-id/cam-a"), char("/dev/video1")]
-    everything = resources.Nodes(path="/dev/video*")
+    everything = resources.Entry(path="/dev/video*")
     assert keys(everything, *nodes) == ["/dev/video0", "/dev/video1"]
     for glob in ("/dev/video0", "/dev/v4l/by-id/*-a", "/dev/**/cam*"):
-        rule = resources.Nodes(path="/dev/video*", exclude=(glob,))
+        rule = resources.Entry(path="/dev/video*", exclude=(glob,))
         assert keys(rule, *nodes) == ["/dev/video1"]
 
 
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        (resources.Nodes(path="/dev/snd"), ["/dev/snd"]),
-        (resources.Nodes(path="/dev/s?d"), []),
-        (resources.Nodes(path="/dev/**"), ["/dev/fuse", "/dev/snd/controlC0", "/dev/snd/pcmC0D0p"]),
-        (resources.Nodes(regex="^snd$"), ["/dev/snd"]),
-        (resources.Nodes(regex="^snd"), ["/dev/snd/controlC0", "/dev/snd/pcmC0D0p"]),
-        (resources.Nodes(path="/dev/log"), []),
-        (resources.Nodes(path="/dev/log", type=resources.NodeType.MOUNT), ["/dev/log"]),
-        (resources.Nodes(path="/dev/s*", type=resources.NodeType.MOUNT), ["/dev/snd"]),
-        (resources.Nodes(path="/opt/lib", type=resources.NodeType.MOUNT), ["/opt/lib"]),
-        (resources.Nodes(path="/opt/lib"), ["/opt/lib"]),
+        (resources.Entry(path="/dev/snd"), ["/dev/snd"]),
+        (resources.Entry(path="/dev/s?d"), []),
+        (resources.Entry(path="/dev/**"), ["/dev/fuse", "/dev/snd/controlC0", "/dev/snd/pcmC0D0p"]),
+        (resources.Entry(regex="^snd$"), ["/dev/snd"]),
+        (resources.Entry(regex="^snd"), ["/dev/snd/controlC0", "/dev/snd/pcmC0D0p"]),
+        (resources.Entry(path="/dev/log"), []),
+        (resources.Entry(path="/dev/log", type=resources.NodeType.MOUNT), ["/dev/log"]),
+        (resources.Entry(path="/dev/s*", type=resources.NodeType.MOUNT), ["/dev/snd"]),
+        (resources.Entry(path="/opt/lib", type=resources.NodeType.MOUNT), ["/opt/lib"]),
+        (resources.Entry(path="/opt/lib"), ["/opt/lib"]),
     ],
 )
 def test_a_wildcard_finds_device_nodes_and_a_name_also_a_directory_of_them(
-    rule: resources.Nodes, expected: list[str]
+    rule: resources.Entry, expected: list[str]
 ) -> None:
     log = scan_result.Node(path="/dev/log", kind=scan_result.Kind.OTHER)
     nodes = [*SOUND, char("/dev/fuse"), log, directory("/opt/lib")]
@@ -134,7 +134,7 @@ UART = char(
 )
 def test_udev_criteria_must_all_match(udev: resources.Udev, *, found_it: bool) -> None:
     nodes = [UART, char("/dev/null", subsystem="mem"), directory("/dev/tty.d")]
-    assert keys(resources.Nodes(udev=udev), *nodes) == (["/dev/ttyUSB0"] if found_it else [])
+    assert keys(resources.Entry(udev=udev), *nodes) == (["/dev/ttyUSB0"] if found_it else [])
 
 
 def test_a_criterion_never_matches_what_sysfs_does_not_say() -> None:
@@ -143,7 +143,7 @@ def test_a_criterion_never_matches_what_sysfs_does_not_say() -> None:
         resources.Udev(vendor="*"),
         resources.Udev(subsystem="*"),
     ):
-        assert keys(resources.Nodes(udev=udev), char("/dev/x")) == []
+        assert keys(resources.Entry(udev=udev), char("/dev/x")) == []
 
 
 @pytest.mark.parametrize(
@@ -164,30 +164,30 @@ def test_an_empty_serial_is_any_and_equal_sticks_are_told_by_their_ports(
         stick("1-4", 6, ids="0403:6001"),
         char("/dev/bus/usb/001/005"),
     ]
-    rule = resources.Nodes(usb=resources.Usb(vendor="1A86", product="7523", serial=serial))
+    rule = resources.Entry(usb=resources.Usb(vendor="1A86", product="7523", serial=serial))
     assert keys(rule, *nodes) == expected
 
 
 def test_generic_simple_usb_case_finds_the_bus_node() -> None:
     # generic-device-plugin deviceplugin/usb_test.go, "simple": 1050:0407 on 3-4, bus 3, device 22
     nodes = [stick("3-4", 22, ids="1050:0407")]
-    rule = resources.Nodes(usb=resources.Usb(vendor="1050", product="0407"))
-    found_it = matching.matches(rule, matching.Names(nodes))
+    rule = resources.Entry(usb=resources.Usb(vendor="1050", product="0407"))
+    found_it = matching.matches(rule, matching.NodeIndex(nodes))
     assert [match.path for match in found_it] == ["/dev/bus/usb/003/022"]
 
 
 def test_identity_is_the_number_of_a_plain_node_and_the_name_of_a_persistent_one() -> None:
-    def identity(rule: resources.Nodes, node: scan_result.Node) -> str:
-        [match] = matching.matches(rule, matching.Names([node]))
+    def identity(rule: resources.Entry, node: scan_result.Node) -> str:
+        [match] = matching.matches(rule, matching.NodeIndex([node]))
         return match.identity
 
-    plain = resources.Nodes(path="/dev/ttyUSB*")
+    plain = resources.Entry(path="/dev/ttyUSB*")
     assert identity(plain, char("/dev/ttyUSB0", minor=1)) == "/dev/ttyUSB0 char 10:1"
     assert identity(plain, char("/dev/ttyUSB0", minor=2)) == "/dev/ttyUSB0 char 10:2"
-    by_id = resources.Nodes(path="/dev/serial/by-id/*")
+    by_id = resources.Entry(path="/dev/serial/by-id/*")
     for minor in (1, 2):
         node = char(f"/dev/ttyUSB{minor}", "/dev/serial/by-id/x", minor=minor)
         assert identity(by_id, node) == "/dev/serial/by-id/x"
-    usb = resources.Nodes(usb=resources.Usb(vendor="1a86", product="7523"))
+    usb = resources.Entry(usb=resources.Usb(vendor="1a86", product="7523"))
     for dev in (5, 6):
         assert identity(usb, stick("1-1", dev)) == "usb-1a86-7523-1-1"

@@ -5,7 +5,7 @@ import pytest
 from muster_plugin.discovery import inotify
 
 
-def taken(pace_: inotify.Pace, *, took_s: float, looks: int, idle_s: float = 0.0) -> float:
+def taken(pace_: inotify.CpuBudget, *, took_s: float, looks: int, idle_s: float = 0.0) -> float:
     """Return the share of the time that so many looks took, each after its rest."""
     now = 0.0
     for _ in range(looks):
@@ -17,17 +17,19 @@ def taken(pace_: inotify.Pace, *, took_s: float, looks: int, idle_s: float = 0.0
 
 @pytest.mark.parametrize("took_s", [0.001, 0.1, 1.0])
 def test_work_without_end_takes_its_share_in_the_long_run(took_s: float) -> None:
-    assert taken(inotify.Pace(0.2), took_s=took_s, looks=100_000) == pytest.approx(0.2, rel=0.05)
+    assert taken(inotify.CpuBudget(0.2), took_s=took_s, looks=100_000) == pytest.approx(
+        0.2, rel=0.05
+    )
 
 
 def test_work_that_is_rare_or_short_never_waits() -> None:
-    assert taken(inotify.Pace(0.2), took_s=0.01, looks=1000, idle_s=0.04) == pytest.approx(0.2)
-    assert inotify.Pace(0.2).rest_s(0.4, 5.4) == 0.0
+    assert taken(inotify.CpuBudget(0.2), took_s=0.01, looks=1000, idle_s=0.04) == pytest.approx(0.2)
+    assert inotify.CpuBudget(0.2).rest_s(0.4, 5.4) == 0.0
 
 
 def test_no_rest_is_longer_than_a_few_seconds() -> None:
-    assert inotify.Pace(0.2).rest_s(100.0, 100.0) == 5.0
+    assert inotify.CpuBudget(0.2).rest_s(100.0, 100.0) == 5.0
 
 
 def test_work_that_may_take_all_the_time_never_waits() -> None:
-    assert taken(inotify.Pace(1), took_s=1, looks=100) == 1
+    assert taken(inotify.CpuBudget(1), took_s=1, looks=100) == 1

@@ -26,7 +26,7 @@ CHARS: Final = (
     *("rfcomm0", "kvm", "net/tun", "snd/controlC0", "snd/pcmC0D0c", "snd/pcmC0D0p", "snd/timer"),
     *("snd/controlC1", "snd/pcmC1D0c"),
 )
-SEEN: Final = scan_result.Seen(
+SEEN: Final = scan_result.ScanResult(
     nodes=(
         *(
             scan_result.Node(path=f"/dev/{name}", kind=scan_result.Kind.CHAR, major=1, minor=at)
@@ -170,7 +170,7 @@ CASES: Final[Mapping[str, tuple[str, str, dict[str, tuple[int, list[Given]]]]]] 
 
 def imported(text: str, peer: files.Format) -> settings.Settings:
     """Read what the import prints."""
-    made = files.imported(text.encode(), source="FILE", peer=peer).rules
+    made = files.import_peer(text.encode(), source="FILE", peer=peer).rules
     printed = msgspec.yaml.encode(made)
     return files.read(printed, source="-", written_for=files.Format.MUSTER)
 

@@ -18,9 +18,9 @@ from muster_plugin.config import document, resources
 from muster_plugin.model import names
 
 
-def read(text: str) -> document.Rules:
+def read(text: str) -> document.Document:
     (tree,) = settings.parse(text.encode(), source="FILE")
-    return settings.validate(document.Rules, tree)
+    return settings.validate(document.Document, tree)
 
 
 def problems(text: str) -> list[str]:
@@ -42,7 +42,7 @@ def test_a_resource_needs_a_name_and_one_way_to_find_its_nodes() -> None:
     assert found.resources == (
         resources.Resource(
             name="a.example/b",
-            groups=(resources.Group(devices=(resources.Nodes(path="/dev/fuse"),), count=1),),
+            groups=(resources.Group(devices=(resources.Entry(path="/dev/fuse"),), count=1),),
             per_match=False,
             env=None,
             expect=None,
@@ -55,7 +55,7 @@ def test_a_resource_needs_a_name_and_one_way_to_find_its_nodes() -> None:
     )
     (group,) = found.resources[0].groups
     assert group.devices == (
-        resources.Nodes(
+        resources.Entry(
             path="/dev/fuse",
             exclude=(),
             type=resources.NodeType.DEVICE,
@@ -380,16 +380,16 @@ def test_more_entries_than_can_be_compared_in_time_are_refused() -> None:
     ],
 )
 def test_a_match_is_named_after_its_path_as_smarter_does(path: str, name: str) -> None:
-    assert names.derived("e.com/*", path) == name
+    assert names.derived_name("e.com/*", path) == name
 
 
 @given(st.text(min_size=1))
 def test_derived_names_are_names_that_the_kubelet_takes(path: str) -> None:
-    assert [*names.problems(names.derived("e.com/*", path))] == []
+    assert [*names.name_problems(names.derived_name("e.com/*", path))] == []
 
 
 PAGES: Final = ("configuration.md", "gpus.md")
-SHAPES: Final = msgspec.json.schema(document.Rules)["$defs"].values()
+SHAPES: Final = msgspec.json.schema(document.Document)["$defs"].values()
 KEYS: Final = st.sampled_from(sorted({key for s in SHAPES for key in s.get("properties", {})}))
 VALUES: Final = st.sampled_from(
     ["muster.dev/v1", "a.example/b", "a.example/*", "/dev/a*", "^a[0-9]+$", "1a86", "Mount", "rw"]
@@ -407,7 +407,7 @@ def usable(text: bytes) -> bool:
     """Tell whether rules come out; anything raised but BadSettings fails the test."""
     try:
         for tree in settings.parse(text, source="FILE"):
-            settings.validate(document.Rules, tree)
+            settings.validate(document.Document, tree)
     except settings.BadSettings:
         return False
     return True
@@ -475,4 +475,4 @@ def test_the_documentation_names_every_key_and_its_examples_can_be_used() -> Non
     examples = [block.split("```")[0] for block in text.split("```yaml\n")[1:]]
     assert len(examples) > 8
     for example in examples:
-        assert isinstance(read(example), document.Rules)
+        assert isinstance(read(example), document.Document)

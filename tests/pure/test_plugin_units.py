@@ -31,12 +31,12 @@ def stick(port: str, dev: int, serial: str = "") -> scan_result.Node:
     )
 
 
-def seen(*nodes: scan_result.Node | str) -> scan_result.Seen:
-    return scan_result.Seen(nodes=tuple(char(n) if isinstance(n, str) else n for n in nodes))
+def seen(*nodes: scan_result.Node | str) -> scan_result.ScanResult:
+    return scan_result.ScanResult(nodes=tuple(char(n) if isinstance(n, str) else n for n in nodes))
 
 
 def resource(
-    *groups: Sequence[resources.Nodes],
+    *groups: Sequence[resources.Entry],
     name: str = "a.example/x",
     count: int = 1,
     per_match: bool = False,
@@ -48,7 +48,7 @@ def resource(
     )
 
 
-def planned(given: resources.Resource, what: scan_result.Seen) -> tuple[advertised.Unit, ...]:
+def planned(given: resources.Resource, what: scan_result.ScanResult) -> tuple[advertised.Unit, ...]:
     plan = resource_plan.plan([given], what)
     assert plan.problems == ()
     [offer] = plan.offers
@@ -62,28 +62,28 @@ def given_to_a_container(unit: advertised.Unit) -> list[tuple[str, str]]:
 
 SERIAL = ("/dev/ttyUSB0", "/dev/ttyUSB1", "/dev/ttyUSB2", "/dev/ttyUSB3")
 OPTIONAL = [
-    resources.Nodes(path=path, optional=True)
+    resources.Entry(path=path, optional=True)
     for path in ("/dev/ttyS0", "/dev/ttyUSB0", "/dev/ttyUSB1")
 ]
 # generic-device-plugin deviceplugin/path_test.go, TestDiscoverPaths: name, entries, nodes, and
 # (host path, container path) of each unit
 GENERIC = [
-    ("plain", [resources.Nodes(path="/dev/plain")], ("/dev/plain",), [[("/dev/plain",) * 2]]),
+    ("plain", [resources.Entry(path="/dev/plain")], ("/dev/plain",), [[("/dev/plain",) * 2]]),
     (
         "multiple",
-        [resources.Nodes(path="/dev/ttyUSB*", mount_path="/dev/ttyUSB0")],
+        [resources.Entry(path="/dev/ttyUSB*", mount_path="/dev/ttyUSB0")],
         SERIAL,
         [[(path, "/dev/ttyUSB0")] for path in SERIAL],
     ),
     (
         "multiple with mount directory",
-        [resources.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/")],
+        [resources.Entry(path="/dev/ttyUSB*", mount_path="/dev/serial/")],
         SERIAL,
         [[(path, path.replace("/dev/", "/dev/serial/"))] for path in SERIAL],
     ),
     (
         "only one exists",
-        [resources.Nodes(path="/dev/does/not/exist"), resources.Nodes(path="/dev/does/exist")],
+        [resources.Entry(path="/dev/does/not/exist"), resources.Entry(path="/dev/does/exist")],
         ("/dev/does/exist",),
         [],
     ),
@@ -98,19 +98,19 @@ GENERIC = [
     (
         # README and device-plugins.md: 5 microphones and 1 control node with limit 10 are 5 pairs
         "a limit lets one node stand beside several",
-        [resources.Nodes(path="/dev/snd/pcm*"), resources.Nodes(path="/dev/snd/control", limit=10)],
+        [resources.Entry(path="/dev/snd/pcm*"), resources.Entry(path="/dev/snd/control", limit=10)],
         ("/dev/snd/control", *(f"/dev/snd/pcm{n}" for n in range(5))),
         [[(f"/dev/snd/pcm{n}",) * 2, ("/dev/snd/control",) * 2] for n in range(5)],
     ),
     (
         "a limit makes no more than there are",
-        [resources.Nodes(path="/dev/fuse", limit=10)],
+        [resources.Entry(path="/dev/fuse", limit=10)],
         ("/dev/fuse",),
         [[("/dev/fuse",) * 2]],
     ),
     (
         "the shorter list decides",
-        [resources.Nodes(path="/dev/a*"), resources.Nodes(path="/dev/b*", limit=2)],
+        [resources.Entry(path="/dev/a*"), resources.Entry(path="/dev/b*", limit=2)],
         ("/dev/a0", "/dev/a1", "/dev/a2", "/dev/b0"),
         [[(f"/dev/a{n}",) * 2, ("/dev/b0",) * 2] for n in range(2)],
     ),
@@ -121,7 +121,7 @@ GENERIC = [
     ("entries", "nodes", "expected"), [c[1:] for c in GENERIC], ids=[c[0] for c in GENERIC]
 )
 def test_units_are_those_of_generic(
-    entries: list[resources.Nodes],
+    entries: list[resources.Entry],
     nodes: tuple[str, ...],
     expected: list[list[tuple[str, str]]],
 ) -> None:
@@ -131,8 +131,8 @@ def test_units_are_those_of_generic(
 
 def test_a_unit_says_everything_the_kubelet_is_told() -> None:
     entries = [
-        resources.Nodes(path="/dev/ttyUSB*", mount_path="/dev/serial/", permissions="r"),
-        resources.Nodes(path="/opt/lib", type=MOUNT, mount_path="/lib/x", read_only=True, limit=9),
+        resources.Entry(path="/dev/ttyUSB*", mount_path="/dev/serial/", permissions="r"),
+        resources.Entry(path="/opt/lib", type=MOUNT, mount_path="/lib/x", read_only=True, limit=9),
     ]
     lib = scan_result.Node(path="/opt/lib", kind=scan_result.Kind.DIRECTORY)
     assert planned(resource(entries, count=2), seen(char("/dev/ttyUSB0", numa=1), lib)) == tuple(
@@ -156,7 +156,7 @@ def test_a_unit_says_everything_the_kubelet_is_told() -> None:
 
 
 def test_two_identical_sticks_are_two_devices_that_keep_their_ids() -> None:
-    given = resource([resources.Nodes(usb=resources.Usb(vendor="1a86", product="7523"))])
+    given = resource([resources.Entry(usb=resources.Usb(vendor="1a86", product="7523"))])
     ids = ["usb-1a86-7523-S-1-1-0", "usb-1a86-7523-S-1-2-0"]
     before = planned(given, seen(stick("1-1", 5, "S"), stick("1-2", 6, "S")))
     assert [unit.id for unit in before] == ids
@@ -168,7 +168,7 @@ def test_two_identical_sticks_are_two_devices_that_keep_their_ids() -> None:
 
 def test_each_match_is_a_resource_of_its_own_where_the_rule_says_so() -> None:
     given = resource(
-        [resources.Nodes(regex="tun$|^snd|^a.b$")],
+        [resources.Entry(regex="tun$|^snd|^a.b$")],
         name="smarter-devices/*",
         count=2,
         per_match=True,
@@ -188,19 +188,19 @@ def test_each_match_is_a_resource_of_its_own_where_the_rule_says_so() -> None:
 
 
 def test_what_cannot_be_is_left_out_and_said() -> None:
-    each = [resources.Nodes(regex="tun$")]
+    each = [resources.Entry(regex="tun$")]
     plan = resource_plan.plan(
         [
             resource(each, name="b.example/*", per_match=True),
             resource(each, name="b.example/*", per_match=True, count=3),
-            resource([resources.Nodes(path="/dev/net/*")], [resources.Nodes(path="/dev/net/tun")]),
+            resource([resources.Entry(path="/dev/net/*")], [resources.Entry(path="/dev/net/tun")]),
             resource(
-                [resources.Nodes(path="/dev/**/tun", mount_path="/dev/tun")], name="a.example/y"
+                [resources.Entry(path="/dev/**/tun", mount_path="/dev/tun")], name="a.example/y"
             ),
             resource(
                 [
-                    resources.Nodes(path="/dev/a*", mount_path="/x/"),
-                    resources.Nodes(path="/dev/*/a", mount_path="/x/"),
+                    resources.Entry(path="/dev/a*", mount_path="/x/"),
+                    resources.Entry(path="/dev/*/a", mount_path="/x/"),
                 ],
                 name="a.example/z",
             ),
@@ -225,8 +225,8 @@ def test_what_cannot_be_is_left_out_and_said() -> None:
 
 def test_a_shared_node_may_belong_to_two_resources() -> None:
     def pair(name: str, first: str, *, shared: bool) -> resources.Resource:
-        control = resources.Nodes(path="/dev/control", limit=9, shared=shared)
-        return resource([resources.Nodes(path=first), control], name=name)
+        control = resources.Entry(path="/dev/control", limit=9, shared=shared)
+        return resource([resources.Entry(path=first), control], name=name)
 
     nodes = seen("/dev/a", "/dev/b", "/dev/control")
     apart = [
@@ -241,7 +241,7 @@ def test_a_shared_node_may_belong_to_two_resources() -> None:
 
 
 def test_more_devices_than_a_message_holds_are_cut_and_said() -> None:
-    given = resource([resources.Nodes(path="/dev/a*")], count=6_000)
+    given = resource([resources.Entry(path="/dev/a*")], count=6_000)
     plan = resource_plan.plan([given], seen("/dev/a1", "/dev/a2"))
     assert len(plan.offers[0].units) == resource_plan.DEVICES_MAX
     assert plan.problems == ("a.example/x: more than 10000 devices; the rest is left out",)
@@ -250,7 +250,7 @@ def test_more_devices_than_a_message_holds_are_cut_and_said() -> None:
 def test_more_devices_than_can_be_looked_after_are_cut_and_said() -> None:
     paths = [f"/dev/a{number}" for number in range(6)]
     given = [
-        resource([resources.Nodes(path=path)], name=f"a.example/r{at}", count=9_000)
+        resource([resources.Entry(path=path)], name=f"a.example/r{at}", count=9_000)
         for at, path in enumerate(paths)
     ]
     plan = resource_plan.plan(given, seen(*paths))
@@ -282,9 +282,9 @@ def test_an_optional_entry_that_is_there_limits_as_any_other_and_that_is_said(
     limit: int, count: int, told: tuple[str, ...], *, present: bool
 ) -> None:
     entries = [
-        resources.Nodes(path="/dev/loop[0-3]"),
-        resources.Nodes(path="/dev/kvm", limit=5),
-        resources.Nodes(path="/opt/lib", type=MOUNT, optional=True, limit=limit),
+        resources.Entry(path="/dev/loop[0-3]"),
+        resources.Entry(path="/dev/kvm", limit=5),
+        resources.Entry(path="/opt/lib", type=MOUNT, optional=True, limit=limit),
     ]
     nodes = [*(f"/dev/loop{number}" for number in range(4)), "/dev/kvm"]
     plan = resource_plan.plan([resource(entries)], seen(*nodes, *["/opt/lib"][: int(present)]))
@@ -292,7 +292,7 @@ def test_an_optional_entry_that_is_there_limits_as_any_other_and_that_is_said(
 
 
 def test_a_pattern_that_finds_nothing_is_said() -> None:
-    plan = resource_plan.plan([resource([resources.Nodes(regex="^/dev/a")])], seen("/dev/a"))
+    plan = resource_plan.plan([resource([resources.Entry(regex="^/dev/a")])], seen("/dev/a"))
     assert plan.problems == (
         (
             "a.example/x: groups[0].devices[0].regex: '^/dev/a' finds nothing: it is compared "
@@ -310,14 +310,14 @@ def test_a_unit_is_on_the_numa_node_that_all_its_nodes_are_on(
 ) -> None:
     nodes = seen(char("/dev/a", numa=numas[0]), char("/dev/b", numa=numas[1]))
     [unit] = planned(
-        resource([resources.Nodes(path="/dev/a"), resources.Nodes(path="/dev/b")]), nodes
+        resource([resources.Entry(path="/dev/a"), resources.Entry(path="/dev/b")]), nodes
     )
     assert unit.numa == expected
 
 
 def test_an_optional_part_that_appears_leaves_the_unit_the_same() -> None:
     given = resource(
-        [resources.Nodes(path="/dev/a"), resources.Nodes(path="/dev/b", optional=True)]
+        [resources.Entry(path="/dev/a"), resources.Entry(path="/dev/b", optional=True)]
     )
     [before], [after] = planned(given, seen("/dev/a")), planned(given, seen("/dev/a", "/dev/b"))
     assert (before.id, before.nodes) == ("a-0", ("/dev/a",))
@@ -329,12 +329,12 @@ def test_an_optional_part_that_appears_leaves_the_unit_the_same() -> None:
 
 
 def test_a_row_that_is_refused_hides_no_other() -> None:
-    one = resources.Group(devices=(resources.Nodes(path="/dev/a0"),))
+    one = resources.Group(devices=(resources.Entry(path="/dev/a0"),))
     both = resources.Group(
         devices=(
-            resources.Nodes(path="/dev/[ab]*", limit=1),
-            resources.Nodes(path="/dev/a*", limit=2),
-            resources.Nodes(path="/dev/b*", limit=2),
+            resources.Entry(path="/dev/[ab]*", limit=1),
+            resources.Entry(path="/dev/a*", limit=2),
+            resources.Entry(path="/dev/b*", limit=2),
         )
     )
     given = resources.Resource(name="example.com/x", groups=(one, both))
@@ -352,7 +352,7 @@ def test_a_row_that_is_refused_hides_no_other() -> None:
 
 NAMES = [f"/dev/{kind}{n}" for kind in ("a", "b", "c") for n in range(5)]
 entries = st.builds(
-    resources.Nodes,
+    resources.Entry,
     path=st.sampled_from(["/dev/a*", "/dev/b*", "/dev/c*", "/dev/[ab]*", "/dev/a0", "/dev/c[1-3]"]),
     limit=st.integers(1, 3),
     optional=st.booleans(),
@@ -361,7 +361,7 @@ groups = st.lists(entries, min_size=1, max_size=3, unique_by=lambda e: e.path)
 nodes = st.lists(st.sampled_from(NAMES), unique=True)
 
 
-def by_hand(group: list[resources.Nodes], names: list[str]) -> list[list[str]]:
+def by_hand(group: list[resources.Entry], names: list[str]) -> list[list[str]]:
     """Lay the lists out as long as they can be, and cut them (the slow, obvious way).
 
     Rows that come to the same nodes, because two entries match one, are one unit: advertising it
@@ -381,7 +381,7 @@ def by_hand(group: list[resources.Nodes], names: list[str]) -> list[list[str]]:
 @settings(deadline=None)
 @given(groups, nodes)
 def test_cardinality_is_that_of_lists_laid_side_by_side(
-    group: list[resources.Nodes], names: list[str]
+    group: list[resources.Entry], names: list[str]
 ) -> None:
     plan = resource_plan.plan([resource(group)], seen(*names))
     got = sorted([d.host_path for d in unit.devices] for unit in plan.offers[0].units)
@@ -393,7 +393,7 @@ def test_cardinality_is_that_of_lists_laid_side_by_side(
     st.lists(groups, min_size=1, max_size=2, unique_by=str), nodes, st.integers(1, 3), st.randoms()
 )
 def test_ids_are_unique_short_and_the_same_whatever_the_order(
-    several: list[list[resources.Nodes]],
+    several: list[list[resources.Entry]],
     names: list[str],
     count: int,
     random: Random,
@@ -413,7 +413,7 @@ def test_ids_are_unique_short_and_the_same_whatever_the_order(
 def test_other_devices_that_come_or_go_change_no_id(
     path: str, names: list[str], others: list[str]
 ) -> None:
-    given_rules = resource([resources.Nodes(path=path)])
+    given_rules = resource([resources.Entry(path=path)])
     alone = {u.physical: u.id for u in planned(given_rules, seen(*names))}
     together = {u.physical: u.id for u in planned(given_rules, seen(*{*names, *others}))}
     assert alone.items() <= together.items()
@@ -422,10 +422,10 @@ def test_other_devices_that_come_or_go_change_no_id(
 @settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=90)))
 def test_any_name_gives_ids_and_resource_names_that_the_kubelet_takes(names: list[str]) -> None:
-    each = resource([resources.Nodes(regex=".")], name="a.example/*", per_match=True)
+    each = resource([resources.Entry(regex=".")], name="a.example/*", per_match=True)
     paths = {f"/dev/{name}" for name in names}
     for offer in resource_plan.plan([each], seen(*paths)).offers:
-        assert [*resource_names.problems(offer.name)] == []
+        assert [*resource_names.name_problems(offer.name)] == []
         assert all(1 <= len(unit.id) <= 63 for unit in offer.units)
 
 
@@ -433,19 +433,19 @@ def test_more_resources_than_can_be_served_are_left_out_and_those_that_stand_sta
     rule = resources.Resource(
         name="a.example/*",
         per_match=True,
-        groups=(resources.Group(devices=(resources.Nodes(path="/dev/x[0-9]"),)),),
+        groups=(resources.Group(devices=(resources.Entry(path="/dev/x[0-9]"),)),),
     )
-    seen = scan_result.Seen(
+    seen = scan_result.ScanResult(
         nodes=tuple(
             scan_result.Node(path=f"/dev/x{n}", kind=scan_result.Kind.CHAR) for n in range(9)
         )
     )
     whole = resource_plan.plan([rule], seen)
-    few = resource_plan.bounded(whole, 3, standing={"a.example/x7"})
+    few = resource_plan.limited(whole, 3, standing={"a.example/x7"})
     assert [offer.name for offer in few.offers] == ["a.example/x7", "a.example/x0", "a.example/x1"]
     (problem,) = few.problems
     assert problem == (
         "9 resources are more than the 3 that the limit of open files allows; left out: "
         "a.example/x2, a.example/x3, a.example/x4, a.example/x5, a.example/x6 and 1 more"
     )
-    assert resource_plan.bounded(whole, 9, standing=()) is whole
+    assert resource_plan.limited(whole, 9, standing=()) is whole

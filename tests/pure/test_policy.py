@@ -17,7 +17,7 @@ from muster_plugin.model import gpu
 HERE = Path(muster_plugin.__file__).parent
 KNOWN = xid_policy.catalogue((HERE / xid_policy.CATALOGUE).read_bytes())
 PRESETS = {
-    preset: xid_policy.preset((HERE / xid_policy.file(preset)).read_bytes())
+    preset: xid_policy.preset((HERE / xid_policy.preset_file(preset)).read_bytes())
     for preset in gpus.Preset
 }
 COMPATIBLE, CATALOGUE = gpus.Preset.NVIDIA_COMPATIBLE, gpus.Preset.CATALOGUE
@@ -47,7 +47,7 @@ def left_in_use(judged: xid_policy.Policy, xids: range | set[int] = range(1, 100
 
 
 def test_the_data_names_every_column_and_every_source() -> None:
-    assert KNOWN.columns == xid_policy.Said.__struct_fields__
+    assert KNOWN.columns == xid_policy.CatalogueEntry.__struct_fields__
     assert set(KNOWN.sources) == set(KNOWN.where) == set(KNOWN.columns) - {"title", "then"}
     assert list(KNOWN.xids) == list(range(1, 174))
 
@@ -136,13 +136,13 @@ def test_an_event_names_the_rule_the_action_and_the_source() -> None:
     ],
 )
 def test_a_verdict_tells_the_effect(xid: int, action: str, effect: gpu.Effect | None) -> None:
-    found = faults.verdict(xid, judge())
+    found = faults.xid_verdict(xid, judge())
     assert (found.action, found.effect, found.code) == (action, effect, f"xid-{xid}")
     assert found.reason == f"XID {xid}: {KNOWN.xids[xid].title}"
 
 
 def test_a_verdict_of_degrade_does_not_take_the_gpu() -> None:
-    assert faults.verdict(94, judge(file=DEGRADE_94)).effect is gpu.Effect.DEGRADED
+    assert faults.xid_verdict(94, judge(file=DEGRADE_94)).effect is gpu.Effect.DEGRADED
 
 
 # The user's file
@@ -226,12 +226,12 @@ PARSED = [
 
 @pytest.mark.parametrize(("text", "numbers"), PARSED)
 def test_a_list_is_read_as_nvidia_reads_it(text: str, numbers: set[int]) -> None:
-    assert xid_policy.lists(text, "").disabled == numbers
-    assert xid_policy.lists("", text).enabled == numbers
+    assert xid_policy.parse_lists(text, "").disabled == numbers
+    assert xid_policy.parse_lists("", text).enabled == numbers
 
 
 def test_what_is_left_out_of_a_list_is_named() -> None:
-    assert xid_policy.lists("68,not-an-int, -5", "0").problems == (
+    assert xid_policy.parse_lists("68,not-an-int, -5", "0").problems == (
         "DP_DISABLE_HEALTHCHECKS: 'not-an-int' is no XID; left out",
         "DP_DISABLE_HEALTHCHECKS: '-5' is no XID; left out",
         "DP_ENABLE_HEALTHCHECKS: '0' is no XID; left out",

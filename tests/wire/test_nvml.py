@@ -54,10 +54,10 @@ def test_the_first_look_tells_each_gpu_with_what_kernel_and_driver_know_of_it(
             assert [poll.error for poll in look.polls] == [""] * 8
             assert look.polls[0].recovery_action == 0
             assert look.links[followed.UUIDS[0], followed.UUIDS[1]] == gpu.Link(
-                level=gpu.Level.SWITCHES
+                level=gpu.TopologyLevel.SWITCHES
             )
             assert look.links[followed.UUIDS[0], followed.UUIDS[7]] == gpu.Link(
-                level=gpu.Level.SYSTEM
+                level=gpu.TopologyLevel.SYSTEM
             )
 
     asyncio.run(story())
@@ -169,7 +169,7 @@ def test_why_nvml_cannot_begin_is_told_and_it_begins_by_itself_once_it_can(
             assert (look.driver, look.gpus) == (driver, ())
             assert look.problem.startswith(f"nvmlInit: {told}")
             node.drop()
-            ready = await story.until(gpu.Look)
+            ready = await story.until(gpu.Scan)
             assert (ready.driver, len(ready.gpus)) == (gpu.Driver.READY, 8)
 
     asyncio.run(story())
@@ -194,11 +194,11 @@ def test_a_beginning_that_hangs_is_silence_until_it_comes_back(node: fake.Fake) 
 
     async def story() -> None:
         async with followed.followed(node, first_s=0.2) as (story, look):
-            assert look == gpu.Look(
+            assert look == gpu.Scan(
                 driver=gpu.Driver.SILENT, problem="NVML has not answered for 0.2 s"
             )
             node.drop()
-            ready = await story.until(gpu.Look, is_it=lambda told: told.driver is gpu.Driver.READY)
+            ready = await story.until(gpu.Scan, is_it=lambda told: told.driver is gpu.Driver.READY)
             assert len(ready.gpus) == 8
 
     asyncio.run(story())
@@ -210,11 +210,11 @@ def test_a_driver_loaded_anew_is_begun_anew(node: fake.Fake) -> None:
     async def story() -> None:
         async with followed.followed(node) as (story, _):
             node.add("epoch 1")
-            look = await story.until(gpu.Look)
+            look = await story.until(gpu.Scan)
             assert (look.driver, len(look.gpus)) == (gpu.Driver.READY, 8)
             await story.xid(5, 48)
             node.unload()
-            look = await story.until(gpu.Look)
+            look = await story.until(gpu.Scan)
             assert (look.driver, look.gpus) == (gpu.Driver.NOT_LOADED, ())
 
     asyncio.run(story())

@@ -26,11 +26,11 @@ def test_one_of_eight_that_is_lost_from_the_start_disturbs_no_other(node: fake.F
         async with followed.followed(node) as (story, look):
             assert look.driver is gpu.Driver.READY
             assert [one.index for one in look.gpus] == [0, 1, 3, 4, 5, 6, 7]
-            assert look.unreadable == (gpu.Unreadable(index=2, error="GPU_IS_LOST"),)
+            assert look.unreadable == (gpu.UnreadableGpu(index=2, error="GPU_IS_LOST"),)
             assert {poll.error for poll in look.polls} == {""}
             assert (await story.xid(7, 31)).part == gpu.Part(gpu=followed.UUIDS[7])
             node.drop("lost")
-            found = await story.until(gpu.Look)
+            found = await story.until(gpu.Scan)
             assert (len(found.gpus), found.unreadable) == (8, ())
             await story.xid(2, 32)
 
@@ -42,7 +42,7 @@ def test_one_lost_at_the_start_that_is_known_by_name_is_told_as_lost(node: fake.
 
     async def story() -> None:
         async with followed.followed(node) as (_, look):
-            lost = gpu.Unreadable(index=2, error="GPU_IS_LOST", uuid=followed.UUIDS[2])
+            lost = gpu.UnreadableGpu(index=2, error="GPU_IS_LOST", uuid=followed.UUIDS[2])
             assert look.unreadable == (lost,)
             assert len(look.gpus) == 7
 
@@ -59,7 +59,7 @@ def test_one_lost_while_it_runs_is_told_and_left_out_and_nothing_spins(node: fak
             node.add("lost 3")
             lost = await story.until(gpu.Poll, is_it=lambda poll: bool(poll.error))
             assert (lost.gpu, lost.error) == (followed.UUIDS[3], "GPU_IS_LOST")
-            unwatched = await story.had(gpu.Watch)
+            unwatched = await story.had(gpu.MonitoringChanged)
             assert (unwatched.gpu, unwatched.problem) == (
                 followed.UUIDS[3],
                 "it is lost: GPU_IS_LOST",
@@ -72,7 +72,7 @@ def test_one_lost_while_it_runs_is_told_and_left_out_and_nothing_spins(node: fak
             # 20 slices a second, and a new set for the loss
             assert counts["nvmlEventSetWait_v2"] - before["nvmlEventSetWait_v2"] < 30
             assert counts["nvmlEventSetCreate"] - before["nvmlEventSetCreate"] <= 3
-            assert story.of(gpu.Look) == []
+            assert story.of(gpu.Scan) == []
 
     asyncio.run(story())
 
@@ -83,9 +83,9 @@ def test_one_that_is_back_is_watched_again(node: fake.Fake) -> None:
     async def story() -> None:
         async with followed.followed(node) as (story, _):
             node.add("lost 3")
-            await story.until(gpu.Watch, is_it=lambda watch: watch.problem != "")
+            await story.until(gpu.MonitoringChanged, is_it=lambda watch: watch.problem != "")
             node.drop()
-            watched = await story.until(gpu.Watch)
+            watched = await story.until(gpu.MonitoringChanged)
             assert (watched.gpu, watched.problem) == (followed.UUIDS[3], "")
             assert (await story.polled(3)).error == ""
             await story.xid(3, 31)
@@ -117,7 +117,7 @@ def test_a_gpu_that_hangs_is_unwatched_and_the_loop_and_the_others_go_on(node: f
     async def story() -> None:
         async with followed.followed(node) as (story, _):
             node.add("hang call=nvmlDeviceGetTemperature gpu=6")
-            unwatched = await story.until(gpu.Watch)
+            unwatched = await story.until(gpu.MonitoringChanged)
             assert (unwatched.gpu, unwatched.problem) == (
                 followed.UUIDS[6],
                 "NVML has not answered for 0.3 s",
@@ -135,7 +135,7 @@ def test_a_gpu_that_hangs_is_unwatched_and_the_loop_and_the_others_go_on(node: f
             stale = time.monotonic() - story.nvml.checked_at["gpu_poll"]
             await story.xid(1, 31)
             node.drop()
-            watched = await story.until(gpu.Watch)
+            watched = await story.until(gpu.MonitoringChanged)
             assert (watched.gpu, watched.problem) == (followed.UUIDS[6], "")
             await story.polled(6)
             assert time.monotonic() - story.nvml.checked_at["gpu_poll"] < stale
@@ -150,14 +150,14 @@ def test_a_wait_for_events_that_hangs_leaves_all_unwatched(node: fake.Fake) -> N
     async def story() -> None:
         async with followed.followed(node) as (story, _):
             node.add("hang call=nvmlEventSetWait_v2")
-            await story.of_each(gpu.Watch)
-            assert {watch.problem for watch in story.of(gpu.Watch)} == {
+            await story.of_each(gpu.MonitoringChanged)
+            assert {watch.problem for watch in story.of(gpu.MonitoringChanged)} == {
                 "no wait for events has come back for 0.35 s"
             }
             story.told.clear()
             node.drop()
-            await story.of_each(gpu.Watch)
-            assert {watch.problem for watch in story.of(gpu.Watch)} == {""}
+            await story.of_each(gpu.MonitoringChanged)
+            assert {watch.problem for watch in story.of(gpu.MonitoringChanged)} == {""}
             await story.xid(0, 31)
 
     asyncio.run(story())
@@ -170,7 +170,7 @@ def test_nvml_that_hangs_as_a_whole_ends_in_time_without_a_shutdown(node: fake.F
         periods = msgspec.structs.replace(followed.PERIODS, close_s=0.3)
         async with followed.followed(node, periods=periods) as (story, _):
             node.add("hang")
-            await story.of_each(gpu.Watch)
+            await story.of_each(gpu.MonitoringChanged)
             began = time.monotonic()
             await story.nvml.close()
             assert time.monotonic() - began < 10
@@ -251,11 +251,11 @@ def test_a_gpu_whose_events_are_refused_is_unwatched_alone(
     async def story() -> None:
         async with followed.followed(node) as (story, look):
             assert len(look.gpus) == 8
-            unwatched = await story.until(gpu.Watch)
+            unwatched = await story.until(gpu.MonitoringChanged)
             assert (unwatched.gpu, unwatched.problem) == (followed.UUIDS[1], problem)
             await story.xid(0, 31)
             await story.xid(2, 32)
-            assert {watch.gpu for watch in story.of(gpu.Watch)} == {followed.UUIDS[1]}
+            assert {watch.gpu for watch in story.of(gpu.MonitoringChanged)} == {followed.UUIDS[1]}
             assert (await story.polled(1)).error == ""
 
     asyncio.run(story())
@@ -266,7 +266,7 @@ def test_a_gpu_that_reports_no_xids_is_unwatched(node: fake.Fake) -> None:
 
     async def story() -> None:
         async with followed.followed(node) as (story, _):
-            unwatched = await story.until(gpu.Watch)
+            unwatched = await story.until(gpu.MonitoringChanged)
             assert (unwatched.gpu, unwatched.problem) == (
                 followed.UUIDS[1],
                 "the driver reports no XIDs of it",
@@ -280,7 +280,9 @@ def test_a_refusal_that_passes_is_tried_again(node: fake.Fake) -> None:
 
     async def story() -> None:
         async with followed.followed(node) as (story, _):
-            watched = await story.until(gpu.Watch, is_it=lambda watch: watch.problem == "")
+            watched = await story.until(
+                gpu.MonitoringChanged, is_it=lambda watch: watch.problem == ""
+            )
             assert watched.gpu == followed.UUIDS[1]
             await story.xid(1, 31)
 
@@ -292,15 +294,15 @@ def test_waits_that_fail_or_are_cut_short_do_not_spin(node: fake.Fake) -> None:
 
     async def story() -> None:
         async with followed.followed(node) as (story, _):
-            await story.of_each(gpu.Watch)
-            assert {watch.problem for watch in story.of(gpu.Watch)} == {
+            await story.of_each(gpu.MonitoringChanged)
+            assert {watch.problem for watch in story.of(gpu.MonitoringChanged)} == {
                 "NVML does not tell events: UNKNOWN"
             }
             await asyncio.sleep(0.5)
             assert node.counts()["nvmlEventSetWait_v2"] < 10
             node.drop()
             node.add("wait_cut 1")
-            watched = await story.until(gpu.Watch)
+            watched = await story.until(gpu.MonitoringChanged)
             assert watched.problem == ""
             before = node.counts()["nvmlEventSetWait_v2"]
             await asyncio.sleep(0.5)
@@ -322,15 +324,15 @@ def test_a_call_that_never_comes_back_is_left_behind_and_the_others_are_watched_
         async with followed.followed(node, periods=hasty) as (here, _):
             await here.of_each(gpu.Poll)
             node.add("hang call=nvmlDeviceGetTemperature gpu=6 times=1")
-            await here.until(gpu.Watch, is_it=lambda one: one.problem != "")
+            await here.until(gpu.MonitoringChanged, is_it=lambda one: one.problem != "")
             # the kernel has another GPU now, so that NVML is to be begun anew
             (kernel / "0000:1c:00.0").mkdir()
-            await here.until(gpu.Look)
+            await here.until(gpu.Scan)
             for uuid in followed.UUIDS:
                 await here.until(gpu.Poll, is_it=lambda poll, uuid=uuid: poll.gpu == uuid)  # type: ignore[misc]
             node.drop("hang")
             (kernel / "0000:1d:00.0").mkdir()
-            await here.until(gpu.Look)
+            await here.until(gpu.Scan)
         assert node.misuses() == {}
         assert node.counts()["nvmlShutdown"] >= node.counts()["nvmlInitWithFlags"] - 1
 
@@ -347,11 +349,11 @@ def test_a_gpu_cut_anew_into_mig_devices_is_looked_at_again(node: fake.Fake) -> 
     async def story() -> None:
         async with followed.followed(node) as (story, look):
             node.write(scene.whole(1))
-            again = await story.until(gpu.Look)
+            again = await story.until(gpu.Scan)
             assert again.gpus[1] == msgspec.structs.replace(look.gpus[1], mig=(), mig_enabled=False)
             assert (again.gpus[0], again.gpus[2]) == (look.gpus[0], look.gpus[2])
             node.write(scene.carved(2, *scene.gpus[0].mig))
-            again = await story.until(gpu.Look)
+            again = await story.until(gpu.Scan)
             assert [one.profile for one in again.gpus[2].mig] == [
                 one.profile for one in look.gpus[0].mig
             ]
@@ -371,11 +373,11 @@ def test_gpus_that_come_and_go_are_seen_without_a_restart_of_the_process(
         async with followed.followed(node) as (story, look):
             assert len(look.gpus) == 7
             node.write(scene)
-            more = await story.until(gpu.Look)
+            more = await story.until(gpu.Scan)
             assert [one.uuid for one in more.gpus] == [*followed.UUIDS]
             await story.xid(7, 31)
             node.write(scene.without(0))
-            less = await story.until(gpu.Look, is_it=lambda told: len(told.gpus) == 7)
+            less = await story.until(gpu.Scan, is_it=lambda told: len(told.gpus) == 7)
             assert [one.uuid for one in less.gpus] == [*followed.UUIDS[1:]]
 
     asyncio.run(story())
@@ -391,7 +393,7 @@ def test_a_driver_without_gpus_is_looked_at_until_there_is_one(node: fake.Fake) 
             now = time.monotonic()
             assert all(now - at < 0.25 for at in story.nvml.checked_at.values())
             node.write(scenes.t4().also("hotplug 1"))
-            found = await story.until(gpu.Look)
+            found = await story.until(gpu.Scan)
             assert [one.product for one in found.gpus] == ["Tesla T4"]
 
     asyncio.run(story())
@@ -409,7 +411,7 @@ def test_a_gpu_that_the_kernel_lets_go_is_noticed_though_nvml_counts_it(
     async def story() -> None:
         async with followed.followed(node) as (story, _):
             (kernel / "0000:1b:00.0").rename(tmp_path / "gone")
-            await story.until(gpu.Look)
+            await story.until(gpu.Scan)
             assert node.counts()["nvmlInitWithFlags"] == 2
 
     asyncio.run(story())
@@ -421,7 +423,7 @@ def test_a_stale_handle_is_replaced_by_beginning_anew(node: fake.Fake) -> None:
     async def story() -> None:
         async with followed.followed(node) as (story, _):
             node.add("error gpu=5 code=2")
-            look = await story.until(gpu.Look)
+            look = await story.until(gpu.Scan)
             assert [one.uuid for one in look.gpus] == [*followed.UUIDS]
             assert look.polls[5].error == "INVALID_ARGUMENT"
             begun = node.counts()["nvmlInitWithFlags"]
@@ -463,7 +465,7 @@ def test_a_close_during_a_beginning_that_hangs_ends_in_time(node: fake.Fake) -> 
             assert time.monotonic() - began < 10
             node.drop()
             # what was begun in vain is ended by the next close
-            await story.until(gpu.Look)
+            await story.until(gpu.Scan)
 
     asyncio.run(story())
 
@@ -477,7 +479,7 @@ def test_one_gpu_that_talks_nonsense_is_reported_and_the_others_go_on(node: fake
     async def story() -> None:
         async with followed.followed(node) as (story, look):
             assert look.driver is gpu.Driver.READY, look.problem
-            assert look.unreadable == (gpu.Unreadable(index=3, error="no UTF-8"),)
+            assert look.unreadable == (gpu.UnreadableGpu(index=3, error="no UTF-8"),)
             assert len(look.gpus) == 7
             await story.until(gpu.Poll)
 

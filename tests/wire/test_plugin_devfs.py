@@ -39,15 +39,15 @@ def write(directory: Path, **files: str) -> Path:
     return directory
 
 
-def names(seen: scan_result.Seen) -> dict[str, tuple[str, ...]]:
+def names(seen: scan_result.ScanResult) -> dict[str, tuple[str, ...]]:
     return {node.path: node.links for node in seen.nodes}
 
 
-def glob(path: str) -> list[resources.Nodes]:
-    return [resources.Nodes(path=path, type=resources.NodeType.MOUNT)]
+def glob(path: str) -> list[resources.Entry]:
+    return [resources.Entry(path=path, type=resources.NodeType.MOUNT)]
 
 
-REGEX = [resources.Nodes(regex="x")]
+REGEX = [resources.Entry(regex="x")]
 
 
 def test_a_glob_finds_what_it_means_and_nothing_else(root: Path) -> None:
@@ -62,10 +62,10 @@ def test_a_glob_finds_what_it_means_and_nothing_else(root: Path) -> None:
         "/dev/ttyUSB0": (),
         "/dev/ttyUSB1": (),
     }
-    assert devfs.look(glob("/opt/lib"), root=root).seen == scan_result.Seen(
+    assert devfs.look(glob("/opt/lib"), root=root).seen == scan_result.ScanResult(
         nodes=(scan_result.Node(path="/opt/lib", kind=scan_result.Kind.DIRECTORY),)
     )
-    assert devfs.look(glob("/opt/none/x"), root=root).seen == scan_result.Seen()
+    assert devfs.look(glob("/opt/none/x"), root=root).seen == scan_result.ScanResult()
 
 
 def test_links_are_followed_and_are_names_of_what_they_lead_to(root: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_directory_that_cannot_be_read_is_said(root: Path) -> None:
         (root / "dev/secret").chmod(0o755)
 
 
-def watched(root: Path, *wanted: resources.Nodes) -> set[str]:
+def watched(root: Path, *wanted: resources.Entry) -> set[str]:
     return {f"/{path.relative_to(root)}" for path in devfs.look(wanted, root=root).directories}
 
 
@@ -139,13 +139,13 @@ def test_the_directories_to_watch_are_those_in_which_something_may_come_or_go(ro
     assert watched(root, *glob("/dev/current")) == {"/dev", "/dev/input"}
     assert watched(root, *glob("/opt/lib")) == {"/opt"}
     assert watched(root, *glob("/none/x")) == {"/."}
-    assert watched(root, resources.Nodes(usb=resources.Usb(vendor="1a86", product="7523"))) == {
+    assert watched(root, resources.Entry(usb=resources.Usb(vendor="1a86", product="7523"))) == {
         "/dev",
         "/dev/bus",
         "/dev/bus/usb",
         "/dev/bus/usb/001",
     }
-    assert watched(root, resources.Nodes(regex="x")) == {
+    assert watched(root, resources.Entry(regex="x")) == {
         "/dev",
         "/dev/bus",
         "/dev/bus/usb",
@@ -215,7 +215,7 @@ USB = scan_result.Usb(vendor="1a86", product="7523", serial="S1", bus=1, dev=5, 
 
 
 def test_sysfs_tells_a_node_by_itself_and_its_parents(uart: Path) -> None:
-    wanted = resources.Nodes(
+    wanted = resources.Entry(
         udev=resources.Udev(attrs={"manufacturer": "*", "none": "*", "../x": "*"})
     )
     tty = next(n for n in devfs.look([wanted], root=uart).seen.nodes if n.path == "/dev/ttyUSB0")
@@ -235,8 +235,8 @@ def test_sysfs_tells_a_node_by_itself_and_its_parents(uart: Path) -> None:
 
 
 def test_usb_devices_are_found_by_what_is_plugged_in(uart: Path) -> None:
-    wanted = resources.Nodes(usb=resources.Usb(vendor="1a86", product="7523"))
-    assert devfs.look([wanted], root=uart).seen == scan_result.Seen(
+    wanted = resources.Entry(usb=resources.Usb(vendor="1a86", product="7523"))
+    assert devfs.look([wanted], root=uart).seen == scan_result.ScanResult(
         nodes=(
             scan_result.Node(
                 path="/dev/bus/usb/001/005",
@@ -254,13 +254,13 @@ def test_the_ids_of_a_pci_device_are_those_of_its_controller(host: Path) -> None
     node(host, "/dev/dri/renderD128", 226, 128)
     plug(host, "226:128", f"{CONTROLLER}/drm/renderD128")
     write(host / "sys/devices" / CONTROLLER, vendor="0x10DE", device="0x2330", numa_node="-1")
-    wanted = resources.Nodes(udev=resources.Udev(vendor="10de"))
+    wanted = resources.Entry(udev=resources.Udev(vendor="10de"))
     [gpu] = [n for n in devfs.look([wanted], root=host).seen.nodes if n.path.endswith("128")]
     assert (gpu.vendor, gpu.product, gpu.numa) == ("10de", "2330", None)
 
 
 def test_a_stick_that_is_plugged_in_again_is_the_same_unit(uart: Path) -> None:
-    entry = resources.Nodes(usb=resources.Usb(vendor="1a86", product="7523"))
+    entry = resources.Entry(usb=resources.Usb(vendor="1a86", product="7523"))
     given = resources.Resource(name="a.example/x", groups=(resources.Group(devices=(entry,)),))
 
     def look() -> advertised.Unit:
@@ -280,7 +280,7 @@ def test_a_stick_that_is_plugged_in_again_is_the_same_unit(uart: Path) -> None:
 
 def test_what_vanishes_during_a_look_is_not_there(uart: Path) -> None:
     shutil.rmtree(uart / "sys")
-    [tty] = devfs.look([resources.Nodes(path="/dev/ttyUSB0")], root=uart).seen.nodes
+    [tty] = devfs.look([resources.Entry(path="/dev/ttyUSB0")], root=uart).seen.nodes
     assert (tty.kind, tty.major, tty.numa, tty.subsystem) == (scan_result.Kind.CHAR, 188, None, "")
 
 
@@ -289,9 +289,9 @@ PRESENT = [path for path in ("/dev/null", "/dev/zero", "/dev/fuse") if Path(path
 
 @pytest.mark.parametrize("path", PRESENT)
 def test_the_real_dev_says_what_the_kernel_says(path: str) -> None:
-    [seen] = devfs.scan([resources.Nodes(path=path)]).nodes
+    [seen] = devfs.scan([resources.Entry(path=path)]).nodes
     number = Path(path).stat().st_rdev
     assert (seen.path, seen.kind) == (path, scan_result.Kind.CHAR)
     assert (seen.major, seen.minor) == (os.major(number), os.minor(number))
-    for wanted in (resources.Nodes(regex=f"^{path[5:]}$"), resources.Nodes(path="/dev/**")):
+    for wanted in (resources.Entry(regex=f"^{path[5:]}$"), resources.Entry(path="/dev/**")):
         assert path in names(devfs.scan([wanted]))

@@ -107,7 +107,7 @@ def fuse(root: Path, *paths: str, gpus: int = 0) -> config_settings.Settings:
     resource = resources.Resource(
         name=FUSE,
         groups=tuple(
-            resources.Group(devices=(resources.Nodes(path=str(root / path)),))
+            resources.Group(devices=(resources.Entry(path=str(root / path)),))
             for path in paths or ("fuse",)
         ),
     )
@@ -139,10 +139,10 @@ async def plugin(
     """Run what the process runs, but for the bus and the probes."""
     told = Told()
     sockets = Path(settings.kubelet.directory) / config_settings.SOCKET_DIRECTORY
-    seen: gpu_source.Gpus | None = None
+    seen: gpu_source.GpuEvaluator | None = None
     if settings.simulated_gpus:
-        source = simulated.Simulated(settings.simulated_gpus, "n1", poll_s=0.05)
-        seen = gpu_source.Gpus(
+        source = simulated.SimulatedSource(settings.simulated_gpus, "n1", poll_s=0.05)
+        seen = gpu_source.GpuEvaluator(
             source, health_state.GpuHealth(policy_files.read(HEALTH), HEALTH), line()
         )
     node = node_door.Node(settings, "n1", line=line, seen=seen, periods=periods)
@@ -420,7 +420,7 @@ def test_each_match_is_a_resource_that_comes_and_goes_with_it(root: Path) -> Non
             name="smarter-devices/*",
             per_match=True,
             groups=(
-                resources.Group(devices=(resources.Nodes(path=str(root / "video?")),), count=2),
+                resources.Group(devices=(resources.Entry(path=str(root / "video?")),), count=2),
             ),
             grace_s=0.05,
         )
@@ -456,7 +456,7 @@ def test_fewer_devices_than_expected_are_told_and_so_is_their_return(root: Path)
         (root / "one").symlink_to("/dev/null")
         rule = resources.Resource(
             name=FUSE,
-            groups=(resources.Group(devices=(resources.Nodes(path=str(root / "[a-z]*[oe]")),)),),
+            groups=(resources.Group(devices=(resources.Entry(path=str(root / "[a-z]*[oe]")),)),),
             expect=resources.Expect(min=2),
         )
         settings = config_settings.Settings(
@@ -482,7 +482,7 @@ def examined(root: Path, **checks: object) -> config_settings.Settings:
     (root / "one").symlink_to("/dev/null")
     rule = resources.Resource(
         name=FUSE,
-        groups=(resources.Group(devices=(resources.Nodes(path=str(root / "one")),)),),
+        groups=(resources.Group(devices=(resources.Entry(path=str(root / "one")),)),),
         checks=msgspec.convert({"period_s": 0.1, "good": 2, **checks}, resources.Checks),
     )
     return config_settings.Settings(
@@ -606,7 +606,7 @@ def test_a_container_gets_what_it_asked_for_and_the_bus_hears_of_it(root: Path) 
             path = str(root / "fuse")
             spec = dp.DeviceSpec(container_path=path, host_path=path, permissions="rw")
             assert list(device.answer.devices) == [spec]
-            assert dict(device.answer.envs) == {names.variable(FUSE): path}
+            assert dict(device.answer.envs) == {names.environment_variable(FUSE): path}
             assert dict(gpu.answer.envs) == {"NVIDIA_VISIBLE_DEVICES": gpu.ids[0]}
             observed = [e for e in told.events if isinstance(e, vocabulary.AllocationObserved)]
             assert [(e.resource, e.device_ids) for e in observed] == [

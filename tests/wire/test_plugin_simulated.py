@@ -11,8 +11,8 @@ from muster_plugin.model import gpu, names
 
 def test_simulated_gpus_are_polled_as_often_as_is_told_last() -> None:
     async def story() -> None:
-        source = simulated.Simulated(settings.SimulatedGpus(count=1), "n1", poll_s=1000)
-        heard: asyncio.Queue[gpu_source.Seen] = asyncio.Queue()
+        source = simulated.SimulatedSource(settings.SimulatedGpus(count=1), "n1", poll_s=1000)
+        heard: asyncio.Queue[gpu_source.Observed] = asyncio.Queue()
         await source.first(1)
         following = asyncio.create_task(source.follow(heard.put_nowait))
         await asyncio.sleep(0)

@@ -123,17 +123,21 @@ def _line() -> machine.Line[In, Out]:
     )
 
 
-def _gpus(chosen: config_settings.Settings, here: document.Here, node: str) -> source.Gpus | None:
+def _gpus(
+    chosen: config_settings.Settings, here: document.NodeConfiguration, node: str
+) -> source.GpuEvaluator | None:
     """Return whoever sees the node's GPUs, and what judges them; None if there are to be none."""
     if here.gpus is None:
         return None
     health = here.gpus.health
     seen: source.Source
     if chosen.simulated_gpus:
-        seen = simulated.Simulated(chosen.simulated_gpus, node, poll_s=health.poll_s)
+        seen = simulated.SimulatedSource(chosen.simulated_gpus, node, poll_s=health.poll_s)
     else:
-        seen = observer.Nvml(here.gpus)
-    return source.Gpus(seen, health_state.GpuHealth(policy_files.judge(health), health), _line())
+        seen = observer.NvmlSource(here.gpus)
+    return source.GpuEvaluator(
+        seen, health_state.GpuHealth(policy_files.load(health), health), _line()
+    )
 
 
 def _formats() -> Mapping[str, settings.Foreign]:
@@ -149,7 +153,7 @@ def _foreign(text: bytes, source: str, peer: str) -> dict[str, object]:
     """Return the tree that another plugin's file stands for. Raises BadSettings."""
     from muster_plugin.config import files  # noqa: PLC0415  # most never need it
 
-    found = files.imported(text, source=source, peer=files.Format(peer))
+    found = files.import_peer(text, source=source, peer=files.Format(peer))
     tree: dict[str, object] = msgspec.to_builtins(found.rules)
     return tree
 

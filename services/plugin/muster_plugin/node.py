@@ -62,7 +62,7 @@ class Node:
         name: str,
         *,
         line: machine.Lines,
-        seen: source.Gpus | None = None,
+        seen: source.GpuEvaluator | None = None,
         periods: resource_plugin.Periods | None = None,
         resources_max: int = preflight.RESOURCES_MAX,
     ) -> None:
@@ -92,8 +92,8 @@ class Node:
         self._checked_at: dict[str, float] = {}
         self._specs = cdi.Specs(Path(settings.cdi.directory))
         self._looking = asyncio.Lock()
-        self._sights = host_scanner.Sights()
-        self._paths = host_scanner.Paths()
+        self._sights = host_scanner.HostScanner()
+        self._paths = host_scanner.HostPaths()
         self._pods = pod_devices.Pods(
             self._root / podresources.SOCKET,
             self.inventory,
@@ -222,7 +222,7 @@ class Node:
             self._begin()
 
     async def configure(
-        self, found: document.Here, *, config_hash: str, restart: tuple[str, ...]
+        self, found: document.NodeConfiguration, *, config_hash: str, restart: tuple[str, ...]
     ) -> None:
         """Advertise what these rules say from now on; what did not change is left alone."""
         before = dict(self.lives)
@@ -279,18 +279,18 @@ class Node:
             except TimeoutError:
                 await self._courier.bring(self.inventory.tick(now=clock(), at=datetime.now(UTC)))
 
-    async def _take_judged(self, judged: source.Judged) -> None:
+    async def _take_judged(self, judged: source.Evaluated) -> None:
         """Take what was found out about GPUs."""
         match judged:
-            case gpu.Look():
+            case gpu.Scan():
                 if judged.driver is gpu.Driver.REPLACED:
                     logs.logger().warning("driver_replaced", problem=judged.problem)
                     self.stop_reason = vocabulary.StopReason.UPGRADE
                     self.over.set()
-                self._planner.look = gpu.newest(self._planner.look, judged)
+                self._planner.look = gpu.latest_scan(self._planner.look, judged)
                 await self._courier.bring(self._planned())
                 self._begin()
-            case gpu.Began() | gpu.Ended():
+            case gpu.FaultBegan() | gpu.FaultEnded():
                 self._courier.soon(self.inventory.apply(judged))
                 # hundreds may wait to be judged, and something else to be done
                 await asyncio.sleep(0)

@@ -60,10 +60,10 @@ class Reloader:
         try:
             # the first look reads what was read a moment ago
             await self._node.lives.settle()
-            looks = inotify.looks(
+            looks = inotify.scan_times(
                 lambda: _around(self._source.file),
                 period_s=_READ_PERIOD_S,
-                mask=inotify.CONTENTS,
+                mask=inotify.CONTENT_EVENTS,
                 settle_s=_WRITTEN_S,
                 changed=self._reading,
             )
@@ -114,12 +114,12 @@ class Reloader:
         self._follow(told)
         await self._node.configure(here, config_hash=told, restart=restart)
 
-    async def _judge_anew(self, here: document.Here) -> None:
+    async def _judge_anew(self, here: document.NodeConfiguration) -> None:
         """Judge GPUs by what the files say now. Raises ValueError or TimeoutError."""
         if here.gpus is not None and self._node.sees_gpus:
             health = here.gpus.health
             judge = await self._files.run(
-                lambda: policy_files.judge(health), timeout_s=_READ_TIMEOUT_S
+                lambda: policy_files.load(health), timeout_s=_READ_TIMEOUT_S
             )
             self._node.judge_by(judge, health)
 

@@ -13,11 +13,11 @@ from muster_plugin.gpu.nvml import observer
 from muster_plugin.model import gpu
 from tests.worlds.nvml import fake, scenes
 
-Told = gpu.Look | gpu.Observation
-Kind = TypeVar("Kind", gpu.Look, gpu.Poll, gpu.Xid, gpu.Watch)
+Told = gpu.Scan | gpu.Observation
+Kind = TypeVar("Kind", gpu.Scan, gpu.Poll, gpu.Xid, gpu.MonitoringChanged)
 
 UUIDS: Final = tuple(one.uuid for one in scenes.h100x8().gpus)
-PERIODS: Final = observer.Periods(
+PERIODS: Final = observer.Timeouts(
     answer_s=0.3,
     slice_s=0.05,
     guard_s=0.05,
@@ -44,10 +44,10 @@ def here(state: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
 class Story:
     """NVML as it is followed, and everything it told since `forget`."""
 
-    def __init__(self, node: fake.Fake, directory: Path, periods: observer.Periods) -> None:
+    def __init__(self, node: fake.Fake, directory: Path, periods: observer.Timeouts) -> None:
         self.node = node
         rules = gpus.Gpus(library=str(fake.built()), health=gpus.Health(poll_s=POLL_S))
-        self.nvml = observer.Nvml(
+        self.nvml = observer.NvmlSource(
             rules, sysfs=directory / "sys", proc=directory / "proc", periods=periods
         )
         self.told: list[Told] = []
@@ -68,7 +68,7 @@ class Story:
         """Wait until something is told, unless it was told already."""
         return await self._first(kind, is_it, after=0)
 
-    async def of_each(self, kind: type[gpu.Poll] | type[gpu.Watch]) -> None:
+    async def of_each(self, kind: type[gpu.Poll] | type[gpu.MonitoringChanged]) -> None:
         """Wait until such a thing was told of each GPU."""
         while {told.gpu for told in self.told if isinstance(told, kind)} != {*UUIDS}:
             self._came.clear()
@@ -99,8 +99,8 @@ class Story:
 
 @contextlib.asynccontextmanager
 async def followed(
-    node: fake.Fake, *, periods: observer.Periods = PERIODS, first_s: float = 5.0
-) -> AsyncIterator[tuple[Story, gpu.Look]]:
+    node: fake.Fake, *, periods: observer.Timeouts = PERIODS, first_s: float = 5.0
+) -> AsyncIterator[tuple[Story, gpu.Scan]]:
     """Take the first look, follow what comes, and close; NVML was never misused."""
     story = Story(node, node.state_file.parent, periods)
     async with asyncio.timeout(100):

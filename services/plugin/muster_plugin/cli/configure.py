@@ -115,7 +115,7 @@ def _add_file(command: argparse.ArgumentParser) -> None:
 
 def _import(chosen: argparse.Namespace) -> None:
     form = files.Format(chosen.format)
-    found = files.imported(
+    found = files.import_peer(
         _text(chosen.file), source=chosen.file, peer=form, domain=_domain(chosen)
     )
     for difference in found.differences:
@@ -126,7 +126,7 @@ def _import(chosen: argparse.Namespace) -> None:
 def _show(chosen: argparse.Namespace) -> None:
     read = _read(chosen)
     found = _at(chosen, read)
-    if found == document.Here():
+    if found == document.NodeConfiguration():
         _print(b"# nothing on this node")
     elif chosen.matches:
         here = look(found, read.simulated_gpus, chosen.node or read.node)
@@ -134,7 +134,7 @@ def _show(chosen: argparse.Namespace) -> None:
         for problem in here.problems:
             _tell(problem)
     else:
-        shown = document.Rules(
+        shown = document.Document(
             api_version=document.API_VERSION, resources=found.resources, gpus=found.gpus
         )
         _print(msgspec.yaml.encode(shown))
@@ -159,7 +159,7 @@ def _validate(chosen: argparse.Namespace) -> None:
     _print(f"{chosen.file}: can be used; {'; '.join(told)}".encode())
 
 
-def _counted(found: document.Here) -> str:
+def _counted(found: document.NodeConfiguration) -> str:
     count = len(found.resources)
     resources = f"{count or 'no'} resource{'' if count == 1 else 's'}"
     if found.gpus:
@@ -187,7 +187,7 @@ def _read(chosen: argparse.Namespace) -> config_settings.Settings:
         raise settings.BadSettings(problems) from None
 
 
-def _at(chosen: argparse.Namespace, found: config_settings.Settings) -> document.Here:
+def _at(chosen: argparse.Namespace, found: config_settings.Settings) -> document.NodeConfiguration:
     """Return what holds on the node that was named."""
     try:
         node = msgspec.convert(chosen.node or found.node or "any", vocabulary.NodeName)
@@ -244,7 +244,9 @@ class Matches(msgspec.Struct, frozen=True, kw_only=True):
     problems: Sequence[str] = ()
 
 
-def look(found: document.Here, made: config_settings.SimulatedGpus | None, node: str) -> Matches:
+def look(
+    found: document.NodeConfiguration, made: config_settings.SimulatedGpus | None, node: str
+) -> Matches:
     """Look at this machine, or at GPUs that are `made` for a node of that name."""
     entries = [nodes for resource in found.resources for _, nodes in resource.nodes()]
     plan = resource_plan.plan(found.resources, devfs.scan(entries))
@@ -252,7 +254,7 @@ def look(found: document.Here, made: config_settings.SimulatedGpus | None, node:
     if found.gpus is not None:
         look = asyncio.run(_look(found.gpus, made, node))
         seen = look.gpus
-        plan = resource_plan.together(plan, replicas.plan(look, found.gpus))
+        plan = resource_plan.merged(plan, replicas.plan(look, found.gpus))
     rows = [("RESOURCE", "DEVICE", "GIVES")]
     for offer in plan.offers:
         rows += [*_rows(offer, seen)] or [(offer.name, "-", "nothing is there")]
@@ -265,21 +267,23 @@ def look(found: document.Here, made: config_settings.SimulatedGpus | None, node:
     )
 
 
-async def _look(told: gpus.Gpus, made: config_settings.SimulatedGpus | None, node: str) -> gpu.Look:
+async def _look(told: gpus.Gpus, made: config_settings.SimulatedGpus | None, node: str) -> gpu.Scan:
     from muster_plugin.gpu import simulated  # noqa: PLC0415  # only where GPUs are meant
     from muster_plugin.gpu.nvml import observer  # noqa: PLC0415  # only where GPUs are meant
 
     source: gpu_source.Source = (
-        simulated.Simulated(made, node, poll_s=told.health.poll_s) if made else observer.Nvml(told)
+        simulated.SimulatedSource(made, node, poll_s=told.health.poll_s)
+        if made
+        else observer.NvmlSource(told)
     )
     try:
-        return await source.first(gpu_source.FIRST_LOOK_S)
+        return await source.first(gpu_source.FIRST_SCAN_S)
     finally:
         await source.close()
 
 
 def _rows(
-    offer: resource_plan.Offer, seen: Iterable[vocabulary.Gpu]
+    offer: resource_plan.PlannedResource, seen: Iterable[vocabulary.Gpu]
 ) -> Iterator[tuple[str, str, str]]:
     """Give a row for each thing; its ids are told by the first."""
     things: dict[str, list[advertised.Unit]] = {}

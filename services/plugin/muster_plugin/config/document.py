@@ -22,7 +22,7 @@ API_VERSION: Final = "muster.dev/v1"
 _NODES_MAX: Final = 500
 
 
-class Here(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What holds on one node."""
 
     resources: tuple[config_resources.Resource, ...] = ()
@@ -38,7 +38,7 @@ class Here(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         yield lambda: _overlaps(self.resources)
 
 
-class NodeRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What else holds on some nodes; a resource replaces the one of the same name.
 
     `match` is a shell pattern for the node's name, or labels with a shell pattern for each value.
@@ -79,7 +79,7 @@ class NodeRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             yield "resources: give them, gpus or both"
 
 
-class Rules(
+class Document(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -91,7 +91,7 @@ class Rules(
     api_version: Literal["muster.dev/v1"]
     resources: Annotated[tuple[config_resources.Resource, ...], msgspec.Meta(max_length=1000)] = ()
     gpus: config_gpus.Gpus | None = None
-    nodes: Annotated[tuple[NodeRules, ...], msgspec.Meta(max_length=100)] = ()
+    nodes: Annotated[tuple[NodeOverride, ...], msgspec.Meta(max_length=100)] = ()
 
     def __post_init__(self) -> None:
         """Refuse what only shows when the resources are seen together."""
@@ -103,13 +103,13 @@ class Rules(
         yield lambda: name_problems(self.resources, self.gpus, self.nodes)
         yield lambda: overlap_problems(self.resources, self.nodes)
 
-    def at(self, node: str, labels: Mapping[str, str]) -> Here:
+    def at(self, node: str, labels: Mapping[str, str]) -> NodeConfiguration:
         """Return what holds on one node. Raises ValueError if that cannot hold together."""
         found, gpus = self.resources, self.gpus
         for some in self.nodes:
             if some.holds(node, labels):
                 found, gpus = _replaced(found, some.resources), some.gpus or gpus
-        return Here(resources=found, gpus=gpus)
+        return NodeConfiguration(resources=found, gpus=gpus)
 
     def _empty_problems(self) -> Iterator[str]:
         if not self.resources and not self.nodes and self.gpus is None:
@@ -121,15 +121,15 @@ Resources = Sequence[config_resources.Resource | None]
 
 
 def name_problems(
-    resources: Resources, gpus: config_gpus.Gpus | None, nodes: Sequence[NodeRules | None]
+    resources: Resources, gpus: config_gpus.Gpus | None, nodes: Sequence[NodeOverride | None]
 ) -> Iterator[str]:
     """Say which resources have one name, on every node or on some."""
     yield from _repeated(resources, gpus)
     for at, some in validation.whole(nodes):
-        yield from errors.under(f"nodes[{at}]", _repeated(some.resources, some.gpus))
+        yield from errors.prefixed(f"nodes[{at}]", _repeated(some.resources, some.gpus))
 
 
-def overlap_problems(resources: Resources, nodes: Sequence[NodeRules | None]) -> Iterator[str]:
+def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None]) -> Iterator[str]:
     """Say which resources would count the same nodes, as far as the rules alone tell."""
     some = [*validation.whole(nodes)]
     lists: list[Resources] = [resources, *(one.resources for _, one in some)]
@@ -140,12 +140,12 @@ def overlap_problems(resources: Resources, nodes: Sequence[NodeRules | None]) ->
         return
     yield from _overlaps(resources)
     for at, one in some:
-        yield from errors.under(f"nodes[{at}]", _overlaps(one.resources))
+        yield from errors.prefixed(f"nodes[{at}]", _overlaps(one.resources))
 
 
 def _repeated(resources: Resources, gpus: config_gpus.Gpus | None) -> Iterator[str]:
     named = [resource.name for _, resource in validation.whole(resources) if not resource.per_match]
-    for name in errors.repeated([*named, *(gpus.names() if gpus else ())]):
+    for name in errors.duplicates([*named, *(gpus.names() if gpus else ())]):
         yield f"resources: two are named {name}; the kubelet would keep only the newer one"
 
 
@@ -157,7 +157,7 @@ def _overlaps(resources: Resources) -> Iterator[str]:
         )
 
 
-def warnings(resources: Resources, nodes: Sequence[NodeRules | None] = ()) -> Iterator[str]:
+def warnings(resources: Resources, nodes: Sequence[NodeOverride | None] = ()) -> Iterator[str]:
     """Say which entries can be used, and yet will hardly find what was meant."""
     for at, resource in validation.whole(resources):
         yield from (f"resources[{at}].{warning}" for warning in resource.warnings())
@@ -189,7 +189,7 @@ class Claim:
     at: int
     resource: str
     key: str
-    nodes: resources.Nodes
+    nodes: resources.Entry
 
 
 def overlaps(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
@@ -211,7 +211,7 @@ def overlaps(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
                     yield one, wide
 
 
-def _covers(wide: resources.Nodes, one: resources.Nodes) -> bool:
+def _covers(wide: resources.Entry, one: resources.Entry) -> bool:
     if wide.usb and one.usb:
         return (wide.usb.vendor, wide.usb.product) == (one.usb.vendor, one.usb.product)
     if not one.path or any(patterns.glob(glob).fullmatch(one.path) for glob in wide.exclude):
@@ -219,10 +219,10 @@ def _covers(wide: resources.Nodes, one: resources.Nodes) -> bool:
     if wide.regex:
         below = one.path.removeprefix("/dev/")
         return below != one.path and patterns.regex_matches(wide.regex, below)
-    return bool(wide.path) and patterns.overlap(wide.path, one.path)
+    return bool(wide.path) and patterns.surely_overlap(wide.path, one.path)
 
 
-def _identity(nodes: resources.Nodes) -> bytes:
+def _identity(nodes: resources.Entry) -> bytes:
     """Return what is equal for two entries that find the same nodes."""
     exclude = () if nodes.is_literal else sorted(nodes.exclude)
     found_by = (nodes.path, nodes.regex, nodes.udev, nodes.usb, exclude)

@@ -32,7 +32,7 @@ def read(
 ) -> config_settings.Settings:
     """Return what a file says, ours or another plugin's. Raises settings.BadSettings."""
     if written_for is not Format.MUSTER:
-        found = imported(text, source=source, peer=written_for, domain=domain).rules
+        found = import_peer(text, source=source, peer=written_for, domain=domain).rules
         tree = msgspec.to_builtins(found)
         return settings.validate(config_settings.Settings, tree, source=source)
     document = settings.only(
@@ -44,9 +44,9 @@ def read(
         raise settings.BadSettings([*error.problems, *_hints(document, source)]) from None
 
 
-def imported(
+def import_peer(
     text: bytes, *, source: str, peer: Format, domain: str | None = None
-) -> peer_file.Imported:
+) -> peer_file.ImportedConfiguration:
     """Return what another plugin's file means here. Raises settings.BadSettings.
 
     `domain` replaces the one that generic's file or flags give. What will differ goes to the log,
@@ -54,7 +54,7 @@ def imported(
     """
     try:
         found = _imported(text, source=source, peer=peer, domain=domain)
-    except peer_file.Unreadable as error:
+    except peer_file.ImportRejected as error:
         raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
     for difference in found.differences:
         _log(source, difference)
@@ -66,7 +66,9 @@ def _log(source: str, difference: str) -> None:
     logs.logger().info("imported_differs", file=source, difference=difference)
 
 
-def _imported(text: bytes, *, source: str, peer: Format, domain: str | None) -> peer_file.Imported:
+def _imported(
+    text: bytes, *, source: str, peer: Format, domain: str | None
+) -> peer_file.ImportedConfiguration:
     documents = settings.parse(text, source=source)
     manifest = manifests.find(documents)
     if manifest is None:
@@ -78,7 +80,7 @@ def _imported(text: bytes, *, source: str, peer: Format, domain: str | None) -> 
         ]
         return generic.read_flags(flags, domain=domain or manifest.domain)
     told = manifest.arguments, manifest.environment, manifest.elsewhere
-    if peer is Format.NVIDIA and nvidia.is_told(*told):
+    if peer is Format.NVIDIA and nvidia.has_settings(*told):
         document = _inside(manifest, peer, source) if _files(manifest, peer, source) else None
         return nvidia.read(
             document,
@@ -96,7 +98,7 @@ def _hints(document: Any, source: str) -> Iterator[str]:
             yield f"{source}: this looks like {form}'s configuration; try --format {form}"
 
 
-def _meaning(document: Any, peer: Format, domain: str | None) -> peer_file.Imported:
+def _meaning(document: Any, peer: Format, domain: str | None) -> peer_file.ImportedConfiguration:
     match peer:
         case Format.SMARTER:
             return smarter.read(document)

@@ -20,10 +20,10 @@ from muster_plugin.config import resources as config_resources
 from muster_plugin.model import errors, names, selectors
 
 DOMAIN: Final = "nvidia.com"
-USUAL: Final = f"{DOMAIN}/gpu"
+DEFAULT_NAME: Final = f"{DOMAIN}/gpu"
 """What a GPU is called that no pattern names."""
 REPLICAS_MAX: Final = 1000
-SHARED: Final = ".shared"
+SHARED_SUFFIX: Final = ".shared"
 """What `rename_by_default` puts behind a name (api/config/v1/consts.go, v0.20)."""
 
 _PROFILE = re.compile(r"[0-9*][-0-9a-z.+*]*")
@@ -48,7 +48,7 @@ def key(field: str) -> str:
 def _path_problems(field: str, path: str) -> Iterator[str]:
     # stands above what uses it: the defaults of Gpus are checked while this module loads
     if path not in {"", "/"}:
-        yield from errors.under(field, errors.path_problems(path))
+        yield from errors.prefixed(field, errors.path_problems(path))
 
 
 class MigStrategy(enum.StrEnum):
@@ -107,7 +107,7 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
     def __post_init__(self) -> None:
         """Refuse what the kubelet would refuse, or what no GPU is like."""
-        errors.refuse(self._problems())
+        errors.raise_if_any(self._problems())
 
     def _problems(self) -> Iterator[str]:
         yield from _name_problems("name", self.name)
@@ -115,11 +115,11 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
             yield "give product (of GPUs) or mig (a profile), one of the two"
         if self.mig and not _PROFILE.fullmatch(self.mig):
             yield (
-                f"mig: {errors.said(self.mig)} is no profile; "
+                f"mig: {errors.quoted(self.mig)} is no profile; "
                 "write it as 1g.10gb or 1g.10gb+me, with * for anything"
             )
         if not self.product.isprintable():
-            yield f"product: {errors.said(self.product)} is no name of a product"
+            yield f"product: {errors.quoted(self.product)} is no name of a product"
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
@@ -137,7 +137,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
     def __post_init__(self) -> None:
         """Refuse what names nothing, or would be counted twice."""
-        errors.refuse(self._problems())
+        errors.raise_if_any(self._problems())
 
     @property
     def listed(self) -> tuple[int | str, ...]:
@@ -165,11 +165,11 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
 
     def __post_init__(self) -> None:
         """Refuse entries that leave nothing to each other."""
-        errors.refuse(self._problems())
+        errors.raise_if_any(self._problems())
 
     def called(self, shared: Shared) -> str:
         """Return the name under which an entry's devices are shared."""
-        by_default = shared.name + SHARED if self.rename_by_default else shared.name
+        by_default = shared.name + SHARED_SUFFIX if self.rename_by_default else shared.name
         return shared.rename or by_default
 
     def becomes(self, name: str) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
     def _problems(self) -> Iterator[str]:
         for at, shared in enumerate(self.resources):
             if self.rename_by_default and not shared.rename:
-                yield from _name_problems(f"resources[{at}].name", shared.name + SHARED)
+                yield from _name_problems(f"resources[{at}].name", shared.name + SHARED_SUFFIX)
             for before, other in enumerate(self.resources[:at]):
                 if other.name == shared.name and other.devices is None:
                     yield f"resources[{at}]: resources[{before}] shares all {shared.name} already"
@@ -189,7 +189,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
         for (before, one), (at, other) in itertools.combinations(enumerate(self.resources), 2):
             if one.name == other.name:
                 yield from (
-                    f"resources[{at}].devices: {errors.said(given)} is shared by "
+                    f"resources[{at}].devices: {errors.quoted(given)} is shared by "
                     f"resources[{before}] already"
                     for given in _named_twice(one.listed, other.listed)
                 )
@@ -204,10 +204,10 @@ class Imex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     def __post_init__(self) -> None:
         """Refuse what NVIDIA refuses (api/config/v1/imex.go, v0.20)."""
         if self.channels not in {(), (0,)}:
-            raise ValueError(f"channels: {errors.said([*self.channels])} is neither [] nor [0]")
+            raise ValueError(f"channels: {errors.quoted([*self.channels])} is neither [] nor [0]")
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
+class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """What a container is given with its GPUs. An empty `dev_root` is the driver root."""
 
     device_list: Annotated[tuple[DeviceList, ...], msgspec.Meta(min_length=1)] = (
@@ -226,10 +226,10 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
 
     def __post_init__(self) -> None:
         """Refuse paths that could mean different places."""
-        errors.refuse(self._problems())
+        errors.raise_if_any(self._problems())
 
     def _problems(self) -> Iterator[str]:
-        for twice in errors.repeated([*self.device_list]):
+        for twice in errors.duplicates([*self.device_list]):
             yield f"deviceList: {twice} stands there twice"
         for name, path in [
             ("driverRoot", self.driver_root),
@@ -256,7 +256,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
     def __post_init__(self) -> None:
         """Refuse a path that would depend on where we were started."""
-        errors.refuse(_path_problems("policy", self.policy))
+        errors.raise_if_any(_path_problems("policy", self.policy))
 
 
 class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
@@ -271,7 +271,7 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     exclude: Annotated[tuple[Reference, ...], msgspec.Meta(max_length=256)] = ()
     resources: Annotated[tuple[Naming, ...], msgspec.Meta(max_length=256)] = ()
     sharing: Sharing = Sharing()
-    given: Given = Given()
+    given: ContainerOptions = ContainerOptions()
     placement: Placement = Placement.ALIGNED
     health: Health = Health()
     expect: config_resources.Expect | None = None
@@ -281,18 +281,18 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
     def __post_init__(self) -> None:
         """Refuse what the kubelet would refuse, or what cannot be meant."""
-        errors.refuse(self._problems())
+        errors.raise_if_any(self._problems())
 
     def lasting(self) -> tuple[str, ...]:
         """Return every resource that is advertised even while it has no devices."""
-        whole = [naming.name for naming in self.resources if naming.product] or [USUAL]
+        whole = [naming.name for naming in self.resources if naming.product] or [DEFAULT_NAME]
         parts = [naming.name for naming in self.resources if naming.mig]
         return _flat(map(self.sharing.becomes, [*whole, *parts]))
 
     def names(self) -> tuple[str, ...]:
         """Return every resource there may be, but for those that a MIG profile names."""
         renamed = [self.sharing.called(shared) for shared in self.sharing.resources]
-        usual = () if self._names_everything() else self.sharing.becomes(USUAL)
+        usual = () if self._names_everything() else self.sharing.becomes(DEFAULT_NAME)
         return _flat([self.lasting(), usual, renamed])
 
     def _names_everything(self) -> bool:
@@ -313,7 +313,7 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
                     pattern = naming.product or naming.mig
                     yield (
                         f"resources[{at}]: resources[{before}] takes all that "
-                        f"{errors.said(pattern)} matches; write the narrower one first"
+                        f"{errors.quoted(pattern)} matches; write the narrower one first"
                     )
                     break
         yield from _path_problems("library", self.library)
@@ -321,9 +321,9 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 def _name_problems(field: str, name: str) -> Iterator[str]:
     if "/" not in name:
-        yield f"{field}: {errors.said(name)} has no domain; write it as {DOMAIN}/{name[:63]}"
+        yield f"{field}: {errors.quoted(name)} has no domain; write it as {DOMAIN}/{name[:63]}"
         return
-    for problem in names.problems(name):
+    for problem in names.name_problems(name):
         yield f"{field}: {problem.removeprefix('name: ')}"
 
 

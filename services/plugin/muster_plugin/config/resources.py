@@ -19,14 +19,14 @@ from muster_plugin.model import errors, names, patterns
 _PERMISSIONS: Final = re.compile(r"(?!.*(.).*\1)[rwm]{1,3}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
-Glob = Annotated[str, msgspec.Meta(max_length=patterns.LENGTH_MAX)]
+Glob = Annotated[str, msgspec.Meta(max_length=patterns.GLOB_MAX)]
 UsbId = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^[0-9A-Fa-f]{4}\Z", description="four hexadecimal digits in quotes ('1a86')"
     ),
 ]
-Often = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 GracePeriod = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 Argument = Annotated[str, msgspec.Meta(max_length=4096)]
 
@@ -77,7 +77,7 @@ class Udev(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError("give subsystem, driver, vendor, product, attrs or several of them")
 
 
-class Nodes(
+class Entry(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -99,7 +99,7 @@ class Nodes(
     mount_path: Glob = ""
     permissions: str = "rw"
     read_only: bool = False
-    limit: Often = 1
+    limit: Count = 1
     optional: bool = False
     shared: bool = False
 
@@ -119,10 +119,10 @@ class Nodes(
 
     def warnings(self) -> Iterator[str]:
         """Say what can be used, and yet will hardly find what was meant."""
-        yield from errors.under("regex", patterns.regex_warnings(self.regex))
-        yield from errors.under("path", patterns.glob_warnings(self.path))
+        yield from errors.prefixed("regex", patterns.regex_warnings(self.regex))
+        yield from errors.prefixed("path", patterns.glob_warnings(self.path))
         for at, glob in enumerate(self.exclude):
-            yield from errors.under(f"exclude[{at}]", patterns.glob_warnings(glob))
+            yield from errors.prefixed(f"exclude[{at}]", patterns.glob_warnings(glob))
 
     def demands(self) -> Iterator[validation.Demand]:
         """Give each demand apart."""
@@ -140,19 +140,19 @@ class Nodes(
 
     def _path_problems(self) -> Iterator[str]:
         if self.path:
-            yield from errors.under("path", _glob_problems(self.path))
+            yield from errors.prefixed("path", _glob_problems(self.path))
 
     def _regex_problems(self) -> Iterator[str]:
         if self.regex:
-            yield from errors.under("regex", patterns.regex_problems(self.regex))
+            yield from errors.prefixed("regex", patterns.regex_problems(self.regex))
 
     def _exclude_problems(self) -> Iterator[str]:
         for at, glob in enumerate(self.exclude):
-            yield from errors.under(f"exclude[{at}]", _glob_problems(glob))
+            yield from errors.prefixed(f"exclude[{at}]", _glob_problems(glob))
 
     def _place_problems(self) -> Iterator[str]:
         if self.mount_path:
-            yield from errors.under(
+            yield from errors.prefixed(
                 "mountPath", errors.path_problems(self.mount_path.removesuffix("/"))
             )
 
@@ -176,8 +176,8 @@ class Nodes(
 class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is handed out together as one unit, and how many pods may hold a unit at a time."""
 
-    devices: Annotated[tuple[Nodes, ...], msgspec.Meta(min_length=1, max_length=64)]
-    count: Often = 1
+    devices: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1, max_length=64)]
+    count: Count = 1
 
     def __post_init__(self) -> None:
         """Refuse two things that would lie in the same place in the container."""
@@ -193,14 +193,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             for _, nodes in validation.whole(self.devices)
             if not nodes.mount_path.endswith("/") and (nodes.mount_path or nodes.is_literal)
         ]
-        for place in errors.repeated(places):
+        for place in errors.duplicates(places):
             yield f"devices: two would be {place} in the container"
 
 
 class Expect(msgspec.Struct, frozen=True, kw_only=True):
     """How many devices are right here; fewer is an alarm, not a normal state."""
 
-    min: Often
+    min: Count
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -222,7 +222,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def _command_problems(self) -> Iterator[str]:
         if self.command and not self.command[0].startswith("/"):
-            yield f"command: {errors.said(self.command[0])} is not an absolute path"
+            yield f"command: {errors.quoted(self.command[0])} is not an absolute path"
         if any("\0" in argument for argument in self.command):
             yield "command: no argument can hold a zero byte"
 
@@ -256,7 +256,7 @@ class Resource(
         """Refuse what the kubelet would refuse, or would count twice."""
         validation.refuse(self)
 
-    def nodes(self) -> Iterator[tuple[str, Nodes]]:
+    def nodes(self) -> Iterator[tuple[str, Entry]]:
         """Give every entry with the path of its key."""
         for at, group in enumerate(self.groups):
             for within, nodes in enumerate(group.devices):
@@ -275,11 +275,11 @@ class Resource(
         yield self._match_problems
 
     def _name_problems(self) -> Iterator[str]:
-        yield from names.problems(self.name, per_match=self.per_match)
+        yield from names.name_problems(self.name, per_match=self.per_match)
 
     def _env_problems(self) -> Iterator[str]:
         if self.env and not _VARIABLE.fullmatch(self.env):
-            yield f"env: {errors.said(self.env)} is no name of a variable"
+            yield f"env: {errors.quoted(self.env)} is no name of a variable"
 
     def _group_problems(self) -> Iterator[str]:
         for at, group in validation.whole(self.groups):
@@ -299,4 +299,4 @@ def _glob_problems(glob: str) -> Iterator[str]:
     found = [*patterns.glob_problems(glob)] or [*errors.path_problems(glob)]
     yield from found
     if not found and not patterns.is_literal(glob.split("/")[1]):
-        yield f"{errors.said(glob)} would search everything; begin with a directory's name"
+        yield f"{errors.quoted(glob)} would search everything; begin with a directory's name"

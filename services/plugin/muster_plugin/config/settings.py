@@ -42,7 +42,7 @@ class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a path that would depend on where we were started."""
-        errors.refuse(errors.under("directory", errors.path_problems(self.directory)))
+        errors.raise_if_any(errors.prefixed("directory", errors.path_problems(self.directory)))
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class Cdi(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a path that would depend on where we were started."""
-        errors.refuse(errors.under("directory", errors.path_problems(self.directory)))
+        errors.raise_if_any(errors.prefixed("directory", errors.path_problems(self.directory)))
 
 
 class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse a path that would depend on where we were started."""
         if self.faults:
-            errors.refuse(errors.under("faults", errors.path_problems(self.faults)))
+            errors.raise_if_any(errors.prefixed("faults", errors.path_problems(self.faults)))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
@@ -96,7 +96,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
     handover_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     resources: Annotated[tuple[config_resources.Resource, ...], msgspec.Meta(max_length=1000)] = ()
     gpus: config_gpus.Gpus | None = None
-    nodes: Annotated[tuple[document.NodeRules, ...], msgspec.Meta(max_length=100)] = ()
+    nodes: Annotated[tuple[document.NodeOverride, ...], msgspec.Meta(max_length=100)] = ()
     simulated_gpus: SimulatedGpus | None = None
 
     def __post_init__(self) -> None:
@@ -111,16 +111,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
         yield self._socket_problems
 
     @property
-    def book(self) -> document.Rules:
+    def book(self) -> document.Document:
         """Return what is said about devices. Raises ValueError if it cannot stand together."""
-        return document.Rules(
+        return document.Document(
             api_version=self.api_version,
             resources=self.resources,
             gpus=self._gpus,
             nodes=self.nodes,
         )
 
-    def at(self, node: str) -> document.Here:
+    def at(self, node: str) -> document.NodeConfiguration:
         """Return what holds on one node. Raises ValueError if that cannot stand together."""
         return self.book.at(node, self.labels)
 
@@ -159,12 +159,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
         gpus = [self._gpus, *(some.gpus for _, some in validation.whole(self.nodes))]
         for name in sorted(resources.union(*(one.names() for one in gpus if one))):
             longest = endpoint(
-                name.replace(names.EACH, "x" * names.SHORT_MAX),
+                name.replace(names.WILDCARD, "x" * names.LABEL_MAX),
                 process="0" * 2 * PROCESS_BYTES,
                 serial=_SERIAL_MAX,
             )
             path = f"{self.kubelet.directory}/{REGISTRY_DIRECTORY}/{longest}"
-            yield from errors.under("kubelet.directory", names.socket_problems(path, resource=name))
+            yield from errors.prefixed(
+                "kubelet.directory", names.socket_problems(path, resource=name)
+            )
 
 
 def endpoint(resource: str, *, process: str, serial: int) -> str:

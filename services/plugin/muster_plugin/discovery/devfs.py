@@ -30,29 +30,29 @@ _LINKS_MAX: Final = 40
 """Linux, MAXSYMLINKS in include/linux/namei.h."""
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Scan(msgspec.Struct, frozen=True, kw_only=True):
     """What is there, and the directories in which a change may change that.
 
     They include the nearest directory that is there for one that is not yet, and those in which
     the targets of links lie.
     """
 
-    seen: scan_result.Seen = scan_result.Seen()
+    seen: scan_result.ScanResult = scan_result.ScanResult()
     directories: frozenset[Path] = frozenset()
 
 
-def scan(wanted: Iterable[resources.Nodes]) -> scan_result.Seen:
+def scan(wanted: Iterable[resources.Entry]) -> scan_result.ScanResult:
     """Return everything that these rules may mean; what `look` sees."""
     return look(wanted).seen
 
 
 def look(
-    wanted: Iterable[resources.Nodes],
+    wanted: Iterable[resources.Entry],
     *,
     root: Path = Path("/"),
     entries_max: int = ENTRIES_MAX,
     depth_max: int = DEPTH_MAX,
-) -> Look:
+) -> Scan:
     """Return everything that these rules may mean, sorted by path; whoever asks chooses from it.
 
     Attributes are read only if a rule asks for attributes, what is plugged in only if one asks for
@@ -68,12 +68,12 @@ def look(
             names.setdefault(real, set()).add(name)
     facts = sysfs.Sysfs(root, entries)
     nodes = (_node(real, names[real], root=root, facts=facts) for real in sorted(names))
-    seen = scan_result.Seen(
+    seen = scan_result.ScanResult(
         nodes=tuple(node for node in nodes if node is not None),
         problems=tuple(sorted(set(walk.problems))),
     )
     above = walk.directories | {real.rpartition("/")[0] for real in names}
-    return Look(seen=seen, directories=frozenset(Path(walk.inside(p) or "/") for p in above))
+    return Scan(seen=seen, directories=frozenset(Path(walk.inside(p) or "/") for p in above))
 
 
 class _Walk:
@@ -90,7 +90,7 @@ class _Walk:
         self._read: dict[str, tuple[str, ...]] = {}
         self._real: dict[str, str | None] = {"": ""}
 
-    def find(self, wanted: Iterable[resources.Nodes]) -> None:
+    def find(self, wanted: Iterable[resources.Entry]) -> None:
         """Find everything that the rules, and what they exclude, could name."""
         globs: set[str] = set()
         for entry in wanted:

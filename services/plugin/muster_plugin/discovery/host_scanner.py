@@ -29,7 +29,7 @@ _SHARE: Final = 0.2
 """Of the time, when devices come and go without end."""
 
 
-class Sights:
+class HostScanner:
     """What rules may mean on this host, as it was last seen."""
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class Sights:
         """Where a change may change what there is to see."""
         self.changed = asyncio.Event()
         """Set when these are others than before, and so not watched yet."""
-        self._dev = blocking.Look(devfs.Look())
-        self._elsewhere = blocking.Look(devfs.Look())
+        self._dev = blocking.Look(devfs.Scan())
+        self._elsewhere = blocking.Look(devfs.Scan())
         self._planning = blocking.Lane()
 
     @property
@@ -51,7 +51,7 @@ class Sights:
     ) -> contextlib.aclosing[AsyncGenerator[None, None]]:
         """Yield when it is time to look, at what changes in `others` as well; to be entered."""
         return contextlib.aclosing(
-            inotify.looks(
+            inotify.scan_times(
                 lambda: self.directories.union(others()),
                 period_s=_PERIOD_S,
                 settle_s=_SETTLE_S,
@@ -73,7 +73,7 @@ class Sights:
             return plan()
         return await self._planning.run(plan, timeout_s=None)
 
-    async def look(self, wanted: Sequence[resources.Nodes]) -> scan_result.Seen:
+    async def look(self, wanted: Sequence[resources.Entry]) -> scan_result.ScanResult:
         """Return everything that these rules may mean, and which look hangs."""
         dev = [entry for entry in wanted if _is_below_dev(entry)]
         others = [entry for entry in wanted if not _is_below_dev(entry)]
@@ -90,24 +90,24 @@ class Sights:
             for look, entries in ((self._dev, dev), (self._elsewhere, others))
             if look.hangs and entries
         )
-        return scan_result.together(
-            scan_result.together(here.seen, there.seen), scan_result.Seen(problems=hanging)
+        return scan_result.merged(
+            scan_result.merged(here.seen, there.seen), scan_result.ScanResult(problems=hanging)
         )
 
 
-def _is_below_dev(entry: resources.Nodes) -> bool:
+def _is_below_dev(entry: resources.Entry) -> bool:
     return not entry.path or entry.path.startswith(_DEV)
 
 
 async def _look(
-    look: blocking.Look[devfs.Look], entries: Sequence[resources.Nodes], *, timeout_s: float
-) -> devfs.Look:
+    look: blocking.Look[devfs.Scan], entries: Sequence[resources.Entry], *, timeout_s: float
+) -> devfs.Scan:
     if not entries:
-        return devfs.Look()
+        return devfs.Scan()
     return await look.again(lambda: devfs.look(entries), timeout_s=timeout_s)
 
 
-def _hangs(entries: Sequence[resources.Nodes]) -> str:
+def _hangs(entries: Sequence[resources.Entry]) -> str:
     named = dict.fromkeys(entry.path or _DEV for entry in entries)
     more = f" and {len(named) - _NAMED_MAX} more" if len(named) > _NAMED_MAX else ""
     return f"{', '.join([*named][:_NAMED_MAX])}{more}: the look hangs; what was last seen counts"
@@ -117,7 +117,7 @@ _PATHS_TIMEOUT_S: Final = 1.0
 _DEV_PREFIX: Final = "/dev/"
 
 
-class Paths:
+class HostPaths:
     """Asks for paths, wherever they are, without holding up the event loop."""
 
     def __init__(self) -> None:

@@ -31,20 +31,22 @@ _DELETE_SELF: Final = 0x400
 _MOVE_SELF: Final = 0x800
 _ONLYDIR: Final = 0x01000000
 
-NAMES: Final = _CREATE | _DELETE | _MOVED_FROM | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _ONLYDIR
+NAME_EVENTS: Final = (
+    _CREATE | _DELETE | _MOVED_FROM | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _ONLYDIR
+)
 """Files come and go. Writing is left out: somebody writes to /dev/null all the time."""
-CONTENTS: Final = NAMES | _MODIFY | _CLOSE_WRITE
+CONTENT_EVENTS: Final = NAME_EVENTS | _MODIFY | _CLOSE_WRITE
 
 _WITHOUT_INOTIFY_S: Final = 1.0
 _ARM_TIMEOUT_S: Final = 1.0
 _READ_BYTES: Final = 65_536
 
 
-async def looks(
+async def scan_times(
     directories: Callable[[], Iterable[Path]],
     *,
     period_s: float,
-    mask: int = NAMES,
+    mask: int = NAME_EVENTS,
     settle_s: float = 0.0,
     share: float = 1.0,
     changed: asyncio.Event | None = None,
@@ -59,7 +61,7 @@ async def looks(
     a second. Close it with `aclosing`.
     """
     changed = changed or asyncio.Event()
-    clock, paced = asyncio.get_running_loop().time, Pace(share)
+    clock, paced = asyncio.get_running_loop().time, CpuBudget(share)
     library = ctypes.CDLL(None, use_errno=True)
     arming: blocking.Look[tuple[int, ...]] = blocking.Look(())
     looked_at: tuple[int, ...] | None = None
@@ -127,7 +129,7 @@ _BURST_S: Final = 0.5
 _REST_MAX_S: Final = 5.0
 
 
-class Pace:
+class CpuBudget:
     """The account of one kind of work that may cost `share` of the time, 1 for all of it."""
 
     def __init__(self, share: float) -> None:

@@ -57,7 +57,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.path} {self.node.kind} {self.node.major}:{self.node.minor}"
 
 
-class Names:
+class NodeIndex:
     """Everything that was seen, by each of its names."""
 
     def __init__(self, seen: Iterable[scan_result.Node]) -> None:
@@ -80,7 +80,9 @@ class Names:
             yield name, self._nodes[name]
 
 
-def matches(rule: resources.Nodes, seen: Names, *, every_name: bool = False) -> tuple[Match, ...]:
+def matches(
+    rule: resources.Entry, seen: NodeIndex, *, every_name: bool = False
+) -> tuple[Match, ...]:
     """Return what the rule means, sorted by key."""
     met = [
         match
@@ -90,7 +92,7 @@ def matches(rule: resources.Nodes, seen: Names, *, every_name: bool = False) -> 
     return tuple(sorted(met, key=lambda match: match.key))
 
 
-def _matches(rule: resources.Nodes, seen: Names, *, every_name: bool) -> Iterable[Match]:
+def _matches(rule: resources.Entry, seen: NodeIndex, *, every_name: bool) -> Iterable[Match]:
     if rule.usb is not None:
         plugged = (node for node in seen.nodes if _is_plugged(rule.usb, node))
         return (Match(path=node.path, node=node, plugged=True) for node in plugged)
@@ -107,7 +109,7 @@ def _matches(rule: resources.Nodes, seen: Names, *, every_name: bool) -> Iterabl
     return one_each.values()
 
 
-def _named(rule: resources.Nodes, seen: Names) -> Iterator[tuple[str, scan_result.Node]]:
+def _named(rule: resources.Entry, seen: NodeIndex) -> Iterator[tuple[str, scan_result.Node]]:
     if rule.regex:
         for name, node in seen.beginning(DEV):
             if patterns.regex_matches(rule.regex, name.removeprefix(DEV)):
@@ -115,12 +117,12 @@ def _named(rule: resources.Nodes, seen: Names) -> Iterator[tuple[str, scan_resul
     elif patterns.is_literal(rule.path):
         yield from seen.exactly(rule.path)
     else:
-        for name, node in seen.beginning(patterns.prefix(rule.path)):
+        for name, node in seen.beginning(patterns.literal_prefix(rule.path)):
             if patterns.glob(rule.path).fullmatch(name):
                 yield name, node
 
 
-def _is_usable(rule: resources.Nodes, node: scan_result.Node, *, every_name: bool) -> bool:
+def _is_usable(rule: resources.Entry, node: scan_result.Node, *, every_name: bool) -> bool:
     if rule.udev is not None or rule.usb is not None:
         return node.kind in _NODES
     match rule.type:
@@ -134,7 +136,7 @@ def _is_usable(rule: resources.Nodes, node: scan_result.Node, *, every_name: boo
             assert_never(rule.type)
 
 
-def _names_directories(rule: resources.Nodes) -> bool:
+def _names_directories(rule: resources.Entry) -> bool:
     """Say whether the rule names a thing, not a pattern of things; the thing may be a directory.
 
     The container runtime then makes every device node that lies in it.
@@ -144,9 +146,9 @@ def _names_directories(rule: resources.Nodes) -> bool:
     return patterns.is_literal(rule.path.rpartition("/")[2])
 
 
-def _is_excluded(rule: resources.Nodes, match: Match) -> bool:
+def _is_excluded(rule: resources.Entry, match: Match) -> bool:
     names = (match.path, match.node.path, *match.node.links)
-    return any(patterns.first(rule.exclude, name) for name in names)
+    return any(patterns.first_match(rule.exclude, name) for name in names)
 
 
 def _is_plugged(wanted: resources.Usb, node: scan_result.Node) -> bool:

@@ -20,18 +20,18 @@ from muster_plugin.model import advertised, names, scan_result
 
 DEVICES_MAX: Final = 10_000
 """Ids of one resource: a list of them has to fit into one message to the kubelet."""
-IN_ALL_MAX: Final = 50_000
+TOTAL_DEVICES_MAX: Final = 50_000
 """Ids of all resources that are device nodes; of more each look would take seconds."""
 
-Row = Mapping[int, tuple[resources.Nodes, matching.Match]]
+Row = Mapping[int, tuple[resources.Entry, matching.Match]]
 """By the number of its entry, each match."""
-Columns = Mapping[int, tuple[resources.Nodes, tuple[matching.Match, ...]]]
+Columns = Mapping[int, tuple[resources.Entry, tuple[matching.Match, ...]]]
 
 _NAMED_MAX: Final = 5
 _NOTHING_STANDS: Final[Mapping[str, str]] = {}
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedResource(msgspec.Struct, frozen=True, kw_only=True):
     """A resource by the name it is advertised under, the rule it follows, its units by id."""
 
     name: vocabulary.Name
@@ -42,13 +42,13 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What every resource consists of; and what is wrong with that."""
 
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[PlannedResource, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 def plan(
     resources: Sequence[resources.Resource],
-    seen: scan_result.Seen,
+    seen: scan_result.ScanResult,
     *,
     standing: Mapping[str, str] = _NOTHING_STANDS,
 ) -> Plan:
@@ -58,15 +58,15 @@ def plan(
     Of two matches under one name the one counts that `standing` says had it before, by name.
     Raises nothing: what cannot be is left out, with a problem that says so.
     """
-    index = matching.Names(seen.nodes)
+    index = matching.NodeIndex(seen.nodes)
     problems = list(seen.problems)
-    offers: dict[str, Offer] = {}
-    left = IN_ALL_MAX
+    offers: dict[str, PlannedResource] = {}
+    left = TOTAL_DEVICES_MAX
     for resource in resources:
         problems.extend(f"{resource.name}: {warning}" for warning in resource.warnings())
         by_name = _by_name(resource, index, standing, problems, most=min(DEVICES_MAX, left))
         for name, units in by_name.items():
-            offer = Offer(name=name, rule=resource, units=_kept(name, units, problems))
+            offer = PlannedResource(name=name, rule=resource, units=_kept(name, units, problems))
             left -= len(offer.units)
             if offers.setdefault(name, offer) is not offer:
                 problems.append(f"{name}: given by two rules; the first counts")
@@ -75,7 +75,7 @@ def plan(
     return Plan(offers=tuple(offers.values()), problems=tuple(dict.fromkeys(problems)))
 
 
-def together(one: Plan, other: Plan) -> Plan:
+def merged(one: Plan, other: Plan) -> Plan:
     """Return what both say; of two offers under one name the first counts, and that is told."""
     named = {offer.name for offer in one.offers}
     twice = [offer.name for offer in other.offers if offer.name in named]
@@ -89,7 +89,7 @@ def together(one: Plan, other: Plan) -> Plan:
     )
 
 
-def bounded(whole: Plan, most: int, *, standing: Collection[str]) -> Plan:
+def limited(whole: Plan, most: int, *, standing: Collection[str]) -> Plan:
     """Return a plan of so many resources at most, those that stand already first."""
     if len(whole.offers) <= most:
         return whole
@@ -105,7 +105,7 @@ def bounded(whole: Plan, most: int, *, standing: Collection[str]) -> Plan:
 
 def _by_name(
     resource: resources.Resource,
-    seen: matching.Names,
+    seen: matching.NodeIndex,
     standing: Mapping[str, str],
     problems: list[str],
     *,
@@ -120,7 +120,7 @@ def _by_name(
         if at == most:
             bound = f"{DEVICES_MAX} devices"
             if most < DEVICES_MAX:
-                bound = f"{IN_ALL_MAX} devices in all resources"
+                bound = f"{TOTAL_DEVICES_MAX} devices in all resources"
             problems.append(f"{resource.name}: more than {bound}; the rest is left out")
         else:
             units.setdefault(name, []).append(unit)
@@ -131,7 +131,7 @@ _Gives = tuple[str, str, str, bool]
 _Keyed = Sequence[tuple[str, resources.Group, Row]]
 
 
-def _keys(resource: resources.Resource, seen: matching.Names, problems: list[str]) -> _Keyed:
+def _keys(resource: resources.Resource, seen: matching.NodeIndex, problems: list[str]) -> _Keyed:
     """Return every row under what its unit is called after, with its group."""
     taken: dict[str, int] = {}
     keys = []
@@ -165,7 +165,7 @@ def _owners(
     """Return by its key which match has which name, where each match is a resource."""
     wanted: dict[str, dict[str, None]] = {}
     for key, _, _ in keys:
-        wanted.setdefault(names.derived(rule, _short(key)), {})[key] = None
+        wanted.setdefault(names.derived_name(rule, _short(key)), {})[key] = None
     owners = {}
     for name, rivals in wanted.items():
         before = standing.get(name, "")
@@ -231,11 +231,11 @@ def _unit(key: str, replica: int, row: Row, problems: list[str]) -> advertised.U
     )
 
 
-def _gives(entry: resources.Nodes, match: matching.Match) -> _Gives:
+def _gives(entry: resources.Entry, match: matching.Match) -> _Gives:
     return _inside(entry, match), match.path, entry.permissions, entry.read_only
 
 
-def _inside(entry: resources.Nodes, match: matching.Match) -> str:
+def _inside(entry: resources.Entry, match: matching.Match) -> str:
     """Return where the container sees it; a mount path that ends with / is a directory."""
     if not entry.mount_path:
         return match.path
@@ -262,7 +262,7 @@ def _kept(
     return tuple(by_id.values())
 
 
-def _overlaps(offers: Iterable[Offer], *, shared: frozenset[str]) -> Iterator[str]:
+def _overlaps(offers: Iterable[PlannedResource], *, shared: frozenset[str]) -> Iterator[str]:
     """Say which resources hand out the same device nodes."""
     first: dict[str, str] = {}
     both: dict[tuple[str, str], dict[str, None]] = {}
@@ -276,7 +276,7 @@ def _overlaps(offers: Iterable[Offer], *, shared: frozenset[str]) -> Iterator[st
         yield f"{one} and {two} both hand out {', '.join([*paths][:_NAMED_MAX])}{more}"
 
 
-def _shared(resources: Iterable[resources.Resource], seen: matching.Names) -> frozenset[str]:
+def _shared(resources: Iterable[resources.Resource], seen: matching.NodeIndex) -> frozenset[str]:
     """Return the nodes that rules say may belong to several resources."""
     return frozenset(
         match.node.path
@@ -287,7 +287,7 @@ def _shared(resources: Iterable[resources.Resource], seen: matching.Names) -> fr
     )
 
 
-def _is_device(entry: resources.Nodes) -> bool:
+def _is_device(entry: resources.Entry) -> bool:
     return entry.type is resources.NodeType.DEVICE
 
 
@@ -295,7 +295,7 @@ def _short(key: str) -> str:
     return key.removeprefix(matching.DEV).removeprefix("/")
 
 
-def group_columns(group: resources.Group, seen: matching.Names, *, every_name: bool) -> Columns:
+def group_columns(group: resources.Group, seen: matching.NodeIndex, *, every_name: bool) -> Columns:
     """Return what each entry of a group finds; an optional one that finds nothing is left out."""
     found = {
         number: (entry, matching.matches(entry, seen, every_name=every_name))

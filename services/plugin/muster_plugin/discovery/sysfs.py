@@ -23,7 +23,7 @@ _USB_MAX: Final = 4096
 class Sysfs:
     """What these rules ask of the kernel, below `root`."""
 
-    def __init__(self, root: Path, wanted: Iterable[resources.Nodes]) -> None:
+    def __init__(self, root: Path, wanted: Iterable[resources.Entry]) -> None:
         entries = tuple(wanted)
         asked = [entry.udev for entry in entries if entry.udev is not None]
         self._sys = f"{str(root).rstrip('/')}/sys"

@@ -29,16 +29,16 @@ _NOTHING: Final = "/dev/null"
 _CDI: Final = frozenset({gpus.DeviceList.CDI_ANNOTATIONS, gpus.DeviceList.CDI_CRI})
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class AllocationContext(msgspec.Struct, frozen=True, kw_only=True):
     """What has to be known of the node's GPUs to give them away: the rules, and the last look."""
 
     rules: gpus.Gpus = gpus.Gpus()
-    look: gpu.Look = gpu.Look()
+    look: gpu.Scan = gpu.Scan()
 
 
-def answer(
+def container_response(
     asked: Sequence[gpu.Device],
-    given: gpus.Given,
+    given: gpus.ContainerOptions,
     *,
     caps: Mapping[str, int],
     present: Collection[str],
@@ -59,7 +59,7 @@ def answer(
     key = f"{given.cdi_annotation_prefix}nvidia-device-plugin_{annotation}"
     specs = (
         *(_spec(given, path) for path in CONTROL_NODES if _on_host(given, path) in present),
-        *needed_nodes(devices, given, caps=caps),
+        *device_nodes(devices, given, caps=caps),
         *(_spec(given, _channel(number)) for number in channels),
     )
     return advertised.ContainerResponse(
@@ -71,7 +71,9 @@ def answer(
     )
 
 
-def problem(resource: str, asked: Sequence[advertised.Unit], terms: Terms) -> str:
+def request_problem(
+    resource: str, asked: Sequence[advertised.Unit], terms: AllocationContext
+) -> str:
     """Say why a container may not be given all of these units; empty if it may."""
     rules = terms.rules
     shared = [unit for unit in asked if unit.gpu and unit.id != unit.gpu.uuid]
@@ -93,7 +95,7 @@ def problem(resource: str, asked: Sequence[advertised.Unit], terms: Terms) -> st
     return ""
 
 
-def missing_channel(given: gpus.Given, present: Collection[str]) -> str:
+def missing_channel(given: gpus.ContainerOptions, present: Collection[str]) -> str:
     """Say which IMEX channel has to be there and is not; empty if none is missing."""
     if given.imex.required:
         for number in given.imex.channels:
@@ -104,8 +106,8 @@ def missing_channel(given: gpus.Given, present: Collection[str]) -> str:
     return ""
 
 
-def needed_nodes(
-    devices: Sequence[gpu.Device], given: gpus.Given, *, caps: Mapping[str, int]
+def device_nodes(
+    devices: Sequence[gpu.Device], given: gpus.ContainerOptions, *, caps: Mapping[str, int]
 ) -> tuple[advertised.DeviceSpec, ...]:
     """Return the nodes that a container needs for these devices, if it is given nodes at all."""
     if not _passes_nodes(given):
@@ -114,13 +116,13 @@ def needed_nodes(
     return tuple(_spec(given, path) for path in paths)
 
 
-def optional_paths(given: gpus.Given) -> tuple[str, ...]:
+def optional_paths(given: gpus.ContainerOptions) -> tuple[str, ...]:
     """Return the host's paths that are looked for at each Allocate, and left out if absent."""
     control = [_on_host(given, path) for path in CONTROL_NODES] if _passes_nodes(given) else []
     return (*control, *(_channel_path(given, number) for number in given.imex.channels))
 
 
-def _passes_nodes(given: gpus.Given) -> bool:
+def _passes_nodes(given: gpus.ContainerOptions) -> bool:
     """Say whether containers are given device nodes; not where CDI alone gives everything."""
     return given.device_specs and not _CDI.issuperset(given.device_list)
 
@@ -130,7 +132,7 @@ def _name(device: gpu.Device, ids: gpus.DeviceIds) -> str:
 
 
 def _environment(
-    names: Sequence[str], channels: Sequence[int], given: gpus.Given
+    names: Sequence[str], channels: Sequence[int], given: gpus.ContainerOptions
 ) -> dict[str, str]:
     wanted = frozenset(given.device_list)
     if wanted <= _CDI:
@@ -158,13 +160,15 @@ def _mounts(names: Sequence[str], channels: Sequence[int]) -> Iterator[advertise
         )
 
 
-def _qualified(names: Sequence[str], channels: Sequence[int], given: gpus.Given) -> Iterator[str]:
+def _qualified(
+    names: Sequence[str], channels: Sequence[int], given: gpus.ContainerOptions
+) -> Iterator[str]:
     yield from (f"{CDI_VENDOR}/gpu={name}" for name in names)
     yield from (f"{CDI_VENDOR}/imex-channel={number}" for number in channels)
     yield from (f"{CDI_VENDOR}/{feature}=all" for feature in _features(given))
 
 
-def _features(given: gpus.Given) -> Iterator[str]:
+def _features(given: gpus.ContainerOptions) -> Iterator[str]:
     wanted = {"gdrcopy": given.gdrcopy, "gds": given.gds, "mofed": given.mofed}
     return (feature for feature, is_wanted in wanted.items() if is_wanted)
 
@@ -195,15 +199,15 @@ def _channel(number: int) -> str:
     return f"/dev/nvidia-caps-imex-channels/channel{number}"
 
 
-def _channel_path(given: gpus.Given, number: int) -> str:
+def _channel_path(given: gpus.ContainerOptions, number: int) -> str:
     return _on_host(given, _channel(number))
 
 
-def _on_host(given: gpus.Given, path: str) -> str:
+def _on_host(given: gpus.ContainerOptions, path: str) -> str:
     return (given.dev_root or given.driver_root).rstrip("/") + path
 
 
-def _spec(given: gpus.Given, path: str) -> advertised.DeviceSpec:
+def _spec(given: gpus.ContainerOptions, path: str) -> advertised.DeviceSpec:
     return advertised.DeviceSpec(
         host_path=_on_host(given, path), container_path=path, permissions="rw"
     )

@@ -32,7 +32,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return gpu.Effect.UNHEALTHY if self.action.takes else gpu.Effect.DEGRADED
 
 
-def verdict(xid: int, judge: xid_policy.Policy) -> Verdict:
+def xid_verdict(xid: int, judge: xid_policy.Policy) -> Verdict:
     """Say what an XID means."""
     rule = judge.rule(xid)
     reason = f"XID {xid}: {rule.title}"

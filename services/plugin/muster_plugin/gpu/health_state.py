@@ -43,7 +43,7 @@ OVERDUE_MIN_S: Final = 30.0
 _STALL_S: Final = 5.0
 """Who comes so late to see that nobody polled stood still, and could hear of no poll."""
 _NEVER: Final = float("inf")
-_Seen: TypeAlias = gpu.Look | gpu.Observation
+_Seen: TypeAlias = gpu.Scan | gpu.Observation
 _Stamp: TypeAlias = tuple[float, datetime]
 
 
@@ -53,14 +53,14 @@ class GpuHealth:
     def __init__(self, judge: xid_policy.Policy, told: gpus.Health) -> None:
         self.judge = judge
         self.told = told
-        self._gpus: dict[str, Condition] = {}
+        self._gpus: dict[str, GpuCondition] = {}
         self._stamp: _Stamp | None = None
 
-    def receive(self, event: _Seen, now: float) -> Sequence[gpu.Finding]:
+    def receive(self, event: _Seen, now: float) -> Sequence[gpu.FaultChange]:
         """Take what was seen; return what began and ended by it."""
         return [*self._received(event, now), *self.tick(now)]
 
-    def tick(self, now: float) -> Sequence[gpu.Finding]:
+    def tick(self, now: float) -> Sequence[gpu.FaultChange]:
         """Find who has not been polled for long; begin anew if we have not been here for long."""
         late = [one for one in self._gpus.values() if self._due(one) <= now]
         if any(now - self._due(one) > _STALL_S for one in late):
@@ -74,8 +74,8 @@ class GpuHealth:
         due = min(map(self._due, self._gpus.values()), default=_NEVER)
         return due if due < _NEVER else None
 
-    def _received(self, event: _Seen, now: float) -> Iterator[gpu.Finding]:
-        if isinstance(event, gpu.Look):
+    def _received(self, event: _Seen, now: float) -> Iterator[gpu.FaultChange]:
+        if isinstance(event, gpu.Scan):
             yield from self._looked(event, now)
             return
         self._stamp = now, event.at
@@ -84,14 +84,14 @@ class GpuHealth:
                 yield from self._gpu(name).polled(event, now, self.told, self.judge)
             case gpu.Xid(part=part):
                 yield from self._gpu(part.gpu).reported(event, now, self.judge)
-            case gpu.Watch(gpu=name):
+            case gpu.MonitoringChanged(gpu=name):
                 yield from self._gpu(name).watched(event, now)
-            case gpu.Reset(gpu=name):
+            case gpu.RepairReported(gpu=name):
                 yield from self._gpu(name).repaired(event, now, self.told)
             case _:
                 assert_never(event)
 
-    def _looked(self, look: gpu.Look, now: float) -> Iterator[gpu.Finding]:
+    def _looked(self, look: gpu.Scan, now: float) -> Iterator[gpu.FaultChange]:
         for poll in look.polls:
             yield from self._received(poll, now)
         polled = {poll.gpu for poll in look.polls}
@@ -106,18 +106,18 @@ class GpuHealth:
             for name in sorted(self._gpus.keys() - named):
                 yield from self._gpus[name].went(now, at)
 
-    def _tells_who_is_gone(self, look: gpu.Look) -> bool:
+    def _tells_who_is_gone(self, look: gpu.Scan) -> bool:
         """Tell whether a GPU that a look does not name is gone; any nameless one could be it."""
         if look.driver is gpu.Driver.READY:
             return all(one.uuid for one in look.unreadable)
         return look.driver is gpu.Driver.NOT_LOADED
 
-    def _unpolled(self, one: "Condition", now: float) -> Iterator[gpu.Finding]:
+    def _unpolled(self, one: "GpuCondition", now: float) -> Iterator[gpu.FaultChange]:
         at = self._at(now)
         assert at is not None, "only who was seen can be late"
         yield from one.unpolled(now, at)
 
-    def _due(self, one: "Condition") -> float:
+    def _due(self, one: "GpuCondition") -> float:
         if one.heard_at is None or one.is_blind or self._stamp is None:
             return _NEVER
         return one.heard_at + max(OVERDUE_MIN_S, OVERDUE_POLLS * self.told.poll_s)
@@ -129,8 +129,8 @@ class GpuHealth:
         then, at = self._stamp
         return at + timedelta(seconds=now - then)
 
-    def _gpu(self, name: str) -> "Condition":
-        return self._gpus.setdefault(name, Condition(name))
+    def _gpu(self, name: str) -> "GpuCondition":
+        return self._gpus.setdefault(name, GpuCondition(name))
 
 
 UNANSWERED: Final = "unanswered"
@@ -142,14 +142,14 @@ _BLIND: Final = frozenset({UNANSWERED, UNWATCHED, UNPOLLED})
 _SAID_MAX: Final = 1000
 
 
-class Condition:
+class GpuCondition:
     """One GPU, and what holds against its parts. `heard_at` is None while nobody need poll it."""
 
     def __init__(self, name: str) -> None:
         self.heard_at: float | None = None
         self._whole = gpu.Part(gpu=name)
-        self._holds: dict[tuple[gpu.Part, str], recovery.Hold] = {}
-        self._histories: dict[gpu.Part, recovery.History] = {}
+        self._holds: dict[tuple[gpu.Part, str], recovery.ActiveFault] = {}
+        self._histories: dict[gpu.Part, recovery.FlapHistory] = {}
         self._in_a_row: dict[str, int] = {}
         self._unanswered = 0
         self._is_lost = False
@@ -169,7 +169,7 @@ class Condition:
         """Take that until now nobody could have heard of it, which says nothing of it."""
         self.heard_at = now
 
-    def went(self, now: float, at: datetime) -> Iterator[gpu.Finding]:
+    def went(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
         """Take that it is not there."""
         self.heard_at = None
         self._unanswered = 0
@@ -179,7 +179,7 @@ class Condition:
         for hold in self._holds.values():
             hold.went(now)
 
-    def watched(self, watch: gpu.Watch, now: float) -> Iterator[gpu.Finding]:
+    def watched(self, watch: gpu.MonitoringChanged, now: float) -> Iterator[gpu.FaultChange]:
         """Take whether somebody can see what befalls it."""
         if watch.problem:
             rule = f"watch/{UNWATCHED}: {gpu.Effect.UNMONITORED}"
@@ -189,14 +189,16 @@ class Condition:
             self.heard_at = now
         yield from self._end(self._whole, UNWATCHED, watch.at, "it is watched again")
 
-    def unpolled(self, now: float, at: datetime) -> Iterator[gpu.Finding]:
+    def unpolled(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
         """Take that nobody polls it."""
         assert self.heard_at is not None, "only who was seen can be late"
         reason = f"nobody has looked at it for {now - self.heard_at:.0f} s"
         rule = f"polled/{UNPOLLED}: {gpu.Effect.UNMONITORED}"
         yield from self._blind(UNPOLLED, reason, now, at, rule)
 
-    def repaired(self, reset: gpu.Reset, now: float, told: gpus.Health) -> Iterator[gpu.Finding]:
+    def repaired(
+        self, reset: gpu.RepairReported, now: float, told: gpus.Health
+    ) -> Iterator[gpu.FaultChange]:
         """Take somebody's word that it was reset; what other XIDs did stays."""
         spared = "" if reset.xid is None else f"xid-{reset.xid}"
         for (_, code), hold in self._holds.items():
@@ -204,9 +206,11 @@ class Condition:
                 hold.repaired(reset.by)
         yield from self._recover(now, reset.at, told)
 
-    def reported(self, xid: gpu.Xid, now: float, judge: xid_policy.Policy) -> Iterator[gpu.Finding]:
+    def reported(
+        self, xid: gpu.Xid, now: float, judge: xid_policy.Policy
+    ) -> Iterator[gpu.FaultChange]:
         """Take an XID."""
-        verdict = faults.verdict(xid.xid, judge)
+        verdict = faults.xid_verdict(xid.xid, judge)
         if verdict.effect is None:
             return
         for (part, code), hold in self._holds.items():
@@ -219,7 +223,7 @@ class Condition:
         observed = [_evidence("nvml-events", f"XID {xid.xid}{_where(xid.part)}")]
         if self._last:
             observed.append(_evidence("nvml-poll", f"before: {self._last}"))
-        began = gpu.Began(
+        began = gpu.FaultBegan(
             part=xid.part,
             effect=verdict.effect,
             code=verdict.code,
@@ -228,29 +232,31 @@ class Condition:
             policy=verdict.policy,
             evidence=tuple(observed),
         )
-        hold = recovery.Hold(began, now, ends=poll_signals.Ends.QUIET, action=verdict.action)
+        hold = recovery.ActiveFault(
+            began, now, ends=poll_signals.EndsWhen.QUIET, action=verdict.action
+        )
         if self._is_lost:
             hold.went(now)
         yield self._begin(hold, now)
 
     def polled(
         self, poll: gpu.Poll, now: float, told: gpus.Health, judge: xid_policy.Policy
-    ) -> Iterator[gpu.Finding]:
+    ) -> Iterator[gpu.FaultChange]:
         """Take what it answered, or that it did not."""
         self.heard_at = now
         self._last = poll_signals.summary(poll)
         yield from self._end(self._whole, UNPOLLED, poll.at, "it is polled again")
-        if poll.error and not poll_signals.is_telling(poll.error):
+        if poll.error and not poll_signals.is_conclusive(poll.error):
             yield from self._not_answered(poll, now)
             return
         self._unanswered = 0
         yield from self._end(self._whole, UNANSWERED, poll.at, f"NVML answers: {self._last}")
-        reading = poll_signals.read(poll, ecc_before=self._ecc)
+        reading = poll_signals.interpret(poll, ecc_before=self._ecc)
         self._count(poll)
         yield from self._read(poll, reading, now, is_off=judge.is_off)
         yield from self._recover(now, poll.at, told)
 
-    def _not_answered(self, poll: gpu.Poll, now: float) -> Iterator[gpu.Finding]:
+    def _not_answered(self, poll: gpu.Poll, now: float) -> Iterator[gpu.FaultChange]:
         self._unanswered += 1
         for hold in self._holds.values():
             hold.unanswered()
@@ -269,8 +275,8 @@ class Condition:
         self._ecc = poll.ecc_uncorrected
 
     def _read(
-        self, poll: gpu.Poll, reading: poll_signals.Reading, now: float, *, is_off: bool
-    ) -> Iterator[gpu.Finding]:
+        self, poll: gpu.Poll, reading: poll_signals.PollReading, now: float, *, is_off: bool
+    ) -> Iterator[gpu.FaultChange]:
         """Take what a poll shows and denies."""
         shown = {sign.code: sign for sign in reading.shown}
         self._is_lost = bool(poll.error)
@@ -285,14 +291,14 @@ class Condition:
         for code, sign in shown.items():
             if (self._whole, code) not in self._holds and self._in_a_row[code] >= sign.polls:
                 began = _begun(self._whole, sign, poll, is_off=is_off)
-                yield self._begin(recovery.Hold(began, now, ends=sign.ends), now)
+                yield self._begin(recovery.ActiveFault(began, now, ends=sign.ends), now)
 
     def _blind(
         self, code: str, reason: str, now: float, at: datetime, rule: str
-    ) -> Iterator[gpu.Finding]:
+    ) -> Iterator[gpu.FaultChange]:
         if (self._whole, code) in self._holds:
             return
-        began = gpu.Began(
+        began = gpu.FaultBegan(
             part=self._whole,
             effect=gpu.Effect.UNMONITORED,
             code=code,
@@ -300,9 +306,9 @@ class Condition:
             at=at,
             policy=rule,
         )
-        yield self._begin(recovery.Hold(began, now, ends=poll_signals.Ends.NEVER), now)
+        yield self._begin(recovery.ActiveFault(began, now, ends=poll_signals.EndsWhen.NEVER), now)
 
-    def _begin(self, hold: recovery.Hold, now: float) -> gpu.Finding:
+    def _begin(self, hold: recovery.ActiveFault, now: float) -> gpu.FaultChange:
         began = hold.began
         if hold.is_unhealthy and not self._is_bad(began.part):
             flapped = self._history(began.part).fell(now)
@@ -312,7 +318,7 @@ class Condition:
         self._holds[began.part, began.code] = hold
         return began
 
-    def _recover(self, now: float, at: datetime, told: gpus.Health) -> Iterator[gpu.Finding]:
+    def _recover(self, now: float, at: datetime, told: gpus.Health) -> Iterator[gpu.FaultChange]:
         for (part, code), hold in [*self._holds.items()]:
             reason = hold.over(now, told=told, doublings=self._history(part).doublings)
             if reason:
@@ -320,10 +326,12 @@ class Condition:
                 if hold.is_unhealthy and not self._is_bad(part):
                     self._history(part).rose(now)
 
-    def _end(self, part: gpu.Part, code: str, at: datetime, reason: str) -> Iterator[gpu.Finding]:
+    def _end(
+        self, part: gpu.Part, code: str, at: datetime, reason: str
+    ) -> Iterator[gpu.FaultChange]:
         hold = self._holds.pop((part, code), None)
         if hold is not None:
-            yield gpu.Ended(
+            yield gpu.FaultEnded(
                 part=part,
                 effect=hold.began.effect,
                 code=code,
@@ -336,14 +344,16 @@ class Condition:
     def _is_bad(self, part: gpu.Part) -> bool:
         return any(hold.is_unhealthy for (of, _), hold in self._holds.items() if of == part)
 
-    def _history(self, part: gpu.Part) -> recovery.History:
-        return self._histories.setdefault(part, recovery.History())
+    def _history(self, part: gpu.Part) -> recovery.FlapHistory:
+        return self._histories.setdefault(part, recovery.FlapHistory())
 
 
-def _begun(whole: gpu.Part, sign: poll_signals.Sign, poll: gpu.Poll, *, is_off: bool) -> gpu.Began:
+def _begun(
+    whole: gpu.Part, sign: poll_signals.Signal, poll: gpu.Poll, *, is_off: bool
+) -> gpu.FaultBegan:
     """Return what a sign begins; nothing is taken out of use where all checks are disabled."""
     is_spared = is_off and sign.effect is gpu.Effect.UNHEALTHY
-    return gpu.Began(
+    return gpu.FaultBegan(
         part=whole,
         effect=gpu.Effect.DEGRADED if is_spared else sign.effect,
         code=sign.code,

@@ -22,7 +22,7 @@ _COMPUTE_SLICE = re.compile(r"[0-9]+c\.")
 """A profile with fewer compute slices than its GPU instance has (go-nvlib mig_profile.go)."""
 _PROFILE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[-+][a-z.]+)*")
 
-Tell: TypeAlias = Callable[[str], None]
+NoteProblem: TypeAlias = Callable[[str], None]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,17 +35,23 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     numa: int | None = None
 
 
-def present(look: gpu.Look, told: config_gpus.Gpus, tell: Tell) -> tuple[vocabulary.Gpu, ...]:
+def included_gpus(
+    look: gpu.Scan, told: config_gpus.Gpus, tell: NoteProblem
+) -> tuple[vocabulary.Gpu, ...]:
     """Return the GPUs without what is excluded, by index; tell of references that name nothing."""
     known = [*_known(look, tell)]
     excluded = [selectors.parse(given, products=True) for given in told.exclude]
     met: set[int] = set()
     kept = []
     for one in known:
-        hits = {at for at, r in enumerate(excluded) if selectors.means(r, _whole(one), one.product)}
+        hits = {
+            at for at, r in enumerate(excluded) if selectors.selects(r, _whole(one), one.product)
+        }
         parts = []
         for number, mig, device in _parts(one):
-            inner = {at for at, r in enumerate(excluded) if selectors.means(r, device, one.product)}
+            inner = {
+                at for at, r in enumerate(excluded) if selectors.selects(r, device, one.product)
+            }
             met |= inner
             if not inner:
                 # it keeps its number, whoever before it is left out
@@ -59,10 +65,10 @@ def present(look: gpu.Look, told: config_gpus.Gpus, tell: Tell) -> tuple[vocabul
     return tuple(kept)
 
 
-def is_unreadable(reference: selectors.Reference, look: gpu.Look) -> bool:
+def is_unreadable(reference: selectors.Selector, look: gpu.Scan) -> bool:
     """Say whether a GPU is meant that is there, and cannot be read."""
     return any(
-        selectors.means(
+        selectors.selects(
             reference,
             gpu.Device(part=gpu.Part(gpu=one.uuid), uuid=one.uuid, index=str(one.index)),
             "",
@@ -72,7 +78,7 @@ def is_unreadable(reference: selectors.Reference, look: gpu.Look) -> bool:
 
 
 def by_name(
-    gpus: Iterable[vocabulary.Gpu], told: config_gpus.Gpus, tell: Tell
+    gpus: Iterable[vocabulary.Gpu], told: config_gpus.Gpus, tell: NoteProblem
 ) -> dict[str, list[Candidate]]:
     """Return what is handed out under each name, before it is shared, in order of index."""
     found: dict[str, list[Candidate]] = {}
@@ -83,27 +89,29 @@ def by_name(
     return found
 
 
-def called(one: vocabulary.Gpu) -> str:
+def gpu_label(one: vocabulary.Gpu) -> str:
     """Return what a person is told a GPU is."""
     return f"GPU {one.index} ({one.uuid})" if one.index is not None else one.uuid
 
 
-def _known(look: gpu.Look, tell: Tell) -> Iterator[vocabulary.Gpu]:
+def _known(look: gpu.Scan, tell: NoteProblem) -> Iterator[vocabulary.Gpu]:
     """Give the GPUs that can be told apart, by index."""
     seen: set[str] = set()
     for one in sorted(look.gpus, key=lambda one: (one.index is None, one.index, one.uuid)):
         uuids = [one.uuid, *(mig.uuid for mig in one.mig)]
         if len({*uuids}) < len(uuids) or not seen.isdisjoint(uuids):
-            tell(f"{called(one)}: another device has its uuid, or that of one of its MIG devices")
+            tell(
+                f"{gpu_label(one)}: another device has its uuid, or that of one of its MIG devices"
+            )
         elif bad := next((u for u in uuids if not 0 < len(u) <= _UUID_MAX), None):
-            tell(f"{called(one)}: {bad[:_UUID_MAX]!r} is no uuid: 1 to {_UUID_MAX} characters")
+            tell(f"{gpu_label(one)}: {bad[:_UUID_MAX]!r} is no uuid: 1 to {_UUID_MAX} characters")
         else:
             seen.update(uuids)
             yield one
 
 
 def _handed_out(
-    gpus: Iterable[vocabulary.Gpu], strategy: config_gpus.MigStrategy, tell: Tell
+    gpus: Iterable[vocabulary.Gpu], strategy: config_gpus.MigStrategy, tell: NoteProblem
 ) -> Iterator[Candidate]:
     match strategy:
         case config_gpus.MigStrategy.NONE:
@@ -120,18 +128,20 @@ def _handed_out(
         yield from _of_parts(one) if one.mig else [_of_whole(one)]
 
 
-def _divided(gpus: Iterable[vocabulary.Gpu], tell: Tell) -> list[vocabulary.Gpu]:
+def _divided(gpus: Iterable[vocabulary.Gpu], tell: NoteProblem) -> list[vocabulary.Gpu]:
     """Leave out those in MIG mode that are not divided: there is nothing to hand out."""
     found = []
     for one in gpus:
         if one.mig_enabled and not one.mig:
-            tell(f"{called(one)}: MIG is enabled and it has no MIG device; nothing of it is given")
+            tell(
+                f"{gpu_label(one)}: MIG is enabled and it has no MIG device; nothing of it is given"
+            )
         else:
             found.append(one)
     return found
 
 
-def _alike(gpus: Sequence[vocabulary.Gpu], tell: Tell) -> list[vocabulary.Gpu]:
+def _alike(gpus: Sequence[vocabulary.Gpu], tell: NoteProblem) -> list[vocabulary.Gpu]:
     """Return the GPUs that are divided like most: under one name everything has to be alike.
 
     Of as many of each, those in MIG mode are taken, and then the first by profile.
@@ -141,7 +151,7 @@ def _alike(gpus: Sequence[vocabulary.Gpu], tell: Tell) -> list[vocabulary.Gpu]:
         profiles = sorted({mig.profile for mig in one.mig})
         if len(profiles) > 1:
             tell(
-                f"{called(one)}: has MIG devices of profiles {', '.join(profiles)}; migStrategy "
+                f"{gpu_label(one)}: has MIG devices of profiles {', '.join(profiles)}; migStrategy "
                 "single needs one profile (mixed gives each a name)"
             )
         else:
@@ -151,7 +161,7 @@ def _alike(gpus: Sequence[vocabulary.Gpu], tell: Tell) -> list[vocabulary.Gpu]:
     for one in gpus:
         if kinds.get(one.uuid, most) != most:
             tell(
-                f"{called(one)}: is {_kind(kinds[one.uuid])} where most are {_kind(most)}; "
+                f"{gpu_label(one)}: is {_kind(kinds[one.uuid])} where most are {_kind(most)}; "
                 "migStrategy single needs all alike (mixed gives each a name)"
             )
     return [one for one in gpus if kinds.get(one.uuid) == most]
@@ -202,14 +212,14 @@ def _parts(one: vocabulary.Gpu) -> Iterator[tuple[int, vocabulary.MigDevice, gpu
         )
 
 
-def _name(one: Candidate, told: config_gpus.Gpus, tell: Tell) -> str:
+def _name(one: Candidate, told: config_gpus.Gpus, tell: NoteProblem) -> str:
     """Return the resource that something is, or nothing after telling why it is none."""
     for naming in told.resources:
         pattern, text = (naming.mig, one.profile) if one.profile else (naming.product, one.product)
         if pattern and selectors.matches(pattern, text):
             return naming.name
     if not one.profile or told.mig_strategy is config_gpus.MigStrategy.SINGLE:
-        return config_gpus.USUAL
+        return config_gpus.DEFAULT_NAME
     which = f"MIG device {one.device.index} ({one.device.uuid})"
     if not _PROFILE.fullmatch(one.profile):
         tell(f"{which}: its profile is not known ({one.profile[:40]!r}), so it has no name")
@@ -221,7 +231,7 @@ def _name(one: Candidate, told: config_gpus.Gpus, tell: Tell) -> str:
         )
         return ""
     name = f"{config_gpus.DOMAIN}/mig-{one.profile.replace('+', '.')}"
-    for problem in names.problems(name):
+    for problem in names.name_problems(name):
         tell(f"{which}: {problem}")
         return ""
     return name

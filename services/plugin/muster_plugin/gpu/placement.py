@@ -27,7 +27,7 @@ _NVLINK: Final = 100
 _UNKNOWN: Final = gpu.Link()
 
 Links: TypeAlias = Mapping[tuple[str, str], gpu.Link]
-Known: TypeAlias = Mapping[str, advertised.Unit]
+Units: TypeAlias = Mapping[str, advertised.Unit]
 
 
 def prefer(
@@ -35,7 +35,7 @@ def prefer(
     must_include: Collection[str],
     size: int,
     *,
-    known: Known,
+    known: Units,
     policy: gpus.Placement,
     links: Links,
 ) -> list[str]:
@@ -62,7 +62,7 @@ def prefer(
     return chosen
 
 
-def score(link: gpu.Link) -> int:
+def pair_score(link: gpu.Link) -> int:
     """Return how well two GPUs are joined (go-gpuallocator 876e7b7, calculateGPUPairScore).
 
     Links to a switch do not count: behind NVSwitch all are joined alike, and the bus decides.
@@ -70,7 +70,7 @@ def score(link: gpu.Link) -> int:
     return _NEAREST - link.level + _NVLINK * link.nvlinks
 
 
-def _are_whole(candidates: Sequence[advertised.Unit], known: Known) -> bool:
+def _are_whole(candidates: Sequence[advertised.Unit], known: Units) -> bool:
     """Say whether all of these are whole GPUs, and those of the resource few enough."""
     if not 0 < len(candidates) <= GPUS_MAX or len(known) > GPUS_MAX:
         return False
@@ -99,7 +99,7 @@ def _aligned(
 def _joined(one: str, other: str, links: Links) -> int:
     if one == other:
         return 0
-    return score(links.get((min(one, other), max(one, other)), _UNKNOWN))
+    return pair_score(links.get((min(one, other), max(one, other)), _UNKNOWN))
 
 
 class _Pile(msgspec.Struct):
@@ -115,7 +115,7 @@ class _Shelf:
     """What is free, device by device, the best on top of a heap."""
 
     def __init__(
-        self, free: Sequence[str], chosen: Sequence[str], known: Known, policy: gpus.Placement
+        self, free: Sequence[str], chosen: Sequence[str], known: Units, policy: gpus.Placement
     ) -> None:
         self._policy = policy
         self._piles: dict[str, _Pile] = {}

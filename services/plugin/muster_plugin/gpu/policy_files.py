@@ -17,14 +17,14 @@ def read(told: gpus.Health) -> xid_policy.Policy:
     """Return the policy that is chosen. Raises settings.BadSettings with every problem."""
     return xid_policy.Policy(
         xid_policy.catalogue((_HERE / xid_policy.CATALOGUE).read_bytes()),
-        xid_policy.preset((_HERE / xid_policy.file(told.preset)).read_bytes()),
+        xid_policy.preset((_HERE / xid_policy.preset_file(told.preset)).read_bytes()),
         overrides=_overrides(Path(told.policy)) if told.policy else None,
         disable=told.disable,
         enable=told.enable,
     )
 
 
-def judge(told: gpus.Health) -> xid_policy.Policy:
+def load(told: gpus.Health) -> xid_policy.Policy:
     """Return the policy that is chosen; what is odd about it goes to the log, once.
 
     Raises settings.BadSettings.

@@ -53,7 +53,7 @@ _NOT_READY: Final = frozenset({"not_started", "in_progress", "failed"})
 _READY: Final = frozenset({"completed", "not_supported"})
 
 
-class Ends(enum.StrEnum):
+class EndsWhen(enum.StrEnum):
     """When what a sign began is over: after polls that deny it, quiet as well, or not at all."""
 
     DENIED = "denied"
@@ -61,7 +61,7 @@ class Ends(enum.StrEnum):
     NEVER = "never"
 
 
-class Sign(msgspec.Struct, frozen=True, kw_only=True):
+class Signal(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a poll shows; it begins after so many `polls` in a row. `said_by` is who says.
 
     The `code` is unique for what it says: another recovery action is another sign.
@@ -71,7 +71,7 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
     effect: gpu.Effect
     reason: str
     said_by: str
-    ends: Ends = Ends.DENIED
+    ends: EndsWhen = EndsWhen.DENIED
     polls: int = 1
 
     @property
@@ -80,24 +80,24 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
         return f"polled/{self.code}: {self.effect} ({self.said_by})"
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class PollReading(msgspec.Struct, frozen=True, kw_only=True):
     """What a poll shows and what it denies.
 
     A `good` poll was answered, and asks for nothing; it is `proven` if the driver can say what it
     needs, and says: nothing.
     """
 
-    shown: tuple[Sign, ...]
+    shown: tuple[Signal, ...]
     denied: frozenset[str]
     good: bool
     proven: bool
 
 
-def read(poll: gpu.Poll, *, ecc_before: int | None = None) -> Reading:
+def interpret(poll: gpu.Poll, *, ecc_before: int | None = None) -> PollReading:
     """Say what a poll means; `ecc_before` is the last count of uncorrected errors."""
     shown = tuple(_shown(poll, ecc_before))
     is_good = not poll.error and poll.recovery_action in {0, None} and not poll.remap_failed
-    return Reading(
+    return PollReading(
         shown=shown,
         denied=frozenset(_denied(poll)) - {sign.code for sign in shown}
         if not poll.error
@@ -107,7 +107,7 @@ def read(poll: gpu.Poll, *, ecc_before: int | None = None) -> Reading:
     )
 
 
-def is_telling(error: str) -> bool:
+def is_conclusive(error: str) -> bool:
     """Tell whether an error says something about the GPU, and not only that nobody knows."""
     return error in _ERRORS
 
@@ -129,16 +129,16 @@ def summary(poll: gpu.Poll) -> str:
     return ", ".join(["it answers", *known])
 
 
-def _shown(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Sign]:
+def _shown(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Signal]:
     if poll.error:
         if poll.error in _ERRORS:
             code, reason = _ERRORS[poll.error]
-            yield Sign(
+            yield Signal(
                 code=code,
                 effect=_UNHEALTHY,
                 reason=reason,
                 said_by=f"NVML error {poll.error}",
-                ends=Ends.QUIET,
+                ends=EndsWhen.QUIET,
             )
         return
     if poll.recovery_action:
@@ -147,54 +147,54 @@ def _shown(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Sign]:
     yield from _surroundings(poll)
 
 
-def _recovery(action: int) -> Sign:
+def _recovery(action: int) -> Signal:
     unknown = RECOVERY_OTHER, _DEGRADED, f"the driver asks for something not known here: {action}"
     code, effect, reason = _ACTIONS.get(action, unknown)
-    return Sign(
+    return Signal(
         code=code,
         effect=effect,
         reason=reason,
         said_by=f"NVML field 230, recovery action {action}",
-        ends=Ends.QUIET if effect is _UNHEALTHY else Ends.DENIED,
+        ends=EndsWhen.QUIET if effect is _UNHEALTHY else EndsWhen.DENIED,
     )
 
 
-def _memory(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Sign]:
+def _memory(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Signal]:
     if poll.remap_failed:
-        yield Sign(
+        yield Signal(
             code=REMAP_FAILED,
             effect=_UNHEALTHY,
             reason="a memory row could not be remapped: the GPU has to be replaced",
             said_by="NVML remapped rows, failure",
-            ends=Ends.NEVER,
+            ends=EndsWhen.NEVER,
         )
     if poll.remap_pending:
-        yield Sign(
+        yield Signal(
             code=REMAP_PENDING,
             effect=_DEGRADED,
             reason="a memory row waits to be remapped at the next reset; new work may start",
             said_by="NVML remapped rows, pending",
         )
     if poll.retired_pending:
-        yield Sign(
+        yield Signal(
             code=RETIRED_PENDING,
             effect=_DEGRADED,
             reason="memory pages wait to be retired at the next reboot; new work may start",
             said_by="NVML retired pages, pending",
         )
     if ecc_before is not None and (poll.ecc_uncorrected or 0) > ecc_before:
-        yield Sign(
+        yield Signal(
             code=ECC,
             effect=_DEGRADED,
             reason=f"uncorrected memory errors rose from {ecc_before} to {poll.ecc_uncorrected}",
             said_by="NVML volatile ECC counter",
-            ends=Ends.QUIET,
+            ends=EndsWhen.QUIET,
         )
 
 
-def _surroundings(poll: gpu.Poll) -> Iterator[Sign]:
+def _surroundings(poll: gpu.Poll) -> Iterator[Signal]:
     if poll.slowdowns:
-        yield Sign(
+        yield Signal(
             code=SLOWDOWN,
             effect=_DEGRADED,
             reason=f"slowed down: {', '.join(poll.slowdowns)}{_heat(poll)}",
@@ -202,14 +202,14 @@ def _surroundings(poll: gpu.Poll) -> Iterator[Sign]:
             polls=SLOW_POLLS,
         )
     if poll.nvlinks_down:
-        yield Sign(
+        yield Signal(
             code=NVLINK,
             effect=_DEGRADED,
             reason=f"NVLinks down: {', '.join(map(str, poll.nvlinks_down))}",
             said_by="NVML NVLink state",
         )
     if poll.fabric in _NOT_READY:
-        yield Sign(
+        yield Signal(
             code=FABRIC,
             effect=_UNHEALTHY,
             reason=f"not ready: CUDA cannot start, the GPU's fabric is {poll.fabric}",

@@ -29,22 +29,22 @@ FLAP_WINDOW_S: Final = 600.0
 DOUBLINGS_MAX: Final = 5
 QUIET_MAX_S: Final = 3600.0
 """No quiet is longer, unless `cooldown_s` itself is."""
-UNPROVEN: Final = 3
+UNPROVEN_FACTOR: Final = 3
 """How many times as long quiet has to be where it is the only evidence."""
 
 _AWAY: Final = "it was away and came back"
 _ANEW: Final = "its error counter started anew"
 
 
-class Hold:
+class ActiveFault:
     """One finding that holds, and what speaks for its end."""
 
     def __init__(
         self,
-        began: gpu.Began,
+        began: gpu.FaultBegan,
         now: float,
         *,
-        ends: poll_signals.Ends,
+        ends: poll_signals.EndsWhen,
         action: xid_policy.Action | None = None,
     ) -> None:
         self.began = began
@@ -91,7 +91,7 @@ class Hold:
         """Take somebody's word for it."""
         self._repaired = by
 
-    def polled(self, reading: poll_signals.Reading, now: float) -> None:
+    def polled(self, reading: poll_signals.PollReading, now: float) -> None:
         """Take an answered poll that does not show it."""
         if self._is_away:
             self._is_away = False
@@ -99,7 +99,9 @@ class Hold:
         is_sign = self._action is None
         if is_sign and self.began.code not in reading.denied:
             return
-        if not reading.good and (self.is_unhealthy or self._ends is not poll_signals.Ends.DENIED):
+        if not reading.good and (
+            self.is_unhealthy or self._ends is not poll_signals.EndsWhen.DENIED
+        ):
             self.disturbed(now)
             return
         self._good += 1
@@ -107,20 +109,20 @@ class Hold:
 
     def over(self, now: float, *, told: gpus.Health, doublings: int) -> str:
         """Say why it is over; empty while it holds."""
-        if self._ends is poll_signals.Ends.NEVER:
+        if self._ends is poll_signals.EndsWhen.NEVER:
             return ""
         if self._repaired:
             return f"{self._repaired} says it is repaired, and it answers" if self._good else ""
         if self._good < told.good:
             return ""
-        if self._ends is poll_signals.Ends.DENIED:
+        if self._ends is poll_signals.EndsWhen.DENIED:
             return f"no longer so in {self._good} polls in a row"
         return self._quiet(now, told=told, doublings=doublings)
 
     def _quiet(self, now: float, *, told: gpus.Health, doublings: int) -> str:
         is_proven = self._proven >= told.good
         is_known = is_proven or bool(self._was_reset)
-        needed = needed_s(told.cooldown_s, doublings=doublings, is_proven=is_known)
+        needed = required_quiet_s(told.cooldown_s, doublings=doublings, is_proven=is_known)
         quiet_s = now - self._seen_at
         if not self._is_reset(is_proven=is_proven) or quiet_s < needed:
             return ""
@@ -138,13 +140,13 @@ class Hold:
                 return True
 
 
-def needed_s(cooldown_s: float, *, doublings: int, is_proven: bool) -> float:
+def required_quiet_s(cooldown_s: float, *, doublings: int, is_proven: bool) -> float:
     """Return how long quiet has to be."""
-    longest = max(QUIET_MAX_S, cooldown_s * UNPROVEN)
-    return min(cooldown_s * 2.0**doublings * (1 if is_proven else UNPROVEN), longest)
+    longest = max(QUIET_MAX_S, cooldown_s * UNPROVEN_FACTOR)
+    return min(cooldown_s * 2.0**doublings * (1 if is_proven else UNPROVEN_FACTOR), longest)
 
 
-class History:
+class FlapHistory:
     """How often a part of a GPU went bad soon after it was well."""
 
     def __init__(self) -> None:

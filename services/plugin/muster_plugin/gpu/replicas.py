@@ -38,7 +38,7 @@ class _Made(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def plan(look: gpu.Look, told: gpus.Gpus) -> resource_plan.Plan:
+def plan(look: gpu.Scan, told: gpus.Gpus) -> resource_plan.Plan:
     """Say what every resource of GPUs consists of now.
 
     A resource with a name of the configuration's, or `nvidia.com/gpu`, is there even without
@@ -51,7 +51,7 @@ def plan(look: gpu.Look, told: gpus.Gpus) -> resource_plan.Plan:
     for share in made.shares:
         offered.setdefault(share.name, []).append(share)
     offers = tuple(
-        resource_plan.Offer(
+        resource_plan.PlannedResource(
             name=name,
             rule=_rule(name, told, is_lasting=name in lasting),
             units=_units(name, shares, problems),
@@ -61,7 +61,7 @@ def plan(look: gpu.Look, told: gpus.Gpus) -> resource_plan.Plan:
     return resource_plan.Plan(offers=offers, problems=tuple(dict.fromkeys(problems)))
 
 
-def node(look: gpu.Look, told: gpus.Gpus) -> vocabulary.GpuNode:
+def node(look: gpu.Scan, told: gpus.Gpus) -> vocabulary.GpuNode:
     """Return what a snapshot tells about the GPUs; what is excluded is not among them."""
     made = _made(look, told)
     resources = (
@@ -85,7 +85,7 @@ def node(look: gpu.Look, told: gpus.Gpus) -> vocabulary.GpuNode:
     )
 
 
-def _made(look: gpu.Look, told: gpus.Gpus) -> _Made:
+def _made(look: gpu.Scan, told: gpus.Gpus) -> _Made:
     if look.driver is not gpu.Driver.READY:
         why = look.problem or "no more is known"
         return _Made(problems=(f"no GPU can be used: {look.driver}: {why}",))
@@ -97,7 +97,7 @@ def _made(look: gpu.Look, told: gpus.Gpus) -> _Made:
         if not look.unreadable:
             problems.append("the driver is ready, and there is no GPU")
         return _Made(problems=tuple(problems))
-    gpus = naming.present(look, told, problems.append)
+    gpus = naming.included_gpus(look, told, problems.append)
     found = naming.by_name(gpus, told, problems.append)
     for at, shared in enumerate(told.sharing.resources):
         if shared.name not in found:
@@ -114,7 +114,7 @@ def _shares(
     name: str,
     candidates: Sequence[naming.Candidate],
     sharing: gpus.Sharing,
-    look: gpu.Look,
+    look: gpu.Scan,
     problems: list[str],
 ) -> Iterator[_Share]:
     """Share the devices of one resource: each entry of its name takes of those that are left."""
@@ -139,7 +139,7 @@ def _chosen(
     key: str,
     candidates: Sequence[naming.Candidate],
     left: Iterable[str],
-    look: gpu.Look,
+    look: gpu.Scan,
     problems: list[str],
 ) -> list[str]:
     """Return the uuids of the devices that an entry shares, of those that are left."""
@@ -163,7 +163,7 @@ def _listed(
     key: str,
     candidates: Sequence[naming.Candidate],
     free: Sequence[str],
-    look: gpu.Look,
+    look: gpu.Scan,
     problems: list[str],
 ) -> list[str]:
     chosen: dict[str, int] = {}
@@ -172,7 +172,7 @@ def _listed(
         meant = [
             one.device.uuid
             for one in candidates
-            if selectors.means(reference, one.device, one.product)
+            if selectors.selects(reference, one.device, one.product)
         ]
         if not meant and not naming.is_unreadable(reference, look):
             problems.append(f"{key}[{at}]: {given} is no device of {name}")
@@ -230,7 +230,7 @@ def _rule(name: str, told: gpus.Gpus, *, is_lasting: bool) -> resources.Resource
     """
     domain = name.partition("/")[0]
     return resources.Resource(
-        name=name if is_lasting else f"{domain}/{names.EACH}",
+        name=name if is_lasting else f"{domain}/{names.WILDCARD}",
         groups=(),
         per_match=not is_lasting,
         env="",

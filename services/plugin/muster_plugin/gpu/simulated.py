@@ -25,7 +25,7 @@ _BYTES_MAX: Final = 1024 * 1024
 _LOOK_PERIOD_S: Final = 30.0
 
 
-class Simulated:
+class SimulatedSource:
     """A `gpus.Source` of GPUs that answer every `poll_s` what the script says."""
 
     def __init__(self, told: settings.SimulatedGpus, node: str, *, poll_s: float) -> None:
@@ -51,15 +51,15 @@ class Simulated:
         """When the script was last read."""
         return {} if self._looked_at is None else {KIND: self._looked_at}
 
-    async def first(self, timeout_s: float) -> gpu.Look:
+    async def first(self, timeout_s: float) -> gpu.Scan:
         """Look at all GPUs at once; those that the script calls broken are broken already."""
         del timeout_s
         self._read()
         at = datetime.now(UTC)
         polls = tuple(self._polls(at))
-        return gpu.Look(machine="simulated", gpus=self._gpus, polls=polls, simulated=True)
+        return gpu.Scan(machine="simulated", gpus=self._gpus, polls=polls, simulated=True)
 
-    async def follow(self, seen: Callable[[source.Seen], None]) -> None:
+    async def follow(self, seen: Callable[[source.Observed], None]) -> None:
         """Tell what the script says whenever it changes, and what the GPUs answer on a period."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poll(seen))
@@ -75,7 +75,7 @@ class Simulated:
     async def close(self) -> None:
         """Let go of nothing."""
 
-    async def _poll(self, seen: Callable[[source.Seen], None]) -> None:
+    async def _poll(self, seen: Callable[[source.Observed], None]) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_s):
@@ -84,10 +84,12 @@ class Simulated:
             for poll in self._polls(datetime.now(UTC)):
                 seen(poll)
 
-    async def _follow_script(self, file: Path, seen: Callable[[source.Seen], None]) -> None:
+    async def _follow_script(self, file: Path, seen: Callable[[source.Observed], None]) -> None:
         for xid in sorted(self._script.holding):
             self._report(xid, seen)
-        looks = inotify.looks(lambda: {file.parent}, period_s=_LOOK_PERIOD_S, mask=inotify.CONTENTS)
+        looks = inotify.scan_times(
+            lambda: {file.parent}, period_s=_LOOK_PERIOD_S, mask=inotify.CONTENT_EVENTS
+        )
         async with contextlib.aclosing(looks):
             async for _ in looks:
                 before = self._script
@@ -100,7 +102,7 @@ class Simulated:
                     for poll in self._polls(datetime.now(UTC)):
                         seen(poll)
 
-    def _report(self, xid: tuple[int, int], seen: Callable[[source.Seen], None]) -> None:
+    def _report(self, xid: tuple[int, int], seen: Callable[[source.Observed], None]) -> None:
         index, number = xid
         if index >= len(self._gpus):
             self._log.warning("fault_script_unknown_gpu", device=index, xid=number)
@@ -108,11 +110,11 @@ class Simulated:
         part = gpu.Part(gpu=self._gpus[index].uuid)
         seen(gpu.Xid(part=part, xid=number, at=datetime.now(UTC)))
 
-    def _mended(self, cleared: tuple[int, int], seen: Callable[[source.Seen], None]) -> None:
+    def _mended(self, cleared: tuple[int, int], seen: Callable[[source.Observed], None]) -> None:
         index, xid = cleared
         if index < len(self._gpus):
             uuid, at = self._gpus[index].uuid, datetime.now(UTC)
-            seen(gpu.Reset(gpu=uuid, at=at, by="the fault script", xid=xid))
+            seen(gpu.RepairReported(gpu=uuid, at=at, by="the fault script", xid=xid))
 
     def _polls(self, at: datetime) -> Iterator[gpu.Poll]:
         for index, one in enumerate(self._gpus):

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from muster_plugin.config import gpus
     from muster_plugin.gpu import health_state, xid_policy
 
-FIRST_LOOK_S: Final = 10.0
+FIRST_SCAN_S: Final = 10.0
 """How long a resource waits for the first look before it is registered without devices."""
 
-Seen: TypeAlias = gpu.Look | gpu.Observation
-Judged: TypeAlias = gpu.Finding | gpu.Look
+Observed: TypeAlias = gpu.Scan | gpu.Observation
+Evaluated: TypeAlias = gpu.FaultChange | gpu.Scan
 
 
 class Source(Protocol):
@@ -26,10 +26,10 @@ class Source(Protocol):
     def checked_at(self) -> Mapping[str, float]:
         """When each kind of looking last succeeded, in monotonic seconds."""
 
-    async def first(self, timeout_s: float) -> gpu.Look:
+    async def first(self, timeout_s: float) -> gpu.Scan:
         """Look for the first time; what cannot be seen in time is said in the look."""
 
-    async def follow(self, seen: Callable[[Seen], None]) -> None:
+    async def follow(self, seen: Callable[[Observed], None]) -> None:
         """Go on looking for ever."""
 
     def poll_every(self, seconds: float) -> None:
@@ -39,14 +39,14 @@ class Source(Protocol):
         """Let go of the GPUs."""
 
 
-class Gpus:
+class GpuEvaluator:
     """The GPUs of a node, judged; a `machine.Machine` around `gpu_health`."""
 
     def __init__(
         self,
         source: Source,
         health: "health_state.GpuHealth",
-        line: machine.Line[Seen, Judged],
+        line: machine.Line[Observed, Evaluated],
     ) -> None:
         self.source = source
         self.xids: Counter[int] = Counter()
@@ -59,25 +59,25 @@ class Gpus:
         self._health.judge, self._health.told = judge, told
         self.source.poll_every(told.poll_s)
 
-    async def watch(self, act: Callable[[Judged], Awaitable[None]]) -> None:
+    async def watch(self, act: Callable[[Evaluated], Awaitable[None]]) -> None:
         """Have everything that is seen judged, for ever.
 
         What holds against a GPU comes before the look that shows it, so that what begins badly is
         never called Healthy.
         """
-        self._line.tell(await self.source.first(FIRST_LOOK_S))
+        self._line.tell(await self.source.first(FIRST_SCAN_S))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._line.drive(self, act))
             tasks.create_task(self.source.follow(self._line.tell))
 
-    def receive(self, event: Seen, now: float) -> Sequence[Judged]:
+    def receive(self, event: Observed, now: float) -> Sequence[Evaluated]:
         """Judge what is seen."""
         if isinstance(event, gpu.Xid):
             self.xids[event.xid] += 1
         found = self._health.receive(event, now)
-        return [*found, event] if isinstance(event, gpu.Look) else found
+        return [*found, event] if isinstance(event, gpu.Scan) else found
 
-    def tick(self, now: float) -> Sequence[Judged]:
+    def tick(self, now: float) -> Sequence[Evaluated]:
         """Judge what time alone has changed."""
         return self._health.tick(now)
 

@@ -75,7 +75,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Refuse two rules for one XID."""
-        errors.refuse(self._problems())
+        errors.raise_if_any(self._problems())
 
     def _problems(self) -> Iterator[str]:
         said: dict[int, int] = {}
@@ -88,7 +88,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 said.setdefault(xid, at)
 
 
-class Lists(msgspec.Struct, frozen=True, kw_only=True):
+class HealthCheckLists(msgspec.Struct, frozen=True, kw_only=True):
     """NVIDIA's two lists, read; what is enabled wins.
 
     `is_off` is `all` without the opposite `all`: then what NVML says of the GPU itself does not
@@ -111,7 +111,7 @@ class Lists(msgspec.Struct, frozen=True, kw_only=True):
         return not self.enables(xid) and (self.disables_rest or xid in self.disabled)
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True):
+class CatalogueEntry(msgspec.Struct, frozen=True, array_like=True):
     """What each source says of one XID; the columns of `xids.json`, in their order."""
 
     title: str
@@ -131,7 +131,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sources: Mapping[str, str]
     where: Mapping[str, str]
     columns: tuple[str, ...]
-    xids: Mapping[int, Said]
+    xids: Mapping[int, CatalogueEntry]
 
 
 class _Named(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,7 +141,7 @@ class _Named(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     xids: tuple[Xid, ...] = ()
 
 
-class PresetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One preset: the first rule that names an XID decides, `otherwise` about all others."""
 
     version: int
@@ -152,10 +152,10 @@ class PresetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 _CATALOGUE: Final = msgspec.json.Decoder(Catalogue)
-_PRESET: Final = msgspec.json.Decoder(PresetFile)
+_PRESET: Final = msgspec.json.Decoder(Preset)
 
 
-def file(preset: gpus.Preset) -> str:
+def preset_file(preset: gpus.Preset) -> str:
     """Return where a preset lies, below the folder of this module."""
     return f"policies/{preset}.json"
 
@@ -165,7 +165,7 @@ def catalogue(text: bytes) -> Catalogue:
     return _CATALOGUE.decode(text)
 
 
-def preset(text: bytes) -> PresetFile:
+def preset(text: bytes) -> Preset:
     """Read a preset."""
     return _PRESET.decode(text)
 
@@ -176,7 +176,7 @@ class Policy:
     def __init__(
         self,
         known: Catalogue,
-        chosen: PresetFile,
+        chosen: Preset,
         *,
         overrides: Overrides | None = None,
         disable: str = "",
@@ -184,7 +184,7 @@ class Policy:
     ) -> None:
         self._known = known
         self._preset = chosen
-        self._lists = lists(disable, enable)
+        self._lists = parse_lists(disable, enable)
         given = overrides.rules if overrides else ()
         self._overrides = {xid: (at, r) for at, r in enumerate(given) for xid in r.xids}
         self._rules: dict[int, _Named] = {}
@@ -255,12 +255,12 @@ def warnings(gpus: gpus.Gpus | None) -> Iterator[str]:
     if gpus is None:
         return
     keys = {DISABLE: "disable", ENABLE: "enable"}
-    for problem in lists(gpus.health.disable, gpus.health.enable).problems:
+    for problem in parse_lists(gpus.health.disable, gpus.health.enable).problems:
         variable, _, text = problem.partition(": ")
         yield f"gpus.health.{keys[variable]}: {text}"
 
 
-def lists(disable: str, enable: str) -> Lists:
+def parse_lists(disable: str, enable: str) -> HealthCheckLists:
     """Read NVIDIA's two lists (health.go, newHealthCheckXIDs).
 
     Each is separated by commas, in any case; `all` or `xids` anywhere stands for every XID.
@@ -268,7 +268,7 @@ def lists(disable: str, enable: str) -> Lists:
     """
     off, disabled, strange = _list(DISABLE, disable)
     on, enabled, stranger = _list(ENABLE, enable)
-    return Lists(
+    return HealthCheckLists(
         disabled=disabled,
         enabled=enabled,
         disables_rest=bool(off),
@@ -291,4 +291,4 @@ def _is_number(word: str) -> bool:
 
 def _unknown(variable: str, words: Iterable[str]) -> Iterator[str]:
     for word in [*dict.fromkeys(words)][:_SAID_MAX]:
-        yield f"{variable}: {errors.said(word)} is no XID; left out"
+        yield f"{variable}: {errors.quoted(word)} is no XID; left out"

@@ -18,20 +18,20 @@ class Findings:
     """Every finding that holds, by GPU, and there by part and code."""
 
     def __init__(self) -> None:
-        self._holding: dict[str, dict[_Key, gpu.Began]] = {}
+        self._holding: dict[str, dict[_Key, gpu.FaultBegan]] = {}
         self._said: dict[str, dict[tuple[gpu.Part, gpu.Effect], str]] = {}
 
-    def apply(self, finding: gpu.Finding) -> bool:
+    def apply(self, finding: gpu.FaultChange) -> bool:
         """Take the beginning or the end of a finding; return whether that is news."""
         name = finding.part.gpu
         key = finding.part, finding.effect, finding.code
         holding = self._holding.setdefault(name, {})
         self._said.pop(name, None)
         match finding:
-            case gpu.Began():
+            case gpu.FaultBegan():
                 is_news = key not in holding
                 holding[key] = finding
-            case gpu.Ended():
+            case gpu.FaultEnded():
                 is_news = holding.pop(key, None) is not None
         if not holding:
             del self._holding[name]
@@ -56,7 +56,7 @@ class Findings:
                 counted[effect, code] = counted.get((effect, code), 0) + 1
         return counted
 
-    def _against(self, part: gpu.Part, effect: gpu.Effect) -> Iterator[gpu.Began]:
+    def _against(self, part: gpu.Part, effect: gpu.Effect) -> Iterator[gpu.FaultBegan]:
         for found in self._holding[part.gpu].values():
             if found.effect is effect and found.part.covers(part):
                 yield found

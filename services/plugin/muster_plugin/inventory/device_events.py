@@ -53,7 +53,11 @@ class Reports:
                         yield self._turned(resource, name, fact, at)
 
     def of_finding(
-        self, resource: resource_devices.Advertised, name: str, part: gpu.Part, finding: gpu.Finding
+        self,
+        resource: resource_devices.Advertised,
+        name: str,
+        part: gpu.Part,
+        finding: gpu.FaultChange,
     ) -> vocabulary.PluginEvent:
         """Tell of a finding about one device of a resource."""
         condition = _CONDITIONS.get(finding.effect)
@@ -65,7 +69,7 @@ class Reports:
                 resource=resource.name,
                 device_id=name,
                 condition=condition,
-                holds=isinstance(finding, gpu.Began),
+                holds=isinstance(finding, gpu.FaultBegan),
                 reason=finding.reason,
                 code=finding.code,
                 policy=finding.policy,
@@ -74,7 +78,7 @@ class Reports:
             )
         left = self._against.reason(part, gpu.Effect.UNHEALTHY)
         still = f"{finding.reason}; but {left}" if left else finding.reason
-        is_over = isinstance(finding, gpu.Ended)
+        is_over = isinstance(finding, gpu.FaultEnded)
         return vocabulary.DeviceHealthChanged(
             node=self._node,
             plugin=self._plugin,

@@ -48,7 +48,7 @@ class Inventory:
         self._resources: dict[str, resource_devices.Advertised] = {}
         self.gpus: vocabulary.GpuNode | None = None
         """What a snapshot tells about the GPUs themselves."""
-        self.terms = container_spec.Terms()
+        self.terms = container_spec.AllocationContext()
         """By what terms GPUs are given now."""
         self._gpu_rules = self.terms.rules
 
@@ -124,7 +124,7 @@ class Inventory:
         deadlines = (one.next_deadline() for one in self._resources.values())
         return min((at for at in deadlines if at is not None), default=None)
 
-    def apply(self, finding: gpu.Finding) -> list[vocabulary.PluginEvent]:
+    def apply(self, finding: gpu.FaultChange) -> list[vocabulary.PluginEvent]:
         """Take what began or ended to hold against a part of a GPU; nothing comes of old news.
 
         There is one event for each resource and device that the part covers, whatever the number of
@@ -226,7 +226,7 @@ class Inventory:
         )
         return Snapshot(event, listed.problem)
 
-    def _begun(self, offer: resource_plan.Offer) -> resource_devices.Advertised:
+    def _begun(self, offer: resource_plan.PlannedResource) -> resource_devices.Advertised:
         return resource_devices.Advertised(offer.name, offer.rule, self._findings)
 
     def _drop_empty(self, offered: Iterable[str] = ()) -> None:

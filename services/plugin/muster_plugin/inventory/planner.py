@@ -21,13 +21,13 @@ class Planned(NamedTuple):
 class Planner:
     """Puts device nodes and GPUs together. `devices` are as last planned, `look` is the newest."""
 
-    def __init__(self, here: document.Here) -> None:
+    def __init__(self, here: document.NodeConfiguration) -> None:
         self.devices = resource_plan.Plan()
-        self.look: gpu.Look | None = None
+        self.look: gpu.Scan | None = None
         self._here = here
         self._known: dict[str, config_resources.Resource] = {}
 
-    def follow(self, here: document.Here) -> None:
+    def follow(self, here: document.NodeConfiguration) -> None:
         """Plan by other rules from now on."""
         self._known.clear()
         self._here = here
@@ -38,11 +38,11 @@ class Planner:
         return self._here.resources
 
     @property
-    def terms(self) -> container_spec.Terms | None:
+    def terms(self) -> container_spec.AllocationContext | None:
         """By what terms GPUs are given; None before they were looked at, or if none are meant."""
         if self.look is None or self._here.gpus is None:
             return None
-        return container_spec.Terms(rules=self._here.gpus, look=self.look)
+        return container_spec.AllocationContext(rules=self._here.gpus, look=self.look)
 
     @property
     def gpus(self) -> vocabulary.GpuNode | None:
@@ -59,5 +59,5 @@ class Planner:
             # a MIG profile that is gone leaves with its devices, not with the look
             self._known.update({offer.name: offer.rule for offer in of_gpus.offers})
             configured += tuple(self._known.values())
-            plan = resource_plan.together(plan, of_gpus)
-        return Planned(resource_plan.bounded(plan, resources_max, standing=standing), configured)
+            plan = resource_plan.merged(plan, of_gpus)
+        return Planned(resource_plan.limited(plan, resources_max, standing=standing), configured)

@@ -28,7 +28,7 @@ class Allocator:
         self,
         devices: inventory.Inventory,
         resource: str,
-        gpus: Callable[[], container_spec.Terms] = container_spec.Terms,
+        gpus: Callable[[], container_spec.AllocationContext] = container_spec.AllocationContext,
     ) -> None:
         self._inventory = devices
         self._resource = resource
@@ -65,7 +65,7 @@ class Allocator:
         asked = [unit for ids in containers for unit in self._units(ids)]
         gpus = [unit.gpu for unit in asked if unit.gpu]
         terms = self._gpus()
-        needed = container_spec.needed_nodes(gpus, terms.rules.given, caps=terms.look.caps)
+        needed = container_spec.device_nodes(gpus, terms.rules.given, caps=terms.look.caps)
         devices = (device.host_path for unit in asked for device in unit.devices)
         mounts = (mount.host_path for unit in asked for mount in unit.mounts)
         return tuple(dict.fromkeys([*(node.host_path for node in needed), *devices, *mounts]))
@@ -102,7 +102,7 @@ class Allocator:
         """Return what one container asks for; raises Refusal if it may not have that."""
         asked = [self._unit(name) for name in dict.fromkeys(ids)]
         if any(unit.gpu for unit in asked):
-            problem = container_spec.problem(self._resource, asked, self._gpus())
+            problem = container_spec.request_problem(self._resource, asked, self._gpus())
             if problem:
                 raise advertised.AllocationError(problem)
         return asked
@@ -126,7 +126,7 @@ class Allocator:
         missing = container_spec.missing_channel(terms.rules.given, present)
         if missing:
             raise advertised.AllocationError(f"{self._resource}: {missing}")
-        return container_spec.answer(
+        return container_spec.container_response(
             gpus,
             terms.rules.given,
             caps=terms.look.caps,
@@ -143,7 +143,7 @@ class Allocator:
             return advertised.ContainerResponse(devices=devices, mounts=mounts)
         environment = {}
         seen = [spec.container_path for spec in devices] + [m.container_path for m in mounts]
-        variable = names.variable(self._resource) if rule.env is None else rule.env
+        variable = names.environment_variable(self._resource) if rule.env is None else rule.env
         if variable and seen:
             environment[variable] = ",".join(seen)
         if rule.cdi:

@@ -131,7 +131,7 @@ class Lives(Mapping[str, resource_plugin.Life]):
         folders = [
             self._root / name for name in (settings.SOCKET_DIRECTORY, settings.REGISTRY_DIRECTORY)
         ]
-        looks = inotify.looks(
+        looks = inotify.scan_times(
             lambda: [folder for folder in folders if folder.is_dir()], period_s=_LOOK_PERIOD_S
         )
         async with contextlib.aclosing(looks):

@@ -5,19 +5,19 @@ from collections.abc import Iterable, Iterator
 from muster.service import quoting, validation
 
 
-def refuse(problems: Iterable[str]) -> None:
+def raise_if_any(problems: Iterable[str]) -> None:
     """Raise ValueError if there are problems; it holds every one."""
     found = [*problems]
     if found:
         raise validation.Refused(found)
 
 
-def under(key: str, problems: Iterable[str]) -> Iterator[str]:
+def prefixed(key: str, problems: Iterable[str]) -> Iterator[str]:
     """Put the key before each problem."""
     return (f"{key}: {problem}" for problem in problems)
 
 
-def repeated(values: list[str]) -> Iterator[str]:
+def duplicates(values: list[str]) -> Iterator[str]:
     """Give each value that stands there twice, once."""
     seen: set[str] = set()
     told: set[str] = set()
@@ -28,7 +28,7 @@ def repeated(values: list[str]) -> Iterator[str]:
         seen.add(value)
 
 
-said = quoting.said
+quoted = quoting.said
 """What the user wrote, short enough for a line."""
 
 
@@ -36,6 +36,6 @@ def path_problems(path: str) -> Iterator[str]:
     """Say why a path could mean different places, or none."""
     parts = path.split("/")
     if not path.startswith("/") or "\0" in path:
-        yield f"{said(path)} is not an absolute path"
+        yield f"{quoted(path)} is not an absolute path"
     elif any(part in {"", ".", ".."} for part in parts[1:]):
-        yield f"{said(path)} is not the shortest way to write this path"
+        yield f"{quoted(path)} is not the shortest way to write this path"

@@ -64,7 +64,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     minor: int | None = None
 
 
-class Level(enum.IntEnum):
+class TopologyLevel(enum.IntEnum):
     """How near two GPUs are on the PCIe bus (nvmlGpuTopologyLevel_t)."""
 
     SAME_BOARD = 0
@@ -78,11 +78,11 @@ class Level(enum.IntEnum):
 class Link(msgspec.Struct, frozen=True, kw_only=True):
     """What joins two GPUs; `nvlinks` are the direct ones, not those to a switch."""
 
-    level: Level = Level.SYSTEM
+    level: TopologyLevel = TopologyLevel.SYSTEM
     nvlinks: int = 0
 
 
-class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
+class UnreadableGpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU that NVML counts and cannot read; `uuid` where an earlier look knew it.
 
     `error` is NVML's name of it, such as GPU_IS_LOST.
@@ -127,7 +127,7 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
 
-class Watch(msgspec.Struct, frozen=True, kw_only=True):
+class MonitoringChanged(msgspec.Struct, frozen=True, kw_only=True):
     """Whether somebody can see what befalls a GPU; `problem` is empty if so."""
 
     gpu: str
@@ -135,7 +135,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Reset(msgspec.Struct, frozen=True, kw_only=True):
+class RepairReported(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody says that a GPU was repaired or reset: of one XID, or of all that befell it."""
 
     gpu: str
@@ -144,7 +144,7 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
     xid: int | None = None
 
 
-Observation: TypeAlias = Poll | Xid | Watch | Reset
+Observation: TypeAlias = Poll | Xid | MonitoringChanged | RepairReported
 
 
 class Effect(enum.StrEnum):
@@ -155,7 +155,7 @@ class Effect(enum.StrEnum):
     UNMONITORED = "unmonitored"
 
 
-class Began(msgspec.Struct, frozen=True, kw_only=True):
+class FaultBegan(msgspec.Struct, frozen=True, kw_only=True):
     """Something holds against a part of a GPU from now on; `gpu_health` concludes it.
 
     One `code` holds at most once against one part. `policy` says which rule decided, with source.
@@ -170,7 +170,7 @@ class Began(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[vocabulary.Evidence, ...] = ()
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class FaultEnded(msgspec.Struct, frozen=True, kw_only=True):
     """What began under this `code` no longer holds, and why that is believed."""
 
     part: Part
@@ -182,10 +182,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[vocabulary.Evidence, ...] = ()
 
 
-Finding: TypeAlias = Began | Ended
+FaultChange: TypeAlias = FaultBegan | FaultEnded
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Scan(msgspec.Struct, frozen=True, kw_only=True):
     """One look at all GPUs. `polls` are of the same moment, so that what is bad begins as bad.
 
     `links` are keyed by both uuids in sorted order. `caps` are the minor numbers of MIG's
@@ -200,14 +200,14 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     cuda_version: str | None = None
     machine: str | None = None
     gpus: tuple[vocabulary.Gpu, ...] = ()
-    unreadable: tuple[Unreadable, ...] = ()
+    unreadable: tuple[UnreadableGpu, ...] = ()
     polls: tuple[Poll, ...] = ()
     links: Mapping[tuple[str, str], Link] = _NO_LINKS
     caps: Mapping[str, int] = _NO_CAPS
     simulated: bool = False
 
 
-def newest(before: Look | None, now: Look) -> Look:
+def latest_scan(before: Scan | None, now: Scan) -> Scan:
     """Return what is to be believed after another look.
 
     A driver that only fails to answer for now says nothing new: its GPUs stay, and it is said that

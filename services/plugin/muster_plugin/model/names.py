@@ -11,9 +11,9 @@ from typing import Final
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """Linux: sun_path holds 108 bytes, with the final zero."""
-EACH: Final = "*"
+WILDCARD: Final = "*"
 """Stands for the name that every match gets of its own, in `example.com/*`."""
-SHORT_MAX: Final = 63
+LABEL_MAX: Final = 63
 
 _DOMAIN_MAX: Final = 244
 _SHORT = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -22,7 +22,7 @@ _UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
 _UNIQUE: Final = 8
 
 
-def problems(name: str, *, per_match: bool = False) -> Iterator[str]:
+def name_problems(name: str, *, per_match: bool = False) -> Iterator[str]:
     """Say why the kubelet would refuse a resource name; `per_match` names end with `/*`."""
     domain, slash, short = name.partition("/")
     if not slash:
@@ -34,33 +34,33 @@ def problems(name: str, *, per_match: bool = False) -> Iterator[str]:
         yield f"name: {name!r} starts with 'requests.', which quotas use"
     if len(domain) > _DOMAIN_MAX or not _DOMAIN.fullmatch(domain):
         yield f"name: {domain!r} is no lower-case DNS name of at most {_DOMAIN_MAX} characters"
-    if per_match and short != EACH:
-        yield f"name: {name!r} names every match (perMatch); write it as {domain}/{EACH}"
-    elif not per_match and short == EACH:
+    if per_match and short != WILDCARD:
+        yield f"name: {name!r} names every match (perMatch); write it as {domain}/{WILDCARD}"
+    elif not per_match and short == WILDCARD:
         yield f"name: {name!r} stands for many names; it needs perMatch: true"
     elif not per_match and not _SHORT.fullmatch(short):
         yield (
-            f"name: {short!r} is not 1 to {SHORT_MAX} of A-Z a-z 0-9 - _ . "
+            f"name: {short!r} is not 1 to {LABEL_MAX} of A-Z a-z 0-9 - _ . "
             "that begin and end with a letter or digit"
         )
 
 
-def derived(rule: str, path_below_dev: str) -> str:
+def derived_name(rule: str, path_below_dev: str) -> str:
     """Return the resource name of one match of `example.com/*`: `net/tun` gives `net_tun`.
 
     The same path always gives the same name. A name that the kubelet would refuse (too long, or
     beginning or ending with `-` or `_`) is shortened or trimmed, and made unique again.
     """
-    domain = rule.removesuffix(EACH)
+    domain = rule.removesuffix(WILDCARD)
     plain = _UNUSABLE.sub("_", path_below_dev)
     if _SHORT.fullmatch(plain):
         return domain + plain
     unique = hashlib.sha256(path_below_dev.encode(errors="surrogateescape")).hexdigest()[:_UNIQUE]
-    trimmed = plain[: SHORT_MAX - _UNIQUE - 1].strip("-_")
+    trimmed = plain[: LABEL_MAX - _UNIQUE - 1].strip("-_")
     return f"{domain}{trimmed}-{unique}" if trimmed else domain + unique
 
 
-def variable(resource: str) -> str:
+def environment_variable(resource: str) -> str:
     """Return the variable that names a container's devices: `MUSTER_DEVICES_A_EXAMPLE_B`."""
     return "MUSTER_DEVICES_" + re.sub(r"[^A-Z0-9]", "_", resource.upper())
 

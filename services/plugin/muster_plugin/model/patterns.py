@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PATH_MAX: Final = 4096
 
-LENGTH_MAX: Final = 1024
+GLOB_MAX: Final = 1024
 """The longest glob."""
 REGEX_MAX: Final = 256
 _ANY_MAX: Final = 4
@@ -80,16 +80,16 @@ def regex_matches(pattern: str, below_dev: str) -> bool:
 
 def is_literal(pattern: str) -> bool:
     """Say whether a glob can match one path only, its own."""
-    return prefix(pattern) == pattern
+    return literal_prefix(pattern) == pattern
 
 
-def prefix(pattern: str) -> str:
+def literal_prefix(pattern: str) -> str:
     """Return what every path that a glob matches begins with; the whole of a literal one."""
     special = _SPECIAL.search(pattern)
     return pattern[: special.start()] if special else pattern
 
 
-def overlap(one: str, other: str) -> bool:
+def surely_overlap(one: str, other: str) -> bool:
     """Say whether two globs surely have a path in common: equal, or one is a path of the other."""
     if one == other:
         return True
@@ -108,15 +108,15 @@ def component_matches(component: str, name: str) -> bool:
     return _component(component).fullmatch(name) is not None
 
 
-def first(globs: Iterable[str], path: str) -> str | None:
+def first_match(globs: Iterable[str], path: str) -> str | None:
     """Return the first glob that matches the path, or None."""
     return next((pattern for pattern in globs if glob(pattern).fullmatch(path)), None)
 
 
 def glob_problems(pattern: str) -> Iterator[str]:
     """Say why a glob is refused."""
-    if len(pattern) > LENGTH_MAX:
-        yield f"{len(pattern)} characters; a glob has at most {LENGTH_MAX}"
+    if len(pattern) > GLOB_MAX:
+        yield f"{len(pattern)} characters; a glob has at most {GLOB_MAX}"
         return
     components = pattern.strip("/").split("/")
     if components.count(_ANY) > _ANY_MAX:

@@ -58,14 +58,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     usb: Usb | None = None
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ScanResult(msgspec.Struct, frozen=True, kw_only=True):
     """One look at the node. `problems` say what could not be looked at, and why."""
 
     nodes: tuple[Node, ...] = ()
     problems: tuple[str, ...] = ()
 
 
-def together(one: Seen, other: Seen) -> Seen:
+def merged(one: ScanResult, other: ScanResult) -> ScanResult:
     """Return what both saw; of a node that both saw, every name that either knows."""
     nodes = {node.path: node for node in one.nodes}
     for node in other.nodes:
@@ -73,4 +73,4 @@ def together(one: Seen, other: Seen) -> Seen:
         links = tuple(sorted({*known.links, *node.links}))
         nodes[node.path] = msgspec.structs.replace(known, links=links)
     problems = tuple(dict.fromkeys((*one.problems, *other.problems)))
-    return Seen(nodes=tuple(nodes[path] for path in sorted(nodes)), problems=problems)
+    return ScanResult(nodes=tuple(nodes[path] for path in sorted(nodes)), problems=problems)

@@ -50,10 +50,10 @@ class Product(msgspec.Struct, frozen=True):
     pattern: str
 
 
-Reference: TypeAlias = Index | Uuid | Instance | Product
+Selector: TypeAlias = Index | Uuid | Instance | Product
 
 
-def parse(given: int | str, *, products: bool = False) -> Reference:
+def parse(given: int | str, *, products: bool = False) -> Selector:
     """Return what is meant; a product may be meant only where `products` says so.
 
     Raises ValueError, with a text that says what was found and what it could be.
@@ -62,7 +62,7 @@ def parse(given: int | str, *, products: bool = False) -> Reference:
     if match := _INDEX.fullmatch(text):
         found = Index(int(match[1]), int(match[2]) if match[2] else None)
         if max(found.gpu, found.mig or 0) > INDEX_MAX:
-            raise ValueError(f"{errors.said(given)}: no index is larger than {INDEX_MAX}")
+            raise ValueError(f"{errors.quoted(given)}: no index is larger than {INDEX_MAX}")
         return found
     if _WHOLE.fullmatch(text):
         return Uuid(text.lower())
@@ -70,13 +70,13 @@ def parse(given: int | str, *, products: bool = False) -> Reference:
         return Instance(match[1].lower(), int(match[2]), int(match[3]))
     if not products or _LOOKS_LIKE_ONE.fullmatch(text):
         product = ", or the name of a product with * for anything" if products else ""
-        raise ValueError(f"{errors.said(given)} names no device; write {_FORMS}{product}")
+        raise ValueError(f"{errors.quoted(given)} names no device; write {_FORMS}{product}")
     return Product(text)
 
 
 def problems(given: Iterable[int | str], *, products: bool = False) -> Iterator[str]:
     """Say what is wrong with a list of references: each by itself, and two that mean the same."""
-    seen: dict[int, Reference] = {}
+    seen: dict[int, Selector] = {}
     for at, one in enumerate(given):
         try:
             meant = parse(one, products=products)
@@ -85,12 +85,12 @@ def problems(given: Iterable[int | str], *, products: bool = False) -> Iterator[
             continue
         for before, other in seen.items():
             if includes(other, meant) or includes(meant, other):
-                yield f"[{at}]: {errors.said(one)} is named by [{before}] already"
+                yield f"[{at}]: {errors.quoted(one)} is named by [{before}] already"
                 break
         seen[at] = meant
 
 
-def includes(one: Reference, other: Reference) -> bool:
+def includes(one: Selector, other: Selector) -> bool:
     """Say whether all that `other` means is meant by `one`, as far as the two alone tell."""
     match one, other:
         case Index(gpu=number, mig=None), Index():
@@ -103,7 +103,7 @@ def includes(one: Reference, other: Reference) -> bool:
             return one == other
 
 
-def means(reference: Reference, device: gpu.Device, product: str) -> bool:
+def selects(reference: Selector, device: gpu.Device, product: str) -> bool:
     """Say whether a device, of a GPU of this product, is meant."""
     match reference:
         case Index(gpu=number, mig=None):

@@ -38,7 +38,7 @@ _GENERAL: Final = (
 )
 
 
-def read(configuration: object, *, domain: str | None = None) -> peer_file.Imported:
+def read(configuration: object, *, domain: str | None = None) -> peer_file.ImportedConfiguration:
     """Return the rules that a file of generic's stands for. Raises tree.Unreadable."""
     reader = peer_file.Reader("generic")
     given = reader.mapping(configuration, "", (*_LISTS, *_FLAGS))
@@ -54,7 +54,9 @@ def read(configuration: object, *, domain: str | None = None) -> peer_file.Impor
     return _imported(reader, items, chosen, flags=False)
 
 
-def read_flags(devices: Sequence[object], *, domain: str | None = None) -> peer_file.Imported:
+def read_flags(
+    devices: Sequence[object], *, domain: str | None = None
+) -> peer_file.ImportedConfiguration:
     """Return the rules that the values of `--device`, parsed, stand for. Raises Unreadable."""
     items = [(f"--device[{at}]", item) for at, item in enumerate(devices)]
     return _imported(peer_file.Reader("generic"), items, domain, flags=True)
@@ -62,13 +64,13 @@ def read_flags(devices: Sequence[object], *, domain: str | None = None) -> peer_
 
 def _imported(
     reader: peer_file.Reader, items: list[tuple[str, object]], domain: str | None, *, flags: bool
-) -> peer_file.Imported:
+) -> peer_file.ImportedConfiguration:
     if domain is None:
         reader.differ(
             "domain",
             f"not given; {DOMAIN} is taken, which generic 0.1 takes; from 0.2.0 it takes devic.es",
         )
-    for problem in names.problems(f"{domain or DOMAIN}/any"):
+    for problem in names.name_problems(f"{domain or DOMAIN}/any"):
         reader.refuse("domain", problem.removeprefix("name: "))
     found = []
     for path, item in items:
@@ -100,7 +102,7 @@ def _device(
         return None
     name = reader.text(given.get("name"), f"{path}.name").strip()
     if not _NAME.fullmatch(name):
-        reader.refuse(f"{path}.name", f"{errors.said(name)} is not two or more of a-z 0-9 -")
+        reader.refuse(f"{path}.name", f"{errors.quoted(name)} is not two or more of a-z 0-9 -")
         name = _UNNAMED
     groups: list[_Group] = []
     keys: _Keys = {}
@@ -204,7 +206,7 @@ def _usb_id(reader: peer_file.Reader, value: object, path: str, *, flags: bool) 
             return str(value)
         reader.refuse(
             path,
-            f"{errors.said(value)} is not in quotes: a file of generic's reads that as a decimal "
+            f"{errors.quoted(value)} is not in quotes: a file of generic's reads that as a decimal "
             "number, its --device flag as hexadecimal; write four hexadecimal digits in quotes",
         )
         return _REFUSED
@@ -215,7 +217,7 @@ def _shared(
     reader: peer_file.Reader, resources: list[config_resources.Resource]
 ) -> list[config_resources.Resource]:
     """Let resources have nodes in common, as generic does without a word."""
-    common: dict[str, config_resources.Nodes] = {}
+    common: dict[str, config_resources.Entry] = {}
     for one, other in document.overlaps(document.claims(resources)):
         if one.key not in common:
             common[one.key] = one.nodes

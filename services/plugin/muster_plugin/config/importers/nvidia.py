@@ -47,7 +47,7 @@ class _Given(msgspec.Struct, frozen=True):
     is_text: bool = True
 
 
-def is_told(
+def has_settings(
     arguments: Sequence[str], environment: Variables, elsewhere: Sequence[str] = ()
 ) -> bool:
     """Say whether there is a setting among containers' arguments and variables."""
@@ -62,7 +62,7 @@ def read(
     arguments: Sequence[str] = (),
     environment: Variables = (),
     elsewhere: Sequence[str] = (),
-) -> peer_file.Imported:
+) -> peer_file.ImportedConfiguration:
     """Return the section `gpus` that all this stands for. Raises tree.Unreadable.
 
     Of the variables `elsewhere` only the names are known. A configuration that is only a text is
@@ -73,7 +73,7 @@ def read(
     file: _Tree = {}
     if isinstance(configuration, str) and ":" in configuration:
         _read_fork(reader, configuration, "resource-config", ours)
-    elif configuration is not None or not is_told(arguments, environment, elsewhere):
+    elif configuration is not None or not has_settings(arguments, environment, elsewhere):
         file = reader.mapping(configuration, "", _TOP)
         if configuration and not file and not reader.problems:
             reader.refuse("", f"has none of the keys of NVIDIA's file: {', '.join(_TOP)}")
@@ -98,7 +98,7 @@ def _tell_unread(
 ) -> None:
     for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
         if flag.startswith("--") and flag not in _FLAGS:
-            reader.differ(errors.said(flag), "no setting of GPUs is called so; left out")
+            reader.differ(errors.quoted(flag), "no setting of GPUs is called so; left out")
     for variable in dict.fromkeys(elsewhere):
         if variable in _VARIABLES:
             reader.differ(variable, "its value stands elsewhere (valueFrom); not taken")
@@ -106,22 +106,24 @@ def _tell_unread(
             reader.differ(variable, "its variables stand elsewhere; not taken")
 
 
-def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.Imported:
+def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.ImportedConfiguration:
     if reader.problems:
-        raise peer_file.Unreadable(reader.problems)
+        raise peer_file.ImportRejected(reader.problems)
     try:
         gpus = msgspec.convert(ours, config_gpus.Gpus, strict=True)
-        rules = document.Rules(api_version=document.API_VERSION, gpus=gpus)
+        rules = document.Document(api_version=document.API_VERSION, gpus=gpus)
     except ValueError as error:
-        raise peer_file.Unreadable([f"gpus: {error}".replace(" - at `$", " - at `gpus")]) from None
+        raise peer_file.ImportRejected(
+            [f"gpus: {error}".replace(" - at `$", " - at `gpus")]
+        ) from None
     reader.differences.extend(_GENERAL)
-    return peer_file.Imported(rules=rules, differences=tuple(reader.differences))
+    return peer_file.ImportedConfiguration(rules=rules, differences=tuple(reader.differences))
 
 
 def _read_version(reader: peer_file.Reader, file: Mapping[str, object]) -> None:
     version = file.get("version", "v1")
     if version != "v1":
-        reader.refuse("version", f"unknown version: {errors.said(version)}; it is v1")
+        reader.refuse("version", f"unknown version: {errors.quoted(version)}; it is v1")
 
 
 def _keys(reader: peer_file.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
@@ -169,7 +171,7 @@ def _given(
         values.append(_Given(file[setting.key], setting.key, is_text=False))
     for other in values[1:]:
         if _plain(other.value) != _plain(values[0].value):
-            said = errors.said(values[0].value)
+            said = errors.quoted(values[0].value)
             reader.differ(other.path, f"{values[0].path} goes before it, with {said}")
     return values[0] if values else None
 
@@ -203,13 +205,13 @@ def _take(
     if len(reader.problems) > before or value in setting.usual:
         return
     if not setting.ours:
-        reader.differ(given.path, f"{errors.said(given.value)}: {setting.instead}")
+        reader.differ(given.path, f"{errors.quoted(given.value)}: {setting.instead}")
         return
     if setting.values:
         wanted = value if isinstance(value, list) else [value]
         for one in wanted:
             if one not in setting.values:
-                reader.refuse(given.path, f"{setting.refusal}: {errors.said(one)}")
+                reader.refuse(given.path, f"{setting.refusal}: {errors.quoted(one)}")
         if len(reader.problems) > before:
             return
         mapped = [setting.values[str(one)] for one in wanted]
@@ -253,7 +255,7 @@ def _numbers(text: str) -> list[object]:
 
 
 def _read_fork(reader: peer_file.Reader, text: str, path: str, ours: _Tree) -> None:
-    shared, renamed = nvidia_sharing.read(text, path, reader)
+    shared, renamed = nvidia_sharing.read_iktos(text, path, reader)
     if shared:
         peer_file.put(ours, "sharing.resources", shared)
     if renamed:

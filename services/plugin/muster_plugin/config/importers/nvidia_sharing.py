@@ -65,7 +65,7 @@ def read_resources(reader: peer_file.Reader, value: object, ours: dict[str, obje
             name = _name(reader, entry.get("name"), f"{path}[{at}].name")
             if not pattern:
                 reader.refuse(f"{path}[{at}].pattern", "required, and missing")
-            if (pattern, name) != (usual, gpus.USUAL):
+            if (pattern, name) != (usual, gpus.DEFAULT_NAME):
                 namings.append({"name": name, key: pattern})
         if items:
             reader.differ(path, f"{_DROPS}; what no pattern matches keeps its usual name")
@@ -101,12 +101,12 @@ def _devices(reader: peer_file.Reader, value: object, path: str) -> object:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     if not isinstance(value, list) or not value:
-        said = errors.said(value)
+        said = errors.quoted(value)
         reader.refuse(path, f"{said} is none of all, a number above 0, or a list of devices")
         return 1
     for at, one in enumerate(value):
         if not isinstance(one, str | int) or isinstance(one, bool):
-            reader.refuse(f"{path}[{at}]", f"{errors.said(one)} names no device")
+            reader.refuse(f"{path}[{at}]", f"{errors.quoted(one)} names no device")
             continue
         try:
             selectors.parse(one)
@@ -120,16 +120,16 @@ def _name(reader: peer_file.Reader, value: object, path: str) -> str:
     text = reader.text(value, path)
     if not text:
         reader.refuse(path, "required, and missing")
-        return gpus.USUAL
+        return gpus.DEFAULT_NAME
     prefix = f"{gpus.DOMAIN}/"
     name = text if text.startswith(prefix) else prefix + text
     if len(name) > _NAME_MAX:
         problem = f"must be {_NAME_MAX} characters or less"
-        reader.refuse(path, f"fully-qualified resource name {problem}: {errors.said(name)}")
+        reader.refuse(path, f"fully-qualified resource name {problem}: {errors.quoted(name)}")
     elif name != name.lower() or "_" in name:
-        reader.refuse(path, f"incorrect format for resource name {errors.said(name)}")
+        reader.refuse(path, f"incorrect format for resource name {errors.quoted(name)}")
     else:
-        for problem in names.problems(name):
+        for problem in names.name_problems(name):
             reader.refuse(path, problem.removeprefix("name: "))
     return name
 
@@ -145,7 +145,7 @@ _GENERAL: Final = (
 )
 
 
-def read(text: str, path: str, reader: peer_file.Reader) -> tuple[list[object], list[object]]:
+def read_iktos(text: str, path: str, reader: peer_file.Reader) -> tuple[list[object], list[object]]:
     """Return what is shared and what is only renamed, as trees of our configuration."""
     shared: list[object] = []
     renamed: list[object] = []
@@ -155,7 +155,7 @@ def read(text: str, path: str, reader: peer_file.Reader) -> tuple[list[object], 
             continue
         parts = entry.split(":")
         if len(parts) != _PARTS:
-            reader.refuse(path, f"{errors.said(entry)} is not original:new:replicas")
+            reader.refuse(path, f"{errors.quoted(entry)} is not original:new:replicas")
             continue
         was, now = (_named(part.strip()) for part in parts[:2])
         if was in seen:
@@ -164,7 +164,7 @@ def read(text: str, path: str, reader: peer_file.Reader) -> tuple[list[object], 
         seen.add(was)
         count = parts[2].strip()
         if not _NUMBER.fullmatch(count):
-            reader.refuse(path, f"{errors.said(entry)}: replica must be an integer")
+            reader.refuse(path, f"{errors.quoted(entry)}: replica must be an integer")
             continue
         _add(was, now, int(count), path, reader, shared, renamed)
     for difference in _GENERAL:
@@ -207,4 +207,4 @@ def _pattern(name: str) -> dict[str, str]:
     profile = _PROFILE.fullmatch(name.removeprefix(f"{gpus.DOMAIN}/"))
     if profile:
         return {"mig": profile[1] + profile[2].replace(".", "+", 1)}
-    return {"product": "*"} if name == gpus.USUAL else {}
+    return {"product": "*"} if name == gpus.DEFAULT_NAME else {}

@@ -18,7 +18,7 @@ _NEAR: Final = 0.6
 _NAME_MAX: Final = 60
 
 
-class Unreadable(ValueError):
+class ImportRejected(ValueError):
     """A configuration that cannot be imported; `problems` holds one line for each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -26,10 +26,10 @@ class Unreadable(ValueError):
         self.problems = tuple(problems)
 
 
-class Imported(msgspec.Struct, frozen=True, kw_only=True):
+class ImportedConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """What another plugin's configuration means here."""
 
-    rules: document.Rules
+    rules: document.Document
     differences: tuple[str, ...]
 
 
@@ -54,14 +54,14 @@ class Reader:
     def mapping(self, value: object, path: str, known: Sequence[str]) -> dict[str, object]:
         """Return the known keys of a mapping; others are ignored as the peer does, but named."""
         if not isinstance(value, Mapping):
-            self.refuse(path, f"a mapping is expected, found {errors.said(value)}")
+            self.refuse(path, f"a mapping is expected, found {errors.quoted(value)}")
             return {}
         found: dict[str, object] = {}
         for key, inner in value.items():
             if isinstance(key, str) and key in known:
                 found[key] = inner
                 continue
-            name = key if isinstance(key, str) and key.isprintable() else errors.said(key)
+            name = key if isinstance(key, str) and key.isprintable() else errors.quoted(key)
             where = f"{path}.{name[:_NAME_MAX]}".removeprefix(".")
             hint = quoting.near(name, known, _NEAR)
             self.differ(where, f"{self._peer} ignores this key{hint and f'; {hint}'}")
@@ -73,7 +73,7 @@ class Reader:
             return []
         if isinstance(value, list):
             return value
-        self.refuse(path, f"a list is expected, found {errors.said(value)}")
+        self.refuse(path, f"a list is expected, found {errors.quoted(value)}")
         return []
 
     def text(self, value: object, path: str) -> str:
@@ -82,7 +82,7 @@ class Reader:
             return ""
         if isinstance(value, str):
             return value
-        self.refuse(path, f"a text is expected; write {errors.said(value)} in quotes")
+        self.refuse(path, f"a text is expected; write {errors.quoted(value)} in quotes")
         return ""
 
     def whole(self, value: object, path: str) -> int:
@@ -93,14 +93,14 @@ class Reader:
             value = int(value)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
-        self.refuse(path, f"a whole number of at least 0 is expected, found {errors.said(value)}")
+        self.refuse(path, f"a whole number of at least 0 is expected, found {errors.quoted(value)}")
         return 0
 
     def flag(self, value: object, path: str) -> bool:
         """Return true or false; a missing one is false."""
         if value is None or isinstance(value, bool):
             return bool(value)
-        self.refuse(path, f"true or false is expected, found {errors.said(value)}")
+        self.refuse(path, f"true or false is expected, found {errors.quoted(value)}")
         return False
 
     def resource(
@@ -119,17 +119,17 @@ class Reader:
             self.refuse(theirs.rstrip("."), problem.text)
         return found
 
-    def imported(self, resources: Sequence[resources.Resource]) -> Imported:
+    def imported(self, resources: Sequence[resources.Resource]) -> ImportedConfiguration:
         """Return everything that was read. Raises Unreadable if anything was refused."""
         if self.problems:
             meant = [told for told in self.differences if _MEANT in told]
-            raise Unreadable([*self.problems, *meant])
+            raise ImportRejected([*self.problems, *meant])
         try:
-            found = document.Rules(api_version=document.API_VERSION, resources=tuple(resources))
+            found = document.Document(api_version=document.API_VERSION, resources=tuple(resources))
         except validation.Refused as error:
             told = [problem.removeprefix("resources: ") for problem in error.problems]
-            raise Unreadable(told) from None
-        return Imported(rules=found, differences=tuple(self.differences))
+            raise ImportRejected(told) from None
+        return ImportedConfiguration(rules=found, differences=tuple(self.differences))
 
 
 def _is_below(path: str, key: str) -> bool:

@@ -23,7 +23,7 @@ _GENERAL: Final = (
 )
 
 
-def read(entries: object) -> peer_file.Imported:
+def read(entries: object) -> peer_file.ImportedConfiguration:
     """Return the rules that a list of smarter's stands for. Raises tree.Unreadable."""
     reader = peer_file.Reader("smarter")
     found: dict[str, resources.Resource] = {}
@@ -36,7 +36,7 @@ def read(entries: object) -> peer_file.Imported:
             continue
         resource = _resource(reader, path, pattern, count)
         if resource and pattern in found:
-            said = f"devicematch {errors.said(pattern)} stands here twice"
+            said = f"devicematch {errors.quoted(pattern)} stands here twice"
             reader.differ(path, f"{said}; the later one is kept, as the kubelet does")
         if resource:
             found[pattern] = resource
@@ -56,12 +56,12 @@ def _resource(
         reader.refuse(f"{path}.devicematch", "missing; smarter takes that for everything in /dev")
         return None
     if not count:
-        reader.differ(path, f"{errors.said(pattern)} has nummaxdevices 0, so no device; left out")
+        reader.differ(path, f"{errors.quoted(pattern)} has nummaxdevices 0, so no device; left out")
         return None
     if not (pattern.startswith("^") and pattern.endswith("$")):
         reader.differ(
             path,
-            f"devicematch {errors.said(pattern)} is not anchored: it takes every path below /dev "
+            f"devicematch {errors.quoted(pattern)} is not anchored: it takes every path below /dev "
             "that has such a part, with smarter and here; ^ and $ would make it exact",
         )
     return reader.resource(

@@ -50,7 +50,7 @@ class Code(enum.IntEnum):
     UNKNOWN = 999
 
 
-LACKING: Final = frozenset(
+UNSUPPORTED: Final = frozenset(
     {
         Code.NOT_SUPPORTED,
         Code.NO_PERMISSION,
@@ -62,13 +62,13 @@ LACKING: Final = frozenset(
     }
 )
 """The product, the driver or our rights lack this; that says nothing about the GPU's health."""
-GONE: Final = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED})
+LOST: Final = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED})
 """Nothing can be asked of this GPU."""
-OVER: Final = frozenset(
+SESSION_ENDED: Final = frozenset(
     {Code.UNINITIALIZED, Code.DRIVER_NOT_LOADED, Code.LIB_RM_VERSION_MISMATCH, Code.GPU_NOT_FOUND}
 )
 """Nothing can be asked at all before NVML has been initialised again."""
-HOLE: Final = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
+ABSENT: Final = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
 """There is no MIG device at this index, or no longer."""
 
 LIBRARY: Final = "libnvidia-ml.so.1"
@@ -104,7 +104,7 @@ def _roots(driver_root: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, (given, MOUNTED_DRIVER_ROOT))))
 
 
-def no_library(library: str, driver_root: str, why: str) -> str:
+def library_problem(library: str, driver_root: str, why: str) -> str:
     """Say where the library was looked for in vain, and what to do."""
     if library:
         return f"{why}; gpus.library names it, so nothing else was tried"
@@ -116,13 +116,13 @@ def no_library(library: str, driver_root: str, why: str) -> str:
     )
 
 
-def cannot_init(code: int) -> tuple[gpu.Driver, str]:
+def init_failure(code: int) -> tuple[gpu.Driver, str]:
     """Say what it means that NVML could not be initialised, and what to do."""
     driver, told = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, "it is tried again"))
     return driver, f"nvmlInit: {error_name(code)}: {told}"
 
 
-def cannot_look(code: int) -> tuple[gpu.Driver, str]:
+def scan_failure(code: int) -> tuple[gpu.Driver, str]:
     """Say what it means that NVML was initialised, and could not be asked at all."""
     driver, _ = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, ""))
     return driver, f"NVML is initialised, but does not list GPUs: {error_name(code)}"
@@ -219,12 +219,14 @@ def slowdowns(reasons: int) -> tuple[str, ...]:
     return tuple(name for bit, name in _SLOWDOWNS.items() if reasons & bit)
 
 
-def level(number: int) -> gpu.Level:
+def topology_level(number: int) -> gpu.TopologyLevel:
     """Return how near two GPUs are; what is not known counts as far."""
-    return gpu.Level(number) if number in set(gpu.Level) else gpu.Level.SYSTEM
+    return (
+        gpu.TopologyLevel(number) if number in set(gpu.TopologyLevel) else gpu.TopologyLevel.SYSTEM
+    )
 
 
-def field(value_type: int) -> str:
+def value_member(value_type: int) -> str:
     """Return which member of nvmlValue_t holds a field's value (nvmlValueType_t)."""
     members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
     return members[value_type] if value_type < len(members) else "ullVal"
@@ -233,7 +235,7 @@ def field(value_type: int) -> str:
 NO_INSTANCE: Final = 0xFFFFFFFF
 
 
-def part(uuid: str, gi: int, ci: int) -> gpu.Part:
+def event_part(uuid: str, gi: int, ci: int) -> gpu.Part:
     """Return what an event befell: the whole GPU unless it names an instance."""
     if gi == NO_INSTANCE:
         return gpu.Part(gpu=uuid)
@@ -304,6 +306,6 @@ def expected_links(
     return expected
 
 
-def together(problems: Iterable[str]) -> str:
+def join_problems(problems: Iterable[str]) -> str:
     """Join the problems that there are."""
     return "; ".join(dict.fromkeys(filter(None, problems)))

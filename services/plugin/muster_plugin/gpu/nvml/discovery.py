@@ -26,7 +26,7 @@ _CAPABILITIES: Final = "driver/nvidia-caps/mig-minors"
 _KERNEL_GPUS: Final = "driver/nvidia/gpus"
 
 
-class Files(msgspec.Struct, frozen=True, kw_only=True):
+class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Where the kernel tells of GPUs."""
 
     sysfs: Path = Path("/sys")
@@ -63,7 +63,7 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
         return _text(self.sysfs / "bus/pci/devices" / decode.sysfs_name(bus_id) / fact)
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
     """What answered, and what did not.
 
     `handles` are by uuid. A GPU that is known and has no handle is in `silent`, with NVML's name
@@ -73,13 +73,15 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[vocabulary.Gpu, ...] = ()
     handles: Mapping[str, library.Handle] = {}
     silent: Mapping[str, str] = {}
-    unreadable: tuple[gpu.Unreadable, ...] = ()
+    unreadable: tuple[gpu.UnreadableGpu, ...] = ()
     problems: tuple[str, ...] = ()
     count: int = 0
     """How many NVML said there are."""
 
 
-def devices(nvml: library.Binding, files: Files, *, before: Sequence[vocabulary.Gpu]) -> Seen:
+def discover_gpus(
+    nvml: library.Binding, files: KernelFiles, *, before: Sequence[vocabulary.Gpu]
+) -> DiscoveredGpus:
     """Look at every GPU. `before` are those of an earlier look: what a lost one no longer tells.
 
     Raises NVMLError if NVML cannot even count them, or has to be initialised again.
@@ -87,7 +89,7 @@ def devices(nvml: library.Binding, files: Files, *, before: Sequence[vocabulary.
     known = {one.uuid: one for one in before}
     gpus: dict[str, vocabulary.Gpu] = {}
     handles: dict[str, library.Handle] = {}
-    failed: list[gpu.Unreadable] = []
+    failed: list[gpu.UnreadableGpu] = []
     problems: list[str] = []
     count = nvml.nvmlDeviceGetCount()
     for index in range(min(count, _GPUS_MAX)):
@@ -105,12 +107,12 @@ def devices(nvml: library.Binding, files: Files, *, before: Sequence[vocabulary.
         except (nvml.NVMLError, UnicodeDecodeError) as error:
             name = _name(nvml, error)
             if uuid not in known:
-                failed.append(gpu.Unreadable(index=index, error=name, uuid=uuid))
+                failed.append(gpu.UnreadableGpu(index=index, error=name, uuid=uuid))
                 continue
             gpus[uuid] = msgspec.structs.replace(known[uuid], index=index)
         handles[uuid] = handle
     silent, unreadable = _recognised(failed, before, found=gpus.keys())
-    return Seen(
+    return DiscoveredGpus(
         gpus=tuple(
             sorted(
                 (*gpus.values(), *(known[uuid] for uuid in silent)),
@@ -128,13 +130,13 @@ def devices(nvml: library.Binding, files: Files, *, before: Sequence[vocabulary.
 def _name(nvml: library.Binding, error: Exception) -> str:
     """Return what went wrong with one GPU. Raises it if it is about all of them."""
     code = getattr(error, "value", None)
-    if code is not None and library.is_over(nvml, code):
+    if code is not None and library.is_session_ended(nvml, code):
         raise error
     return "no UTF-8" if code is None else decode.error_name(code)
 
 
-def links(
-    nvml: library.Binding, seen: Seen
+def discover_links(
+    nvml: library.Binding, seen: DiscoveredGpus
 ) -> tuple[dict[tuple[str, str], gpu.Link], dict[str, frozenset[int]]]:
     """Return what joins each two GPUs, and the NVLinks that are up, by uuid."""
     active = {uuid: _nvlinks(nvml, handle) for uuid, handle in seen.handles.items()}
@@ -154,8 +156,8 @@ def links(
 
 
 def _recognised(
-    failed: Iterable[gpu.Unreadable], before: Iterable[vocabulary.Gpu], *, found: Collection[str]
-) -> tuple[dict[str, str], tuple[gpu.Unreadable, ...]]:
+    failed: Iterable[gpu.UnreadableGpu], before: Iterable[vocabulary.Gpu], *, found: Collection[str]
+) -> tuple[dict[str, str], tuple[gpu.UnreadableGpu, ...]]:
     """Tell those of the failed that were known by their index from those that never were."""
     by_index = {one.index: one.uuid for one in before if one.uuid not in found}
     silent = {by_index[one.index]: one.error for one in failed if one.index in by_index}
@@ -165,7 +167,7 @@ def _recognised(
 def _gpu(
     nvml: library.Binding,
     handle: library.Handle,
-    files: Files,
+    files: KernelFiles,
     *,
     uuid: str,
     index: int,
@@ -178,9 +180,9 @@ def _gpu(
 
     def known(call: Callable[..., Answer], *arguments: object) -> Answer | None:
         try:
-            return library.known(nvml, call, *arguments)
+            return library.call_if_supported(nvml, call, *arguments)
         except nvml.NVMLError as error:
-            if error.value in decode.GONE or library.is_over(nvml, error.value):
+            if error.value in decode.LOST or library.is_session_ended(nvml, error.value):
                 raise
             name = decode.error_name(error.value)
             problems.append(f"GPU {index}: {call.__name__}: {name}")
@@ -193,7 +195,7 @@ def _gpu(
     bus_id = pci.busId if pci else ""
     mode = known(nvml.nvmlDeviceGetVirtualizationMode, handle)
     mig = nvml_mig.is_enabled(nvml, handle)
-    read = nvml_mig.Reading(nvml, handle, total_bytes=total)
+    read = nvml_mig.MigReader(nvml, handle, total_bytes=total)
     numa = files.pci(bus_id, "numa_node") or "" if bus_id else ""
     fabric = known(fabric_info, nvml, handle)
     made = vocabulary.Gpu(
@@ -225,16 +227,18 @@ def fabric_info(nvml: library.Binding, handle: library.Handle) -> Any | None:
     import ctypes  # noqa: PLC0415  # loaded with the library
 
     info = nvml.c_nvmlGpuFabricInfoV_t()
-    known = library.known(nvml, nvml.nvmlDeviceGetGpuFabricInfoV, handle, ctypes.byref(info))
+    known = library.call_if_supported(
+        nvml, nvml.nvmlDeviceGetGpuFabricInfoV, handle, ctypes.byref(info)
+    )
     return None if known is None else info
 
 
 def nvlink_is_up(nvml: library.Binding, handle: library.Handle, link: int) -> bool | None:
     """Say whether a link is up; None where there is no such link."""
     try:
-        state = library.known(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
+        state = library.call_if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
     except nvml.NVMLError as error:
-        if error.value in decode.HOLE:
+        if error.value in decode.ABSENT:
             return None
         raise
     return None if state is None else bool(state)
@@ -249,22 +253,26 @@ def _nvlinks(nvml: library.Binding, handle: library.Handle) -> dict[int, str]:
             if state is None:
                 break
             if state:
-                peer = library.known(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+                peer = library.call_if_supported(
+                    nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link
+                )
                 up[link] = decode.sysfs_name(peer.busId) if peer else ""
     except nvml.NVMLError as error:
-        if library.is_over(nvml, error.value):
+        if library.is_session_ended(nvml, error.value):
             raise
     return up
 
 
-def _level(nvml: library.Binding, one: library.Handle, other: library.Handle) -> gpu.Level:
+def _level(nvml: library.Binding, one: library.Handle, other: library.Handle) -> gpu.TopologyLevel:
     try:
-        found = library.known(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+        found = library.call_if_supported(
+            nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other
+        )
     except nvml.NVMLError as error:
-        if library.is_over(nvml, error.value):
+        if library.is_session_ended(nvml, error.value):
             raise
-        return gpu.Level.SYSTEM
-    return gpu.Level.SYSTEM if found is None else decode.level(found)
+        return gpu.TopologyLevel.SYSTEM
+    return gpu.TopologyLevel.SYSTEM if found is None else decode.topology_level(found)
 
 
 def _text(path: Path) -> str | None:

@@ -27,25 +27,25 @@ _PAUSE_SHORT_S: Final = 0.01
 _DRAIN_MAX: Final = 256
 
 
-class Turned(msgspec.Struct, frozen=True):
+class MonitoringProblems(msgspec.Struct, frozen=True):
     """Who can be watched now: `problems` by uuid, empty where all is well."""
 
     problems: "Problems"
 
 
-class Suspected(msgspec.Struct, frozen=True):
+class PollRequested(msgspec.Struct, frozen=True):
     """Something befell this GPU, or any of them if it is empty: better look at once."""
 
     gpu: str = ""
 
 
-class Divided(msgspec.Struct, frozen=True):
+class MigChanged(msgspec.Struct, frozen=True):
     """The MIG devices of this GPU changed."""
 
     gpu: str
 
 
-class Over(msgspec.Struct, frozen=True):
+class EventsEnded(msgspec.Struct, frozen=True):
     """NVML has to be initialised again before anything more can be heard."""
 
     error: str
@@ -53,17 +53,19 @@ class Over(msgspec.Struct, frozen=True):
 
 Problems: TypeAlias = Mapping[str, str]
 """Why a GPU cannot be watched, by uuid; empty where all is well."""
-Heard: TypeAlias = gpu.Xid | gpu.Poll | Turned | Suspected | Divided | Over
+NvmlEvent: TypeAlias = (
+    gpu.Xid | gpu.Poll | MonitoringProblems | PollRequested | MigChanged | EventsEnded
+)
 
 
-class Events:
+class EventListener:
     """The events of the GPUs with these handles; `heard` is called from the thread."""
 
     def __init__(
         self,
         nvml: library.Binding,
         handles: Mapping[str, library.Handle],
-        heard: Callable[[Heard], None],
+        heard: Callable[[NvmlEvent], None],
         *,
         slice_s: float,
     ) -> None:
@@ -73,7 +75,7 @@ class Events:
         """Since when NVML is being asked; None in a pause."""
         self._nvml = nvml
         self._handles = dict(handles)
-        self._uuids = {library.address(handle): uuid for uuid, handle in handles.items()}
+        self._uuids = {library.handle_address(handle): uuid for uuid, handle in handles.items()}
         self._heard = heard
         self._slice_s = slice_s
         self._set: library.Handle | None = None
@@ -131,7 +133,7 @@ class Events:
                     self._rearm()
                 self._wait()
         except self._nvml.NVMLError as error:
-            self._heard(Over(decode.error_name(error.value)))
+            self._heard(EventsEnded(decode.error_name(error.value)))
         finally:
             if self._set is not None:
                 self._free(self._set)
@@ -154,11 +156,11 @@ class Events:
                     continue
                 self._nvml.nvmlDeviceRegisterEvents(handle, mask, made)
             except self._nvml.NVMLError as error:
-                if library.is_over(self._nvml, error.value):
+                if library.is_session_ended(self._nvml, error.value):
                     raise
                 name = decode.error_name(error.value)
                 problems[uuid] = f"its events cannot be registered: {name}"
-                if error.value in decode.LACKING:
+                if error.value in decode.UNSUPPORTED:
                     refused.add(uuid)
                 if error.value == decode.Code.UNKNOWN:
                     return problems, uuid
@@ -192,20 +194,22 @@ class Events:
         self.answered_at = time.monotonic()
         if self._failures:
             self._failures = 0
-            self._heard(Turned(self.problems))
+            self._heard(MonitoringProblems(self.problems))
 
     def _failed(self, error: library.Error) -> None:
         """Find whom an error is about; otherwise pause, and try a new set."""
-        if library.is_over(self._nvml, error.value):
+        if library.is_session_ended(self._nvml, error.value):
             raise error
-        if error.value in decode.GONE and self._find_lost():
+        if error.value in decode.LOST and self._find_lost():
             self._rearm()
             return
         pause_s = min(_PAUSE_FIRST_S * 2.0 ** min(self._failures, 16), _PAUSE_MAX_S)
         self._failures += 1
         name = decode.error_name(error.value)
         unheard = f"NVML does not tell events: {name}"
-        self._heard(Turned({u: self._problems.get(u) or unheard for u in self._handles}))
+        self._heard(
+            MonitoringProblems({u: self._problems.get(u) or unheard for u in self._handles})
+        )
         self._pause(pause_s)
         if not self._stop.is_set():
             self._rearm(quietly=True)
@@ -231,7 +235,7 @@ class Events:
             self._nvml.nvmlDeviceRegisterEvents(handle, _XID, alone)
             self._tell(self._nvml.nvmlEventSetWait_v2(alone, 0))
         except self._nvml.NVMLError as error:
-            return error.value in decode.GONE
+            return error.value in decode.LOST
         finally:
             self._free(alone)
         return False
@@ -241,15 +245,19 @@ class Events:
         try:
             self.arm()
         except self._nvml.NVMLError as error:
-            if library.is_over(self._nvml, error.value):
+            if library.is_session_ended(self._nvml, error.value):
                 raise
             name = decode.error_name(error.value)
-            self._heard(Turned(dict.fromkeys(self._handles, f"no event set can be made: {name}")))
+            self._heard(
+                MonitoringProblems(
+                    dict.fromkeys(self._handles, f"no event set can be made: {name}")
+                )
+            )
             self._pause(_PAUSE_FIRST_S)
             self._again.set()
             return
         if not quietly:
-            self._heard(Turned(self.problems))
+            self._heard(MonitoringProblems(self.problems))
 
     def _pause(self, seconds: float) -> None:
         self.asked_at = None
@@ -270,16 +278,16 @@ class Events:
             return  # what NVML no longer knows need not be freed
 
     def _tell(self, data: library.EventData) -> None:
-        uuid = self._uuids.get(library.address(data.device)) or self._uuid(data.device)
+        uuid = self._uuids.get(library.handle_address(data.device)) or self._uuid(data.device)
         if not uuid:
-            self._heard(Suspected())
+            self._heard(PollRequested())
         elif data.eventType == _XID:
-            part = decode.part(uuid, data.gpuInstanceId, data.computeInstanceId)
+            part = decode.event_part(uuid, data.gpuInstanceId, data.computeInstanceId)
             self._heard(gpu.Xid(part=part, xid=data.eventData, at=datetime.now(UTC)))
         elif data.eventType == _MIG_CHANGED:
-            self._heard(Divided(uuid))
+            self._heard(MigChanged(uuid))
         else:
-            self._heard(Suspected(uuid))
+            self._heard(PollRequested(uuid))
 
     def _uuid(self, device: library.Handle) -> str:
         """Ask whose event it is, where the handle is not one of ours."""

@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 _loaded: Final[list[object]] = []
 
 
-class Unusable(Exception):
+class NvmlUnavailable(Exception):
     """NVML cannot be asked at all, and why not."""
 
     def __init__(self, driver: gpu.Driver, problem: str) -> None:
@@ -35,7 +35,7 @@ class Unusable(Exception):
         self.problem = problem
 
 
-def begin(rules: gpus.Gpus) -> Binding:
+def initialise(rules: gpus.Gpus) -> Binding:
     """Load the library, initialise NVML, return the binding. Raises Unusable.
 
     Each beginning needs an end; nothing may be in flight then.
@@ -49,12 +49,12 @@ def begin(rules: gpus.Gpus) -> Binding:
     except pynvml.NVMLError as error:
         if error.value == decode.Code.LIBRARY_NOT_FOUND:
             what = f"what was loaded does not call itself {decode.LIBRARY}"
-            raise Unusable(gpu.Driver.NO_LIBRARY, what) from None
-        raise Unusable(*decode.cannot_init(error.value)) from None
+            raise NvmlUnavailable(gpu.Driver.NO_LIBRARY, what) from None
+        raise NvmlUnavailable(*decode.init_failure(error.value)) from None
     return pynvml
 
 
-def end(nvml: Binding) -> None:
+def shut_down(nvml: Binding) -> None:
     """Give NVML up. A driver that has gone meanwhile does not matter."""
     try:
         nvml.nvmlShutdown()
@@ -62,7 +62,9 @@ def end(nvml: Binding) -> None:
         return
 
 
-def known(nvml: Binding, call: Callable[..., Answer], *arguments: object) -> Answer | None:
+def call_if_supported(
+    nvml: Binding, call: Callable[..., Answer], *arguments: object
+) -> Answer | None:
     """Return what a function answers; None where the product, the driver or our rights lack it.
 
     A text that is no UTF-8 is no answer either. Raises NVMLError for any other failure.
@@ -72,14 +74,14 @@ def known(nvml: Binding, call: Callable[..., Answer], *arguments: object) -> Ans
     except UnicodeDecodeError:
         return None
     except nvml.NVMLError as error:
-        if error.value in decode.LACKING:
+        if error.value in decode.UNSUPPORTED:
             return None
         raise
 
 
-def is_over(nvml: Binding, code: int) -> bool:
+def is_session_ended(nvml: Binding, code: int) -> bool:
     """Tell whether an answer about one GPU concerns all: then they cannot be counted either."""
-    if code not in decode.OVER:
+    if code not in decode.SESSION_ENDED:
         return False
     try:
         nvml.nvmlDeviceGetCount()
@@ -88,7 +90,7 @@ def is_over(nvml: Binding, code: int) -> bool:
     return False
 
 
-def address(handle: Handle) -> int:
+def handle_address(handle: Handle) -> int:
     """Return what tells handles apart; a device keeps its address while NVML is initialised."""
     import ctypes  # noqa: PLC0415  # loaded with the library
 
@@ -113,7 +115,7 @@ def _load(library: str, driver_root: str) -> None:
             failures.append(str(error))
         else:
             return
-    raise Unusable(
+    raise NvmlUnavailable(
         gpu.Driver.NO_LIBRARY,
-        decode.no_library(library, driver_root, "; ".join(failures)),
+        decode.library_problem(library, driver_root, "; ".join(failures)),
     )

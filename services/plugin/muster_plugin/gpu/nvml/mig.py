@@ -29,7 +29,7 @@ _FACTS: Final = (
 
 def is_enabled(nvml: library.Binding, handle: library.Handle) -> bool | None:
     """Say whether a GPU is divided; None where it cannot be."""
-    mode = library.known(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    mode = library.call_if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
     return None if mode is None else bool(mode[0])
 
 
@@ -40,7 +40,7 @@ def uuids(nvml: library.Binding, handle: library.Handle) -> tuple[str, ...] | No
     return tuple(nvml.nvmlDeviceGetUUID(device) for _, device in _handles(nvml, handle))
 
 
-class Reading:
+class MigReader:
     """The MIG devices of one GPU, and which of them could not be read."""
 
     def __init__(self, nvml: library.Binding, handle: library.Handle, *, total_bytes: int) -> None:
@@ -56,9 +56,9 @@ class Reading:
             try:
                 yield self._device(index, device)
             except self._nvml.NVMLError as error:
-                if error.value in decode.GONE or library.is_over(self._nvml, error.value):
+                if error.value in decode.LOST or library.is_session_ended(self._nvml, error.value):
                     raise
-                if error.value not in decode.HOLE:
+                if error.value not in decode.ABSENT:
                     name = decode.error_name(error.value)
                     self.problems.append(f"MIG device {index} cannot be read: {name}")
 
@@ -68,7 +68,7 @@ class Reading:
             nvml.nvmlDeviceGetGpuInstanceId(device),
             nvml.nvmlDeviceGetComputeInstanceId(device),
         )
-        facts = library.known(nvml, nvml.nvmlDeviceGetAttributes, device)
+        facts = library.call_if_supported(nvml, nvml.nvmlDeviceGetAttributes, device)
         return vocabulary.MigDevice(
             uuid=nvml.nvmlDeviceGetUUID(device),
             index=index,
@@ -81,7 +81,7 @@ class Reading:
     def _profile(self, device: library.Handle, gi: int, ci: int) -> str:
         """Return the profile: as NVIDIA's tools make it, else as the device's name tells it."""
         nvml = self._nvml
-        known = functools.partial(library.known, nvml)
+        known = functools.partial(library.call_if_supported, nvml)
         instance = known(nvml.nvmlDeviceGetGpuInstanceById, self._handle, gi)
         compute = instance and known(nvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci)
         if instance and compute and self._total_bytes:
@@ -128,20 +128,20 @@ def _profile_info(
 ) -> Answer | None:
     """Return a profile's facts; this product may not have it, or the driver may not know it."""
     try:
-        return library.known(nvml, call, *arguments)
+        return library.call_if_supported(nvml, call, *arguments)
     except nvml.NVMLError as error:
-        if error.value in decode.HOLE:
+        if error.value in decode.ABSENT:
             return None
         raise
 
 
 def _handles(nvml: library.Binding, handle: library.Handle) -> Iterator[tuple[int, library.Handle]]:
-    count = library.known(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+    count = library.call_if_supported(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
     for index in range(min(count, _DEVICES_MAX)):
         try:
             device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except nvml.NVMLError as error:
-            if error.value not in decode.HOLE:
+            if error.value not in decode.ABSENT:
                 raise
         else:
             yield index, device

@@ -22,7 +22,7 @@ from muster_plugin.model import gpu
 Result = TypeVar("Result")
 
 
-class Flights:
+class InflightCalls:
     """Everything that NVML is being asked."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Flights:
             task.exception()  # who waits for it gets it; if nobody does, nobody needs it
 
 
-class Inbox:
+class EventQueue:
     """What the thread that waits for events heard, for the loop to take, in order.
 
     The same thing heard twice before it is taken is one thing, so that a storm of XIDs cannot fill
@@ -59,9 +59,9 @@ class Inbox:
         self._loop = asyncio.get_running_loop()
         self._came = asyncio.Event()
         self._lock = threading.Lock()
-        self._waiting: dict[object, events.Heard] = {}
+        self._waiting: dict[object, events.NvmlEvent] = {}
 
-    def put(self, heard: events.Heard) -> None:
+    def put(self, heard: events.NvmlEvent) -> None:
         """Hear something; called by the thread."""
         with self._lock:
             is_first = not self._waiting
@@ -71,7 +71,7 @@ class Inbox:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._came.set)
 
-    async def take(self) -> list[events.Heard]:
+    async def take(self) -> list[events.NvmlEvent]:
         """Wait until something was heard, and return it."""
         await self._came.wait()
         self._came.clear()
@@ -80,26 +80,26 @@ class Inbox:
         return taken
 
 
-def _key(heard: events.Heard) -> object:
+def _key(heard: events.NvmlEvent) -> object:
     match heard:
         case gpu.Xid(part=part, xid=xid):
             return part, xid
-        case gpu.Poll(gpu=uuid) | events.Suspected(gpu=uuid) | events.Divided(gpu=uuid):
+        case gpu.Poll(gpu=uuid) | events.PollRequested(gpu=uuid) | events.MigChanged(gpu=uuid):
             return type(heard), uuid
         case _:
             return type(heard)
 
 
-Seen = Callable[[gpu.Look | gpu.Observation], None]
+Observer = Callable[[gpu.Scan | gpu.Observation], None]
 
-LOOK: Final = "gpu_look"
-EVENTS: Final = "gpu_events"
-POLL: Final = "gpu_poll"
+SCAN_KIND: Final = "gpu_look"
+EVENTS_KIND: Final = "gpu_events"
+POLL_KIND: Final = "gpu_poll"
 _POLL_GAP_S: Final = 0.2
 """Between two polls of a GPU at least, however much befalls it."""
 
 
-class Periods(msgspec.Struct, frozen=True, kw_only=True):
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """How long is waited for what, in seconds."""
 
     answer_s: float = 5.0
@@ -116,10 +116,10 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     close_s: float = 1.5
 
 
-class Watchers:
+class MonitoringStatus:
     """Whether somebody can see what befalls each GPU; tells when that changes."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: Observer) -> None:
         self._seen = seen
         self._problems: dict[str, dict[str, str]] = {}
         self._told: dict[str, str] = {}
@@ -137,25 +137,25 @@ class Watchers:
             self._tell(uuid)
 
     def _tell(self, uuid: str) -> None:
-        text = decode.together(self._problems[uuid].values())
+        text = decode.join_problems(self._problems[uuid].values())
         if text != self._told.get(uuid, ""):
             self._told[uuid] = text
-            self._seen(gpu.Watch(gpu=uuid, at=datetime.now(UTC), problem=text))
+            self._seen(gpu.MonitoringChanged(gpu=uuid, at=datetime.now(UTC), problem=text))
 
 
-class Watch:
+class SessionMonitor:
     """One session's GPUs, watched until NVML has to be begun anew."""
 
     def __init__(
         self,
         session: session.Session,
-        inbox: Inbox,
-        flights: Flights,
-        watchers: Watchers,
+        inbox: EventQueue,
+        flights: InflightCalls,
+        watchers: MonitoringStatus,
         *,
-        seen: Seen,
+        seen: Observer,
         poll_s: Callable[[], float],
-        periods: Periods,
+        periods: Timeouts,
         checked_at: dict[str, float],
     ) -> None:
         self._session = session
@@ -176,9 +176,9 @@ class Watch:
     async def watch(self) -> str:
         """Tell what is observed until NVML has to be begun anew, and return why."""
         now = time.monotonic()
-        self._checked_at.update({LOOK: now, EVENTS: now, POLL: now})
+        self._checked_at.update({SCAN_KIND: now, EVENTS_KIND: now, POLL_KIND: now})
         unwatched = {**dict.fromkeys(self._gpus, ""), **self._session.events.problems}
-        self._watchers.begin_anew(EVENTS, unwatched)
+        self._watchers.begin_anew(EVENTS_KIND, unwatched)
         why = ""
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -190,7 +190,7 @@ class Watch:
                 for at, uuid in enumerate(self._gpus, 1):
                     # one after another, so that not all threads run at once
                     tasks.create_task(self._poll(uuid, poll_s * at / len(self._gpus)))
-        except* session.Over as over:
+        except* session.SessionEnded as over:
             why = str(over.exceptions[0])
         return why
 
@@ -210,20 +210,20 @@ class Watch:
             for heard in await self._inbox.take():
                 self._take(heard)
 
-    def _take(self, heard: events.Heard) -> None:
+    def _take(self, heard: events.NvmlEvent) -> None:
         match heard:
             case gpu.Xid():
                 self._seen(self._whole(heard))
                 self._suspect(heard.part.gpu)
             case gpu.Poll():
                 self._seen(heard)
-            case events.Turned():
+            case events.MonitoringProblems():
                 self._turn_events(heard.problems)
-            case events.Suspected():
+            case events.PollRequested():
                 self._suspect(heard.gpu)
-            case events.Divided():
+            case events.MigChanged():
                 self._divided.set()
-            case events.Over():
+            case events.EventsEnded():
                 _begin_anew(f"events: {heard.error}")
             case _:
                 assert_never(heard)
@@ -239,7 +239,7 @@ class Watch:
 
     def _turn_events(self, problems: events.Problems) -> None:
         for uuid, problem in problems.items():
-            self._watchers.turn([uuid], EVENTS, problem)
+            self._watchers.turn([uuid], EVENTS_KIND, problem)
 
     async def _guard(self) -> None:
         """Notice when the wait for events does not come back."""
@@ -248,17 +248,17 @@ class Watch:
             asked_at = self._session.events.asked_at
             hangs = asked_at is not None and time.monotonic() - asked_at > late_s
             text = f"no wait for events has come back for {late_s:g} s" if hangs else ""
-            self._watchers.turn(self._gpus, f"{EVENTS}_late", text)
-            self._checked_at[EVENTS] = self._session.events.answered_at
+            self._watchers.turn(self._gpus, f"{EVENTS_KIND}_late", text)
+            self._checked_at[EVENTS_KIND] = self._session.events.answered_at
             await asyncio.sleep(self._periods.guard_s)
 
     async def _poll(self, uuid: str, first_s: float) -> None:
         lane, wait_s = blocking.Lane(), first_s
         while True:
             await _set_within(self._suspected[uuid], wait_s)
-            answer = await self._asked(lane, lambda: self._session.poll(uuid), [uuid], POLL)
+            answer = await self._asked(lane, lambda: self._session.poll(uuid), [uuid], POLL_KIND)
             self._polled_at[uuid] = time.monotonic()
-            self._checked_at[POLL] = min(self._polled_at.values())
+            self._checked_at[POLL_KIND] = min(self._polled_at.values())
             self._seen(answer.poll)
             if not answer.poll.error:
                 self._compare(answer)
@@ -266,7 +266,7 @@ class Watch:
             await asyncio.sleep(gap_s)
             wait_s = self._poll_s() - gap_s
 
-    def _compare(self, answer: session.Answer) -> None:
+    def _compare(self, answer: session.PollAnswer) -> None:
         """Notice what a GPU that answers has that the last look, or the event set, has not."""
         uuid, fabric = answer.poll.gpu, answer.poll.fabric
         if answer.divided or fabric != self._fabric[uuid]:
@@ -282,16 +282,16 @@ class Watch:
             divided = await _set_within(self._divided, self._poll_s())
             is_due = time.monotonic() - looked_at > self._periods.look_again_s
             if divided or (is_due and not self._session.is_whole):
-                look = await self._asked(lane, self._session.look_again, self._gpus, LOOK)
+                look = await self._asked(lane, self._session.look_again, self._gpus, SCAN_KIND)
                 looked_at = time.monotonic()
                 if not _is_same(look, self._look):
                     self._look = look
                     self._seen(look)
             else:
-                await self._asked(lane, self._session.count, self._gpus, LOOK)
-            self._checked_at[LOOK] = time.monotonic()
+                await self._asked(lane, self._session.count, self._gpus, SCAN_KIND)
+            self._checked_at[SCAN_KIND] = time.monotonic()
             if not self._gpus:
-                self._checked_at[POLL] = self._checked_at[LOOK]
+                self._checked_at[POLL_KIND] = self._checked_at[SCAN_KIND]
 
     async def _asked(
         self, lane: blocking.Lane, work: Callable[[], Result], gpus: Collection[str], kind: str
@@ -317,10 +317,10 @@ async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-def _is_same(look: gpu.Look, before: gpu.Look) -> bool:
+def _is_same(look: gpu.Scan, before: gpu.Scan) -> bool:
     """Say whether nothing changed but what the polls tell."""
     return msgspec.structs.replace(look, polls=()) == msgspec.structs.replace(before, polls=())
 
 
 def _begin_anew(why: str) -> NoReturn:
-    raise session.Over(why)
+    raise session.SessionEnded(why)

@@ -21,19 +21,19 @@ from muster_plugin.gpu.nvml import discovery, library, monitor
 from muster_plugin.gpu.nvml import session as nvml_session
 from muster_plugin.model import gpu
 
-Periods = monitor.Periods
-Seen = monitor.Seen
+Timeouts = monitor.Timeouts
+Observer = monitor.Observer
 
 
 class _Begun(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a beginning; no session if NVML cannot be asked."""
 
-    look: gpu.Look
-    inbox: monitor.Inbox
+    look: gpu.Scan
+    inbox: monitor.EventQueue
     session: nvml_session.Session | None = None
 
 
-class Nvml:
+class NvmlSource:
     """The GPUs of this node, as NVML tells of them."""
 
     def __init__(
@@ -42,34 +42,34 @@ class Nvml:
         *,
         sysfs: Path = Path("/sys"),
         proc: Path = Path("/proc"),
-        periods: Periods | None = None,
+        periods: Timeouts | None = None,
     ) -> None:
         self.checked_at: dict[str, float] = {}
         """When looks, waits for events and polls last succeeded, in monotonic seconds."""
         self._rules = rules
         self._poll_s = rules.health.poll_s
-        self._files = discovery.Files(sysfs=sysfs, proc=proc)
-        self._periods = periods or Periods()
+        self._files = discovery.KernelFiles(sysfs=sysfs, proc=proc)
+        self._periods = periods or Timeouts()
         self._lane = blocking.Lane()
-        self._flights = monitor.Flights()
+        self._flights = monitor.InflightCalls()
         self._beginning: asyncio.Task[_Begun] | None = None
         self._session: nvml_session.Session | None = None
-        self._left: list[tuple[monitor.Flights, nvml_session.Session]] = []
-        self._known = nvml_session.Known()
-        self._watching: monitor.Watch | None = None
-        self._told: gpu.Look | None = None
+        self._left: list[tuple[monitor.InflightCalls, nvml_session.Session]] = []
+        self._known = nvml_session.PreviousScan()
+        self._watching: monitor.SessionMonitor | None = None
+        self._told: gpu.Scan | None = None
         self._log = logs.logger()
 
-    async def first(self, timeout_s: float) -> gpu.Look:
+    async def first(self, timeout_s: float) -> gpu.Scan:
         """Look for the first time. That there is no answer in time is one; `follow` goes on."""
         beginning = self._begin()
         await asyncio.wait([beginning], timeout=timeout_s)
         self._told = beginning.result().look if beginning.done() else _silent(timeout_s)
         return self._told
 
-    async def follow(self, seen: Seen) -> None:
+    async def follow(self, seen: Observer) -> None:
         """Tell for ever what is observed, and every look but the one that `first` gave."""
-        watchers = monitor.Watchers(seen)
+        watchers = monitor.MonitoringStatus(seen)
         pause_s = self._periods.begin_first_s
         while True:
             begun = await self._begun(seen)
@@ -109,11 +109,11 @@ class Nvml:
 
     def _begin(self) -> asyncio.Task[_Begun]:
         if self._beginning is None:
-            inbox = monitor.Inbox()
+            inbox = monitor.EventQueue()
             self._beginning = self._flights.begin(self._lane, lambda: self._make(inbox))
         return self._beginning
 
-    def _make(self, inbox: monitor.Inbox) -> _Begun:
+    def _make(self, inbox: monitor.EventQueue) -> _Begun:
         """Begin NVML; runs in a thread."""
         try:
             session = nvml_session.Session(
@@ -123,8 +123,8 @@ class Nvml:
                 before=self._known,
                 slice_s=self._periods.slice_s,
             )
-        except library.Unusable as no:
-            look = gpu.Look(
+        except library.NvmlUnavailable as no:
+            look = gpu.Scan(
                 driver=no.driver,
                 problem=no.problem,
                 machine=self._files.machine(),
@@ -133,7 +133,7 @@ class Nvml:
             return _Begun(look=look, inbox=inbox)
         return _Begun(look=session.look, inbox=inbox, session=session)
 
-    async def _begun(self, seen: Seen) -> _Begun:
+    async def _begun(self, seen: Observer) -> _Begun:
         beginning, late_s = self._begin(), self._periods.answer_s
         await asyncio.wait([beginning], timeout=late_s)
         if not beginning.done():
@@ -146,11 +146,11 @@ class Nvml:
     async def _watch(
         self,
         session: nvml_session.Session,
-        inbox: monitor.Inbox,
-        watchers: monitor.Watchers,
-        seen: Seen,
+        inbox: monitor.EventQueue,
+        watchers: monitor.MonitoringStatus,
+        seen: Observer,
     ) -> str:
-        self._watching = watch = monitor.Watch(
+        self._watching = watch = monitor.SessionMonitor(
             session,
             inbox,
             self._flights,
@@ -162,7 +162,7 @@ class Nvml:
         )
         return await watch.watch()
 
-    async def _end(self, session: nvml_session.Session, watchers: monitor.Watchers) -> None:
+    async def _end(self, session: nvml_session.Session, watchers: monitor.MonitoringStatus) -> None:
         """End NVML once all that is under way has come back, and remember what it told."""
         session.events.stop()
         late_s, longest_s = self._periods.answer_s, self._periods.leave_s
@@ -182,14 +182,14 @@ class Nvml:
             self._log.error("nvml_hangs_at_the_end", waited_s=longest_s)
         else:
             return
-        self._flights, self._lane = monitor.Flights(), blocking.Lane()
+        self._flights, self._lane = monitor.InflightCalls(), blocking.Lane()
 
     def _end_all(self) -> None:
         """Make up for every beginning; runs in a thread, with nothing under way."""
         while self._left:
             self._left.pop()[1].end()
 
-    def _tell(self, look: gpu.Look, seen: Seen) -> None:
+    def _tell(self, look: gpu.Scan, seen: Observer) -> None:
         """Tell a look; one that says again why there is nothing to see is no news."""
         is_known = look is self._told or (
             look.driver is not gpu.Driver.READY and look == self._told
@@ -199,5 +199,5 @@ class Nvml:
             seen(look)
 
 
-def _silent(seconds: float) -> gpu.Look:
-    return gpu.Look(driver=gpu.Driver.SILENT, problem=f"NVML has not answered for {seconds:g} s")
+def _silent(seconds: float) -> gpu.Scan:
+    return gpu.Scan(driver=gpu.Driver.SILENT, problem=f"NVML has not answered for {seconds:g} s")

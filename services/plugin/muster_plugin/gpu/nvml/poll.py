@@ -25,7 +25,7 @@ class _Lost(Exception):
     """The GPU cannot be asked; the text is NVML's name of the reason."""
 
 
-def poll(
+def poll_gpu(
     nvml: library.Binding,
     handle: library.Handle,
     uuid: str,
@@ -109,7 +109,7 @@ class _Asked:
     def __call__(self, call: Callable[..., Answer], *arguments: object) -> Answer | None:
         """Return the answer, or None where there is none."""
         try:
-            answer = library.known(self._nvml, call, *arguments)
+            answer = library.call_if_supported(self._nvml, call, *arguments)
         except self._nvml.NVMLError as error:
             self._judge(error.value)
             self.failed = self.failed or decode.error_name(error.value)
@@ -124,13 +124,15 @@ class _Asked:
             # each has a return code of its own; the call as a whole succeeds
             self._judge(value.nvmlReturn)
             if value.nvmlReturn == decode.Code.SUCCESS:
-                found[value.fieldId] = int(getattr(value.value, decode.field(value.valueType)))
+                found[value.fieldId] = int(
+                    getattr(value.value, decode.value_member(value.valueType))
+                )
         return found
 
     def _judge(self, code: int) -> None:
-        if library.is_over(self._nvml, code):
+        if library.is_session_ended(self._nvml, code):
             raise self._nvml.NVMLError(code)
-        if code in decode.GONE:
+        if code in decode.LOST:
             raise _Lost(decode.error_name(code))
 
 

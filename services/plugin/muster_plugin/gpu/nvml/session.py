@@ -15,18 +15,18 @@ from muster_plugin.gpu.nvml import poll as nvml_poll
 from muster_plugin.model import gpu
 
 
-class Over(Exception):
+class SessionEnded(Exception):
     """NVML has to be initialised again; the text says why."""
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class PreviousScan(msgspec.Struct, frozen=True, kw_only=True):
     """What an earlier look knew: the GPUs, and the NVLinks that were up, by uuid."""
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
     links: Mapping[str, Collection[int]] = {}
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class PollAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """How a GPU is, and whether it is divided otherwise than at the last look."""
 
     poll: gpu.Poll
@@ -42,89 +42,89 @@ class Session:
     def __init__(
         self,
         rules: gpus.Gpus,
-        files: discovery.Files,
-        heard: Callable[[events.Heard], None],
+        files: discovery.KernelFiles,
+        heard: Callable[[events.NvmlEvent], None],
         *,
-        before: Known,
+        before: PreviousScan,
         slice_s: float,
     ) -> None:
-        self._nvml = nvml = library.begin(rules)
+        self._nvml = nvml = library.initialise(rules)
         self._files = files
         self._answered: set[str] = set()
         try:
             self._kernel_gpus = files.kernel_gpus()
-            self._seen = discovery.devices(nvml, files, before=before.gpus)
-            self._joined, active = discovery.links(nvml, self._seen)
+            self._seen = discovery.discover_gpus(nvml, files, before=before.gpus)
+            self._joined, active = discovery.discover_links(nvml, self._seen)
             products = {one.uuid: one.product for one in self._seen.gpus}
             self._links = decode.expected_links(active, products, before.links)
-            self.events = events.Events(nvml, self._seen.handles, heard, slice_s=slice_s)
+            self.events = events.EventListener(nvml, self._seen.handles, heard, slice_s=slice_s)
             # what befalls a GPU from here on is an event; what befell it before, the polls tell
             self.events.arm()
             self.look = self._told()
         except nvml.NVMLError as error:
-            library.end(nvml)
-            raise library.Unusable(*decode.cannot_look(error.value)) from None
+            library.shut_down(nvml)
+            raise library.NvmlUnavailable(*decode.scan_failure(error.value)) from None
 
     @property
-    def known(self) -> Known:
+    def known(self) -> PreviousScan:
         """What another look should remember of this one."""
-        return Known(gpus=self._seen.gpus, links=self._links)
+        return PreviousScan(gpus=self._seen.gpus, links=self._links)
 
     @property
     def is_whole(self) -> bool:
         """Whether every GPU that NVML counts could be read."""
         return not (self._seen.silent or self._seen.unreadable or self._seen.problems)
 
-    def poll(self, uuid: str) -> Answer:
+    def poll(self, uuid: str) -> PollAnswer:
         """Ask one GPU how it is. Raises Over."""
         try:
             poll = self._poll(uuid)
             if poll.error == decode.Code.INVALID_ARGUMENT.name and uuid in self._answered:
                 # a handle that was good, and is stale
-                raise Over(f"poll: {poll.error}")
-            return Answer(poll=poll, divided=not poll.error and self._is_divided_anew(uuid))
+                raise SessionEnded(f"poll: {poll.error}")
+            return PollAnswer(poll=poll, divided=not poll.error and self._is_divided_anew(uuid))
         except self._nvml.NVMLError as error:
-            raise Over(f"poll: {decode.error_name(error.value)}") from None
+            raise SessionEnded(f"poll: {decode.error_name(error.value)}") from None
 
     def count(self) -> None:
         """Make sure that there are as many GPUs as at the start. Raises Over if not."""
         now = self._files.kernel_gpus()
         if now != self._kernel_gpus:
             came, went = sorted(now - self._kernel_gpus), sorted(self._kernel_gpus - now)
-            raise Over(f"the kernel's GPUs changed: {came} came, {went} went")
+            raise SessionEnded(f"the kernel's GPUs changed: {came} came, {went} went")
         try:
             count = self._nvml.nvmlDeviceGetCount()
         except self._nvml.NVMLError as error:
-            raise Over(f"nvmlDeviceGetCount: {decode.error_name(error.value)}") from None
+            raise SessionEnded(f"nvmlDeviceGetCount: {decode.error_name(error.value)}") from None
         if count != self._seen.count:
-            raise Over(f"NVML counts {count} GPUs instead of {self._seen.count}")
+            raise SessionEnded(f"NVML counts {count} GPUs instead of {self._seen.count}")
 
-    def look_again(self) -> gpu.Look:
+    def look_again(self) -> gpu.Scan:
         """Look at every GPU again. Raises Over if there are others than before."""
         try:
-            seen = discovery.devices(self._nvml, self._files, before=self._seen.gpus)
+            seen = discovery.discover_gpus(self._nvml, self._files, before=self._seen.gpus)
             # one that was lost meanwhile gets no new handle, and is polled by its old one
             kept = {u: self._seen.handles[u] for u in seen.silent if u in self._seen.handles}
             handles = {**seen.handles, **kept}
             if handles.keys() != self._seen.handles.keys():
-                raise Over("other GPUs answer than before")
+                raise SessionEnded("other GPUs answer than before")
             silent = {u: error for u, error in seen.silent.items() if u not in kept}
             self._seen = msgspec.structs.replace(seen, handles=handles, silent=silent)
             self.look = self._told()
         except self._nvml.NVMLError as error:
-            raise Over(f"look: {decode.error_name(error.value)}") from None
+            raise SessionEnded(f"look: {decode.error_name(error.value)}") from None
         return self.look
 
     def end(self) -> None:
         """Give NVML up; nothing may be in flight."""
-        library.end(self._nvml)
+        library.shut_down(self._nvml)
 
-    def _told(self) -> gpu.Look:
+    def _told(self) -> gpu.Scan:
         nvml = self._nvml
-        cuda = library.known(nvml, nvml.nvmlSystemGetCudaDriverVersion)
-        return gpu.Look(
+        cuda = library.call_if_supported(nvml, nvml.nvmlSystemGetCudaDriverVersion)
+        return gpu.Scan(
             problem="; ".join(self._seen.problems),
-            driver_version=library.known(nvml, nvml.nvmlSystemGetDriverVersion),
+            driver_version=library.call_if_supported(nvml, nvml.nvmlSystemGetDriverVersion),
             cuda_version=None if cuda is None else decode.cuda_version(cuda),
             machine=self._files.machine(),
             gpus=self._seen.gpus,
@@ -141,7 +141,7 @@ class Session:
             return gpu.Poll(gpu=uuid, at=datetime.now(UTC), error=seen.silent[uuid])
         # a GPU that is divided uses no NVLinks
         links = () if _gpu(seen, uuid).mig_enabled else self._links.get(uuid, ())
-        poll = nvml_poll.poll(self._nvml, handle, uuid, links=links)
+        poll = nvml_poll.poll_gpu(self._nvml, handle, uuid, links=links)
         if not poll.error:
             self._answered.add(uuid)
         return poll
@@ -150,12 +150,12 @@ class Session:
         try:
             now = mig.uuids(self._nvml, self._seen.handles[uuid])
         except self._nvml.NVMLError as error:
-            if library.is_over(self._nvml, error.value):
+            if library.is_session_ended(self._nvml, error.value):
                 raise
             return False
         before = _gpu(self._seen, uuid)
         return now != (tuple(one.uuid for one in before.mig) if before.mig_enabled else None)
 
 
-def _gpu(seen: discovery.Seen, uuid: str) -> vocabulary.Gpu:
+def _gpu(seen: discovery.DiscoveredGpus, uuid: str) -> vocabulary.Gpu:
     return next(one for one in seen.gpus if one.uuid == uuid)
