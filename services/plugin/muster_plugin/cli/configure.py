@@ -233,10 +233,6 @@ def _tell(line: str) -> None:
     sys.stderr.write(f"muster config: {line}\n")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 class Matches(msgspec.Struct, frozen=True, kw_only=True):
     """A table in lines, and what a person should know besides."""
 
@@ -302,3 +298,7 @@ def _words(one: vocabulary.Gpu) -> Mapping[str, str]:
     which = f"GPU {one.index}" if one.index is not None else "a GPU"
     parts = {mig.uuid: f"{mig.profile} of {which}, {one.product}" for mig in one.mig}
     return {one.uuid: f"{which}, {one.product}", **parts}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
