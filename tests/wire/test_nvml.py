@@ -226,11 +226,11 @@ BEGIN: Final = """
 import sys
 from muster_plugin.config import gpus
 from muster_plugin.gpu.nvml import library
-rules = gpus.Gpus(library=sys.argv[1], given=gpus.Given(driver_root=sys.argv[2]))
+rules = gpus.Gpus(library=sys.argv[1], given=gpus.ContainerOptions(driver_root=sys.argv[2]))
 try:
-    library.end(library.begin(rules))
+    library.shut_down(library.initialise(rules))
     print("begun")
-except library.Unusable as no:
+except library.NvmlUnavailable as no:
     print(no.driver, no.problem, "pynvml" in sys.modules)
 """
 

@@ -52,7 +52,7 @@ async def late():
 
 async def main():
     rules = gpus.Gpus(health=gpus.Health(poll_s=1.0))
-    asked, told = observer.Nvml(rules), []
+    asked, told = observer.NvmlSource(rules), []
     report["memory_before_kib"] = memory()
     began = time.monotonic()
     look = await asked.first(60)
@@ -78,7 +78,8 @@ async def main():
     report["calls_per_minute"] = {n: round(c * 60 / SOAK_S) for n, c in sorted(counts.items())}
     report["waits"] = counts["nvmlEventSetWait_v2"]
     report["told"] = dict(collections.Counter(type(one).__name__ for one in told))
-    report["watch"] = [msgspec.to_builtins(one) for one in told if isinstance(one, gpu.Watch)]
+    changes = [one for one in told if isinstance(one, gpu.MonitoringChanged)]
+    report["watch"] = msgspec.to_builtins(changes)
     polls = [one for one in told if isinstance(one, gpu.Poll)]
     report["poll_errors"] = sorted({one.error for one in polls})
     report["polled"] = sorted({one.gpu for one in polls})
