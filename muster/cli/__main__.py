@@ -247,7 +247,7 @@ def _in_the_labeler(command: str, arguments: tuple[str, ...]) -> int:
         return 1
     sys.stdout.flush()
     return os.execv(  # noqa: S606  # our own program, without a shell
-        sys.executable, [sys.executable, "-m", "muster_labeler.command", command, *arguments]
+        sys.executable, [sys.executable, "-m", "muster_labeler.cli.commands", command, *arguments]
     )
 
 

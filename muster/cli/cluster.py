@@ -74,7 +74,7 @@ async def label_gpus(url: str, *words: str) -> tuple[int, str]:
         json.dump(kubeconfig, file)
         file.flush()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "muster_labeler.command", "label-gpus", *words),
+            *(sys.executable, "-m", "muster_labeler.cli.commands", "label-gpus", *words),
             *("--kubeconfig", file.name),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

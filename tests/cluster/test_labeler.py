@@ -20,7 +20,10 @@ from muster import vocabulary
 from muster.kubernetes import api as kubernetes_api
 from muster.local import layout, nats, processes
 from muster.nats import bus
-from muster_labeler import command, condition, facts, schemes
+from muster_labeler import model
+from muster_labeler.cli import commands
+from muster_labeler.naming import schemes
+from muster_labeler.service import node_conditions
 from tests.worlds import api_server
 from tests.worlds import labeler_cluster as clusters
 
@@ -100,7 +103,7 @@ class Real:
         """Call a command of ours."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = command.main([*words, "--kubeconfig", kubeconfig or self.kubeconfig])
+            code = commands.main([*words, "--kubeconfig", kubeconfig or self.kubeconfig])
         return code, out.getvalue(), err.getvalue()
 
     def account(
@@ -163,7 +166,7 @@ def test_check_and_label_do_what_they_say(real: Real) -> None:
     assert real.run("label-gpus", "--apply", "--yes")[0] == 0
     assert (real.labels(a)[KEY], real.labels(b)[KEY]) == ("h100", "l4")
     provenance = real.good("GET", f"/api/v1/nodes/{a}")["metadata"]["annotations"]
-    assert orjson.loads(provenance[facts.PROVENANCE])["value"] == "h100"
+    assert orjson.loads(provenance[model.PROVENANCE])["value"] == "h100"
     code, out, _ = real.run("check", "gpu", "--output", "json")
     assert (code, orjson.loads(out)["findings"]) == (0, [])
     assert real.run("unlabel-gpus", "--yes")[0] == 0
@@ -177,7 +180,7 @@ def test_a_conflict_is_refused_and_names_its_owner(real: Real) -> None:
     assert "owned by kubectl" in out
     assert real.labels(a)[KEY] == "l4"
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": a, "labels": {KEY: "h100"}}}
-    query = {"fieldManager": facts.MANAGER, "force": "false"}
+    query = {"fieldManager": model.MANAGER, "force": "false"}
     refused = real.ask("PATCH", f"/api/v1/nodes/{a}", body, kubernetes_api.APPLY, **query)
     assert (refused.status, "kubectl" in refused.problem) == (409, True)
     assert real.run("label-gpus", "--apply", "--yes", "--overwrite")[0] == 0
@@ -190,7 +193,7 @@ def test_a_node_that_is_gone_is_not_made_again(real: Real) -> None:
     real.good("DELETE", f"/api/v1/nodes/{a}")
     metadata = {"name": a, "uid": uid, "labels": {KEY: "h100"}}
     body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
-    query = {"fieldManager": facts.MANAGER, "force": "false"}
+    query = {"fieldManager": model.MANAGER, "force": "false"}
     refused = real.ask("PATCH", f"/api/v1/nodes/{a}", body, kubernetes_api.APPLY, **query)
     assert refused.status == 409, refused.problem
 
@@ -227,7 +230,7 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
 
     def status(patch: object, below: str = "", content: str = kubernetes_api.MERGE) -> int:
         path = f"/api/v1/nodes/{a}{below}"
-        query = {"fieldManager": facts.MANAGER}
+        query = {"fieldManager": model.MANAGER}
         return real.ask("PATCH", path, patch, content, kubeconfig=labeler, **query).status
 
     async def held() -> None:
@@ -245,8 +248,8 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
     assert real.run(*words, kubeconfig=labeler)[0] == 0
     uid = real.good("GET", f"/api/v1/nodes/{a}")["metadata"]["uid"]
     for verdict in (vocabulary.Verdict.HEALTHY, vocabulary.Verdict.PLUGIN_DOWN):
-        wanted = condition.of({"device-plugin": verdict})
-        ours = condition.patch(a, uid, wanted, at=dt.datetime.now(dt.UTC))
+        wanted = node_conditions.condition_of({"device-plugin": verdict})
+        ours = node_conditions.condition_patch(a, uid, wanted, at=dt.datetime.now(dt.UTC))
         assert status(ours, "/status", kubernetes_api.APPLY) == 200
     ready = {"type": "Ready", "status": "False", "reason": "x", "message": "x"}
     assert status({"status": {"conditions": [ready]}}, "/status") == 422

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.nats.auth import accounts, jws, jwts, nkeys, permissions
-from muster_gate import config, doorkeeper, keyring, pace, questions, tokens
-from muster_gate.reasons import Reason, Refused
+from muster_gate import callout, config, keyring, tokens
+from muster_gate.tokens import Reason, Refused
 from tests.worlds import token_issuer
 
 NOW = 1_800_000_000.0
@@ -238,7 +238,7 @@ def key(kind: nkeys.Kind, number: int) -> nkeys.Key:
 
 SERVER, USER = key(nkeys.Kind.SERVER, 1), key(nkeys.Kind.USER, 2)
 AUTH, PLUGINS = key(nkeys.Kind.ACCOUNT, 3), key(nkeys.Kind.ACCOUNT, 4)
-SIGNING = questions.Signing(
+SIGNING = callout.Signing(
     answer=key(nkeys.Kind.ACCOUNT, 5),
     node=key(nkeys.Kind.ACCOUNT, 6),
     auth=AUTH.public,
@@ -262,8 +262,8 @@ def asked(token: str, name: str = "device-plugin node-a", **changed: Any) -> byt
     return jwts.encode(claims, SERVER, at=NOW).encode()
 
 
-def keeper(**pace_: Any) -> doorkeeper.Doorkeeper:
-    made = doorkeeper.Doorkeeper(config.Settings(pace=config.Pace(**pace_)), SIGNING)
+def keeper(**pace_: Any) -> callout.Doorkeeper:
+    made = callout.Doorkeeper(config.Settings(pace=config.Pace(**pace_)), SIGNING)
     made.ring = heard(NOW)
     return made
 
@@ -279,7 +279,7 @@ class Whole(msgspec.Struct):
 
 def test_who_is_let_in_is_a_user_of_the_nodes_scope_for_that_node_and_time() -> None:
     found = keeper().decide(asked(token_issuer.token(said())), at=NOW, now=0)
-    assert isinstance(found, doorkeeper.Admitted)
+    assert isinstance(found, callout.Admitted)
     assert (found.node, found.pod, found.lifetime_s) == ("node-a", "muster-plugin-x7x2p", 3600)
     answer = jwts.decode(found.answer.decode(), Whole, nkeys.Kind.ACCOUNT)
     assert (answer.iss, answer.sub, answer.aud) == (
@@ -305,7 +305,7 @@ def test_who_is_let_in_is_a_user_of_the_nodes_scope_for_that_node_and_time() -> 
 
 
 def refusal(found: object) -> tuple[Reason, str]:
-    assert isinstance(found, doorkeeper.Turned)
+    assert isinstance(found, callout.Turned)
     error = ""
     if found.answer:
         error = jwts.decode(found.answer.decode(), Whole, nkeys.Kind.ACCOUNT).nats["error"]
@@ -323,9 +323,7 @@ def test_who_is_refused_is_refused_with_the_reason_and_without_the_token() -> No
 def test_a_connection_may_not_be_named_like_a_plugin_elsewhere() -> None:
     good = token_issuer.token(said())
     for name in ("device-plugin node-a", "", "muster-health", "two words_here"):
-        assert isinstance(keeper().decide(asked(good, name), at=NOW, now=0), doorkeeper.Admitted), (
-            name
-        )
+        assert isinstance(keeper().decide(asked(good, name), at=NOW, now=0), callout.Admitted), name
     for name in ("device-plugin node-b", "device-plugin _fleet", "x node-a.b"):
         found = keeper().decide(asked(good, name), at=NOW, now=0)
         assert refusal(found) == (Reason.NAME, "muster-gate: name")
@@ -343,7 +341,7 @@ def test_a_node_may_connect_so_often_at_once_and_then_so_often_a_minute() -> Non
 
     def comes(node: str, now: float) -> bool:
         found = one.decide(asked(token_issuer.token(said(node)), ""), at=NOW, now=now)
-        return isinstance(found, doorkeeper.Admitted)
+        return isinstance(found, callout.Admitted)
 
     assert [comes("node-a", 0) for _ in range(5)] == [True, True, True, False, False]
     assert comes("node-b", 0)
@@ -353,7 +351,7 @@ def test_a_node_may_connect_so_often_at_once_and_then_so_often_a_minute() -> Non
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(0, 30)), max_size=80))
 def test_a_nodes_pace_is_never_more_than_its_share(comings: list[tuple[str, float]]) -> None:
     rules = config.Pace(burst=3, per_minute=6)
-    one, now, taken = pace.Pace(rules), 0.0, list[tuple[str, float]]()
+    one, now, taken = callout.Pace(rules), 0.0, list[tuple[str, float]]()
     for node, after in comings:
         now += after
         if one.takes(node, now):
@@ -367,10 +365,10 @@ def test_a_nodes_pace_is_never_more_than_its_share(comings: list[tuple[str, floa
 def test_what_the_gate_may_sign_with_is_told_without_telling_the_secret() -> None:
     told = {"auth": AUTH.public, "plugins": PLUGINS.public}
     seeds = {"answer_seed": SIGNING.answer.seed, "node_seed": SIGNING.node.seed}
-    assert questions.signing(json.dumps(told | seeds).encode()).node.public == SIGNING.node.public
+    assert callout.signing(json.dumps(told | seeds).encode()).node.public == SIGNING.node.public
     for wrong in (told, told | seeds | {"more": 1}, told | seeds | {"node_seed": USER.seed}):
         with pytest.raises(ValueError, match=r"^not ") as error:
-            questions.signing(json.dumps(wrong).encode())
+            callout.signing(json.dumps(wrong).encode())
         assert USER.seed not in str(error.value)
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_labeler import accelerators
-from muster_labeler.accelerators import Name, Reason
+from muster_labeler.naming import accelerators
+from muster_labeler.naming.accelerators import Name, Reason
 
 
 @pytest.mark.parametrize(

@@ -12,38 +12,28 @@ from msgspec.structs import replace
 from muster import codec, vocabulary
 from muster.service import settings
 from muster.vocabulary import Verdict
-from muster_labeler import (
-    accelerators,
-    budget,
-    condition,
-    config,
-    desired,
-    facts,
-    fleet,
-    guard,
-    labelsets,
-    plan,
-    schemes,
-    sources,
-    states,
-)
+from muster_labeler import config, model
+from muster_labeler.check import label_plan
 from muster_labeler.config import Mode
-from muster_labeler.desired import Action, Decision, Report
-from muster_labeler.labelsets import LabelSet
-from muster_labeler.sources import Product
+from muster_labeler.kubernetes import pace
+from muster_labeler.naming import accelerators, node_labels, schemes, sources
+from muster_labeler.naming.node_labels import LabelSet
+from muster_labeler.naming.sources import Product
+from muster_labeler.service import all_or_nothing, decisions, fleet, node_conditions
+from muster_labeler.service.decisions import Action, Decision, Report
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-KEY = desired.KEY
+KEY = decisions.KEY
 AGENT = "agent inventory"
 L4 = Product("NVIDIA L4", 23034)
 L4_SLICED = Product("NVIDIA L4", 23034, is_mig=True)
 L4_VIRTUAL = Product("NVIDIA L4", 23034, is_vgpu=True)
 T400 = Product("NVIDIA T400 4GB", 4096)
-NODE = facts.Node(name="a", uid="u")
-WELL = facts.Node(name="a", labels={KEY: "l4"}, owners={KEY: ("kubectl",)})
-WRONG = facts.Node(name="a", labels={KEY: "t4"}, owners={KEY: (facts.MANAGER,)}, ours={KEY: "t4"})
-FOREIGN = facts.Node(name="a", labels={KEY: "t4"}, owners={KEY: ("kubectl",)})
-ELSEWHERE = facts.Node(name="a", is_selected=False)
+NODE = model.Node(name="a", uid="u")
+WELL = model.Node(name="a", labels={KEY: "l4"}, owners={KEY: ("kubectl",)})
+WRONG = model.Node(name="a", labels={KEY: "t4"}, owners={KEY: (model.MANAGER,)}, ours={KEY: "t4"})
+FOREIGN = model.Node(name="a", labels={KEY: "t4"}, owners={KEY: ("kubectl",)})
+ELSEWHERE = model.Node(name="a", is_selected=False)
 LABEL = {KEY: "l4"}
 EXACT = "exact: 2 x NVIDIA L4 (23034 MiB)"
 OWNED = f"{KEY}=t4 is owned by kubectl"
@@ -52,7 +42,7 @@ OWNED = f"{KEY}=t4 is owned by kubectl"
 def decide(
     mode: Mode,
     kinds: sources.Kinds | None,
-    node: facts.Node = NODE,
+    node: model.Node = NODE,
     *,
     aliases: Mapping[str, str] | None = None,
     policy: config.Policy | None = None,
@@ -61,12 +51,12 @@ def decide(
     **more: Any,
 ) -> Decision:
     agents = {} if kinds is None else {"a": kinds}
-    one = states.standing(node, sources.Views(agents, {}, aliases or {}))
-    rules = desired.Rules(
+    one = node_labels.standing(node, sources.Views(agents, {}, aliases or {}))
+    rules = decisions.Rules(
         mode=mode, policy=policy or config.Policy(), may_label_simulated=may_label_simulated
     )
     report = Report(kinds=kinds or {}, is_simulated=simulated)
-    return desired.decide(one, rules, report=report, **more)
+    return decisions.decide(one, rules, report=report, **more)
 
 
 def decision(action: Action, labels: Mapping[str, str], reason: str) -> Decision:
@@ -122,7 +112,7 @@ def decision(action: Action, labels: Mapping[str, str], reason: str) -> Decision
     ],
 )
 def test_each_mode_does_what_the_table_says(
-    mode: Mode, kinds: sources.Kinds | None, node: facts.Node, expected: Decision
+    mode: Mode, kinds: sources.Kinds | None, node: model.Node, expected: Decision
 ) -> None:
     assert decide(mode, kinds, node) == expected
 
@@ -142,7 +132,7 @@ def test_an_alias_makes_a_guess_certain() -> None:
 
 
 def test_sources_that_disagree_label_nothing() -> None:
-    node = facts.Node(name="a", labels={schemes.GFD_PRODUCT: "Tesla-T4"})
+    node = model.Node(name="a", labels={schemes.GFD_PRODUCT: "Tesla-T4"})
     assert decide(Mode.APPLY, {L4: 2}, node) == decision(
         Action.REFUSE,
         {},
@@ -190,11 +180,11 @@ def gpus(*products: str, **more: Any) -> vocabulary.GpuNode:
 
 def test_all_sets_together_name_no_key_of_an_autoscalers() -> None:
     node = gpus("NVIDIA L4", driver_version="550.1")
-    kinds = desired.kinds_of(node)
-    found = labelsets.labels(list(LabelSet), "l4", kinds=kinds, gpus=node)
+    kinds = decisions.kinds_of(node)
+    found = node_labels.wanted_labels(list(LabelSet), "l4", kinds=kinds, gpus=node)
     assert found.keys() >= {KEY, "muster.dev/accelerator", "nvidia.com/gpu.product"}
     assert not found.keys() & schemes.AUTOSCALER_KEYS
-    lines = labelsets.feature_file(found).splitlines()
+    lines = node_labels.feature_file(found).splitlines()
     assert [line.partition("=")[0] for line in lines] == sorted(found)
 
 
@@ -227,7 +217,7 @@ MIG = vocabulary.MigDevice(uuid="MIG-0", profile="1g.5gb", gi=3, ci=0)
 def test_a_nodes_gpus_are_counted_by_kind(
     node: vocabulary.GpuNode | None, kinds: Mapping[Product, int]
 ) -> None:
-    assert desired.kinds_of(node) == kinds
+    assert decisions.kinds_of(node) == kinds
 
 
 @pytest.mark.parametrize(
@@ -245,13 +235,13 @@ def test_a_gpu_in_mig_mode_is_partitioned_before_it_has_devices_and_a_virtual_on
     gpu: vocabulary.Gpu, kind: Product
 ) -> None:
     node = vocabulary.GpuNode(gpus=(gpu,), mig_strategy="mixed")
-    assert desired.kinds_of(node) == {kind: 1}
+    assert decisions.kinds_of(node) == {kind: 1}
 
 
 def made(
-    *nodes: facts.Node, policy: config.Policy | None = None, simulated: bool = False
+    *nodes: model.Node, policy: config.Policy | None = None, simulated: bool = False
 ) -> fleet.Fleet:
-    rules = desired.Rules(
+    rules = decisions.Rules(
         mode=Mode.APPLY, policy=policy or config.Policy(), may_label_simulated=simulated
     )
     found = fleet.Fleet(rules, aliases={}, is_blind=not nodes)
@@ -268,7 +258,7 @@ def test_a_node_has_the_gpus_of_all_its_plugins_as_each_reported_last() -> None:
     assert not found.take(report("NVIDIA L4", "NVIDIA L4", sequence=1))
     assert not found.take(report("NVIDIA L4", sequence=3))
     assert found.report("a").kinds == {L4: 1}
-    assert found.report("b") == desired.NO_REPORT
+    assert found.report("b") == decisions.NO_REPORT
 
 
 def test_gpus_that_could_not_be_read_are_not_gone() -> None:
@@ -280,7 +270,7 @@ def test_gpus_that_could_not_be_read_are_not_gone() -> None:
 
 def test_of_a_node_that_changed_in_nothing_that_matters_nothing_is_thought() -> None:
     found = made(NODE)
-    ready = facts.Node(name="a", uid="u", version="9", ready_since=T0)
+    ready = model.Node(name="a", uid="u", version="9", ready_since=T0)
     assert [found.put(ready), found.put(WRONG), found.put(WRONG)] == [False, True, False]
     assert found.replace([WRONG]) == []
     assert found.replace([]) == []
@@ -313,7 +303,7 @@ def test_a_node_that_waits_is_tried_again_until_it_is_settled() -> None:
 
 
 def test_no_node_is_labelled_before_every_gpu_node_has_a_name() -> None:
-    here = [facts.Node(name=name, capacity={"nvidia.com/gpu": 1}) for name in "ab"]
+    here = [model.Node(name=name, capacity={"nvidia.com/gpu": 1}) for name in "ab"]
     found = made(*here)
     held = "held: all GPU nodes or none, and the policy cannot label"
     assert found.objection() == f"{held} a, b"
@@ -322,7 +312,7 @@ def test_no_node_is_labelled_before_every_gpu_node_has_a_name() -> None:
     found.take(report("NVIDIA L4", sequence=1, node="b"))
     assert found.objection() is None
     found.put(WRONG)
-    found.put(facts.Node(name="c", capacity={"nvidia.com/gpu": 1}))
+    found.put(model.Node(name="c", capacity={"nvidia.com/gpu": 1}))
     # the scheme is the cluster's now: each further label mends
     assert found.objection() is None
 
@@ -334,34 +324,34 @@ HELD = "held: all GPU nodes or none, and the policy cannot label b"
 @pytest.mark.parametrize(
     ("policy", "other", "more", "held"),
     [
-        (config.Policy(), facts.Node(name="b", capacity=GPU), {}, None),
+        (config.Policy(), model.Node(name="b", capacity=GPU), {}, None),
         # whatever keeps the policy from a node keeps it from all
         (
             config.Policy(nodes={"pool": "x"}),
-            facts.Node(name="b", capacity=GPU, is_selected=False),
+            model.Node(name="b", capacity=GPU, is_selected=False),
             {},
             HELD,
         ),
-        (config.Policy(), facts.Node(name="b", capacity=GPU), {"simulated": True}, HELD),
+        (config.Policy(), model.Node(name="b", capacity=GPU), {"simulated": True}, HELD),
         (
             config.Policy(reasons=(accelerators.Reason.ALIAS,)),
-            facts.Node(name="b", capacity=GPU),
+            model.Node(name="b", capacity=GPU),
             {},
             "held: all GPU nodes or none, and the policy cannot label a, b",
         ),
-        (config.Policy(), facts.Node(name="b", capacity=GPU, labels={KEY: ""}), {}, HELD),
+        (config.Policy(), model.Node(name="b", capacity=GPU, labels={KEY: ""}), {}, HELD),
         (
             config.Policy(),
-            facts.Node(name="b", capacity=GPU, labels={schemes.GFD_PRODUCT: "Tesla-T4"}),
+            model.Node(name="b", capacity=GPU, labels={schemes.GFD_PRODUCT: "Tesla-T4"}),
             {},
             HELD,
         ),
     ],
 )
 def test_the_service_labels_all_gpu_nodes_or_none_whatever_the_policy_says(
-    policy: config.Policy, other: facts.Node, more: dict[str, Any], held: str | None
+    policy: config.Policy, other: model.Node, more: dict[str, Any], held: str | None
 ) -> None:
-    found = made(facts.Node(name="a", capacity=GPU), other, policy=policy)
+    found = made(model.Node(name="a", capacity=GPU), other, policy=policy)
     found.take(report("NVIDIA L4", sequence=1))
     found.take(report("NVIDIA L4", sequence=1, node="b", **more))
     assert found.objection() == held
@@ -369,19 +359,19 @@ def test_the_service_labels_all_gpu_nodes_or_none_whatever_the_policy_says(
 
 def test_a_policy_that_takes_guesses_is_held_by_none() -> None:
     reasons = (accelerators.Reason.EXACT, accelerators.Reason.FALLBACK)
-    found = made(facts.Node(name="a", capacity=GPU), policy=config.Policy(reasons=reasons))
+    found = made(model.Node(name="a", capacity=GPU), policy=config.Policy(reasons=reasons))
     found.take(report("NVIDIA T400 4GB", sequence=1))
     assert found.objection() is None
 
 
 def test_what_was_reported_of_a_node_goes_with_it() -> None:
-    born = facts.Node(name="a", uid="1", created=T0, capacity=GPU)
+    born = model.Node(name="a", uid="1", created=T0, capacity=GPU)
     found = made(born)
     found.take(report("NVIDIA L4", sequence=1))
     assert found.reported()[0] == {"a": {L4: 1}}
     found.drop("a")
     found.put(dataclasses.replace(born, uid="2"))
-    assert found.report("a") == desired.NO_REPORT
+    assert found.report("a") == decisions.NO_REPORT
     # what comes late is of the former node
     later = T0 + dt.timedelta(hours=1)
     found.put(dataclasses.replace(born, uid="3", created=later))
@@ -390,27 +380,27 @@ def test_what_was_reported_of_a_node_goes_with_it() -> None:
 
 
 def test_a_node_made_anew_unseen_is_another_and_an_older_inventory_not_its() -> None:
-    born = facts.Node(name="a", uid="1", created=T0, capacity=GPU)
+    born = model.Node(name="a", uid="1", created=T0, capacity=GPU)
     found = made(born)
     found.take(report("NVIDIA L4", sequence=1))
     found.put(dataclasses.replace(born, uid="2"))
-    assert found.report("a") == desired.NO_REPORT
+    assert found.report("a") == decisions.NO_REPORT
     blind = made()
     blind.take(report("NVIDIA L4", sequence=1))
     blind.is_blind = False
     blind.replace([dataclasses.replace(born, created=T0 + dt.timedelta(hours=1))])
-    assert blind.report("a") == desired.NO_REPORT
+    assert blind.report("a") == decisions.NO_REPORT
 
 
-OURS = {KEY: (facts.MANAGER,)}
+OURS = {KEY: (model.MANAGER,)}
 
 
-def ours(value: str, product: str, **labels: str) -> facts.Node:
+def ours(value: str, product: str, **labels: str) -> model.Node:
     """Return a node that we labelled of this product."""
-    return facts.Node(
+    return model.Node(
         name="a",
         labels={KEY: value, **labels},
-        owners=dict.fromkeys((KEY, *labels), (facts.MANAGER,)),
+        owners=dict.fromkeys((KEY, *labels), (model.MANAGER,)),
         ours={KEY: value, **labels},
         told_of=(AGENT, product),
     )
@@ -441,14 +431,14 @@ A100 = Product("NVIDIA A100")
     ],
 )
 def test_a_label_of_ours_never_outlives_the_gpus_it_was_written_of(
-    node: facts.Node, kinds: sources.Kinds, action: Action
+    node: model.Node, kinds: sources.Kinds, action: Action
 ) -> None:
     assert decide(Mode.APPLY, kinds, node).action is action
     assert decide(Mode.SUGGEST, kinds, node).action in {Action.SUGGEST, Action.NOTHING}
 
 
 def test_what_nobody_is_known_to_own_is_not_ours_to_change() -> None:
-    node = facts.Node(name="a", labels={KEY: "t4"})
+    node = model.Node(name="a", labels={KEY: "t4"})
     told = f"{KEY}=t4 is owned by nobody that is known"
     assert decide(Mode.APPLY, {L4: 2}, node) == decision(Action.REFUSE, LABEL, told)
 
@@ -463,7 +453,7 @@ def test_our_own_labels_are_no_second_opinion() -> None:
 
 
 def test_labels_of_ours_that_nothing_speaks_for_any_more_go() -> None:
-    memory, count = labelsets.MEMORY, labelsets.COUNT
+    memory, count = node_labels.MEMORY_LABEL, node_labels.COUNT_LABEL
     node = ours("l4", OF_L4, **{"muster.dev/accelerator": "l4", count: "2", memory: "1"})
     both = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.MUSTER))
     kinds = {L4: 1, Product("NVIDIA L4", 1): 1}
@@ -508,7 +498,7 @@ def test_what_the_api_refused_is_told_once_and_tried_again() -> None:
 def test_one_node_is_never_written_more_often_than_that_in_twice_the_time(
     story: list[tuple[str, float]],
 ) -> None:
-    restraint = budget.Restraint(3, 60.0)
+    restraint = pace.Restraint(3, 60.0)
     now, written = 0.0, list[tuple[str, float]]()
     for node, later in story:
         now += later
@@ -530,9 +520,9 @@ LABELS = st.sampled_from(
 CLUSTERS = st.dictionaries(st.sampled_from("abcde"), st.tuples(LABELS, st.integers(0, 2)))
 
 
-def cluster(drawn: Mapping[str, tuple[dict[str, str], int]]) -> list[states.Standing]:
+def cluster(drawn: Mapping[str, tuple[dict[str, str], int]]) -> list[node_labels.Standing]:
     nodes = [
-        facts.Node(
+        model.Node(
             name=name,
             labels=labels,
             capacity={"nvidia.com/gpu": count} if count else {},
@@ -540,7 +530,7 @@ def cluster(drawn: Mapping[str, tuple[dict[str, str], int]]) -> list[states.Stan
         )
         for name, (labels, count) in drawn.items()
     ]
-    return states.fleet(nodes)
+    return node_labels.fleet(nodes)
 
 
 @given(CLUSTERS)
@@ -548,8 +538,10 @@ def test_after_a_plan_that_is_not_refused_all_gpu_nodes_are_seen_or_none_was_tou
     drawn: Mapping[str, tuple[dict[str, str], int]],
 ) -> None:
     standings = cluster(drawn)
-    rows = plan.rows(standings, plan.Allowed())
-    refused = plan.objection(rows, plan.Allowed(), covering=states.covering(standings))
+    rows = label_plan.rows(standings, label_plan.Allowed())
+    refused = label_plan.objection(
+        rows, label_plan.Allowed(), covering=node_labels.covering(standings)
+    )
     before = {one.node.name for one in standings if one.current}
     after = {row.node for row in rows if row.is_labelled_after}
     if refused is None and after - before:
@@ -560,16 +552,16 @@ def test_after_a_plan_that_is_not_refused_all_gpu_nodes_are_seen_or_none_was_tou
 def test_the_guard_that_is_kept_up_to_date_says_what_one_made_anew_says(
     story: list[Mapping[str, tuple[dict[str, str], int]]],
 ) -> None:
-    kept = guard.Guard()
+    kept = all_or_nothing.Guard()
     for drawn in story:
         standings = {one.node.name: one for one in cluster(drawn)}
-        fresh = guard.Guard()
+        fresh = all_or_nothing.Guard()
         for name in "abcde":
             one = standings.get(name)
             kept.update(name, one, may_label=one is not None and one.wanted is not None)
             fresh.update(name, one, may_label=one is not None and one.wanted is not None)
         assert (kept.objection(), kept.covering()) == (fresh.objection(), fresh.covering())
-        assert kept.covering() == states.covering(list(standings.values()))
+        assert kept.covering() == node_labels.covering(list(standings.values()))
 
 
 @pytest.mark.parametrize(
@@ -584,13 +576,13 @@ def test_the_guard_that_is_kept_up_to_date_says_what_one_made_anew_says(
 def test_what_was_done_is_told_as_its_fact(
     action: Action, shape: type[vocabulary.LabelEvent]
 ) -> None:
-    told = desired.event_of(decision(action, LABEL, "why"), node="a", at=T0)
+    told = decisions.event_of(decision(action, LABEL, "why"), node="a", at=T0)
     assert told == shape(node="a", at=T0, labels=LABEL, reason="why", source=AGENT)
 
 
 @pytest.mark.parametrize("action", [Action.NOTHING, Action.WAIT])
 def test_what_was_not_done_is_no_fact(action: Action) -> None:
-    assert desired.event_of(Decision(action, LABEL, "why"), node="a", at=T0) is None
+    assert decisions.event_of(Decision(action, LABEL, "why"), node="a", at=T0) is None
 
 
 @pytest.mark.parametrize(
@@ -607,14 +599,14 @@ def test_what_was_not_done_is_no_fact(action: Action) -> None:
 def test_a_nodes_plugins_are_as_well_as_the_worst_of_them(
     verdicts: Mapping[str, Verdict], status: str, reason: str, message: str
 ) -> None:
-    assert condition.of(verdicts) == condition.Condition(
+    assert node_conditions.condition_of(verdicts) == node_conditions.Condition(
         status=status, reason=reason, message=message
     )
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_every_verdict_makes_a_condition(verdict: Verdict) -> None:
-    assert condition.of({"p": verdict}).status in {"True", "False", "Unknown"}
+    assert node_conditions.condition_of({"p": verdict}).status in {"True", "False", "Unknown"}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ from pathlib import Path
 import yaml
 
 from muster.service import settings
-from muster_labeler import __main__, command, config, desired, findings, options
+from muster_labeler import __main__, config
+from muster_labeler.check import findings
+from muster_labeler.cli import commands
+from muster_labeler.service import decisions
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = (ROOT / "docs/check.md").read_text()
@@ -24,7 +27,7 @@ def test_every_exit_code_is_in_the_table() -> None:
 
 def test_every_option_that_is_told_is_taken() -> None:
     told = set(re.findall(r"--[a-z][-a-z]+", CHECK))
-    sources = [Path(module.__file__ or "").read_text() for module in (command, options)]
+    sources = [Path(module.__file__ or "").read_text() for module in (commands, commands)]
     known = set(re.findall(r'"(--[a-z][-a-z]+)"', "".join(sources)))
     # of gcloud, which the page speaks of
     assert told - known == {"--node-labels"}
@@ -43,7 +46,7 @@ def test_the_settings_that_are_told_can_be_used(tmp_path: Path) -> None:
 def test_every_mode_is_told() -> None:
     table = re.findall(r"^\| `([a-z]+)`", LABELER, re.MULTILINE)
     assert set(config.Mode) <= set(table)
-    assert desired.KEY in LABELER
+    assert decisions.KEY in LABELER
 
 
 def test_the_manifests_give_every_right_that_is_asked_for_at_the_start() -> None:

@@ -7,24 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_labeler import budget, facts, inventory, pods, raw_nodes, schemes, sources
-from muster_labeler.sources import Product
+from muster_labeler import model
+from muster_labeler.kubernetes import pace as kubernetes_pace
+from muster_labeler.kubernetes import projection
+from muster_labeler.naming import schemes, sources
+from muster_labeler.naming.sources import Product
 
 L4 = Product("NVIDIA L4", 23034)
 
 
-def read(tree: object) -> facts.Node:
-    return raw_nodes.node(msgspec.json.decode(orjson.dumps(tree), type=raw_nodes.RawNode))
+def read(tree: object) -> model.Node:
+    return projection.node(msgspec.json.decode(orjson.dumps(tree), type=projection.RawNode))
 
 
 def test_a_node_without_status_labels_or_fields_is_a_node() -> None:
-    assert read({"metadata": {"name": "a"}}) == facts.Node(name="a")
+    assert read({"metadata": {"name": "a"}}) == model.Node(name="a")
     bare = {
         "metadata": {"name": "a", "labels": None, "annotations": None, "managedFields": None},
         "spec": None,
         "status": {"capacity": None, "conditions": None, "nodeInfo": None},
     }
-    assert read(bare) == facts.Node(name="a")
+    assert read(bare) == model.Node(name="a")
 
 
 def test_of_a_node_only_what_says_something_about_accelerators_is_kept() -> None:
@@ -37,7 +40,7 @@ def test_of_a_node_only_what_says_something_about_accelerators_is_kept() -> None
                 "uid": "u",
                 "resourceVersion": "7",
                 "labels": {schemes.SKYPILOT: "t4", "app": "x"},
-                "annotations": {facts.PROVENANCE: "{}", "other": "y"},
+                "annotations": {model.PROVENANCE: "{}", "other": "y"},
                 "managedFields": [
                     {"manager": "muster-labeler", "fieldsV1": fields},
                     {"manager": "kubelet", "fieldsV1": {"f:status": {}}},
@@ -53,7 +56,7 @@ def test_of_a_node_only_what_says_something_about_accelerators_is_kept() -> None
             },
         }
     )
-    assert found == facts.Node(
+    assert found == model.Node(
         name="a",
         uid="u",
         version="7",
@@ -90,7 +93,7 @@ def test_accelerators_are_the_resources_that_compute(name: str, *, is_one: bool)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
 def test_a_quantity_is_never_an_error(written: object) -> None:
     if isinstance(written, (str, int)):
-        assert facts.quantity(written) >= 0
+        assert model.quantity(written) >= 0
 
 
 KINDS = st.builds(
@@ -101,7 +104,9 @@ KINDS = st.builds(
 @given(st.dictionaries(st.text(max_size=5), st.dictionaries(KINDS, st.integers(1, 16), max_size=3)))
 def test_an_inventory_comes_back_as_it_was_written(nodes: dict[str, dict[Product, int]]) -> None:
     simulated = frozenset(list(nodes)[:1])
-    found, found_simulated = inventory.decoded(inventory.encoded(nodes, simulated))
+    found, found_simulated = projection.decode_inventory(
+        projection.encode_inventory(nodes, simulated)
+    )
     assert (found, found_simulated) == (nodes, simulated)
 
 
@@ -117,19 +122,19 @@ def test_an_inventory_comes_back_as_it_was_written(nodes: dict[str, dict[Product
     ],
 )
 def test_what_is_no_inventory_is_refused(text: str) -> None:
-    with pytest.raises(inventory.Unreadable):
-        inventory.decoded(text)
+    with pytest.raises(projection.UnreadableInventory):
+        projection.decode_inventory(text)
 
 
 def test_a_node_that_says_too_much_keeps_no_other_from_being_written() -> None:
     odd = {Product(f"{index} " + "x" * 900): 1 for index in range(120)}
     loud = {f"loud-{index}": odd for index in range(10)}
-    kinds, _ = inventory.decoded(inventory.encoded({**loud, "a": {L4: 1}}))
+    kinds, _ = projection.decode_inventory(projection.encode_inventory({**loud, "a": {L4: 1}}))
     assert kinds == {"a": {L4: 1}}
     wide = {f"{index:0250}": {Product(f"{index} " + "x" * 200): 1} for index in range(5000)}
-    text = inventory.encoded(wide)
-    assert len(text) < inventory.BYTES_MAX
-    assert inventory.decoded(text)[0].items() <= wide.items()
+    text = projection.encode_inventory(wide)
+    assert len(text) < projection.INVENTORY_BYTES_MAX
+    assert projection.decode_inventory(text)[0].items() <= wide.items()
 
 
 def test_ten_thousand_nodes_fit_into_a_config_map() -> None:
@@ -137,7 +142,7 @@ def test_ten_thousand_nodes_fit_into_a_config_map() -> None:
     nodes = {
         f"ip-10-0-{i % 256}-{i // 256}.eu-west-1.compute": {kinds[i % 8]: 8} for i in range(10_000)
     }
-    assert len(inventory.encoded(nodes)) < inventory.BYTES_MAX
+    assert len(projection.encode_inventory(nodes)) < projection.INVENTORY_BYTES_MAX
 
 
 @pytest.mark.parametrize(
@@ -146,7 +151,7 @@ def test_ten_thousand_nodes_fit_into_a_config_map() -> None:
 )
 def test_a_node_that_cannot_be_read_is_not_forgotten(more: str) -> None:
     raw = msgspec.Raw(f'{{"metadata":{{"name":"a","uid":"u"}},{more}}}'.encode())
-    found = raw_nodes.read(raw)
+    found = projection.read_node(raw)
     assert (found.name, found.uid, found.has_accelerators, found.is_selected) == (
         "a",
         "u",
@@ -154,7 +159,7 @@ def test_a_node_that_cannot_be_read_is_not_forgotten(more: str) -> None:
         False,
     )
     with pytest.raises(msgspec.MsgspecError):
-        raw_nodes.read(msgspec.Raw(b'{"metadata":{}}'))
+        projection.read_node(msgspec.Raw(b'{"metadata":{}}'))
 
 
 @pytest.mark.parametrize("time", ["yesterday", "", "9999-99-99T99:99:99Z", "2026-01-01T00:00:00"])
@@ -172,7 +177,7 @@ def test_an_odd_time_is_no_time_and_leaves_no_node_out(time: str) -> None:
 def test_in_no_second_more_arrives_than_the_budget_however_long_each_write_is_on_its_way(
     rate: float, writes: list[tuple[float, float, float]]
 ) -> None:
-    pace = budget.Budget(rate)
+    pace = kubernetes_pace.Budget(rate)
     now, arrivals, answers = 0.0, [], list[float]()
     for late, lasts, share in writes:
         while (wait := pace.wait_s(now)) != 0 or (answers and answers[0] <= now):
@@ -210,8 +215,8 @@ def test_a_pod_tells_its_requests_and_what_its_containers_said() -> None:
             ],
         },
     }
-    found = pods.pod(msgspec.json.decode(orjson.dumps(raw), type=pods.RawPod))
-    assert found == facts.Pod(
+    found = projection.pod(msgspec.json.decode(orjson.dumps(raw), type=projection.RawPod))
+    assert found == model.Pod(
         namespace="n",
         name="p",
         node="a",
@@ -226,8 +231,8 @@ def test_a_pod_tells_its_requests_and_what_its_containers_said() -> None:
 
 
 def test_a_pod_without_anything_of_fuse_is_let_go() -> None:
-    raw = msgspec.json.decode(b'{"metadata": {"name": "p"}, "spec": null}', type=pods.RawPod)
-    assert pods.pod(raw) is None
+    raw = msgspec.json.decode(b'{"metadata": {"name": "p"}, "spec": null}', type=projection.RawPod)
+    assert projection.pod(raw) is None
 
 
 def test_a_slice_tells_products_and_memory_of_both_versions() -> None:
@@ -235,8 +240,10 @@ def test_a_slice_tells_products_and_memory_of_both_versions() -> None:
     inside = {"attributes": attributes, "capacity": {"memory": {"value": "24Gi"}}}
     for device in ({"name": "gpu-0", **inside}, {"name": "gpu-0", "basic": inside}):
         raw = {"spec": {"driver": "gpu.nvidia.com", "nodeName": "a", "devices": [device]}}
-        found = pods.slice_of(msgspec.json.decode(orjson.dumps(raw), type=pods.RawSlice))
-        assert found == facts.Slice(
+        found = projection.slice_of(
+            msgspec.json.decode(orjson.dumps(raw), type=projection.RawSlice)
+        )
+        assert found == model.Slice(
             node="a",
             driver="gpu.nvidia.com",
             is_all_nodes=False,

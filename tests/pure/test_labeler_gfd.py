@@ -16,14 +16,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from muster import vocabulary
-from muster_labeler import gfd
+from muster_labeler.naming import feature_discovery
 
 NODE = {"gpu.machine", "gpu.mode", "mig.capable", "mps.capable", "vgpu.present"}
 """What NVIDIA's tests of GPUs and MIG devices leave to other tests."""
 
 
 def told(node: vocabulary.GpuNode) -> dict[str, str]:
-    return {key.removeprefix("nvidia.com/"): value for key, value in gfd.labels(node).items()}
+    return {
+        key.removeprefix("nvidia.com/"): value
+        for key, value in feature_discovery.labels(node).items()
+    }
 
 
 def told_of_gpus(node: vocabulary.GpuNode) -> dict[str, str]:
@@ -337,7 +340,7 @@ def test_a_node_is_mig_capable_if_one_gpu_is(
     ],
 )
 def test_a_name_keeps_what_a_label_may_hold(name: str, made: str) -> None:
-    assert gfd.sanitised(name) == made
+    assert feature_discovery.sanitised(name) == made
 
 
 LONG = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
@@ -417,7 +420,7 @@ def test_every_label_that_nvidia_expects_is_there(
         driver_version="580.95.05",
         cuda_version="13.0",
     )
-    labels = gfd.labels(node, timestamp=1_766_000_000)
+    labels = feature_discovery.labels(node, timestamp=1_766_000_000)
     assert labels.keys() == {
         f"nvidia.com/{key}" for key in {"gfd.timestamp", *NODE, *VERSIONS, *keys}
     }
@@ -444,7 +447,7 @@ def test_a_whole_node_is_labelled_with_all_that_is_known_in_the_order_of_keys() 
         cuda_version="12.4",
         machine=" PowerEdge XE9680\n",
     )
-    assert list(gfd.labels(node, timestamp=1_766_000_000).items()) == [
+    assert list(feature_discovery.labels(node, timestamp=1_766_000_000).items()) == [
         ("nvidia.com/cuda.driver-version.full", "550.54.15"),
         ("nvidia.com/cuda.driver-version.major", "550"),
         ("nvidia.com/cuda.driver-version.minor", "54"),
@@ -686,10 +689,10 @@ VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?")
 def test_every_label_is_one_that_the_api_takes_and_none_depends_on_any_order(
     node: vocabulary.GpuNode, timestamp: int | None, seed: int
 ) -> None:
-    labels = gfd.labels(node, timestamp=timestamp)
+    labels = feature_discovery.labels(node, timestamp=timestamp)
     assert [key for key in labels if not KEY.fullmatch(key)] == []
     assert [value for value in labels.values() if not VALUE.fullmatch(value)] == []
     order = random.Random(seed)  # noqa: S311 -- an order, not a secret
     gpus = [replace(gpu, mig=tuple(order.sample(gpu.mig, len(gpu.mig)))) for gpu in node.gpus]
     order.shuffle(gpus)
-    assert gfd.labels(replace(node, gpus=tuple(gpus)), timestamp=timestamp) == labels
+    assert feature_discovery.labels(replace(node, gpus=tuple(gpus)), timestamp=timestamp) == labels

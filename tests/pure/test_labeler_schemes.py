@@ -3,11 +3,12 @@ from typing import Any
 
 import pytest
 
-from muster_labeler import facts, schemes, sources, states
-from muster_labeler.accelerators import Name, Reason
-from muster_labeler.schemes import Fault
-from muster_labeler.sources import Claim, Product, Source, Views
-from muster_labeler.states import State
+from muster_labeler import model
+from muster_labeler.naming import node_labels, schemes, sources
+from muster_labeler.naming.accelerators import Name, Reason
+from muster_labeler.naming.node_labels import State
+from muster_labeler.naming.schemes import Fault
+from muster_labeler.naming.sources import Claim, Product, Source, Views
 
 GPU = {"nvidia.com/gpu": 8}
 KEY = schemes.SKYPILOT
@@ -15,13 +16,13 @@ GFD = schemes.GFD_PRODUCT
 TYPE = "node.kubernetes.io/instance-type"
 
 
-def node(name: Any = "a", **more: Any) -> facts.Node:
+def node(name: Any = "a", **more: Any) -> model.Node:
     given: dict[str, Any] = {"capacity": GPU, "allocatable": GPU, **more}
-    return facts.Node(name=name, **given)
+    return model.Node(name=name, **given)
 
 
 def owned(value: str, *managers: str, **labels: str) -> dict[str, object]:
-    return {"labels": {KEY: value, **labels}, "owners": {KEY: managers or (states.MANAGER,)}}
+    return {"labels": {KEY: value, **labels}, "owners": {KEY: managers or (node_labels.MANAGER,)}}
 
 
 @pytest.mark.parametrize(
@@ -217,20 +218,20 @@ def test_an_instance_type_names_only_when_it_was_asked_for() -> None:
     ],
 )
 def test_a_nodes_label_stands_as_the_table_says(given: dict[str, object], state: State) -> None:
-    assert states.standing(node(**given)).state is state
+    assert node_labels.standing(node(**given)).state is state
 
 
 def test_several_models_on_a_node_are_mixed_and_stay_so() -> None:
     views = Views({"a": {Product("Tesla T4", 15360): 1, Product("NVIDIA L4", 23034): 1}}, {}, {})
-    assert states.standing(node(), views).state is State.MIXED
-    assert states.standing(node(**owned("t4")), views).state is State.MIXED
+    assert node_labels.standing(node(), views).state is State.MIXED
+    assert node_labels.standing(node(**owned("t4")), views).state is State.MIXED
 
 
 def test_a_scheme_covers_when_it_names_every_gpu_node_and_ours_names_none() -> None:
     t4, l4 = node("a", labels={GFD: "Tesla-T4"}), node("b", labels={GFD: "NVIDIA-L4"})
     odd, ours = node("c", labels={GFD: "NVIDIA-T400-4GB"}), node("d", **owned("t4"))
-    assert states.covering(states.fleet([t4, l4])) == GFD
-    assert states.covering(states.fleet([t4, l4, odd])) is None
-    assert states.covering(states.fleet([t4, l4, ours])) is None
-    assert states.partial(states.fleet([t4, l4])) == {}
-    assert states.partial(states.fleet([t4, ours])) == {KEY: 1, GFD: 1}
+    assert node_labels.covering(node_labels.fleet([t4, l4])) == GFD
+    assert node_labels.covering(node_labels.fleet([t4, l4, odd])) is None
+    assert node_labels.covering(node_labels.fleet([t4, l4, ours])) is None
+    assert node_labels.partial(node_labels.fleet([t4, l4])) == {}
+    assert node_labels.partial(node_labels.fleet([t4, ours])) == {KEY: 1, GFD: 1}

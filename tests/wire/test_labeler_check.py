@@ -15,7 +15,7 @@ import pytest
 
 from muster.local import nats
 from muster.local.kubernetes import refusals
-from muster_labeler.sources import Product
+from muster_labeler.naming.sources import Product
 from tests.worlds import labeler_cluster as clusters
 from tests.worlds.labeler_cluster import GFD, KEY, Cluster, node
 

@@ -15,8 +15,9 @@ import pytest
 
 from muster.local.kubernetes import refusals
 from muster.vocabulary import Verdict
-from muster_labeler import condition, facts
-from muster_labeler.sources import Product
+from muster_labeler import model
+from muster_labeler.naming.sources import Product
+from muster_labeler.service import node_conditions
 from tests.worlds import labeler_cluster as clusters
 from tests.worlds.labeler_cluster import GFD, KEY, Cluster, node
 
@@ -55,7 +56,7 @@ def test_apply_writes_reads_back_and_says_where_the_name_came_from(here: Cluster
     assert (code, out.splitlines()[-1]) == (0, "1 of 1 nodes written and read back")
     found = here.node("a")["metadata"]
     assert found["labels"] == {**DO, KEY: "h100"}
-    provenance = orjson.loads(found["annotations"][facts.PROVENANCE])
+    provenance = orjson.loads(found["annotations"][model.PROVENANCE])
     assert {key: provenance[key] for key in ("key", "value", "source", "product")} == {
         "key": KEY,
         "value": "h100",
@@ -95,7 +96,7 @@ def test_on_a_terminal_a_person_is_asked(
         terminal.write(answer)
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "muster_labeler.command", "label-gpus", "--apply"),
+                *(sys.executable, "-m", "muster_labeler.cli.commands", "label-gpus", "--apply"),
                 *("--kubeconfig", here.kubeconfig),
             ],
             stdin=stdin,
@@ -112,7 +113,7 @@ def test_who_interrupts_the_question_is_not_kept_waiting(here: Cluster) -> None:
     with open(ours, "r+b", buffering=0), open(theirs, "rb", buffering=0) as stdin:  # noqa: PTH123  # descriptors
         asked = subprocess.Popen(
             [
-                *(sys.executable, "-m", "muster_labeler.command", "label-gpus", "--apply"),
+                *(sys.executable, "-m", "muster_labeler.cli.commands", "label-gpus", "--apply"),
                 *("--kubeconfig", here.kubeconfig),
             ],
             stdin=stdin,
@@ -165,7 +166,7 @@ def test_what_others_own_is_refused_by_name_and_overwritten_only_when_told(here:
     assert here.labels("a")[KEY] == "l4"
     assert here.run("label-gpus", "--apply", "--yes", "--overwrite")[0] == 0
     assert here.labels("a")[KEY] == "t4"
-    provenance = here.node("a")["metadata"]["annotations"][facts.PROVENANCE]
+    provenance = here.node("a")["metadata"]["annotations"][model.PROVENANCE]
     assert orjson.loads(provenance)["previous"] == "l4"
     assert here.run("unlabel-gpus", "--yes")[0] == 0
     assert here.labels("a") == T4
@@ -280,17 +281,17 @@ def test_who_unlabels_some_nodes_is_told_that_they_are_hidden_then(here: Cluster
 
 def test_unlabel_removes_the_labelers_objects_when_told_to(here: Cluster) -> None:
     here.put(node("a"), clusters.reports({"a": {Product("NVIDIA L4", 23034): 8}}))
-    wanted = condition.of({"device-plugin": Verdict.PLUGIN_DOWN})
+    wanted = node_conditions.condition_of({"device-plugin": Verdict.PLUGIN_DOWN})
     uid = here.node("a")["metadata"]["uid"]
-    body = condition.patch("a", uid, wanted, at=dt.datetime.now(dt.UTC))
-    path = f"/api/v1/nodes/a/status?fieldManager={facts.MANAGER}"
+    body = node_conditions.condition_patch("a", uid, wanted, at=dt.datetime.now(dt.UTC))
+    path = f"/api/v1/nodes/a/status?fieldManager={model.MANAGER}"
     here.send("PATCH", path, body, "application/apply-patch+yaml")
     words = ("unlabel-gpus", "--objects", "--muster-namespace", "default")
     kinds = [[c["type"] for c in here.node("a")["status"]["conditions"]]]
     for more in ("--dry-run", "--yes"):
         assert here.run(*words, more)[0] == 0
         kinds.append([c["type"] for c in here.node("a")["status"]["conditions"]])
-    assert kinds == [["Ready", condition.TYPE], ["Ready", condition.TYPE], ["Ready"]]
+    assert kinds == [["Ready", node_conditions.TYPE], ["Ready", node_conditions.TYPE], ["Ready"]]
     assert here.send("GET", "/api/v1/namespaces/default/configmaps")["items"] == []
 
 
@@ -419,7 +420,7 @@ def test_gpu_name_says_what_a_product_would_be_called(
     words: list[str], text: str, out: str, code: int
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "muster_labeler.command", "gpu-name", *words],
+        [sys.executable, "-m", "muster_labeler.cli.commands", "gpu-name", *words],
         input=text.encode(),
         capture_output=True,
         check=False,

@@ -12,10 +12,12 @@ from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import watch
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
-from muster_labeler import desired, facts, lease, nodes, pace, raw_nodes
+from muster_labeler import model
+from muster_labeler.kubernetes import cluster_api, pace, projection
+from muster_labeler.service import decisions, lease
 
 PATH = "/api/v1/nodes"
-LABELS = {desired.KEY: "l4"}
+LABELS = {decisions.KEY: "l4"}
 
 
 class Cluster:
@@ -24,7 +26,7 @@ class Cluster:
     def __init__(self, http: aiohttp.ClientSession, api: kubernetes_api.Api) -> None:
         self.http = http
         self.api = api
-        self.labeler = nodes.Nodes(api, pace.Pace(1000), timeout_s=5)
+        self.labeler = cluster_api.Nodes(api, pace.Pace(1000), timeout_s=5)
         self.server: kubernetes.KubernetesApi
 
     async def make(self, name: str, **labels: str) -> None:
@@ -38,10 +40,10 @@ class Cluster:
         async with self.http.delete(f"{PATH}/{name}") as response:
             assert response.status == 200
 
-    async def node(self, name: str) -> facts.Node:
+    async def node(self, name: str) -> model.Node:
         """Return a node as the labeler reads it."""
         found = await self.labeler.get(name)
-        assert isinstance(found, facts.Node)
+        assert isinstance(found, model.Node)
         return found
 
     async def labels(self, name: str) -> dict[str, str]:
@@ -50,9 +52,11 @@ class Cluster:
             found: dict[str, str] = (await response.json())["metadata"].get("labels", {})
             return found
 
-    async def label(self, before: facts.Node, value: str = "l4") -> facts.Node | nodes.Failure:
+    async def label(
+        self, before: model.Node, value: str = "l4"
+    ) -> model.Node | cluster_api.Failure:
         """Label a node."""
-        return await self.labeler.label(before, {desired.KEY: value}, provenance="{}")
+        return await self.labeler.label(before, {decisions.KEY: value}, provenance="{}")
 
 
 async def found(server: kubernetes.KubernetesApi, directory: pathlib.Path) -> kubernetes_api.Api:
@@ -82,13 +86,13 @@ def test_labels_are_written_beside_those_of_others_and_change_with_us(
         await cluster.make("a", zone="x")
         before = await cluster.node("a")
         after = await cluster.label(before)
-        assert isinstance(after, facts.Node)
+        assert isinstance(after, model.Node)
         assert (after.labels, after.ours) == (LABELS, LABELS)
         assert await cluster.labels("a") == {"zone": "x", **LABELS}
-        assert isinstance(await cluster.label(before, "t4"), facts.Node)
-        assert await cluster.labels("a") == {"zone": "x", desired.KEY: "t4"}
+        assert isinstance(await cluster.label(before, "t4"), model.Node)
+        assert await cluster.labels("a") == {"zone": "x", decisions.KEY: "t4"}
         gone = await cluster.labeler.unlabel(await cluster.node("a"))
-        assert isinstance(gone, facts.Node)
+        assert isinstance(gone, model.Node)
         assert (await cluster.labels("a"), gone.ours) == ({"zone": "x"}, {})
 
     play(story, tmp_path)
@@ -96,13 +100,13 @@ def test_labels_are_written_beside_those_of_others_and_change_with_us(
 
 def test_a_label_of_another_manager_stays_and_the_refusal_names_it(tmp_path: pathlib.Path) -> None:
     async def story(cluster: Cluster) -> None:
-        await cluster.make("a", **{desired.KEY: "t4"})
+        await cluster.make("a", **{decisions.KEY: "t4"})
         refused = await cluster.label(await cluster.node("a"))
-        assert isinstance(refused, nodes.Failure)
+        assert isinstance(refused, cluster_api.Failure)
         assert (refused.is_passing, refused.is_gone) == (False, False)
         assert refused.text.startswith("label node a: HTTP 409 ")
         assert "kubectl" in refused.text
-        assert await cluster.labels("a") == {desired.KEY: "t4"}
+        assert await cluster.labels("a") == {decisions.KEY: "t4"}
 
     play(story, tmp_path)
 
@@ -112,10 +116,10 @@ def test_who_may_not_write_any_more_when_its_turn_comes_does_not(tmp_path: pathl
         await cluster.make("a")
         turns = pace.Pace(1000)
         turns.may_write = lambda: False
-        door = nodes.Nodes(cluster.api, turns, timeout_s=5)
+        door = cluster_api.Nodes(cluster.api, turns, timeout_s=5)
         found = await cluster.node("a")
-        done = await door.label(found, {desired.KEY: "l4"}, provenance="{}")
-        assert done == nodes.Failure("label node a: another leads by now", is_passing=True)
+        done = await door.label(found, {decisions.KEY: "l4"}, provenance="{}")
+        assert done == cluster_api.Failure("label node a: another leads by now", is_passing=True)
         assert (await cluster.node("a")).labels == {}
 
     play(story, tmp_path)
@@ -126,7 +130,7 @@ def test_a_node_that_is_gone_meanwhile_is_told_as_gone(tmp_path: pathlib.Path) -
         await cluster.make("a")
         before = await cluster.node("a")
         await cluster.delete("a")
-        assert await cluster.label(before) == nodes.Failure(
+        assert await cluster.label(before) == cluster_api.Failure(
             'get node a: HTTP 404 nodes "a" not found', is_gone=True
         )
 
@@ -140,7 +144,7 @@ def test_a_node_that_was_replaced_meanwhile_is_not_labelled(tmp_path: pathlib.Pa
         await cluster.delete("a")
         await cluster.make("a")
         refused = await cluster.label(before)
-        assert isinstance(refused, nodes.Failure)
+        assert isinstance(refused, cluster_api.Failure)
         assert "409" in refused.text
         assert await cluster.labels("a") == {}
 
@@ -152,8 +156,8 @@ def test_an_api_that_is_away_may_be_back_another_time(tmp_path: pathlib.Path) ->
         server = kubernetes.KubernetesApi()
         server.url = f"http://127.0.0.1:{nats.free_port()}"
         async with await found(server, tmp_path) as api:
-            away = await nodes.Nodes(api, pace.Pace(9), timeout_s=5).get("a")
-        assert isinstance(away, nodes.Failure)
+            away = await cluster_api.Nodes(api, pace.Pace(9), timeout_s=5).get("a")
+        assert isinstance(away, cluster_api.Failure)
         assert away.is_passing
 
     asyncio.run(story())
@@ -162,7 +166,7 @@ def test_an_api_that_is_away_may_be_back_another_time(tmp_path: pathlib.Path) ->
 def served(
     answers: Sequence[bytes],
     directory: pathlib.Path,
-    ask: Callable[[nodes.Nodes], Awaitable[object]],
+    ask: Callable[[cluster_api.Nodes], Awaitable[object]],
 ) -> object:
     """Ask a server that gives these answers, the last one again and again."""
     given = list(answers)
@@ -184,7 +188,7 @@ def served(
             api_ = kubernetes.KubernetesApi()
             api_.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             async with await found(api_, directory) as api:
-                return await ask(nodes.Nodes(api, pace.Pace(100), timeout_s=5))
+                return await ask(cluster_api.Nodes(api, pace.Pace(100), timeout_s=5))
 
     return asyncio.run(story())
 
@@ -199,38 +203,40 @@ def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
     [
         (
             answer(b'{"message":"no\\nrights!"}', "403 Forbidden"),
-            nodes.Failure("get node a: HTTP 403 no rights!"),
+            cluster_api.Failure("get node a: HTTP 403 no rights!"),
         ),
         (
             answer(b"busy", "503 Away"),
-            nodes.Failure("get node a: HTTP 503 busy", is_passing=True),
+            cluster_api.Failure("get node a: HTTP 503 busy", is_passing=True),
         ),
         (
             answer(b'{"message":"slow down"}', "429 Too Many", "Retry-After: 0"),
-            nodes.Failure("get node a: HTTP 429 slow down", is_passing=True),
+            cluster_api.Failure("get node a: HTTP 429 slow down", is_passing=True),
         ),
         (
             answer(b"[]"),
-            nodes.Failure("get node a: Expected `object`, got `array`", is_passing=True),
+            cluster_api.Failure("get node a: Expected `object`, got `array`", is_passing=True),
         ),
     ],
 )
 def test_each_answer_has_one_meaning(
-    given: bytes, failure: nodes.Failure, tmp_path: pathlib.Path
+    given: bytes, failure: cluster_api.Failure, tmp_path: pathlib.Path
 ) -> None:
     assert served([given], tmp_path, lambda labeler: labeler.get("a")) == failure
 
 
 def test_what_is_read_back_otherwise_is_a_failure(tmp_path: pathlib.Path) -> None:
     def node(value: str) -> bytes:
-        return answer(orjson.dumps({"metadata": {"name": "a", "labels": {desired.KEY: value}}}))
+        return answer(orjson.dumps({"metadata": {"name": "a", "labels": {decisions.KEY: value}}}))
 
-    def label(labeler: nodes.Nodes) -> Awaitable[object]:
-        return labeler.label(facts.Node(name="a", uid="u"), LABELS, provenance="{}")
+    def label(labeler: cluster_api.Nodes) -> Awaitable[object]:
+        return labeler.label(model.Node(name="a", uid="u"), LABELS, provenance="{}")
 
     told = served([node("l4"), node("t4")], tmp_path, label)
-    assert told == nodes.Failure(f"label node a: written, then read back {desired.KEY}='t4'")
-    assert isinstance(served([node("l4")], tmp_path, label), facts.Node)
+    assert told == cluster_api.Failure(
+        f"label node a: written, then read back {decisions.KEY}='t4'"
+    )
+    assert isinstance(served([node("l4")], tmp_path, label), model.Node)
 
 
 @pytest.mark.parametrize(
@@ -271,29 +277,29 @@ class Seen:
     """What a reflector told."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, facts.Node] = {}
+        self.nodes: dict[str, model.Node] = {}
         self.lists = 0
         self.changed = asyncio.Event()
 
-    def sink(self) -> watch.Sink[raw_nodes.RawNode, facts.Node]:
-        return watch.Sink(raw_nodes.node, self._replace, self._put, self._drop)
+    def sink(self) -> watch.Sink[projection.RawNode, model.Node]:
+        return watch.Sink(projection.node, self._replace, self._put, self._drop)
 
     async def until(self, labels: dict[str, str | None]) -> None:
         """Wait until these are the nodes, with these labels."""
-        while {name: n.labels.get(desired.KEY) for name, n in self.nodes.items()} != labels:
+        while {name: n.labels.get(decisions.KEY) for name, n in self.nodes.items()} != labels:
             self.changed.clear()
             await self.changed.wait()
 
-    def _replace(self, found_: list[facts.Node]) -> None:
+    def _replace(self, found_: list[model.Node]) -> None:
         self.nodes = {node.name: node for node in found_}
         self.lists += 1
         self.changed.set()
 
-    def _put(self, node: facts.Node) -> None:
+    def _put(self, node: model.Node) -> None:
         self.nodes[node.name] = node
         self.changed.set()
 
-    def _drop(self, node: facts.Node) -> None:
+    def _drop(self, node: model.Node) -> None:
         del self.nodes[node.name]
         self.changed.set()
 
@@ -304,7 +310,9 @@ def test_all_nodes_are_known_as_they_change_also_when_history_is_forgotten(
     async def story(cluster: Cluster) -> None:
         await cluster.make("a")
         seen = Seen()
-        watched = watch.Reflector(cluster.api, nodes.PATH, raw_nodes.RawNode, seen.sink())
+        watched = watch.Reflector(
+            cluster.api, cluster_api.NODES_PATH, projection.RawNode, seen.sink()
+        )
         task = asyncio.create_task(watched.run())
         await seen.until({"a": None})
         await cluster.make("b")

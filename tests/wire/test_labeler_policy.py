@@ -12,7 +12,9 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_labeler import condition, facts, labelsets, sources
+from muster_labeler import model
+from muster_labeler.naming import node_labels, sources
+from muster_labeler.service import node_conditions
 from tests.worlds import admission_policy
 from tests.worlds import labeler_cluster as clusters
 from tests.worlds.labeler_cluster import KEY, Cluster, node
@@ -30,9 +32,9 @@ def here(tmp_path: pathlib.Path) -> Iterator[Cluster]:
 
 def judge(here: Cluster, verdict: Verdict) -> None:
     found = here.node("a")["metadata"]
-    wanted = condition.of({"device-plugin": verdict})
-    body = condition.patch("a", found["uid"], wanted, at=NOW)
-    path = f"/api/v1/nodes/a/status?fieldManager={facts.MANAGER}"
+    wanted = node_conditions.condition_of({"device-plugin": verdict})
+    body = node_conditions.condition_patch("a", found["uid"], wanted, at=NOW)
+    path = f"/api/v1/nodes/a/status?fieldManager={model.MANAGER}"
     here.send("PATCH", path, body, APPLY)
 
 
@@ -60,7 +62,7 @@ def test_every_label_of_every_set_is_allowed() -> None:
         machine="m",
     )
     kinds = {sources.Product("NVIDIA A100-SXM4-40GB", 40960): 2}
-    wanted = labelsets.labels(list(labelsets.LabelSet), "a100", kinds=kinds, gpus=node_)
+    wanted = node_labels.wanted_labels(list(node_labels.LabelSet), "a100", kinds=kinds, gpus=node_)
     assert {"nvidia.com/mps.capable", "nvidia.com/mig-1g.5gb.count", KEY} <= wanted.keys()
     bare: dict[str, Any] = {"metadata": {"name": "a"}, "spec": {}, "status": {}}
     full = {**bare, "metadata": {"name": "a", "labels": wanted}}
@@ -76,8 +78,8 @@ def test_the_condition_is_allowed_as_it_comes_and_as_it_changes(here: Cluster) -
     states = [[(c["type"], c["status"]) for c in sight["status"]["conditions"]] for sight in sights]
     assert states == [
         [("Ready", "True")],
-        [("Ready", "True"), (condition.TYPE, "True")],
-        [("Ready", "True"), (condition.TYPE, "False")],
+        [("Ready", "True"), (node_conditions.TYPE, "True")],
+        [("Ready", "True"), (node_conditions.TYPE, "False")],
     ]
     pairs = itertools.pairwise(sights)
     assert [admission_policy.denied(*pair, subresource="status") for pair in pairs] == [[]] * 2

@@ -16,7 +16,7 @@ import pytest
 from muster import vocabulary
 from muster.local import kubernetes, layout, nats, processes
 from muster.nats import bus, consumers, streams
-from muster_labeler import desired
+from muster_labeler.service import decisions
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 L4 = "exact: 1 x NVIDIA L4 (23034 MiB)"
@@ -80,7 +80,7 @@ class World:
         )
         async for event in events:
             assert isinstance(event.data, vocabulary.LabelEvent)
-            label = event.data.labels.get(desired.KEY, "")
+            label = event.data.labels.get(decisions.KEY, "")
             found.append((FACTS[event.type], label, event.data.reason))
             if len(found) == count:
                 break
@@ -102,7 +102,7 @@ class World:
             http.get("/api/v1/nodes/node-a") as response,
         ):
             found: str | None = (
-                (await response.json())["metadata"].get("labels", {}).get(desired.KEY)
+                (await response.json())["metadata"].get("labels", {}).get(decisions.KEY)
             )
             return found
 
@@ -179,7 +179,7 @@ def test_a_suggestion_is_told_once_a_change_and_writes_nothing(tmp_path: pathlib
         assert state["nodes"]["node-a"] == {
             "gpus": 1,
             "action": "suggest",
-            "labels": {desired.KEY: "t4"},
+            "labels": {decisions.KEY: "t4"},
             "reason": "simulated, exact: 1 x Tesla T4 (23034 MiB)",
             "is_waiting": False,
         }
@@ -232,7 +232,7 @@ def test_apply_writes_the_label_when_told_to_and_writes_it_again_when_it_is_gone
             aiohttp.ClientSession(made.api.url) as http,
             http.patch(
                 "/api/v1/nodes/node-a",
-                data=orjson.dumps({"metadata": {"labels": {desired.KEY: None}}}),
+                data=orjson.dumps({"metadata": {"labels": {decisions.KEY: None}}}),
                 headers={"Content-Type": "application/merge-patch+json"},
             ) as response,
         ):
@@ -248,7 +248,7 @@ def test_apply_refuses_what_others_own_and_only_suggests_what_is_simulated(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(made: World) -> None:
-        await made.make(**{desired.KEY: "mine"})
+        await made.make(**{decisions.KEY: "mine"})
         await made.start(mode="apply")
         await made.reports("NVIDIA L4")
         ((what, label, reason),) = await made.told(1)

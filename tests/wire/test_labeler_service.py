@@ -13,11 +13,13 @@ import orjson
 from muster import vocabulary
 from muster.local import kubernetes, layout, nats, processes
 from muster.nats import bus
-from muster_labeler import condition, desired, facts, inventory
-from muster_labeler.sources import Product
+from muster_labeler import model
+from muster_labeler.kubernetes import projection
+from muster_labeler.naming.sources import Product
+from muster_labeler.service import decisions, node_conditions
 from tests.worlds import labeler_cluster as clusters
 
-KEY = desired.KEY
+KEY = decisions.KEY
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
@@ -178,14 +180,14 @@ def test_what_drifts_comes_back_what_is_swapped_is_noticed_what_is_gone_is_withd
         await made.start()
         await settled("LabelsApplied", "l4")
         found = (await made.get("/api/v1/nodes/node-a"))["metadata"]
-        provenance = orjson.loads(found["annotations"][facts.PROVENANCE])
+        provenance = orjson.loads(found["annotations"][model.PROVENANCE])
         keys = ("value", "source", "product", "memMiB", "actor")
         assert {key: provenance[key] for key in keys} == {
             "value": "l4",
             "source": "agent inventory",
             "product": "1 x NVIDIA L4 (23034 MiB)",
             "memMiB": 23034,
-            "actor": facts.MANAGER,
+            "actor": model.MANAGER,
         }
         await made.merge("node-a", {KEY: None})
         await settled("LabelsApplied", "l4")
@@ -256,11 +258,11 @@ def test_a_suggestion_is_a_kubernetes_event_and_the_inventory_is_there_for_the_c
         await made.start(mode="suggest")
         told = "simulated, exact: 1 x NVIDIA L4 (23034 MiB)"
         await made.until(made.events, [("node-a", "LabelsSuggested", f"{KEY}=l4: {told}")])
-        path = f"/api/v1/namespaces/default/configmaps/{inventory.CONFIG_MAP}"
+        path = f"/api/v1/namespaces/default/configmaps/{projection.INVENTORY_CONFIG_MAP}"
 
         async def listed() -> object:
             found = await made.get(path)
-            return found and inventory.decoded(found["data"][inventory.KEY])
+            return found and projection.decode_inventory(found["data"][projection.INVENTORY_KEY])
 
         await made.until(
             listed, ({"node-a": {Product("NVIDIA L4", 23034): 1}}, frozenset({"node-a"}))
@@ -301,13 +303,15 @@ def test_verdicts_become_a_node_condition_when_asked_for(tmp_path: pathlib.Path)
             return [
                 (one["type"], one["status"], one["reason"], one.get("message"))
                 for one in found["status"]["conditions"]
-                if one["type"] == condition.TYPE
+                if one["type"] == node_conditions.TYPE
             ]
 
         name = "device-plugin"
-        await made.until(seen, [(condition.TYPE, "True", "Healthy", f"{name}: HEALTHY")])
+        await made.until(seen, [(node_conditions.TYPE, "True", "Healthy", f"{name}: HEALTHY")])
         await made.judged("node-a", vocabulary.Verdict.PLUGIN_DOWN)
-        await made.until(seen, [(condition.TYPE, "False", "PluginDown", f"{name}: PLUGIN_DOWN")])
+        await made.until(
+            seen, [(node_conditions.TYPE, "False", "PluginDown", f"{name}: PLUGIN_DOWN")]
+        )
         kept = (await made.get("/api/v1/nodes/node-a"))["status"]["conditions"]
         assert "Ready" in [one["type"] for one in kept]
 

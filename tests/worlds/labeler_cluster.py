@@ -12,7 +12,9 @@ from typing import Any, Self
 import orjson
 
 from muster.local import kubernetes
-from muster_labeler import command, inventory, schemes, sources, states
+from muster_labeler.cli import commands
+from muster_labeler.kubernetes import projection
+from muster_labeler.naming import node_labels, schemes, sources
 
 KEY = schemes.SKYPILOT
 GFD = schemes.GFD_PRODUCT
@@ -72,7 +74,7 @@ class Cluster:
         found: dict[str, str] = self.node(name)["metadata"].get("labels", {})
         return found
 
-    def apply(self, name: str, labels: dict[str, str], manager: str = states.MANAGER) -> None:
+    def apply(self, name: str, labels: dict[str, str], manager: str = node_labels.MANAGER) -> None:
         """Write labels by server-side apply, as we do."""
         path = f"/api/v1/nodes/{name}?fieldManager={manager}"
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
@@ -112,7 +114,7 @@ class Cluster:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                code = command.main([words[0], *given, *words[1:]])
+                code = commands.main([words[0], *given, *words[1:]])
             except SystemExit as exit_:
                 code = int(exit_.code or 0)
         return code, out.getvalue(), err.getvalue()
@@ -166,6 +168,6 @@ def reports(
     """Return the ConfigMap in which the labeler writes down what agents report."""
     return {
         "kind": "ConfigMap",
-        "metadata": {"name": inventory.CONFIG_MAP, "namespace": "default"},
-        "data": {inventory.KEY: inventory.encoded(nodes, simulated)},
+        "metadata": {"name": projection.INVENTORY_CONFIG_MAP, "namespace": "default"},
+        "data": {projection.INVENTORY_KEY: projection.encode_inventory(nodes, simulated)},
     }

@@ -1,1 +1,5 @@
-"""Pure: The gate: who brings a token of the cluster may speak on the bus for the node it names."""
+"""The gate: nats-server asks it who may connect, and it binds each plugin to its node.
+
+`callout` answers; `tokens` verifies a projected service account token with a `keyring`, which
+`cluster_keys` fetches; `config` has the settings.
+"""

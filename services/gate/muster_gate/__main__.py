@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Final
 
 import nats.aio.client
+import prometheus_client
 
 from muster.nats import connection
 from muster.nats.auth import accounts
 from muster.service import entry, logs, probes, runtime
-from muster_gate import cluster, config, doorkeeper, metrics, questions
-from muster_gate.reasons import Reason
+from muster_gate import callout, cluster_keys, config
+from muster_gate.tokens import Reason
 
 _GROUP: Final = "muster-gate"
 _AGAIN_S: Final = 5.0
@@ -33,13 +34,13 @@ the next ones waiting as long."""
 class Gate:
     """Answers questions, and looks for keys."""
 
-    def __init__(self, settings: config.Settings, keeper: doorkeeper.Doorkeeper, api: str) -> None:
+    def __init__(self, settings: config.Settings, keeper: callout.Doorkeeper, api: str) -> None:
         self._settings = settings
         self._keeper = keeper
         self._api = api
         self._away = ""
         self._unusable = False
-        metrics.SIGNING.set(1)
+        SIGNING.set(1)
         self._fetched_at = float("-inf")
         self._fetching = asyncio.Lock()
         self._waiting: set[asyncio.Task[None]] = set()
@@ -70,7 +71,7 @@ class Gate:
         try:
             self._questions.put_nowait((asyncio.get_running_loop().time(), question))
         except asyncio.QueueFull:
-            metrics.ANSWERS.labels(Reason.LATE.value).inc()
+            ANSWERS.labels(Reason.LATE.value).inc()
 
     async def answer(self) -> None:
         """Answer questions; one with a key unknown to us waits until keys were looked for."""
@@ -78,10 +79,10 @@ class Gate:
         while True:
             since, question = await self._questions.get()
             if clock() - since > _LATE_S:
-                metrics.ANSWERS.labels(Reason.LATE.value).inc()
+                ANSWERS.labels(Reason.LATE.value).inc()
                 continue
             found = self._decide(question.data)
-            is_new = isinstance(found, doorkeeper.Turned) and found.reason is Reason.UNKNOWN_KEY
+            is_new = isinstance(found, callout.Turned) and found.reason is Reason.UNKNOWN_KEY
             if is_new and self._may_fetch() and len(self._waiting) < _WAITING_MAX:
                 task = asyncio.create_task(self._answer_later(question))
                 self._waiting.add(task)
@@ -104,18 +105,18 @@ class Gate:
             self._fetched_at = asyncio.get_running_loop().time()
             issuer = self._settings.tokens.issuer
             try:
-                self._keeper.ring = ring = await cluster.fetch(
+                self._keeper.ring = ring = await cluster_keys.fetch(
                     self._settings.keys, issuer=issuer, api=self._api, at=time.time()
                 )
-            except cluster.Away as error:
-                metrics.FETCHES.labels("failed").inc()
+            except cluster_keys.Away as error:
+                FETCHES.labels("failed").inc()
                 if not self._away:
                     logs.logger().warning("keys_away", error=str(error))
                 self._away = str(error)
                 return
-        metrics.FETCHES.labels("fetched").inc()
-        metrics.KEYS.set(sum(map(len, ring.keys.values())))
-        metrics.HEARD.set(ring.heard_at)
+        FETCHES.labels("fetched").inc()
+        KEYS.set(sum(map(len, ring.keys.values())))
+        HEARD.set(ring.heard_at)
         if self._away:
             logs.logger().info("keys_back", keys=len(ring.keys))
         self._away = ""
@@ -140,31 +141,31 @@ class Gate:
             await self.fetch()
         await self._say(question, self._decide(question.data))
 
-    def _decide(self, payload: bytes) -> doorkeeper.Admitted | doorkeeper.Turned:
+    def _decide(self, payload: bytes) -> callout.Admitted | callout.Turned:
         clock = asyncio.get_running_loop().time
         try:
-            with metrics.DECIDING.time():
+            with DECIDING.time():
                 return self._keeper.decide(payload, at=time.time(), now=clock())
         except Exception as error:  # noqa: BLE001  # strangers write this: one must not end us all
             logs.logger().error("question_failed", kind=type(error).__name__)
-            return doorkeeper.Turned(answer=b"", reason=Reason.UNREADABLE)
+            return callout.Turned(answer=b"", reason=Reason.UNREADABLE)
 
     async def _say(
-        self, question: connection.Message, found: doorkeeper.Admitted | doorkeeper.Turned
+        self, question: connection.Message, found: callout.Admitted | callout.Turned
     ) -> None:
-        if isinstance(found, doorkeeper.Admitted):
-            metrics.ANSWERS.labels("admitted").inc()
+        if isinstance(found, callout.Admitted):
+            ANSWERS.labels("admitted").inc()
             logs.logger().debug(
                 "admitted", node=found.node, pod=found.pod, lifetime_s=round(found.lifetime_s)
             )
         else:
-            metrics.ANSWERS.labels(found.reason.value).inc()
+            ANSWERS.labels(found.reason.value).inc()
             self._tell(found)
         if found.answer and question.reply:
             with contextlib.suppress(*connection.LOST):
                 await question.respond(found.answer)
 
-    def _tell(self, turned: doorkeeper.Turned) -> None:
+    def _tell(self, turned: callout.Turned) -> None:
         """Log a refusal; of more for the same reason in a short time only how many."""
         now = asyncio.get_running_loop().time()
         next_at, untold = self._told.get(turned.reason, (now, 0))
@@ -192,13 +193,13 @@ class Gate:
             if self._unusable:
                 logs.logger().info("signing_usable")
             self._unusable = False
-        metrics.SIGNING.set(not self._unusable)
+        SIGNING.set(not self._unusable)
 
 
-def read_signing(file: str) -> questions.Signing:
+def read_signing(file: str) -> callout.Signing:
     """Return what answers are signed with. Raises CannotStart."""
     try:
-        return questions.signing(Path(file).read_bytes())
+        return callout.signing(Path(file).read_bytes())
     except OSError as error:
         raise entry.CannotStart(f"signing: {file}: {error.strerror or error}") from None
     except ValueError as error:
@@ -208,13 +209,13 @@ def read_signing(file: str) -> questions.Signing:
 async def serve(settings: config.Settings) -> None:
     """Serve until SIGTERM."""
     logs.configure("gate", level=settings.log.level)
-    api = cluster.find_api(settings.keys.api)
+    api = cluster_keys.find_api(settings.keys.api)
     if settings.keys.file is None and not api:
         raise entry.CannotStart("keys: this is no pod of a cluster; say keys.file or keys.api")
-    keeper = doorkeeper.Doorkeeper(settings, read_signing(settings.signing))
-    keeper.ring = cluster.kept(settings.keys, issuer=settings.tokens.issuer)
+    keeper = callout.Doorkeeper(settings, read_signing(settings.signing))
+    keeper.ring = cluster_keys.kept(settings.keys, issuer=settings.tokens.issuer)
     if keeper.ring is not None:
-        metrics.HEARD.set(keeper.ring.heard_at)
+        HEARD.set(keeper.ring.heard_at)
     gate = Gate(settings, keeper, api)
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(
@@ -244,3 +245,23 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+ANSWERS: Final = prometheus_client.Counter(
+    "muster_gate_answers_total", "Who asked to come in: admitted, or why not.", ["outcome"]
+)
+DECIDING: Final = prometheus_client.Histogram(
+    "muster_gate_decision_seconds",
+    "What one answer takes.",
+    buckets=(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05),
+)
+KEYS: Final = prometheus_client.Gauge("muster_gate_keys", "Public keys of the cluster at hand.")
+HEARD: Final = prometheus_client.Gauge(
+    "muster_gate_keys_heard_timestamp_seconds", "When the keys were last as the cluster has them."
+)
+SIGNING: Final = prometheus_client.Gauge(
+    "muster_gate_signing_usable", "0 while gate.json is not as it should be: the old one is used."
+)
+FETCHES: Final = prometheus_client.Counter(
+    "muster_gate_key_fetches_total", "Looks for the cluster's keys, by outcome.", ["outcome"]
+)

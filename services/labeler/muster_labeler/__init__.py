@@ -1,10 +1,6 @@
-"""Adapter: the labeler's packages. Turns GPU inventories into the right node labels.
+"""The labeler: it gives GPU nodes the labels that name their accelerators.
 
-nats-py loads aiohttp where it is installed and structlog rich, a third of what a start costs. This
-runs before every module of the room; what speaks to Kubernetes loads aiohttp then.
+`model` is what it keeps of the cluster; `naming` turns products into names; `kubernetes` reads and
+writes nodes; `service` decides and reconciles; `check` finds what is wrong with a cluster; `cli`
+has the commands `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
 """
-
-from muster import lean
-
-lean.load("structlog", without=["rich"])
-lean.load("nats.aio.client", without=["aiohttp"])

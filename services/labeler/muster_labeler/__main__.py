@@ -6,18 +6,17 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from muster import codec, vocabulary
+from muster.kubernetes import api, watch
 from muster.nats import bus, connection, consumers, jetstream, streams
 from muster.service import entry, logs, probes, runtime
-from muster_labeler import config, raw_nodes, service
-
-if TYPE_CHECKING:
-    from muster.kubernetes import api
-    from muster_labeler import access
+from muster_labeler import config
+from muster_labeler.kubernetes import cluster_api, pace, projection
+from muster_labeler.service import decision_publisher, lease, reconciler
 
 _INVENTORIES: Final = "muster.event.*.*.inventory.reported"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
@@ -36,9 +35,9 @@ def main() -> int:
 async def _serve(settings: config.Settings) -> None:
     logs.configure("labeler", level=settings.log.level)
     async with contextlib.AsyncExitStack() as open_:
-        api = await _kubernetes(settings)
-        if api is not None:
-            await open_.enter_async_context(api)
+        kubernetes = await _kubernetes(settings)
+        if kubernetes is not None:
+            await open_.enter_async_context(kubernetes)
         connected = await open_.enter_async_context(
             bus.Bus(
                 settings.bus.url,
@@ -46,7 +45,7 @@ async def _serve(settings: config.Settings) -> None:
                 name="labeler",
             )
         )
-        labeler = _labeler(settings, connected, api)
+        labeler = _labeler(settings, connected, kubernetes)
 
         def problem() -> str | None:
             if not connected.link.is_connected:
@@ -66,7 +65,7 @@ async def _serve(settings: config.Settings) -> None:
         await runtime.run(labeler.run())
 
 
-async def _kubernetes(settings: config.Settings) -> "api.Api | None":
+async def _kubernetes(settings: config.Settings) -> api.Api | None:
     if settings.mode is config.Mode.OFF:
         return None
     where = settings.kubernetes
@@ -76,9 +75,6 @@ async def _kubernetes(settings: config.Settings) -> "api.Api | None":
                 "mode apply: no Kubernetes API: this is no pod, and no kubernetes.kubeconfig is set"
             )
         return None
-    # the client costs 20 MiB: only whoever has a cluster pays
-    from muster.kubernetes import api  # noqa: PLC0415
-
     try:
         return await api.find(
             kubeconfig=where.kubeconfig, context=where.context, attempts=_ATTEMPTS
@@ -88,62 +84,61 @@ async def _kubernetes(settings: config.Settings) -> "api.Api | None":
 
 
 def _labeler(
-    settings: config.Settings, connected: bus.Bus, api: "api.Api | None"
-) -> service.Service:
+    settings: config.Settings, connected: bus.Bus, kubernetes: api.Api | None
+) -> reconciler.Service:
     cluster = None
-    if api is not None:
-        from muster.kubernetes import watch  # noqa: PLC0415  # as above
-        from muster_labeler import access, lease, nodes, notes, pace  # noqa: PLC0415  # the same
-
+    if kubernetes is not None:
         where, turns = settings.kubernetes, pace.Pace(settings.policy.writes_per_s)
-        keep = functools.partial(raw_nodes.read, selector=settings.policy.nodes)
+        keep = functools.partial(projection.read_node, selector=settings.policy.nodes)
         elect = functools.partial(
             lease.Lease,
-            api,
+            kubernetes,
             namespace=where.namespace,
             name=settings.lease.name,
             lasts_s=settings.lease.lasts_s,
         )
-        cluster = service.Cluster(
-            door=nodes.Nodes(api, turns, timeout_s=where.timeout_s),
+        cluster = reconciler.Cluster(
+            door=cluster_api.Nodes(kubernetes, turns, timeout_s=where.timeout_s),
             pace=turns,
-            name_missing_rights=lambda: access.name_missing(
-                api, _rights(settings), timeout_s=where.timeout_s
+            name_missing_rights=lambda: cluster_api.log_missing_rights(
+                kubernetes, _rights(settings), timeout_s=where.timeout_s
             ),
-            notes=notes.Notes(api, turns, namespace=where.namespace, timeout_s=where.timeout_s),
+            notes=decision_publisher.Notes(
+                kubernetes, turns, namespace=where.namespace, timeout_s=where.timeout_s
+            ),
             reflector=lambda sink: watch.Reflector(
-                api,
-                nodes.PATH,
+                kubernetes,
+                cluster_api.NODES_PATH,
                 msgspec.Raw,
                 watch.Sink(keep, sink.replace, sink.put, lambda node: sink.drop(node.name)),
             ),
             lease=(lambda changed: elect(changed=changed)) if settings.lease.enabled else None,
         )
-    return service.Service(settings, _ears(settings, connected), cluster)
+    return reconciler.Service(settings, _ears(settings, connected), cluster)
 
 
-def _rights(settings: config.Settings) -> "list[access.Right]":
+def _rights(settings: config.Settings) -> list[cluster_api.Right]:
     """Return the rights without which these settings cannot be followed."""
-    from muster_labeler.access import Right  # noqa: PLC0415  # the same
-
     own = settings.kubernetes.namespace
-    rights = [Right(verb, "nodes") for verb in ("get", "list", "watch")]
+    rights = [cluster_api.Right(verb, "nodes") for verb in ("get", "list", "watch")]
     if settings.mode is config.Mode.APPLY:
-        rights.append(Right("patch", "nodes"))
+        rights.append(cluster_api.Right("patch", "nodes"))
     if settings.condition:
-        rights.append(Right("patch", "nodes/status"))
+        rights.append(cluster_api.Right("patch", "nodes/status"))
     if settings.kubernetes.events:
-        rights.append(Right("create", "events", namespace="default"))
+        rights.append(cluster_api.Right("create", "events", namespace="default"))
     if settings.lease.enabled:
         group = "coordination.k8s.io"
-        rights.append(Right("create", "leases", group, own))
+        rights.append(cluster_api.Right("create", "leases", group, own))
         # the role names the one Lease
         name = settings.lease.name
-        rights += [Right(verb, "leases", group, own, name) for verb in ("get", "update")]
+        rights += [
+            cluster_api.Right(verb, "leases", group, own, name) for verb in ("get", "update")
+        ]
     return rights
 
 
-def _ears(settings: config.Settings, connected: bus.Bus) -> service.Ears:
+def _ears(settings: config.Settings, connected: bus.Bus) -> reconciler.Ears:
     since = datetime.now(UTC) - _OVERLAP
     kinds = [_INVENTORIES, *([_VERDICTS] if settings.condition else [])]
 
@@ -158,7 +153,7 @@ def _ears(settings: config.Settings, connected: bus.Bus) -> service.Ears:
     async def publish(event: vocabulary.Event, event_id: str) -> None:
         await connected.publish(event, event_id=event_id)
 
-    return service.Ears(
+    return reconciler.Ears(
         newest=newest, follow=[functools.partial(follow, kind) for kind in kinds], publish=publish
     )
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 
 from muster.service import sections
-from muster_labeler import accelerators, inventory, labelsets
+from muster_labeler.kubernetes import projection
+from muster_labeler.naming import accelerators, node_labels
 
 Retry = Annotated[float, msgspec.Meta(ge=0.05, le=3600)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1000)]
@@ -32,7 +33,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
     kubeconfig: str | None = None
     context: str | None = None
     timeout_s: sections.Period = 5.0
-    namespace: str = inventory.NAMESPACE
+    namespace: str = projection.MUSTER_NAMESPACE
     events: bool = True
 
 
@@ -42,7 +43,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `partial` lets it label some GPU nodes while others cannot be: SkyPilot then sees only those.
     """
 
-    labels: tuple[labelsets.LabelSet, ...] = (labelsets.LabelSet.SKYPILOT,)
+    labels: tuple[node_labels.LabelSet, ...] = (node_labels.LabelSet.SKYPILOT,)
     nodes: Mapping[str, str] = {}
     reasons: tuple[accelerators.Reason, ...] = (
         accelerators.Reason.EXACT,

@@ -1,0 +1,282 @@
+"""Pure: What keeps an autoscaler from adding nodes for fuse: AS001 to AS006."""
+
+import datetime as dt
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from muster_labeler import model
+from muster_labeler.check.findings import Finding, Fix, Id, Scope, Severity, Where, World
+
+_NOT_TRIGGERED: Final = "NotTriggerScaleUp"
+_INSUFFICIENT: Final = re.compile(r"Insufficient ([-a-z0-9.]+/fuse[-_.A-Za-z0-9]*)")
+_GATE: Final = re.compile(r"NodeOverlay=true", re.IGNORECASE)
+_STALE: Final = dt.timedelta(minutes=5)
+"""The Cluster Autoscaler renews its status each loop, 10 s by default (--scan-interval)."""
+_DOCS: Final = "docs/check.md"
+
+
+def found(world: World, where: Where, *, only: str | None = None) -> list[Finding]:
+    """Return the findings about autoscalers and fuse; a check of `only` one node has few."""
+    nodes = [node for node in world.nodes or () if only in {None, node.name}]
+    pending = [p for p in world.pods or () if p.phase == "Pending" and not p.node and p.requests]
+    result: list[Finding] = [*_node_local(world.slices, where)]
+    if only is not None:
+        return result
+    for pod in pending:
+        result.extend(_waiting(pod, where))
+    refused = [e for e in world.events or () if e.reason == _NOT_TRIGGERED]
+    result.extend(_not_triggered(refused, where))
+    result.extend(_templates(world, nodes, pending, where))
+    result.extend(_gate(world, where))
+    result.extend(_asleep(world, where))
+    return result
+
+
+def resources(world: World) -> list[str]:
+    """Return the fuse resources that nodes offer or pods ask for."""
+    offered = {name for node in world.nodes or () for name in node.fuse}
+    asked = {name for pod in world.pods or () for name in pod.requests}
+    return sorted(offered | asked)
+
+
+def _waiting(pod: model.Pod, where: Where) -> Iterable[Finding]:
+    name = f"{pod.namespace}/{pod.name}"
+    yield Finding(
+        id=Id.AS001,
+        severity=Severity.ERROR,
+        scope=Scope.POD,
+        object=name,
+        message=f"pending on {', '.join(pod.requests)}: a request that autoscalers may not know",
+        evidence=pod.told[:3],
+        fix=Fix(
+            command=where.kubectl("describe", "pod", pod.name, "-n", pod.namespace), docs=_DOCS
+        ),
+    )
+
+
+def _not_triggered(events: Iterable[model.Told], where: Where) -> Iterable[Finding]:
+    for event in events:
+        if not (_INSUFFICIENT.search(event.text) or "cannot allocate all claims" in event.text):
+            continue
+        yield Finding(
+            id=Id.AS005,
+            severity=Severity.ERROR,
+            scope=Scope.POD,
+            object=f"{event.namespace}/{event.name}",
+            message=f"the autoscaler adds no node for it: {event.text[:300]}",
+            evidence=(f"event {event.reason}",),
+            fix=Fix(
+                command=where.kubectl("get", "events", "-n", event.namespace),
+                docs=_DOCS,
+            ),
+        )
+
+
+def _templates(
+    world: World, nodes: list[model.Node], pending: list[model.Pod], where: Where
+) -> Iterable[Finding]:
+    """Tell what templates must say, where an autoscaler would have to know the resource."""
+    in_use = resources(world)
+    if not in_use or (world.autoscaler is None and world.karpenter is None):
+        return
+    resource = next(iter(p.requests[0] for p in pending), in_use[0])
+    settings: list[TemplateSetting] = []
+    if world.karpenter is not None and resource not in world.karpenter.overlays:
+        settings.append(overlay(resource, where))
+    if world.autoscaler is not None and not _ignores(world.autoscaler.arguments):
+        groups = world.autoscaler.groups
+        settings.extend(template_settings(nodes, resource, where, groups=groups))
+        if "--cloud-provider=clusterapi" in world.autoscaler.arguments:
+            settings.extend(cluster_api(group, resource) for group in groups)
+    for setting in settings:
+        yield Finding(
+            id=Id.AS002,
+            severity=Severity.WARN if pending else Severity.SUGGEST,
+            scope=Scope.CLUSTER,
+            object=f"{setting.platform}/{setting.group}",
+            message=f"its template must promise {resource}, or no node is added: {setting.setting}",
+            evidence=("a template cannot be seen from inside the cluster",)
+            if setting.platform != "karpenter"
+            else ("no NodeOverlay gives it",),
+            fix=Fix(command=setting.command, docs=_DOCS),
+        )
+
+
+def _ignores(arguments: Iterable[str]) -> bool:
+    """Tell whether a scheduler configuration may make the autoscaler ignore the resource."""
+    return any(argument.startswith("--scheduler-config-file") for argument in arguments)
+
+
+def _gate(world: World, where: Where) -> Iterable[Finding]:
+    karpenter = world.karpenter
+    if karpenter is None or _GATE.search(karpenter.gates) or not resources(world):
+        return
+    yield Finding(
+        id=Id.AS003,
+        severity=Severity.WARN if karpenter.overlays else Severity.SUGGEST,
+        scope=Scope.CLUSTER,
+        object="karpenter",
+        message="the NodeOverlay gate is off: overlays are ignored",
+        evidence=(f"FEATURE_GATES={karpenter.gates}",),
+        fix=Fix(
+            command=where.kubectl(
+                *("set", "env", f"deployment/{karpenter.name}", "-n", karpenter.namespace),
+                f"FEATURE_GATES={_with_gate(karpenter.gates)}",
+            )
+            if karpenter.name
+            else "",
+            docs=_DOCS,
+        ),
+    )
+
+
+def _with_gate(gates: str) -> str:
+    others = [gate for gate in gates.split(",") if gate and not gate.startswith("NodeOverlay=")]
+    return ",".join([*others, "NodeOverlay=true"])
+
+
+def _node_local(slices: Iterable[model.Slice], where: Where) -> Iterable[Finding]:
+    for driver in sorted({s.driver for s in slices if s.node and _is_fuse(s)}):
+        yield Finding(
+            id=Id.AS004,
+            severity=Severity.WARN,
+            scope=Scope.CLUSTER,
+            object=driver,
+            message="node-local DRA devices for fuse: nodes are scaled down by their use alone",
+            evidence=(f"ResourceSlices of driver {driver} with a node name",),
+            fix=Fix(command=where.kubectl("get", "resourceslices", "-o", "wide"), docs=_DOCS),
+        )
+
+
+def _is_fuse(slice_: model.Slice) -> bool:
+    return "fuse" in slice_.driver or any("fuse" in device for device in slice_.devices)
+
+
+def _asleep(world: World, where: Where) -> Iterable[Finding]:
+    """Tell of an autoscaler whose loop fails: no event tells, and its health check passes."""
+    autoscaler = world.autoscaler
+    if autoscaler is None or autoscaler.renewed is None:
+        return
+    age = world.now - autoscaler.renewed
+    if age < _STALE:
+        return
+    yield Finding(
+        id=Id.AS006,
+        severity=Severity.ERROR,
+        scope=Scope.CLUSTER,
+        object="cluster-autoscaler",
+        message=f"its status is {int(age.total_seconds())} s old: its loop fails, or it is gone",
+        evidence=(f"kube-system/cluster-autoscaler-status of {autoscaler.renewed.isoformat()}",),
+        fix=Fix(
+            command=where.kubectl(
+                *(
+                    "get",
+                    "configmap",
+                    "cluster-autoscaler-status",
+                    "-n",
+                    "kube-system",
+                    "-o",
+                    "yaml",
+                )
+            ),
+            docs=_DOCS,
+        ),
+    )
+
+
+SLOTS: Final = 1000
+
+_AZURE: Final = re.compile(
+    r"azure:///subscriptions/[^/]+/resourceGroups/([^/]+)/.*/virtualMachineScaleSets/([^/]+)/.*",
+    re.IGNORECASE,
+)
+_GCE: Final = re.compile(r"gce://([^/]+)/([^/]+)/.+")
+_GKE_CONTEXT: Final = re.compile(r"gke_([^_]+)_([^_]+)_(.+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TemplateSetting:
+    """One group, what its template lacks, and the command that says so."""
+
+    platform: str
+    group: str
+    setting: str
+    command: str
+
+
+def template_settings(
+    nodes: Iterable[model.Node], resource: str, where: Where, *, groups: Sequence[str] = ()
+) -> list[TemplateSetting]:
+    """Return the setting for each node group that nodes show, or an autoscaler names."""
+    found: set[TemplateSetting] = set()
+    platforms = set()
+    for node in nodes:
+        platform = node.provider_id.partition("://")[0]
+        platforms.add(platform)
+        if platform == "gce":
+            found.add(_gke(node, resource, where))
+        elif platform == "azure":
+            found.add(_azure(node, resource))
+    if "aws" in platforms:
+        found.update(_aws(group, resource) for group in groups)
+    return sorted(found)
+
+
+def overlay(resource: str, where: Where) -> TemplateSetting:
+    """Return Karpenter's NodeOverlay: it gives the resource to every instance type."""
+    document = (
+        '{"apiVersion":"karpenter.sh/v1alpha1","kind":"NodeOverlay","metadata":{"name":"fuse"},'
+        '"spec":{"requirements":[{"key":"karpenter.sh/nodepool","operator":"Exists"}],'
+        f'"capacity":{{"{resource}":"{SLOTS}"}}}}}}'
+    )
+    command = f"echo {shlex.quote(document)} | {where.kubectl('apply', '-f', '-')}"
+    return TemplateSetting(
+        "karpenter", "every NodePool", f"NodeOverlay capacity {resource}", command
+    )
+
+
+def cluster_api(group: str, resource: str) -> TemplateSetting:
+    """Return where Cluster API reads other resources from: annotations cannot name them."""
+    setting = f"status.capacity of the infrastructure template: {resource}: {SLOTS}"
+    return TemplateSetting("cluster-api", group, setting, "")
+
+
+def _aws(group: str, resource: str) -> TemplateSetting:
+    key = f"k8s.io/cluster-autoscaler/node-template/resources/{resource}"
+    tag = (
+        f"ResourceId={group},ResourceType=auto-scaling-group,Key={key},Value={SLOTS},"
+        "PropagateAtLaunch=false"
+    )
+    command = shlex.join(["aws", "autoscaling", "create-or-update-tags", "--tags", tag])
+    return TemplateSetting("aws", group, f"tag {key}={SLOTS}", command)
+
+
+def _gke(node: model.Node, resource: str, where: Where) -> TemplateSetting:
+    key = f"clusterautoscaler-nodetemplate-resources.{resource}"
+    pool = node.labels.get("cloud.google.com/gke-nodepool", "")
+    command = ""
+    context = _GKE_CONTEXT.fullmatch(where.context or "")
+    place = _GCE.fullmatch(node.provider_id)
+    if pool and context and place:
+        words = ["gcloud", "container", "node-pools", "describe", pool]
+        words += ["--cluster", context[3], "--project", context[1], "--location", context[2]]
+        command = shlex.join([*words, "--format=value(config.labels)"])
+    # --node-labels replaces the labels of a pool, so we print what shows them, not what drops them
+    return TemplateSetting("gke", pool or "the node pool", f"node label {key}={SLOTS}", command)
+
+
+def _azure(node: model.Node, resource: str) -> TemplateSetting:
+    name = resource.replace("_", "~2").replace("/", "_")
+    key = f"k8s.io_cluster-autoscaler_node-template_resources_{name}"
+    found = _AZURE.fullmatch(node.provider_id)
+    scale_set = found[2] if found else "the scale set"
+    # `az vmss update --set tags.KEY` would take the dots of the key for a path
+    identity = node.provider_id.removeprefix("azure://").rpartition("/virtualMachines/")[0]
+    words = ["az", "tag", "update", "--operation", "Merge", "--resource-id", identity]
+    words += ["--tags", f"{key}={SLOTS}"]
+    return TemplateSetting(
+        "azure", scale_set, f"tag {key}={SLOTS}", shlex.join(words) if found else ""
+    )

@@ -1,0 +1,230 @@
+"""Pure: Findings: what `muster check` says, with stable ids, and the exit code they amount to."""
+
+import enum
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from muster_labeler import model
+from muster_labeler.naming import sources
+
+SCHEMA_VERSION: Final = 1
+DOCS: Final = "docs/check.md"
+
+
+class Severity(enum.StrEnum):
+    """How bad it is: an error makes workloads fail; unknown is what could not be decided."""
+
+    ERROR = "error"
+    WARN = "warn"
+    SUGGEST = "suggest"
+    INFO = "info"
+    UNKNOWN = "unknown"
+
+
+class Scope(enum.StrEnum):
+    """What a finding is about."""
+
+    NODE = "node"
+    POD = "pod"
+    CLUSTER = "cluster"
+
+
+class Id(enum.StrEnum):
+    """Every finding there is; a number is never given to another.
+
+    ACCESS: no right to see; UNREAD: could not be seen.
+    """
+
+    GPU001 = "GPU001"
+    GPU002 = "GPU002"
+    GPU003 = "GPU003"
+    GPU004 = "GPU004"
+    GPU005 = "GPU005"
+    GPU006 = "GPU006"
+    GPU007 = "GPU007"
+    GPU008 = "GPU008"
+    GPU009 = "GPU009"
+    GPU010 = "GPU010"
+    FUSE001 = "FUSE001"
+    FUSE002 = "FUSE002"
+    FUSE003 = "FUSE003"
+    FUSE004 = "FUSE004"
+    FUSE005 = "FUSE005"
+    FUSE006 = "FUSE006"
+    FUSE007 = "FUSE007"
+    FUSE008 = "FUSE008"
+    FUSE009 = "FUSE009"
+    AS001 = "AS001"
+    AS002 = "AS002"
+    AS003 = "AS003"
+    AS004 = "AS004"
+    AS005 = "AS005"
+    AS006 = "AS006"
+    ACCESS = "ACCESS"
+    UNREAD = "UNREAD"
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do: a command that runs as it stands, and where to read about it."""
+
+    command: str = ""
+    docs: str = DOCS
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One thing that was found, with what shows it."""
+
+    id: Id
+    severity: Severity
+    scope: Scope
+    object: str
+    message: str
+    evidence: tuple[str, ...] = ()
+    fix: Fix = Fix()
+    safe_to_auto_apply: bool = False
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Everything that one check found; `summary` counts by severity, `checked` says how much."""
+
+    schema_version: int = SCHEMA_VERSION
+    cluster: str
+    time: datetime
+    topics: tuple[str, ...]
+    checked: dict[str, int]
+    summary: dict[str, int]
+    notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+class Exit(enum.IntEnum):
+    """What the shell is told."""
+
+    FINE = 0
+    PROBLEMS = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NO_RIGHTS = 4
+    INTERNAL = 5
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """How commands reach the cluster that was looked at, and see what was seen.
+
+    `aliases` is a file of reviewed names; `namespace` is muster's where it is not the usual one.
+    """
+
+    context: str | None = None
+    kubeconfig: str | None = None
+    aliases: str | None = None
+    namespace: str | None = None
+
+    def muster(self, *words: str) -> str:
+        """Return a command of ours."""
+        named = ["--muster-namespace", self.namespace] if self.namespace else []
+        reviewed = ["--aliases", self.aliases] if self.aliases else []
+        return shlex.join(["muster", *words, *self._options(), *named, *reviewed])
+
+    def kubectl(self, *words: str) -> str:
+        """Return a command of kubectl."""
+        return shlex.join(["kubectl", *self._options(), *words])
+
+    def _options(self) -> list[str]:
+        context = ["--context", self.context] if self.context else []
+        return [*context, *(["--kubeconfig", self.kubeconfig] if self.kubeconfig else [])]
+
+
+def report(
+    found: Iterable[Finding],
+    *,
+    cluster: str,
+    time: datetime,
+    topics: Sequence[str],
+    checked: dict[str, int],
+    notes: Sequence[str] = (),
+) -> Report:
+    """Return the report of what was found, worst first, then by id and object."""
+    order = tuple(Severity)
+    findings = sorted(found, key=lambda one: (order.index(one.severity), one.id, one.object))
+    summary = {str(severity): 0 for severity in Severity}
+    for one in findings:
+        summary[one.severity] += 1
+    return Report(
+        cluster=cluster,
+        time=time,
+        topics=tuple(topics),
+        checked=checked,
+        summary=summary,
+        notes=tuple(notes),
+        findings=tuple(findings),
+    )
+
+
+def exit_code(found: Report, *, strict: bool) -> Exit:
+    """Return what a report amounts to.
+
+    What could not be seen counts only where nothing worse was: what is known to be broken is.
+    """
+    counts = {Severity(word) for word, count in found.summary.items() if count}
+    if Severity.ERROR in counts or (strict and counts & {Severity.WARN, Severity.SUGGEST}):
+        return Exit.PROBLEMS
+    ids = {one.id for one in found.findings}
+    if Id.ACCESS in ids:
+        return Exit.NO_RIGHTS
+    return Exit.UNREACHABLE if Id.UNREAD in ids else Exit.FINE
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What could not be read, and why: for want of a right, or otherwise.
+
+    `is_needed` without which nothing can be decided: sources are others' to switch on and to show.
+    """
+
+    what: str
+    why: str
+    is_forbidden: bool = False
+    is_needed: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAutoscaler:
+    """The Cluster Autoscaler as its Deployment and its status tell of it."""
+
+    image: str = ""
+    arguments: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    renewed: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Karpenter:
+    """Karpenter: its gates, and the resources that NodeOverlays give."""
+
+    namespace: str = ""
+    name: str = ""
+    gates: str = ""
+    overlays: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A cluster. `now` is the API server's own clock, so that ours may be wrong."""
+
+    now: datetime
+    nodes: Sequence[model.Node] | None = None
+    views: sources.Views = sources.NOTHING_MORE
+    simulated: frozenset[str] = frozenset()
+    slices: Sequence[model.Slice] = ()
+    pods: Sequence[model.Pod] | None = None
+    events: Sequence[model.Told] | None = None
+    namespaces: Mapping[str, Mapping[str, str]] | None = None
+    autoscaler: ClusterAutoscaler | None = None
+    karpenter: Karpenter | None = None
+    unread: Sequence[Unread] = field(default_factory=tuple)

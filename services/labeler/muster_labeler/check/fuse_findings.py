@@ -1,0 +1,221 @@
+"""Pure: What is wrong with fuse as the cluster shows it: FUSE001 to FUSE009.
+
+From outside a node its module, its device and its runtime's settings cannot be looked at. They are
+concluded from what containers and the kubelet said when they failed; no word, no finding.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from muster_labeler import model
+from muster_labeler.check.findings import Finding, Fix, Id, Scope, Severity, Where, World
+
+REQUIRED: Final = "required-plugins.noderesource.dev"
+ALLOW: Final = "muster.dev/allow-fuse"
+
+_SAID: Final = tuple(
+    (id_, re.compile(pattern, re.IGNORECASE), meaning)
+    for id_, pattern, meaning in (
+        (Id.FUSE001, r"try .?modprobe fuse", "the fuse module is not loaded"),
+        (Id.FUSE001, r"hostPath type check failed: /dev/fuse", "/dev/fuse is missing on the node"),
+        (Id.FUSE001, r"/dev/fuse\W.*no such (file|device)", "/dev/fuse is missing"),
+        (Id.FUSE002, r"/dev/fuse\W.*permission denied", "/dev/fuse may not be opened: its mode"),
+        (
+            Id.FUSE006,
+            r"open \W?/dev/fuse\W.*operation not permitted",
+            "the container was not given /dev/fuse: its device cgroup refuses",
+        ),
+        (
+            Id.FUSE007,
+            r"(fusermount3?|mount(\.fuse3?|ing)?).*operation not permitted",
+            "the pod may not mount: SYS_ADMIN, a user namespace, seccomp or AppArmor",
+        ),
+    )
+)
+_RUNTIME: Final = re.compile(r"(containerd|cri-o)://v?([0-9]+)\.([0-9]+).*")
+_NRI_SINCE: Final = {"containerd": (1, 7), "cri-o": (1, 26)}
+_NRI_ON_SINCE: Final = {"containerd": (2, 0)}
+
+
+def found(world: World, where: Where, *, only: str | None = None) -> list[Finding]:
+    """Return the findings about fuse; about `only` one node, if it is named."""
+    nodes = {node.name: node for node in world.nodes or ()}
+    pods = [pod for pod in world.pods or () if only in {None, pod.node}]
+    agents = {pod.node: pod for pod in world.pods or () if pod.is_agent}
+    result: list[Finding] = []
+    offered = {name for node in nodes.values() for name, count in node.fuse.items() if count}
+    for node in nodes.values():
+        if only in {None, node.name}:
+            result.extend(_stale(node, offered, agents.get(node.name), where))
+    annotated = [pod for pod in pods if pod.is_annotated]
+    result.extend(_runtimes(annotated, nodes, where))
+    for pod in pods:
+        result.extend(_said(pod, where))
+    for pod in annotated:
+        result.extend(_annotated(pod, agents.get(pod.node), where, world.namespaces))
+    if only is None:
+        result.extend(_events(world.events or (), where))
+    return result
+
+
+def _stale(
+    node: model.Node, offered: Collection[str], agent: model.Pod | None, where: Where
+) -> Iterable[Finding]:
+    """Tell of counts at 0: the plugin died, and its resource stays on the node."""
+    if node.ready_since is None:
+        return
+    for resource, count in node.fuse.items():
+        if count:
+            continue
+        also = " (other nodes offer it)" if resource in offered else ""
+        yield Finding(
+            id=Id.FUSE008,
+            severity=Severity.ERROR,
+            scope=Scope.NODE,
+            object=node.name,
+            message=f"{resource} is at 0{also}: its plugin is gone or has not registered",
+            evidence=(
+                f"{resource}: 0 of {node.capacity.get(resource, 0)} allocatable",
+                f"plugin pod: {agent.namespace}/{agent.name}" if agent else "plugin pod: none seen",
+            ),
+            fix=Fix(command=_restart(node, agent, where), docs="docs/plugin.md"),
+        )
+
+
+def _restart(node: model.Node, agent: model.Pod | None, where: Where) -> str:
+    if agent is None:
+        return _pods_of(node.name, where)
+    return where.kubectl("delete", "pod", agent.name, "-n", agent.namespace)
+
+
+def _runtimes(
+    annotated: Sequence[model.Pod], nodes: Mapping[str, model.Node], where: Where
+) -> Iterable[Finding]:
+    """Tell of runtimes that cannot give a device by annotation, where a pod relies on it."""
+    for name in sorted({pod.node for pod in annotated if pod.node in nodes}):
+        runtime = nodes[name].runtime
+        known = _RUNTIME.fullmatch(runtime)
+        version = (int(known[2]), int(known[3])) if known else (0, 0)
+        if not runtime or (known and version >= _NRI_ON_SINCE.get(known[1], (99, 0))):
+            continue
+        has_it = known is not None and version >= _NRI_SINCE[known[1]]
+        yield Finding(
+            id=Id.FUSE003,
+            severity=Severity.WARN if has_it else Severity.ERROR,
+            scope=Scope.NODE,
+            object=name,
+            message="the runtime's NRI is off unless it was switched on"
+            if has_it
+            else "the runtime has no NRI: pods get no device by annotation",
+            evidence=(f"containerRuntimeVersion: {runtime}",),
+            fix=Fix(command=where.kubectl("get", "node", name, "-o", "wide")),
+        )
+
+
+def _said(pod: model.Pod, where: Where) -> Iterable[Finding]:
+    """Tell what its containers said when they failed."""
+    told: set[Id] = set()
+    for text in pod.told:
+        match = next(((i, m) for i, pattern, m in _SAID if pattern.search(text)), None)
+        if match is None or match[0] in told:
+            continue
+        told.add(match[0])
+        yield Finding(
+            id=match[0],
+            severity=Severity.ERROR,
+            scope=Scope.POD,
+            object=f"{pod.namespace}/{pod.name}",
+            message=match[1],
+            evidence=(f"node {pod.node}", text[:300]),
+            fix=Fix(command=_mend(match[0], pod, where)),
+        )
+
+
+def _mend(id_: Id, pod: model.Pod, where: Where) -> str:
+    host = ("debug", f"node/{pod.node}", "--profile=sysadmin", "--image=busybox", "--")
+    if id_ is Id.FUSE001 and pod.node:
+        return where.kubectl(*host, "chroot", "/host", "modprobe", "fuse")
+    if id_ is Id.FUSE002 and pod.node:
+        return where.kubectl(*host, "chroot", "/host", "chmod", "0666", "/dev/fuse")
+    if id_ is Id.FUSE006:
+        return where.kubectl("delete", "pod", pod.name, "-n", pod.namespace)
+    return where.kubectl("get", "pod", pod.name, "-n", pod.namespace, "-o", "yaml")
+
+
+def _annotated(
+    pod: model.Pod,
+    agent: model.Pod | None,
+    where: Where,
+    namespaces: Mapping[str, Mapping[str, str]] | None,
+) -> Iterable[Finding]:
+    name = f"{pod.namespace}/{pod.name}"
+    if namespaces is not None and namespaces.get(pod.namespace, {}).get(ALLOW) != "true":
+        yield Finding(
+            id=Id.FUSE009,
+            severity=Severity.ERROR,
+            scope=Scope.POD,
+            object=name,
+            message=f"its namespace does not allow fuse: no label {ALLOW}=true",
+            fix=Fix(command=where.kubectl("label", "namespace", pod.namespace, f"{ALLOW}=true")),
+        )
+    if not pod.node or pod.phase not in {"Running", "Pending"}:
+        return
+    if agent is None or not agent.is_ready:
+        yield _no_agent(pod, agent, where)
+        if pod.phase == "Running" and any(key.startswith(REQUIRED) for key in pod.annotations):
+            yield Finding(
+                id=Id.FUSE005,
+                severity=Severity.WARN,
+                scope=Scope.NODE,
+                object=pod.node,
+                message=f"{REQUIRED} is not enforced here: {name} runs without the plugin",
+                fix=Fix(command=where.kubectl("get", "node", pod.node, "-o", "wide")),
+            )
+    elif pod.started and agent.started and pod.started < agent.started:
+        yield Finding(
+            id=Id.FUSE006,
+            severity=Severity.WARN,
+            scope=Scope.POD,
+            object=name,
+            message="it started before the plugin on its node did, perhaps without the device",
+            evidence=(f"pod {pod.started.isoformat()}", f"plugin {agent.started.isoformat()}"),
+            fix=Fix(command=where.kubectl("delete", "pod", pod.name, "-n", pod.namespace)),
+        )
+
+
+def _no_agent(pod: model.Pod, agent: model.Pod | None, where: Where) -> Finding:
+    command = _pods_of(pod.node, where)
+    if agent is not None:
+        command = where.kubectl("logs", agent.name, "-n", agent.namespace, "--tail=50")
+    return Finding(
+        id=Id.FUSE004,
+        severity=Severity.ERROR,
+        scope=Scope.NODE,
+        object=pod.node,
+        message=f"no muster agent is ready, and {pod.namespace}/{pod.name} needs it",
+        evidence=(f"agent {agent.namespace}/{agent.name}" if agent else "no agent pod",),
+        fix=Fix(command=command),
+    )
+
+
+def _events(events: Iterable[model.Told], where: Where) -> Iterable[Finding]:
+    for event in events:
+        match = next(((i, m) for i, pattern, m in _SAID if pattern.search(event.text)), None)
+        if match is None or event.kind != "Pod":
+            continue
+        yield Finding(
+            id=match[0],
+            severity=Severity.ERROR,
+            scope=Scope.POD,
+            object=f"{event.namespace}/{event.name}",
+            message=match[1],
+            evidence=(f"event {event.reason}", event.text[:300]),
+            fix=Fix(command=where.kubectl("describe", "pod", event.name, "-n", event.namespace)),
+        )
+
+
+def _pods_of(node: str, where: Where) -> str:
+    return where.kubectl(
+        "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node}"
+    )

@@ -1,0 +1,184 @@
+"""Pure: What is known of nodes, pods, Kubernetes Events and DRA, as far as it matters here."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from muster_labeler.naming import schemes
+
+MANAGER: Final = "muster-labeler"
+"""Our field manager, the service's and the commands': what it owns, either may change."""
+PROVENANCE: Final = "muster.dev/label-provenance"
+CONDITION: Final = "DevicePluginHealthy"
+DIRECTX: Final = "microsoft.com/directx"
+"""A GPU to the Cluster Autoscaler, none that computes for us."""
+FUSE_ANNOTATION: Final = "muster.dev/fuse"
+
+_ACCELERATORS: Final = re.compile(
+    r"nvidia\.com/(gpu(\.shared)?|mig-[-a-z0-9.]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)"
+    r"|habana\.ai/gaudi|google\.com/tpu"
+)
+"""Resources that make a node one with accelerators; `*_monitoring` is not for computing."""
+_PARTS: Final = "nvidia.com/mig-"
+_PCI: Final = re.compile(
+    r"feature\.node\.kubernetes\.io/pci-((03|12|0b40)[0-9a-f]*_)?(10de|1002)\.present"
+)
+"""NVIDIA or AMD, by PCI class or without one (node-feature-discovery, deviceLabelFields)."""
+_FUSE: Final = re.compile(r"[-a-z0-9.]+/fuse([-_.][-A-Za-z0-9_.]*)?")
+_NUMBER: Final = re.compile(r"([0-9]{1,15})([kMGTPE]i?)?")
+_UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node: what it is labelled, who labelled it, what it has and offers.
+
+    `owners` are the field managers of each label that names a model; `ours` are all labels that we
+    own, `told_of` the source and the product that the newest came from. `ready_since` is None while
+    it is not Ready. `is_selected` if a selector took it.
+    """
+
+    name: str
+    uid: str = ""
+    version: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ours: Mapping[str, str] = field(default_factory=dict)
+    told_of: tuple[str, str] = ("", "")
+    created: datetime | None = None
+    has_condition: bool = False
+    is_selected: bool = True
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    ready_since: datetime | None = None
+    runtime: str = ""
+    provider_id: str = ""
+
+    @property
+    def accelerators(self) -> frozenset[str]:
+        """Return the accelerator resources it names, whatever their count."""
+        names = self.capacity.keys() | self.allocatable.keys()
+        return frozenset(name for name in names if _ACCELERATORS.fullmatch(name))
+
+    @property
+    def fuse(self) -> dict[str, int]:
+        """Return the fuse resources it names, and how many of each can be had."""
+        names = self.capacity.keys() | self.allocatable.keys()
+        return {name: self.allocatable.get(name, 0) for name in sorted(names) if is_fuse(name)}
+
+    @property
+    def has_accelerators(self) -> bool:
+        """Tell whether resources or PCI labels say that it has accelerators."""
+        return bool(self.accelerators) or any(_PCI.fullmatch(key) for key in self.labels)
+
+    @property
+    def has_partitions(self) -> bool:
+        """Tell whether it offers parts of GPUs (MIG, strategy mixed)."""
+        return any(count and name.startswith(_PARTS) for name, count in self.capacity.items())
+
+    @property
+    def is_virtual(self) -> bool:
+        """Tell whether GPU feature discovery says that its GPUs are virtual."""
+        return self.labels.get(schemes.VGPU) == "true"
+
+    def is_ours_alone(self, key: str) -> bool:
+        """Tell whether we own a label, and nobody else does."""
+        return key in self.ours and self.owners.get(key) == (MANAGER,)
+
+    @property
+    def usable(self) -> int:
+        """Return how many accelerators can be had."""
+        return sum(self.allocatable.get(name, 0) for name in self.accelerators)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod that has to do with fuse, or one of muster's own.
+
+    `told` are the words its containers ended with or wait for.
+    """
+
+    namespace: str
+    name: str
+    node: str
+    phase: str
+    annotations: Mapping[str, str]
+    requests: tuple[str, ...]
+    is_agent: bool
+    is_ready: bool
+    started: datetime | None
+    told: tuple[str, ...]
+
+    @property
+    def is_annotated(self) -> bool:
+        """Tell whether it asks for fuse by annotation."""
+        return any(
+            (key == FUSE_ANNOTATION or key.startswith(f"{FUSE_ANNOTATION}.container."))
+            and value == "true"
+            for key, value in self.annotations.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A Kubernetes Event: about what, why, and its text."""
+
+    kind: str
+    namespace: str
+    name: str
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The devices of a DRA ResourceSlice: product, memory, and whether it is a part of a GPU."""
+
+    node: str
+    driver: str
+    is_all_nodes: bool
+    products: tuple[tuple[str, int | None, bool], ...]
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Who wants to know of nodes: of all at once, of one that is new or changed, of one gone."""
+
+    replace: Callable[[list[Node]], None]
+    put: Callable[[Node], None]
+    drop: Callable[[str], None]
+
+
+def is_accelerator(resource: str) -> bool:
+    """Tell whether a resource makes a node one with accelerators."""
+    return _ACCELERATORS.fullmatch(resource) is not None
+
+
+def is_pci_label(key: str) -> bool:
+    """Tell whether a label says that a node has NVIDIA's or AMD's hardware."""
+    return _PCI.fullmatch(key) is not None
+
+
+def is_fuse(resource: str) -> bool:
+    """Tell whether an extended resource stands for /dev/fuse."""
+    return _FUSE.fullmatch(resource) is not None
+
+
+def quantity(written: str | int) -> int:
+    """Return a whole quantity as a number; 0 for what is no whole quantity."""
+    if isinstance(written, int):
+        return max(0, written)
+    found = _NUMBER.fullmatch(written)
+    return int(found[1]) * _UNITS.get(found[2] or "", 0) if found else 0
+
+
+def moment(written: str | None) -> datetime | None:
+    """Return a time; None for what is none: for that no node is left out."""
+    try:
+        found = datetime.fromisoformat(written or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else None

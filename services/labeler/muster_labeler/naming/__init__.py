@@ -1,0 +1,6 @@
+"""From what is reported of a node's GPUs to the labels that it should have.
+
+`accelerators` names a product; `schemes` reads other vendors' labels and instance types; `sources`
+weighs what agents, DRA and labels say; `node_labels` compares that with the labels of a node;
+`feature_discovery` makes NVIDIA's labels.
+"""

@@ -1,0 +1,255 @@
+"""Pure: The label schemes in which others name accelerators, read back into one set of names.
+
+SkyPilot reads one scheme for a whole cluster, the first of these (in this order) whose first value
+is valid (sky/provision/kubernetes/utils.py, _GPULabelFormatterSelector); those behind Nebius are
+read by us alone.
+"""
+
+import enum
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from muster_labeler.naming import accelerators
+from muster_labeler.naming.accelerators import Name, Reason
+
+SKYPILOT: Final = "skypilot.co/accelerator"
+MUSTER: Final = "muster.dev/accelerator"
+GFD_PRODUCT: Final = "nvidia.com/gpu.product"
+VGPU: Final = "nvidia.com/vgpu.present"
+
+AUTOSCALER_KEYS: Final = frozenset(
+    {
+        "accelerator",
+        "aliyun.accelerator/nvidia_name",
+        "baidu/nvidia_name",
+        "bke.bizflycloud.vn/gpu-node",
+        "cherryservers.com/gpu",
+        "civo.com/gpu-node",
+        "cloud.brightbox.com/gpu-node",
+        "cloud.digitalocean.com/gpu-node",
+        "cloud.google.com/gke-accelerator",
+        "cloud.tencent.com/tke-accelerator",
+        "cluster-api/accelerator",
+        "hcloud/gpu-node",
+        "k8s.amazonaws.com/accelerator",
+        "k8s.scw.cloud/gpu",
+        "kubernetes.azure.com/accelerator",
+        "magnum.openstack.org/gpu",
+        "node.kubernetes.ovhcloud.com/gpu",
+    }
+)
+"""Keys that make the Cluster Autoscaler hold a node without GPUs for unready: never written here
+(each provider's GPULabel, kubernetes/autoscaler 55c37cd)."""
+
+_GKE: Final = {"h100-80gb": "h100", "h200-141gb": "h200", "h100-mega-80gb": "h100-mega"}
+_GKE_STRIPPED: Final = ("nvidia-tesla-", "nvidia-")
+_AMBIGUOUS: Final = frozenset({"rtx6000"})
+"""Nebius calls an RTX PRO 6000 so; everybody else an RTX 6000."""
+_MIB: Final = re.compile(r"[0-9]{1,9}")
+_MIB_PER_GIB: Final = 1024
+
+
+class Fault(enum.StrEnum):
+    """Why a value of a scheme cannot be used; it may hide the scheme for a whole cluster."""
+
+    EMPTY = "empty"
+    NOT_LOWER_CASE = "not lower case"
+    NOT_UPPER_CASE = "not upper case"
+    NOT_A_VALUE = "not a label value"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A way of naming accelerators. `read` returns the name that a value stands for."""
+
+    id: str
+    key: str
+    read: Callable[[str, int | None], Name]
+    memory_key: str = ""
+    memory_unit_mib: int = 1
+    case: Callable[[str], str] | None = None
+    is_skypilots: bool = False
+    may_be_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one label of a node says."""
+
+    scheme: Scheme
+    value: str
+    name: Name
+    fault: Fault | None = None
+
+
+def read(labels: Mapping[str, str]) -> list[Reading]:
+    """Return what each scheme says about a node, SkyPilot's order first."""
+    found = []
+    for scheme in SCHEMES:
+        value = labels.get(scheme.key)
+        if value is None or (value == "" and scheme.may_be_empty):
+            continue
+        fault = _fault(scheme, value)
+        name = Name(None, Reason.NO_NAME) if fault else scheme.read(value, _memory(scheme, labels))
+        if name.value is not None and not accelerators.is_name(name.value):
+            name = Name(None, Reason.NOT_A_NAME)
+        found.append(Reading(scheme, value, name, fault))
+    return found
+
+
+def _fault(scheme: Scheme, value: str) -> Fault | None:
+    if not value:
+        return Fault.EMPTY
+    if not accelerators.is_name(value.lower()):
+        return Fault.NOT_A_VALUE
+    if scheme.case is not None and scheme.case(value) != value:
+        return Fault.NOT_LOWER_CASE if scheme.case is str.lower else Fault.NOT_UPPER_CASE
+    return None
+
+
+def _memory(scheme: Scheme, labels: Mapping[str, str]) -> int | None:
+    found = _MIB.fullmatch(labels.get(scheme.memory_key, ""))
+    return int(found[0]) * scheme.memory_unit_mib or None if found else None
+
+
+def _as_is(value: str, memory_mib: int | None) -> Name:
+    """Return a name that others have settled; memory tells apart what they do not."""
+    known = accelerators.name(value, memory_mib)
+    is_known = known.reason in {Reason.EXACT, Reason.MEMORY_UNKNOWN}
+    return known if is_known else Name(value.lower(), Reason.EXACT)
+
+
+def _settled(value: str, _: int | None) -> Name:
+    return Name(value.lower(), Reason.EXACT)
+
+
+def _gke(value: str, _: int | None) -> Name:
+    text = value.lower()
+    for prefix in _GKE_STRIPPED:
+        if text.startswith(prefix):
+            text = text.removeprefix(prefix)
+            return Name(_GKE.get(text, text), Reason.EXACT)
+    return Name(None, Reason.NO_MODEL)
+
+
+def _nebius(value: str, _: int | None) -> Name:
+    text = value.lower()
+    return Name(text, Reason.MEMORY_UNKNOWN if text in _AMBIGUOUS else Reason.EXACT)
+
+
+SCHEMES: Final = (
+    Scheme("skypilot", SKYPILOT, _settled, case=str.lower, is_skypilots=True),
+    Scheme("gke", "cloud.google.com/gke-accelerator", _gke, is_skypilots=True, may_be_empty=True),
+    Scheme(
+        "karpenter",
+        "karpenter.k8s.aws/instance-gpu-name",
+        _as_is,
+        memory_key="karpenter.k8s.aws/instance-gpu-memory",
+        case=str.lower,
+        is_skypilots=True,
+    ),
+    Scheme("gfd", GFD_PRODUCT, accelerators.name, "nvidia.com/gpu.memory", is_skypilots=True),
+    Scheme(
+        "coreweave",
+        "gpu.nvidia.com/class",
+        accelerators.name,
+        memory_key="gpu.nvidia.com/vram",
+        memory_unit_mib=_MIB_PER_GIB,
+        is_skypilots=True,
+        may_be_empty=True,
+    ),
+    Scheme("nebius", "nebius.com/gpu-name", _nebius, case=str.upper, is_skypilots=True),
+    Scheme("muster", MUSTER, _settled, case=str.lower),
+    Scheme(
+        "eks-auto",
+        "eks.amazonaws.com/instance-gpu-name",
+        _as_is,
+        memory_key="eks.amazonaws.com/instance-gpu-memory",
+    ),
+    Scheme("eks", "k8s.amazonaws.com/accelerator", _gke),
+    Scheme("karpenter-azure", "karpenter.azure.com/sku-gpu-name", _as_is),
+    Scheme("digitalocean", "doks.digitalocean.com/gpu-model", _as_is),
+    Scheme("amd", "amd.com/gpu.product-name", accelerators.name),
+    Scheme("amd-beta", "beta.amd.com/gpu.product-name", accelerators.name),
+    Scheme("intel", "gpu.intel.com/product", accelerators.name),
+)
+
+KEYS: Final = (
+    frozenset(scheme.key for scheme in SCHEMES)
+    | frozenset(scheme.memory_key for scheme in SCHEMES if scheme.memory_key)
+    | AUTOSCALER_KEYS
+    | {"muster.dev/accelerator-count", "muster.dev/accelerator-memory-mib", VGPU}
+)
+"""Every label that is worth keeping of a node."""
+
+OWNED: Final = frozenset(
+    {
+        SKYPILOT,
+        MUSTER,
+        GFD_PRODUCT,
+        "muster.dev/accelerator-count",
+        "muster.dev/accelerator-memory-mib",
+    }
+)
+"""Labels whose owners matter: those that we may write."""
+
+
+INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
+
+_INSTANCE_TYPES: Final = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"p2\..+", "k80"),
+        (r"p3dn\..+", "v100-32gb"),
+        (r"p3\..+", "v100"),
+        (r"p4d\..+", "a100"),
+        (r"p4de\..+", "a100-80gb"),
+        (r"p5\..+", "h100"),
+        (r"p5en?\..+", "h200"),
+        (r"p6-b200\..+", "b200"),
+        (r"p6-b300\..+", "b300"),
+        (r"g3s?\..+", "m60"),
+        (r"g4dn\..+", "t4"),
+        (r"g5\..+", "a10g"),
+        (r"g5g\..+", "t4g"),
+        (r"g6\..+|gr6\..+", "l4"),
+        (r"g6e\..+", "l40s"),
+        (r"standard_nc\d+as_t4_v3", "t4"),
+        (r"standard_nc\d+s_v3|standard_nd40s?_v2", "v100"),
+        (r"standard_nd40rs_v2", "v100-32gb"),
+        (r"standard_nc\d+ads_a100_v4|standard_nd96amsr_a100_v4", "a100-80gb"),
+        (r"standard_nd96asr_v4", "a100"),
+        (r"standard_nc\d+adi?s_h100_v5", "h100-nvl"),
+        (r"standard_nd96isr_h100_v5", "h100"),
+        (r"standard_nd96isr_h200_v5", "h200"),
+        (r"standard_nd96isr_mi300x_v5", "mi300x"),
+        (r"a2-highgpu-.+|a2-megagpu-.+", "a100"),
+        (r"a2-ultragpu-.+", "a100-80gb"),
+        (r"a3-(high|edge)gpu-.+", "h100"),
+        (r"a3-megagpu-.+", "h100-mega"),
+        (r"a3-ultragpu-.+", "h200"),
+        (r"a4-highgpu-.+", "b200"),
+        (r"g2-standard-.+", "l4"),
+        (r"bm\.gpu\.h100\..+", "h100"),
+        (r"bm\.gpu\.h200\..+", "h200"),
+        (r"bm\.gpu\.b200\..+", "b200"),
+        (r"bm\.gpu4\..+", "a100"),
+        (r"bm\.gpu\.a100-v2\..+", "a100-80gb"),
+        (r"bm\.gpu\.l40s.*", "l40s"),
+        (r"(bm|vm)\.gpu\.a10\..+", "a10"),
+        (r"bm\.gpu\.mi300x\..+", "mi300x"),
+        (r"gpu-(h100|h200|b200|b300|l40s)-.+", ""),
+    )
+)
+
+
+def instance_type_hint(instance_type: str) -> str | None:
+    """Return the accelerator that a type brings, or None for one that nobody listed."""
+    text = instance_type.lower()
+    for pattern, name in _INSTANCE_TYPES:
+        found = pattern.fullmatch(text)
+        if found:
+            return name or found[1]
+    return None

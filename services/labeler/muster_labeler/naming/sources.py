@@ -1,0 +1,210 @@
+"""Pure: Who says what a node's GPUs are, in the order in which they are believed.
+
+Sources that disagree make a finding, never a label: one of them is wrong, and nobody knows which.
+"""
+
+import enum
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from muster_labeler import model
+from muster_labeler.naming import accelerators, schemes
+from muster_labeler.naming.accelerators import Name, Reason
+
+
+class Source(enum.StrEnum):
+    """Who knows, the best first."""
+
+    AGENT = "agent inventory"
+    DRA = "DRA ResourceSlice"
+    GFD = "GPU feature discovery"
+    CLOUD = "cloud label"
+    INSTANCE_TYPE = "instance type"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One kind of GPU as a node's agent sees it."""
+
+    name: str
+    memory_mib: int | None = None
+    is_mig: bool = False
+    is_vgpu: bool = False
+
+
+Kinds = Mapping[Product, int]
+"""How many there are of each kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one source says: a name, and the words it was made of.
+
+    `product` is what a reviewed name can be given to: empty for several, or what is none.
+    """
+
+    source: Source
+    text: str
+    name: Name
+    memory_mib: int | None = None
+    product: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that is known of a node's accelerators; `of` is what is believed, if anything is."""
+
+    claims: tuple[Claim, ...] = ()
+    of: Claim | None = None
+    is_conflict: bool = False
+    readings: tuple[schemes.Reading, ...] = ()
+
+    @property
+    def name(self) -> Name:
+        """Return the name that is believed, certain or not."""
+        return self.of.name if self.of else Name(None, Reason.NO_NAME)
+
+    @property
+    def source(self) -> str:
+        """Return who said so, and in which words."""
+        return f"{self.of.source}: {self.of.text}" if self.of else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """What is known beside the nodes themselves: agents' reports and DRA's, by node."""
+
+    agents: Mapping[str, Kinds]
+    slices: Mapping[str, Kinds]
+    aliases: Mapping[str, str]
+    may_use_instance_type: bool = False
+
+
+NO_GPU: Final = "no GPU"
+NOTHING_MORE: Final = Views({}, {}, {})
+
+_PRODUCTS_SHOWN_MAX: Final = 5
+_COUNTS: Final = re.compile(r"(?:^|(?<=, ))\d+ x ")
+_FOREIGN: Final = frozenset({"skypilot", "muster"})
+"""Schemes that people and we write: what they say is judged, and judges nothing."""
+
+
+def known(node: model.Node, views: Views = NOTHING_MORE) -> Known:
+    """Return what all sources say of a node, and what to believe."""
+    readings = tuple(schemes.read(node.labels))
+    claims = tuple(_claims(node, readings, views))
+    spoken = [claim for claim in claims if _speaks(claim)]
+    if not spoken:
+        return Known(claims, next(iter(claims), None), is_conflict=False, readings=readings)
+    judges = [claim for claim in spoken if claim.source is not Source.INSTANCE_TYPE]
+    is_conflict = any(_disagree(judges[0].name, claim.name) for claim in judges[1:])
+    best = judges[0] if judges else spoken[0]
+    return Known(claims, best, is_conflict=is_conflict, readings=readings)
+
+
+def shown(products: Kinds) -> str:
+    """Return the products as people write them; the same products, always the same words."""
+    told = sorted(
+        f"{count} x {product.name[:100].strip() or 'nameless'}"
+        + (f" ({product.memory_mib} MiB)" if product.memory_mib is not None else "")
+        + (" partitioned" if product.is_mig else "")
+        + (" virtual" if product.is_vgpu else "")
+        for product, count in products.items()
+    )
+    more = len(told) - _PRODUCTS_SHOWN_MAX
+    return ", ".join(told[:_PRODUCTS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def kinds_in(text: str) -> str:
+    """Return what was `shown` but for how many there are of each."""
+    return _COUNTS.sub("", text)
+
+
+def _claims(node: model.Node, readings: Iterable[schemes.Reading], views: Views) -> Iterable[Claim]:
+    if node.name in views.agents:
+        yield _claim(Source.AGENT, views.agents[node.name], views.aliases)
+    if node.name in views.slices:
+        yield _claim(Source.DRA, views.slices[node.name], views.aliases)
+    labels = [
+        reading
+        for reading in readings
+        # what we wrote ourselves is no second opinion
+        if reading.fault is None
+        and reading.scheme.id not in _FOREIGN
+        and not node.is_ours_alone(reading.scheme.key)
+    ]
+    for reading in sorted(labels, key=lambda reading: reading.scheme.id != "gfd"):
+        is_gfd = reading.scheme.id == "gfd"
+        memory = _memory(node, reading)
+        name = reading.name
+        if is_gfd and name.reason is Reason.FALLBACK:
+            name = accelerators.name(reading.value, memory, aliases=views.aliases)
+        if node.has_partitions or node.is_virtual:
+            # labels name the card
+            name = Name(None, Reason.MIG if node.has_partitions else Reason.VGPU)
+        source = Source.GFD if is_gfd else Source.CLOUD
+        text = f"{reading.scheme.key}={reading.value}"
+        yield Claim(source, text, name, memory, reading.value if is_gfd else "")
+    instance_type = node.labels.get(schemes.INSTANCE_TYPE, "")
+    hint = schemes.instance_type_hint(instance_type)
+    is_whole = not (node.has_partitions or node.is_virtual)
+    if hint is not None and node.has_accelerators and is_whole:
+        reason = Reason.EXACT if views.may_use_instance_type else Reason.FALLBACK
+        yield Claim(
+            Source.INSTANCE_TYPE, f"{schemes.INSTANCE_TYPE}={instance_type}", Name(hint, reason)
+        )
+
+
+def _claim(source: Source, products: Kinds, aliases: Mapping[str, str]) -> Claim:
+    names = [
+        accelerators.name(
+            product.name,
+            product.memory_mib,
+            is_mig=product.is_mig,
+            is_vgpu=product.is_vgpu,
+            aliases=aliases,
+        )
+        for product in products
+    ]
+    text = shown(products) or NO_GPU
+    memory = {product.memory_mib for product in products}
+    called = {product.name for product in products}
+    return Claim(
+        source,
+        text,
+        accelerators.of_node(names),
+        memory.pop() if len(memory) == 1 else None,
+        called.pop() if len(called) == 1 else "",
+    )
+
+
+def _memory(node: model.Node, reading: schemes.Reading) -> int | None:
+    written = node.labels.get(reading.scheme.memory_key, "")
+    found = model.quantity(written) if reading.scheme.memory_key else 0
+    return found * reading.scheme.memory_unit_mib or None
+
+
+def _speaks(claim: Claim) -> bool:
+    """Tell whether a source knows something, be it that there must be no name."""
+    return claim.name.value is not None or claim.name.reason in {
+        Reason.MIG,
+        Reason.VGPU,
+        Reason.MIXED,
+    }
+
+
+def _disagree(one: Name, other: Name) -> bool:
+    """Tell whether both cannot be true; who does not know the memory contradicts nobody."""
+    if one.value is None or other.value is None or Reason.FALLBACK in {one.reason, other.reason}:
+        # a cloud names the card, an agent knows that it is partitioned
+        return False
+    if {one.value, other.value} == {"h100", "h100-nvl"}:
+        # SkyPilot serves requests for the plain card with it
+        return False
+    if one.reason is Reason.MEMORY_UNKNOWN and other.value.startswith(one.value):
+        return False
+    if other.reason is Reason.MEMORY_UNKNOWN and one.value.startswith(other.value):
+        return False
+    return one.value != other.value
