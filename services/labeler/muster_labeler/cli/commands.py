@@ -141,10 +141,6 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
     )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 _AGE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s|m)?")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _ATTEMPTS: Final = 4
@@ -409,3 +405,7 @@ def _answer(
 def _mistake(text: str) -> int:
     sys.stderr.write(f"muster gpu-name: {report.plain(text)}\n")
     return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
