@@ -70,7 +70,9 @@ class Detector:
         self._sight = self_check.Sight(settings, at_zero)
         self._deadlines = timer_queue.Deadlines()
         self._fleet = fleet_alerts.Fleet(self._around)
-        self._weather = weather.Weather(settings, self._register.dossiers, self._fleet)
+        self._weather = weather.Weather(
+            settings, self._register.dossiers, self._fleet.ended
+        )
         self._clocks = clock_skew.Clocks(self._around, self._register.dossiers)
         self._cures = fleet_remediation.Cures(remediation or config.Remediation())
         self._greetings = startup_rate_limit.Greetings()

@@ -11,15 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muster.vocabulary import Verdict
-from muster_health.model import cluster_facts, config
-
-CURABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATCH})
+from muster_health.model import cluster_facts, config, snapshot
 
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
-TIMES_MAX: Final = 8
-"""What is kept of a plugin; its node's wait doubles no further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +56,7 @@ class Remedies:
         if spent:
             return Refused(spent)
         home = self._times.setdefault(node, {})
-        home[plugin] = (*home.get(plugin, ()), now)[-TIMES_MAX:]
+        home[plugin] = (*home.get(plugin, ()), now)[-snapshot.REMEDIES_MAX:]
         return running[0]
 
     def _spent(self, node: str, now: float) -> str:
@@ -71,7 +66,7 @@ class Remedies:
         times = self._of(node)
         if not times:
             return ""
-        wait_s = self._settings.node_backoff_s * 2.0 ** (min(len(times), TIMES_MAX) - 1)
+        wait_s = self._settings.node_backoff_s * 2.0 ** (min(len(times), snapshot.REMEDIES_MAX) - 1)
         since_s = now - max(times)
         if since_s >= wait_s:
             return ""

@@ -5,10 +5,10 @@ questions and answers, and there may be thousands.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from muster_health.fleet import fleet_alerts, mass_failure
+from muster_health.fleet import mass_failure
 from muster_health.model import config
 from muster_health.plugin import links, tracked_plugin
 
@@ -26,7 +26,7 @@ class Weather:
         self,
         settings: config.Detection,
         plugins: Mapping[str, tracked_plugin.Dossier],
-        over: fleet_alerts.Fleet,
+        over: Callable[[mass_failure.Ended, float], None],
     ) -> None:
         self.storms = mass_failure.Storms(settings)
         self._plugins = plugins
@@ -83,5 +83,5 @@ class Weather:
 
     def _end(self, over: Iterable[mass_failure.Ended], now: float) -> None:
         for ended in over:
-            self._over.ended(ended, now)
+            self._over(ended, now)
             self._leftover |= {left: None for left in ended.left if not self.storms.holds(left)}

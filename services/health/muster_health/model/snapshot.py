@@ -13,9 +13,10 @@ import msgspec
 
 from muster import vocabulary
 from muster_health.alerting import alerts
-from muster_health.plugin import devices
 
 VERSION: Final = 2
+REMEDIES_MAX: Final = 8
+"""What is kept of a plugin; its node's wait doubles no further."""
 _BYTES_MAX: Final = 900_000
 """The bucket takes 1,000,000; a larger value would be refused, and what was known before stay."""
 _WHY_SHORT: Final = 60
@@ -34,6 +35,15 @@ class State(enum.StrEnum):
     ILL = "ill"
     MAINTENANCE = "maintenance"
     RECOVERING = "recovering"
+
+
+class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Devices that suffer from the same, remembered."""
+
+    kind: AlertKind
+    resource: str
+    why: str
+    ids: tuple[str, ...]
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,7 +73,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     falls: int = 0
     order: tuple[tuple[str, int], ...] = ()
     """The last event of each instance, by its sequence; the newest last."""
-    bad: tuple[devices.Known, ...] = ()
+    bad: tuple[KnownFault, ...] = ()
     """Devices with something wrong."""
     had: tuple[tuple[str, int], ...] = ()
     """How many devices there are to be of each resource, by the configuration of this hash."""
@@ -102,9 +112,9 @@ def of_alerts(told: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
     ]
 
 
-def _bad(alert: alerts.Alert) -> devices.Known:
+def _bad(alert: alerts.Alert) -> KnownFault:
     why = alert.evidence[0].observed.partition(": ")[2] if alert.evidence else ""
-    return devices.Known(alert.kind, alert.resource, why, alert.devices)
+    return KnownFault(alert.kind, alert.resource, why, alert.devices)
 
 
 _DECODER = msgspec.json.Decoder(Snapshot)
@@ -127,12 +137,12 @@ def encode(remembered: Snapshot) -> bytes:
     return value
 
 
-def _shorter(bad: Iterable[devices.Known]) -> tuple[devices.Known, ...]:
+def _shorter(bad: Iterable[KnownFault]) -> tuple[KnownFault, ...]:
     alike: dict[tuple[vocabulary.AlertKind, str, str], list[str]] = {}
     for known in bad:
         alike.setdefault((known.kind, known.resource, known.why[:_WHY_SHORT]), []).extend(known.ids)
     return tuple(
-        devices.Known(*group, tuple(ids[at : at + _IDS_EACH]))
+        KnownFault(*group, tuple(ids[at : at + _IDS_EACH]))
         for group, ids in alike.items()
         for at in range(0, len(ids), _IDS_EACH)
     )

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Condition, Health
+from muster_health.model import snapshot
 
 Group = tuple[AlertKind, str]
 """What is wrong, and with which resource: one alert each."""
@@ -24,15 +23,6 @@ _KIND_OF: Final = {
     Condition.DEGRADED: AlertKind.DEVICE_DEGRADED,
     Condition.UNMONITORED: AlertKind.DEVICE_UNMONITORED,
 }
-
-
-class Known(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Devices that suffer from the same, remembered."""
-
-    kind: AlertKind
-    resource: str
-    why: str
-    ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +85,7 @@ class Devices:
         """Why what was wrong no longer is."""
         return self._harm.ended
 
-    def restore(self, known: Iterable[Known]) -> None:
+    def restore(self, known: Iterable[snapshot.KnownFault]) -> None:
         """Go on where a former process stopped; a snapshot that came meanwhile knows better."""
         is_listed = self.totals is not _NOTHING
         for group in known:
@@ -108,13 +98,13 @@ class Devices:
                 # so that a beat that counts none ends it, though the event of its end was missed
                 self._own.counts[where] = len(self.bad.get(where, ()))
 
-    def known(self) -> tuple[Known, ...]:
+    def known(self) -> tuple[snapshot.KnownFault, ...]:
         """Return what is to be remembered."""
         alike: dict[tuple[AlertKind, str, str], list[str]] = {}
         for (kind, resource), devices in self.bad.items():
             for device, bad in devices.items():
                 alike.setdefault((kind, resource, bad.why), []).append(device)
-        return tuple(Known(*group, tuple(ids)) for group, ids in alike.items())
+        return tuple(snapshot.KnownFault(*group, tuple(ids)) for group, ids in alike.items())
 
     def apply(self, event: vocabulary.Event, had: Mapping[str, int] = _NOTHING) -> bool:
         """Take what a plugin reports; return False if a device is beyond what we may keep.

@@ -7,13 +7,15 @@ from typing import Final, assert_never
 from muster import vocabulary
 from muster.vocabulary import AlertKind
 from muster_health.alerting import alert_lifecycle, alerts, device_alerts, evidence, plugin_alert
-from muster_health.fleet import remedy
 from muster_health.model import cluster_facts, service_context, signals, snapshot, steps
 from muster_health.model.rules import Rule
 from muster_health.model.snapshot import State
 from muster_health.plugin import device_counts, devices, plugin_state, skew
 
 _INSTANCES_MAX: Final = 4
+_CURABLE: Final = frozenset(
+    {vocabulary.Verdict.STUCK, vocabulary.Verdict.DEREGISTERED, vocabulary.Verdict.MISMATCH}
+)
 _DAY_S: Final = 86_400.0
 _NOT_EXPECTED: Final = "it left, and is not to be there any more: the node is to have no plugin"
 _FORGOTTEN: Final = {
@@ -218,7 +220,7 @@ class Dossier:
     def needs_remedy(self, now: float) -> bool:
         """Tell whether its verdict stands, has been told, and has not been acted on."""
         verdict, own = self.state.verdict, self._own
-        if own is None or verdict not in remedy.CURABLE or self.remedied_since == self.since:
+        if own is None or verdict not in _CURABLE or self.remedied_since == self.since:
             return False
         if verdict is vocabulary.Verdict.DEREGISTERED and now < own.cure_due:
             return False
@@ -228,7 +230,7 @@ class Dossier:
         """Take that its verdict is acted on, once, whatever comes of it; None is a refusal."""
         self.remedied_since = self.since
         if acted_at is not None:
-            self._remedies = (*self._remedies, acted_at)[-remedy.TIMES_MAX :]
+            self._remedies = (*self._remedies, acted_at)[-snapshot.REMEDIES_MAX :]
         return self._remember(leader)
 
     def touch(self, now: float) -> None:
