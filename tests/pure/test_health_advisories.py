@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from muster_health.bus import nats_advisories
 from muster_health.model import signals
-from muster_health.plugin import links
+from muster_health.plugin import liveness
 
 
 def advisory(name: str = "", user: str = "", kind: str = "Client", reason: str = "") -> bytes:
@@ -78,4 +78,4 @@ def test_an_advisory_of_nobody_is_refused() -> None:
 
 def test_people_are_told_the_beginning_of_a_servers_id_and_all_of_a_name() -> None:
     key = "NDFTEFWZ6MIV2HCBHZPZEFNTFKTKZ4W5U4CFUW7HN6T6OJ3SIIEYQMLD"
-    assert (links.short(key), links.short("leaf-1")) == ("NDFTEFWZ", "leaf-1")
+    assert (liveness.short(key), liveness.short("leaf-1")) == ("NDFTEFWZ", "leaf-1")

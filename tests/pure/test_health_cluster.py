@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_health.fleet import membership
-from muster_health.kubernetes import daemonset_placement, objects, pods_by_resource
-from muster_health.model import cluster_facts, config, signals
+from muster_health.kubernetes import daemonset_placement, membership, objects, pods_by_resource
+from muster_health.model import config, facts, signals
 
 ZONE = "topology.kubernetes.io/zone"
 GPU = "nvidia.com/gpu"
@@ -159,12 +158,12 @@ def test_a_node_says_whether_it_is_ready_whether_it_will_go_and_what_it_offers()
     )
     assert node.ready is False
     assert node.planned == (
-        cluster_facts.Planned.UNSCHEDULABLE,
-        cluster_facts.Planned.TO_BE_DELETED,
+        facts.Planned.UNSCHEDULABLE,
+        facts.Planned.TO_BE_DELETED,
     )
     assert node.offers == {
-        GPU: cluster_facts.Offer(capacity=5000, allocatable=0),
-        "example.com/fuse": cluster_facts.Offer(capacity=0, allocatable=0),
+        GPU: facts.Offer(capacity=5000, allocatable=0),
+        "example.com/fuse": facts.Offer(capacity=0, allocatable=0),
     }
     assert read(objects.Node, {"status": {"capacity": None}}).ready is None
 
@@ -190,7 +189,7 @@ def test_a_pod_in_our_words() -> None:
             },
         },
     )
-    assert pod.in_our_words("r2") == cluster_facts.Pod(
+    assert pod.in_our_words("r2") == facts.Pod(
         name="n/p",
         uid="u",
         phase="Running",
@@ -362,14 +361,12 @@ def test_causes_are_the_zone_and_the_revision_that_runs_there() -> None:
     (_, told) = fleet.known.news(0.0)
     assert told == signals.ExpectedNodes(
         plugin="p",
-        nodes={
-            "a": cluster_facts.Expected(age_s=0.0, causes=("zone=z1", "revision=r1"), revision="r1")
-        },
+        nodes={"a": facts.Expected(age_s=0.0, causes=("zone=z1", "revision=r1"), revision="r1")},
     )
     fleet.known.drop_pod("p", pod("u1", "a", "r1", "1"))
     (told,) = fleet.known.news(0.0)
     assert told == signals.ExpectedNodes(
-        plugin="p", nodes={"a": cluster_facts.Expected(age_s=0.0, causes=("zone=z1",))}
+        plugin="p", nodes={"a": facts.Expected(age_s=0.0, causes=("zone=z1",))}
     )
 
 

@@ -5,11 +5,11 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Health, Verdict
-from muster_health.alerting import alerts, device_alerts, evidence
+from muster_health.alerting import device_alerts, device_faults, evidence
 from muster_health.fleet import startup_rate_limit, timer_queue
-from muster_health.model import config, service_context, snapshot
+from muster_health.model import alerts, config, snapshot
 from muster_health.model.snapshot import State
-from muster_health.plugin import beats, devices, tracked_plugin
+from muster_health.plugin import liveness, tracked_plugin
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -50,17 +50,17 @@ def inventory(**healths: Health) -> vocabulary.InventoryReported:
     )
 
 
-def group(kind: AlertKind, known: devices.Devices) -> dict[str, str]:
+def group(kind: AlertKind, known: device_faults.Devices) -> dict[str, str]:
     return {device: bad.why for device, bad in known.bad.get((kind, GPU), {}).items()}
 
 
-def alert_of(known: devices.Devices) -> alerts.Alert:
+def alert_of(known: device_faults.Devices) -> alerts.Alert:
     (found,) = device_alerts.of(known, node="a", at=AT)
     return found
 
 
 def test_a_device_is_unhealthy_from_its_first_word_to_its_last() -> None:
-    known = devices.Devices(10)
+    known = device_faults.Devices(10)
 
     known.apply(changed("g0", Health.UNHEALTHY, "fell off the bus"))
     assert group(AlertKind.DEVICE_UNHEALTHY, known) == {"g0": "fell off the bus (xid-79)"}
@@ -72,25 +72,27 @@ def test_a_device_is_unhealthy_from_its_first_word_to_its_last() -> None:
 
 
 def test_a_snapshot_heals_lost_events_both_ways() -> None:
-    known = devices.Devices(10)
-    known.restore([devices.Known(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0", "g9"))])
+    known = device_faults.Devices(10)
+    known.restore([snapshot.KnownFault(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0", "g9"))])
 
     known.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
 
     assert (known.totals, group(AlertKind.DEVICE_UNHEALTHY, known)) == ({GPU: 2}, {"g1": "XID 79"})
-    assert known.known() == (devices.Known(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g1",)),)
+    assert known.known() == (
+        snapshot.KnownFault(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g1",)),
+    )
 
 
 def test_what_a_snapshot_said_stands_against_what_is_remembered_from_before_it() -> None:
     """Who leads at once reads its memory once more, with the first reports taken in already."""
-    known = devices.Devices(10)
+    known = device_faults.Devices(10)
     known.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
 
     known.restore(
         [
-            devices.Known(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0",)),
+            snapshot.KnownFault(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0",)),
             # of which a snapshot says nothing
-            devices.Known(AlertKind.DEVICE_DEGRADED, GPU, "row remapping", ("g0",)),
+            snapshot.KnownFault(AlertKind.DEVICE_DEGRADED, GPU, "row remapping", ("g0",)),
         ]
     )
 
@@ -99,10 +101,13 @@ def test_what_a_snapshot_said_stands_against_what_is_remembered_from_before_it()
 
 
 def test_what_is_remembered_as_degraded_ends_with_a_beat_that_counts_none() -> None:
-    known = devices.Devices(10)
+    known = device_faults.Devices(10)
     where = AlertKind.DEVICE_DEGRADED, GPU
     known.restore(
-        [devices.Known(*where, "row remapping", ("g0",)), devices.Known(*where, "hot", ("g1",))]
+        [
+            snapshot.KnownFault(*where, "row remapping", ("g0",)),
+            snapshot.KnownFault(*where, "hot", ("g1",)),
+        ]
     )
     assert dict(known.counts) == {where: 2}
 
@@ -112,7 +117,7 @@ def test_what_is_remembered_as_degraded_ends_with_a_beat_that_counts_none() -> N
 
 
 def test_a_removed_device_is_no_longer_unhealthy() -> None:
-    known = devices.Devices(10)
+    known = device_faults.Devices(10)
     known.apply(changed("g0", Health.UNHEALTHY))
     removed = vocabulary.DeviceRemoved(
         node="a", at=AT, plugin="p", resource=GPU, device_id="g0", reason="unplugged"
@@ -126,7 +131,7 @@ def test_a_removed_device_is_no_longer_unhealthy() -> None:
 
 
 def test_a_device_can_be_unhealthy_when_it_is_added() -> None:
-    known = devices.Devices(10)
+    known = device_faults.Devices(10)
     device = vocabulary.Device(id="g0", resource=GPU, health=Health.UNHEALTHY)
     known.apply(vocabulary.DeviceAdded(node="a", at=AT, plugin="p", device=device))
 
@@ -134,7 +139,7 @@ def test_a_device_can_be_unhealthy_when_it_is_added() -> None:
 
 
 def test_a_condition_holds_until_it_is_said_to_end_or_a_beat_counts_none() -> None:
-    known = devices.Devices(10)
+    known = device_faults.Devices(10)
     for device in ("g0", "g1"):
         known.apply(
             vocabulary.DeviceConditionChanged(
@@ -163,7 +168,7 @@ def test_a_condition_holds_until_it_is_said_to_end_or_a_beat_counts_none() -> No
 
 
 def test_a_beat_tells_of_what_no_event_came_for() -> None:
-    known = devices.Devices(10)
+    known = device_faults.Devices(10)
     known.hear(beat_of(unmonitored=3))
 
     found = alert_of(known)
@@ -176,14 +181,14 @@ def test_a_beat_tells_of_what_no_event_came_for() -> None:
 
 
 def test_fewer_devices_than_expected_are_told_of() -> None:
-    known = devices.Devices(10)
+    known = device_faults.Devices(10)
     known.hear(beat_of(short="3 of 4 expected devices"))
 
     assert alert_of(known).summary == f"{GPU} on a: 3 of 4 expected devices"
 
 
 def test_the_first_reason_is_kept_and_the_newest_stands_beside_it() -> None:
-    known = devices.Devices(10)
+    known = device_faults.Devices(10)
     for reason, code in (
         ("XID 79: it has fallen off the bus", "xid-79"),
         ("NVML has lost the GPU", "gpu-lost"),
@@ -200,7 +205,7 @@ def test_the_first_reason_is_kept_and_the_newest_stands_beside_it() -> None:
 
 
 def test_hundreds_of_devices_are_one_alert_and_are_bounded() -> None:
-    known = devices.Devices(300)
+    known = device_faults.Devices(300)
     kept = [known.apply(changed(f"g{n:03}", Health.UNHEALTHY, "XID 79")) for n in range(400)]
 
     found = alert_of(known)
@@ -208,7 +213,7 @@ def test_hundreds_of_devices_are_one_alert_and_are_bounded() -> None:
     assert (len(found.devices), found.devices_total, len(found.evidence)) == (32, 300, 4)
     assert found.summary == f"300 {GPU} on a are unhealthy: g000, g001, g002, g003 and 296 more"
     assert known.known() == (
-        devices.Known(
+        snapshot.KnownFault(
             AlertKind.DEVICE_UNHEALTHY,
             GPU,
             "XID 79 (xid-79)",
@@ -349,39 +354,39 @@ def beat(seq: int, **facts: float) -> vocabulary.Heartbeat:
 
 
 def test_beats_that_arrive_together_are_doubtful() -> None:
-    order = beats.Beats(5.0)
+    order = liveness.Beats(5.0)
 
     assert [order.take(beat(1), 1.0), order.take(beat(2), 1.4), order.take(beat(3), 2.4)] == [
-        beats.Life.FRESH,
-        beats.Life.DOUBTFUL,
-        beats.Life.FRESH,
+        liveness.Life.FRESH,
+        liveness.Life.DOUBTFUL,
+        liveness.Life.FRESH,
     ]
 
 
 def test_a_host_that_slept_is_believed_from_its_second_beat_on() -> None:
-    order = beats.Beats(5.0)
+    order = liveness.Beats(5.0)
     order.take(beat(1, uptime_s=1.0), 1.0)
 
-    assert order.take(beat(2, uptime_s=2.0), 3600.0) is beats.Life.DOUBTFUL
-    assert order.take(beat(3, uptime_s=3.0), 3601.0) is beats.Life.FRESH
+    assert order.take(beat(2, uptime_s=2.0), 3600.0) is liveness.Life.DOUBTFUL
+    assert order.take(beat(3, uptime_s=3.0), 3601.0) is liveness.Life.FRESH
 
 
 def test_lost_beats_make_the_next_one_no_less_fresh() -> None:
-    order = beats.Beats(5.0)
+    order = liveness.Beats(5.0)
     order.take(beat(1, uptime_s=1.0), 1.0)
 
-    assert order.take(beat(9, uptime_s=9.1), 9.0) is beats.Life.FRESH
+    assert order.take(beat(9, uptime_s=9.1), 9.0) is liveness.Life.FRESH
 
 
 def test_an_interval_too_short_to_be_meant_is_not_taken() -> None:
-    order = beats.Beats(5.0)
+    order = liveness.Beats(5.0)
     order.take(beat(1, interval_s=1e-9), 1.0)
 
-    assert order.interval_s == beats.INTERVAL_MIN_S
+    assert order.interval_s == liveness.INTERVAL_MIN_S
 
 
 def test_the_instance_that_stays_is_heard_whichever_came_first() -> None:
-    about = service_context.Around(
+    about = config.Around(
         config.Detection(), config.Bounds(), runbook_url="", has_cluster=False, leader=0
     )
     one = tracked_plugin.Dossier("a.b", "p", about, now=0.0)

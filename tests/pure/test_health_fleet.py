@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
-from muster_health.model import cluster_facts, config, signals
+from muster_health.model import config, facts, signals
 from tests.worlds.detector_fleet import World, running
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
@@ -113,7 +113,7 @@ def test_a_node_that_offers_another_number_is_a_mismatch_after_half_a_minute() -
 def test_a_node_without_its_plugin_is_missing_and_a_plugin_that_comes_ends_that() -> None:
     world = World("a", "b")
     world.plugins["b"].alive = False
-    nodes = {"a": cluster_facts.Expected(age_s=0.0), "b": cluster_facts.Expected(age_s=0.0)}
+    nodes = {"a": facts.Expected(age_s=0.0), "b": facts.Expected(age_s=0.0)}
     world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=nodes))
     world.plugins["b"].died_at = 0.0
     world.run(119.0)
@@ -127,7 +127,7 @@ def test_a_node_without_its_plugin_is_missing_and_a_plugin_that_comes_ends_that(
 
 def test_a_silent_node_that_leaves_the_cluster_is_forgotten() -> None:
     world = running("a", "b")
-    nodes = {"a": cluster_facts.Expected(age_s=0.0), "b": cluster_facts.Expected(age_s=0.0)}
+    nodes = {"a": facts.Expected(age_s=0.0), "b": facts.Expected(age_s=0.0)}
     world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=nodes))
     world.down("b")
     world.run(30.0)
@@ -219,21 +219,19 @@ def test_who_stays_stuck_while_it_is_called_flapping_needs_a_person_as_soon_as_a
         (True, (), "not back 300 s after its pod was being deleted"),
         (
             False,
-            (cluster_facts.Planned.UNSCHEDULABLE,),
+            (facts.Planned.UNSCHEDULABLE,),
             "not back 300 s after it fell silent on a node that was to leave, or to take no pods",
         ),
     ],
 )
 def test_an_overdue_plugin_says_what_its_planned_end_began_with(
     deleting: bool,  # noqa: FBT001  # a case
-    planned: tuple[cluster_facts.Planned, ...],
+    planned: tuple[facts.Planned, ...],
     words: str,
 ) -> None:
     world = running("a")
-    pod = cluster_facts.Pod(name="m/p", uid="1", phase="Running", ready=True, deleting=deleting)
-    known = cluster_facts.Facts(
-        exists=True, lease_age_s=1.0, ready=True, pods=(pod,), planned=planned
-    )
+    pod = facts.Pod(name="m/p", uid="1", phase="Running", ready=True, deleting=deleting)
+    known = facts.Facts(exists=True, lease_age_s=1.0, ready=True, pods=(pod,), planned=planned)
     world.plugins["a"].facts = lambda now: known  # type: ignore[method-assign]  # noqa: ARG005  # told
     world.kill("a")
     world.run(320.0)
@@ -327,10 +325,7 @@ def test_many_silent_at_once_are_one_alert_and_who_stays_silent_is_found() -> No
 def test_a_storm_names_what_its_suspects_have_in_common() -> None:
     nodes = [f"n{number}" for number in range(200)]
     world = running(*nodes)
-    zones = {
-        n: cluster_facts.Expected(age_s=0.0, causes=(f"zone={i % 20}",))
-        for i, n in enumerate(nodes)
-    }
+    zones = {n: facts.Expected(age_s=0.0, causes=(f"zone={i % 20}",)) for i, n in enumerate(nodes)}
     world.services[0].feed(signals.ExpectedNodes(plugin="p", nodes=zones))
     for node in nodes[3::20]:
         world.freeze(node)

@@ -5,26 +5,26 @@ import dataclasses
 import pytest
 
 from muster.vocabulary import Verdict
-from muster_health.model import cluster_facts, config
-from muster_health.model.cluster_facts import Planned
-from muster_health.model.rules import Rule
-from muster_health.plugin import diagnosis, links
+from muster_health.model import config, facts
+from muster_health.model.facts import Planned
+from muster_health.model.steps import Rule
+from muster_health.plugin import diagnosis, liveness
 
 SETTINGS = config.Detection()
 GPU = "nvidia.com/gpu"
-POD = cluster_facts.Pod(name="muster/plugin-x", uid="1", phase="Running", ready=True)
-WELL = cluster_facts.Facts(
+POD = facts.Pod(name="muster/plugin-x", uid="1", phase="Running", ready=True)
+WELL = facts.Facts(
     exists=True,
     lease_age_s=4.0,
     ready=True,
     pods=(POD,),
-    offers={GPU: cluster_facts.Offer(capacity=8, allocatable=8)},
+    offers={GPU: facts.Offer(capacity=8, allocatable=8)},
 )
 NOTHING: dict[str, object] = {}
 
 
-def link(reason: str = "", *, seconds: float = 2.0) -> links.Links:
-    found = links.Links()
+def link(reason: str = "", *, seconds: float = 2.0) -> liveness.Links:
+    found = liveness.Links()
     if reason:
         found.ended("nats-0", 7, reason, 100.0 - seconds)
     return found
@@ -47,11 +47,11 @@ def scene(**other: object) -> diagnosis.Scene:
     return dataclasses.replace(whole, **other)  # type: ignore[arg-type]  # by name
 
 
-def known(**other: object) -> cluster_facts.Facts:
+def known(**other: object) -> facts.Facts:
     return dataclasses.replace(WELL, **other)  # type: ignore[arg-type]  # by name
 
 
-def pod(**other: object) -> tuple[cluster_facts.Pod, ...]:
+def pod(**other: object) -> tuple[facts.Pod, ...]:
     return (dataclasses.replace(POD, **other),)  # type: ignore[arg-type]  # by name
 
 
@@ -135,7 +135,7 @@ OUTDATED = {"revision": "a", "current": "b"}
         ),
         ({"link": link("Client Closed"), **JUST_NOW}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
         (
-            {"known": known(offers={GPU: cluster_facts.Offer(capacity=8, allocatable=0)})},
+            {"known": known(offers={GPU: facts.Offer(capacity=8, allocatable=0)})},
             Verdict.PLUGIN_DOWN,
             Rule.NOBODY_LISTENS,
         ),
@@ -164,7 +164,7 @@ OUTDATED = {"revision": "a", "current": "b"}
             Verdict.PLUGIN_DOWN,
             Rule.NOT_BACK,
         ),
-        ({"known": cluster_facts.Facts(problem="403")}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"known": facts.Facts(problem="403")}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
     ],
 )
 def test_the_first_row_that_holds_decides(

@@ -5,11 +5,11 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health.model import cluster_facts, config, signals, snapshot, steps
-from muster_health.model.rules import Rule
+from muster_health.model import config, facts, signals, snapshot, steps
 from muster_health.model.signals import Note
 from muster_health.model.snapshot import State
-from muster_health.plugin import plugin_state
+from muster_health.model.steps import Rule
+from muster_health.plugin import verdict
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -23,7 +23,7 @@ class Plugin:
     """A plugin that beats once a second, and the machine that watches it."""
 
     def __init__(self) -> None:
-        self.machine = plugin_state.PluginState(SETTINGS, 0.0)
+        self.machine = verdict.PluginState(SETTINGS, 0.0)
         self.instance = "one"
         self.seq = 0
 
@@ -500,7 +500,7 @@ def test_our_own_outage_prolongs_a_maintenance() -> None:
     ],
 )
 def test_a_restored_plugin_has_all_its_time_anew(state: State, deadline: float | None) -> None:
-    machine = plugin_state.PluginState(SETTINGS, 100.0)
+    machine = verdict.PluginState(SETTINGS, 100.0)
     known = snapshot.Snapshot(
         node="node-a",
         plugin="device-plugin",
@@ -621,8 +621,8 @@ def test_of_two_that_beat_in_turns_neither_falls_however_long_each_is_heard() ->
 HAS = vocabulary.ResourceBeat(
     name=GPU, streams=1, probe_ok=True, probe_age_s=0.1, healthy=8, registered_age_s=100.0
 )
-OFFERS = {GPU: cluster_facts.Offer(capacity=8, allocatable=8)}
-FEWER = {GPU: cluster_facts.Offer(capacity=8, allocatable=7)}
+OFFERS = {GPU: facts.Offer(capacity=8, allocatable=8)}
+FEWER = {GPU: facts.Offer(capacity=8, allocatable=7)}
 APART_SAID = f"{GPU}: the plugin has 8 Healthy, the node offers 7 of 8"
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
-from muster_health.model import cluster_facts, config, signals
-from muster_health.model.rules import Rule
-from muster_health.plugin import trouble
+from muster_health.model import config, facts, signals
+from muster_health.model.steps import Rule
+from muster_health.plugin import self_reported
 from tests.worlds.detector_fleet import GPU, ZERO, Plugin, World
 
 SETTINGS = config.Detection()
@@ -52,7 +52,7 @@ RESOURCES: Final = st.builds(
     apart=st.sampled_from(["", "", "7 of 8"]),
     away=st.booleans(),
 )
-OFFERS: Final = {GPU: cluster_facts.Offer(capacity=8, allocatable=8)}
+OFFERS: Final = {GPU: facts.Offer(capacity=8, allocatable=8)}
 
 
 @given(
@@ -69,11 +69,11 @@ def test_what_is_taken_to_be_well_in_few_steps_is_well_in_many(
     checkers: dict[str, float],
     lag_ms: float,
     stretch: float,
-    offers: dict[str, cluster_facts.Offer] | None,
+    offers: dict[str, facts.Offer] | None,
 ) -> None:
     beat = beat_of(*resources, interval_s=interval_s, checkers=checkers, loop_lag_ms=lag_ms)
-    if trouble.is_none(beat, stretch, offers, SETTINGS):
-        assert trouble.reported(beat, SETTINGS, offers=offers, stretch=stretch) is None
+    if self_reported.is_none(beat, stretch, offers, SETTINGS):
+        assert self_reported.reported(beat, SETTINGS, offers=offers, stretch=stretch) is None
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_what_is_taken_to_be_well_in_few_steps_is_well_in_many(
 def test_a_beat_tells_what_is_wrong(
     resource: vocabulary.ResourceBeat, interval_s: float, rule: Rule | None
 ) -> None:
-    found = trouble.reported(beat_of(OTHER, resource, interval_s=interval_s), SETTINGS)
+    found = self_reported.reported(beat_of(OTHER, resource, interval_s=interval_s), SETTINGS)
     assert (found.rule if found else None) is rule
     assert found is None or found.resources == (GPU,)
 
 
 def test_a_self_probe_that_is_never_made_again_is_a_plugin_that_is_stuck() -> None:
-    known = trouble.reported(beat_of(changed(probe_age_s=75.4)), SETTINGS)
+    known = self_reported.reported(beat_of(changed(probe_age_s=75.4)), SETTINGS)
     assert known is not None
     assert (known.verdict, [seen.observed for seen in known.evidence]) == (
         Verdict.STUCK,
@@ -114,7 +114,7 @@ def test_a_self_probe_that_is_never_made_again_is_a_plugin_that_is_stuck() -> No
 def test_one_that_is_refused_counts_beside_one_whose_kubelet_is_new() -> None:
     away = changed(streams=0, problem="missing", away=True)
     refused = msgspec.structs.replace(OTHER, streams=0, problem="refused")
-    found = trouble.reported(beat_of(away, refused), SETTINGS)
+    found = self_reported.reported(beat_of(away, refused), SETTINGS)
     assert found is not None
     assert (found.rule, found.resources) == (Rule.NOT_REGISTERED, ("x/y",))
 

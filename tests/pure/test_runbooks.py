@@ -10,7 +10,7 @@ import pytest
 from muster import vocabulary
 from muster.cli import __main__ as cli
 from muster.vocabulary import AlertKind
-from muster_health.alerting import alerts
+from muster_health.model import alerts
 from muster_health.model import config as health
 from muster_notifier.config import schema as notifier
 from muster_notifier.self_monitoring import monitor

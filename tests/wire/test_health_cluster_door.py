@@ -18,7 +18,7 @@ from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
 from muster_health.bus import out_of_band_alarm
 from muster_health.kubernetes import objects, queries, watches
-from muster_health.model import cluster_facts, config, signals
+from muster_health.model import config, facts, signals
 
 GPU = "nvidia.com/gpu"
 SETTINGS = config.Cluster(plugins=(config.Plugin(namespace="kube-system", daemonset="d"),))
@@ -134,7 +134,7 @@ class World:
         spec = {"holderIdentity": name, "renewTime": renewed.strftime("%Y-%m-%dT%H:%M:%S.000000Z")}
         await self.do("POST", path, {"metadata": {"name": name}, "spec": spec})
 
-    async def expected(self) -> dict[str, cluster_facts.Expected]:
+    async def expected(self) -> dict[str, facts.Expected]:
         while True:
             told = await self.told.get()
             if isinstance(told, signals.ExpectedNodes):
@@ -146,7 +146,7 @@ class World:
             if isinstance(told, signals.NodeOffers) and told.node == node:
                 return told.offers[GPU].allocatable if told.offers else None
 
-    async def answer(self, asked: signals.AskCluster = ASKED) -> cluster_facts.Facts | None:
+    async def answer(self, asked: signals.AskCluster = ASKED) -> facts.Facts | None:
         self.seen.questions.ask(asked)
         while True:
             told = await self.told.get()
@@ -248,12 +248,12 @@ def test_a_question_is_answered_with_node_lease_and_pods(tmp_path: Path) -> None
             await asyncio.sleep(0.05)
         assert found.lease_age_s is not None
         assert found.lease_age_s < 20
-        assert found == cluster_facts.Facts(
+        assert found == facts.Facts(
             exists=True,
             ready=True,
             lease_age_s=found.lease_age_s,
             pods=(
-                cluster_facts.Pod(
+                facts.Pod(
                     name="kube-system/p1",
                     uid=uid,
                     phase="Running",
@@ -263,7 +263,7 @@ def test_a_question_is_answered_with_node_lease_and_pods(tmp_path: Path) -> None
                     current="r1",
                 ),
             ),
-            offers={GPU: cluster_facts.Offer(capacity=2, allocatable=2)},
+            offers={GPU: facts.Offer(capacity=2, allocatable=2)},
         )
 
     play(tmp_path, story)
@@ -303,8 +303,8 @@ def test_pods_of_all_namespaces_that_hold_a_nodes_devices_are_found_if_asked_for
         await world.user("web", "ended", on="a", containers=[holding(GPU)])
         path = "/api/v1/namespaces/web/pods/ended/status"
         await world.do("PATCH", path, {"status": {"phase": "Succeeded"}})
-        assert await world.answer(asked) == cluster_facts.Facts(holders=("ml/train", "web/sidecar"))
-        assert (await world.answer() or cluster_facts.Facts()).holders is None
+        assert await world.answer(asked) == facts.Facts(holders=("ml/train", "web/sidecar"))
+        assert (await world.answer() or facts.Facts()).holders is None
 
     play(tmp_path, story, running=False)
 
@@ -319,7 +319,7 @@ def test_without_the_right_no_pods_are_known_and_that_is_said_once(tmp_path: Pat
         for _ in range(2):
             found = await world.answer(asked)
             assert found is not None
-            assert found == cluster_facts.Facts(problem=found.problem)
+            assert found == facts.Facts(problem=found.problem)
             assert found.problem.startswith("get /api/v1/pods: HTTP 403")
         assert list(world.seen.problems) == ["list pods of all namespaces"]
         world.api.allow("/api/v1/pods")
@@ -441,7 +441,7 @@ def test_what_cannot_be_read_is_answered_too(tmp_path: Path, where: str, body: b
         is_about_pods = where == "/api/v1/pods"
         assert found[0] is not None
         assert found[0].exists is True
-        assert found[1] == (None if is_about_pods else cluster_facts.Facts(holders=()))
+        assert found[1] == (None if is_about_pods else facts.Facts(holders=()))
 
     asyncio.run(story())
 
@@ -463,7 +463,7 @@ def test_lists_of_pods_wait_for_their_turn_and_need_nothing_else_of_the_api(tmp_
             if isinstance(one, signals.ClusterAnswered)
         ]
         assert found.count(((), None)) == 1
-        assert found.count(((GPU,), cluster_facts.Facts(holders=()))) == 12
+        assert found.count(((GPU,), facts.Facts(holders=()))) == 12
 
     asyncio.run(story())
 

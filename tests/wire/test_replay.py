@@ -13,7 +13,7 @@ import pytest
 
 from muster import vocabulary
 from muster_health.fleet import detector
-from muster_health.model import cluster_facts, config, signals, snapshot
+from muster_health.model import config, facts, signals, snapshot
 from muster_health.replay import command as replay_command
 from muster_health.replay import recorder, recording
 
@@ -240,12 +240,12 @@ def test_the_last_line_of_a_process_that_was_killed_may_be_half(
 
 
 BEAT = vocabulary.Heartbeat(node="a", plugin="p", instance="i", seq=1, interval_s=1.0)
-SEEN = cluster_facts.Facts(
+SEEN = facts.Facts(
     exists=True,
     lease_age_s=1.5,
-    planned=(cluster_facts.Planned.UNSCHEDULABLE,),
-    pods=(cluster_facts.Pod(name="m/p", uid="1", phase="Running", ready=True),),
-    offers={"r": cluster_facts.Offer(capacity=2, allocatable=1)},
+    planned=(facts.Planned.UNSCHEDULABLE,),
+    pods=(facts.Pod(name="m/p", uid="1", phase="Running", ready=True),),
+    offers={"r": facts.Offer(capacity=2, allocatable=1)},
 )
 STATE = snapshot.Snapshot(
     node="a", plugin="p", state=snapshot.State.HEALTHY, interval_s=1.0, since=ZERO
@@ -269,10 +269,8 @@ INPUTS: list[recording.Entry] = [
     signals.ServerEvent(server="s", what="shutdown"),
     signals.ClusterAnswered(node="a", plugin="p", number=4, facts=SEEN),
     signals.ClusterAnswered(node="a", plugin="p", number=4, facts=None),
-    signals.ExpectedNodes(
-        plugin="p", nodes={"a": cluster_facts.Expected(age_s=1.0, causes=("z=1",))}
-    ),
-    signals.NodeOffers(node="a", offers={"r": cluster_facts.Offer(capacity=2, allocatable=1)}),
+    signals.ExpectedNodes(plugin="p", nodes={"a": facts.Expected(age_s=1.0, causes=("z=1",))}),
+    signals.NodeOffers(node="a", offers={"r": facts.Offer(capacity=2, allocatable=1)}),
     signals.NodeOffers(node="a", offers=None),
     signals.Leadership(revision=7),
     signals.ClockStalled(seconds=1.5),

@@ -18,7 +18,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster_health.fleet import detector
-from muster_health.model import cluster_facts, config, signals
+from muster_health.model import config, facts, signals
 
 GPU: Final = "nvidia.com/gpu"
 PLUGIN: Final = "device-plugin"
@@ -29,12 +29,12 @@ JITTER_S: Final = 0.5
 _IDLE_INTERVAL_S: Final = 3600.0
 _IDLE_S: Final = 2.4 * _IDLE_INTERVAL_S
 _AFTER: Final = 4
-_FACTS: Final = cluster_facts.Facts(
+_FACTS: Final = facts.Facts(
     exists=True,
     lease_age_s=5.0,
     ready=True,
-    pods=(cluster_facts.Pod(name="muster/plugin", uid="1", phase="Running", ready=True),),
-    offers={GPU: cluster_facts.Offer(capacity=8, allocatable=8)},
+    pods=(facts.Pod(name="muster/plugin", uid="1", phase="Running", ready=True),),
+    offers={GPU: facts.Offer(capacity=8, allocatable=8)},
 )
 
 

@@ -8,8 +8,7 @@ is better than none. Where no answer comes it is asked again, and then the alert
 from collections.abc import Sequence
 from typing import Final
 
-from muster_health.alerting import alerts
-from muster_health.model import cluster_facts
+from muster_health.model import alerts, facts
 
 _MARGIN_S: Final = 0.5
 """An answer comes within its time, and then has to be heard."""
@@ -42,7 +41,7 @@ class Question:
         self.again_due = now + _AGAIN_S[min(self._times, len(_AGAIN_S) - 1)]
         self._times += 1
 
-    def answered(self, known: cluster_facts.Facts | None, now: float) -> None:
+    def answered(self, known: facts.Facts | None, now: float) -> None:
         """Take what Kubernetes says; from now on nobody waits."""
         self.due = min(self.due, now)
         if known is not None:

@@ -13,9 +13,8 @@ from datetime import datetime
 from typing import Final
 
 from muster import vocabulary
-from muster_health.alerting import alerts
-from muster_health.model import config
-from muster_health.plugin import flap_damping
+from muster_health.alerting import flap_damping
+from muster_health.model import alerts, config
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind
-from muster_health.alerting import alerts, evidence
-from muster_health.plugin import devices
+from muster_health.alerting import device_faults, evidence
+from muster_health.model import alerts
 
 _IDS_MAX: Final = 32
 _SHOWN_MAX: Final = 4
@@ -21,7 +21,7 @@ _WORDS: Final = {
 
 
 def of(
-    known: devices.Devices,
+    known: device_faults.Devices,
     *,
     node: str,
     at: datetime,
@@ -54,7 +54,7 @@ def of(
         )
 
 
-def ended(known: devices.Devices, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
+def ended(known: device_faults.Devices, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
     """Return what ended a group's alert."""
     slot, resource = key
     otherwise = "the plugin no longer reports it"
@@ -67,7 +67,7 @@ def ended(known: devices.Devices, key: alerts.Key) -> tuple[vocabulary.Evidence,
 def _of_group(
     kind: AlertKind,
     resource: str,
-    bad: dict[str, devices.Bad],
+    bad: dict[str, device_faults.Bad],
     counted: int,
     *,
     total: int,

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from muster import vocabulary
-from muster_health.model import cluster_facts
-from muster_health.plugin import links
+from muster_health.model import facts
 
 _TEXT_MAX: Final = 500
 _PODS_SHOWN: Final = 3
@@ -34,20 +33,7 @@ def no_answer(timeout_s: float) -> vocabulary.Evidence:
     return seen("probe", f"the plugin is connected and did not answer within {timeout_s:g} s")
 
 
-def connection(link: links.Links, now: float) -> list[vocabulary.Evidence]:
-    """Say what the bus told of the plugin's connection, if it did."""
-    if link.closed is not None:
-        closed = link.closed
-        told = f"connection closed {now - closed.at:.1f} s ago ({closed.reason or 'no reason'})"
-        return [seen("bus", told)]
-    if link.is_open:
-        return [seen("bus", f"connection open at server {links.short(link.server)}")]
-    return []
-
-
-def cluster(
-    known: cluster_facts.Facts | None, resources: Iterable[str]
-) -> list[vocabulary.Evidence]:
+def cluster(known: facts.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
     """Say what Kubernetes knows; what it does not know is said as well."""
     if known is None:
         return [undecided("no answer from the Kubernetes API")]
@@ -109,7 +95,7 @@ def overdue(return_s: float, since: str) -> vocabulary.Evidence:
     return seen("clock", f"not back {return_s:g} s after {since}")
 
 
-def _pod(pod: cluster_facts.Pod) -> str:
+def _pod(pod: facts.Pod) -> str:
     told = [f"pod {pod.name} {pod.phase}", "Ready" if pod.ready else "not Ready"]
     if pod.waiting:
         told.append(pod.waiting)

@@ -10,10 +10,10 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Severity, Verdict
-from muster_health.alerting import affected_pods, alert_lifecycle, alerts
-from muster_health.model import cluster_facts, service_context
+from muster_health.alerting import affected_pods, alert_lifecycle
+from muster_health.model import alerts, config, facts
 from muster_health.model.snapshot import State
-from muster_health.plugin import diagnosis, plugin_state
+from muster_health.plugin import diagnosis, verdict
 
 _CURE_S: Final = 60.0
 """For so long a plugin tries by itself to be registered again; to end it would delay that."""
@@ -47,9 +47,9 @@ class OwnAlert:
         self,
         node: str,
         plugin: str,
-        state: plugin_state.PluginState,
+        state: verdict.PluginState,
         told: alert_lifecycle.Telling,
-        about: service_context.Around,
+        about: config.Around,
     ) -> None:
         self.cure_due = self._due = 0.0
         self.overdue: Evidence = ()
@@ -111,7 +111,7 @@ class OwnAlert:
             self._asked = affected_pods.Question(number, resources, now, timeout_s=timeout_s)
         return resources
 
-    def learned(self, known: cluster_facts.Facts | None, number: int, now: float) -> bool:
+    def learned(self, known: facts.Facts | None, number: int, now: float) -> bool:
         """Take Kubernetes' answer; return whether it is about whom the alert names."""
         if self._asked is None or self._asked.number != number:
             return False

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from muster_health.model import service_context
+from muster_health.model import config
 from muster_health.plugin import tracked_plugin
 
 
@@ -10,7 +10,7 @@ class Clocks:
     """Which plugins' clocks are apart from ours, of all of these."""
 
     def __init__(
-        self, around: service_context.Around, plugins: Mapping[str, tracked_plugin.Dossier]
+        self, around: config.Around, plugins: Mapping[str, tracked_plugin.Dossier]
     ) -> None:
         self._around = around
         self._plugins = plugins

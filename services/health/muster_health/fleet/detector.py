@@ -13,18 +13,17 @@ from datetime import datetime
 from typing import Final, assert_never
 
 from muster import vocabulary
-from muster_health.alerting import alerts
 from muster_health.fleet import (
     clock_skew,
     fleet_alerts,
+    mass_failure,
     registry,
     self_check,
     startup_rate_limit,
     timer_queue,
-    weather,
 )
 from muster_health.fleet import remediation as fleet_remediation
-from muster_health.model import config, service_context, signals, snapshot, steps
+from muster_health.model import alerts, config, signals, snapshot, steps
 from muster_health.plugin import tracked_plugin
 
 _POSITION_S: Final = 5.0
@@ -59,7 +58,7 @@ class Detector:
     ) -> None:
         self._settings = settings
         self._bounds = bounds or config.Bounds()
-        self._around = service_context.Around(
+        self._around = config.Around(
             settings,
             self._bounds,
             runbook_url=runbook_url,
@@ -70,9 +69,7 @@ class Detector:
         self._sight = self_check.Sight(settings, at_zero)
         self._deadlines = timer_queue.Deadlines()
         self._fleet = fleet_alerts.Fleet(self._around)
-        self._weather = weather.Weather(
-            settings, self._register.dossiers, self._fleet.ended
-        )
+        self._weather = mass_failure.Weather(settings, self._register.dossiers, self._fleet.ended)
         self._clocks = clock_skew.Clocks(self._around, self._register.dossiers)
         self._cures = fleet_remediation.Cures(remediation or config.Remediation())
         self._greetings = startup_rate_limit.Greetings()
@@ -222,7 +219,7 @@ class Detector:
         if skewed is not None:
             self._look_again(skewed, now)
             self._fleet.apart = self._clocks.words()
-            self._deadlines.set(_FLEET_DUE, now + weather.SOON_S)
+            self._deadlines.set(_FLEET_DUE, now + mass_failure.SOON_S)
 
     def _learn(
         self,
@@ -309,8 +306,8 @@ class Detector:
 
     def _look_again(self, changed: Iterable[tracked_plugin.Dossier], now: float) -> None:
         for other in changed:
-            other.touch(now + weather.SOON_S)
-            self._deadlines.set(other.key, now + weather.SOON_S)
+            other.touch(now + mass_failure.SOON_S)
+            self._deadlines.set(other.key, now + mass_failure.SOON_S)
 
     # one plugin
 
@@ -396,7 +393,7 @@ class Detector:
         outs, held = found.commit(now, self._sight.at(now), may_open)
         if self._fleet.hold(found.key, held):
             outs += [signals.Noted(note=signals.Note.HELD) for _ in held]
-            self._deadlines.set(_FLEET_DUE, now + weather.SOON_S)
+            self._deadlines.set(_FLEET_DUE, now + mass_failure.SOON_S)
         return outs
 
     # all of them

@@ -6,10 +6,10 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind
-from muster_health.alerting import alert_lifecycle, alerts, evidence
+from muster_health.alerting import alert_lifecycle, evidence
 from muster_health.fleet import mass_failure
-from muster_health.model import service_context, signals, snapshot
-from muster_health.plugin import links
+from muster_health.model import alerts, config, signals, snapshot
+from muster_health.plugin import liveness
 
 PLUGIN: Final = "health"
 """Who a fact about the fleet is from."""
@@ -25,7 +25,7 @@ _EVENT_S: Final = 120.0
 class Fleet:
     """The alerts of the fleet, and how far the stream of events has been dealt with."""
 
-    def __init__(self, around: service_context.Around) -> None:
+    def __init__(self, around: config.Around) -> None:
         self.position = 0
         self.telling = alert_lifecycle.Telling(around.settings, around.bounds)
         self._around = around
@@ -46,7 +46,7 @@ class Fleet:
 
     def server(self, name: str, what: str, now: float) -> None:
         """Take what happened to a server of the bus."""
-        name = links.short(name)
+        name = liveness.short(name)
         self._servers.pop(name, None)
         self._servers[name] = (what, now)
         while len(self._servers) > _EVENTS_MAX:

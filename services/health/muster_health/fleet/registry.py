@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health.alerting import rate_limit
-from muster_health.model import cluster_facts, service_context
+from muster_health.model import config, facts
 from muster_health.plugin import tracked_plugin
 
 
@@ -17,7 +17,7 @@ class Node:
 
     def __init__(self) -> None:
         self.plugins: tuple[tracked_plugin.Dossier, ...] = ()
-        self.offers: Mapping[str, cluster_facts.Offer] | None = None
+        self.offers: Mapping[str, facts.Offer] | None = None
         self.bucket: rate_limit.Bucket | None = None
 
     def find(self, plugin: str) -> tracked_plugin.Dossier | None:
@@ -31,11 +31,11 @@ class Node:
 class Register:
     """The nodes, and the plugins by key."""
 
-    def __init__(self, about: service_context.Around) -> None:
+    def __init__(self, about: config.Around) -> None:
         self.dossiers: dict[str, tracked_plugin.Dossier] = {}
         self._around = about
         self._nodes: dict[str, Node] = {}
-        self._expected: dict[str, Mapping[str, cluster_facts.Expected]] = {}
+        self._expected: dict[str, Mapping[str, facts.Expected]] = {}
         self._bucket: rate_limit.Bucket | None = None
 
     def find(self, node: str, plugin: str) -> tracked_plugin.Dossier | None:
@@ -79,7 +79,7 @@ class Register:
         return plugin in self._expected
 
     def expect(
-        self, plugin: str, nodes: Mapping[str, cluster_facts.Expected], now: float
+        self, plugin: str, nodes: Mapping[str, facts.Expected], now: float
     ) -> tuple[list[tracked_plugin.Dossier], list[tracked_plugin.Dossier]]:
         """Take where a plugin should be; return where that is news, and where it is no longer."""
         before = self._expected.get(plugin, {})
@@ -97,7 +97,7 @@ class Register:
         return present, [found for found in gone if found is not None]
 
     def offer(
-        self, node: str, offers: Mapping[str, cluster_facts.Offer] | None, now: float
+        self, node: str, offers: Mapping[str, facts.Offer] | None, now: float
     ) -> Iterable[tracked_plugin.Dossier]:
         """Take what a node offers (None: there is no such node); return its plugins."""
         home = self._nodes.setdefault(node, Node())
@@ -155,6 +155,6 @@ def _same(plugin: str) -> str:
     return plugin
 
 
-def _causes(expected: cluster_facts.Expected) -> tuple[str, ...]:
+def _causes(expected: facts.Expected) -> tuple[str, ...]:
     revision = (f"revision={expected.revision}",) if expected.revision else ()
     return (*expected.causes, *revision)

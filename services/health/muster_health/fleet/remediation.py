@@ -1,18 +1,94 @@
-"""Pure: One plugin's cure: ask which pod it is, decide, and say what was done or why not."""
+"""Pure: Whether a plugin's pod is restarted: off by default, within a budget, never in a storm.
 
+Only a verdict that a new process may mend is acted on, once, after its alert has been told: STUCK,
+MISMATCH, and DEREGISTERED after a minute in which the plugin could not mend it. Each node waits
+longer after each restart, and the fleet has so many an hour. What a budget forbids is said, and not
+done later. What is done is remembered with the plugin before it is done: a restart of ours earns
+nobody another one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from muster import vocabulary
-from muster_health.fleet import remedy
-from muster_health.model import config, signals
+from muster_health.model import config, facts, signals, snapshot
 from muster_health.plugin import tracked_plugin
+
+_HOUR_S: Final = 3600.0
+_DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why nothing is done."""
+
+    reason: str
+
+
+class Remedies:
+    """The budget of the fleet and of each node."""
+
+    def __init__(self, settings: config.Remediation) -> None:
+        self._settings = settings
+        self._times: dict[str, dict[str, tuple[float, ...]]] = {}
+        """By node and plugin."""
+
+    @property
+    def mode(self) -> config.Remedies:
+        """Return how far it may go."""
+        return self._settings.mode
+
+    def restore(self, node: str, plugin: str, times: tuple[float, ...]) -> None:
+        """Take when a plugin was restarted, as far as another process, or we, remembered it."""
+        if times:
+            self._times.setdefault(node, {})[plugin] = times
+
+    def choose(
+        self, node: str, plugin: str, pods: Sequence[facts.Pod], now: float, *, storm: bool
+    ) -> facts.Pod | Refused:
+        """Return the pod to restart, and count it; or why none is."""
+        running = [pod for pod in pods if not pod.deleting]
+        if storm:
+            return Refused("many plugins are silent at once; restarting them would hide why")
+        if len(running) != 1:
+            return Refused(f"{len(running)} pods of the plugin are known on the node, not one")
+        self._forget(now)
+        spent = self._spent(node, now)
+        if spent:
+            return Refused(spent)
+        home = self._times.setdefault(node, {})
+        home[plugin] = (*home.get(plugin, ()), now)[-snapshot.REMEDIES_MAX :]
+        return running[0]
+
+    def _spent(self, node: str, now: float) -> str:
+        lately = sum(now - at < _HOUR_S for one in self._times for at in self._of(one))
+        if lately >= self._settings.per_hour:
+            return f"{lately} restarts within an hour are as many as allowed"
+        times = self._of(node)
+        if not times:
+            return ""
+        wait_s = self._settings.node_backoff_s * 2.0 ** (min(len(times), snapshot.REMEDIES_MAX) - 1)
+        since_s = now - max(times)
+        if since_s >= wait_s:
+            return ""
+        return f"restarted {since_s:.0f} s ago; the next one may be {wait_s:.0f} s after it"
+
+    def _of(self, node: str) -> list[float]:
+        return [at for times in self._times.get(node, {}).values() for at in times]
+
+    def _forget(self, now: float) -> None:
+        old = [node for node in self._times if now - max(self._of(node)) > _DAY_S]
+        for node in old:
+            del self._times[node]
 
 
 class Cures:
     """Which plugins' pods were asked for, and what is done about them."""
 
     def __init__(self, settings: config.Remediation) -> None:
-        self._remedies = remedy.Remedies(settings)
+        self._remedies = Remedies(settings)
         self._asked: dict[str, int] = {}
         self._answered: set[str] = set()
 
@@ -51,9 +127,9 @@ class Cures:
         self._answered.discard(found.key)
         del self._asked[found.key]
         chosen = self._remedies.choose(found.node, found.plugin, found.state.pods, now, storm=storm)
-        is_refused = isinstance(chosen, remedy.Refused)
+        is_refused = isinstance(chosen, Refused)
         before = found.remedied(leader, acted_at=None if is_refused else at)
-        if isinstance(chosen, remedy.Refused):
+        if isinstance(chosen, Refused):
             refused = vocabulary.Remedy.REFUSED
             return [before, _decided(found, refused, chosen.reason, at=at, leader=leader)]
         act = signals.Remediate(

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster_health.model import cluster_facts
+from muster_health.model import facts
 
 TEMPLATE_GENERATION: Final = "pod-template-generation"
 REVISION: Final = "controller-revision-hash"
@@ -93,23 +93,23 @@ class Node(msgspec.Struct, frozen=True):
         return found[0] == "True" if found else None
 
     @property
-    def planned(self) -> tuple[cluster_facts.Planned, ...]:
+    def planned(self) -> tuple[facts.Planned, ...]:
         """Return what shows that it is meant to go."""
         found = []
         if self.spec.unschedulable:
-            found.append(cluster_facts.Planned.UNSCHEDULABLE)
+            found.append(facts.Planned.UNSCHEDULABLE)
         leaves = any(taint.key in _LEAVING for taint in self.spec.taints or ())
         if leaves or self.metadata.deletion_timestamp is not None:
-            found.append(cluster_facts.Planned.TO_BE_DELETED)
+            found.append(facts.Planned.TO_BE_DELETED)
         return tuple(found)
 
     @property
-    def offers(self) -> dict[str, cluster_facts.Offer]:
+    def offers(self) -> dict[str, facts.Offer]:
         """Return what it offers of extended resources; an amount that cannot be read is 0."""
         capacity, allocatable = self.status.capacity or {}, self.status.allocatable or {}
         names = sorted(filter(_is_extended, capacity.keys() | allocatable.keys()))[:_OFFERS_MAX]
         return {
-            name: cluster_facts.Offer(
+            name: facts.Offer(
                 capacity=amount(capacity.get(name, "0")) or 0,
                 allocatable=amount(allocatable.get(name, "0")) or 0,
             )
@@ -182,11 +182,11 @@ class Pod(msgspec.Struct, frozen=True):
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
 
-    def in_our_words(self, current: str) -> cluster_facts.Pod:
+    def in_our_words(self, current: str) -> facts.Pod:
         """Return it as the detector knows pods; `current` is its DaemonSet's newest revision."""
         containers = self.status.container_statuses or ()
         waiting = [c.state.waiting.reason for c in containers if c.state and c.state.waiting]
-        return cluster_facts.Pod(
+        return facts.Pod(
             name=f"{self.metadata.namespace}/{self.metadata.name}",
             uid=self.metadata.uid,
             phase=self.status.phase,

@@ -19,7 +19,7 @@ import prometheus_client
 from muster.kubernetes import api
 from muster.service import logs
 from muster_health.kubernetes import objects, pods_by_resource
-from muster_health.model import cluster_facts, signals
+from muster_health.model import facts, signals
 
 _DELETE_S: Final = 10.0
 _LEASES_MAX: Final = 10_000
@@ -129,13 +129,13 @@ class Questions:
             )
         )
 
-    async def _known(self, asked: signals.AskCluster) -> cluster_facts.Facts | None:
+    async def _known(self, asked: signals.AskCluster) -> facts.Facts | None:
         with contextlib.suppress(TimeoutError), _ASKED.time():
             async with asyncio.timeout(asked.timeout_s), self._free:
                 return await self._facts(asked)
         return None
 
-    async def _facts(self, asked: signals.AskCluster) -> cluster_facts.Facts | None:
+    async def _facts(self, asked: signals.AskCluster) -> facts.Facts | None:
         timeout_s = asked.timeout_s * _ANSWER_SHARE
         lease_path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{asked.node}"
         where = self._pods_of(asked.plugin, asked.node)
@@ -152,7 +152,7 @@ class Questions:
         problems += [answer.problem for answer in (lease, *pods) if not _is_absent(answer)]
         if isinstance(where, str):
             problems.append(where)
-        found = cluster_facts.Facts(
+        found = facts.Facts(
             exists=True if node.is_ok else (False if gone else None),
             lease_age_s=self._lease_age_s(asked.node, lease),
             problem="; ".join(filter(None, problems)),
@@ -192,7 +192,7 @@ class Questions:
         }
         return (await self._get("pods", path, query=query, timeout_s=timeout_s),)
 
-    async def _holders(self, asked: signals.AskCluster) -> cluster_facts.Facts | None:
+    async def _holders(self, asked: signals.AskCluster) -> facts.Facts | None:
         """Return which pods request what is asked for; None is no answer, or none to be read."""
         timeout_s = asked.timeout_s * _ANSWER_SHARE
         query = {
@@ -212,11 +212,9 @@ class Questions:
                 )
             self._note_refusal("list pods of all namespaces", answer)
             if answer.is_ok:
-                return cluster_facts.Facts(
-                    holders=pods_by_resource.of(answer.body, asked.resources)
-                )
+                return facts.Facts(holders=pods_by_resource.of(answer.body, asked.resources))
             if answer.is_forbidden:
-                return cluster_facts.Facts(problem=answer.problem)
+                return facts.Facts(problem=answer.problem)
         return None
 
     async def _get(

@@ -14,8 +14,7 @@ from typing import Final
 import prometheus_client
 
 from muster.kubernetes import api, watch
-from muster_health.fleet import membership
-from muster_health.kubernetes import objects, queries
+from muster_health.kubernetes import membership, objects, queries
 from muster_health.model import config, signals
 
 Told = signals.ExpectedNodes | signals.NodeOffers | signals.ClusterAnswered | signals.Remediated

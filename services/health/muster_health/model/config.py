@@ -192,3 +192,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     recording: Recording = Recording()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"
     """What stands before `<alert kind>.md` in an alert's link."""
+
+
+class Around:
+    """One for all. `leader` is the revision we lead under; None while another one does.
+
+    `is_apart` is that our clock is apart from those of most nodes.
+    """
+
+    __slots__ = ("bounds", "has_cluster", "is_apart", "leader", "runbook_url", "settings")
+
+    def __init__(
+        self,
+        settings: Detection,
+        bounds: Bounds,
+        *,
+        runbook_url: str,
+        has_cluster: bool,
+        leader: int | None,
+    ) -> None:
+        self.settings, self.bounds = settings, bounds
+        self.runbook_url, self.has_cluster = runbook_url, has_cluster
+        self.is_apart = False
+        self.leader = leader

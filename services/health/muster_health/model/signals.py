@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from muster import vocabulary
-from muster_health.model import cluster_facts, snapshot
+from muster_health.model import facts, snapshot
 
 
 class Note(enum.StrEnum):
@@ -145,7 +145,7 @@ class ClusterAnswered:
     node: str
     plugin: str
     number: int
-    facts: cluster_facts.Facts | None
+    facts: facts.Facts | None
     resources: tuple[str, ...] = ()
 
 
@@ -157,7 +157,7 @@ class ExpectedNodes:
     """
 
     plugin: str
-    nodes: Mapping[str, cluster_facts.Expected]
+    nodes: Mapping[str, facts.Expected]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ class NodeOffers:
     """
 
     node: str
-    offers: Mapping[str, cluster_facts.Offer] | None
+    offers: Mapping[str, facts.Offer] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

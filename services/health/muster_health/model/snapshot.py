@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from muster import vocabulary
-from muster_health.alerting import alerts
+from muster_health.model import alerts
 
 VERSION: Final = 2
 REMEDIES_MAX: Final = 8
@@ -40,7 +40,7 @@ class State(enum.StrEnum):
 class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
     """Devices that suffer from the same, remembered."""
 
-    kind: AlertKind
+    kind: vocabulary.AlertKind
     resource: str
     why: str
     ids: tuple[str, ...]

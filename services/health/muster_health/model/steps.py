@@ -1,11 +1,63 @@
-"""Pure: What the machine of one plugin decides."""
+"""Pure: what the machine of one plugin takes in and decides, and the rule behind each verdict."""
 
+import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health.model import signals
-from muster_health.model.rules import Rule
+
+
+class Rule(enum.StrEnum):
+    """Named after the evidence, not after the verdict."""
+
+    FIRST_SIGN_OF_LIFE = "first_sign_of_life"
+    RECOVERED = "recovered"
+    GOODBYE = "said_goodbye"
+
+    NOBODY_LISTENS = "silent_and_nobody_listens"
+    NOT_BACK = "connection_ended_and_not_back"
+    NO_ANSWER = "silent_and_no_answer"
+    POD_NOT_RUNNING = "silent_and_pod_not_running"
+    POD_NOT_READY = "silent_and_pod_not_ready"
+    CONNECTION_STALE = "silent_and_connection_stale"
+    ONLY_BUS_SILENT = "silent_and_all_else_well"
+    LEASE_STALE = "silent_and_lease_stale"
+    NODE_GONE = "silent_and_node_gone"
+    NODE_PLANNED = "silent_and_node_leaves"
+    POD_DELETED = "silent_and_pod_deleted"
+    POD_REPLACED = "silent_and_rollout"
+    NEVER_HEARD = "expected_and_never_heard"
+
+    NOT_REGISTERED = "reports_not_registered"
+    KUBELET_AWAY = "reports_kubelet_away"
+    SELF_PROBE_FAILS = "reports_self_probe_failing"
+    SELF_PROBE_STALE = "reports_self_probe_stale"
+    KUBELET_LISTS_OTHERS = "reports_kubelet_apart"
+    NODE_OFFERS_OTHERS = "node_offers_others"
+    TWO_INSTANCES = "two_instances_beat"
+    CHECKER_SILENT = "reports_checker_silent"
+    LOOP_LATE = "reports_loop_late"
+    BEATS_STRETCHED = "beats_stretched"
+
+    FELL_OFTEN = "fell_often"
+
+
+PLANNED: Final[Mapping[Rule, str]] = {
+    Rule.GOODBYE: "its goodbye",
+    Rule.NODE_GONE: "its node left the cluster, where the plugin is expected all the same",
+    Rule.NODE_PLANNED: "it fell silent on a node that was to leave, or to take no pods",
+    Rule.POD_DELETED: "its pod was being deleted",
+    Rule.POD_REPLACED: "a rollout was to replace its pod",
+}
+"""What a planned end began with, in words."""
+
+
+def known(word: str) -> Rule | None:
+    """Return the rule of that name, if this version has it."""
+    return Rule(word) if word in Rule.__members__.values() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,9 +40,9 @@ from typing import Final
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health.alerting import evidence
-from muster_health.model import cluster_facts, config
-from muster_health.model.rules import Rule
-from muster_health.plugin import links
+from muster_health.model import config, facts
+from muster_health.model.steps import Rule
+from muster_health.plugin import liveness
 
 _DUE_BEATS: Final = 1.1
 """When, after a beat, the next one is overdue."""
@@ -69,9 +69,9 @@ class Scene:
     ever_heard: bool
     expected: bool
     listens: bool
-    link: links.Links
+    link: liveness.Links
     has_cluster: bool
-    known: cluster_facts.Facts | None
+    known: facts.Facts | None
     healthy: Mapping[str, int]
     waited: bool
     now: float
@@ -114,7 +114,7 @@ def judge(scene: Scene, settings: config.Detection) -> Judgement | None:
         evidence.no_answer(settings.probe_timeout_s)
         if scene.listens
         else evidence.nobody_listens(),
-        *evidence.connection(scene.link, scene.now),
+        *_connection(scene.link, scene.now),
     ]
     if scene.has_cluster:
         told += evidence.cluster(scene.known, sorted(scene.healthy))
@@ -125,8 +125,19 @@ def judge(scene: Scene, settings: config.Detection) -> Judgement | None:
     return Judgement(verdict=verdict, rule=rule, evidence=tuple(told))
 
 
+def _connection(link: liveness.Links, now: float) -> list[vocabulary.Evidence]:
+    """Say what the bus told of the plugin's connection, if it did."""
+    if link.closed is not None:
+        closed = link.closed
+        told = f"connection closed {now - closed.at:.1f} s ago ({closed.reason or 'no reason'})"
+        return [evidence.seen("bus", told)]
+    if link.is_open:
+        return [evidence.seen("bus", f"connection open at server {liveness.short(link.server)}")]
+    return []
+
+
 def _decide(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | None:
-    known = scene.known or cluster_facts.Facts()
+    known = scene.known or facts.Facts()
     pods = known.pods or ()
     gone = not scene.listens
     age_s = known.lease_age_s or 0.0

@@ -6,11 +6,17 @@ from typing import Final, assert_never
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind
-from muster_health.alerting import alert_lifecycle, alerts, device_alerts, evidence, plugin_alert
-from muster_health.model import cluster_facts, service_context, signals, snapshot, steps
-from muster_health.model.rules import Rule
+from muster_health.alerting import (
+    alert_lifecycle,
+    device_alerts,
+    device_faults,
+    evidence,
+    plugin_alert,
+)
+from muster_health.model import alerts, config, facts, signals, snapshot, steps
 from muster_health.model.snapshot import State
-from muster_health.plugin import device_counts, devices, plugin_state, skew
+from muster_health.model.steps import Rule
+from muster_health.plugin import device_counts, liveness, verdict
 
 _INSTANCES_MAX: Final = 4
 _CURABLE: Final = frozenset(
@@ -58,14 +64,12 @@ class Dossier:
         "unwanted",
     )
 
-    def __init__(
-        self, node: str, plugin: str, about: service_context.Around, *, now: float
-    ) -> None:
+    def __init__(self, node: str, plugin: str, about: config.Around, *, now: float) -> None:
         self.node, self.plugin = node, plugin
         self.key = key_of(node, plugin)
-        self.state = plugin_state.PluginState(about.settings, now, has_cluster=about.has_cluster)
+        self.state = verdict.PluginState(about.settings, now, has_cluster=about.has_cluster)
         self.telling = alert_lifecycle.Telling(about.settings, about.bounds)
-        self.skew = skew.Skew()
+        self.skew = liveness.Skew()
         self.causes: tuple[str, ...] = ()
         self.inhibited = False
         """Another alert says already that the whole node is down."""
@@ -77,7 +81,7 @@ class Dossier:
         """What it says is wrong, with its configuration for instance; nobody is alerted of that."""
         self._around = about
         self._own: plugin_alert.OwnAlert | None = None
-        self.devices = devices.Devices(about.bounds.devices_per_plugin)
+        self.devices = device_faults.Devices(about.bounds.devices_per_plugin)
         self.census = device_counts.Census()
         self.since: datetime | None = None
         self.rule = ""
@@ -206,7 +210,7 @@ class Dossier:
             resources=resources,
         )
 
-    def learned(self, known: cluster_facts.Facts | None, number: int, now: float) -> None:
+    def learned(self, known: facts.Facts | None, number: int, now: float) -> None:
         """Take Kubernetes' answer, if it is about whom the alert names."""
         if self._own is not None:
             self._dirty |= self._own.learned(known, number, now)

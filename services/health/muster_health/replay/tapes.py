@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from muster import vocabulary
-from muster_health.alerting import alerts
-from muster_health.model import signals
+from muster_health.model import alerts, signals
 from muster_health.replay import recording
 
 _NEAR: Final = timedelta(seconds=60)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from muster_health.kubernetes import daemonset_placement, objects
-from muster_health.model import cluster_facts, config, signals
+from muster_health.model import config, facts, signals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Node:
     """On our clock."""
     labels: objects.Labels
     taints: tuple[objects.Taint, ...]
-    offers: Mapping[str, cluster_facts.Offer]
+    offers: Mapping[str, facts.Offer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class _Plugin:
     on: dict[str, dict[str, Pod]] = field(default_factory=dict)
     """The same, by node."""
     since: dict[str, float] = field(default_factory=dict)
-    told: Mapping[str, cluster_facts.Expected] | None = None
+    told: Mapping[str, facts.Expected] | None = None
     changed: set[str] = field(default_factory=set)
     """Nodes to be looked at anew: a rollout changes some each second, of a hundred thousand."""
 
@@ -90,7 +90,7 @@ class Membership:
         self._cause_labels = settings.cause_labels
         self._plugins = {one.plugin: _Plugin(settings=one) for one in settings.plugins}
         self._nodes: dict[str, Node] = {}
-        self._offers: dict[str, Mapping[str, cluster_facts.Offer] | None] = {}
+        self._offers: dict[str, Mapping[str, facts.Offer] | None] = {}
         self._has_nodes = False
 
     @property
@@ -231,7 +231,7 @@ class Membership:
             since = max(node.made_at, plugin.made_at) if is_first else now
             plugin.since[node.name] = min(since, now)
 
-    def _expected(self, plugin: _Plugin, name: str, now: float) -> cluster_facts.Expected | None:
+    def _expected(self, plugin: _Plugin, name: str, now: float) -> facts.Expected | None:
         since = plugin.since.get(name)
         if since is None:
             return None
@@ -243,7 +243,7 @@ class Membership:
         ]
         if revision:
             causes.append(f"revision={revision}")
-        return cluster_facts.Expected(age_s=now - since, causes=tuple(causes), revision=revision)
+        return facts.Expected(age_s=now - since, causes=tuple(causes), revision=revision)
 
 
 def _is_wanted(plugin: _Plugin, node: Node) -> bool:

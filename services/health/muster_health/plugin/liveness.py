@@ -9,6 +9,8 @@ Two instances that beat in turns are two processes at once: a former one that no
 """
 
 import enum
+import math
+from dataclasses import dataclass
 from typing import Final
 
 from muster import vocabulary
@@ -135,3 +137,153 @@ class Beats:
         if not (beat.uptime_s and self._uptime_s):
             return True
         return quiet_s - made_s <= _LATE_BEATS * interval_s
+
+
+class Silence:
+    """The silence of one plugin. `heard_at` is None until its first sign of life."""
+
+    __slots__ = ("_since", "heard_at", "window_s")
+
+    def __init__(self, now: float) -> None:
+        self.heard_at: float | None = None
+        self._since = now
+        self.window_s = 0.0
+        """It has so much more than usual for its next sign of life."""
+
+    @property
+    def since(self) -> float:
+        """Return when it began."""
+        return self._since
+
+    @property
+    def ever_heard(self) -> bool:
+        """Tell whether there was a sign of life at all."""
+        return self.heard_at is not None
+
+    def broken(self, now: float) -> None:
+        """Take a sign of life."""
+        self.heard_at = self._since = now
+        self.window_s = 0.0
+
+    def begin_anew(self, now: float, *, window_s: float = 0.0) -> None:
+        """Take that nothing could be heard until now.
+
+        It has `window_s` more than usual for its next sign of life.
+        """
+        self._since, self.window_s = now, window_s
+
+    def shift(self, seconds: float, now: float) -> None:
+        """Take that we stood still for so long."""
+        self._since = min(now, self._since + seconds)
+
+    def due(self, patience_s: float) -> float:
+        """Return when the silence is longer than `patience_s`."""
+        return self._since + patience_s + self.window_s
+
+
+_OPEN_MAX: Final = 8
+_STALE: Final = ("stale", "authentication", "authorization", "slow consumer")
+"""In the server's reasons for an end that the plugin itself did not make
+(nats-server server/client.go, ClosedState)."""
+
+
+_ID_CHARS: Final = 56
+_SHORT_CHARS: Final = 8
+
+
+def short(server: str) -> str:
+    """Return a server as people can tell it from others: of its id, a key, the first characters."""
+    return server[:_SHORT_CHARS] if len(server) == _ID_CHARS else server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """A plugin's last connection ended; `at` by our clock."""
+
+    at: float
+    reason: str
+    server: str
+
+    @property
+    def by_server(self) -> bool:
+        """Tell whether the server ended it: the process may still be there."""
+        return any(word in self.reason.lower() for word in _STALE)
+
+
+class Links:
+    """The connections of one plugin, as far as we heard of them."""
+
+    __slots__ = ("_open", "closed", "server")
+
+    def __init__(self) -> None:
+        self._open: tuple[tuple[str, int], ...] = ()
+        self.closed: Closed | None = None
+        self.server = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether we know of an open one."""
+        return bool(self._open)
+
+    def opened(self, server: str, client: int) -> None:
+        """Take that the bus accepted one."""
+        if (server, client) not in self._open:
+            self._open = (*self._open, (server, client))[-_OPEN_MAX:]
+        self.server, self.closed = server, None
+
+    def ended(self, server: str, client: int, reason: str, now: float) -> bool:
+        """Take that the bus lost one; return whether that leaves none that we know of."""
+        self._open = tuple(one for one in self._open if one != (server, client))
+        if self._open:
+            return False
+        self.closed = Closed(at=now, reason=reason, server=server)
+        self.server = server
+        return True
+
+    def has_ended_since(self, at: float) -> bool:
+        """Tell whether its last one ended after that."""
+        return self.closed is not None and self.closed.at > at
+
+    def forget(self) -> None:
+        """Take that we were deaf for a while."""
+        self._open, self.closed = (), None
+
+
+_BEATS_MIN: Final = 3
+_WELL_SHARE: Final = 0.5
+
+
+class Skew:
+    """The clock of one node against ours, `since` when; it takes three beats to believe either."""
+
+    __slots__ = ("_beats", "is_skewed", "seconds", "since")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.is_skewed = False
+        self.since = 0.0
+        self._beats = 0
+
+    def restore(self) -> None:
+        """Take that a former process told that it is apart, and has seen no end of it."""
+        self.is_skewed, self.since = True, -math.inf
+
+    def hear(self, wall: float, ours: float, bound_s: float, *, now: float) -> bool:
+        """Take when a beat says that it was made; return whether that changed what we believe."""
+        if not wall:
+            return False
+        self.seconds = ours - wall
+        bound = bound_s * (_WELL_SHARE if self.is_skewed else 1.0)
+        if (abs(self.seconds) > bound) is self.is_skewed:
+            self._beats = 0
+            return False
+        self._beats += 1
+        if self._beats < _BEATS_MIN:
+            return False
+        self.is_skewed, self._beats, self.since = not self.is_skewed, 0, now
+        return True
+
+    def words(self) -> str:
+        """Say it."""
+        side = "behind" if self.seconds > 0 else "ahead of"
+        return f"its clock is {abs(self.seconds):.1f} s {side} ours"
