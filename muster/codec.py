@@ -13,7 +13,6 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from muster import vocabulary
-from muster.service import reading
 
 EVENT_BYTES_MAX: Final = 512 * 1024
 HEARTBEAT_BYTES_MAX: Final = 64 * 1024
@@ -161,7 +160,7 @@ def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
         raise MalformedEvent(MalformedReason.OVERSIZED, f"{len(payload)} bytes")
     try:
         envelope = _ENVELOPE.decode(payload)
-    except reading.UNREADABLE as error:
+    except UNREADABLE as error:
         raise MalformedEvent(MalformedReason.NOT_A_CLOUDEVENT, str(error)) from None
     event_type = envelope.type.removeprefix(TYPE_PREFIX)
     schema = _SCHEMA.fullmatch(envelope.dataschema)
@@ -173,7 +172,7 @@ def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
         data = _DATA[event_type].decode(envelope.data)
         expected = data.subject
         sequence = int(envelope.sequence)
-    except (*reading.UNREADABLE, ValueError) as error:
+    except (*UNREADABLE, ValueError) as error:
         raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
     if envelope.time != data.at:
         raise MalformedEvent(MalformedReason.INVALID_DATA, "time is not that of the data")
@@ -207,7 +206,7 @@ def decode_heartbeat(payload: bytes, *, subject: str | None = None) -> vocabular
     try:
         beat = _HEARTBEAT.decode(payload)
         expected = beat.subject
-    except (*reading.UNREADABLE, ValueError) as error:
+    except (*UNREADABLE, ValueError) as error:
         raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
     if beat.v != vocabulary.SCHEMA_VERSION:
         raise MalformedEvent(MalformedReason.UNKNOWN_VERSION, f"v={beat.v}")
@@ -225,3 +224,7 @@ def _short(value: object) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
+
+
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises on bytes; too deep a nesting ends in the last, before any signature."""

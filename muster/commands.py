@@ -1,7 +1,9 @@
 """Adapter: the installed commands: says which extra is missing before it imports anything of it."""
 
+import getpass
 import importlib
 import importlib.util
+import os
 import sys
 from typing import Final
 
@@ -69,3 +71,11 @@ def _is_there(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the parent of a dotted name is absent
         return False
+
+
+def user_name() -> str:
+    """Return the user's name; in a container, which may have no names, the number."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from muster import matchers, vocabulary
-from muster.service import quoting
+from muster.service import validation
 
 LABELS: Final = ("alertname", "device", "kind", "node", "plugin", "resource", "severity")
 """Those that alerts have."""
@@ -63,13 +63,13 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 def doubt(matcher: matchers.Matcher) -> str:
     """Return why a matcher can mean nothing: a label or a value that no alert has; else nothing."""
     if matcher.name not in LABELS:
-        hint = quoting.near(matcher.name, LABELS) or f"there are: {', '.join(LABELS)}"
+        hint = validation.near(matcher.name, LABELS) or f"there are: {', '.join(LABELS)}"
         return f"no alert has a label {matcher.name}; {hint}"
     values = _VALUES.get(matcher.name, ())
     is_one = matcher.operator in {matchers.Operator.EQUAL, matchers.Operator.NOT_EQUAL}
     if not is_one or not values or matcher.value in {"", *values}:
         return ""
-    hint = quoting.near(matcher.value, values) or f"there are: {', '.join(values)}"
+    hint = validation.near(matcher.value, values) or f"there are: {', '.join(values)}"
     return f"no {matcher.name} is called {matcher.value}; {hint}"
 
 

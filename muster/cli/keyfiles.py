@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from muster.nats.auth import accounts, creds_file, jwts, nkeys
+from muster.nats.auth import accounts, nkeys
 
 ANSWER: Final = "answer"
 CHANGEABLE: Final = (ANSWER, *accounts.Role)
@@ -82,11 +82,11 @@ def derive(directory: Path, *, at: float) -> list[str]:
         "answer_seed": _newest(directory, ANSWER).seed,
         "node_seed": _newest(directory, accounts.Role.NODE).seed,
     }
-    gate_jwt = jwts.encode(accounts.gate_user(gate.public), auth, at=at)
+    gate_jwt = nkeys.encode_jwt(accounts.gate_user(gate.public), auth, at=at)
     made = {
         "accounts.conf": accounts.configuration(held, _new(nkeys.Kind.USER).public, at=at),
         "gate.json": msgspec.json.encode(signing).decode() + "\n",
-        "gate.creds": creds_file.write(gate_jwt, gate),
+        "gate.creds": nkeys.write_creds(gate_jwt, gate),
     }
     for role in accounts.CENTRAL:
         made[f"{role}.creds"] = user(directory, role, name=role, at=at)
@@ -106,7 +106,7 @@ def user(
     owner = "plugins" if role is accounts.Role.NODE else "muster"
     account = _newest(directory, owner).public
     claims = accounts.user(role, key.public, name=name, account=account, until=until)
-    return creds_file.write(jwts.encode(claims, _newest(directory, role), at=at), key)
+    return nkeys.write_creds(nkeys.encode_jwt(claims, _newest(directory, role), at=at), key)
 
 
 def rotate(directory: Path, name: str, *, at: float) -> list[str]:

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
+from muster import commands, silences
 from muster import matchers as parsing
-from muster import silences, user
 from muster.cli import asking, status, tables
 from muster.nats import buckets, bus, streams
 
@@ -41,7 +41,7 @@ def add(
         "matchers": tuple(matchers),
         "starts_at": now,
         "ends_at": now + duration,
-        "author": author or user.name(),
+        "author": author or commands.user_name(),
         "comment": comment,
     }
     try:

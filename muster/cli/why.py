@@ -7,7 +7,7 @@ import msgspec
 
 from muster import codec, vocabulary
 from muster.cli import status
-from muster.service import quoting
+from muster.service import validation
 
 _CHANGES_MAX: Final = 30
 _LINE_MAX: Final = 400
@@ -66,8 +66,8 @@ def stranger(known: Known) -> str:
     if known.state is None or known.heard is None or known.plugins or known.changes:
         return ""
     names = sorted({plugin.node for plugin in known.state.plugins})
-    near = quoting.near(known.node, names)
-    return f"nothing is known of node {quoting.key(known.node)}{'; ' if near else ''}{near}"
+    near = validation.near(known.node, names)
+    return f"nothing is known of node {validation.key_name(known.node)}{'; ' if near else ''}{near}"
 
 
 def report(known: Known) -> dict[str, object]:

@@ -17,7 +17,7 @@ import nats.errors
 import prometheus_client
 
 from muster import codec, vocabulary
-from muster.nats import admin, connection, jetstream, traffic
+from muster.nats import admin, connection, jetstream
 from muster.service import logs, runtime
 
 QUEUE_MAX: Final = 1_000
@@ -103,7 +103,7 @@ class Bus:
         """
         if len(self._queue) >= QUEUE_MAX:
             self._queue.popleft()
-            traffic.PUBLISHED.labels("dropped").inc()
+            connection.PUBLISHED.labels("dropped").inc()
         self._queue.append((event, event_id, next(self._sequence)))
         _QUEUED.set(len(self._queue))
         self._idle.clear()
@@ -135,10 +135,10 @@ class Bus:
         """Send a sign of life; False when it was skipped because the server is away."""
         client = self.link.live_client()
         if client is None:
-            traffic.PUBLISHED.labels("beat_skipped").inc()
+            connection.PUBLISHED.labels("beat_skipped").inc()
             return False
         await client.publish(beat.subject, codec.encode_heartbeat(beat))
-        traffic.PUBLISHED.labels("beat").inc()
+        connection.PUBLISHED.labels("beat").inc()
         return True
 
     async def heartbeats(
@@ -150,9 +150,9 @@ class Bus:
             try:
                 beat = codec.decode_heartbeat(message.data, subject=message.subject)
             except codec.MalformedEvent as error:
-                traffic.RECEIVED.labels(f"malformed_{error.reason}").inc()
+                connection.RECEIVED.labels(f"malformed_{error.reason}").inc()
                 return
-            traffic.RECEIVED.labels("beat").inc()
+            connection.RECEIVED.labels("beat").inc()
             await handler(beat)
 
         token = node if node == "*" else vocabulary.node_token(node)
@@ -256,11 +256,11 @@ class Bus:
             )
         except (ValueError, OverflowError) as error:
             # a name that no subject can hold, half a surrogate pair, 65 bits
-            traffic.PUBLISHED.labels("unsendable").inc()
+            connection.PUBLISHED.labels("unsendable").inc()
             self._log.error("event_unsendable", type=event.TYPE, error=str(error))
             return True
         if len(payload) > codec.EVENT_BYTES_MAX:
-            traffic.PUBLISHED.labels("oversized").inc()
+            connection.PUBLISHED.labels("oversized").inc()
             self._log.error("event_oversized", type=event.TYPE, bytes=len(payload))
             return True
         headers = {"Nats-Msg-Id": key, "Content-Type": codec.CONTENT_TYPE}

@@ -20,7 +20,7 @@ import nats.aio.msg
 import nats.errors
 import prometheus_client
 
-from muster.nats import credentials, trust
+from muster.nats import credentials
 from muster.service import logs, runtime
 
 Message = nats.aio.msg.Msg
@@ -282,7 +282,7 @@ class Connection:
                 await self._on_error(error)
                 await backoff.wait()
         if client.is_connected:
-            trust.note(client)
+            _note_certificate(client)
             await self._set_connected(state=True)
 
     async def _set_connected(self, *, state: bool) -> None:
@@ -390,3 +390,32 @@ async def _subscribe(client: nats.aio.client.Client, subject: str, handler: Hand
             pending_msgs_limit=_PENDING_MESSAGES_MAX,
             pending_bytes_limit=_PENDING_BYTES_MAX,
         )
+
+
+PUBLISHED: Final = prometheus_client.Counter(
+    "muster_bus_published_total", "Messages given to NATS, by outcome.", ["outcome"]
+)
+RECEIVED: Final = prometheus_client.Counter(
+    "muster_bus_received_total", "Messages taken from NATS, by outcome.", ["outcome"]
+)
+
+
+_CERTIFICATE_ENDS: Final = prometheus_client.Gauge(
+    "muster_bus_certificate_ends_timestamp_seconds",
+    "When the certificate of the NATS server ends to which we are connected; 0 without TLS.",
+)
+
+
+def _note_certificate(client: nats.aio.client.Client) -> None:
+    """Read when the certificate of a connection ends."""
+    # nats-py shows its socket nowhere (2.16)
+    writer = getattr(client._transport, "_io_writer", None)  # noqa: SLF001
+    shown = writer.get_extra_info("peercert") if writer else None
+    ends = shown.get("notAfter") if shown else None
+    if ends is None:
+        _CERTIFICATE_ENDS.set(0)
+        return
+    # OpenSSL costs memory: only who speaks TLS has loaded it
+    import ssl  # noqa: PLC0415
+
+    _CERTIFICATE_ENDS.set(ssl.cert_time_to_seconds(ends))

@@ -12,7 +12,7 @@ from typing import Final
 from nats.js import api
 
 from muster import codec
-from muster.nats import connection, jetstream, streams, traffic
+from muster.nats import connection, jetstream, streams
 from muster.service import logs, runtime
 
 _UNACKNOWLEDGED_MAX: Final = 1_000
@@ -126,9 +126,9 @@ def _decoded(message: connection.Message) -> codec.CloudEvent | codec.MalformedE
             message.subject, message.data, position=message.metadata.sequence.stream
         )
     except codec.MalformedEvent as error:
-        traffic.RECEIVED.labels(f"malformed_{error.reason}").inc()
+        connection.RECEIVED.labels(f"malformed_{error.reason}").inc()
         return error
-    traffic.RECEIVED.labels("event").inc()
+    connection.RECEIVED.labels("event").inc()
     return event
 
 

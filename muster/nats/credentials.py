@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
-from muster import vocabulary
+from muster import codec, vocabulary
 from muster.nats.auth import jws, permissions
-from muster.service import reading
 
 if TYPE_CHECKING:
     import ssl
 
-    from muster.nats.auth import creds_file
+    from muster.nats.auth import nkeys
 
 
 class Unusable(OSError):
@@ -60,14 +59,14 @@ def options(url: str) -> Options:
     return found
 
 
-def _credentials(file: str) -> "creds_file.Credentials":
+def _credentials(file: str) -> "nkeys.Credentials":
     # as above; and not everybody has the extra `auth`
     try:
-        from muster.nats.auth import creds_file  # noqa: PLC0415
+        from muster.nats.auth import nkeys  # noqa: PLC0415
     except ImportError as error:
         raise Unusable(f"{file}: pip install 'muster-k8s[auth]' ({error})") from None
     try:
-        return creds_file.read(Path(file).read_text("utf-8"))
+        return nkeys.read_creds(Path(file).read_text("utf-8"))
     except ValueError as error:
         raise Unusable(f"{file}: {error}") from None
 
@@ -100,5 +99,5 @@ def _user(token: str) -> str:
     try:
         bound = msgspec.json.decode(jws.split(token).claims, type=_Claims).bound
         return permissions.plugin_user(vocabulary.node_token(bound.node.name))
-    except (*reading.UNREADABLE, ValueError):
+    except (*codec.UNREADABLE, ValueError):
         return ""

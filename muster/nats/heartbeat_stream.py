@@ -19,7 +19,7 @@ import nats.errors
 from nats.protocol import parser
 
 from muster import codec, vocabulary
-from muster.nats import connection, traffic
+from muster.nats import connection
 
 Handler = Callable[[Sequence[vocabulary.Heartbeat]], Awaitable[None]]
 
@@ -75,8 +75,8 @@ class Pulse:
                 beats.append(codec.decode_heartbeat(payload, subject=subject.decode()))
             except (codec.MalformedEvent, UnicodeDecodeError) as error:
                 reason = getattr(error, "reason", codec.MalformedReason.WRONG_SUBJECT)
-                traffic.RECEIVED.labels(f"malformed_{reason}").inc()
-        traffic.RECEIVED.labels("beat").inc(len(beats))
+                connection.RECEIVED.labels(f"malformed_{reason}").inc()
+        connection.RECEIVED.labels("beat").inc(len(beats))
         if beats and self._handler is not None:
             await self._handler(beats)
 

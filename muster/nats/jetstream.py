@@ -15,7 +15,7 @@ import prometheus_client
 from nats.aio.client import Client
 from nats.js import api
 
-from muster.nats import connection, traffic
+from muster.nats import connection
 from muster.service import logs, runtime
 
 ABANDONED_S: Final = 30.0
@@ -142,18 +142,18 @@ async def store(
     while True:
         client = await link.client()
         if still is not None and not still():
-            traffic.PUBLISHED.labels("no_longer_ours").inc()
+            connection.PUBLISHED.labels("no_longer_ours").inc()
             return False
         try:
             ack = await client.jetstream().publish(
                 subject, payload, timeout=_STORE_TIMEOUT_S, headers=dict(headers)
             )
         except (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError) as error:
-            traffic.PUBLISHED.labels("refused").inc()
+            connection.PUBLISHED.labels("refused").inc()
             logs.logger().error("event_refused", subject=subject, error=str(error))
             return True
         except connection.LOST as error:
-            traffic.PUBLISHED.labels("retried").inc()
+            connection.PUBLISHED.labels("retried").inc()
             failures += 1
             if failures == _FAILURES_TOLD:
                 kind = type(error).__name__
@@ -165,11 +165,11 @@ async def store(
         else:
             runtime.end_if_cancelled()
             if ack.duplicate and not failures and not await _is_of(client, ack, subject):
-                traffic.PUBLISHED.labels("forestalled").inc()
+                connection.PUBLISHED.labels("forestalled").inc()
                 logs.logger().error("event_forestalled", subject=subject, stored=ack.seq)
                 headers = {**headers, "Nats-Msg-Id": uuid.uuid4().hex}
                 continue
-            traffic.PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
+            connection.PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
             if failures >= _FAILURES_TOLD:
                 logs.logger().info("event_stored_late", subject=subject, attempts=failures + 1)
             return True

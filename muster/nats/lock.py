@@ -10,14 +10,18 @@ renews: until then the next one may act too, as a greater revision.
 
 import asyncio
 import dataclasses
+import os
+import socket
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import msgspec
 
-from muster.nats import buckets, connection, lock_owner, streams
+from muster.nats import buckets, connection, streams
 from muster.service import logs
 
 TRY_S: Final = 0.25
@@ -85,7 +89,7 @@ class Lock:
         self,
         on: Key,
         *,
-        us: lock_owner.Holder,
+        us: Holder,
         terms: Terms,
         told: Callable[[Standing, Standing], None],
     ) -> None:
@@ -195,7 +199,7 @@ class Lock:
         if found.value == self._us:
             return self._had(found, asked_at)
         self._until = asked_at
-        known = lock_owner.decode(found.value)
+        known = decode_holder(found.value)
         is_free = not found.value or (known is not None and known.is_gone())
         was, self._entry = self._entry, found.revision if is_free else 0
         return 0.0 if is_free and was != self._entry else TRY_S
@@ -228,9 +232,65 @@ class Lock:
 
 def _said(value: bytes) -> str:
     """Return who wrote a value, for people."""
-    return str(lock_owner.decode(value) or value.decode("utf-8", "replace"))[:_HOLDER_CHARS_MAX]
+    return str(decode_holder(value) or value.decode("utf-8", "replace"))[:_HOLDER_CHARS_MAX]
 
 
 def _now() -> float:
     """Return monotonic seconds that count the time a machine was suspended as well."""
     return time.clock_gettime(_ASLEEP_TOO)
+
+
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_SPACE: Final = Path("/proc/self/ns/pid")
+_LIFE: Final = uuid.uuid4().hex
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A process, so named that its next life knows that it is gone.
+
+    `name` is of this life and no other: so a claim whose answer was lost is known to be ours.
+    `space` is where `pid` means something; empty if nobody knows. `life` tells this process from a
+    later one that has its number.
+    """
+
+    name: str
+    host: str
+    space: str
+    pid: int
+    life: str = ""
+
+    def __str__(self) -> str:
+        """Say who it is, for people."""
+        return f"{self.name} ({self.host}, process {self.pid})"
+
+    def is_gone(self) -> bool:
+        """Tell whether it ran where we run, and runs no more; False if nobody knows."""
+        here = this_process("")
+        if not self.space or (self.host, self.space) != (here.host, here.space) or self.pid <= 0:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        # a life before this one had our number
+        return self.pid == here.pid and self.life != here.life
+
+
+def this_process(name: str) -> Holder:
+    """Return this process."""
+    try:
+        # every machine's first namespace of processes has the same number
+        space = f"{_BOOT.read_text().strip()} {_SPACE.readlink()}"
+    except OSError:
+        space = ""
+    return Holder(name=name, host=socket.gethostname(), space=space, pid=os.getpid(), life=_LIFE)
+
+
+def decode_holder(value: bytes) -> Holder | None:
+    """Return the process that a claim names, or None if it names none."""
+    try:
+        return msgspec.json.decode(value, type=Holder)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

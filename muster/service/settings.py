@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
-from muster.service import quoting, validation
+from muster.service import validation
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
@@ -72,7 +72,9 @@ def load(
 def validate(shape: type[Settings], tree: object, *, source: str = "") -> Settings:
     """Return a tree, read elsewhere, as validated settings. Raises BadSettings like `load`."""
     if not isinstance(tree, Mapping):
-        problem = validation.Problem("", f"expected a mapping of keys, found {quoting.said(tree)}")
+        problem = validation.Problem(
+            "", f"expected a mapping of keys, found {validation.quoted(tree)}"
+        )
         raise BadSettings([_told(problem, {}, source)])
     found, wrong = _validated(shape, tree)
     if found is None:
@@ -132,7 +134,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key in keys:
             if key.value in seen:
-                problem = f"the key {quoting.said(key.value)} stands here twice"
+                problem = f"the key {validation.quoted(key.value)} stands here twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -181,7 +183,7 @@ def _read(file: Path, shape: type[msgspec.Struct]) -> dict[Any, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise BadSettings([f"{file}: expected a mapping of keys, found {quoting.said(tree)}"])
+        raise BadSettings([f"{file}: expected a mapping of keys, found {validation.quoted(tree)}"])
     return tree
 
 
@@ -209,7 +211,7 @@ def _overlay(
         try:
             value = _parse(text)
         except _UNREADABLE:
-            problems.append(f"{variable}: not YAML: {quoting.said(text)}")
+            problems.append(f"{variable}: not YAML: {validation.quoted(text)}")
             continue
         branch: Any = tree
         for key in path[:-1]:

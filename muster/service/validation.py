@@ -8,8 +8,10 @@ A problem begins with the path of its key, and says what is expected and what wa
 words of YAML.
 """
 
+import difflib
 import enum
 import inspect
+import itertools
 import re
 import types
 import typing
@@ -17,8 +19,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Annotated, Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
-
-from muster.service import quoting
 
 Item = TypeVar("Item")
 
@@ -122,12 +122,12 @@ def _section(
     before = len(problems)
     for name, value in tree.items():
         if name not in fields:
-            hint = quoting.near(quoting.key(name), fields)
+            hint = near(key_name(name), fields)
             unread.update(field.name for known, field in fields.items() if f" {known}?" in hint)
             hint = hint or f"known keys: {', '.join(fields)}"
-            shown = _shown(value, _below(path, quoting.key(name)))
-            text = f"unknown key (value {quoting.said(shown)}); {hint}"
-            problems.append(Problem(_below(path, quoting.key(name)), text))
+            shown = _shown(value, _below(path, key_name(name)))
+            text = f"unknown key (value {quoted(shown)}); {hint}"
+            problems.append(Problem(_below(path, key_name(name)), text))
             continue
         field, so_far = fields[name], len(problems)
         found = _value(field.type, value, _below(path, name), problems)
@@ -203,7 +203,7 @@ def _value(kind: Any, value: Any, path: str, problems: list[Problem]) -> Any:
             if isinstance(item, Mapping):
                 found.append(_section(shape, item, f"{path}[{index}]", problems))
             else:
-                text = f"expected a mapping of keys, found {quoting.said(_shown(item, path))}"
+                text = f"expected a mapping of keys, found {quoted(_shown(item, path))}"
                 problems.append(Problem(f"{path}[{index}]", text))
                 found.append(None)
         return tuple(found)
@@ -264,19 +264,19 @@ def _shown(value: Any, path: str) -> Any:
 def _complaint(kind: Any, value: Any, error: str) -> str:
     expected, choices = _EXPECTED.match(error), [*_choices(kind)]
     if choices and (expected is None or "str" in expected["kinds"]):
-        hint = quoting.near(value, choices) if isinstance(value, str) else ""
-        return f"expected {_either(choices)}, found {quoting.said(value)}{hint and f'; {hint}'}"
+        hint = near(value, choices) if isinstance(value, str) else ""
+        return f"expected {_either(choices)}, found {quoted(value)}{hint and f'; {hint}'}"
     if described := next(_described(kind), ""):
-        return f"expected {described}, found {quoting.said(value)}"
+        return f"expected {described}, found {quoted(value)}"
     if " matching regex " in error:
-        return f"{quoting.said(value)} is not of the form {error.partition(' matching regex ')[2]}"
+        return f"{quoted(value)} is not of the form {error.partition(' matching regex ')[2]}"
     if expected is None:
-        return f"{error[:1].lower()}{error[1:]} (value {quoting.said(value)})"
+        return f"{error[:1].lower()}{error[1:]} (value {quoted(value)})"
     return f"expected {_expectation(expected)}, found {_found(expected, value)}"
 
 
 def _found(expected: re.Match[str], value: Any) -> str:
-    return str(len(value)) if expected["length"] else quoting.said(value)
+    return str(len(value)) if expected["length"] else quoted(value)
 
 
 def _either(choices: list[str]) -> str:
@@ -313,3 +313,60 @@ def _described(kind: Any) -> Iterator[str]:
                 yield inner.description
         else:
             yield from _described(inner)
+
+
+_QUOTED_MAX: Final = 60
+_ITEMS_MAX: Final = _QUOTED_MAX // 3
+"""More than fit into what is shown."""
+_DEPTH_MAX: Final = 4
+_BITS_MAX: Final = 4096
+_NEAR: Final = 0.5
+
+
+def quoted(value: object) -> str:
+    """Return what the user wrote as YAML says it, short enough for a line."""
+    text = _quoted(value)
+    return text if len(text) <= _QUOTED_MAX else text[: _QUOTED_MAX - 3] + "..."
+
+
+def near(name: str, known: Collection[str], cutoff: float = _NEAR) -> str:
+    """Ask whether the nearest of the known names was meant; empty if none is near."""
+    found = difflib.get_close_matches(name[:_QUOTED_MAX], known, n=1, cutoff=cutoff)
+    return f"did you mean {found[0]}?" if found else ""
+
+
+def key_name(name: object) -> str:
+    """Return the name of a key as it may stand in a path."""
+    return name[:_QUOTED_MAX] if isinstance(name, str) and name.isprintable() else quoted(name)
+
+
+def _quoted(value: object, depth: int = 0) -> str:
+    match value:
+        case None | bool():
+            return "nothing" if value is None else str(value).lower()
+        case str():
+            return repr(value[: _QUOTED_MAX + 1])
+        case Mapping() | list() | tuple() | set():
+            return _gathered(value, depth + 1)
+        case bytes():
+            return "binary data"
+        case int() if value.bit_length() > _BITS_MAX:
+            # Python writes no number of any length, and `0xfff...` reads past its limit
+            return "a number too large to show"
+        case _:
+            # numbers, and what YAML makes of dates
+            return str(value)
+
+
+def _gathered(values: Collection[object], depth: int) -> str:
+    if depth > _DEPTH_MAX:
+        return "..."
+    some = itertools.islice(values, _ITEMS_MAX)
+    if isinstance(values, Mapping):
+        return f"{{{', '.join(f'{_plain(k)}: {_quoted(values[k], depth)}' for k in some)}}}"
+    return f"[{', '.join(_quoted(one, depth) for one in some)}]"
+
+
+def _plain(name: object) -> str:
+    is_plain = isinstance(name, str) and name.isprintable()
+    return str(name)[: _QUOTED_MAX + 1] if is_plain else _quoted(name, _DEPTH_MAX)

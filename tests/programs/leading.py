@@ -6,13 +6,13 @@ python leading.py URL NAME TTL_S RENEW_S MARGIN_S
 import asyncio
 import sys
 
-from muster.nats import bus, lock, lock_owner, streams
+from muster.nats import bus, lock, streams
 
 
 async def act(url: str, name: str, terms: lock.Terms) -> None:
     async with bus.Bus(url, producer="tests", name=name) as connected:
         key = lock.Key(connected.link, streams.LEADER, "test")
-        us = lock_owner.this(name)
+        us = lock.this_process(name)
         async with lock.Lock(key, us=us, terms=terms, told=lambda _, __: None) as held:
             while True:
                 client = connected.link.live_client()

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.nats.auth import accounts, jws, jwts, nkeys, permissions
+from muster.nats.auth import accounts, jws, nkeys, permissions
 from muster_gate import callout, config, keyring, tokens
 from muster_gate.tokens import Reason, Refused
 from tests.worlds import token_issuer
@@ -259,7 +259,7 @@ def asked(token: str, name: str = "device-plugin node-a", **changed: Any) -> byt
         **changed,
     }
     claims = {"aud": "nats-authorization-request", "sub": AUTH.public, "nats": request}
-    return jwts.encode(claims, SERVER, at=NOW).encode()
+    return nkeys.encode_jwt(claims, SERVER, at=NOW).encode()
 
 
 def keeper(**pace_: Any) -> callout.Doorkeeper:
@@ -281,13 +281,13 @@ def test_who_is_let_in_is_a_user_of_the_nodes_scope_for_that_node_and_time() -> 
     found = keeper().decide(asked(token_issuer.token(said())), at=NOW, now=0)
     assert isinstance(found, callout.Admitted)
     assert (found.node, found.pod, found.lifetime_s) == ("node-a", "muster-plugin-x7x2p", 3600)
-    answer = jwts.decode(found.answer.decode(), Whole, nkeys.Kind.ACCOUNT)
+    answer = nkeys.decode_jwt(found.answer.decode(), Whole, nkeys.Kind.ACCOUNT)
     assert (answer.iss, answer.sub, answer.aud) == (
         SIGNING.answer.public,
         USER.public,
         SERVER.public,
     )
-    user = jwts.decode(answer.nats.pop("jwt"), Whole, nkeys.Kind.ACCOUNT)
+    user = nkeys.decode_jwt(answer.nats.pop("jwt"), Whole, nkeys.Kind.ACCOUNT)
     expected = {"type": "authorization_response", "version": 2, "issuer_account": AUTH.public}
     assert answer.nats == expected
     assert user == Whole(
@@ -308,7 +308,7 @@ def refusal(found: object) -> tuple[Reason, str]:
     assert isinstance(found, callout.Turned)
     error = ""
     if found.answer:
-        error = jwts.decode(found.answer.decode(), Whole, nkeys.Kind.ACCOUNT).nats["error"]
+        error = nkeys.decode_jwt(found.answer.decode(), Whole, nkeys.Kind.ACCOUNT).nats["error"]
     return found.reason, error
 
 

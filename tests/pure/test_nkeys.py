@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.nats.auth import accounts, creds_file, jws, jwts, nkeys, permissions
+from muster.nats.auth import accounts, jws, nkeys, permissions
 
 KINDS = st.sampled_from(list(nkeys.Kind))
 SECRETS = st.binary(min_size=32, max_size=32)
@@ -62,11 +62,11 @@ class Said(msgspec.Struct):
     iat: int
 
 
-TEXT = jwts.encode({"sub": "x", "nats": {"type": "user"}}, ONE, at=9.5)
+TEXT = nkeys.encode_jwt({"sub": "x", "nats": {"type": "user"}}, ONE, at=9.5)
 
 
 def test_what_is_signed_is_read_back() -> None:
-    found = jwts.decode(TEXT, Said, nkeys.Kind.ACCOUNT)
+    found = nkeys.decode_jwt(TEXT, Said, nkeys.Kind.ACCOUNT)
     assert found == Said(sub="x", nats={"type": "user"}, iat=9)
 
 
@@ -74,38 +74,38 @@ def test_what_is_signed_is_read_back() -> None:
 def test_no_letter_of_a_token_can_be_another(place: int, letter: str) -> None:
     wrong = TEXT[:place] + letter + TEXT[place + 1 :]
     if wrong != TEXT:
-        with pytest.raises(jwts.BadToken):
-            jwts.decode(wrong, Said, nkeys.Kind.ACCOUNT)
+        with pytest.raises(nkeys.BadToken):
+            nkeys.decode_jwt(wrong, Said, nkeys.Kind.ACCOUNT)
 
 
 def test_other_algorithms_and_other_kinds_of_signer_are_refused() -> None:
-    with pytest.raises(jwts.BadToken):
-        jwts.decode(TEXT, Said, nkeys.Kind.SERVER)
+    with pytest.raises(nkeys.BadToken):
+        nkeys.decode_jwt(TEXT, Said, nkeys.Kind.SERVER)
     claims = TEXT.split(".")[1]
     for head in ({"typ": "JWT", "alg": "none"}, {"typ": "JWT", "alg": "ed25519"}, {}):
         signed = f"{jws.to_base64(json.dumps(head).encode())}.{claims}"
         mark = jws.to_base64(ONE.sign(signed.encode()))
-        with pytest.raises(jwts.BadToken):
-            jwts.decode(f"{signed}.{mark}", Said, nkeys.Kind.ACCOUNT)
+        with pytest.raises(nkeys.BadToken):
+            nkeys.decode_jwt(f"{signed}.{mark}", Said, nkeys.Kind.ACCOUNT)
 
 
 def test_credentials_are_read_as_written_and_with_text_around() -> None:
-    jwt = jwts.encode({"sub": USER.public, "name": "reader_x"}, ONE, at=1)
-    text = creds_file.write(jwt, USER)
-    found = creds_file.read(f"# mine\n{text.replace(chr(10), chr(13) + chr(10))}\nimport x\n")
-    assert found == creds_file.Credentials(jwt=jwt, seed=USER.seed, name="reader_x")
+    jwt = nkeys.encode_jwt({"sub": USER.public, "name": "reader_x"}, ONE, at=1)
+    text = nkeys.write_creds(jwt, USER)
+    found = nkeys.read_creds(f"# mine\n{text.replace(chr(10), chr(13) + chr(10))}\nimport x\n")
+    assert found == nkeys.Credentials(jwt=jwt, seed=USER.seed, name="reader_x")
     mark = jws.from_base64(found.sign("nonce").decode())
     assert nkeys.is_signed(USER.public, nkeys.Kind.USER, b"nonce", mark)
 
 
 def test_credentials_that_cannot_be_used_are_refused_without_repeating_them() -> None:
     other = nkeys.Key(nkeys.Kind.USER, bytes(32))
-    jwt = jwts.encode({"sub": USER.public}, ONE, at=1)
-    whole = creds_file.write(jwt, USER)
-    wrong = ("", whole[:-60], whole.replace(jwt, "x"), creds_file.write(jwt, other))
+    jwt = nkeys.encode_jwt({"sub": USER.public}, ONE, at=1)
+    whole = nkeys.write_creds(jwt, USER)
+    wrong = ("", whole[:-60], whole.replace(jwt, "x"), nkeys.write_creds(jwt, other))
     for text in wrong:
-        with pytest.raises(creds_file.BadCredentials, match=r"^no credentials: ") as error:
-            creds_file.read(text)
+        with pytest.raises(nkeys.BadCredentials, match=r"^no credentials: ") as error:
+            nkeys.read_creds(text)
         assert USER.seed not in str(error.value)
         assert jwt not in str(error.value)
 
@@ -130,7 +130,7 @@ def test_each_role_has_its_scope_and_an_old_key_only_while_it_is_changed() -> No
     )
     text = accounts.configuration(held, USER.public, at=1)
     found = [
-        jwts.decode(line.split()[1], Account, nkeys.Kind.OPERATOR)
+        nkeys.decode_jwt(line.split()[1], Account, nkeys.Kind.OPERATOR)
         for line in text.splitlines()
         if line.startswith("  A")
     ]

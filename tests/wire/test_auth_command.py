@@ -18,7 +18,7 @@ from cryptography import x509
 from muster import vocabulary
 from muster.cli import auth, certificates
 from muster.local import nats
-from muster.nats import bus, connection, trust
+from muster.nats import bus, connection
 from tests.worlds import bus_subjects, manifests, nats_with_gate
 
 Run = Callable[..., tuple[int, str, str]]
@@ -284,7 +284,10 @@ def test_a_client_believes_a_new_authority_without_a_restart(
                 await bus_subjects.until(lambda: link.is_connected, limit_s=30)
                 assert link.epoch == epoch
                 shown = x509.load_pem_x509_certificate((served / "tls.crt").read_bytes())
-                assert trust._ENDS._value.get() == shown.not_valid_after_utc.timestamp()
+                assert (
+                    connection._CERTIFICATE_ENDS._value.get()
+                    == shown.not_valid_after_utc.timestamp()
+                )
                 if epoch == 1:
                     certify(served)
                     await server.stop()

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from muster import vocabulary
 from muster.local import nats
-from muster.nats import buckets, bus, consumers, lock, lock_owner, streams
+from muster.nats import buckets, bus, consumers, lock, streams
 from muster_health.bus import leadership, watchdog
 
 Story = Callable[[nats.NatsServer, bus.Bus], Awaitable[None]]
@@ -33,7 +33,7 @@ def play(tmp_path: Path, story: Story) -> None:
 def leading(on: bus.Bus, name: str) -> lock.Lock:
     return lock.Lock(
         lock.Key(on.link, streams.LEADER, "test"),
-        us=lock_owner.Holder(name=name, host=name, space="1", pid=1),
+        us=lock.Holder(name=name, host=name, space="1", pid=1),
         terms=lock.Terms(ttl_s=2, renew_s=0.5, margin_s=0.5),
         told=leadership.told,
     )

@@ -18,7 +18,7 @@ import nats.js.errors
 import pytest
 
 from muster.local import nats as local
-from muster.nats import bus, lock, lock_owner, streams
+from muster.nats import bus, lock, streams
 
 PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "leading.py"
 TERMS: Final = lock.Terms(ttl_s=2, renew_s=0.5, margin_s=0.5)
@@ -88,7 +88,7 @@ def key(on: bus.Bus) -> lock.Key:
 
 def of(on: lock.Key, name: str, terms: lock.Terms = TERMS) -> lock.Lock:
     """Ask for the lock as a machine of this name."""
-    us = lock_owner.Holder(name=name, host=name, space="1", pid=1)
+    us = lock.Holder(name=name, host=name, space="1", pid=1)
     return lock.Lock(on, us=us, terms=terms, told=lambda _, __: None)
 
 
@@ -113,7 +113,7 @@ def test_on_the_same_machine_the_next_holds_it_as_soon_as_the_holder_is_gone(
         async with process(server, "a", WITHOUT_END) as a:
             await acts.of("a")
             async with lock.Lock(
-                key(on), us=lock_owner.this("b"), terms=TERMS, told=lambda _, __: None
+                key(on), us=lock.this_process("b"), terms=TERMS, told=lambda _, __: None
             ) as b:
                 while b.standing.holder != f"a ({socket.gethostname()}, process {a.pid})":
                     await asyncio.sleep(0)
@@ -162,7 +162,7 @@ def test_a_holder_that_was_stopped_acts_no_more_when_it_goes_on(tmp_path: Path) 
 def test_who_ends_in_order_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -> None:
     async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
         told: list[tuple[lock.Standing, lock.Standing]] = []
-        us = lock_owner.Holder(name="b", host="b", space="1", pid=1)
+        us = lock.Holder(name="b", host="b", space="1", pid=1)
         b = lock.Lock(key(on), us=us, terms=WITHOUT_END, told=lambda *both: told.append(both))
         async with b:
             changes = b.follow()
@@ -296,7 +296,7 @@ def test_a_failure_of_what_asks_for_it_is_raised(tmp_path: Path) -> None:
 def test_two_that_ask_in_one_process_do_not_rob_each_other(tmp_path: Path) -> None:
     async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
         def asks(name: str) -> lock.Lock:
-            us = lock_owner.this(name)
+            us = lock.this_process(name)
             return lock.Lock(key(on), us=us, terms=WITHOUT_END, told=lambda _, __: None)
 
         async with asks("a") as a:
@@ -351,7 +351,7 @@ def test_one_holds_it_of_many_that_ask_at_once(tmp_path: Path) -> None:
 
 
 def test_a_holder_is_gone_only_if_it_ran_where_we_run_and_runs_no_more() -> None:
-    here = lock_owner.this("a")
+    here = lock.this_process("a")
     assert (here.host, here.pid) == (socket.gethostname(), os.getpid())
     assert not here.is_gone()
     assert msgspec.structs.replace(here, life="1").is_gone(), "an earlier life with our process id"
@@ -365,7 +365,7 @@ def test_a_holder_is_gone_only_if_it_ran_where_we_run_and_runs_no_more() -> None
 
 
 def test_what_names_no_holder_is_none() -> None:
-    here = lock_owner.this("a")
-    assert lock_owner.decode(msgspec.json.encode(here)) == here
+    here = lock.this_process("a")
+    assert lock.decode_holder(msgspec.json.encode(here)) == here
     for junk in (b"", b"\xff", b"{}", b"of an older version", b'{"a":' + b"[" * 100_000):
-        assert lock_owner.decode(junk) is None
+        assert lock.decode_holder(junk) is None

@@ -18,7 +18,7 @@ import orjson
 from muster.cli import keyfiles
 from muster.local import layout, processes
 from muster.local import nats as local
-from muster.nats.auth import creds_file
+from muster.nats.auth import nkeys
 from muster.service import probes
 from tests.worlds import bus_subjects, token_issuer
 
@@ -166,7 +166,7 @@ def holder(
     server: local.NatsServer, text: str
 ) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
     """Connect with credentials."""
-    found = creds_file.read(text)
+    found = nkeys.read_creds(text)
     return bus_subjects.client(
         server.url,
         user_jwt_cb=found.jwt.encode,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from muster.nats.auth import jwts, nkeys, permissions
+from muster.nats.auth import nkeys, permissions
 
 Claims: TypeAlias = dict[str, object]
 
@@ -99,20 +99,20 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
     operator = {"type": "operator", "version": _VERSION, "system_account": keys.system.public}
     nobody = _unlimited() | {"bearer_token": True, "pub": {"deny": [">"]}, "sub": {"deny": [">"]}}
     signed = {
-        key.public: jwts.encode({"sub": key.public, **claims}, keys.operator, at=at)
+        key.public: nkeys.encode_jwt({"sub": key.public, **claims}, keys.operator, at=at)
         for key, claims in accounts
     }
     lines = [
         "# made by `muster auth`; what it says is signed, and no secret",
         # nats-server reloads nothing at all once this is another text (server/reload.go; 2.15)
-        f"operator: {jwts.encode(_named(keys.operator, 'muster', operator), keys.operator, at=0)}",
+        f"operator: {nkeys.encode_jwt(_named(keys.operator, 'muster', operator), keys.operator, at=0)}",
         f"system_account: {keys.system.public}",
         "resolver: MEMORY",
         "resolver_preload {",
         *(f"  {public}: {text}" for public, text in signed.items()),
         "}",
         "default_sentinel: "
-        + jwts.encode(
+        + nkeys.encode_jwt(
             {"sub": sentinel, "name": "sentinel", "nats": _kind("user") | nobody}, keys.auth, at=at
         ),
         f"authorization {{ timeout: {_CALLOUT_S} }}",

@@ -1,20 +1,31 @@
-"""Pure: The keys of NATS: ed25519 pairs, and texts that tell what each is for (nats-io/nkeys).
+"""Pure: NATS keys (nkeys), the tokens they sign (JWTs) and the .creds files that hold both.
 
-Randomness comes from outside. `cryptography` is in the extra `auth`; who has no use for keys does
-not load it.
+Keys are ed25519 pairs whose text says what each is for (nats-io/nkeys); tokens are NATS' own JSON Web
+Tokens (nats-io/jwt v2): one algorithm, one encoding, and a bound on the size. Randomness comes from
+outside. Nothing in the text of an error comes from a key or a file: it may be a secret.
+
+`cryptography` is in the extra `auth`; a process without credentials does not load it.
 """
 
 import base64
 import binascii
 import enum
-from typing import Final, Self
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Final, Self, TypeVar
 
+import msgspec
 from cryptography import exceptions
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from muster import codec
+from muster.nats.auth import jws
+
 SECRET_BYTES: Final = 32
 _SEED: Final = 18 << 3
-_TEXT_MAX: Final = 64
+_KEY_CHARS_MAX: Final = 64
 
 
 class Kind(enum.IntEnum):
@@ -92,7 +103,7 @@ def _text(raw: bytes) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    if len(text) > _TEXT_MAX:
+    if len(text) > _KEY_CHARS_MAX:
         raise BadKey("not a key: too long")
     try:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
@@ -107,3 +118,112 @@ def _bytes(text: str) -> bytes:
 def _checksum(raw: bytes) -> int:
     # CRC-16/XMODEM, as nkeys/crc16.go computes it
     return binascii.crc_hqx(raw, 0)
+
+
+Claims = TypeVar("Claims", bound=msgspec.Struct)
+
+_HEADER: Final = b'{"typ":"JWT","alg":"ed25519-nkey"}'
+_JWT_CHARS_MAX: Final = 64 * 1024
+
+
+class BadToken(ValueError):
+    """What is no token of NATS', or not signed by whom it names."""
+
+
+class _Header(msgspec.Struct, frozen=True):
+    typ: str
+    alg: str
+
+
+class _Issued(msgspec.Struct, frozen=True):
+    iss: str
+
+
+def encode_jwt(claims: Mapping[str, object], key: Key, *, at: float) -> str:
+    """Return claims as a token: `iss`, `iat` and `jti` are added."""
+    whole = {**claims, "iss": key.public, "iat": int(at)}
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).digest()
+    whole["jti"] = base64.b32encode(digest).decode().rstrip("=")
+    body = json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()
+    signed = f"{jws.to_base64(_HEADER)}.{jws.to_base64(body)}"
+    return f"{signed}.{jws.to_base64(key.sign(signed.encode()))}"
+
+
+def decode_jwt(text: str, shape: type[Claims], kind: Kind) -> Claims:
+    """Return the claims of a token that a key of this kind has signed. Raises BadToken."""
+    if len(text) > _JWT_CHARS_MAX:
+        raise BadToken("too long")
+    try:
+        parts = jws.split(text)
+        header = msgspec.json.decode(parts.header, type=_Header)
+        issuer = msgspec.json.decode(parts.claims, type=_Issued).iss
+        claims = msgspec.json.decode(parts.claims, type=shape)
+    except (*codec.UNREADABLE, ValueError):
+        raise BadToken("unreadable") from None
+    if header != _Header(typ="JWT", alg="ed25519-nkey"):
+        raise BadToken("not of NATS' algorithm")
+    if not is_signed(issuer, kind, parts.signed, parts.signature):
+        raise BadToken("not signed by its issuer")
+    return claims
+
+
+_JWT_IN_FILE: Final = re.compile(
+    r"-{3,}BEGIN NATS USER JWT-{3,}\s+(\S+)\s+-{3,}END NATS USER JWT-{3,}"
+)
+_SEED_IN_FILE: Final = re.compile(
+    r"-{3,}BEGIN USER NKEY SEED-{3,}\s+(\S+)\s+-{3,}END USER NKEY SEED-{3,}"
+)
+_FILE: Final = """\
+-----BEGIN NATS USER JWT-----
+{jwt}
+------END NATS USER JWT------
+
+Keep this file to yourself: whoever has it is you.
+
+-----BEGIN USER NKEY SEED-----
+{seed}
+------END USER NKEY SEED------
+"""
+
+
+class BadCredentials(ValueError):
+    """What is no file of credentials; the text says what is missing."""
+
+
+class _User(msgspec.Struct, frozen=True):
+    sub: str
+    name: str = ""
+
+
+class Credentials(msgspec.Struct, frozen=True):
+    """Who somebody is, and how to show it."""
+
+    jwt: str
+    seed: str
+    name: str
+
+    def sign(self, nonce: str) -> bytes:
+        """Return what answers a server's nonce."""
+        key = Key.from_seed(self.seed, Kind.USER)
+        return jws.to_base64(key.sign(nonce.encode())).encode()
+
+
+def write_creds(jwt: str, key: Key) -> str:
+    """Return the text of a file of credentials."""
+    return _FILE.format(jwt=jwt, seed=key.seed)
+
+
+def read_creds(text: str) -> Credentials:
+    """Return the credentials in a file's text. Raises BadCredentials."""
+    jwt, seed = _JWT_IN_FILE.search(text), _SEED_IN_FILE.search(text)
+    if jwt is None or seed is None:
+        missing = "token" if jwt is None else "seed"
+        raise BadCredentials(f"no credentials: the {missing} is missing")
+    try:
+        user = decode_jwt(jwt[1], _User, Kind.ACCOUNT)
+        key = Key.from_seed(seed[1], Kind.USER)
+    except ValueError as error:
+        raise BadCredentials(f"no credentials: {error}") from None
+    if key.public != user.sub:
+        raise BadCredentials("no credentials: the seed is not the token's")
+    return Credentials(jwt=jwt[1], seed=seed[1], name=user.name)

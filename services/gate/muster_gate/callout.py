@@ -5,9 +5,8 @@ from typing import Final
 
 import msgspec
 
-from muster import vocabulary
-from muster.nats.auth import accounts, jwts, nkeys, permissions
-from muster.service import reading
+from muster import codec, vocabulary
+from muster.nats.auth import accounts, nkeys, permissions
 from muster_gate import config, keyring, tokens
 from muster_gate.tokens import Reason, Refused
 
@@ -141,7 +140,7 @@ def signing(document: bytes) -> Signing:
     """Return what is in gate.json. Raises ValueError, which repeats nothing of it."""
     try:
         told = msgspec.json.decode(document, type=_SigningFile)
-    except reading.UNREADABLE:
+    except codec.UNREADABLE:
         raise ValueError("not as `muster auth init` writes it") from None
     return Signing(
         answer=nkeys.Key.from_seed(told.answer_seed, nkeys.Kind.ACCOUNT),
@@ -154,7 +153,7 @@ def signing(document: bytes) -> Signing:
 def read_question(payload: bytes) -> Question:
     """Return what a server asks. Raises Refused, when nobody can be answered."""
     try:
-        claims = jwts.decode(payload.decode("ascii"), _Claims, nkeys.Kind.SERVER)
+        claims = nkeys.decode_jwt(payload.decode("ascii"), _Claims, nkeys.Kind.SERVER)
         nkeys.check(claims.nats.user_nkey, nkeys.Kind.USER)
     except ValueError:
         raise Refused(Reason.UNREADABLE) from None
@@ -191,7 +190,7 @@ def admitted(asked: Question, who: tokens.Bearer, keys: Signing, *, at: float) -
         account=keys.plugins,
         until=at + who.lifetime_s,
     )
-    return _answer(asked, {"jwt": jwts.encode(user, keys.node, at=at)}, keys, at=at)
+    return _answer(asked, {"jwt": nkeys.encode_jwt(user, keys.node, at=at)}, keys, at=at)
 
 
 def refused(asked: Question, reason: Reason, keys: Signing, *, at: float) -> bytes:
@@ -202,7 +201,7 @@ def refused(asked: Question, reason: Reason, keys: Signing, *, at: float) -> byt
 def _answer(asked: Question, said: dict[str, str], keys: Signing, *, at: float) -> bytes:
     nats = said | {"type": "authorization_response", "version": 2, "issuer_account": keys.auth}
     claims = {"sub": asked.user, "aud": asked.server, "nats": nats}
-    return jwts.encode(claims, keys.answer, at=at).encode()
+    return nkeys.encode_jwt(claims, keys.answer, at=at).encode()
 
 
 class Pace:

@@ -15,7 +15,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from muster.service import reading
+from muster import codec
 from muster_gate import config, keyring
 
 _OWN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -73,7 +73,7 @@ def kept(rules: config.Keys, *, issuer: str) -> keyring.Keyring | None:
         return keyring.Keyring(
             issuer=told.issuer, keys=keyring.read(bytes(told.keys)), heard_at=told.heard_at
         )
-    except (OSError, *reading.UNREADABLE, keyring.BadKeys):
+    except (OSError, *codec.UNREADABLE, keyring.BadKeys):
         return None
 
 

@@ -14,8 +14,8 @@ from cryptography import exceptions
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
 
+from muster import codec
 from muster.nats.auth import jws
-from muster.service import reading
 
 RSA_BITS_MIN: Final = 2048
 _RSA_BITS_MAX: Final = 8192
@@ -80,7 +80,7 @@ def issuer(document: bytes) -> str:
     """Return what /.well-known/openid-configuration says the issuer is. Raises BadKeys."""
     try:
         found = msgspec.json.decode(document, type=_Discovery).issuer
-    except reading.UNREADABLE as error:
+    except codec.UNREADABLE as error:
         raise BadKeys(f"no OpenID configuration: {error}") from None
     if not found:
         raise BadKeys("the OpenID configuration names no issuer")
@@ -91,14 +91,14 @@ def read(document: bytes) -> dict[str, list[PublicKey]]:
     """Return the keys of a set by id; those that we cannot use are left out. Raises BadKeys."""
     try:
         told = msgspec.json.decode(document, type=_Keys).keys
-    except reading.UNREADABLE as error:
+    except codec.UNREADABLE as error:
         raise BadKeys(f"no key set: {error}") from None
     found: dict[str, list[PublicKey]] = {}
     for raw in told[:_KEYS_MAX]:
         try:
             one = msgspec.json.decode(raw, type=_Key)
             key = _key(one)
-        except (*reading.UNREADABLE, ValueError):
+        except (*codec.UNREADABLE, ValueError):
             continue
         if one.kid and one.use == "sig" and one.alg in {"", key.algorithm}:
             found.setdefault(one.kid, []).append(key)

@@ -13,9 +13,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import codec, vocabulary
 from muster.nats.auth import jws, permissions
-from muster.service import reading
 from muster_gate import config, keyring
 
 _TOKEN_MAX: Final = 4096
@@ -92,7 +91,7 @@ def bearer(
         raise Refused(Reason.SIGNATURE)
     try:
         claims = msgspec.json.decode(parts.claims, type=_Claims)
-    except reading.UNREADABLE:
+    except codec.UNREADABLE:
         raise Refused(Reason.MALFORMED) from None
     return _believed(claims, rules, issuer=ring.issuer, at=at, as_of=_as_of(ring, keys, at))
 
@@ -105,7 +104,7 @@ def _parts(token: str) -> tuple[jws.Parts, _Header]:
     try:
         parts = jws.split(token)
         header = msgspec.json.decode(parts.header, type=_Header)
-    except (*reading.UNREADABLE, ValueError):
+    except (*codec.UNREADABLE, ValueError):
         raise Refused(Reason.MALFORMED) from None
     # RFC 7515, 4.1.11: what we do not understand and must, we refuse
     if header.crit or header.typ.upper() != "JWT":

@@ -16,7 +16,7 @@ import msgspec
 import prometheus_client
 
 from muster import lean, machine
-from muster.nats import bus, heartbeat_stream, lock, lock_owner, streams
+from muster.nats import bus, heartbeat_stream, lock, streams
 from muster.service import entry, logs, probes, runtime
 from muster_health import metrics
 from muster_health.bus import (
@@ -161,7 +161,7 @@ def _cluster(api: "api.Api", settings: config.Cluster, put: inputs.Put) -> "watc
 def _lock(connected: bus.Bus, settings: config.Leading, name: str) -> lock.Lock:
     key = lock.Key(connected.link, streams.LEADER, "health")
     terms = lock.Terms(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
-    return lock.Lock(key, us=lock_owner.this(name), terms=terms, told=leadership.told)
+    return lock.Lock(key, us=lock.this_process(name), terms=terms, told=leadership.told)
 
 
 class _State:

@@ -10,7 +10,7 @@ from typing import Self
 
 import prometheus_client
 
-from muster.nats import lock, lock_owner
+from muster.nats import lock
 from muster.service import logs
 
 _ACTS = prometheus_client.Gauge("muster_notifier_acts", "1 while this notifier may tell people.")
@@ -22,7 +22,7 @@ class Leadership:
     def __init__(self, key: lock.Key, *, instance: str, terms: lock.Terms) -> None:
         self.holder = ""
         """Who acts instead of us, as far as we know."""
-        self._lock = lock.Lock(key, us=lock_owner.this(instance), terms=terms, told=self._hear)
+        self._lock = lock.Lock(key, us=lock.this_process(instance), terms=terms, told=self._hear)
         self._has_acted = False
         self._acts = asyncio.Event()
         self._lost = asyncio.Event()

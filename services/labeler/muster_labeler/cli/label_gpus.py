@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 import muster
-from muster import user
+from muster.commands import user_name
 from muster.kubernetes import api
 from muster_labeler import model
 from muster_labeler.check import cluster_reader, findings, label_plan, report
@@ -205,7 +205,7 @@ async def _written(
     queue = list(reversed(work))
     failures: list[tuple[str, cluster_api.Failure]] = []
     say = commands.progress_printer()
-    actor = f"{user.name()} with muster {chosen.command}"
+    actor = f"{user_name()} with muster {chosen.command}"
 
     async def write() -> None:
         while queue:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from muster import vocabulary
-from muster.service import quoting, settings, validation
+from muster.service import settings, validation
 from muster_plugin.config import document, files, gpus
 from muster_plugin.config import settings as config_settings
 from muster_plugin.discovery import devfs, resource_plan
@@ -193,7 +193,7 @@ def _at(chosen: argparse.Namespace, found: config_settings.Settings) -> document
         node = msgspec.convert(chosen.node or found.node or "any", vocabulary.NodeName)
         return found.at(node if chosen.node or found.node else "")
     except msgspec.ValidationError:
-        problem = f"--node: {quoting.said(chosen.node)} is not a Kubernetes node name"
+        problem = f"--node: {validation.quoted(chosen.node)} is not a Kubernetes node name"
         raise settings.BadSettings([problem]) from None
     except validation.Refused as error:
         where = f" on {chosen.node}" if chosen.node else ""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from muster.service import quoting, validation
+from muster.service import validation
 
 
 def raise_if_any(problems: Iterable[str]) -> None:
@@ -28,7 +28,7 @@ def duplicates(values: list[str]) -> Iterator[str]:
         seen.add(value)
 
 
-quoted = quoting.said
+quoted = validation.quoted
 """What the user wrote, short enough for a line."""
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from muster.service import quoting, validation
+from muster.service import validation
 from muster_plugin.config import document, resources
 from muster_plugin.model import errors
 
@@ -63,7 +63,7 @@ class Reader:
                 continue
             name = key if isinstance(key, str) and key.isprintable() else errors.quoted(key)
             where = f"{path}.{name[:_NAME_MAX]}".removeprefix(".")
-            hint = quoting.near(name, known, _NEAR)
+            hint = validation.near(name, known, _NEAR)
             self.differ(where, f"{self._peer} ignores this key{hint and f'; {hint}'}")
         return found
 
