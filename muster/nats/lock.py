@@ -1,11 +1,12 @@
-"""Adapter: a lock in NATS: one of several processes holds it, and knows for how long it may act.
+"""Adapter: a lock in NATS: elects one of several processes, which knows for how long it may act.
 
-The lock is a key that expires unless it is renewed, and can be renewed only by who wrote it last.
-Time is counted from before the request that renewed it, so that we end before the server gives the
-lock to another; a process that was stopped meanwhile finds out when it next asks `revision`.
+The lock is a key that expires unless it is renewed, and only the process that wrote it last can
+renew it. Time is counted from before the request that renewed it, so that we stop acting before the
+server gives the lock to another process; a process that was suspended meanwhile notices when it
+next calls `term`.
 
-Who empties or removes the bucket takes the lock from its holder, who learns of it when it next
-renews: until then the next one may act too, as a greater revision.
+Emptying or removing the bucket takes the lock from its holder, which notices at its next renewal:
+until then the next holder may act too, in a later term.
 """
 
 import asyncio
@@ -14,23 +15,78 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import msgspec
 
+from muster import codec, leadership
 from muster.nats import buckets, connection, streams
 from muster.service import logs
 
-TRY_S: Final = 0.25
-"""How soon who wants the lock asks for it again; of a take-over this is what comes on top."""
+RETRY_S: Final = 0.25
+"""How often a process without the lock asks for it; a takeover takes this much longer."""
 
 _RELEASE_S: Final = 0.5
 _HOLDER_CHARS_MAX: Final = 500
-_ASLEEP_TOO: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """The monotonic clock that goes on while the machine is suspended, where there is one."""
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE: Final = Path("/proc/self/ns/pid")
+_LIFE: Final = uuid.uuid4().hex
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that claims a lock, described so that its successor recognizes that it is gone.
+
+    `name` is of this process and no other, so that a claim whose answer was lost is recognized as
+    ours. `space` is the PID namespace in which `pid` means something; empty if unknown. `life`
+    distinguishes this process from a later one with the same `pid`.
+    """
+
+    name: str
+    host: str
+    space: str
+    pid: int
+    life: str = ""
+
+    def __str__(self) -> str:
+        """Return who it is, for people."""
+        return f"{self.name} ({self.host}, process {self.pid})"
+
+    def is_gone(self) -> bool:
+        """Return whether it ran where we run, and has ended; False if that cannot be known."""
+        us = this_process("")
+        if not self.space or (self.host, self.space) != (us.host, us.space) or self.pid <= 0:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        # an earlier process had our number
+        return self.pid == us.pid and self.life != us.life
+
+
+def this_process(name: str) -> Holder:
+    """Return this process as a holder."""
+    try:
+        # the first PID namespace of every machine has the same number
+        space = f"{_BOOT_ID.read_text().strip()} {_PID_NAMESPACE.readlink()}"
+    except OSError:
+        space = ""
+    return Holder(name=name, host=socket.gethostname(), space=space, pid=os.getpid(), life=_LIFE)
+
+
+def decode_holder(value: bytes) -> Holder | None:
+    """Return the process that a claim names, or None if it names none."""
+    try:
+        return msgspec.json.decode(value, type=Holder)
+    except codec.UNREADABLE:
+        return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,54 +119,41 @@ class Key:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How long a claim lasts, how often it is renewed, how much before its end we end."""
+class Timing:
+    """How long a claim lasts, how often it is renewed, how long before its end we stop acting."""
 
     ttl_s: int
     renew_s: float
     margin_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """How it stands: who holds the lock, if that is known; as which revision we do, if we do."""
-
-    holder: str
-    revision: int | None
-
-
 class Lock:
-    """One process that holds the lock or waits for it; an async context manager.
+    """One process that holds the lock or waits for it; a `leadership.Election`.
 
-    `told` is called with each change of how it stands: what was, and what is.
+    Its term is the revision at which the key was claimed.
     """
 
     def __init__(
-        self,
-        on: Key,
-        *,
-        us: Holder,
-        terms: Terms,
-        told: Callable[[Standing, Standing], None],
+        self, key: Key, *, us: Holder, timing: Timing, on_change: leadership.OnChange
     ) -> None:
-        self.standing = Standing(holder="", revision=None)
-        """As last told; whether we may still act, only `revision` says."""
-        self._key = on
+        self.current = leadership.Leadership(leader="", term=None)
+        """The last state that was reported; whether we may still act, only `term` says."""
+        self._key = key
         self._name = str(us)
         self._us = msgspec.json.encode(us)
-        self._terms = terms
-        self._told = told
-        self._entry = 0
+        self._timing = timing
+        self._on_change = on_change
+        self._revision = 0
         """What the key's revision must be for our next claim to succeed."""
-        self._token: int | None = None
+        self._term: int | None = None
         self._until = _now()
-        self._other = ""
+        self._other_holder = ""
         self._changed = asyncio.Condition()
         self._answered_at = _now()
-        self._away = ""
-        """Why there is no answer to what we last asked, if there is none."""
-        self._is_asking = False
-        """Whether we asked for what we have no answer to: it may have come through."""
+        self._error = ""
+        """Why the last request was not answered; empty if it was."""
+        self._is_unanswered = False
+        """Whether the last request may have succeeded without an answer."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -124,173 +167,118 @@ class Lock:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Hold it no more, and leave it to the next at once."""
+        """Release it, so that the next process can have it at once."""
         assert self._task is not None, "left without being entered"
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        if self.revision() is not None and self._is_asking:
-            # what came through of that is newer than what we know of
+        if self.term() is not None and self._is_unanswered:
+            # a renewal that succeeded unnoticed has a newer revision than the one we would remove
             last = asyncio.wait_for(self._try(), _RELEASE_S)
             await asyncio.gather(last, return_exceptions=True)
-        if self.revision() is not None:
-            self._token = None
-            await self._key.release(revision=self._entry, timeout_s=_RELEASE_S)
-        await self._tell()
+        if self.term() is not None:
+            self._term = None
+            await self._key.release(revision=self._revision, timeout_s=_RELEASE_S)
+        await self._report()
 
-    async def failed(self) -> None:
-        """Raise what ended our asking, once something does: then nobody would renew the lock."""
-        assert self._task is not None, "asked before being entered"
-        await asyncio.wait([self._task])
-        self._task.result()
+    def term(self) -> int | None:
+        """Return the term in which we may act right now; None if we may not.
+
+        Call this before each act: the term ends by passing, and a process that was suspended does
+        not know that yet. A later holder has a greater term.
+        """
+        return self._term if _now() < self._until else None
+
+    def is_term(self, term: int) -> bool:
+        """Return whether we may act now, and have held the lock in this term without a break."""
+        return self.term() == term
 
     def problem(self) -> str | None:
-        """Return why nobody knows who holds the lock, if that lasts longer than a claim."""
-        away_s = _now() - self._answered_at
-        if away_s <= self._terms.ttl_s:
+        """Return why nobody knows who holds the lock, once that lasts longer than a claim."""
+        unanswered_s = _now() - self._answered_at
+        if unanswered_s <= self._timing.ttl_s:
             return None
-        return f"the lock has not answered for {away_s:.0f} s: {self._away or 'not asked'}"
+        reason = self._error or "not asked"
+        return f"the lock has not answered for {unanswered_s:.0f} s: {reason}"
 
-    def revision(self) -> int | None:
-        """Return as which revision we may act right now; None if we may not.
-
-        Ask before each act: our time ends by passing, and a process that slept does not know it
-        yet. Who holds the lock later has a greater revision.
-        """
-        return self._token if _now() < self._until else None
-
-    def still(self, revision: int) -> bool:
-        """Tell whether we may act right now, and held the lock as this revision without a break."""
-        return self.revision() == revision
-
-    async def follow(self) -> AsyncIterator[int | None]:
-        """Give as which revision we hold it, None if we do not, then every change."""
+    async def terms(self) -> AsyncIterator[int | None]:
+        """Yield our present term, None if we do not hold the lock, then every change."""
         while True:
-            seen = self.standing.revision
-            yield seen
+            term = self.current.term
+            yield term
             async with self._changed:
-                while self.standing.revision == seen:
+                while self.current.term == term:
                     await self._changed.wait()
+
+    async def failed(self) -> None:
+        """Raise what ended our asking, if anything does: then nobody would renew the lock."""
+        assert self._task is not None, "awaited before being entered"
+        await asyncio.wait([self._task])
+        self._task.result()
 
     async def _keep(self) -> None:
         while True:
             wait_s = await self._try()
-            await self._tell()
+            await self._report()
             await asyncio.sleep(wait_s)
 
     async def _try(self) -> float:
         """Claim or renew once; return when to do so again."""
         asked_at = _now()
-        terms = self._terms
-        left_s = terms.renew_s if self.revision() is None else self._until - asked_at
-        self._is_asking = True
+        timing = self._timing
+        left_s = timing.renew_s if self.term() is None else self._until - asked_at
+        self._is_unanswered = True
         try:
-            found = await self._key.claim(
+            claimed = await self._key.claim(
                 self._us,
-                ttl_s=terms.ttl_s,
-                revision=self._entry,
-                timeout_s=min(terms.renew_s, left_s),
+                ttl_s=timing.ttl_s,
+                revision=self._revision,
+                timeout_s=min(timing.renew_s, left_s),
             )
         except TimeoutError as error:
-            self._note_away(str(error) or "no answer")
-            return TRY_S
-        self._is_asking = False
-        self._answered_at, self._away = _now(), ""
-        self._other = "" if found.value == self._us else _said(found.value)
-        if found.value == self._us:
-            return self._had(found, asked_at)
+            self._note_error(str(error) or "no answer")
+            return RETRY_S
+        self._is_unanswered = False
+        self._answered_at, self._error = _now(), ""
+        self._other_holder = "" if claimed.value == self._us else _shown_holder(claimed.value)
+        if claimed.value == self._us:
+            return self._on_claimed(claimed, asked_at)
         self._until = asked_at
-        known = decode_holder(found.value)
-        is_free = not found.value or (known is not None and known.is_gone())
-        was, self._entry = self._entry, found.revision if is_free else 0
-        return 0.0 if is_free and was != self._entry else TRY_S
+        holder = decode_holder(claimed.value)
+        is_free = not claimed.value or (holder is not None and holder.is_gone())
+        was, self._revision = self._revision, claimed.revision if is_free else 0
+        return 0.0 if is_free and was != self._revision else RETRY_S
 
-    def _had(self, found: streams.Claimed, asked_at: float) -> float:
-        self._entry = found.revision
-        if not found.written:
-            # an earlier claim came through, nobody knows when: renew it now
+    def _on_claimed(self, claimed: streams.Claimed, asked_at: float) -> float:
+        self._revision = claimed.revision
+        if not claimed.written:
+            # an earlier claim succeeded, nobody knows when: renew it now
             return 0.0
-        self._token = self.revision() or found.revision
-        self._until = asked_at + self._terms.ttl_s - self._terms.margin_s
-        return self._terms.renew_s
+        self._term = self.term() or claimed.revision
+        self._until = asked_at + self._timing.ttl_s - self._timing.margin_s
+        return self._timing.renew_s
 
-    async def _tell(self) -> None:
-        revision = self.revision()
-        name = self._other if revision is None else self._name
-        was, now = self.standing, Standing(holder=name, revision=revision)
+    async def _report(self) -> None:
+        term = self.term()
+        leader = self._other_holder if term is None else self._name
+        was, now = self.current, leadership.Leadership(leader=leader, term=term)
         if now == was:
             return
-        self.standing = now
+        self.current = now
         async with self._changed:
             self._changed.notify_all()
-        self._told(was, now)
+        self._on_change(was, now)
 
-    def _note_away(self, why: str) -> None:
-        if not self._away:
-            logs.logger().warning("lock_away", error=why)
-        self._away = why
+    def _note_error(self, error: str) -> None:
+        if not self._error:
+            logs.logger().warning("lock_unavailable", error=error)
+        self._error = error
 
 
-def _said(value: bytes) -> str:
-    """Return who wrote a value, for people."""
+def _shown_holder(value: bytes) -> str:
+    """Return the holder that a value names, for people."""
     return str(decode_holder(value) or value.decode("utf-8", "replace"))[:_HOLDER_CHARS_MAX]
 
 
 def _now() -> float:
-    """Return monotonic seconds that count the time a machine was suspended as well."""
-    return time.clock_gettime(_ASLEEP_TOO)
-
-
-_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-_SPACE: Final = Path("/proc/self/ns/pid")
-_LIFE: Final = uuid.uuid4().hex
-
-
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A process, so named that its next life knows that it is gone.
-
-    `name` is of this life and no other: so a claim whose answer was lost is known to be ours.
-    `space` is where `pid` means something; empty if nobody knows. `life` tells this process from a
-    later one that has its number.
-    """
-
-    name: str
-    host: str
-    space: str
-    pid: int
-    life: str = ""
-
-    def __str__(self) -> str:
-        """Say who it is, for people."""
-        return f"{self.name} ({self.host}, process {self.pid})"
-
-    def is_gone(self) -> bool:
-        """Tell whether it ran where we run, and runs no more; False if nobody knows."""
-        here = this_process("")
-        if not self.space or (self.host, self.space) != (here.host, here.space) or self.pid <= 0:
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, OverflowError):
-            return False
-        # a life before this one had our number
-        return self.pid == here.pid and self.life != here.life
-
-
-def this_process(name: str) -> Holder:
-    """Return this process."""
-    try:
-        # every machine's first namespace of processes has the same number
-        space = f"{_BOOT.read_text().strip()} {_SPACE.readlink()}"
-    except OSError:
-        space = ""
-    return Holder(name=name, host=socket.gethostname(), space=space, pid=os.getpid(), life=_LIFE)
-
-
-def decode_holder(value: bytes) -> Holder | None:
-    """Return the process that a claim names, or None if it names none."""
-    try:
-        return msgspec.json.decode(value, type=Holder)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    """Return monotonic seconds, including the time in which the machine was suspended."""
+    return time.clock_gettime(_CLOCK)

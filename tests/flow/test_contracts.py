@@ -45,7 +45,7 @@ PLANTED = [
     ),
     (
         "Nothing shipped imports tests, benchmarks or scripts",
-        "muster/vocabulary.py",
+        "muster/vocabulary/facts.py",
         "scripts",
     ),
     # layers of muster_plugin
@@ -64,7 +64,7 @@ PLANTED = [
     #
     # layers of muster
     #
-    ("A module is pure unless it is an adapter", "muster/vocabulary.py", "time"),
+    ("A module is pure unless it is an adapter", "muster/vocabulary/facts.py", "time"),
 ]
 
 

@@ -9,14 +9,14 @@ import sys
 from muster.nats import bus, lock, streams
 
 
-async def act(url: str, name: str, terms: lock.Terms) -> None:
+async def act(url: str, name: str, terms: lock.Timing) -> None:
     async with bus.Bus(url, producer="tests", name=name) as connected:
         key = lock.Key(connected.link, streams.LEADER, "test")
         us = lock.this_process(name)
-        async with lock.Lock(key, us=us, terms=terms, told=lambda _, __: None) as held:
+        async with lock.Lock(key, us=us, timing=terms, on_change=lambda _, __: None) as held:
             while True:
                 client = connected.link.live_client()
-                revision = held.revision()
+                revision = held.term()
                 if client is not None and revision is not None:
                     await client.publish("acted", f"{name} {revision}".encode())
                     await client.flush()
@@ -29,6 +29,6 @@ if __name__ == "__main__":
         act(
             sys.argv[1],
             sys.argv[2],
-            lock.Terms(ttl_s=int(ttl_s), renew_s=renew_s, margin_s=margin_s),
+            lock.Timing(ttl_s=int(ttl_s), renew_s=renew_s, margin_s=margin_s),
         )
     )

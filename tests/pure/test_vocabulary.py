@@ -199,10 +199,10 @@ def test_what_cannot_stand_in_a_subject_is_refused(plugin: str) -> None:
     event = vocabulary.PluginStopping(
         node="a", at=NOW, plugin=plugin, reason=vocabulary.StopReason.SIGNAL
     )
-    with pytest.raises(ValueError, match=r"plugin: .* cannot stand in a subject"):
+    with pytest.raises(ValueError, match=r"plugin: .* cannot be part of a subject"):
         _ = event.subject
     beat = vocabulary.Heartbeat(node="a", plugin=plugin, instance="i", seq=1, interval_s=5)
-    with pytest.raises(ValueError, match=r"plugin: .* cannot stand in a subject"):
+    with pytest.raises(ValueError, match=r"plugin: .* cannot be part of a subject"):
         _ = beat.subject
 
 

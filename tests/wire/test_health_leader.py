@@ -10,6 +10,7 @@ import prometheus_client
 from structlog.testing import capture_logs
 
 from muster import vocabulary
+from muster.leadership import Leadership
 from muster.local import nats
 from muster.nats import buckets, bus, consumers, lock, streams
 from muster_health.bus import leadership, watchdog
@@ -34,8 +35,8 @@ def leading(on: bus.Bus, name: str) -> lock.Lock:
     return lock.Lock(
         lock.Key(on.link, streams.LEADER, "test"),
         us=lock.Holder(name=name, host=name, space="1", pid=1),
-        terms=lock.Terms(ttl_s=2, renew_s=0.5, margin_s=0.5),
-        told=leadership.told,
+        timing=lock.Timing(ttl_s=2, renew_s=0.5, margin_s=0.5),
+        on_change=leadership.told,
     )
 
 
@@ -47,7 +48,7 @@ def tick(revision: int) -> vocabulary.WatchdogTicked:
 
 def test_who_leads_is_told_as_it_changes_and_not_who_leads_instead() -> None:
     nobody, other, us = (
-        lock.Standing(holder=holder, revision=revision)
+        Leadership(leader=holder, term=revision)
         for holder, revision in (("", None), ("b", None), ("a", 7))
     )
     with capture_logs() as lines:
@@ -83,7 +84,7 @@ def test_a_leader_ticks_where_alerts_go_and_nobody_else_does(tmp_path: Path) -> 
             for task in ticking:
                 task.cancel()
             await asyncio.gather(*ticking, return_exceptions=True)
-            (token,) = {one.revision() for one in (a, b)} - {None}
+            (token,) = {one.term() for one in (a, b)} - {None}
         holders = {(e.leader, e.holder) for e in heard if isinstance(e, vocabulary.WatchdogTicked)}
         assert len(holders) == 1
         assert {leading for leading, _ in holders} == {token}

@@ -17,12 +17,13 @@ import msgspec
 import nats.js.errors
 import pytest
 
+from muster import leadership
 from muster.local import nats as local
 from muster.nats import bus, lock, streams
 
 PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "leading.py"
-TERMS: Final = lock.Terms(ttl_s=2, renew_s=0.5, margin_s=0.5)
-WITHOUT_END: Final = lock.Terms(ttl_s=60, renew_s=0.5, margin_s=1)
+TERMS: Final = lock.Timing(ttl_s=2, renew_s=0.5, margin_s=0.5)
+WITHOUT_END: Final = lock.Timing(ttl_s=60, renew_s=0.5, margin_s=1)
 
 
 class Acts:
@@ -68,7 +69,7 @@ def play(tmp_path: Path, story: Story) -> None:
 
 @contextlib.asynccontextmanager
 async def process(
-    server: local.NatsServer, name: str, terms: lock.Terms = TERMS
+    server: local.NatsServer, name: str, terms: lock.Timing = TERMS
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     numbers = (terms.ttl_s, terms.renew_s, terms.margin_s)
     running = await asyncio.create_subprocess_exec(
@@ -86,21 +87,21 @@ def key(on: bus.Bus) -> lock.Key:
     return lock.Key(on.link, streams.LEADER, "test")
 
 
-def of(on: lock.Key, name: str, terms: lock.Terms = TERMS) -> lock.Lock:
+def of(on: lock.Key, name: str, terms: lock.Timing = TERMS) -> lock.Lock:
     """Ask for the lock as a machine of this name."""
     us = lock.Holder(name=name, host=name, space="1", pid=1)
-    return lock.Lock(on, us=us, terms=terms, told=lambda _, __: None)
+    return lock.Lock(on, us=us, timing=terms, on_change=lambda _, __: None)
 
 
 async def next_of(*asking: lock.Lock, after: int) -> int:
     """Wait until one of them holds it as a greater revision."""
-    while not (found := {one.revision() or 0 for one in asking if (one.revision() or 0) > after}):
+    while not (found := {one.term() or 0 for one in asking if (one.term() or 0) > after}):
         await asyncio.sleep(0.01)
     return max(found)
 
 
 async def held(asking: lock.Lock) -> int:
-    async for revision in asking.follow():
+    async for revision in asking.terms():
         if revision is not None:
             return revision
     raise AssertionError("it follows for ever")
@@ -113,9 +114,9 @@ def test_on_the_same_machine_the_next_holds_it_as_soon_as_the_holder_is_gone(
         async with process(server, "a", WITHOUT_END) as a:
             await acts.of("a")
             async with lock.Lock(
-                key(on), us=lock.this_process("b"), terms=TERMS, told=lambda _, __: None
+                key(on), us=lock.this_process("b"), timing=TERMS, on_change=lambda _, __: None
             ) as b:
-                while b.standing.holder != f"a ({socket.gethostname()}, process {a.pid})":
+                while b.current.leader != f"a ({socket.gethostname()}, process {a.pid})":
                     await asyncio.sleep(0)
                 a.kill()
                 await a.wait()
@@ -135,7 +136,7 @@ def test_of_another_machine_the_holder_is_waited_for_as_long_as_its_claim_lasts(
         async with of(key(on), "b") as b:
             assert await held(b) > other.revision
             assert loop.time() - begun > 0.5
-            assert b.standing.holder == "b (b, process 1)"
+            assert b.current.leader == "b (b, process 1)"
 
     play(tmp_path, story)
 
@@ -161,20 +162,22 @@ def test_a_holder_that_was_stopped_acts_no_more_when_it_goes_on(tmp_path: Path) 
 
 def test_who_ends_in_order_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -> None:
     async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
-        told: list[tuple[lock.Standing, lock.Standing]] = []
+        reported: list[tuple[leadership.Leadership, leadership.Leadership]] = []
         us = lock.Holder(name="b", host="b", space="1", pid=1)
-        b = lock.Lock(key(on), us=us, terms=WITHOUT_END, told=lambda *both: told.append(both))
+        b = lock.Lock(
+            key(on), us=us, timing=WITHOUT_END, on_change=lambda *both: reported.append(both)
+        )
         async with b:
-            changes = b.follow()
+            changes = b.terms()
             assert await anext(changes) is None
             revision = await anext(changes)
         assert revision is not None
-        assert b.revision() is None
-        assert not b.still(revision)
+        assert b.term() is None
+        assert not b.is_term(revision)
         assert await anext(changes) is None
-        nobody = lock.Standing(holder="", revision=None)
-        ours = lock.Standing(holder="b (b, process 1)", revision=revision)
-        assert told == [(nobody, ours), (ours, nobody)]
+        nobody = leadership.Leadership(leader="", term=None)
+        ours = leadership.Leadership(leader="b (b, process 1)", term=revision)
+        assert reported == [(nobody, ours), (ours, nobody)]
         async with asyncio.timeout(30), of(key(on), "c", WITHOUT_END) as c:
             assert await held(c) > revision
 
@@ -185,7 +188,7 @@ def test_it_is_lost_when_the_server_goes_and_held_anew_when_it_is_back(tmp_path:
     async def story(server: local.NatsServer, on: bus.Bus, _: Acts) -> None:
         async with of(key(on), "a") as a:
             first = await held(a)
-            changes = a.follow()
+            changes = a.terms()
             assert await anext(changes) == first
             await server.kill()
             assert await anext(changes) is None
@@ -221,12 +224,12 @@ def test_a_renewal_that_came_through_unanswered_loses_nothing(tmp_path: Path) ->
         deaf = Deaf(on.link, streams.LEADER, "test")
         async with of(deaf, "a") as a:
             assert (await answers.get()).written
-            first = a.revision()
+            first = a.term()
             assert first is not None
             lose = True
             # refused, because our own lost renewal is newer; then renewed
             assert [(await answers.get()).written for _ in range(2)] == [False, True]
-            assert a.revision() == first
+            assert a.term() == first
 
     play(tmp_path, story)
 
@@ -241,7 +244,7 @@ def test_a_lost_bucket_is_made_anew_and_its_next_holder_is_greater(tmp_path: Pat
                 await jetstream.delete_stream("KV_muster_leader")
                 deleted = await next_of(a, b, after=before)
                 # who held it hears of that when it next renews
-                while a.still(before) or b.still(before):
+                while a.is_term(before) or b.is_term(before):
                     await asyncio.sleep(0.01)
             async with asyncio.timeout(30):
                 await server.kill()
@@ -259,7 +262,7 @@ def test_a_lost_bucket_is_made_anew_and_its_next_holder_is_greater(tmp_path: Pat
 def test_a_lock_that_nobody_can_be_asked_about_is_a_problem_until_it_can(tmp_path: Path) -> None:
     async def story(server: local.NatsServer, on: bus.Bus, _: Acts) -> None:
         jetstream = (await on.link.client()).jetstream()
-        brief = lock.Terms(ttl_s=1, renew_s=0.3, margin_s=0.1)
+        brief = lock.Timing(ttl_s=1, renew_s=0.3, margin_s=0.1)
         guest = bus.Bus(server.url, producer="tests", name="guest")
         async with guest, of(lock.Key(guest.link, streams.TENURE, "test"), "a", brief) as a:
             while (problem := a.problem()) is None:
@@ -297,16 +300,16 @@ def test_two_that_ask_in_one_process_do_not_rob_each_other(tmp_path: Path) -> No
     async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
         def asks(name: str) -> lock.Lock:
             us = lock.this_process(name)
-            return lock.Lock(key(on), us=us, terms=WITHOUT_END, told=lambda _, __: None)
+            return lock.Lock(key(on), us=us, timing=WITHOUT_END, on_change=lambda _, __: None)
 
         async with asks("a") as a:
             revision = await held(a)
             async with asks("b") as b:
-                while b.standing.holder != f"a ({socket.gethostname()}, process {os.getpid()})":
+                while b.current.leader != f"a ({socket.gethostname()}, process {os.getpid()})":
                     await asyncio.sleep(0)
                 # until both have asked again
                 await asyncio.sleep(2 * WITHOUT_END.renew_s)
-                assert (a.revision(), b.revision()) == (revision, None)
+                assert (a.term(), b.term()) == (revision, None)
 
     play(tmp_path, story)
 
@@ -342,10 +345,10 @@ def test_one_holds_it_of_many_that_ask_at_once(tmp_path: Path) -> None:
     async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
         async with contextlib.AsyncExitStack() as stack:
             asking = [await stack.enter_async_context(of(key(on), str(n))) for n in range(8)]
-            while not all(one.standing.holder for one in asking):
+            while not all(one.current.leader for one in asking):
                 await asyncio.sleep(0)
-            assert len([one for one in asking if one.revision() is not None]) == 1
-            assert len({one.standing.holder for one in asking}) == 1
+            assert len([one for one in asking if one.term() is not None]) == 1
+            assert len({one.current.leader for one in asking}) == 1
 
     play(tmp_path, story)
 

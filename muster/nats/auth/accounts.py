@@ -102,10 +102,11 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
         key.public: nkeys.encode_jwt({"sub": key.public, **claims}, keys.operator, at=at)
         for key, claims in accounts
     }
+    operator_jwt = nkeys.encode_jwt(_named(keys.operator, "muster", operator), keys.operator, at=0)
     lines = [
         "# made by `muster auth`; what it says is signed, and no secret",
         # nats-server reloads nothing at all once this is another text (server/reload.go; 2.15)
-        f"operator: {nkeys.encode_jwt(_named(keys.operator, 'muster', operator), keys.operator, at=0)}",
+        f"operator: {operator_jwt}",
         f"system_account: {keys.system.public}",
         "resolver: MEMORY",
         "resolver_preload {",

@@ -1,8 +1,8 @@
 """Pure: NATS keys (nkeys), the tokens they sign (JWTs) and the .creds files that hold both.
 
-Keys are ed25519 pairs whose text says what each is for (nats-io/nkeys); tokens are NATS' own JSON Web
-Tokens (nats-io/jwt v2): one algorithm, one encoding, and a bound on the size. Randomness comes from
-outside. Nothing in the text of an error comes from a key or a file: it may be a secret.
+Keys are ed25519 pairs whose text says what each is for (nats-io/nkeys); tokens are NATS' own JSON
+Web Tokens (nats-io/jwt v2): one algorithm, one encoding, and a bound on the size. Randomness comes
+from outside. Nothing in the text of an error comes from a key or a file: it may be a secret.
 
 `cryptography` is in the extra `auth`; a process without credentials does not load it.
 """

@@ -160,8 +160,8 @@ def _cluster(api: "api.Api", settings: config.Cluster, put: inputs.Put) -> "watc
 
 def _lock(connected: bus.Bus, settings: config.Leading, name: str) -> lock.Lock:
     key = lock.Key(connected.link, streams.LEADER, "health")
-    terms = lock.Terms(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
-    return lock.Lock(key, us=lock.this_process(name), terms=terms, told=leadership.told)
+    timing = lock.Timing(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
+    return lock.Lock(key, us=lock.this_process(name), timing=timing, on_change=leadership.told)
 
 
 class _State:
@@ -193,8 +193,8 @@ class _State:
                 "held": self._watched.held,
             },
             "service": {
-                "leads": self._leading.revision(),
-                "leader": self._leading.standing.holder,
+                "leads": self._leading.term(),
+                "leader": self._leading.current.leader,
                 "blind": self._watched.is_blind,
                 "position": self._watched.position,
                 "advisories": self._advised.problem or "they come",

@@ -256,8 +256,8 @@ class _Notifier:
 def _tenure(settings: schema.Settings, connected: bus.Bus) -> leadership.Leadership:
     key = lock.Key(connected.link, streams.TENURE, "notifier")
     acting = settings.acting
-    terms = lock.Terms(ttl_s=acting.ttl_s, renew_s=acting.renew_s, margin_s=acting.renew_s / 2)
-    return leadership.Leadership(key, instance=connected.instance, terms=terms)
+    timing = lock.Timing(ttl_s=acting.ttl_s, renew_s=acting.renew_s, margin_s=acting.renew_s / 2)
+    return leadership.Leadership(key, instance=connected.instance, timing=timing)
 
 
 def _ping(settings: schema.Settings) -> http.Endpoint | None:

@@ -10,6 +10,7 @@ from typing import Self
 
 import prometheus_client
 
+from muster import leadership
 from muster.nats import lock
 from muster.service import logs
 
@@ -19,10 +20,12 @@ _ACTS = prometheus_client.Gauge("muster_notifier_acts", "1 while this notifier m
 class Leadership:
     """The time in which we may act; an async context manager. See the module."""
 
-    def __init__(self, key: lock.Key, *, instance: str, terms: lock.Terms) -> None:
+    def __init__(self, key: lock.Key, *, instance: str, timing: lock.Timing) -> None:
         self.holder = ""
         """Who acts instead of us, as far as we know."""
-        self._lock = lock.Lock(key, us=lock.this_process(instance), terms=terms, told=self._hear)
+        self._lock = lock.Lock(
+            key, us=lock.this_process(instance), timing=timing, on_change=self._hear
+        )
         self._has_acted = False
         self._acts = asyncio.Event()
         self._lost = asyncio.Event()
@@ -44,7 +47,7 @@ class Leadership:
     @property
     def is_ours(self) -> bool:
         """Whether we may act right now."""
-        return self._lock.revision() is not None
+        return self._lock.term() is not None
 
     async def held(self) -> None:
         """Return when we may act: at once, if we may now."""
@@ -65,15 +68,15 @@ class Leadership:
         """Return why nobody knows who acts, if so."""
         return self._lock.problem()
 
-    def _hear(self, _: lock.Standing, now: lock.Standing) -> None:
-        _ACTS.set(now.revision is not None)
-        if now.revision is not None:
+    def _hear(self, _: leadership.Leadership, now: leadership.Leadership) -> None:
+        _ACTS.set(now.term is not None)
+        if now.term is not None:
             if not self._has_acted:
                 self._has_acted = True
-                logs.logger().info("acting", revision=now.revision)
+                logs.logger().info("acting", revision=now.term)
             self._acts.set()
-        elif now.holder:
-            self._hear_of(now.holder)
+        elif now.leader:
+            self._hear_of(now.leader)
 
     def _hear_of(self, holder: str) -> None:
         if self._has_acted:

@@ -57,7 +57,7 @@ class Inputs:
 
     async def _lead(self) -> None:
         """Put in who leads; who begins to lead is given first what was remembered."""
-        async for revision in self._leading.follow():
+        async for revision in self._leading.terms():
             if revision is not None:
                 await self._remembered()
                 await self._fires_still()

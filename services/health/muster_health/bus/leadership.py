@@ -4,7 +4,7 @@ from typing import Final
 
 import prometheus_client
 
-from muster.nats import lock
+from muster.leadership import Leadership
 from muster.service import logs
 
 _LEADS: Final = prometheus_client.Gauge(
@@ -15,14 +15,14 @@ _CHANGES: Final = prometheus_client.Counter(
 )
 
 
-def told(was: lock.Standing, now: lock.Standing) -> None:
+def told(was: Leadership, now: Leadership) -> None:
     """Tell of a change, unless it is only of who leads instead of us."""
-    if now.revision == was.revision:
+    if now.term == was.term:
         return
-    _LEADS.set(now.revision is not None)
-    if was.revision is not None:
+    _LEADS.set(now.term is not None)
+    if was.term is not None:
         _CHANGES.labels("lost").inc()
-        logs.logger().warning("leadership_lost", revision=was.revision, holder=now.holder)
-    if now.revision is not None:
+        logs.logger().warning("leadership_lost", revision=was.term, holder=now.leader)
+    if now.term is not None:
         _CHANGES.labels("won").inc()
-        logs.logger().info("leadership_won", revision=now.revision)
+        logs.logger().info("leadership_won", revision=now.term)

@@ -67,9 +67,9 @@ class Outputs:
             case signals.Noted():
                 metrics.count(out)
             case signals.Publish() | signals.Remember() | signals.Remediate():
-                revision = self._leading.revision()
+                revision = self._leading.term()
                 if revision is not None:
-                    await self._later(out, functools.partial(self._leading.still, revision))
+                    await self._later(out, functools.partial(self._leading.is_term, revision))
             case _:
                 assert_never(out)
 

@@ -39,7 +39,7 @@ async def tick(
     ticked: int | None = None
     due = clock()
     while True:
-        revision = leading.revision()
+        revision = leading.term()
         is_due = revision != ticked or clock() >= due
         if revision is not None and is_due and leads(revision):
             ticked, due = revision, clock() + interval_s
@@ -50,7 +50,7 @@ async def tick(
                 holder=holder,
                 interval_s=interval_s,
             )
-            await publish(event, functools.partial(leading.still, revision))
+            await publish(event, functools.partial(leading.is_term, revision))
         await asyncio.sleep(min(_LOOK_S, interval_s))
 
 

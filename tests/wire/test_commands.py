@@ -6,7 +6,12 @@ import sys
 
 import pytest
 
-SAY = "import os, sys; os.setuid(int(sys.argv[1])); from muster import user; print(user.name())"
+PROGRAM = """
+import os, sys
+from muster import commands
+os.setuid(int(sys.argv[1]))
+print(commands.user_name())
+"""
 NAMELESS = "54321"
 
 
@@ -16,7 +21,7 @@ def test_a_user_without_a_name_is_a_number() -> None:
     named = {"LOGNAME", "USER", "LNAME", "USERNAME"}
     environment = {key: value for key, value in os.environ.items() if key not in named}
     done = subprocess.run(
-        [sys.executable, "-c", f"from muster import user; {SAY}", NAMELESS],
+        [sys.executable, "-c", PROGRAM, NAMELESS],
         env=environment,
         capture_output=True,
         text=True,

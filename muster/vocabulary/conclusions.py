@@ -1,0 +1,233 @@
+"""Pure: what the central services publish: labels, verdicts, alerts, watchdog, notifications."""
+
+import enum
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from muster.vocabulary import facts
+
+
+class Verdict(enum.StrEnum):
+    """What health concludes about one plugin."""
+
+    HEALTHY = "HEALTHY"
+    DEGRADED = "DEGRADED"
+    PLUGIN_DOWN = "PLUGIN_DOWN"
+    STUCK = "STUCK"
+    UNREACHABLE = "UNREACHABLE"
+    NODE_DOWN = "NODE_DOWN"
+    DEREGISTERED = "DEREGISTERED"
+    MISMATCH = "MISMATCH"
+    MISSING = "MISSING"
+    MAINTENANCE = "MAINTENANCE"
+    FLAPPING = "FLAPPING"
+    SPLIT_BRAIN = "SPLIT_BRAIN"
+
+
+class AlertKind(enum.StrEnum):
+    """What an alert is about: a verdict that needs a person, devices, all the fleet, or muster.
+
+    The notifier itself raises the last two.
+    """
+
+    DEGRADED = "degraded"
+    PLUGIN_DOWN = "plugin_down"
+    STUCK = "stuck"
+    UNREACHABLE = "unreachable"
+    NODE_DOWN = "node_down"
+    DEREGISTERED = "deregistered"
+    MISMATCH = "mismatch"
+    MISSING = "missing"
+    MAINTENANCE_OVERDUE = "maintenance_overdue"
+    FLAPPING = "flapping"
+    SPLIT_BRAIN = "split_brain"
+    DEVICE_UNHEALTHY = "device_unhealthy"
+    DEVICE_DEGRADED = "device_degraded"
+    DEVICE_UNMONITORED = "device_unmonitored"
+    DEVICES_SHORT = "devices_short"
+    CLOCK_SKEW = "clock_skew"
+    STORM = "storm"
+    MORE_ALERTS = "more_alerts"
+    HEALTH_SILENT = "health_silent"
+    DEAD_LETTERS = "dead_letters"
+
+
+class Severity(enum.StrEnum):
+    """How soon a person is needed."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class Remedy(enum.StrEnum):
+    """What became of a plan to restart a plugin."""
+
+    ACTED = "acted"
+    DRY_RUN = "dry_run"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class AlertState(enum.StrEnum):
+    """Alertmanager's two words."""
+
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+class NotificationReason(enum.StrEnum):
+    """Why a notification is sent now (Alertmanager notify/dedup_stage.go).
+
+    ACKNOWLEDGED is ours: what was told still fires, and somebody has silenced it meanwhile.
+    """
+
+    FIRST = "first"
+    NEW_ALERTS = "new_alerts"
+    NEW_RESOLVED = "new_resolved"
+    ALL_RESOLVED = "all_resolved"
+    REPEAT = "repeat"
+    ACKNOWLEDGED = "acknowledged"
+
+
+class LabelEvent(facts.Event, frozen=True, kw_only=True):
+    """A fact about one node's labels."""
+
+    labels: Mapping[str, str]
+    reason: facts.Text
+    source: str = ""
+
+
+class LabelsSuggested(LabelEvent, frozen=True, kw_only=True):
+    """These labels would be right for the node; nothing was written."""
+
+    TYPE = "labels.suggested"
+    SUBJECT = "muster.label.{node}.labels.suggested"
+
+
+class LabelsApplied(LabelEvent, frozen=True, kw_only=True):
+    """These labels were written and read back."""
+
+    TYPE = "labels.applied"
+    SUBJECT = "muster.label.{node}.labels.applied"
+
+
+class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
+    """These labels were asked for and not written; `reason` says why."""
+
+    TYPE = "labels.refused"
+    SUBJECT = "muster.label.{node}.labels.refused"
+
+
+class VerdictChanged(facts.Event, frozen=True, kw_only=True):
+    """Health concluded something new about a plugin. `rule` names what decided.
+
+    `leader` is the fencing revision of the health service that says so: a lower one than before is
+    of a former leader.
+    """
+
+    TYPE = "verdict.changed"
+    SUBJECT = "muster.verdict.{node}.{plugin}.verdict.changed"
+    plugin: facts.PluginName
+    verdict: Verdict
+    previous: Verdict | None = None
+    rule: str
+    evidence: tuple[facts.Evidence, ...] = ()
+    resources: tuple[facts.Name, ...] = ()
+    leader: facts.Count = 0
+
+
+class RemediationDecided(facts.Event, frozen=True, kw_only=True):
+    """Health restarted a plugin's pod, or says why it did not. `leader` as in VerdictChanged."""
+
+    TYPE = "remediation.decided"
+    SUBJECT = "muster.verdict.{node}.{plugin}.remediation.decided"
+    plugin: facts.PluginName
+    verdict: Verdict
+    outcome: Remedy
+    reason: facts.Text
+    pod: str = ""
+    leader: facts.Count = 0
+
+
+class AlertChanged(facts.Event, frozen=True, kw_only=True):
+    """An alert fires, fires otherwise, or is resolved. One fingerprint names it, first to last.
+
+    A firing alert may change what it is about (a plugin that is down is then on a node that is):
+    the newest by fingerprint holds. `change` counts from 0 while it fires. `devices` and `pods`
+    name the first ones, of `devices_total` and `pods_total`. `advice` says what to do first.
+    """
+
+    TYPE = "alert.changed"
+    SUBJECT = "muster.alert.{node}.{severity}.{kind}.{fingerprint}"
+    plugin: facts.PluginName
+    kind: AlertKind
+    severity: Severity
+    state: AlertState
+    fingerprint: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
+    summary: facts.Text
+    starts_at: datetime
+    ends_at: datetime | None = None
+    resource: str = ""
+    devices: tuple[facts.DeviceId, ...] = ()
+    devices_total: facts.Count = 0
+    pods: tuple[str, ...] = ()
+    pods_total: facts.Count = 0
+    evidence: tuple[facts.Evidence, ...] = ()
+    advice: facts.Text = ""
+    runbook: str = ""
+    change: facts.Count = 0
+    leader: facts.Count = 0
+
+    def __post_init__(self) -> None:
+        """Refuse the times of no time zone as well."""
+        super().__post_init__()
+        facts.check_time("starts_at", self.starts_at)
+        if self.ends_at is not None:
+            facts.check_time("ends_at", self.ends_at)
+
+
+class WatchdogTicked(facts.Event, frozen=True, kw_only=True):
+    """The leading health service watches. When this stops coming, nobody does: tell people so.
+
+    `leader` is its fencing revision, `holder` its name; the next is due in `interval_s`.
+    """
+
+    TYPE = "watchdog.ticked"
+    SUBJECT = "muster.sys.{node}.watchdog.ticked"
+    leader: facts.Count
+    holder: facts.Name
+    interval_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+
+
+class NotificationEvent(facts.Event, frozen=True, kw_only=True):
+    """What became of one message about one group; the ledger speaking."""
+
+    receiver: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$")]
+    group: facts.Text
+    reason: NotificationReason
+    firing: tuple[str, ...] = ()
+    resolved: tuple[str, ...] = ()
+    attempts: facts.Count = 1
+
+
+class NotificationDelivered(NotificationEvent, frozen=True, kw_only=True):
+    """The receiver took it."""
+
+    TYPE = "notification.delivered"
+    SUBJECT = "muster.notification.{node}.{receiver}.notification.delivered"
+
+
+class NotificationFailed(NotificationEvent, frozen=True, kw_only=True):
+    """The receiver refused it, or was away for too long; it is kept among the dead letters.
+
+    `outcome` is what the last attempt came to, in a word: `not_found`, `timed_out`.
+    """
+
+    TYPE = "notification.failed"
+    SUBJECT = "muster.notification.{node}.{receiver}.notification.failed"
+    error: facts.Text
+    outcome: facts.Text = ""

@@ -1,0 +1,307 @@
+"""Pure: what a plugin reports: its devices and GPUs, and what happened to them and to itself."""
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from muster.vocabulary import facts
+
+
+class Health(enum.StrEnum):
+    """The kubelet's two words, spelled so (kubelet devicemanager: only `Healthy` is healthy)."""
+
+    HEALTHY = "Healthy"
+    UNHEALTHY = "Unhealthy"
+
+
+class Condition(enum.StrEnum):
+    """What may be true of a Healthy device: it works, but worse; or nobody can watch it."""
+
+    DEGRADED = "degraded"
+    UNMONITORED = "unmonitored"
+
+
+class RegistrationReason(enum.StrEnum):
+    """Why a resource was registered with the kubelet: it is new, or was lost."""
+
+    START = "start"
+    KUBELET_SOCKET_REPLACED = "kubelet_socket_replaced"
+    OWN_SOCKET_LOST = "own_socket_lost"
+    STREAM_CLOSED = "stream_closed"
+    NO_STREAM = "no_stream"
+    REGISTER_FAILED = "register_failed"
+    SERVER_ENDED = "server_ended"
+    PROBE_FAILED = "probe_failed"
+    CONFIGURATION_CHANGED = "configuration_changed"
+    DEVICE_APPEARED = "device_appeared"
+
+
+class StopReason(enum.StrEnum):
+    """Why a plugin says goodbye."""
+
+    SIGNAL = "signal"
+    CONFIGURATION = "configuration"
+    UPGRADE = "upgrade"
+
+
+class MigDevice(facts.Struct, frozen=True, kw_only=True):
+    """One MIG device of a GPU: a compute instance `ci` within a GPU instance `gi`.
+
+    `index` is NVML's within the GPU, where numbers may be missing. The slices and engines are those
+    of NVML's device attributes.
+    """
+
+    uuid: facts.Name
+    profile: facts.Name
+    gi: facts.Count
+    ci: facts.Count
+    index: facts.Count | None = None
+    memory_mib: facts.Count | None = None
+    multiprocessors: facts.Count | None = None
+    gi_slices: facts.Count | None = None
+    ci_slices: facts.Count | None = None
+    copy_engines: facts.Count | None = None
+    decoders: facts.Count | None = None
+    encoders: facts.Count | None = None
+    jpeg_engines: facts.Count | None = None
+    ofa_engines: facts.Count | None = None
+
+
+class Gpu(facts.Struct, frozen=True, kw_only=True):
+    """What is known about a GPU; `None` is unknown, never zero.
+
+    `index` is NVML's and may change between boots; `minor` is the number of /dev/nvidia<minor>.
+    `pci_class` is as sysfs writes it (0x030200). `mig_enabled` is None where MIG cannot be.
+    `clique` is `<cluster uuid>.<clique id>` of its NVLink fabric, empty if it is in none. `vgpu`
+    says whether this is a virtual GPU in a guest (NVML's virtualization mode VGPU).
+    """
+
+    uuid: facts.Name
+    product: facts.Text
+    memory_mib: facts.Count | None = None
+    index: facts.Count | None = None
+    minor: facts.Count | None = None
+    serial: str | None = None
+    compute_capability: str | None = None
+    pci_bus_id: str | None = None
+    pci_class: str | None = None
+    numa_node: int | None = None
+    mig_enabled: bool | None = None
+    mig: tuple[MigDevice, ...] = ()
+    clique: str = ""
+    vgpu: bool | None = None
+
+
+class GpuResource(facts.Struct, frozen=True, kw_only=True):
+    """How the GPUs of one resource are handed out: `replicas` of each, 1 if not shared.
+
+    `was` is the name it would have without sharing. `profile` is empty for whole GPUs.
+    """
+
+    name: facts.Name
+    was: facts.Name
+    replicas: facts.Count = 1
+    profile: str = ""
+
+
+class GpuNode(facts.Struct, frozen=True, kw_only=True):
+    """Everything about a node's GPUs that is no device of the kubelet's.
+
+    `problem` says why there are none, or which could not be read; empty if all is well.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    resources: tuple[GpuResource, ...] = ()
+    mig_strategy: str = "none"
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    machine: str | None = None
+    problem: facts.Text = ""
+    simulated: bool = False
+
+
+class Device(facts.Struct, frozen=True, kw_only=True):
+    """One schedulable unit as the kubelet sees it. `reason` says why it is not Healthy.
+
+    `physical` is the uuid of the GPU or MIG device behind it, the same for all its replicas; empty
+    for anything else. It stands for `count` units that are alike but for their ids, of which `id`
+    is the first.
+    """
+
+    id: facts.DeviceId
+    resource: facts.Name
+    health: Health = Health.HEALTHY
+    reason: facts.Text = ""
+    simulated: bool = False
+    numa_node: int | None = None
+    physical: str = ""
+    count: Annotated[int, msgspec.Meta(ge=1, le=2**31)] = 1
+
+
+class PluginEvent(facts.Event, frozen=True, kw_only=True):
+    """A fact that a plugin reports about its node."""
+
+    plugin: facts.PluginName
+
+
+class PluginStarted(PluginEvent, frozen=True, kw_only=True):
+    """A plugin process serves; sent at start and again after every (re)connect to the bus."""
+
+    TYPE = "plugin.started"
+    SUBJECT = "muster.event.{node}.{plugin}.plugin.started"
+    version: str
+    instance: facts.Name
+    config_hash: str = ""
+    resources: tuple[facts.Name, ...] = ()
+
+
+class PluginRegistered(PluginEvent, frozen=True, kw_only=True):
+    """The kubelet took a registration and opened its stream."""
+
+    TYPE = "plugin.registered"
+    SUBJECT = "muster.event.{node}.{plugin}.plugin.registered"
+    resource: facts.Name
+    endpoint: str
+    reason: RegistrationReason
+    registrations: facts.Count
+
+
+class PluginDeregistered(PluginEvent, frozen=True, kw_only=True):
+    """The kubelet no longer lists a resource of this plugin; the plugin is repairing it."""
+
+    TYPE = "plugin.deregistered"
+    SUBJECT = "muster.event.{node}.{plugin}.plugin.deregistered"
+    resource: facts.Name
+    reason: RegistrationReason
+    detail: facts.Text = ""
+
+
+class PluginStopping(PluginEvent, frozen=True, kw_only=True):
+    """Goodbye: a planned end. `expected_return_s` is 0 when nobody expects it back."""
+
+    TYPE = "plugin.stopping"
+    SUBJECT = "muster.event.{node}.{plugin}.plugin.stopping"
+    reason: StopReason
+    expected_return_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
+
+
+class InventoryReported(PluginEvent, frozen=True, kw_only=True):
+    """The whole snapshot: at start, after every (re)connect, on a period and on request."""
+
+    TYPE = "inventory.reported"
+    SUBJECT = "muster.event.{node}.{plugin}.inventory.reported"
+    devices: tuple[Device, ...]
+    resources: tuple[facts.Name, ...] = ()
+    gpus: GpuNode | None = None
+
+
+class DeviceAdded(PluginEvent, frozen=True, kw_only=True):
+    """A device appeared and is advertised."""
+
+    TYPE = "device.added"
+    SUBJECT = "muster.event.{node}.{plugin}.device.added"
+    device: Device
+
+
+class DeviceRemoved(PluginEvent, frozen=True, kw_only=True):
+    """A device left the list for good; `physical` as in `Device`, once the last replica left.
+
+    So do `count` replicas of one GPU or MIG device together, of which `device_id` is the first.
+    """
+
+    TYPE = "device.removed"
+    SUBJECT = "muster.event.{node}.{plugin}.device.removed"
+    resource: facts.Name
+    device_id: facts.DeviceId
+    reason: facts.Text = ""
+    physical: str = ""
+    count: Annotated[int, msgspec.Meta(ge=1, le=2**31)] = 1
+
+
+class DeviceHealthChanged(PluginEvent, frozen=True, kw_only=True):
+    """A device turned Healthy or Unhealthy. `code` names the rule, such as `xid-79`.
+
+    For a GPU or MIG device `device_id` is its uuid, and the event holds for all its replicas in
+    the resource. `policy` says which rule of which policy decided, and where that comes from.
+    """
+
+    TYPE = "device.health_changed"
+    SUBJECT = "muster.event.{node}.{plugin}.device.health_changed"
+    resource: facts.Name
+    device_id: facts.DeviceId
+    health: Health
+    reason: facts.Text
+    code: str = ""
+    policy: facts.Text = ""
+    evidence: tuple[facts.Evidence, ...] = ()
+    pods: tuple[facts.Text, ...] = ()
+    """`namespace/name` of those that hold the device, where podresources told it."""
+
+
+class DeviceConditionChanged(PluginEvent, frozen=True, kw_only=True):
+    """Something is to be known of a device that stays Healthy; `condition` began or ended."""
+
+    TYPE = "device.condition_changed"
+    SUBJECT = "muster.event.{node}.{plugin}.device.condition_changed"
+    resource: facts.Name
+    device_id: facts.DeviceId
+    condition: Condition
+    holds: bool
+    reason: facts.Text
+    code: str = ""
+    policy: facts.Text = ""
+    evidence: tuple[facts.Evidence, ...] = ()
+    pods: tuple[facts.Text, ...] = ()
+
+
+class AllocationObserved(PluginEvent, frozen=True, kw_only=True):
+    """The kubelet was given devices for a container; `pod` where podresources told it."""
+
+    TYPE = "allocation.observed"
+    SUBJECT = "muster.event.{node}.{plugin}.allocation.observed"
+    resource: facts.Name
+    device_ids: tuple[facts.DeviceId, ...]
+    pod: str = ""
+
+
+class ExpectationChanged(PluginEvent, frozen=True, kw_only=True):
+    """A resource has fewer devices than configured as expected, or again enough (`short` empty)."""
+
+    TYPE = "expectation.changed"
+    SUBJECT = "muster.event.{node}.{plugin}.expectation.changed"
+    resource: facts.Name
+    short: facts.Text
+
+
+class ConfigurationApplied(PluginEvent, frozen=True, kw_only=True):
+    """A changed configuration is in force; resources that are not named were left alone.
+
+    `restart` names the settings that changed and wait for the next start.
+    """
+
+    TYPE = "configuration.applied"
+    SUBJECT = "muster.event.{node}.{plugin}.configuration.applied"
+    config_hash: str
+    added: tuple[facts.Name, ...] = ()
+    removed: tuple[facts.Name, ...] = ()
+    registered_again: tuple[facts.Name, ...] = ()
+    restart: tuple[str, ...] = ()
+
+
+class ConfigurationRefused(PluginEvent, frozen=True, kw_only=True):
+    """A changed configuration cannot be used; the one before stays in force."""
+
+    TYPE = "configuration.refused"
+    SUBJECT = "muster.event.{node}.{plugin}.configuration.refused"
+    config_hash: str
+    problems: tuple[facts.Text, ...]
+
+
+class ProblemChanged(PluginEvent, frozen=True, kw_only=True):
+    """Something about the devices is not as it was meant, or no longer: no fault of a device."""
+
+    TYPE = "problem.changed"
+    SUBJECT = "muster.event.{node}.{plugin}.problem.changed"
+    problem: facts.Text
+    holds: bool
