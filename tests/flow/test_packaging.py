@@ -1,18 +1,15 @@
 """What is shipped: the wheel, what its extras bring in, and what the plugin's process loads."""
 
-import email
-import importlib.metadata
 import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+
+from tests.worlds import wheels
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = {
@@ -46,42 +43,7 @@ print(*sorted({m.partition(".")[0] for m in sys.modules}))
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from the tree, as a release does."""
-    out = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), "."]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (found,) = out.glob("*.whl")
-    return found
-
-
-def requirements(of: str, wheel: Path) -> list[str]:
-    """Return what a distribution says it requires; ours is asked in its wheel."""
-    if of != "muster-k8s":
-        return importlib.metadata.requires(of) or []
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-        return email.message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
-
-
-def brought_in(wheel: Path, *extras: str) -> set[str]:
-    """Return every distribution that an installation with these extras brings in."""
-    found: set[tuple[str, str]] = set()
-    left = [("muster-k8s", extra) for extra in ("", *extras)]
-    while left:
-        one = left.pop()
-        if one not in found:
-            found.add(one)
-            left.extend(wanted(*one, wheel))
-    return {name for name, _ in found}
-
-
-def wanted(name: str, extra: str, wheel: Path) -> Iterator[tuple[str, str]]:
-    for line in requirements(name, wheel):
-        requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-            for wanted_extra in ("", *requirement.extras):
-                yield canonicalize_name(requirement.name), wanted_extra
+    return wheels.build(tmp_path_factory.mktemp("dist"))
 
 
 def test_the_wheel_holds_six_packages_and_nothing_else(wheel: Path) -> None:
@@ -138,13 +100,13 @@ print(commands.muster(), commands.plugin())
 
 
 def test_the_plugins_own_extra_brings_in_no_heavy_client(wheel: Path) -> None:
-    found = brought_in(wheel, "plugin")
+    found = wheels.closure(wheel, "plugin")
     assert {"grpcio", "msgspec", "nats-py", "protobuf"} <= found
     assert not found & HEAVY
 
 
 def test_the_walk_would_see_a_heavy_client(wheel: Path) -> None:
-    assert brought_in(wheel, "all") >= HEAVY
+    assert wheels.closure(wheel, "all") >= HEAVY
 
 
 def test_the_plugin_loads_no_heavy_client() -> None:
