@@ -1,6 +1,5 @@
 """Adapter: people: the command `muster`; each sub-command is imported when it is called."""
 
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from cyclopts import Parameter
 
 import muster
 from muster import commands
-from muster.cli import auth, notify
+from muster.cli import auth, notify, output, services
 
 if TYPE_CHECKING:
     from muster import codec
@@ -21,10 +20,14 @@ app = cyclopts.App(
     name="muster",
     help="The Kubernetes device plugin suite that never fails silently.",
     version=f"muster {muster.__version__}",
+    print_error=False,
+    exit_on_error=False,
+    result_action="return_int_as_exit_code_else_zero",
 )
 app.register_install_completion_command()
 auth.register(app)
 notify.register(app)
+services.add(app, sys.argv[1:])
 
 _Health = Annotated[str | None, Parameter(env_var="MUSTER_HEALTH_URL")]
 
@@ -189,68 +192,6 @@ def why(
     return 1 if problems else code
 
 
-@app.command(name="config", help_flags=[], version_flags=[])
-def configure(
-    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
-) -> int:
-    """Check, show and import the configuration of the devices: `muster config --help`."""
-    import subprocess  # noqa: PLC0415  # a command pays for its own imports
-
-    # the plugin knows its configuration; the command imports no service
-    program = [sys.executable, "-m", "muster_plugin.cli.configure", *(arguments or ("--help",))]
-    # FILE may be a pipe of the caller's: <(...)
-    done = subprocess.run(program, check=False, close_fds=False)  # noqa: S603  # our own program
-    return done.returncode
-
-
-@app.command(help_flags=[], version_flags=[])
-def replay(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
-    """Show which alerts another policy would have raised: `muster replay --help`."""
-    import subprocess  # noqa: PLC0415  # a command pays for its own imports
-
-    # health knows its detector; the command imports no service
-    program = [sys.executable, "-m", "muster_health.replay.command", *(arguments or ("--help",))]
-    return subprocess.run(program, check=False).returncode  # noqa: S603  # our own program
-
-
-@app.command(help_flags=[], version_flags=[])
-def check(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
-    """Say what is wrong with a cluster's GPUs, fuse and autoscalers: `muster check --help`."""
-    return _in_the_labeler("check", arguments)
-
-
-@app.command(help_flags=[], version_flags=[])
-def label_gpus(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
-    """Show how GPU nodes would be labelled, or label them: `muster label-gpus --help`."""
-    return _in_the_labeler("label-gpus", arguments)
-
-
-@app.command(help_flags=[], version_flags=[])
-def unlabel_gpus(
-    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
-) -> int:
-    """Remove the labels that are ours: `muster unlabel-gpus --help`."""
-    return _in_the_labeler("unlabel-gpus", arguments)
-
-
-@app.command(help_flags=[], version_flags=[])
-def gpu_name(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
-    """Say what a GPU's product would be called, and why: `muster gpu-name --help`."""
-    return _in_the_labeler("gpu-name", arguments)
-
-
-def _in_the_labeler(command: str, arguments: tuple[str, ...]) -> int:
-    """Become the labeler's own command: terminal, signals and exit code are then its own."""
-    problem = None if command == "gpu-name" else commands.missing("labeler")
-    if problem is not None:
-        print(f"muster {command}: {problem}", file=sys.stderr)
-        return 1
-    sys.stdout.flush()
-    return os.execv(  # noqa: S606  # our own program, without a shell
-        sys.executable, [sys.executable, "-m", "muster_labeler.cli.commands", command, *arguments]
-    )
-
-
 async def _past(
     node: str, *, since: datetime | timedelta | None, url: str | None
 ) -> "list[codec.CloudEvent]":
@@ -261,16 +202,12 @@ async def _past(
     return [event async for event in told]
 
 
-def _print(found: Sequence[str] | dict[str, object]) -> int:
+def _print(shown: Sequence[str] | dict[str, object]) -> int:
     """Print lines, or one JSON object."""
-    import msgspec  # noqa: PLC0415  # a command pays for its own imports
-
-    text = msgspec.json.encode(found).decode() if isinstance(found, dict) else "\n".join(found)
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # what could not be said is not tried again at the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(shown, dict):
+        output.print_json(shown)
+    else:
+        print("\n".join(shown))
     return 0
 
 
@@ -301,7 +238,15 @@ def _since(text: str | None) -> datetime | timedelta | None:
 
 def main() -> int:
     """Run the command; return the exit code."""
-    return int(app(result_action="return_int_as_exit_code_else_zero") or 0)
+    try:
+        with output.guarded():
+            return int(app(sys.argv[1:]) or 0)
+    except cyclopts.CycloptsError as error:
+        return output.fail(" ".join(error.command_chain or ()), str(error))
+    except output.Unwritable as error:
+        if error.is_closed:
+            return 0
+        return output.fail("", f"standard output: {error}", code=1)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """Adapter: the stand-ins over HTTP: what the demo asks of API server, kubelets and webhook."""
 
 import asyncio
+import contextlib
+import io
 import json
-import sys
 import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
 from typing import Any, Final
+
+from muster.cli import services
 
 _TIMEOUT_S: Final = 5.0
 _POLL_S: Final = 0.05
@@ -73,13 +76,12 @@ async def label_gpus(url: str, *words: str) -> tuple[int, str]:
     with tempfile.NamedTemporaryFile("w", prefix="muster-", suffix=".json") as file:
         json.dump(kubeconfig, file)
         file.flush()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "muster_labeler.cli.commands", "label-gpus", *words),
-            *("--kubeconfig", file.name),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        said, _ = await process.communicate()
-    assert process.returncode is not None, "communicate waits for the end"
-    return process.returncode, said.decode().rstrip().rpartition("\n")[2]
+        return await asyncio.to_thread(_captured, "label-gpus", *words, "--kubeconfig", file.name)
+
+
+def _captured(command: str, *arguments: str) -> tuple[int, str]:
+    """Run a service's command; return its exit code and the last line that it printed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = services.call(command, *arguments)
+    return code, printed.getvalue().rstrip().rpartition("\n")[2]

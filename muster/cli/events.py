@@ -27,12 +27,8 @@ def run(
         print(f"muster events: {error}", file=sys.stderr)
         return 2
     except ConnectionError as error:
-        if isinstance(error, BrokenPipeError):
-            return 0
         print(f"muster events: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        return 0
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Adapter: people: the commands of the notifier: `muster notify`, `silence` and `dlq`."""
+"""Adapter: people: `muster silence` and `muster dlq`."""
 
 import re
 import sys
@@ -18,18 +18,8 @@ dlq = cyclopts.App(name="dlq", help="Look at what could not be delivered, and se
 
 def register(app: cyclopts.App) -> None:
     """Add the commands."""
-    app.command(notify, help_flags=[], version_flags=[])
     app.command(silence)
     app.command(dlq)
-
-
-def notify(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
-    """Test receivers, explain routes, import an Alertmanager's settings: `muster notify --help`."""
-    import subprocess  # noqa: PLC0415  # a command pays for its own imports
-
-    # the notifier knows its settings; the command imports no service
-    program = [sys.executable, "-m", "muster_notifier.cli", *(arguments or ("--help",))]
-    return subprocess.run(program, check=False).returncode  # noqa: S603  # our own program
 
 
 @silence.command(name="add")

@@ -1,0 +1,133 @@
+"""Adapter: standard output and standard error: how every command prints."""
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, TextIO
+
+import msgspec
+from cyclopts import Parameter
+
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+"""The option `--json`, the same for every command."""
+
+_GAP: Final = "  "
+
+
+class Unwritable(Exception):
+    """Standard output cannot be written to; `is_closed` if only its reader has gone away."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror or str(error))
+        self.is_closed = error.errno in {errno.EPIPE, errno.ECONNRESET}
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Within this, a failure to write to standard output is raised as Unwritable, whoever writes.
+
+    An OSError would look like a failure of what the command works with, such as NATS or a file.
+    What is still to be written is flushed at the end. After a failure nothing more is written.
+    """
+    given: TextIO | None = sys.stdout
+    if given is None:
+        # closed by the caller
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
+        return
+    given.flush()
+    guard = io.TextIOWrapper(
+        io.BufferedWriter(_Guard(given.fileno(), "w", closefd=False)),
+        encoding=given.encoding,
+        errors=given.errors,
+        line_buffering=given.isatty(),
+    )
+    sys.stdout = guard
+    try:
+        try:
+            yield
+        finally:
+            guard.flush()
+    finally:
+        sys.stdout = given
+        with contextlib.suppress(Unwritable):
+            guard.close()
+
+
+class _Guard(io.FileIO):
+    """Standard output, which raises Unwritable once and drops everything after it."""
+
+    _has_failed = False
+
+    def write(self, data: Any) -> int:
+        """Write, or drop what cannot be written."""
+        if self._has_failed:
+            return len(data)
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            self._has_failed = True
+            raise Unwritable(error) from None
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, nothing: str) -> None:
+    """Print a table: drawn on a terminal, aligned text in a pipe; without rows, say `nothing`."""
+    cells = [[plain(cell) for cell in row] for row in rows]
+    if not cells:
+        print(nothing)
+    elif sys.stdout.isatty():
+        _draw(names, cells)
+    else:
+        print("\n".join(aligned([[name.upper() for name in names], *cells])))
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return rows as lines with aligned columns; the last column is as wide as it is."""
+    cells = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def print_json(value: object, *, indent: int = 0) -> None:
+    """Print a value as JSON: on one line, or indented."""
+    text = msgspec.json.encode(value)
+    if indent:
+        text = msgspec.json.format(text, indent=indent)
+    print(text.decode())
+
+
+def warn(command: str, text: str) -> None:
+    """Print to standard error, each line with the command's name before it."""
+    name = f"muster {command}" if command else "muster"
+    with contextlib.suppress(OSError):
+        for line in text.splitlines():
+            sys.stderr.write(f"{name}: {plain(line)}\n")
+
+
+def fail(command: str, problem: str, *, code: int = 2) -> int:
+    """Print a problem to standard error; return the exit code: 2 for a usage error."""
+    warn(command, problem)
+    return code
+
+
+def plain(text: str) -> str:
+    """Return a text, which anybody may have written, without what would control a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _draw(names: Sequence[str], cells: Iterable[Sequence[str]]) -> None:
+    import rich.console  # noqa: PLC0415  # 40 ms, and only on a terminal
+    import rich.table  # noqa: PLC0415  # the same
+    from rich.text import Text  # noqa: PLC0415  # the same
+
+    drawn = rich.table.Table(*names)
+    for row in cells:
+        drawn.add_row(*map(Text, row))
+    rich.console.Console().print(drawn)

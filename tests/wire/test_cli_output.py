@@ -1,0 +1,103 @@
+"""Where a command's output cannot go: a pipe that was closed, a disk that is full."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import cyclopts
+import pytest
+
+from muster import commands
+from muster.cli import __main__ as cli
+from muster.cli import output, services
+
+FULL = "muster: standard output: No space left on device\n"
+
+
+def paths(app: cyclopts.App, *above: str) -> Iterator[tuple[str, ...]]:
+    """Return every command there is, with the words that call it."""
+    yield above
+    for name in app:
+        if not name.startswith("-"):
+            yield from paths(app[name], *above, name)
+
+
+def closed_pipe() -> TextIO:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return os.fdopen(writing, "w")
+
+
+def full_disk() -> TextIO:
+    return Path("/dev/full").open("w", encoding="utf-8")
+
+
+def run(file: TextIO, arguments: tuple[str, ...], patch: pytest.MonkeyPatch) -> object:
+    """Run the command with its output going to `file`; return its exit code."""
+    patch.setattr(sys, "argv", ["muster", *arguments])
+    patch.setattr(sys, "stdout", file)
+    with file:
+        try:
+            return cli.main()
+        except SystemExit as error:
+            return error.code
+
+
+PRINTING = [
+    *((*words, "--help") for words in paths(cli.app)),
+    ("--version",),
+    ("config", "schema"),
+    ("gpu-name", "NVIDIA H100 80GB HBM3"),
+    ("gpu-name", "NVIDIA H100 80GB HBM3", "--json"),
+]
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_a_command_whose_reader_has_gone_ends_silently(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(closed_pipe(), arguments, monkeypatch) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_a_command_that_cannot_write_says_so_in_one_line(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(full_disk(), arguments, monkeypatch) == 1
+    assert capsys.readouterr().err == FULL
+
+
+def test_every_command_can_be_called_and_a_service_that_lacks_its_extra_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "missing", lambda extra: f"no {extra}")
+    assert services.call("check", "--node", "a") == 1
+    assert capsys.readouterr().err == "muster check: no labeler\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("status", "--foo"), "muster status: Unknown option: --foo.\n"),
+        (("why",), 'muster why: Command "why" parameter NODE requires an argument.\n'),
+    ],
+)
+def test_a_usage_error_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(full_disk(), arguments, monkeypatch) == 2
+    assert capsys.readouterr().err == problem
+
+
+def test_a_table_in_a_pipe_is_aligned_text(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(("id", "what"), [("a\x1b[31m", "x"), ("bcd", "long one")], nothing="none")
+    output.table(("id", "what"), [], nothing="none")
+    assert capsys.readouterr().out == (
+        "ID      WHAT\na\N{REPLACEMENT CHARACTER}[31m  x\nbcd     long one\nnone\n"
+    )
