@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-BENCHES = $(filter-out table swarm,$(basename $(notdir $(wildcard bench/*.py))))
+BENCHES = crashes demo detection gpu health house labeler notifier placement plugin simulation
 
 # Uncompiled imports double every start; we compile whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE

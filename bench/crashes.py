@@ -15,19 +15,19 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from bench import table
+from bench import report
 from tests.worlds import killed_services, receivers, scripted_health
 
 _HEALTH_POINTS_S: Final = (0.0, 3.0)
 """From the start of the process: starting, restoring, waiting for the lock, leading."""
 
 
-async def measure(options: table.Options, *, of: str) -> list[table.Row]:
+async def measure(options: report.Options, *, of: str) -> list[report.Row]:
     """Kill one of them again and again."""
     return await (_notifier(options) if of == "notifier" else _health(options))
 
 
-async def _health(options: table.Options) -> list[table.Row]:
+async def _health(options: report.Options) -> list[report.Row]:
     """Kill it 10 times, or 200."""
     chance = random.Random(1)  # noqa: S311  # the points of death are no secret
     points_s = [chance.uniform(*_HEALTH_POINTS_S) for _ in range(10 if options.quick else 200)]
@@ -47,21 +47,21 @@ async def _health(options: table.Options) -> list[table.Row]:
     calmly = f"without a kill: {calm.lost} lost, {calm.strange} more"
     disorder = not (found.in_order and found.leaders_in_order)
     return [
-        table.Row(name="alerts lost", value=found.lost, unit="", target=0, how=how),
-        table.Row(
+        report.Row(name="alerts lost", value=found.lost, unit="", target=0, how=how),
+        report.Row(
             name="alerts told twice, or wrongly",
             value=found.strange,
             unit="",
             target=0,
             how=calmly,
         ),
-        table.Row(
+        report.Row(
             name="alerts out of order", value=disorder, unit="", target=0, how="of a node, a leader"
         ),
     ]
 
 
-async def _notifier(options: table.Options) -> list[table.Row]:
+async def _notifier(options: report.Options) -> list[report.Row]:
     """Kill it 20 times, or 500."""
     kills = 20 if options.quick else 500
     directory = Path(tempfile.mkdtemp(prefix="mu-"))
@@ -72,16 +72,16 @@ async def _notifier(options: table.Options) -> list[table.Row]:
     return [row for way, result in found.items() for row in _rows(way, result)]
 
 
-def _rows(way: str, found: killed_services.Result) -> list[table.Row]:
+def _rows(way: str, found: killed_services.Result) -> list[report.Row]:
     how = f"{found.kills} SIGKILLs at random points, {found.messages} messages"
-    lost = table.Row(name=f"{way}: news lost", value=found.lost, unit="", target=0, how=how)
+    lost = report.Row(name=f"{way}: news lost", value=found.lost, unit="", target=0, how=how)
     if way in receivers.IDEMPOTENT:
         how = f"{found.dropped} came again and changed nothing"
         name = f"{way}: news told twice"
-        return [lost, table.Row(name=name, value=found.again, unit="", target=0, how=how)]
+        return [lost, report.Row(name=name, value=found.again, unit="", target=0, how=how)]
     return [
         lost,
-        table.Row(
+        report.Row(
             name=f"{way}: repeats of one kill",
             value=found.again_of_one_kill,
             unit="",
@@ -96,7 +96,7 @@ def main() -> int:
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--of", default="notifier", choices=["notifier", "health"], help="who dies")
     of = more.parse_known_args()[0].of
-    return table.main("crashes", lambda options: measure(options, of=of), more=more)
+    return report.main("crashes", lambda options: measure(options, of=of), more=more)
 
 
 if __name__ == "__main__":

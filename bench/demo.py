@@ -9,18 +9,18 @@ import sys
 
 import msgspec
 
-from bench import table
+from bench import report
 from muster.cli import story
 
 _DEMO_MAX_S = 60.0
 
 
-async def measure(options: table.Options) -> list[table.Row]:
+async def measure(options: report.Options) -> list[report.Row]:
     """Play the story once, or three times, and return its figures."""
     stories = [await _play() for _ in range(1 if options.quick else 3)]
     how = f"median of {len(stories)} runs of `muster demo --json`; beats every second"
     rows = [
-        table.Row(
+        report.Row(
             name="muster demo, whole",
             value=statistics.median(played.seconds for played in stories),
             unit="s",
@@ -29,7 +29,7 @@ async def measure(options: table.Options) -> list[table.Row]:
         )
     ]
     rows.extend(
-        table.Row(
+        report.Row(
             name=step.name,
             value=statistics.median(played.steps[index].seconds for played in stories),
             unit="s",
@@ -52,4 +52,4 @@ async def _play() -> story.Report:
 
 
 if __name__ == "__main__":
-    sys.exit(table.main("demo", measure))
+    sys.exit(report.main("demo", measure))

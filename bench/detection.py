@@ -34,7 +34,7 @@ import aiohttp
 import grpc.aio
 import orjson
 
-from bench import table
+from bench import report
 from muster.local import layout, nats, processes
 from muster.nats import bus
 from muster.pb import deviceplugin_pb2 as dp
@@ -148,8 +148,8 @@ class _Trips:
 
 
 async def measure(
-    options: table.Options, *, only: str = "", times: int = 100, minutes: float = _MINUTES
-) -> list[table.Row]:
+    options: report.Options, *, only: str = "", times: int = 100, minutes: float = _MINUTES
+) -> list[report.Row]:
     """Measure suspicions, then all classes at once, then l."""
     wanted, spread_s = (5, 300.0) if options.quick else (times, minutes * 60)
     letters = set(only.split(",")) if only else set("abcdefghijklmnop")
@@ -161,7 +161,7 @@ async def measure(
     return [*rows, *(await _apart(wanted) if "l" in letters else [])]
 
 
-async def _apart(wanted: int) -> list[table.Row]:
+async def _apart(wanted: int) -> list[report.Row]:
     """Measure class l in a process of its own.
 
     gRPC's threads here would not survive that a child of ours runs a function before it is another.
@@ -175,10 +175,10 @@ async def _apart(wanted: int) -> list[table.Row]:
         if await process.wait():
             return [_row("l: failed", 1, "", 0, "the measurement itself")]
         found = orjson.loads(file.read())["rows"]
-    return [table.Row(**{key: one[key] for key in one if key != "ok"}) for one in found]
+    return [report.Row(**{key: one[key] for key in one if key != "ok"}) for one in found]
 
 
-async def _suspicions(wanted: int) -> list[table.Row]:
+async def _suspicions(wanted: int) -> list[report.Row]:
     """Kill plugins one after the other, and look when health suspects that."""
     key = 'muster_health_suspicions_total{outcome="suspected"} '
     taken: list[float] = []
@@ -207,14 +207,14 @@ async def _suspicions(wanted: int) -> list[table.Row]:
             await asyncio.sleep(0.5)
     how = f"{len(taken)} x SIGKILL, until health's metrics count a suspicion (asked all the time)"
     return [
-        _row("a: crash to suspicion, p50", table.percentile(taken, 50), "ms", None, how),
-        _row("a: crash to suspicion, p99", table.percentile(taken, 99), "ms", _SUSPICION_MS, how),
+        _row("a: crash to suspicion, p50", report.percentile(taken, 50), "ms", None, how),
+        _row("a: crash to suspicion, p99", report.percentile(taken, 99), "ms", _SUSPICION_MS, how),
     ]
 
 
 async def _classes(
     chosen: Sequence[fault_classes.Fault], wanted: int, spread_s: float
-) -> list[table.Row]:
+) -> list[report.Row]:
     trips = _Trips()
     async with fleet.fleet(PACE) as world:
         crews = {fault.name: _crew(fault, wanted, spread_s) for fault in chosen}
@@ -249,7 +249,7 @@ async def _classes(
     load = f"load {min(trips.load):.1f} to {max(trips.load):.1f} meanwhile"
     for name, taken in (("NATS", trips.nats_ms), ("gRPC", trips.grpc_ms)):
         for share in (50, 99):
-            value = table.percentile(taken, share)
+            value = report.percentile(taken, share)
             rows.append(_row(f"empty {name} round trip, p{share}", value, "ms", None, load))
     return rows
 
@@ -289,7 +289,7 @@ async def _anew(
         await node.close()
 
 
-def _rows(fault: fault_classes.Fault, found: Sequence[fault_classes.Played]) -> list[table.Row]:
+def _rows(fault: fault_classes.Fault, found: Sequence[fault_classes.Played]) -> list[report.Row]:
     wrong = collections.Counter(word for one in found for word in _wrong(one))
     count = sum(bool(_wrong(one)) for one in found)
     said = "; ".join(f"{many} x {word}" for word, many in wrong.most_common(3))
@@ -304,8 +304,10 @@ def _rows(fault: fault_classes.Fault, found: Sequence[fault_classes.Played]) -> 
     if not times:
         return rows
     target = _TARGETS_S.get(fault.name)
-    rows.insert(0, _row(f"{fault.name}: p50", table.percentile(times, 50), "s", None, how))
-    rows.insert(1, _row(f"{fault.name}: p99", table.percentile(times, 99), "s", target, "the same"))
+    rows.insert(0, _row(f"{fault.name}: p50", report.percentile(times, 50), "s", None, how))
+    rows.insert(
+        1, _row(f"{fault.name}: p99", report.percentile(times, 99), "s", target, "the same")
+    )
     return rows
 
 
@@ -317,11 +319,11 @@ def _wrong(one: fault_classes.Played) -> list[str]:
     return [word for word in said if not word.startswith("no evidence")]
 
 
-def _row(name: str, value: float, unit: str, most: float | None, how: str) -> table.Row:
-    return table.Row(name=name, value=round(value, 3), unit=unit, target=most, how=how)
+def _row(name: str, value: float, unit: str, most: float | None, how: str) -> report.Row:
+    return report.Row(name=name, value=round(value, 3), unit=unit, target=most, how=how)
 
 
-async def _silences(wanted: int) -> list[table.Row]:
+async def _silences(wanted: int) -> list[report.Row]:
     """Class l: kill health, and look when the notifier says so."""
     taken: list[float] = []
     async with _watched() as (health, notifier), aiohttp.ClientSession() as asking:
@@ -346,8 +348,8 @@ async def _silences(wanted: int) -> list[table.Row]:
             await health.start()
     how = f"{len(taken)} x SIGKILL of health, until the notifier takes it for silent; ticks of 1 s"
     return [
-        _row("l: p50", table.percentile(taken, 50), "s", None, how),
-        _row("l: p99", table.percentile(taken, 99), "s", None, "the same"),
+        _row("l: p50", report.percentile(taken, 50), "s", None, how),
+        _row("l: p99", report.percentile(taken, 99), "s", None, "the same"),
     ]
 
 
@@ -387,7 +389,7 @@ def main() -> int:
     told = f"to make them in, {_MINUTES:g} by default"
     more.add_argument("--minutes", type=float, default=_MINUTES, help=told)
     found = more.parse_known_args()[0]
-    return table.main(
+    return report.main(
         "detection",
         lambda options: measure(options, only=found.only, times=found.times, minutes=found.minutes),
         more=more,

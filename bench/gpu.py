@@ -15,7 +15,7 @@ from typing import Final
 
 import muster
 import muster_plugin
-from bench import ear, placement, programs, table
+from bench import listening_kubelet, placement, programs, report
 from tests.worlds.nvml import fake, scenes
 
 GPU: Final = "nvidia.com/gpu"
@@ -35,7 +35,7 @@ class Bench:
         self._gpus = fake.Fake(root / "nvml")
         self._gpus.write(scenes.h100x8())
 
-    async def rows(self) -> list[table.Row]:
+    async def rows(self) -> list[report.Row]:
         """Measure everything that the plugin is asked."""
         return [*await self._starts(), *await self._costs(), *await self._faults()]
 
@@ -53,10 +53,10 @@ class Bench:
         async with programs.running(command, **self._gpus.environment()) as running:
             yield running
 
-    def _ear(self) -> ear.Ear:
-        return ear.Ear(self._root / "device-plugins")
+    def _ear(self) -> listening_kubelet.ListeningKubelet:
+        return listening_kubelet.ListeningKubelet(self._root / "device-plugins")
 
-    async def _starts(self) -> list[table.Row]:
+    async def _starts(self) -> list[report.Row]:
         times = 10 if self._quick else 40
         null = {"name": "muster.example/null", "groups": [{"devices": [{"path": "/dev/null"}]}]}
         taken, plain = [], []
@@ -78,7 +78,7 @@ class Bench:
                 await _list(heard, healthy=devices)
         return taken
 
-    async def _costs(self) -> list[table.Row]:
+    async def _costs(self) -> list[report.Row]:
         seconds = 10.0 if self._quick else 60.0
         async with self._ear() as heard, self._living() as process:
             await _list(heard, healthy=8)
@@ -97,7 +97,7 @@ class Bench:
             _row("NVML calls", made, "a minute", how=f"all functions; {how}"),
         ]
 
-    async def _faults(self) -> list[table.Row]:
+    async def _faults(self) -> list[report.Row]:
         times = 100 if self._quick else 500
         # an XID has its GPU polled at once, so that it is well again and the next can come
         health = {"good": 1, "cooldown_s": 0}
@@ -116,7 +116,9 @@ class Bench:
             _row("XID to Unhealthy, shared, p99", _ms(replicas, 99), "ms", how=shared),
         ]
 
-    async def _fault(self, heard: ear.Ear, turn: int, *, of: int, bad: int) -> float:
+    async def _fault(
+        self, heard: listening_kubelet.ListeningKubelet, turn: int, *, of: int, bad: int
+    ) -> float:
         started = time.perf_counter()
         self._gpus.drop()
         self._gpus.xid(turn % 8, 94)
@@ -125,14 +127,16 @@ class Bench:
         return found.at - started
 
 
-async def measure(options: table.Options) -> list[table.Row]:
+async def measure(options: report.Options) -> list[report.Row]:
     """Measure the plugin, then how long advice takes."""
     async with programs.arena("bench/gpu", muster, muster_plugin) as (root, url):
         rows = await Bench(root / "n", url, quick=options.quick).rows()
     return [*rows, *placement.rows(quick=options.quick)]
 
 
-async def _list(heard: ear.Ear, *, healthy: int) -> ear.Heard:
+async def _list(
+    heard: listening_kubelet.ListeningKubelet, *, healthy: int
+) -> listening_kubelet.Observed:
     """Wait for a list with so many Healthy devices."""
     async with asyncio.timeout(_WAIT_S):
         while True:
@@ -143,13 +147,13 @@ async def _list(heard: ear.Ear, *, healthy: int) -> ear.Heard:
 
 def _row(
     name: str, value: float, unit: str, *, most: float | None = None, how: str = ""
-) -> table.Row:
-    return table.Row(name=name, value=round(value, 4), unit=unit, target=most, how=how)
+) -> report.Row:
+    return report.Row(name=name, value=round(value, 4), unit=unit, target=most, how=how)
 
 
 def _ms(values: list[float], share: int) -> float:
-    return table.percentile(values, share) * 1000
+    return report.percentile(values, share) * 1000
 
 
 if __name__ == "__main__":
-    sys.exit(table.main("gpu", measure))
+    sys.exit(report.main("gpu", measure))

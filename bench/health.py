@@ -1,6 +1,6 @@
 """Door to one health service under load: ten thousand connections, a hundred thousand nodes.
 
-The plugins are `bench.swarm`: real connections to a real nats-server, with nothing behind them.
+The plugins are `bench.connections`: real connections to a real nats-server, nothing behind them.
 nats-server, health, notifier and labeler are real processes; the Kubernetes API is the stand-in,
 and health is not told of it. `idle`: one connection a node. `many`: a hundred nodes a connection.
 `storm`: nats-server is killed below all of them, and 37 plugins die during the outage.
@@ -23,7 +23,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from bench import programs, swarm, table
+from bench import connections, programs, report
 from muster import vocabulary
 from muster.local import layout, nats, processes
 from muster.nats import bus, consumers, streams
@@ -44,12 +44,12 @@ _SUSPECTED: Final = 'muster_health_suspicions_total{outcome="suspected"}'
 _NODES: Final = "/api/v1/nodes"
 
 
-async def measure(options: table.Options, *, only: str = _ALL) -> list[table.Row]:
+async def measure(options: report.Options, *, only: str = _ALL) -> list[report.Row]:
     """Measure each in a world of its own."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # for nats-server and the swarm, which inherit it
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    rows: list[table.Row] = []
+    rows: list[report.Row] = []
     chosen = only.split(",")
     seconds = 10.0 if options.quick else 60.0
     few, many = (1_000, 10_000) if options.quick else (10_000, 100_000)
@@ -84,7 +84,7 @@ class _World:
         self.health = processes.Process(program, self.directory / "health.log")
         await self.health.start()
         self.swarm = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.swarm", "--url", self.server.url),
+            *(sys.executable, "-m", "bench.connections", "--url", self.server.url),
             *("--connections", str(links), "--nodes", str(nodes), "--interval", str(_BEAT_S)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -161,7 +161,7 @@ async def _world() -> AsyncIterator[_World]:
 
 async def _load(
     links: int, nodes: int, seconds: float, *, cpu: float, mib: float
-) -> list[table.Row]:
+) -> list[report.Row]:
     clock = asyncio.get_running_loop().time
     async with _world() as world:
         await world.start(links, nodes)
@@ -180,16 +180,16 @@ async def _load(
     each = f"{nodes:,} nodes over {links:,} connections"
     how = f"{each}, {beats:.0f} beats a second heard for {seconds:g} s; no Kubernetes API"
     return [
-        table.Row(name=f"{nodes}: CPU", value=share, unit="% of a core", target=cpu, how=how),
-        table.Row(name=f"{nodes}: memory", value=memory, unit="MiB", target=mib, how="VmRSS"),
-        table.Row(
+        report.Row(name=f"{nodes}: CPU", value=share, unit="% of a core", target=cpu, how=how),
+        report.Row(name=f"{nodes}: memory", value=memory, unit="MiB", target=mib, how="VmRSS"),
+        report.Row(
             name=f"{nodes}: suspected",
             value=suspected,
             unit="plugins",
             target=0,
             how="meanwhile; all of them were well",
         ),
-        table.Row(
+        report.Row(
             name=f"{nodes}: told of all",
             value=known_s,
             unit="s",
@@ -232,7 +232,7 @@ class _Ears:
         writer.close()
 
 
-async def _storm(nodes: int, *, quick: bool) -> list[table.Row]:
+async def _storm(nodes: int, *, quick: bool) -> list[report.Row]:
     """Kill NATS below all of them, kill some of them meanwhile, and look who is found."""
     clock = asyncio.get_running_loop().time
     async with contextlib.AsyncExitStack() as stack:
@@ -286,7 +286,7 @@ async def _storm(nodes: int, *, quick: bool) -> list[table.Row]:
         ("storm: all connected", back_s, "s", None, "from NATS' restart, by the swarm"),
     )
     return [
-        table.Row(name=name, value=value, unit=unit, target=most, how=how)
+        report.Row(name=name, value=value, unit=unit, target=most, how=how)
         for name, value, unit, most, how in rows
     ]
 
@@ -328,7 +328,7 @@ async def _labelled(
     await api.start()
     http = await stack.enter_async_context(aiohttp.ClientSession(api.addresses["http"]))
     for number in range(min(nodes, _LABELLED)):
-        body = orjson.dumps({"metadata": {"name": swarm.name_of(number)}})
+        body = orjson.dumps({"metadata": {"name": connections.name_of(number)}})
         async with http.post(_NODES, data=body) as answer:
             answer.raise_for_status()
     cluster = {"kubeconfig": str(kubeconfig), "namespace": "default"}
@@ -362,7 +362,7 @@ def main() -> int:
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--only", default=_ALL, help=f"which of {_ALL}")
     only = more.parse_known_args()[0].only
-    return table.main("health", lambda options: measure(options, only=only), more=more)
+    return report.main("health", lambda options: measure(options, only=only), more=more)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import msgspec
 
 import muster
 import muster_plugin
-from bench import table
+from bench import report
 from muster.local import kubelet, nats
 from muster.nats import bus
 from muster.pb import deviceplugin_pb2 as dp
@@ -31,7 +31,7 @@ FUSE: Final = "smarter-devices/fuse"
 _SETTLE_S: Final = 6.0
 
 
-async def measure(options: table.Options) -> list[table.Row]:
+async def measure(options: report.Options) -> list[report.Row]:
     """Measure starts first, then memory and idle CPU of one process."""
     for package in (muster, muster_plugin):
         compileall.compile_dir(Path(package.__file__ or "").parent, quiet=2)
@@ -69,7 +69,7 @@ class _Doorbell:
         return dp.Empty()
 
 
-async def _starts(config: Path, sockets: Path, *, times: int) -> list[table.Row]:
+async def _starts(config: Path, sockets: Path, *, times: int) -> list[report.Row]:
     doorbell = _Doorbell()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((rpc.registration_handler(doorbell),))
@@ -85,13 +85,13 @@ async def _starts(config: Path, sockets: Path, *, times: int) -> list[table.Row]
     how = f"{times} starts; from fork to the kubelet's hearing Register"
     alone = f"{times} starts; the interpreter alone, to compare machines"
     return [
-        _row("start to Register, p50", table.percentile(taken, 50) * 1000, "ms", 120, how),
-        _row("start to Register, p99", table.percentile(taken, 99) * 1000, "ms", None, how),
-        _row("import asyncio, p50", table.percentile(bare, 50) * 1000, "ms", None, alone),
+        _row("start to Register, p50", report.percentile(taken, 50) * 1000, "ms", 120, how),
+        _row("start to Register, p99", report.percentile(taken, 99) * 1000, "ms", None, how),
+        _row("import asyncio, p50", report.percentile(bare, 50) * 1000, "ms", None, alone),
     ]
 
 
-async def _listed(config: Path, node: kubelet.Kubelet, *, times: int) -> list[table.Row]:
+async def _listed(config: Path, node: kubelet.Kubelet, *, times: int) -> list[report.Row]:
     taken = []
     for _ in range(times):
         started = time.perf_counter()
@@ -100,10 +100,10 @@ async def _listed(config: Path, node: kubelet.Kubelet, *, times: int) -> list[ta
             taken.append(time.perf_counter() - started)
         await node.until(lambda state: not _is_listed(state.resources.get(FUSE)))
     how = f"{times} starts; from fork to the kubelet's having the device list"
-    return [_row("start to listed, p50", table.percentile(taken, 50) * 1000, "ms", None, how)]
+    return [_row("start to listed, p50", report.percentile(taken, 50) * 1000, "ms", None, how)]
 
 
-async def _idle(config: Path, node: kubelet.Kubelet, *, seconds: float) -> list[table.Row]:
+async def _idle(config: Path, node: kubelet.Kubelet, *, seconds: float) -> list[report.Row]:
     async with _plugin(config) as pid:
         await node.until(lambda state: _is_listed(state.resources.get(FUSE)))
         await asyncio.sleep(_SETTLE_S)
@@ -117,8 +117,8 @@ async def _idle(config: Path, node: kubelet.Kubelet, *, seconds: float) -> list[
         ]
 
 
-def _row(name: str, value: float, unit: str, target: float | None, how: str) -> table.Row:
-    return table.Row(name=name, value=round(value, 4), unit=unit, target=target, how=how)
+def _row(name: str, value: float, unit: str, target: float | None, how: str) -> report.Row:
+    return report.Row(name=name, value=round(value, 4), unit=unit, target=target, how=how)
 
 
 def _config(root: Path, *, url: str = "nats://127.0.0.1:1") -> Path:
@@ -175,4 +175,4 @@ def _cpu_s(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(table.main("house", measure))
+    sys.exit(report.main("house", measure))

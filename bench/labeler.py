@@ -17,7 +17,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from bench import programs, table
+from bench import programs, report
 from muster import vocabulary
 from muster.local import layout, nats, processes
 from muster.nats import bus
@@ -33,7 +33,7 @@ _RATE: Final = 100
 _AUDIT_LOG: Final = "audit.log"
 
 
-async def measure(options: table.Options) -> list[table.Row]:
+async def measure(options: report.Options) -> list[report.Row]:
     """Measure commands and service on one cluster."""
     count = 1_000 if options.quick else 10_000
     directory = Path(tempfile.mkdtemp(prefix="mu-"))
@@ -66,16 +66,16 @@ class _Cluster:
         path = "/api/v1/namespaces/default/pods"
         await _at_once([self._create(path, _pod(number)) for number in range(0, count, 10)])
 
-    async def checked(self, count: int) -> list[table.Row]:
+    async def checked(self, count: int) -> list[report.Row]:
         """Look at all of it."""
         wall_s, peak_mib, _ = await self._command("check", "all", "--output", "json")
         how = f"muster check all, {count} nodes of {_size_kib():.1f} KiB, {count // 10} pods"
         return [
-            table.Row(name="check", value=wall_s, unit="s", target=20, how=how),
-            table.Row(name="check, memory", value=peak_mib, unit="MiB", target=150, how=how),
+            report.Row(name="check", value=wall_s, unit="s", target=20, how=how),
+            report.Row(name="check, memory", value=peak_mib, unit="MiB", target=150, how=how),
         ]
 
-    async def labelled(self, count: int) -> list[table.Row]:
+    async def labelled(self, count: int) -> list[report.Row]:
         """Label all of it, and watch how fast."""
         self._audit_log.write_bytes(b"")
         words = ("label-gpus", "--apply", "--yes", "--rate", str(_RATE), "--timeout", "60s")
@@ -83,24 +83,24 @@ class _Cluster:
         seen = self._received()
         how = f"{count} nodes, {_RATE} writes a second allowed, exit code {code}"
         return [
-            table.Row(
+            report.Row(
                 name="apply, longest",
                 value=wall_s,
                 unit="s",
                 target=count / _RATE * 1.1 + 10,
                 how=f"{how}; each written and read back",
             ),
-            table.Row(
+            report.Row(
                 name="apply, in any second",
                 value=_most(seen, 1.0),
                 unit="writes",
                 target=_RATE,
                 how=f"the most of {len(seen)} within any second, as the API received them",
             ),
-            table.Row(name="apply, memory", value=peak_mib, unit="MiB", target=None, how=how),
+            report.Row(name="apply, memory", value=peak_mib, unit="MiB", target=None, how=how),
         ]
 
-    async def steady(self, count: int, *, seconds: float) -> list[table.Row]:
+    async def steady(self, count: int, *, seconds: float) -> list[report.Row]:
         """Let the service keep all of it, and add nodes."""
         async with contextlib.AsyncExitStack() as open_:
             server = await open_.enter_async_context(nats.NatsServer(self._directory / "nats"))
@@ -125,11 +125,11 @@ class _Cluster:
             f"{count} nodes reported and labelled, {count / _KUBELETS_SAY_S:.0f} statuses a second"
         )
         return [
-            table.Row(name="steady, CPU", value=share, unit="% of a core", target=2, how=how),
-            table.Row(name="steady, memory", value=mib, unit="MiB", target=120, how=how),
-            table.Row(
+            report.Row(name="steady, CPU", value=share, unit="% of a core", target=2, how=how),
+            report.Row(name="steady, memory", value=mib, unit="MiB", target=120, how=how),
+            report.Row(
                 name="new node to label",
-                value=table.percentile(delays, 99),
+                value=report.percentile(delays, 99),
                 unit="s",
                 target=2,
                 how="99th percentile of 20, from the report of its agent to the label on it",
@@ -320,4 +320,4 @@ def _pod(number: int) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(table.main("labeler", measure))
+    sys.exit(report.main("labeler", measure))

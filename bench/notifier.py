@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from bench import crashes, programs, table
+from bench import crashes, programs, report
 from tests.worlds import webhook_sink
 
 _STORM: Final = 10_000
@@ -19,7 +19,7 @@ _AT_ONCE: Final = 200
 _AT_ONCE_TIMES: Final = {"group_wait_s": 0, "group_interval_s": 300, "repeat_interval_s": 86_400}
 
 
-async def measure(options: table.Options) -> list[table.Row]:
+async def measure(options: report.Options) -> list[report.Row]:
     """Measure each by itself, with a NATS server and a notifier of its own."""
     directory = Path(tempfile.mkdtemp(prefix="mu-"))
     alerts = 200 if options.quick else 1_000
@@ -32,7 +32,7 @@ async def measure(options: table.Options) -> list[table.Row]:
     return [*rows, *await crashes.measure(options, of="notifier")] if not options.quick else rows
 
 
-async def _storm(directory: Path) -> list[table.Row]:
+async def _storm(directory: Path) -> list[report.Row]:
     """10,000 alerts of one kind on as many nodes; then all of them end."""
     clock = asyncio.get_running_loop().time
     gate = asyncio.Semaphore(_AT_ONCE)
@@ -75,22 +75,22 @@ async def _storm(directory: Path) -> list[table.Row]:
         messages = max(len(a.taken), len(b.taken))
     how = f"{_STORM} alerts of one kind, published within {published_s:.1f} s, group_wait 8 s"
     return [
-        table.Row(name="storm told", value=told_s, unit="s", target=10, how=how),
-        table.Row(
+        report.Row(name="storm told", value=told_s, unit="s", target=10, how=how),
+        report.Row(
             name="CPU of the storm",
             value=cpu_s,
             unit="s",
             target=None,
             how="of the notifier, its start included, for two receivers",
         ),
-        table.Row(
+        report.Row(
             name="messages a receiver",
             value=messages,
             unit="",
             target=3,
             how="of the whole storm, its end included; group_interval 30 s",
         ),
-        table.Row(
+        report.Row(
             name="memory in the storm",
             value=mib,
             unit="MiB",
@@ -131,31 +131,31 @@ async def _latency(directory: Path, *, alerts: int) -> tuple[list[float], list[f
     return waits
 
 
-def _latency_rows(alone: list[float], beside: list[float]) -> list[table.Row]:
-    p99, p99_beside = table.percentile(alone, 99), table.percentile(beside, 99)
+def _latency_rows(alone: list[float], beside: list[float]) -> list[report.Row]:
+    p99, p99_beside = report.percentile(alone, 99), report.percentile(beside, 99)
     return [
-        table.Row(
+        report.Row(
             name="alert to webhook, p50",
-            value=table.percentile(alone, 50) * 1e3,
+            value=report.percentile(alone, 50) * 1e3,
             unit="ms",
             target=None,
             how=f"{len(alone)} alerts, one after the other, group_wait 0",
         ),
-        table.Row(
+        report.Row(
             name="alert to webhook, p99",
             value=p99 * 1e3,
             unit="ms",
             target=100,
             how="the same",
         ),
-        table.Row(
+        report.Row(
             name="p50 beside a stuck receiver",
-            value=table.percentile(beside, 50) / table.percentile(alone, 50),
+            value=report.percentile(beside, 50) / report.percentile(alone, 50),
             unit="times",
             target=1.1,
             how="the same, and another receiver takes requests and never answers",
         ),
-        table.Row(
+        report.Row(
             name="p99 beside a stuck receiver",
             value=p99_beside / p99,
             unit="times",
@@ -165,7 +165,7 @@ def _latency_rows(alone: list[float], beside: list[float]) -> list[table.Row]:
     ]
 
 
-async def _rate(directory: Path, *, messages: int) -> list[table.Row]:
+async def _rate(directory: Path, *, messages: int) -> list[report.Row]:
     """Ask what the smallest time between two messages to a slow receiver is."""
     async with webhook_sink.sink() as found, webhook_sink.world(directory) as world:
         await world.start(
@@ -178,7 +178,7 @@ async def _rate(directory: Path, *, messages: int) -> list[table.Row]:
         if world.notifier is not None:
             await world.notifier.kill()
     return [
-        table.Row(
+        report.Row(
             name="messages a second to a receiver of 1",
             value=(messages - 1) / (found.taken[-1].at - found.taken[0].at),
             unit="1/s",
@@ -189,4 +189,4 @@ async def _rate(directory: Path, *, messages: int) -> list[table.Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(table.main("notifier", measure))
+    sys.exit(report.main("notifier", measure))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bench import table
+from bench import report
 from muster_plugin.config import gpus
 from muster_plugin.gpu import placement
 from muster_plugin.model import advertised, gpu
@@ -26,7 +26,7 @@ _LEVELS: Final = {
 Joins = Callable[[int, int], gpu.Link]
 
 
-def rows(*, quick: bool) -> list[table.Row]:
+def rows(*, quick: bool) -> list[report.Row]:
     """Measure; the target is for the worst of all sizes and machines, each time the median."""
     times = 3 if quick else 9
     found = []
@@ -42,9 +42,9 @@ def rows(*, quick: bool) -> list[table.Row]:
     return [_row("advice, 16 GPUs aligned, worst", worst, target=_TARGET_MS), *found]
 
 
-def _row(name: str, value: float, *, target: float | None = None, how: str = "") -> table.Row:
+def _row(name: str, value: float, *, target: float | None = None, how: str = "") -> report.Row:
     told = how or f"median of each of {_GPUS} sizes; the slowest of all machines"
-    return table.Row(name=name, value=round(value, 2), unit="ms", target=target, how=told)
+    return report.Row(name=name, value=round(value, 2), unit="ms", target=target, how=told)
 
 
 def _timed(links: placement.Links, size: int) -> float:
@@ -102,4 +102,4 @@ def _across(one: int, other: int) -> gpu.Link:
 
 
 if __name__ == "__main__":
-    print(table.table("placement", rows(quick="--quick" in sys.argv)))
+    print(report.text("placement", rows(quick="--quick" in sys.argv)))

@@ -20,7 +20,7 @@ import grpc.aio
 
 import muster
 import muster_plugin
-from bench import ear, programs, table
+from bench import listening_kubelet, programs, report
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
@@ -38,11 +38,11 @@ class Bench:
         self._command = command
         self._root = root
         self._quick = quick
-        self._rows: list[table.Row] = []
+        self._rows: list[report.Row] = []
         (root / "device-plugins").mkdir(parents=True)
         (root / "null").symlink_to("/dev/null")
 
-    async def common(self) -> list[table.Row]:
+    async def common(self) -> list[report.Row]:
         """Measure what every plugin can be asked."""
         await self._starts()
         async with self._living() as (heard, process):
@@ -53,7 +53,7 @@ class Bench:
         await self._crash()
         return self._rows
 
-    async def own(self) -> list[table.Row]:
+    async def own(self) -> list[report.Row]:
         """Measure what only muster's plugin is asked here: hot-plug, faults, growth."""
         async with self._living() as (heard, process):
             await _quiet(heard)
@@ -68,7 +68,7 @@ class Bench:
         """Add a figure; the targets are muster's."""
         target = most if self._name == "muster" else None
         self._rows.append(
-            table.Row(
+            report.Row(
                 name=f"{self._name}: {name}",
                 value=round(value, 4),
                 unit=unit,
@@ -78,9 +78,11 @@ class Bench:
         )
 
     @contextlib.asynccontextmanager
-    async def _living(self) -> AsyncIterator[tuple[ear.Ear, asyncio.subprocess.Process]]:
+    async def _living(
+        self,
+    ) -> AsyncIterator[tuple[listening_kubelet.ListeningKubelet, asyncio.subprocess.Process]]:
         async with (
-            ear.Ear(self._root / "device-plugins") as heard,
+            listening_kubelet.ListeningKubelet(self._root / "device-plugins") as heard,
             programs.running(self._command(self._root)) as process,
         ):
             yield heard, process
@@ -88,7 +90,7 @@ class Bench:
     async def _starts(self) -> None:
         times = 10 if self._quick else 40
         taken = []
-        async with ear.Ear(self._root / "device-plugins") as heard:
+        async with listening_kubelet.ListeningKubelet(self._root / "device-plugins") as heard:
             for _ in range(times):
                 started = time.perf_counter()
                 async with programs.running(self._command(self._root)):
@@ -111,7 +113,7 @@ class Bench:
         self.row("memory, one resource", memory, "MiB", most=48, how="VmRSS, one stream")
         self.row("idle CPU", share * 100, "% of a core", most=0.1, how=f"{seconds:g} s")
 
-    async def _allocations(self, heard: ear.Ear, resource: str) -> None:
+    async def _allocations(self, heard: listening_kubelet.ListeningKubelet, resource: str) -> None:
         calls = 500 if self._quick else 5000
         path, taken, empty = heard.endpoints[resource], [], []
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
@@ -136,7 +138,7 @@ class Bench:
             "Allocate beyond an empty call", ours, "ms", how="p50 less p50: what is the plugin's"
         )
 
-    async def _losses(self, heard: ear.Ear, resource: str) -> None:
+    async def _losses(self, heard: listening_kubelet.ListeningKubelet, resource: str) -> None:
         times = 20 if self._quick else 40
         restarts = []
         for _ in range(times):
@@ -181,7 +183,7 @@ class Bench:
             how = "after two SIGKILLs and a start; its own is one"
             self.row("socket files", len(left), "files", most=1, how=how)
 
-    async def _hot_plug(self, heard: ear.Ear) -> None:
+    async def _hot_plug(self, heard: listening_kubelet.ListeningKubelet) -> None:
         times = 100 if self._quick else 500
         device, came, went = self._root / "hot", [], []
         for _ in range(times):
@@ -195,7 +197,7 @@ class Bench:
         self.row("device appears to list, p99", _ms(came, 99), "ms", most=20, how=how)
         self.row("device disappears to list, p99", _ms(went, 99), "ms", most=20, how=how)
 
-    async def _faults(self, heard: ear.Ear) -> None:
+    async def _faults(self, heard: listening_kubelet.ListeningKubelet) -> None:
         times = 100 if self._quick else 500
         script, taken = self._root / "faults", []
         for turn in range(times):
@@ -206,7 +208,9 @@ class Bench:
         how = f"{times} faults and recoveries of a simulated GPU, from the write of its script"
         self.row("Unhealthy to list, p99", _ms(taken, 99), "ms", most=5, how=how)
 
-    async def _growth(self, heard: ear.Ear, process: asyncio.subprocess.Process) -> None:
+    async def _growth(
+        self, heard: listening_kubelet.ListeningKubelet, process: asyncio.subprocess.Process
+    ) -> None:
         cycles, restarts = (500, 30) if self._quick else (10_000, 1_000)
         await self._cycles(heard, cycles // 5, restarts // 5)
         memory, files = programs.resident_mib(process.pid), programs.descriptors(process.pid)
@@ -222,7 +226,9 @@ class Bench:
             how=how,
         )
 
-    async def _cycles(self, heard: ear.Ear, cycles: int, restarts: int) -> None:
+    async def _cycles(
+        self, heard: listening_kubelet.ListeningKubelet, cycles: int, restarts: int
+    ) -> None:
         device = self._root / "hot"
         for _ in range(cycles):
             device.symlink_to("/dev/zero")
@@ -236,7 +242,7 @@ class Bench:
         await _quiet(heard)
 
 
-async def measure(options: table.Options, peers: Sequence[str]) -> list[table.Row]:
+async def measure(options: report.Options, peers: Sequence[str]) -> list[report.Row]:
     """Measure muster's plugin, then each peer."""
     async with programs.arena("bench/plugin", muster, muster_plugin) as (root, url):
         ours = Bench("muster", _muster(url, _one), root / "m", quick=options.quick)
@@ -251,10 +257,10 @@ async def measure(options: table.Options, peers: Sequence[str]) -> list[table.Ro
     return rows
 
 
-async def _many(url: str, root: Path) -> list[table.Row]:
+async def _many(url: str, root: Path) -> list[report.Row]:
     """Measure muster with 64 resources."""
     found = Bench("muster", _muster(url, _sixty_four), root, quick=True)
-    async with ear.Ear(root / "device-plugins") as heard:
+    async with listening_kubelet.ListeningKubelet(root / "device-plugins") as heard:
         started = time.perf_counter()
         async with programs.running(found._command(root)) as process:  # noqa: SLF001  # the same module
             for _ in range(64):
@@ -319,14 +325,16 @@ def _peer(command: str) -> Command:
     return filled
 
 
-async def _until_registered(heard: ear.Ear, started: float) -> float:
+async def _until_registered(heard: listening_kubelet.ListeningKubelet, started: float) -> float:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_NEVER_S):
             return max(0.0, (await heard.registered.get()).at - started)
     return _NEVER_S
 
 
-async def _list(heard: ear.Ear, resource: str, *, healthy: int) -> ear.Heard:
+async def _list(
+    heard: listening_kubelet.ListeningKubelet, resource: str, *, healthy: int
+) -> listening_kubelet.Observed:
     """Wait for a list of this resource with so many Healthy devices."""
     async with asyncio.timeout(_NEVER_S):
         while True:
@@ -335,7 +343,7 @@ async def _list(heard: ear.Ear, resource: str, *, healthy: int) -> ear.Heard:
                 return found
 
 
-async def _quiet(heard: ear.Ear) -> None:
+async def _quiet(heard: listening_kubelet.ListeningKubelet) -> None:
     """Wait until nothing more comes, and forget what came."""
     while True:
         came = 0
@@ -349,7 +357,7 @@ async def _quiet(heard: ear.Ear) -> None:
 
 
 def _ms(values: Sequence[float], share: int) -> float:
-    return table.percentile(values, share) * 1000
+    return report.percentile(values, share) * 1000
 
 
 def main() -> int:
@@ -363,7 +371,7 @@ def main() -> int:
         help="another plugin's command line, with {directory} or {kubelet}, and {device}",
     )
     chosen, _ = own.parse_known_args()
-    return table.main("plugin", lambda options: measure(options, chosen.peer), more=own)
+    return report.main("plugin", lambda options: measure(options, chosen.peer), more=own)
 
 
 if __name__ == "__main__":

@@ -66,14 +66,14 @@ def main(
     chosen = parser.parse_args()
     started = time.monotonic()
     rows = asyncio.run(measure(Options(quick=chosen.quick)))
-    print(table(bench, rows))
+    print(text(bench, rows))
     print(f"{time.monotonic() - started:.1f} s")
     if chosen.json:
         chosen.json.write_bytes(document(bench, rows))
     return 0
 
 
-def table(bench: str, rows: Sequence[Row]) -> str:
+def text(bench: str, rows: Sequence[Row]) -> str:
     """Return the figures for people."""
     lines = [("figure", "value", "target", "", "how")]
     for row in rows:

@@ -4,7 +4,7 @@ Each speaks the protocol of nats-server by itself: it beats, answers the probe, 
 an outage as a plugin does. What it says is what a healthy plugin says, byte for byte; there is no
 kubelet, no device and no process behind it.
 
-    python -m bench.swarm --url nats://... --connections 10000 --nodes 10000
+    python -m bench.connections --url nats://... --connections 10000 --nodes 10000
 
 prints `listening` once all are connected. A line on stdin is a command: `kill 37` ends so many for
 good, without a goodbye.
@@ -93,7 +93,7 @@ class _Node:
 class _Link(asyncio.Protocol):
     """One connection, and the nodes behind it."""
 
-    def __init__(self, swarm: "Swarm", name: str, nodes: list[_Node]) -> None:
+    def __init__(self, swarm: "Fleet", name: str, nodes: list[_Node]) -> None:
         self.nodes = nodes
         self.is_open = False
         self._swarm = swarm
@@ -162,7 +162,7 @@ class _Link(asyncio.Protocol):
             self._transport.abort()
 
 
-class Swarm:
+class Fleet:
     """Connections to one server, and a clock that has them beat."""
 
     def __init__(self, url: str, *, connections: int, nodes: int, interval_s: float) -> None:
@@ -275,7 +275,7 @@ def _tell(**facts: object) -> None:
 
 
 async def _serve(chosen: argparse.Namespace) -> None:
-    swarm = Swarm(
+    swarm = Fleet(
         chosen.url,
         connections=chosen.connections,
         nodes=chosen.nodes,
@@ -286,7 +286,7 @@ async def _serve(chosen: argparse.Namespace) -> None:
 
 def main() -> int:
     """Run a swarm from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.swarm")
+    parser = argparse.ArgumentParser(prog="python -m bench.connections")
     parser.add_argument("--url", required=True)
     parser.add_argument("--connections", type=int, required=True)
     parser.add_argument("--nodes", type=int, required=True)

@@ -17,7 +17,7 @@ from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
 
-class Heard(NamedTuple):
+class Observed(NamedTuple):
     """One Register, one list or the end of a stream; counts are those of the list."""
 
     at: float
@@ -26,14 +26,14 @@ class Heard(NamedTuple):
     healthy: int = 0
 
 
-class Ear:
+class ListeningKubelet:
     """A kubelet.sock in a directory, and the streams it has open; an async context manager."""
 
     def __init__(self, sockets: Path) -> None:
         self.sockets = sockets
-        self.registered: asyncio.Queue[Heard] = asyncio.Queue()
-        self.lists: asyncio.Queue[Heard] = asyncio.Queue()
-        self.ends: asyncio.Queue[Heard] = asyncio.Queue()
+        self.registered: asyncio.Queue[Observed] = asyncio.Queue()
+        self.lists: asyncio.Queue[Observed] = asyncio.Queue()
+        self.ends: asyncio.Queue[Observed] = asyncio.Queue()
         self.endpoints: dict[str, Path] = {}
         self._server = grpc.aio.server()
         self._streams: dict[str, asyncio.Task[None]] = {}
@@ -53,7 +53,7 @@ class Ear:
         """Note the moment, and listen from now on."""
         del context
         name = request.resource_name
-        self.registered.put_nowait(Heard(time.perf_counter(), name))
+        self.registered.put_nowait(Observed(time.perf_counter(), name))
         self.endpoints[name] = self.sockets / request.endpoint
         self._streams[name] = asyncio.create_task(self._follow(name))
         return dp.Empty()
@@ -90,7 +90,7 @@ class Ear:
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     async for told in rpc.DevicePluginClient(channel).list_and_watch(dp.Empty()):
                         healthy = sum(device.health == "Healthy" for device in told.devices)
-                        heard = Heard(time.perf_counter(), resource, len(told.devices), healthy)
+                        heard = Observed(time.perf_counter(), resource, len(told.devices), healthy)
                         self.lists.put_nowait(heard)
             finally:
-                self.ends.put_nowait(Heard(time.perf_counter(), resource))
+                self.ends.put_nowait(Observed(time.perf_counter(), resource))
