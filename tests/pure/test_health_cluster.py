@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_health.kubernetes import daemonset_placement, membership, objects, pods_by_resource
+from muster_health.kubernetes import daemonset_placement, membership, objects
 from muster_health.model import config, facts, signals
 
 ZONE = "topology.kubernetes.io/zone"
@@ -233,7 +233,7 @@ def test_a_pod_holds_what_any_of_its_containers_requests_until_it_has_ended(
     pod: object, *, holds: bool
 ) -> None:
     listed = msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": [pod]})
-    assert pods_by_resource.of(listed, (GPU, "a/b")) == (("n/p",) if holds else ())
+    assert objects.holders_of(listed, (GPU, "a/b")) == (("n/p",) if holds else ())
 
 
 def test_a_daemonset_selects_pods_as_a_query_has_it() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from muster import vocabulary
 from muster_health.model import config, signals
-from muster_health.replay import recording, replaying, tapes
+from muster_health.replay import player, recording
 from tests.worlds import detector_fleet
 
 NODES = ("a", "b", "c")
@@ -81,8 +81,8 @@ def differences(night: Night) -> list[str]:
     """Return what was told and is not raised again, and what is raised and was not told."""
     found: list[str] = []
     for lines in night.lines:
-        recorded = tapes.tape(lines)
-        missed, more = tapes.held_against(recorded, replaying.play(recorded).episodes)
+        recorded = recording.tape(lines)
+        missed, more = recording.held_against(recorded, player.play(recorded).episodes)
         found += [f"not raised: {one.alert.node} {one.alert.kind}" for one in missed]
         found += [f"not told: {one.alert.node} {one.alert.kind}" for one in more]
     return found
@@ -141,5 +141,5 @@ def test_a_restart_is_no_silence_of_anyone(away_s: float) -> None:
         night.crash(away_s)
         night.run(60.0)
     assert differences(night) == []
-    told = [(one.alert.node, one.alert.kind) for one in tapes.tape(night.lines[0]).told]
+    told = [(one.alert.node, one.alert.kind) for one in recording.tape(night.lines[0]).told]
     assert told == [("a", vocabulary.AlertKind.PLUGIN_DOWN)]

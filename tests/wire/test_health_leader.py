@@ -13,7 +13,7 @@ from muster import vocabulary
 from muster.leadership import Leadership
 from muster.local import nats
 from muster.nats import buckets, bus, consumers, lock, streams
-from muster_health.bus import leadership, watchdog
+from muster_health.bus import verdict_log, watchdog
 
 Story = Callable[[nats.NatsServer, bus.Bus], Awaitable[None]]
 
@@ -36,7 +36,7 @@ def leading(on: bus.Bus, name: str) -> lock.Lock:
         lock.Key(on.link, streams.LEADER, "test"),
         us=lock.Holder(name=name, host=name, space="1", pid=1),
         timing=lock.Timing(ttl_s=2, renew_s=0.5, margin_s=0.5),
-        on_change=leadership.told,
+        on_change=verdict_log.log_leadership,
     )
 
 
@@ -53,7 +53,7 @@ def test_who_leads_is_told_as_it_changes_and_not_who_leads_instead() -> None:
     )
     with capture_logs() as lines:
         for was, now in ((nobody, other), (other, us), (us, other)):
-            leadership.told(was, now)
+            verdict_log.log_leadership(was, now)
     assert lines == [
         {"event": "leadership_won", "log_level": "info", "revision": 7},
         {"event": "leadership_lost", "log_level": "warning", "revision": 7, "holder": "b"},

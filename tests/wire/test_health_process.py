@@ -14,7 +14,7 @@ from muster import codec, vocabulary
 from muster.local import nats
 from muster.nats import buckets, bus, connection, streams
 from muster.vocabulary import AlertKind, AlertState, Health, StopReason, Verdict
-from muster_health.replay import recording, replaying, tapes
+from muster_health.replay import player, recording
 from tests.worlds import fleet_parts
 
 INTERVAL_S = 0.2
@@ -155,10 +155,10 @@ async def world(directory: Path) -> AsyncIterator[tuple[nats.NatsServer, Told]]:
 
 def is_raised_again(file: Path) -> None:
     """Assert that what was told is raised again when the recording is played, and nothing else."""
-    recorded = tapes.tape(map(recording.decode, file.read_bytes().splitlines()))
-    played = replaying.play(recorded).episodes
-    assert tapes.held_against(recorded, played) == ([], [])
-    at = [(one.fired_at, two.fired_at) for one, two in tapes.matched(recorded.told, played)[0]]
+    recorded = recording.tape(map(recording.decode, file.read_bytes().splitlines()))
+    played = player.play(recorded).episodes
+    assert recording.held_against(recorded, played) == ([], [])
+    at = [(one.fired_at, two.fired_at) for one, two in recording.matched(recorded.told, played)[0]]
     assert all(abs(told - again) < timedelta(seconds=2) for told, again in at)
 
 

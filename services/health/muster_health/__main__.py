@@ -21,10 +21,10 @@ from muster.service import entry, logs, probes, runtime
 from muster_health import metrics
 from muster_health.bus import (
     inputs,
-    leadership,
     nats_connections,
     out_of_band_alarm,
     outputs,
+    verdict_log,
     watchdog,
 )
 from muster_health.bus import probes as bus_probes
@@ -161,7 +161,9 @@ def _cluster(api: "api.Api", settings: config.Cluster, put: inputs.Put) -> "watc
 def _lock(connected: bus.Bus, settings: config.Leading, name: str) -> lock.Lock:
     key = lock.Key(connected.link, streams.LEADER, "health")
     timing = lock.Timing(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
-    return lock.Lock(key, us=lock.this_process(name), timing=timing, on_change=leadership.told)
+    return lock.Lock(
+        key, us=lock.this_process(name), timing=timing, on_change=verdict_log.log_leadership
+    )
 
 
 class _State:

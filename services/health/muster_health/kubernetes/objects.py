@@ -5,7 +5,7 @@ node costs what we keep of it and not what it says.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Final
@@ -311,3 +311,65 @@ def age_s(then: datetime | None, server_now: datetime | None) -> float | None:
 def _is_extended(resource: str) -> bool:
     domain, slash, _ = resource.partition("/")
     return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
+
+
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+_NONE: Final = frozenset({b'"0"', b"0"})
+
+
+class _Resources(msgspec.Struct, frozen=True):
+    requests: dict[str, msgspec.Raw] | None = None
+    limits: dict[str, msgspec.Raw] | None = None
+
+
+class _HolderContainer(msgspec.Struct, frozen=True):
+    resources: _Resources = _Resources()
+
+
+class _HolderMetadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+
+
+class _HolderSpec(msgspec.Struct, frozen=True, rename="camel"):
+    containers: tuple[_HolderContainer, ...] | None = None
+    init_containers: tuple[_HolderContainer, ...] | None = None
+
+
+class _HolderStatus(msgspec.Struct, frozen=True):
+    phase: str = ""
+
+
+class _Holder(msgspec.Struct, frozen=True):
+    metadata: _HolderMetadata = _HolderMetadata()
+    spec: _HolderSpec = _HolderSpec()
+    status: _HolderStatus = _HolderStatus()
+
+
+class _HolderList(msgspec.Struct, frozen=True):
+    items: tuple[_Holder, ...] | None = None
+
+
+def holders_of(listed: bytes, resources: Collection[str]) -> tuple[str, ...]:
+    """Return who has not ended, and requests one of these: `namespace/name`, sorted.
+
+    Raises what msgspec raises on bytes that are no list of pods.
+    """
+    pods = msgspec.json.decode(listed, type=_HolderList).items or ()
+    held = (pod.metadata for pod in pods if _holds(pod, resources))
+    return tuple(sorted(f"{one.namespace}/{one.name}" for one in held))
+
+
+def _holds(pod: _Holder, resources: Collection[str]) -> bool:
+    """Tell whether one of its containers requests one of these; a sidecar is an init container.
+
+    The API server requests what is only limited (core/v1 defaults.go, SetDefaults_Pod, 1.36).
+    """
+    if pod.status.phase in _ENDED:
+        return False
+    return any(
+        resource in resources and bytes(amount) not in _NONE
+        for one in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ()))
+        for said in (one.resources.limits, one.resources.requests)
+        for resource, amount in (said or {}).items()
+    )

@@ -18,7 +18,7 @@ import prometheus_client
 
 from muster.kubernetes import api
 from muster.service import logs
-from muster_health.kubernetes import objects, pods_by_resource
+from muster_health.kubernetes import objects
 from muster_health.model import facts, signals
 
 _DELETE_S: Final = 10.0
@@ -212,7 +212,7 @@ class Questions:
                 )
             self._note_refusal("list pods of all namespaces", answer)
             if answer.is_ok:
-                return facts.Facts(holders=pods_by_resource.of(answer.body, asked.resources))
+                return facts.Facts(holders=objects.holders_of(answer.body, asked.resources))
             if answer.is_forbidden:
                 return facts.Facts(problem=answer.problem)
         return None

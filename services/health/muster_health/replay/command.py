@@ -12,7 +12,7 @@ import orjson
 
 from muster.service import settings
 from muster_health.model import config
-from muster_health.replay import recording, replaying, tapes
+from muster_health.replay import player, recording
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _EXAMPLE: Final = """\
@@ -67,16 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(file: Path, policy: Path, since: str | None) -> dict[str, object]:
     other = settings.load(config.Settings, prefix="MUSTER_HEALTH", file=policy, environment={})
     try:
-        recorded = tapes.tape(_lines(file))
+        recorded = recording.tape(_lines(file))
     except recording.NotARecording as error:
         raise _Unusable(f"{file}: {error}") from None
     end = recorded.zero + timedelta(seconds=recorded.entries[-1][0])
     begin = recorded.zero + timedelta(seconds=recorded.entries[0][0])
     shown = _since(since, end)
-    then = replaying.play(recorded)
-    now = replaying.play(recorded, replaying.Policy(detection=other.detection, bounds=other.bounds))
-    both, gone, new = tapes.matched(then.episodes, now.episodes)
-    untold, unraised = tapes.held_against(recorded, then.episodes)
+    then = player.play(recorded)
+    now = player.play(recorded, player.Policy(detection=other.detection, bounds=other.bounds))
+    both, gone, new = recording.matched(then.episodes, now.episodes)
+    untold, unraised = recording.held_against(recorded, then.episodes)
     both = [pair for pair in both if max(one.fired_at for one in pair) >= shown]
     gone, new, untold, unraised = (
         [one for one in many if one.fired_at >= shown] for many in (gone, new, untold, unraised)
@@ -136,7 +136,7 @@ def _since(text: str | None, end: datetime) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _episode(one: tapes.Episode) -> dict[str, object]:
+def _episode(one: recording.Episode) -> dict[str, object]:
     alert = one.alert
     return {
         "node": alert.node,
