@@ -1,0 +1,282 @@
+"""Adapter: HTTP out: one request a connection, within a time, to addresses that may be checked.
+
+A host is looked up once for each request. All its addresses are passed to `check`, and the
+connection goes to one of these, whatever the name server answers later (DNS rebinding). An address
+in the URL is checked like one that was looked up. Redirects are not followed, proxies in the
+environment are not used, and of an answer's body only the beginning is read. The URL may hold a
+secret, so errors name only host and port.
+"""
+
+import asyncio
+import base64
+import contextlib
+import enum
+import functools
+import ipaddress
+import socket
+import ssl
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+import aiohttp.abc
+import aiohttp.http
+import aiohttp.payload
+import yarl
+
+from muster import blocking
+
+BODY_BYTES_MAX: Final = 64 * 1024
+_HEAD_BYTES_MAX: Final = 64 * 1024
+_REFUSAL_S: Final = 1.0
+"""The body of a refusal is worth no longer wait."""
+_SUCCESS: Final = 2
+
+Check = Callable[[Sequence[str]], str | None]
+"""Returns why none of these addresses may be connected to, or None if all may."""
+
+
+class ForbiddenAddress(Exception):
+    """The check refused an address of the host; the text says which, and why."""
+
+
+class Unanswered(OSError):
+    """There is no answer. `reason` is the error behind it, in terms of the standard library.
+
+    That is a TimeoutError, an OSError (`socket.gaierror`, `ssl.SSLError`, ConnectionError, ...),
+    an EOFError when the connection was closed, or a ValueError when the answer is not HTTP.
+    `is_sent` says that all of the request had been sent, so that it may have been processed.
+    """
+
+    def __init__(self, reason: Exception, *, is_sent: bool) -> None:
+        super().__init__(str(reason) or type(reason).__name__)
+        self.reason = reason
+        self.is_sent = is_sent
+
+
+class Read(enum.Enum):
+    """What is read of an answer's body: all, that of a refusal, or none, as it may never end."""
+
+    BODY = enum.auto()
+    REFUSAL = enum.auto()
+    NOTHING = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer; `headers` have lower-case names, `body` holds `BODY_BYTES_MAX` bytes at most."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+class Endpoint:
+    """One URL; `check` may refuse the addresses of its host."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        user_agent: str,
+        check: Check | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Raise ValueError if this is no URL of HTTP."""
+        split = urllib.parse.urlsplit(url)
+        if split.scheme not in {"http", "https"} or not split.hostname:
+            raise ValueError("a URL such as https://host/path is expected")
+        self._tls = (tls or _tls()) if split.scheme == "https" else None
+        self._host = split.hostname.encode("idna").decode()
+        port = split.port or (443 if self._tls else 80)
+        user, _, authority = split.netloc.rpartition("@")
+        authority = authority.encode("idna").decode()
+        self._headers = {"Host": authority, "User-Agent": user_agent, "Connection": "close"}
+        if user:
+            token = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
+            self._headers["Authorization"] = f"Basic {token}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._origin = f"{split.scheme}://{host}:{port}"
+        self.path = urllib.parse.quote(split.path or "/", safe="/%:@!$&'()*+,;=~")
+        self._query = urllib.parse.quote(split.query, safe="/?%:@!$&'()*+,;=~")
+        self._timeout_s = timeout_s
+        self._resolver = _Resolver(self._host, port, check)
+        self.where = f"{split.hostname}:{port}"
+
+    async def request(
+        self,
+        method: str,
+        *,
+        below: str = "",
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        read: Read = Read.BODY,
+    ) -> Response:
+        """Send one request and return the answer. Raises Unanswered and ForbiddenAddress.
+
+        `below` is added to the URL's path.
+        """
+        content = _Content(body)
+        own = {name: " ".join(text.split()) for name, text in (headers or {}).items()}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._resolver.refresh()
+                async with (
+                    self._session() as session,
+                    session.request(
+                        method,
+                        self._url(below),
+                        headers=self._headers | own,
+                        data=content,
+                        ssl=self._tls or True,
+                        allow_redirects=False,
+                    ) as answer,
+                ):
+                    return Response(
+                        answer.status,
+                        {name.lower(): value for name, value in answer.headers.items()},
+                        await _body(answer, read),
+                    )
+        except (OSError, EOFError, ValueError, aiohttp.ClientError) as error:
+            raise Unanswered(_reason(error), is_sent=content.is_sent) from None
+        finally:
+            content.abort()
+
+    def _session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            resolver=self._resolver, use_dns_cache=False, force_close=True
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(),
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type"),
+            auto_decompress=False,
+            max_line_size=_HEAD_BYTES_MAX,
+            max_field_size=_HEAD_BYTES_MAX,
+        )
+
+    def _url(self, below: str) -> yarl.URL:
+        path = self.path.rstrip("/") + below if below else self.path
+        query = f"?{self._query}" if self._query and "?" not in below else ""
+        return yarl.URL(f"{self._origin}{path}{query}", encoded=True)
+
+
+class _Resolver(aiohttp.abc.AbstractResolver):
+    """Gives the connector the addresses that were checked last, and no others.
+
+    A name server that does not answer costs one thread, and delays no other endpoint.
+    """
+
+    def __init__(self, host: str, port: int, check: Check | None) -> None:
+        self._host = host
+        self._port = port
+        self._check = check
+        self._lookups = blocking.Serial()
+        self._addresses: list[str] = []
+
+    async def refresh(self) -> None:
+        """Look the host up, and check all its addresses. Raises OSError and ForbiddenAddress."""
+        addresses = await self._look_up()
+        refusal = self._check(addresses) if self._check is not None else None
+        if refusal is not None:
+            raise ForbiddenAddress(refusal)
+        self._addresses = addresses
+
+    async def _look_up(self) -> list[str]:
+        try:
+            return [str(ipaddress.ip_address(self._host))]
+        except ValueError:
+            pass
+        look_up = functools.partial(
+            socket.getaddrinfo, self._host, self._port, type=socket.SOCK_STREAM
+        )
+        results = await self._lookups.run(look_up)
+        return list(dict.fromkeys(str(result[4][0]) for result in results))
+
+    async def resolve(
+        self,
+        host: str,
+        port: int = 0,
+        family: socket.AddressFamily = socket.AF_UNSPEC,  # noqa: ARG002  # aiohttp's signature
+    ) -> list[aiohttp.abc.ResolveResult]:
+        """Return the checked addresses."""
+        assert host == self._host, f"an endpoint of {self._host} connects to {host}"
+        return [
+            aiohttp.abc.ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in self._addresses
+        ]
+
+    async def close(self) -> None:
+        """Keep everything: the resolver outlives the session of one request."""
+
+
+class _Content(aiohttp.payload.BytesPayload):
+    """A request's body that notes when all of it has been written, and where to."""
+
+    is_sent = False
+    _transport: asyncio.Transport | None = None
+
+    async def write_with_length(
+        self, writer: aiohttp.abc.AbstractStreamWriter, content_length: int | None
+    ) -> None:
+        assert isinstance(writer, aiohttp.http.StreamWriter), f"{type(writer)} has no transport"
+        self._transport = writer.transport
+        await super().write_with_length(writer, content_length)
+        self.is_sent = True
+
+    def abort(self) -> None:
+        """Close the connection, also if the server does not read: it would stay open."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Return the one context of all endpoints: each would hold all certificates of the machine."""
+    return ssl.create_default_context()
+
+
+async def _body(answer: aiohttp.ClientResponse, read: Read) -> bytes:
+    if read is Read.BODY:
+        return await _beginning(answer.content)
+    if read is Read.REFUSAL and answer.status // 100 != _SUCCESS:
+        with contextlib.suppress(OSError, aiohttp.ClientError):
+            async with asyncio.timeout(_REFUSAL_S):
+                return await _beginning(answer.content)
+    return b""
+
+
+async def _beginning(content: aiohttp.StreamReader) -> bytes:
+    body = b""
+    while len(body) < BODY_BYTES_MAX and (chunk := await content.read(BODY_BYTES_MAX)):
+        body += chunk
+    return body[:BODY_BYTES_MAX]
+
+
+def _reason(error: Exception) -> Exception:
+    """Return an error of aiohttp in terms of the standard library."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            return error.certificate_error
+        case aiohttp.ClientConnectorError():
+            return error.os_error
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
+            return EOFError("the connection was closed")
+        case aiohttp.ClientOSError():
+            # OSError makes itself a ConnectionResetError and the like, by its number
+            return OSError(error.errno, error.strerror)
+        case aiohttp.ClientError():
+            return ValueError(str(error))
+        case _:
+            return error
