@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from muster.kubernetes import api as kubernetes_api
-from muster.kubernetes import watch
+from muster.kubernetes import objects, watch
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
 from muster_labeler import model
@@ -281,7 +281,7 @@ class Seen:
         self.lists = 0
         self.changed = asyncio.Event()
 
-    def sink(self) -> watch.Sink[projection.RawNode, model.Node]:
+    def sink(self) -> watch.Sink[objects.Node, model.Node]:
         return watch.Sink(projection.node, self._replace, self._put, self._drop)
 
     async def until(self, labels: dict[str, str | None]) -> None:
@@ -310,9 +310,7 @@ def test_all_nodes_are_known_as_they_change_also_when_history_is_forgotten(
     async def story(cluster: Cluster) -> None:
         await cluster.make("a")
         seen = Seen()
-        watched = watch.Reflector(
-            cluster.api, cluster_api.NODES_PATH, projection.RawNode, seen.sink()
-        )
+        watched = watch.Reflector(cluster.api, cluster_api.NODES_PATH, objects.Node, seen.sink())
         task = asyncio.create_task(watched.run())
         await seen.until({"a": None})
         await cluster.make("b")

@@ -27,8 +27,6 @@ _PCI: Final = re.compile(
 )
 """NVIDIA or AMD, by PCI class or without one (node-feature-discovery, deviceLabelFields)."""
 _FUSE: Final = re.compile(r"[-a-z0-9.]+/fuse([-_.][-A-Za-z0-9_.]*)?")
-_NUMBER: Final = re.compile(r"([0-9]{1,15})([kMGTPE]i?)?")
-_UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,20 +163,3 @@ def is_pci_label(key: str) -> bool:
 def is_fuse(resource: str) -> bool:
     """Tell whether an extended resource stands for /dev/fuse."""
     return _FUSE.fullmatch(resource) is not None
-
-
-def quantity(written: str | int) -> int:
-    """Return a whole quantity as a number; 0 for what is no whole quantity."""
-    if isinstance(written, int):
-        return max(0, written)
-    found = _NUMBER.fullmatch(written)
-    return int(found[1]) * _UNITS.get(found[2] or "", 0) if found else 0
-
-
-def moment(written: str | None) -> datetime | None:
-    """Return a time; None for what is none: for that no node is left out."""
-    try:
-        found = datetime.fromisoformat(written or "")
-    except ValueError:
-        return None
-    return found if found.tzinfo else None

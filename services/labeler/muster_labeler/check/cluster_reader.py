@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from muster.kubernetes import api
+from muster.kubernetes import api, objects
 from muster_labeler import model
 from muster_labeler.check import findings
 from muster_labeler.kubernetes import cluster_api, projection
@@ -39,40 +39,6 @@ AUTOSCALER: Final = (*FUSE, cluster_api.Right("list", "deployments", "apps"))
 
 class Unreachable(Exception):
     """The API does not answer, or does not know us."""
-
-
-class _ConfigMap(msgspec.Struct, frozen=True):
-    metadata: projection.Metadata
-    data: dict[str, str] = {}
-
-
-class _Variable(msgspec.Struct, frozen=True):
-    name: str = ""
-    value: str = ""
-
-
-class _Container(msgspec.Struct, frozen=True):
-    image: str = ""
-    command: list[str] | None = None
-    args: list[str] | None = None
-    env: list[_Variable] | None = None
-
-
-class _PodSpec(msgspec.Struct, frozen=True):
-    containers: list[_Container] = []
-
-
-class _Template(msgspec.Struct, frozen=True):
-    spec: _PodSpec = _PodSpec()
-
-
-class _DeploymentSpec(msgspec.Struct, frozen=True):
-    template: _Template = _Template()
-
-
-class _Deployment(msgspec.Struct, frozen=True):
-    metadata: projection.Metadata
-    spec: _DeploymentSpec = _DeploymentSpec()
 
 
 class _OverlaySpec(msgspec.Struct, frozen=True):
@@ -108,12 +74,12 @@ class Survey:
 
     async def nodes(self) -> list[model.Node] | None:
         """Return all nodes."""
-        return await self._all(NODES, projection.RawNode, projection.node, right=GPU[0])
+        return await self._all(NODES, objects.Node, projection.node, right=GPU[0])
 
     async def pods(self) -> list[model.Pod] | None:
         """Return the pods that have to do with fuse."""
         right = cluster_api.Right("list", "pods")
-        return await self._all("/api/v1/pods", projection.RawPod, projection.pod, right=right)
+        return await self._all("/api/v1/pods", objects.Pod, projection.pod, right=right)
 
     async def events(self) -> list[model.Told] | None:
         """Return the Kubernetes Events that may tell of fuse."""
@@ -122,7 +88,7 @@ class Survey:
         for reason in _EVENT_REASONS:
             query = {"fieldSelector": f"reason={reason}"}
             some = await self._all(
-                "/api/v1/events", projection.RawEvent, projection.event, right=right, query=query
+                "/api/v1/events", objects.Event, projection.event, right=right, query=query
             )
             if some is None:
                 return None
@@ -131,7 +97,7 @@ class Survey:
 
     async def namespaces(self) -> Mapping[str, Mapping[str, str]] | None:
         """Return the namespaces' labels."""
-        found = await self._all("/api/v1/namespaces", _ConfigMap, lambda raw: raw.metadata)
+        found = await self._all("/api/v1/namespaces", objects.ConfigMap, lambda raw: raw.metadata)
         return None if found is None else {one.name: one.labels or {} for one in found}
 
     async def slices(self) -> list[model.Slice]:
@@ -139,7 +105,7 @@ class Survey:
         known = len(self.unread)
         for path in _SLICES:
             found = await self._all(
-                path, projection.RawSlice, projection.slice_of, is_optional=True
+                path, objects.ResourceSlice, projection.slice_of, is_optional=True
             )
             if found is not None or len(self.unread) > known:
                 return found or []
@@ -153,8 +119,8 @@ class Survey:
             self._note(path, answer, is_optional=True)
             return {}, frozenset()
         try:
-            found = msgspec.json.decode(answer.body, type=_ConfigMap)
-            return projection.decode_inventory(found.data.get(projection.INVENTORY_KEY, ""))
+            found = msgspec.json.decode(answer.body, type=objects.ConfigMap)
+            return projection.decode_inventory((found.data or {}).get(projection.INVENTORY_KEY, ""))
         except (*api.UNREADABLE, projection.UnreadableInventory) as error:
             self.unread.append(findings.Unread(path, f"unreadable: {error}"))
             return {}, frozenset()
@@ -165,7 +131,10 @@ class Survey:
         """Return the autoscalers that run here, as far as they can be seen."""
         right = AUTOSCALER[-1]
         deployments = await self._all(
-            _DEPLOYMENTS, _Deployment, lambda raw: raw if _is_autoscaler(raw) else None, right=right
+            _DEPLOYMENTS,
+            objects.Deployment,
+            lambda raw: raw if _is_autoscaler(raw) else None,
+            right=right,
         )
         status = await self._api.ask("GET", _STATUS, timeout_s=self._left_s())
         self._note(_STATUS, status, is_optional=True)
@@ -261,33 +230,36 @@ def of_slices(slices: Sequence[model.Slice]) -> dict[str, sources.Kinds]:
     return dict(found)
 
 
-def _is_autoscaler(found: _Deployment) -> bool:
+def _is_autoscaler(found: objects.Deployment) -> bool:
     image = _image(found)
     return _AUTOSCALER.match(image) is not None or "karpenter/controller" in image
 
 
-def _image(found: _Deployment) -> str:
-    containers = found.spec.template.spec.containers
-    return containers[0].image if containers else ""
+def _image(found: objects.Deployment) -> str:
+    return _container(found).image
 
 
-def _arguments(found: _Deployment) -> tuple[str, ...]:
-    container = found.spec.template.spec.containers[0]
+def _container(found: objects.Deployment) -> objects.Container:
+    return next(iter(found.pod_spec.containers or ()), objects.Container())
+
+
+def _arguments(found: objects.Deployment) -> tuple[str, ...]:
+    container = _container(found)
     return (*(container.command or ()), *(container.args or ()))
 
 
-def _gates(found: _Deployment) -> str:
-    variables = found.spec.template.spec.containers[0].env or ()
+def _gates(found: objects.Deployment) -> str:
+    variables = _container(found).env or ()
     return next((v.value for v in variables if v.name == "FEATURE_GATES"), "")
 
 
 def _status(body: bytes) -> tuple[str, datetime | None]:
     """Return the autoscaler's status and when it was written, by its annotation or its text."""
     try:
-        found = msgspec.json.decode(body, type=_ConfigMap)
+        found = msgspec.json.decode(body, type=objects.ConfigMap)
     except api.UNREADABLE:
         return "", None
-    text = found.data.get("status", "")
+    text = (found.data or {}).get("status", "")
     said = (found.metadata.annotations or {}).get("cluster-autoscaler.kubernetes.io/last-updated")
     when = _RENEWED.search(said or text)
-    return text, model.moment(f"{when[1]}T{when[2]}+00:00") if when else None
+    return text, objects.parse_time(f"{when[1]}T{when[2]}+00:00") if when else None

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster.kubernetes import api
+from muster.kubernetes import api, objects
 from muster.kubernetes import api as kubernetes_api
 from muster.service import logs
 from muster_labeler import model
@@ -23,7 +23,7 @@ NODES_PATH: Final = "/api/v1/nodes"
 
 _TRIES: Final = 3
 _TRY_AGAIN_S: Final = 0.1
-_DECODER: Final = msgspec.json.Decoder(projection.RawNode)
+_DECODER: Final = msgspec.json.Decoder(objects.Node)
 
 
 @dataclass(frozen=True, slots=True)

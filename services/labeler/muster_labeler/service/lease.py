@@ -16,9 +16,8 @@ from typing import Final
 
 import msgspec
 
-from muster.kubernetes import api
+from muster.kubernetes import api, objects
 from muster.service import logs
-from muster_labeler.kubernetes import projection
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _SHARE: Final = 3
@@ -34,7 +33,7 @@ class _Spec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Lease(msgspec.Struct, frozen=True):
-    metadata: projection.Metadata
+    metadata: objects.Metadata
     spec: _Spec | None = None
 
     @property
