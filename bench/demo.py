@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from bench import report
-from muster.cli import story
+from muster.cli import demo
 
 _DEMO_MAX_S = 60.0
 
@@ -41,14 +41,14 @@ async def measure(options: report.Options) -> list[report.Row]:
     return rows
 
 
-async def _play() -> story.Report:
+async def _play() -> demo.Report:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "muster.cli", "demo", "--json", stdout=asyncio.subprocess.PIPE
     )
     text, _ = await process.communicate()
     if process.returncode != 0:
         raise RuntimeError(f"the story failed: {text.decode()}")
-    return msgspec.json.decode(text, type=story.Report)
+    return msgspec.json.decode(text, type=demo.Report)
 
 
 if __name__ == "__main__":

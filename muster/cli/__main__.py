@@ -45,9 +45,9 @@ def up(*, plain: Annotated[bool, Parameter(negative="")] = False) -> int:
         Print one line an event instead of a live view.
 
     """
-    from muster.cli import up as command  # noqa: PLC0415  # a command pays for its own imports
+    from muster.cli import up as cli_up  # noqa: PLC0415  # a command pays for its own imports
 
-    return _stack_missing("up") or command.run(plain=plain)
+    return _stack_missing("up") or cli_up.run(plain=plain)
 
 
 @app.command
@@ -60,9 +60,9 @@ def demo(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
         Print one JSON object with an entry a step instead of the timeline.
 
     """
-    from muster.cli import demo as command  # noqa: PLC0415  # a command pays for its own imports
+    from muster.cli import demo as cli_demo  # noqa: PLC0415  # a command pays for its own imports
 
-    return _stack_missing("demo") or command.run(as_json=json)
+    return _stack_missing("demo") or cli_demo.run(as_json=json)
 
 
 @app.command

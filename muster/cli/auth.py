@@ -4,7 +4,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,7 +13,6 @@ import cyclopts
 from cyclopts import Parameter
 
 from muster import commands
-from muster.cli import handover
 
 auth = cyclopts.App(name="auth", help="Make and change the keys and credentials of the bus.")
 
@@ -55,7 +54,7 @@ def init(directory: Path) -> int:
         return [
             _wrote(directory, keyfiles.make(directory, at=time.time())),
             f"Keep {directory} where only you can read it. What the cluster gets of it:\n",
-            *handover.first(str(directory)),
+            *first(str(directory)),
         ]
 
     return _run("init", made)
@@ -76,7 +75,7 @@ def accounts(*, keys: _Keys = _KEYS) -> int:
         from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
 
         wrote = _wrote(keys, keyfiles.derive(keys, at=time.time()))
-        return [f"{wrote}\n", *handover.again(str(keys))]
+        return [f"{wrote}\n", *again(str(keys))]
 
     return _run("accounts", made)
 
@@ -147,7 +146,7 @@ def reader(
         user, at = permissions.reader(name).user, time.time()
         text = keyfiles.user(keys, accounts.Role.READER, name=user, at=at, until=_until(valid, at))
         file = out or Path(f"{name}.creds")
-        return [*_given(text, out), *handover.subscriber(str(file), url)]
+        return [*_given(text, out), *subscriber(str(file), url)]
 
     return _run("reader", made)
 
@@ -180,11 +179,11 @@ def rotate(
         if drop:
             wrote = _wrote(keys, keyfiles.drop(keys, key, at=time.time()))
             then = f"Once NATS has it, what the old key of {key} signed is refused:\n"
-            return [wrote, then, *handover.dropped(str(keys))]
+            return [wrote, then, *dropped(str(keys))]
         wrote = _wrote(keys, keyfiles.rotate(keys, key, at=time.time()))
         where = "" if keys == _KEYS else f" --keys {shlex.quote(str(keys))}"
         told = [f"Both keys of {key} are good, once NATS has it:\n"]
-        told += handover.again(str(keys), key=key)
+        told += again(str(keys), key=key)
         if key in _BY_HAND:
             told.append(f"\nThen {_BY_HAND[key]}.")
         return [wrote, *told, f"\nAt last: muster auth rotate {key} --drop{where}"]
@@ -225,7 +224,7 @@ def local_ca(
         hosts = list(dict.fromkeys((*_HOSTS, *_IN_CLUSTER, *host)))
         change = certificates.renew if renew else certificates.make
         names = change(directory, hosts, at=at, lasts=lasts)
-        told = handover.renewed if renew else handover.tls
+        told = renewed if renew else tls
         return [
             f"{_wrote(directory, names)}; the certificate is good until {at + lasts:%Y-%m-%d}",
             f"ca.key stays with you. Clients: NATS_CA={directory / 'ca.crt'}. In a cluster:\n",
@@ -281,3 +280,93 @@ def _lasts(text: str) -> int:
     if not 0 < lasts <= _VALID_MAX_S:
         raise ValueError(f"--valid: {text!r} is not like 12h, 30d or 1y, and at most 10y")
     return lasts
+
+
+SERVICES: Final = ("health", "labeler", "notifier")
+"""Who in the cluster shows credentials of its own."""
+
+_KUBECTL: Final = "kubectl -n muster"
+_INTO: Final = f'into() {{ {_KUBECTL} create "$@" --dry-run=client -o yaml | kubectl apply -f -; }}'
+# nats-server reads accounts.conf and certificates when it starts
+_RESTART: Final = (
+    f"{_KUBECTL} rollout restart statefulset/muster-nats",
+    f"{_KUBECTL} rollout status statefulset/muster-nats",
+)
+_AUTHORITY: Final = (
+    f"# ca.crt: {_KUBECTL} get configmap muster-nats-ca -o 'jsonpath={{.data.ca\\.crt}}' > ca.crt"
+)
+_INSTALL: Final = "# needs, in the folder of muster's repository: pip install '.[auth]'"
+_PROGRAM: Final = """\
+import asyncio, muster
+async def main():
+    async for event in muster.events("*", url="{url}"):
+        print(event, flush=True)
+asyncio.run(main())"""
+
+
+def first(directory: str) -> list[str]:
+    """Return what the cluster gets before NATS runs in it."""
+    return [_INTO, _accounts(directory), _gate(directory), *_services(directory, SERVICES)]
+
+
+def again(directory: str, *, key: str | None = None) -> list[str]:
+    """Return what the cluster gets when keys or permissions changed, or only one `key`: NATS first.
+
+    Whoever shows what NATS does not know yet is refused.
+    """
+    changed = SERVICES if key is None else tuple({key}.intersection(SERVICES))
+    gate = [_gate(directory)] if key in {None, "answer", "node"} else []
+    return [_INTO, _accounts(directory), *_RESTART, *gate, *_services(directory, changed)]
+
+
+def dropped(directory: str) -> list[str]:
+    """Return what the cluster gets when an old key is to end."""
+    return [_INTO, _accounts(directory), *_RESTART]
+
+
+def tls(directory: str) -> list[str]:
+    """Return how an authority, a certificate and its key come into the cluster.
+
+    The key is in a Secret that only NATS refers to: a node may read whatever its pods refer to.
+    """
+    files = " ".join(_file(directory, name) for name in ("tls.crt", "tls.key", "ca.crt"))
+    return [
+        _INTO,
+        f"into secret generic muster-nats-tls {files}",
+        f"into configmap muster-nats-ca {_file(directory, 'ca.crt')}",
+    ]
+
+
+def renewed(directory: str) -> list[str]:
+    """Return how a new certificate takes the place of the old one, the authority being the same."""
+    return [*tls(directory), *_RESTART]
+
+
+def subscriber(creds: str, url: str) -> list[str]:
+    """Return a program that listens with these credentials, and how it is run."""
+    variables = [f"NATS_CREDS={shlex.quote(creds)}"]
+    if url.startswith("tls:"):
+        variables.append("NATS_CA=ca.crt")
+    run = f"# {' '.join(variables)} python this.py"
+    where = [_AUTHORITY] if url.startswith("tls:") else []
+    return [run, *where, _INSTALL, *_PROGRAM.format(url=url).splitlines()]
+
+
+def _accounts(directory: str) -> str:
+    return f"into configmap muster-accounts {_file(directory, 'accounts.conf')}"
+
+
+def _gate(directory: str) -> str:
+    files = f"{_file(directory, 'gate.json')} {_file(directory, 'gate.creds')}"
+    return f"into secret generic muster-gate {files}"
+
+
+def _services(directory: str, names: Collection[str]) -> list[str]:
+    return [
+        f"into secret generic muster-{one}-creds {_file(directory, f'{one}.creds', 'nats.creds=')}"
+        for one in names
+    ]
+
+
+def _file(directory: str, name: str, key: str = "") -> str:
+    return shlex.quote(f"--from-file={key}{directory}/{name}")

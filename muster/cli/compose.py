@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from muster.cli import acts, cluster, demo, watch
+from muster.cli import bus_client, demo, demo_steps
 from muster.local import layout
 
 _FAULTS: Final = Path("/faults")
@@ -33,21 +33,21 @@ class Containers:
 
 async def play(told: demo.Playing) -> None:
     """Play on containers that run already, and go on running."""
-    told.say(f"simulated: 3 nodes, their kubelets and {acts.GPUS} GPUs; the rest is real\n")
+    told.say(f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n")
     here = Containers()
     began = asyncio.get_running_loop().time()
     since = datetime.now(UTC) - _HEARD_SINCE
-    pod = f"{here.http('kubernetes')}/api/v1/namespaces/default/pods/{acts.POD}"
+    pod = f"{here.http('kubernetes')}/api/v1/namespaces/default/pods/{demo_steps.POD}"
     a, b, _ = (node.name for node in layout.NODES)
-    heard = watch.Watch()
-    played = acts.Acts(here, heard)
-    async with watch.everything(os.environ["NATS_URL"], heard.hear, since=since):
+    heard = bus_client.Watch()
+    played = demo_steps.Acts(here, heard)
+    async with bus_client.everything(os.environ["NATS_URL"], heard.hear, since=since):
         told.took("connect", began, "to NATS, as admin")
         try:
             await told.play([*played.at_first("a simulated one", a), *played.asked_for(a, b)])
         finally:
             with contextlib.suppress(OSError):
-                await cluster.delete(f"{pod}?gracePeriodSeconds=0")
+                await demo_steps.delete(f"{pod}?gracePeriodSeconds=0")
     told.complete = True
 
 

@@ -13,12 +13,29 @@ from typing import Final
 
 import msgspec
 
-from muster.cli import acts, story, watch
+from muster.cli import bus_client, demo_steps
 from muster.local import layout, nats, processes, stack
 from muster.service import runtime
 from muster.vocabulary import AlertKind, Verdict
 
 _STEP_TIMEOUT_S: Final = 20.0
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a story. `seconds` is how long it took; `detail` is what was seen."""
+
+    name: str
+    ok: bool
+    seconds: float
+    detail: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A story as far as it was played; `ok` if every step came out."""
+
+    ok: bool
+    seconds: float
+    steps: tuple[Step, ...]
 
 
 def run(*, as_json: bool) -> int:
@@ -32,11 +49,11 @@ def tell(play: "Callable[[Playing], Coroutine[object, object, None]]", *, as_jso
     try:
         asyncio.run(runtime.run(play(demo)))
     except (nats.NatsUnavailable, processes.ProgramFailed) as error:
-        demo.note(story.Step(name="start", ok=False, seconds=0.0, detail=str(error)))
+        demo.note(Step(name="start", ok=False, seconds=0.0, detail=str(error)))
     if not demo.complete and all(step.ok for step in demo.steps):
         print("muster demo: interrupted", file=sys.stderr)
         return 130
-    report = story.report(demo.steps, complete=demo.complete)
+    report = summarize(demo.steps, complete=demo.complete)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
@@ -50,7 +67,7 @@ class Playing:
     """One playing of the story: what came out so far, and whether that is all."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self.steps: list[story.Step] = []
+        self.steps: list[Step] = []
         self.complete = False
         self._quiet = quiet
 
@@ -59,17 +76,17 @@ class Playing:
         if not self._quiet:
             print(text, flush=True)
 
-    def note(self, step: story.Step) -> None:
+    def note(self, step: Step) -> None:
         """Keep a step and print it."""
         self.steps.append(step)
-        self.say(story.line(step, at_s=sum(s.seconds for s in self.steps)))
+        self.say(line(step, at_s=sum(s.seconds for s in self.steps)))
 
     def took(self, name: str, began: float, detail: str, *, ok: bool = True) -> None:
         """Note a step that ends now."""
         seconds = asyncio.get_running_loop().time() - began
-        self.note(story.Step(name=name, ok=ok, seconds=seconds, detail=detail))
+        self.note(Step(name=name, ok=ok, seconds=seconds, detail=detail))
 
-    async def play(self, chapters: Sequence[tuple[str, acts.Act]]) -> None:
+    async def play(self, chapters: Sequence[tuple[str, demo_steps.Act]]) -> None:
         """Play; stop at the first step that fails."""
         for name, act in chapters:
             began = asyncio.get_running_loop().time()
@@ -79,25 +96,25 @@ class Playing:
             except TimeoutError:
                 self.took(name, began, f"not seen within {_STEP_TIMEOUT_S:g} s", ok=False)
                 return
-            except (acts.StepFailed, processes.ProgramFailed, OSError) as error:
+            except (demo_steps.StepFailed, processes.ProgramFailed, OSError) as error:
                 self.took(name, began, str(error), ok=False)
                 return
 
 
 async def _on_a_stack(demo: Playing) -> None:
     """Start the stack, play, end it."""
-    demo.say(f"simulated: 3 nodes, their kubelets and {acts.GPUS} GPUs; the rest is real\n")
+    demo.say(f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n")
     running = stack.Stack(say=lambda _: None, restart=False, nats_url=os.environ.get("NATS_URL"))
     clock = asyncio.get_running_loop().time
     began = clock()
     started = datetime.now(UTC)
     pids: set[int] = set()
-    heard = watch.Watch()
+    heard = bus_client.Watch()
     async with running:
         pids = running.pids()
-        async with watch.everything(running.nats_url, heard.hear, since=started):
+        async with bus_client.everything(running.nats_url, heard.hear, since=started):
             demo.took("start", began, f"{len(pids)} processes")
-            await demo.play(_chapters(running, acts.Acts(running, heard)))
+            await demo.play(_chapters(running, demo_steps.Acts(running, heard)))
         pids |= running.pids()
         began = clock()
     left = [f"process {pid}" for pid in sorted(pids) if _is_there(pid)]
@@ -107,7 +124,7 @@ async def _on_a_stack(demo: Playing) -> None:
     demo.complete = True
 
 
-def _chapters(running: stack.Stack, played: acts.Acts) -> list[tuple[str, acts.Act]]:
+def _chapters(running: stack.Stack, played: demo_steps.Acts) -> list[tuple[str, demo_steps.Act]]:
     """Return the story: each fault on another node, noticed, delivered, mended, resolved."""
     a, b, c = (node.name for node in layout.NODES)
     plugin = {node.name: running.processes[f"plugin-{node.name}"] for node in layout.NODES}
@@ -136,3 +153,18 @@ def _is_there(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def summarize(steps: list[Step], *, complete: bool) -> Report:
+    """Return what the steps amount to; a story that was not played to its end is not ok."""
+    return Report(
+        ok=complete and all(step.ok for step in steps),
+        seconds=round(sum(step.seconds for step in steps), 3),
+        steps=tuple(msgspec.structs.replace(s, seconds=round(s.seconds, 3)) for s in steps),
+    )
+
+
+def line(step: Step, *, at_s: float) -> str:
+    """Return a step as one line of the timeline; `at_s` counts from the start of the story."""
+    mark = "ok    " if step.ok else "FAILED"
+    return f"{at_s:6.1f} s  {mark} {step.name:<20} {step.seconds:5.2f} s  {step.detail}"

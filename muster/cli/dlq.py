@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from muster.cli import asking, tables
+from muster.cli import bus_client, tables
 from muster.nats import bus, streams, work_queue
 
 _SUBJECTS: Final = "muster.dlq.>"
@@ -42,17 +42,17 @@ class Letter:
 
 def show_all(*, as_json: bool, url: str | None) -> int:
     """Print the dead letters."""
-    return asking.run("dlq", _list(url, as_json=as_json))
+    return bus_client.run_within("dlq", _list(url, as_json=as_json))
 
 
 def show(letter_id: str, *, url: str | None) -> int:
     """Print a dead letter whole."""
-    return asking.run("dlq", _each(letter_id, url, _print))
+    return bus_client.run_within("dlq", _each(letter_id, url, _print))
 
 
 def replay(letter_id: str, *, url: str | None) -> int:
     """Put dead letters back into the outbox: one, those of a receiver, or `all`."""
-    return asking.run("dlq", _replay(letter_id, url))
+    return bus_client.run_within("dlq", _replay(letter_id, url))
 
 
 async def _all(connected: bus.Bus) -> list[Letter]:
@@ -61,7 +61,7 @@ async def _all(connected: bus.Bus) -> list[Letter]:
 
 
 async def _list(url: str | None, *, as_json: bool) -> int:
-    async with asking.connected("dlq", url) as connected:
+    async with bus_client.connect("dlq", url) as connected:
         letters = await _all(connected)
     if as_json:
         for letter in letters:
@@ -84,7 +84,7 @@ async def _list(url: str | None, *, as_json: bool) -> int:
 
 
 async def _each(letter_id: str, url: str | None, act: Callable[[Letter], None]) -> int:
-    async with asking.connected("dlq", url) as connected:
+    async with bus_client.connect("dlq", url) as connected:
         letters = [letter for letter in await _all(connected) if letter.id == letter_id]
     for letter in letters:
         act(letter)
@@ -99,7 +99,7 @@ def _print(letter: Letter) -> None:
 
 async def _replay(letter_id: str, url: str | None) -> int:
     # into the outbox first: a crash in between repeats it, and loses nothing
-    async with asking.connected("dlq", url) as connected:
+    async with bus_client.connect("dlq", url) as connected:
         letters = [
             letter
             for letter in await _all(connected)

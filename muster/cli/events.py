@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 
 from muster import client, codec
-from muster.cli import show
 from muster.service import runtime
 
 
@@ -34,5 +33,10 @@ def run(
 
 async def _print(asked: AsyncIterator[codec.CloudEvent], *, as_json: bool) -> None:
     async for event in asked:
-        text = codec.dump(event).decode() if as_json else show.event_line(event)
+        text = codec.dump(event).decode() if as_json else event_line(event)
         print(text, flush=True)
+
+
+def event_line(event: codec.CloudEvent) -> str:
+    """Return an event as one line for people, in the local time zone."""
+    return f"{event.time.astimezone():%H:%M:%S} {str(event).partition(' ')[2]}"

@@ -10,7 +10,7 @@ import msgspec
 
 from muster import commands, silences
 from muster import matchers as parsing
-from muster.cli import asking, status, tables
+from muster.cli import bus_client, status, tables
 from muster.nats import buckets, bus, streams
 
 _BUS_S: Final = 5.0
@@ -48,21 +48,21 @@ def add(
         silence = msgspec.convert(given, silences.Silence)
     except msgspec.ValidationError as error:
         return _mistake(str(error))
-    return asking.run("silence", _write(silence, url))
+    return bus_client.run_within("silence", _write(silence, url))
 
 
 def expire(silence_id: str, *, url: str | None) -> int:
     """End a silence now."""
-    return asking.run("silence", _expire(silence_id, url))
+    return bus_client.run_within("silence", _expire(silence_id, url))
 
 
 def show(*, everything: bool, as_json: bool, url: str | None) -> int:
     """Print the silences that last, or all that are remembered."""
-    return asking.run("silence", _show(url, everything=everything, as_json=as_json))
+    return bus_client.run_within("silence", _show(url, everything=everything, as_json=as_json))
 
 
 async def _write(silence: silences.Silence, url: str | None) -> int:
-    async with asking.connected("silence", url) as connected:
+    async with bus_client.connect("silence", url) as connected:
         await buckets.remember(
             connected.link, streams.SILENCES, silence.id, silences.encode(silence)
         )
@@ -74,7 +74,7 @@ async def _write(silence: silences.Silence, url: str | None) -> int:
 
 
 async def _expire(silence_id: str, url: str | None) -> int:
-    async with asking.connected("silence", url) as connected:
+    async with bus_client.connect("silence", url) as connected:
         found = await _all(connected)
         if silence_id not in found:
             return _mistake(f"no silence is called {silence_id}")
@@ -84,7 +84,7 @@ async def _expire(silence_id: str, url: str | None) -> int:
 
 
 async def _show(url: str | None, *, everything: bool, as_json: bool) -> int:
-    async with asking.connected("silence", url) as connected:
+    async with bus_client.connect("silence", url) as connected:
         found = await _all(connected)
     now = datetime.now(UTC)
     shown = sorted(

@@ -1,8 +1,5 @@
-"""Adapter: the packages of the stand-ins: kubelet, Kubernetes API, webhook receiver; NATS.
+"""Stand-ins for a laptop: a kubelet, the Kubernetes API, a webhook receiver; a real NATS server.
 
-structlog loads rich where it is installed, a quarter of what a start costs; nobody here uses it.
+They behave as the real programs do, and share no code with what they stand in for. `stack` runs all
+of muster on them (`muster up`); `layout` says of what it consists; `processes` runs programs.
 """
-
-from muster import lean
-
-lean.load("structlog", without=["rich"])

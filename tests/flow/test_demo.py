@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster.cli import story
+from muster.cli import demo
 
 STEPS = [
     "start",
@@ -32,6 +32,6 @@ STEPS = [
 def test_every_step_of_the_demo_comes_out(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "muster.cli", "demo", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
-    report = msgspec.json.decode(done.stdout, type=story.Report)
+    report = msgspec.json.decode(done.stdout, type=demo.Report)
     assert [(step.name, step.ok) for step in report.steps] == [(name, True) for name in STEPS]
     assert (report.ok, done.returncode, done.stderr) == (True, 0, b"")

@@ -5,7 +5,7 @@ import json
 from datetime import UTC, datetime
 
 from muster import vocabulary
-from muster.cli import cluster
+from muster.cli import demo_steps
 from muster.local import layout, stack
 from muster.nats import bus, consumers, streams
 from muster.vocabulary import Health, Verdict
@@ -92,7 +92,7 @@ async def lost_on_kubelet(running: stack.Stack) -> None:
     def fewer(state: dict[str, object]) -> bool:
         return layout.GPU in json.dumps(state) and '"Unhealthy"' in json.dumps(state)
 
-    await cluster.until(f"{running.http(f'kubelet-{NODE}')}/state", fewer)
+    await demo_steps.until(f"{running.http(f'kubelet-{NODE}')}/state", fewer)
 
 
 def test_an_outage_of_the_bus_convicts_nobody_and_loses_no_event() -> None:

@@ -3,25 +3,25 @@ import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from muster.local.kubelet import device_manager, devices, rules
+from muster.local.kubelet import device_manager, rules
 
 GPU = "nvidia.com/gpu"
-NOBODY = devices.Options()
+NOBODY = device_manager.Options()
 
 
 def registered(*ids: str, preferred: bool = False) -> device_manager.DeviceManager:
     manager = device_manager.DeviceManager()
     client = manager.connecting(GPU, "/s/a.sock")
-    manager.connected(client, devices.Options(preferred_allocation=preferred))
-    manager.listed(GPU, [devices.Device(id=id_) for id_ in ids])
+    manager.connected(client, device_manager.Options(preferred_allocation=preferred))
+    manager.listed(GPU, [device_manager.Device(id=id_) for id_ in ids])
     return manager
 
 
-def wish(count: int, *, pod: str = "pod-1") -> devices.Request:
-    return devices.Request(pod=pod, container="main", resource=GPU, count=count)
+def wish(count: int, *, pod: str = "pod-1") -> device_manager.Request:
+    return device_manager.Request(pod=pod, container="main", resource=GPU, count=count)
 
 
-def given(manager: device_manager.DeviceManager, request: devices.Request) -> frozenset[str]:
+def given(manager: device_manager.DeviceManager, request: device_manager.Request) -> frozenset[str]:
     offer = manager.offer(request)
     assert offer is not None
     return manager.grant(request, manager.take(offer), b"").ids
@@ -34,7 +34,7 @@ def shown(manager: device_manager.DeviceManager) -> tuple[dict[str, int], dict[s
 def test_a_message_replaces_the_whole_list() -> None:
     manager = registered("0", "1")
 
-    manager.listed(GPU, [devices.Device(id="2")])
+    manager.listed(GPU, [device_manager.Device(id="2")])
 
     assert shown(manager) == ({GPU: 1}, {GPU: 1})
     assert manager.lists()[GPU].healthy == {"2"}
@@ -52,7 +52,9 @@ def test_an_empty_list_shows_zero_of_zero() -> None:
 def test_only_the_word_healthy_is_healthy(health: str) -> None:
     manager = registered()
 
-    manager.listed(GPU, [devices.Device(id="0", health=health), devices.Device(id="1")])
+    manager.listed(
+        GPU, [device_manager.Device(id="0", health=health), device_manager.Device(id="1")]
+    )
 
     assert shown(manager) == ({GPU: 2}, {GPU: 1})
 
@@ -63,9 +65,9 @@ def test_an_id_sent_with_both_healths_counts_twice() -> None:
     manager.listed(
         GPU,
         [
-            devices.Device(id="0"),
-            devices.Device(id="0", health="Unhealthy"),
-            devices.Device(id="1"),
+            device_manager.Device(id="0"),
+            device_manager.Device(id="0", health="Unhealthy"),
+            device_manager.Device(id="1"),
         ],
     )
 
@@ -88,7 +90,7 @@ def test_the_end_of_the_stream_makes_every_device_unhealthy_and_stops_the_endpoi
 
     closed = manager.stream_ended(GPU, 5.0)
 
-    assert closed == devices.Client(resource=GPU, socket="/s/a.sock", number=1)
+    assert closed == device_manager.Client(resource=GPU, socket="/s/a.sock", number=1)
     assert shown(manager) == ({GPU: 2}, {GPU: 0})
     with pytest.raises(device_manager.AllocationError) as refused:
         manager.offer(wish(1))
@@ -105,9 +107,11 @@ def test_after_the_grace_the_lists_are_gone_and_the_key_stays_at_zero() -> None:
     late = manager.status(305.1)
     later = manager.status(315.0)
 
-    assert kept == devices.Status(capacity={GPU: 2}, allocatable={GPU: 0}, removed=frozenset())
-    assert late == devices.Status(capacity={}, allocatable={}, removed=frozenset({GPU}))
-    assert later == devices.Status(capacity={}, allocatable={}, removed=frozenset())
+    assert kept == device_manager.Status(
+        capacity={GPU: 2}, allocatable={GPU: 0}, removed=frozenset()
+    )
+    assert late == device_manager.Status(capacity={}, allocatable={}, removed=frozenset({GPU}))
+    assert later == device_manager.Status(capacity={}, allocatable={}, removed=frozenset())
     assert shown(manager) == ({GPU: 0}, {GPU: 0})
     with pytest.raises(device_manager.AllocationError) as refused:
         manager.offer(wish(1))
@@ -128,8 +132,8 @@ def test_messages_of_both_streams_replace_the_list() -> None:
     manager = registered("old")
     manager.connected(manager.connecting(GPU, "/s/b.sock"), NOBODY)
 
-    manager.listed(GPU, [devices.Device(id="new")])
-    manager.listed(GPU, [devices.Device(id="old")])
+    manager.listed(GPU, [device_manager.Device(id="new")])
+    manager.listed(GPU, [device_manager.Device(id="old")])
 
     assert manager.lists()[GPU].healthy == {"old"}
 
@@ -150,7 +154,7 @@ def test_a_message_of_an_orphaned_stream_counts_but_nothing_can_be_allocated() -
     manager.connected(manager.connecting(GPU, "/s/b.sock"), NOBODY)
     manager.stream_ended(GPU, 5.0)
 
-    manager.listed(GPU, [devices.Device(id="0")])
+    manager.listed(GPU, [device_manager.Device(id="0")])
 
     assert shown(manager) == ({GPU: 1}, {GPU: 1})
     offer = manager.offer(wish(1))
@@ -191,7 +195,7 @@ def test_after_a_restart_the_plugin_registers_and_finds_its_devices_reserved() -
     after = device_manager.DeviceManager.restored(before.checkpoint(), 100.0)
 
     after.connected(after.connecting(GPU, "/s/b.sock"), NOBODY)
-    after.listed(GPU, [devices.Device(id="0"), devices.Device(id="1")])
+    after.listed(GPU, [device_manager.Device(id="0"), device_manager.Device(id="1")])
 
     assert shown(after) == ({GPU: 2}, {GPU: 2})
     assert given(after, wish(1, pod="pod-2")) == {"1"}
@@ -202,7 +206,7 @@ def test_devices_stay_reserved_until_the_pod_ends_also_when_the_id_was_away() ->
     given(manager, wish(1))
 
     manager.listed(GPU, [])
-    manager.listed(GPU, [devices.Device(id="0")])
+    manager.listed(GPU, [device_manager.Device(id="0")])
 
     with pytest.raises(device_manager.AllocationError) as refused:
         manager.offer(wish(1, pod="pod-2"))
@@ -228,7 +232,9 @@ def test_a_container_that_has_its_devices_needs_no_second_allocate() -> None:
 def test_a_pod_admitted_again_fails_when_its_device_is_unhealthy() -> None:
     manager = registered("0", "1")
     given(manager, wish(1))
-    manager.listed(GPU, [devices.Device(id="0", health="Unhealthy"), devices.Device(id="1")])
+    manager.listed(
+        GPU, [device_manager.Device(id="0", health="Unhealthy"), device_manager.Device(id="1")]
+    )
 
     with pytest.raises(device_manager.AllocationError) as refused:
         manager.offer(wish(1))
@@ -262,12 +268,12 @@ def test_a_preference_is_intersected_with_what_is_free_and_filled_up(
 
 def test_devices_of_init_containers_are_given_to_later_containers_first() -> None:
     manager = registered("0", "1", "2")
-    init = devices.Request(pod="pod-1", container="init", resource=GPU, count=1)
+    init = device_manager.Request(pod="pod-1", container="init", resource=GPU, count=1)
     reusable = given(manager, init)
 
     offer = manager.offer(wish(2), reusable=reusable)
 
-    assert offer == devices.Offer(
+    assert offer == device_manager.Offer(
         request=wish(2), reused=frozenset({"0"}), available=frozenset({"1", "2"})
     )
     assert manager.take(offer) == {"0", "1"}
@@ -289,9 +295,9 @@ def test_devices_are_noted_by_numa_node() -> None:
     manager.listed(
         GPU,
         [
-            devices.Device(id="0", numa_nodes=(0, 1)),
-            devices.Device(id="1", numa_nodes=(1,)),
-            devices.Device(id="2"),
+            device_manager.Device(id="0", numa_nodes=(0, 1)),
+            device_manager.Device(id="1", numa_nodes=(1,)),
+            device_manager.Device(id="2"),
         ],
     )
     offer = manager.offer(wish(3))
@@ -405,7 +411,7 @@ class AnyLife(stateful.RuleBasedStateMachine):
         if self.manager.endpoint(resource) is None:
             return
         self.manager.listed(
-            resource, [devices.Device(id=id_, health=health) for id_, health in ids.items()]
+            resource, [device_manager.Device(id=id_, health=health) for id_, health in ids.items()]
         )
         assert self.manager.capacity()[resource] == len(ids)
 
@@ -420,7 +426,7 @@ class AnyLife(stateful.RuleBasedStateMachine):
     @stateful.rule(resource=st.sampled_from(RESOURCES), count=st.integers(0, 4))
     def a_pod_comes(self, resource: str, count: int) -> None:
         self.pods += 1
-        request = devices.Request(
+        request = device_manager.Request(
             pod=f"pod-{self.pods}", container="main", resource=resource, count=count
         )
         try:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from muster.local.kubernetes import ownership, patches, refusals, selectors, trees
+from muster.local.kubernetes import ownership, refusals, selectors, trees
 
 few = settings(max_examples=40, deadline=None)
 NAMES = st.sampled_from(["a", "b", "c", "conditions", "type"])
@@ -23,25 +23,25 @@ OBJECTS = st.dictionaries(NAMES, JSON, max_size=4)
 @few
 @given(target=JSON, patch=JSON)
 def test_merging_twice_is_merging_once(target: trees.Json, patch: trees.Json) -> None:
-    once = patches.merge(target, patch)
-    assert patches.merge(once, patch) == once
+    once = trees.merge(target, patch)
+    assert trees.merge(once, patch) == once
 
 
 @few
 @given(target=OBJECTS)
 def test_an_empty_patch_changes_nothing(target: trees.Tree) -> None:
-    assert patches.merge(target, {}) == target
-    assert patches.strategic(target, {}) == target
-    assert patches.json_patch(target, []) == target
+    assert trees.merge(target, {}) == target
+    assert trees.strategic(target, {}) == target
+    assert trees.json_patch(target, []) == target
 
 
 @few
 @given(target=OBJECTS, patch=OBJECTS)
 def test_a_patch_never_changes_what_it_is_given(target: trees.Tree, patch: trees.Tree) -> None:
     before = orjson.dumps([target, patch])
-    patches.merge(target, patch)
+    trees.merge(target, patch)
     try:
-        patches.strategic(target, patch)
+        trees.strategic(target, patch)
     except refusals.RequestError as error:
         assert error.code == 400  # noqa: PT017 - an item without its merge key
     assert orjson.dumps([target, patch]) == before
@@ -95,7 +95,7 @@ def conditions(**states: str) -> trees.Json:
 def test_a_strategic_patch_merges_lists_by_their_key(
     target: trees.Tree, patch: trees.Tree, result: trees.Tree
 ) -> None:
-    assert patches.strategic(target, patch) == result
+    assert trees.strategic(target, patch) == result
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_strategic_patch_merges_lists_by_their_key(
 def test_a_json_patch_does_its_operations_in_order(
     operations: trees.Json, result: trees.Json
 ) -> None:
-    assert patches.json_patch({"m": {}, "l": [1, 2]}, operations) == result
+    assert trees.json_patch({"m": {}, "l": [1, 2]}, operations) == result
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_json_patch_does_its_operations_in_order(
 )
 def test_a_json_patch_that_does_not_fit_is_refused(operations: trees.Json, code: int) -> None:
     with pytest.raises(refusals.RequestError) as refused:
-        patches.json_patch({"m": {}, "l": [1, 2]}, operations)
+        trees.json_patch({"m": {}, "l": [1, 2]}, operations)
     assert refused.value.code == code
 
 

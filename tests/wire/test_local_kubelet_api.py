@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from muster.local import httpd, kubelet, kubernetes
-from muster.local.kubelet import api_client
+from muster.local.kubelet import node_status
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
@@ -92,7 +92,7 @@ def root() -> Iterator[pathlib.Path]:
     shutil.rmtree(directory)
 
 
-Scene = Callable[[kubelet.Kubelet, api_client.Api, Toy], Awaitable[None]]
+Scene = Callable[[kubelet.Kubelet, node_status.Api, Toy], Awaitable[None]]
 
 
 def play(root: pathlib.Path, scene: Scene) -> None:
@@ -100,7 +100,7 @@ def play(root: pathlib.Path, scene: Scene) -> None:
 
     async def story() -> None:
         async with asyncio.timeout(100), kubernetes.KubernetesApi() as server:
-            api = api_client.Api(server.url)
+            api = node_status.Api(server.url)
             try:
                 async with kubelet.Kubelet(
                     directory=root, node="node-a", api=server.url, status_period_s=PERIOD_S
@@ -112,7 +112,7 @@ def play(root: pathlib.Path, scene: Scene) -> None:
     asyncio.run(story())
 
 
-async def _with_plugin(stand_in: kubelet.Kubelet, api: api_client.Api, scene: Scene) -> None:
+async def _with_plugin(stand_in: kubelet.Kubelet, api: node_status.Api, scene: Scene) -> None:
     toy = Toy()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers([rpc.device_plugin_handler(toy)])
@@ -128,7 +128,7 @@ async def _with_plugin(stand_in: kubelet.Kubelet, api: api_client.Api, scene: Sc
 
 
 async def until(
-    api: api_client.Api, path: str, holds: Callable[[Object], bool], *, code: int = 200
+    api: node_status.Api, path: str, holds: Callable[[Object], bool], *, code: int = 200
 ) -> Object:
     """Read an object again and again until it is as expected; the scene's limit ends it."""
     while True:
@@ -155,7 +155,7 @@ def running(seen: Object) -> bool:
 
 
 def test_the_node_shows_what_the_plugins_advertise(root: pathlib.Path) -> None:
-    async def scene(stand_in: kubelet.Kubelet, api: api_client.Api, _toy: Toy) -> None:
+    async def scene(stand_in: kubelet.Kubelet, api: node_status.Api, _toy: Toy) -> None:
         node = await until(api, NODE, lambda seen: seen.fuse == ("2", "2"))
         assert node.metadata.labels["kubernetes.io/hostname"] == "node-a"
         assert [(c["type"], c["status"]) for c in node.status.conditions] == [("Ready", "True")]
@@ -168,12 +168,12 @@ def test_the_node_shows_what_the_plugins_advertise(root: pathlib.Path) -> None:
 
 
 def test_conditions_of_others_survive_a_status_update(root: pathlib.Path) -> None:
-    async def scene(_stand_in: kubelet.Kubelet, api: api_client.Api, _toy: Toy) -> None:
+    async def scene(_stand_in: kubelet.Kubelet, api: node_status.Api, _toy: Toy) -> None:
         await until(api, NODE, lambda seen: seen.fuse == ("2", "2"))
         foreign = {"status": {"conditions": [{"type": "DevicesReady", "status": "True"}]}}
-        await api.patch(f"{NODE}/status", foreign, kind=api_client.STRATEGIC_PATCH)
+        await api.patch(f"{NODE}/status", foreign, kind=node_status.STRATEGIC_PATCH)
         away = {"status": {"capacity": {FUSE: "7"}}}
-        await api.patch(f"{NODE}/status", away, kind=api_client.MERGE_PATCH)
+        await api.patch(f"{NODE}/status", away, kind=node_status.MERGE_PATCH)
         node = await until(api, NODE, lambda seen: seen.fuse == ("2", "2"))
         assert {c["type"] for c in node.status.conditions} == {"Ready", "DevicesReady"}
 
@@ -181,7 +181,7 @@ def test_conditions_of_others_survive_a_status_update(root: pathlib.Path) -> Non
 
 
 def test_a_pod_gets_its_devices_runs_and_frees_them_when_deleted(root: pathlib.Path) -> None:
-    async def scene(stand_in: kubelet.Kubelet, api: api_client.Api, _toy: Toy) -> None:
+    async def scene(stand_in: kubelet.Kubelet, api: node_status.Api, _toy: Toy) -> None:
         await stand_in.until(lambda state: bool(state.resources[FUSE].devices))
         await api.post(PODS, pod("one", "2"))
         await until(api, f"{PODS}/one", running)
@@ -203,7 +203,7 @@ def test_a_pod_gets_its_devices_runs_and_frees_them_when_deleted(root: pathlib.P
 def test_a_refused_pod_fails_with_the_plugins_words_and_frees_its_devices(
     root: pathlib.Path,
 ) -> None:
-    async def scene(stand_in: kubelet.Kubelet, api: api_client.Api, toy: Toy) -> None:
+    async def scene(stand_in: kubelet.Kubelet, api: node_status.Api, toy: Toy) -> None:
         await stand_in.until(lambda state: bool(state.resources[FUSE].devices))
         toy.refuses = True
         await api.post(PODS, pod("one", "2"))
@@ -225,7 +225,7 @@ def test_a_refused_pod_fails_with_the_plugins_words_and_frees_its_devices(
 def test_pods_keep_running_over_a_restart_and_deletions_meanwhile_are_noticed(
     root: pathlib.Path,
 ) -> None:
-    async def scene(stand_in: kubelet.Kubelet, api: api_client.Api, _toy: Toy) -> None:
+    async def scene(stand_in: kubelet.Kubelet, api: node_status.Api, _toy: Toy) -> None:
         await stand_in.until(lambda state: bool(state.resources[FUSE].devices))
         await api.post(PODS, pod("one", "1"))
         await until(api, f"{PODS}/one", running)

@@ -15,10 +15,103 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from muster.local.kubelet import devices
-
 STOP_GRACE_S = 300.0
 _NO_NODE = -1
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plugin answered to GetDevicePluginOptions."""
+
+    pre_start_required: bool = False
+    preferred_allocation: bool = False
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a ListAndWatch message."""
+
+    id: str
+    health: str = HEALTHY
+    numa_nodes: tuple[int, ...] = ()
+
+
+class Client(msgspec.Struct, frozen=True, kw_only=True):
+    """One registration of a resource; `number` tells it from every other."""
+
+    resource: str
+    socket: str
+    number: int
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Who answers for a resource; after a kubelet restart nobody (`client` is None)."""
+
+    client: Client | None
+    options: Options
+    stopped_at_s: float | None
+
+
+class Lists(msgspec.Struct, frozen=True, kw_only=True):
+    """The last message of a resource. An id sent with both healths stands in both sets."""
+
+    healthy: frozenset[str] = frozenset()
+    unhealthy: frozenset[str] = frozenset()
+    numa_nodes: dict[str, tuple[int, ...]] = {}
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One container wants `count` devices of a resource; `pod` is the pod's uid."""
+
+    pod: str
+    container: str
+    resource: str
+    count: int
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request can be served from: ids of the pod's own init containers, and free ones."""
+
+    request: Request
+    reused: frozenset[str]
+    available: frozenset[str]
+
+    @property
+    def needed(self) -> int:
+        """How many ids are still to be chosen among the available."""
+        return self.request.count - len(self.reused)
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices of one container, by NUMA node (-1: none), and the plugin's serialized answer."""
+
+    pod: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    ids_by_node: dict[int, tuple[str, ...]] = msgspec.field(name="DeviceIDs")
+    answer: bytes = msgspec.field(name="AllocResp")
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Every id of the grant, once."""
+        return frozenset(id_ for ids in self.ids_by_node.values() for id_ in ids)
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What survives a kubelet restart, with the key names of the kubelet's own file."""
+
+    grants: tuple[Grant, ...] = msgspec.field(name="PodDeviceEntries", default=())
+    healthy: dict[str, tuple[str, ...]] = msgspec.field(
+        name="RegisteredDevices", default_factory=dict
+    )
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node status update writes; `removed` resources are set to 0 in it, once."""
+
+    capacity: dict[str, int]
+    allocatable: dict[str, int]
+    removed: frozenset[str]
 
 
 class AllocationError(Exception):
@@ -31,16 +124,16 @@ class DeviceManager:
 
     stop_grace_s: float = STOP_GRACE_S
     _registrations: int = 0
-    _clients: dict[str, devices.Client] = dataclasses.field(default_factory=dict)
-    _endpoints: dict[str, devices.Endpoint] = dataclasses.field(default_factory=dict)
-    _lists: dict[str, devices.Lists] = dataclasses.field(default_factory=dict)
-    _grants: dict[tuple[str, str, str], devices.Grant] = dataclasses.field(default_factory=dict)
+    _clients: dict[str, Client] = dataclasses.field(default_factory=dict)
+    _endpoints: dict[str, Endpoint] = dataclasses.field(default_factory=dict)
+    _lists: dict[str, Lists] = dataclasses.field(default_factory=dict)
+    _grants: dict[tuple[str, str, str], Grant] = dataclasses.field(default_factory=dict)
     _reserved: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     _gone: set[str] = dataclasses.field(default_factory=set)
 
     @classmethod
     def restored(
-        cls, checkpoint: devices.Checkpoint, now: float, *, stop_grace_s: float = STOP_GRACE_S
+        cls, checkpoint: Checkpoint, now: float, *, stop_grace_s: float = STOP_GRACE_S
     ) -> "DeviceManager":
         """Start as a kubelet does that finds a checkpoint.
 
@@ -49,16 +142,16 @@ class DeviceManager:
         """
         manager = cls(stop_grace_s=stop_grace_s)
         for resource in checkpoint.healthy:
-            manager._lists[resource] = devices.Lists()
-            manager._endpoints[resource] = devices.Endpoint(
-                client=None, options=devices.Options(), stopped_at_s=now
+            manager._lists[resource] = Lists()
+            manager._endpoints[resource] = Endpoint(
+                client=None, options=Options(), stopped_at_s=now
             )
         manager._grants = {(g.pod, g.container, g.resource): g for g in checkpoint.grants}
         return manager
 
-    def checkpoint(self) -> devices.Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         """Keep what `restored` needs after a restart."""
-        return devices.Checkpoint(
+        return Checkpoint(
             grants=tuple(self._grants.values()),
             healthy={
                 resource: tuple(sorted(lists.healthy)) for resource, lists in self._lists.items()
@@ -67,10 +160,10 @@ class DeviceManager:
 
     # Registrations and streams
 
-    def connecting(self, resource: str, socket: str) -> devices.Client:
+    def connecting(self, resource: str, socket: str) -> Client:
         """Make the registration the client of its resource, before it is even dialled."""
         self._registrations += 1
-        client = devices.Client(resource=resource, socket=socket, number=self._registrations)
+        client = Client(resource=resource, socket=socket, number=self._registrations)
         self._clients[resource] = client
         return client
 
@@ -78,23 +171,23 @@ class DeviceManager:
         """Forget the client of the name, also if that is an older one whose stream is open."""
         self._clients.pop(resource, None)
 
-    def connected(self, client: devices.Client, options: devices.Options) -> None:
+    def connected(self, client: Client, options: Options) -> None:
         """Replace the resource's endpoint; its lists stay until the first message."""
         self._gone.discard(client.resource)
-        self._endpoints[client.resource] = devices.Endpoint(
+        self._endpoints[client.resource] = Endpoint(
             client=client, options=options, stopped_at_s=None
         )
 
-    def listed(self, resource: str, message: Collection[devices.Device]) -> None:
+    def listed(self, resource: str, message: Collection[Device]) -> None:
         """Replace the lists of a resource, whichever of its streams the message came over."""
         self._gone.discard(resource)
-        self._lists[resource] = devices.Lists(
-            healthy=frozenset(d.id for d in message if d.health == devices.HEALTHY),
-            unhealthy=frozenset(d.id for d in message if d.health != devices.HEALTHY),
+        self._lists[resource] = Lists(
+            healthy=frozenset(d.id for d in message if d.health == HEALTHY),
+            unhealthy=frozenset(d.id for d in message if d.health != HEALTHY),
             numa_nodes={d.id: d.numa_nodes for d in message},
         )
 
-    def stream_ended(self, resource: str, now: float) -> devices.Client | None:
+    def stream_ended(self, resource: str, now: float) -> Client | None:
         """Disconnect the client of the name and say which, so that its connection is closed.
 
         After an overlap that is not the one whose stream ended. None: the name has no client any
@@ -104,7 +197,7 @@ class DeviceManager:
         endpoint = self._endpoints.get(resource)
         if client is None or endpoint is None:
             return client
-        lists = self._lists.get(resource, devices.Lists())
+        lists = self._lists.get(resource, Lists())
         self._lists[resource] = msgspec.structs.replace(
             lists, healthy=frozenset(), unhealthy=lists.unhealthy | lists.healthy
         )
@@ -113,7 +206,7 @@ class DeviceManager:
 
     # What the node shows
 
-    def status(self, now: float) -> devices.Status:
+    def status(self, now: float) -> Status:
         """Compute one status update; drops what has been stopped for longer than the grace."""
         removed = frozenset(
             resource
@@ -124,7 +217,7 @@ class DeviceManager:
             del self._lists[resource]
             self._endpoints.pop(resource, None)
         self._gone |= removed
-        return devices.Status(
+        return Status(
             capacity={name: _capacity(lists) for name, lists in self._lists.items()},
             allocatable={name: len(lists.healthy) for name, lists in self._lists.items()},
             removed=removed,
@@ -140,27 +233,25 @@ class DeviceManager:
         listed = {name: len(lists.healthy) for name, lists in self._lists.items()}
         return dict.fromkeys(self._gone, 0) | listed
 
-    def lists(self) -> Mapping[str, devices.Lists]:
+    def lists(self) -> Mapping[str, Lists]:
         """Show the last list of each resource."""
         return self._lists
 
-    def endpoint(self, resource: str) -> devices.Endpoint | None:
+    def endpoint(self, resource: str) -> Endpoint | None:
         """Who answers for the resource, stopped or not."""
         return self._endpoints.get(resource)
 
-    def client(self, resource: str) -> devices.Client | None:
+    def client(self, resource: str) -> Client | None:
         """Find the newest registration of the name, unless its connection was closed."""
         return self._clients.get(resource)
 
-    def grants(self) -> Collection[devices.Grant]:
+    def grants(self) -> Collection[Grant]:
         """Every device a pod holds, also ids that are in no list any more."""
         return self._grants.values()
 
     # Allocation: offer, take, then grant or abandon; one request at a time
 
-    def offer(
-        self, request: devices.Request, *, reusable: Collection[str] = frozenset()
-    ) -> devices.Offer | None:
+    def offer(self, request: Request, *, reusable: Collection[str] = frozenset()) -> Offer | None:
         """Find what the request can be served from; None if there is nothing to do.
 
         Health and registration are checked before the count and before the cache, because pods
@@ -190,9 +281,9 @@ class DeviceManager:
                 f"requested number of devices unavailable for {resource}. "
                 f"Requested: {needed}, Available: {len(available)}"
             )
-        return devices.Offer(request=request, reused=reused, available=available)
+        return Offer(request=request, reused=reused, available=available)
 
-    def wants_preference(self, offer: devices.Offer) -> bool:
+    def wants_preference(self, offer: Offer) -> bool:
         """Whether the plugin is to be asked which ids it prefers; AllocationError if it cannot."""
         if offer.needed == 0:
             return False
@@ -208,7 +299,7 @@ class DeviceManager:
             raise preference_error(_stopped(resource))
         return True
 
-    def take(self, offer: devices.Offer, preferred: Collection[str] = ()) -> frozenset[str]:
+    def take(self, offer: Offer, preferred: Collection[str] = ()) -> frozenset[str]:
         """Choose and reserve the ids: the preferred ones that are on offer, then any."""
         wanted = offer.available & frozenset(preferred)
         ranked = [*sorted(wanted), *sorted(offer.available - wanted)]
@@ -216,7 +307,7 @@ class DeviceManager:
         self._reserved[offer.request.resource] = chosen
         return chosen
 
-    def callee(self, resource: str) -> devices.Client:
+    def callee(self, resource: str) -> Client:
         """Whom to send Allocate; AllocationError if nobody can be asked."""
         endpoint = self._endpoints.get(resource)
         if endpoint is None:
@@ -225,14 +316,14 @@ class DeviceManager:
             raise AllocationError(_stopped(resource))
         return endpoint.client
 
-    def grant(self, request: devices.Request, ids: Collection[str], answer: bytes) -> devices.Grant:
+    def grant(self, request: Request, ids: Collection[str], answer: bytes) -> Grant:
         """Give the ids to the container until its pod is released."""
-        lists = self._lists.get(request.resource, devices.Lists())
+        lists = self._lists.get(request.resource, Lists())
         by_node: dict[int, tuple[str, ...]] = {}
         for id_ in sorted(ids):
             for node in lists.numa_nodes.get(id_) or (_NO_NODE,):
                 by_node[node] = (*by_node.get(node, ()), id_)
-        grant = devices.Grant(
+        grant = Grant(
             pod=request.pod,
             container=request.container,
             resource=request.resource,
@@ -251,7 +342,7 @@ class DeviceManager:
         """Take back all devices of a pod that has ended."""
         self._grants = {key: grant for key, grant in self._grants.items() if grant.pod != pod}
 
-    def _held(self, request: devices.Request) -> frozenset[str]:
+    def _held(self, request: Request) -> frozenset[str]:
         grant = self._grants.get((request.pod, request.container, request.resource))
         if grant is None:
             return frozenset()
@@ -266,7 +357,7 @@ class DeviceManager:
         granted = (grant.ids for grant in self._grants.values() if grant.resource == resource)
         return self._reserved.get(resource, frozenset()).union(*granted)
 
-    def _is_kept(self, endpoint: devices.Endpoint | None, now: float) -> bool:
+    def _is_kept(self, endpoint: Endpoint | None, now: float) -> bool:
         if endpoint is None:
             return False
         return endpoint.stopped_at_s is None or now - endpoint.stopped_at_s <= self.stop_grace_s
@@ -277,7 +368,7 @@ def preference_error(reason: str) -> AllocationError:
     return AllocationError(f"device plugin GetPreferredAllocation rpc failed with err: {reason}")
 
 
-def _capacity(lists: devices.Lists) -> int:
+def _capacity(lists: Lists) -> int:
     return len(lists.healthy) + len(lists.unhealthy)
 
 

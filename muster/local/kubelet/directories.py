@@ -13,7 +13,7 @@ import grpc.aio
 import msgspec
 
 from muster.local import httpd
-from muster.local.kubelet import devices
+from muster.local.kubelet import device_manager
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 # `sun_path` holds 108 bytes, the last of them 0.
@@ -63,20 +63,20 @@ async def serving(path: pathlib.Path, handler: grpc.GenericRpcHandler) -> AsyncI
         await server.stop(None)
 
 
-def write_checkpoint(directory: pathlib.Path, checkpoint: devices.Checkpoint) -> None:
+def write_checkpoint(directory: pathlib.Path, checkpoint: device_manager.Checkpoint) -> None:
     """Replace the checkpoint as a whole, so that a kill leaves the old or the new one."""
     with tempfile.NamedTemporaryFile(dir=directory, prefix=f".{CHECKPOINT}.", delete=False) as new:
         new.write(msgspec.json.encode(checkpoint))
     pathlib.Path(new.name).replace(directory / CHECKPOINT)
 
 
-def read_checkpoint(directory: pathlib.Path) -> devices.Checkpoint:
+def read_checkpoint(directory: pathlib.Path) -> device_manager.Checkpoint:
     """Read what the kubelet before us left; MistakeError if it cannot be understood."""
     path = directory / CHECKPOINT
     try:
-        return msgspec.json.decode(path.read_bytes(), type=devices.Checkpoint)
+        return msgspec.json.decode(path.read_bytes(), type=device_manager.Checkpoint)
     except FileNotFoundError:
-        return devices.Checkpoint()
+        return device_manager.Checkpoint()
     except (OSError, msgspec.MsgspecError) as error:
         raise httpd.MistakeError(f"cannot read checkpoint {path}: {error}") from error
 

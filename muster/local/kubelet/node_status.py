@@ -1,13 +1,28 @@
-"""Adapter: the Node object and its Lease: what the kubelet tells the API about its node."""
+"""Adapter: the Kubernetes API as a kubelet uses it: the HTTP client, the Node and its Lease."""
 
 import asyncio
 import contextlib
+import datetime as dt
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Protocol
 
-from muster.local.kubelet import api_client, devices, node_objects
+import aiohttp
+import msgspec
+import orjson
 
+from muster.local.kubelet import device_manager, rules
+
+MERGE_PATCH = "application/merge-patch+json"
+# Lists such as a node's conditions are merged by their key: others write there too.
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+_REQUEST_TIMEOUT_S = 10.0
+_WATCH_TIMEOUT_S = 60
+_BODY_BYTES_MAX = 4 * 1024 * 1024
+LEASE_DURATION_S = 40
+# JSON as the API speaks it.
+Json = dict[str, object]
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_PERIOD_S = 10.0
 # The first node status after a start comes this late; a plugin registered by then never shows 0.
@@ -16,19 +31,194 @@ _NOT_FOUND = 404
 _CONFLICT = 409
 
 
+class ApiAway(Exception):
+    """The API did not answer, or not as it should; try again later."""
+
+
+class Gone(Exception):
+    """The version to watch from is too old: list again."""
+
+
+class Log(Protocol):
+    """Writes one line."""
+
+    def __call__(self, event: str, **facts: object) -> None:
+        """Write the event and its facts."""
+
+
+class Api:
+    """One API server; `url` without a trailing slash. Close it when done."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._session = aiohttp.ClientSession(
+            read_bufsize=_BODY_BYTES_MAX, timeout=aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> tuple[int, object]:
+        """Read an object or a list: HTTP status and body."""
+        return await self._send("GET", path, params=params)
+
+    async def post(self, path: str, body: object) -> tuple[int, object]:
+        """Create an object."""
+        return await self._send("POST", path, body=body)
+
+    async def patch(self, path: str, body: object, *, kind: str) -> tuple[int, object]:
+        """Change an object; `kind` is the patch's content type."""
+        return await self._send("PATCH", path, body=body, kind=kind)
+
+    async def delete(self, path: str, body: object) -> tuple[int, object]:
+        """Delete an object."""
+        return await self._send("DELETE", path, body=body)
+
+    async def watch(self, path: str, params: Mapping[str, str]) -> AsyncIterator[object]:
+        """Yield watch events until the server ends the watch; Gone on 410, ApiAway on trouble."""
+        query = {**params, "watch": "1", "timeoutSeconds": str(_WATCH_TIMEOUT_S)}
+        limit = aiohttp.ClientTimeout(total=_WATCH_TIMEOUT_S + _REQUEST_TIMEOUT_S)
+        try:
+            async with self._session.get(self._url + path, params=query, timeout=limit) as answer:
+                if answer.status == 410:  # noqa: PLR2004 (HTTP's Gone)
+                    raise Gone
+                if answer.status >= 400:  # noqa: PLR2004 (HTTP's errors)
+                    raise ApiAway(f"GET {path}: {answer.status}")
+                async for line in answer.content:
+                    if line.strip():
+                        yield orjson.loads(line)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ApiAway(f"watch {path}: {error!r}") from error
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        kind: str = "application/json",
+    ) -> tuple[int, object]:
+        data = None if body is None else orjson.dumps(body)
+        headers = {"Accept": "application/json"} | ({"Content-Type": kind} if data else {})
+        try:
+            async with self._session.request(
+                method, self._url + path, params=params, data=data, headers=headers
+            ) as answer:
+                return answer.status, orjson.loads(await answer.read() or b"null")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ApiAway(f"{method} {path}: {error!r}") from error
+
+
+def now(*, fraction: bool = False) -> str:
+    """Write the present moment as the API does."""
+    pattern = "%Y-%m-%dT%H:%M:%S.%fZ" if fraction else "%Y-%m-%dT%H:%M:%SZ"
+    return dt.datetime.now(dt.UTC).strftime(pattern)
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine has beside devices; in the API's own notation."""
+
+    cpu: str
+    memory: str
+    kernel: str
+    architecture: str
+
+
+def node_object(name: str, usage: Usage) -> Json:
+    """Write the Node that a kubelet creates when it finds none."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": {
+                "kubernetes.io/hostname": name,
+                "kubernetes.io/os": "linux",
+                "kubernetes.io/arch": usage.architecture,
+            },
+        },
+    }
+
+
+def node_status(
+    status: device_manager.Status, usage: Usage, *, started: str, now: str, zero: frozenset[str]
+) -> Json:
+    """Write one node status update; resources in `zero` are shown at 0."""
+    base = {"cpu": usage.cpu, "memory": usage.memory, "pods": "110"}
+    none = dict.fromkeys(zero, "0")
+    return {
+        "status": {
+            "capacity": base | none | _quantities(status.capacity),
+            "allocatable": base | none | _quantities(status.allocatable),
+            "conditions": [
+                {
+                    "type": "Ready",
+                    "status": "True",
+                    "reason": "KubeletReady",
+                    "message": "kubelet is posting ready status",
+                    "lastHeartbeatTime": now,
+                    "lastTransitionTime": started,
+                }
+            ],
+            "nodeInfo": {
+                "kubeletVersion": "v1.36.2+muster-local",
+                "kernelVersion": usage.kernel,
+                "architecture": usage.architecture,
+                "operatingSystem": "linux",
+                "osImage": "muster local stand-in",
+                "containerRuntimeVersion": "none://0",
+            },
+        }
+    }
+
+
+def extended_resources(node: object) -> frozenset[str]:
+    """Name the device resources that a Node object shows, from a kubelet before us."""
+    found = msgspec.convert(node, _Node).status.capacity
+    return frozenset(name for name in found if rules.is_extended_resource(name))
+
+
+def new_lease(node: str, now: str) -> Json:
+    """Write the node's Lease, renewed now."""
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": node, "namespace": "kube-node-lease"},
+        "spec": {
+            "holderIdentity": node,
+            "leaseDurationSeconds": LEASE_DURATION_S,
+            "renewTime": now,
+        },
+    }
+
+
+class _NodeStatus(msgspec.Struct):
+    capacity: dict[str, object] = {}
+
+
+class _Node(msgspec.Struct):
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+
+def _quantities(counts: dict[str, int]) -> dict[str, str]:
+    return {name: rules.quantity(count) for name, count in counts.items()}
+
+
 class Node:
     """The Node and the Lease of one kubelet; every call raises ApiAway if the API is away."""
 
-    def __init__(self, api: api_client.Api, name: str) -> None:
+    def __init__(self, api: Api, name: str) -> None:
         self._api = api
         self._name = name
         self._path = f"/api/v1/nodes/{name}"
         self._usage = _usage()
-        self._started = api_client.now()
+        self._started = now()
         self._is_registered = False
         self._zero: frozenset[str] = frozenset()
 
-    async def report(self, status: devices.Status) -> None:
+    async def report(self, status: device_manager.Status) -> None:
         """Write the node status; makes the Node if there is none.
 
         A resource that was removed is written as 0 until that has been said once.
@@ -36,21 +226,17 @@ class Node:
         self._zero = (self._zero | status.removed) - status.capacity.keys()
         if not self._is_registered:
             await self._register()
-        body = node_objects.node_status(
-            status, self._usage, started=self._started, now=api_client.now(), zero=self._zero
-        )
-        code, answer = await self._api.patch(
-            f"{self._path}/status", body, kind=api_client.STRATEGIC_PATCH
-        )
+        body = node_status(status, self._usage, started=self._started, now=now(), zero=self._zero)
+        code, answer = await self._api.patch(f"{self._path}/status", body, kind=STRATEGIC_PATCH)
         self._is_registered = code != _NOT_FOUND
         _expect_success(code, answer, f"patch {self._path}/status")
         self._zero = frozenset()
 
     async def renew(self) -> None:
         """Renew the node's Lease; makes it if there is none."""
-        lease = node_objects.lease(self._name, api_client.now(fraction=True))
+        lease = new_lease(self._name, now(fraction=True))
         path = f"{_LEASES}/{self._name}"
-        code, answer = await self._api.patch(path, lease, kind=api_client.MERGE_PATCH)
+        code, answer = await self._api.patch(path, lease, kind=MERGE_PATCH)
         if code == _NOT_FOUND:
             code, answer = await self._api.post(_LEASES, lease)
         _expect_success(code, answer, f"renew {path}")
@@ -58,21 +244,21 @@ class Node:
     async def renew_forever(self, period_s: float) -> None:
         """Renew the Lease on its period; the status loop tells when the API is away."""
         while True:
-            with contextlib.suppress(api_client.ApiAway):
+            with contextlib.suppress(ApiAway):
                 await self.renew()
             await asyncio.sleep(period_s)
 
     async def _register(self) -> None:
         code, node = await self._api.get(self._path)
         if code == _NOT_FOUND:
-            body = node_objects.node_object(self._name, self._usage)
+            body = node_object(self._name, self._usage)
             code, node = await self._api.post("/api/v1/nodes", body)
             if code == _CONFLICT:
-                raise api_client.ApiAway(f"{self._path} was made by somebody else just now")
+                raise ApiAway(f"{self._path} was made by somebody else just now")
         _expect_success(code, node, f"register {self._path}")
         # A kubelet that registers takes over the Node with its device resources at 0
         # (kubelet_node_status.go, zero extended resources).
-        self._zero |= node_objects.extended_resources(node)
+        self._zero |= extended_resources(node)
 
 
 class Report:
@@ -83,7 +269,7 @@ class Report:
     """
 
     def __init__(
-        self, status: Callable[[], devices.Status], *, period_s: float, log: api_client.Log
+        self, status: Callable[[], device_manager.Status], *, period_s: float, log: Log
     ) -> None:
         self._status = status
         self._period_s = period_s
@@ -99,10 +285,10 @@ class Report:
                 await self._tell(node, status)
             await asyncio.sleep(self._period_s)
 
-    async def _tell(self, node: Node, status: devices.Status) -> None:
+    async def _tell(self, node: Node, status: device_manager.Status) -> None:
         try:
             await node.report(status)
-        except api_client.ApiAway as error:
+        except ApiAway as error:
             if not self._is_away:
                 self._log("node status not written", error=str(error))
             self._is_away = True
@@ -112,10 +298,10 @@ class Report:
             self._is_away = False
 
 
-def _usage() -> node_objects.Usage:
+def _usage() -> Usage:
     memory_kib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
     machine = platform.machine()
-    return node_objects.Usage(
+    return Usage(
         cpu=str(os.cpu_count() or 1),
         memory=f"{memory_kib}Ki",
         kernel=platform.release(),
@@ -125,4 +311,4 @@ def _usage() -> node_objects.Usage:
 
 def _expect_success(code: int, answer: object, what: str) -> None:
     if code >= 400:  # noqa: PLR2004 (HTTP's errors)
-        raise api_client.ApiAway(f"{what}: {code} {answer}")
+        raise ApiAway(f"{what}: {code} {answer}")

@@ -14,7 +14,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from muster.local.kubelet import device_manager, devices, rules
+from muster.local.kubelet import device_manager, rules
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
@@ -99,8 +99,8 @@ class Plugins:
         self._channels.clear()
 
     async def allocate(
-        self, request: devices.Request, *, reusable: Collection[str] = frozenset()
-    ) -> devices.Grant | None:
+        self, request: device_manager.Request, *, reusable: Collection[str] = frozenset()
+    ) -> device_manager.Grant | None:
         """Get a container its devices; None if it has them. AllocationError if it fails.
 
         Without time limit, as in the kubelet: a plugin that hangs, hangs every pod of the node.
@@ -118,7 +118,7 @@ class Plugins:
             undo.pop_all()
         return self._manager.grant(request, ids, answer.SerializeToString())
 
-    async def _greet(self, channel: grpc.aio.Channel) -> devices.Options:
+    async def _greet(self, channel: grpc.aio.Channel) -> device_manager.Options:
         try:
             async with asyncio.timeout(self._dial_timeout_s):
                 await channel.channel_ready()
@@ -129,12 +129,12 @@ class Plugins:
             answer = await _called(stub.get_device_plugin_options(dp.Empty()))
         except _RpcFailed as failed:
             raise NotConnected(f"failed to get device plugin options: {failed}") from None
-        return devices.Options(
+        return device_manager.Options(
             pre_start_required=answer.pre_start_required,
             preferred_allocation=answer.get_preferred_allocation_available,
         )
 
-    async def _follow(self, client: devices.Client, channel: grpc.aio.Channel) -> None:
+    async def _follow(self, client: device_manager.Client, channel: grpc.aio.Channel) -> None:
         resource = client.resource
         self.streams_open[resource] += 1
         try:
@@ -151,7 +151,7 @@ class Plugins:
         self._channels.pop(client.number, None)
         await channel.close()
 
-    async def _listen(self, client: devices.Client, channel: grpc.aio.Channel) -> None:
+    async def _listen(self, client: device_manager.Client, channel: grpc.aio.Channel) -> None:
         async for message in rpc.DevicePluginClient(channel).list_and_watch(dp.Empty()):
             if client.number not in self._channels:
                 return  # We are closing the connection; its last message comes too late.
@@ -165,7 +165,7 @@ class Plugins:
         if channel is not None:
             await channel.close()
 
-    async def _preferred(self, offer: devices.Offer) -> Collection[str]:
+    async def _preferred(self, offer: device_manager.Offer) -> Collection[str]:
         stub = self._stub(self._manager.callee(offer.request.resource))
         request = dp.ContainerPreferredAllocationRequest(
             available_deviceIDs=offer.available | offer.reused,
@@ -197,7 +197,7 @@ class Plugins:
             )
         return answer.container_responses[0]
 
-    def _stub(self, client: devices.Client) -> rpc.DevicePluginClient:
+    def _stub(self, client: device_manager.Client) -> rpc.DevicePluginClient:
         return rpc.DevicePluginClient(self._channels[client.number])
 
 
@@ -216,8 +216,8 @@ async def _called(call: Awaitable[Answer]) -> Answer:
         ) from None
 
 
-def _device(device: dp.Device) -> devices.Device:
-    return devices.Device(
+def _device(device: dp.Device) -> device_manager.Device:
+    return device_manager.Device(
         id=device.ID,
         health=device.health,
         numa_nodes=tuple(node.ID for node in device.topology.nodes),

@@ -1,4 +1,4 @@
-"""Adapter: the node's pods at the API: admits the new, frees the ended. One at a time."""
+"""Adapter: the node's pods at the Kubernetes API: admits new ones, frees ended ones, one by one."""
 
 import asyncio
 import uuid
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from muster.local.kubelet import api_client, device_manager, pod_objects
+from muster.local.kubelet import device_manager, node_status, pods
 
 _BACKOFF_S = 0.2
 _BACKOFF_MAX_S = 5.0
@@ -40,14 +40,14 @@ class PodLoop:
 
     def __init__(
         self,
-        api: api_client.Api,
+        api: node_status.Api,
         node: str,
         *,
-        admit: Callable[[pod_objects.Pod], Awaitable[object]],
-        adopt: Callable[[pod_objects.Pod], None],
+        admit: Callable[[pods.Pod], Awaitable[object]],
+        adopt: Callable[[pods.Pod], None],
         release: Callable[[str], None],
-        known: Callable[[], Mapping[str, pod_objects.Pod]],
-        log: api_client.Log,
+        known: Callable[[], Mapping[str, pods.Pod]],
+        log: node_status.Log,
     ) -> None:
         self._api = api
         self._node = node
@@ -68,9 +68,9 @@ class PodLoop:
                     self._log("pods followed again", node=self._node)
                 is_away, delay_s = False, _BACKOFF_S
                 await self._watch(version)
-            except api_client.Gone:
+            except node_status.Gone:
                 continue
-            except (api_client.ApiAway, msgspec.ValidationError) as error:
+            except (node_status.ApiAway, msgspec.ValidationError) as error:
                 if not is_away:
                     self._log("pods not followed", node=self._node, error=str(error))
                 is_away = True
@@ -80,11 +80,11 @@ class PodLoop:
     async def _list(self) -> str:
         code, answer = await self._api.get(_PODS, self._selector())
         if code >= 400:  # noqa: PLR2004 (HTTP's errors)
-            raise api_client.ApiAway(f"list {_PODS}: {code} {answer}")
+            raise node_status.ApiAway(f"list {_PODS}: {code} {answer}")
         found = msgspec.convert(answer, _List)
         uids = {uid for item in found.items if (uid := await self._see(item)) is not None}
         for uid in [*self._known()]:
-            if uid not in uids and not pod_objects.is_local(uid):
+            if uid not in uids and not pods.is_local(uid):
                 self._release(uid)
         return found.metadata.resource_version
 
@@ -94,7 +94,7 @@ class PodLoop:
             async for raw in self._api.watch(_PODS, params):
                 event = msgspec.convert(raw, _Event)
                 if event.type == "ERROR":
-                    raise api_client.Gone
+                    raise node_status.Gone
                 seen = msgspec.convert(event.object, _Versioned)
                 version = seen.metadata.resource_version or version
                 if event.type != "BOOKMARK":
@@ -103,7 +103,7 @@ class PodLoop:
     async def _see(self, raw: dict[str, object], *, is_deleted: bool = False) -> str | None:
         """Bring one pod to where it belongs; its uid, or None if it cannot be read."""
         try:
-            pod = pod_objects.pod(raw)
+            pod = pods.read_pod(raw)
         except (msgspec.ValidationError, ValueError) as error:
             self._log("pod not understood", node=self._node, error=str(error))
             return None
@@ -118,29 +118,29 @@ class PodLoop:
             self._adopt(pod)
         return pod.uid
 
-    async def _start(self, pod: pod_objects.Pod) -> None:
-        now = api_client.now()
+    async def _start(self, pod: pods.Pod) -> None:
+        now = node_status.now()
         try:
             await self._admit(pod)
         except device_manager.AllocationError as refused:
             self._log("pod refused", pod=f"{pod.namespace}/{pod.name}", reason=str(refused))
-            event = pod_objects.admission_event(
+            event = pods.admission_event(
                 pod, str(refused), node=self._node, now=now, suffix=uuid.uuid4().hex[:16]
             )
             await self._api.post(f"/api/v1/namespaces/{pod.namespace}/events", event)
-            status = pod_objects.pod_failed(str(refused))
+            status = pods.pod_failed(str(refused))
         else:
-            status = pod_objects.pod_running(pod, now)
+            status = pods.pod_running(pod, now)
         code, answer = await self._api.patch(
-            f"{_path(pod)}/status", status, kind=api_client.MERGE_PATCH
+            f"{_path(pod)}/status", status, kind=node_status.MERGE_PATCH
         )
         # A pod that is gone by now is freed by its DELETED event.
         if code >= 400 and code != 404:  # noqa: PLR2004 (HTTP's errors)
-            raise api_client.ApiAway(f"patch {_path(pod)}/status: {code} {answer}")
+            raise node_status.ApiAway(f"patch {_path(pod)}/status: {code} {answer}")
 
     def _selector(self) -> dict[str, str]:
         return {"fieldSelector": f"spec.nodeName={self._node}"}
 
 
-def _path(pod: pod_objects.Pod) -> str:
+def _path(pod: pods.Pod) -> str:
     return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"

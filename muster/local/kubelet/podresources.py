@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import grpc
 
-from muster.local.kubelet import device_manager, devices, pod_objects
+from muster.local.kubelet import device_manager, pods
 from muster.pb import podresources_pb2 as podres
 from muster.pb import rpc
 
@@ -19,9 +19,7 @@ _TOO_OFTEN = grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"
 class PodResources:
     """Answers from the memory of one life of the kubelet; `pods` are by uid."""
 
-    def __init__(
-        self, manager: device_manager.DeviceManager, pods: Mapping[str, pod_objects.Pod]
-    ) -> None:
+    def __init__(self, manager: device_manager.DeviceManager, pods: Mapping[str, pods.Pod]) -> None:
         self._manager = manager
         self._pods = pods
         self._tokens = _BURST
@@ -82,7 +80,7 @@ class PodResources:
         self._tokens -= 1
         return True
 
-    def _of(self, pod: pod_objects.Pod) -> podres.PodResources:
+    def _of(self, pod: pods.Pod) -> podres.PodResources:
         grants = [grant for grant in self._manager.grants() if grant.pod == pod.uid]
         return podres.PodResources(
             name=pod.name,
@@ -92,12 +90,14 @@ class PodResources:
                     name=container.name, devices=_entries(grants, container.name)
                 )
                 for container in pod.containers
-                if container.role is not pod_objects.Role.INIT
+                if container.role is not pods.Role.INIT
             ),
         )
 
 
-def _entries(grants: Iterable[devices.Grant], container: str) -> Iterator[podres.ContainerDevices]:
+def _entries(
+    grants: Iterable[device_manager.Grant], container: str
+) -> Iterator[podres.ContainerDevices]:
     for grant in grants:
         if grant.container == container:
             for node, ids in grant.ids_by_node.items():

@@ -15,18 +15,15 @@ from typing import Self
 import msgspec
 
 from muster.local.kubelet import (
-    api_client,
     device_manager,
-    devices,
     directories,
     node_status,
-    picture,
     plugins,
     pod_admission,
-    pod_objects,
     podresources,
+    pods,
     registration,
-    registry,
+    snapshot,
 )
 from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
@@ -65,11 +62,11 @@ class Kubelet:
         stop_grace_s: float = device_manager.STOP_GRACE_S,
         dial_timeout_s: float = plugins.DIAL_TIMEOUT_S,
         plugin_watcher: bool = False,
-        log: api_client.Log = _say_nothing,
+        log: node_status.Log = _say_nothing,
     ) -> None:
         self.node = node
         self.plugins_directory = directory.absolute() / "device-plugins"
-        self.registry_directory = directory.absolute() / registry.DIRECTORY
+        self.registry_directory = directory.absolute() / registration.DIRECTORY
         self.podresources_directory = directory.absolute() / "pod-resources"
         self.socket = self.plugins_directory / _SOCKET
         self.podresources_socket = self.podresources_directory / _SOCKET
@@ -82,7 +79,7 @@ class Kubelet:
         self._log = log
         self._accepts = True
         self._restarts = 0
-        self._pods: dict[str, pod_objects.Pod] = {}
+        self._pods: dict[str, pods.Pod] = {}
         self._manager = device_manager.DeviceManager()
         self._registered: collections.Counter[str] = collections.Counter()
         self._counts: dict[str, tuple[int, int]] = {}
@@ -113,14 +110,14 @@ class Kubelet:
 
     # What tests, the HTTP surface and the pod loop do to it
 
-    def state(self) -> picture.State:
+    def state(self) -> snapshot.State:
         """Draw the kubelet as it is now."""
-        return picture.State(
+        return snapshot.State(
             node=self.node,
             uptime_s=self._now() - self._began_s,
             restarts=self._restarts,
             accepts_registrations=self._accepts,
-            resources=picture.resources(
+            resources=snapshot.resources(
                 self._manager,
                 registered=self._registered,
                 streams_open=self._plugins.streams_open,
@@ -129,7 +126,7 @@ class Kubelet:
             pods=tuple(f"{pod.namespace}/{pod.name}" for pod in self._pods.values()),
         )
 
-    async def until(self, holds: Callable[[picture.State], bool]) -> picture.State:
+    async def until(self, holds: Callable[[snapshot.State], bool]) -> snapshot.State:
         """Wait for a state that holds what is asked for; the caller sets the limit."""
         while not holds(state := self.state()):
             await self._change.wait()
@@ -159,7 +156,7 @@ class Kubelet:
         self, *, name: str, namespace: str = "default", resources: Mapping[str, int]
     ) -> tuple[Allocated, ...]:
         """Admit a pod of one container that no API knows. AllocationError as the kubelet's."""
-        return await self._admit(pod_objects.local_pod(namespace, name, resources))
+        return await self._admit(pods.local_pod(namespace, name, resources))
 
     def release(self, *, name: str, namespace: str = "default") -> bool:
         """Free the devices of a pod; False if there is no such pod."""
@@ -186,7 +183,7 @@ class Kubelet:
                 await life.enter_async_context(directories.serving(path, handler))
             if self._has_watcher:
                 self.registry_directory.mkdir(parents=True, exist_ok=True)
-                watcher = registry.Watcher(
+                watcher = registration.Watcher(
                     self.registry_directory, connect=self._connect, drop=self.drop_stream
                 )
                 self._spawn(life, watcher.run())
@@ -203,7 +200,7 @@ class Kubelet:
             self._manager, dial_timeout_s=self._dial_timeout_s, changed=self._changed
         )
         self._registered = collections.Counter()
-        restored = pod_objects.restored_pods(checkpoint.grants)
+        restored = pods.restored_pods(checkpoint.grants)
         self._pods = {uid: self._pods.get(uid, pod) for uid, pod in restored.items()} | self._pods
 
     def _spawn_api(self, life: contextlib.AsyncExitStack) -> None:
@@ -211,10 +208,10 @@ class Kubelet:
         if self._api_url is None:
             self._spawn(life, report.run(None))
             return
-        api = api_client.Api(self._api_url)
+        api = node_status.Api(self._api_url)
         life.push_async_callback(api.close)
         node = node_status.Node(api, self.node)
-        pods = pod_admission.PodLoop(
+        pod_loop = pod_admission.PodLoop(
             api,
             self.node,
             admit=self._admit,
@@ -225,14 +222,14 @@ class Kubelet:
         )
         self._spawn(life, report.run(node))
         self._spawn(life, node.renew_forever(self._lease_period_s))
-        self._spawn(life, pods.run())
+        self._spawn(life, pod_loop.run())
 
     def _spawn(
         self, life: contextlib.AsyncExitStack, work: Coroutine[object, object, None]
     ) -> None:
         life.push_async_callback(_end, self._tasks.create_task(work))
 
-    def _status(self) -> devices.Status:
+    def _status(self) -> device_manager.Status:
         status = self._manager.status(self._now())
         if status.removed:
             self._changed()
@@ -249,7 +246,7 @@ class Kubelet:
 
     # Pods
 
-    async def _admit(self, pod: pod_objects.Pod) -> tuple[Allocated, ...]:
+    async def _admit(self, pod: pods.Pod) -> tuple[Allocated, ...]:
         async with self._pod_loop:
             manager = self._manager
             with contextlib.ExitStack() as undo:
@@ -261,20 +258,20 @@ class Kubelet:
         grants = [grant for grant in manager.grants() if grant.pod == pod.uid]
         return tuple(_allocated(grant) for grant in grants)
 
-    async def _allocate(self, pod: pod_objects.Pod) -> None:
+    async def _allocate(self, pod: pods.Pod) -> None:
         reusable: dict[str, frozenset[str]] = {}
         for container in pod.containers:
             for resource, count in container.limits.items():
                 left = reusable.get(resource, frozenset())
-                request = devices.Request(
+                request = device_manager.Request(
                     pod=pod.uid, container=container.name, resource=resource, count=count
                 )
                 grant = await self._plugins.allocate(request, reusable=left)
                 ids = grant.ids if grant else frozenset()
-                is_init = container.role is pod_objects.Role.INIT
+                is_init = container.role is pods.Role.INIT
                 reusable[resource] = left | ids if is_init else left - ids
 
-    def _adopt(self, pod: pod_objects.Pod) -> None:
+    def _adopt(self, pod: pods.Pod) -> None:
         self._pods[pod.uid] = pod
 
     def _release(self, uid: str) -> None:
@@ -301,7 +298,7 @@ class Kubelet:
         return asyncio.get_running_loop().time()
 
 
-def _allocated(grant: devices.Grant) -> Allocated:
+def _allocated(grant: device_manager.Grant) -> Allocated:
     return Allocated(
         container=grant.container,
         resource=grant.resource,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import orjson
 
-from muster.local.kubernetes import patches, refusals, trees
+from muster.local.kubernetes import refusals, trees
 
 Path = tuple[str, ...]
 Fields = frozenset[Path]
@@ -57,7 +57,7 @@ def applied(live: trees.Tree, wanted: trees.Tree, writer: Writer, *, force: bool
     left = live
     for path in sorted(before - named.keys() - others, key=_removal_order):
         left = _without(left, path)
-    return patches.strategic(left, wanted)
+    return trees.strategic(left, wanted)
 
 
 def recorded(
@@ -123,7 +123,7 @@ def _walk(path: Path, tree: trees.Tree) -> Iterator[tuple[Path, trees.Json]]:
 
 def _merge_key(name: str, value: trees.Json) -> str:
     """Return the merge key of a list, if there is one and every item has it, else nothing."""
-    key = patches.MERGE_KEYS.get(name, "")
+    key = trees.MERGE_KEYS.get(name, "")
     if not isinstance(value, list) or not key:
         return ""
     return key if all(isinstance(item, dict) and key in item for item in value) else ""
@@ -195,7 +195,7 @@ def _without(tree: trees.Tree, path: Path) -> trees.Tree:
     if isinstance(child, dict):
         left: trees.Json = _without(child, rest)
     elif isinstance(child, list):
-        left = _without_item(child, patches.MERGE_KEYS[step], rest)
+        left = _without_item(child, trees.MERGE_KEYS[step], rest)
     else:
         return tree
     return {**tree, step: left} if left else trees.pruned(tree, step)

@@ -1,13 +1,12 @@
-"""Adapter: HTTP. A stand-in for the Kubernetes API that its real clients and kubectl can use.
+"""Adapter: HTTP: a stand-in for the Kubernetes API that its real clients and kubectl can use.
 
-What it does is in `muster.local.objects`, `writes` and `resources`; this module speaks HTTP for
-them. Answers are JSON whatever the client prefers (kubectl asks for tables and takes what it
-gets), and bodies are JSON or YAML: `kubectl create -f` works, `kubectl create namespace` sends
-protobuf and is refused. No TLS; rights can be taken from who comes with a token (`access`), and
-what begins with some path can be refused, as by an overloaded server; `fieldValidation` is ignored.
+What it does is decided in `objects`, `writes` and `resources`. Answers are JSON whatever the client
+prefers (kubectl asks for tables and accepts what it gets), and bodies are JSON or YAML: `kubectl
+create -f` works, `kubectl create namespace` sends protobuf and is refused. No TLS. Rights can be
+withdrawn from a user with a token (`access`), and paths with some prefix can be refused, as by an
+overloaded server; `fieldValidation` is ignored.
 """
 
-import argparse
 import asyncio
 import contextlib
 import datetime as dt
@@ -18,35 +17,106 @@ import random
 import time
 import urllib.parse
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Self
 
 import orjson
+import yaml
 from aiohttp import typedefs, web
 
 from muster.local import httpd
-from muster.local.kubernetes import (
-    access,
-    audit,
-    bodies,
-    discovery,
-    objects,
-    refusals,
-    resources,
-    trees,
-    watches,
-    writes,
-)
+from muster.local.kubernetes import access, objects, refusals, resources, trees, watches, writes
 from muster.local.kubernetes import selectors as selecting
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+YAML_BYTES_MAX = 256 * 1024
+"""The YAML reader takes seconds for a megabyte, and everybody else would wait."""
+
 
 BODY_BYTES_MAX = 3 * 1024 * 1024
 """The API server's own limit for a request's body."""
 
+
 MANAGER_LENGTH_MAX = 128
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.0+muster", "platform": "linux/amd64"}
-
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _PLAIN = {"/readyz": "ok", "/healthz": "ok", "/livez": "ok"}
+
+
+@contextlib.contextmanager
+def recording(path: pathlib.Path) -> Iterator[typedefs.Middleware]:
+    """Give a middleware that writes each change that is asked for into a file, at once."""
+    with path.open("ab", buffering=0) as log:
+
+        @web.middleware
+        async def record(request: web.Request, handler: typedefs.Handler) -> web.StreamResponse:
+            verb = _VERBS.get(request.method)
+            if verb is not None:
+                at = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+                line = {"verb": verb, "requestURI": request.path_qs, "requestReceivedTimestamp": at}
+                log.write(orjson.dumps(line) + b"\n")
+            return await handler(request)
+
+        yield record
+
+
+def decoded(body: bytes, media_type: str) -> trees.Json:
+    """Return the tree that a body is: of an object, or of the options of a DELETE."""
+    # aiohttp says octet-stream where the client said nothing; the API server then takes JSON
+    if media_type in {"application/json", "application/octet-stream"}:
+        return trees.from_json(body)
+    if media_type in {"application/yaml", "application/x-yaml"}:
+        return _from_yaml(body)
+    raise _unsupported(media_type, ["application/json", "application/yaml"])
+
+
+def patch(body: bytes, media_type: str) -> tuple[trees.Json, writes.PatchFormat]:
+    """Return the tree that a patch is, and how it is to be read."""
+    try:
+        found = writes.PatchFormat(media_type)
+    except ValueError as error:
+        raise _unsupported(media_type, list(writes.PatchFormat)) from error
+    if found is writes.PatchFormat.APPLY:
+        return _from_yaml(body), found
+    return trees.from_json(body), found
+
+
+def _from_yaml(body: bytes) -> trees.Json:
+    """Return the tree that the YAML (or JSON) text `body` spells, with no types but JSON's."""
+    with contextlib.suppress(orjson.JSONDecodeError):
+        value: trees.Json = orjson.loads(body)
+        trees.refuse_depth(value)
+        return value
+    if len(body) > YAML_BYTES_MAX:
+        raise refusals.bad_request(f"YAML of more than {YAML_BYTES_MAX} bytes; send JSON")
+    try:
+        loaded: object = yaml.load(body, Loader=_Loader)  # noqa: S506 - a SafeLoader with less
+        spelled = orjson.dumps(loaded)
+    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
+        raise refusals.bad_request(f"the body is not YAML for JSON: {error}") from error
+    return trees.from_json(spelled)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's JSON subset: no aliases (a few lines could stand for gigabytes), no dates."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - yaml reads it from the class
+        first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not accepted")
+        return super().compose_node(parent, index)
+
+
+def _unsupported(media_type: str, known: list[str]) -> refusals.RequestError:
+    return refusals.RequestError(
+        refusals.Reason.UNSUPPORTED_MEDIA_TYPE,
+        f"the body of the request was in an unknown format ({media_type}) - accepted media types "
+        f"include: {', '.join(known)}",
+    )
 
 
 class KubernetesApi:
@@ -78,7 +148,7 @@ class KubernetesApi:
             self._store, bookmark_period_s=bookmark_period_s, closing=self._closing
         )
         self._documents = {
-            path: orjson.dumps(document) for path, document in discovery.documents().items()
+            path: orjson.dumps(document) for path, document in resources.documents().items()
         }
         self._documents["/version"] = orjson.dumps(VERSION)
         self._open = contextlib.AsyncExitStack()
@@ -86,7 +156,7 @@ class KubernetesApi:
     async def __aenter__(self) -> Self:
         middlewares: list[typedefs.Middleware] = [_statuses]
         if self._audit_log is not None:
-            middlewares.insert(0, self._open.enter_context(audit.recording(self._audit_log)))
+            middlewares.insert(0, self._open.enter_context(recording(self._audit_log)))
         application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=middlewares)
         application.router.add_route("*", "/{path:.*}", self._answer)
         listening = httpd.listening(application, self._address)
@@ -142,7 +212,7 @@ class KubernetesApi:
             if path.startswith(refused):
                 raise refusals.RequestError(reason, f"{request.method} {path}: not now")
         if path == access.REVIEWS and request.method == "POST":
-            asked = bodies.decoded(await request.read(), request.content_type)
+            asked = decoded(await request.read(), request.content_type)
             return _json(self._users.review(token, asked), status=201)
         raw = request.rel_url.raw_path.strip("/").split("/")
         place = resources.place([urllib.parse.unquote(segment) for segment in raw])
@@ -179,13 +249,13 @@ class KubernetesApi:
         match request.method:
             case "POST" if not place.name:
                 shown, created = (
-                    self._store.create(bodies.decoded(body, media_type), write),
+                    self._store.create(decoded(body, media_type), write),
                     True,
                 )
             case "PUT" if place.name:
-                shown, created = self._store.update(bodies.decoded(body, media_type), write)
+                shown, created = self._store.update(decoded(body, media_type), write)
             case "PATCH" if place.name:
-                tree, patch_format = bodies.patch(body, media_type)
+                tree, patch_format = patch(body, media_type)
                 if patch_format is writes.PatchFormat.APPLY:
                     _refuse_nameless(request)
                 shown, created = self._store.patch(tree, patch_format, write)
@@ -196,7 +266,7 @@ class KubernetesApi:
 
     async def _delete(self, request: web.Request, place: resources.Place) -> web.Response:
         body = await request.read()
-        options = bodies.decoded(body, request.content_type) if body else None
+        options = decoded(body, request.content_type) if body else None
         dry_run = _dry_run(request) or (isinstance(options, dict) and bool(options.get("dryRun")))
         if place.name:
             gone = self._store.delete(place, options, dry_run=dry_run)
@@ -284,34 +354,3 @@ def _wrong_method(request: web.Request) -> refusals.RequestError:
 
 def _now() -> str:
     return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-async def _serve(options: argparse.Namespace) -> None:
-    stopped = httpd.stop_on_signals()
-    async with KubernetesApi(
-        http=options.http, audit_log=options.audit_log_path, namespaces=options.namespace
-    ) as api:
-        if options.kubeconfig is not None:
-            try:
-                api.write_kubeconfig(options.kubeconfig)
-            except OSError as error:
-                raise httpd.MistakeError(
-                    f"cannot write the kubeconfig {options.kubeconfig}: {error.strerror}"
-                ) from error
-        httpd.say_listening("kubernetes", api.url)
-        await stopped.wait()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code."""
-    parser = httpd.Parser(prog="muster.local.kubernetes", description=__doc__)
-    parser.add_argument("--http", type=httpd.address, default=httpd.LOCAL, metavar="HOST:PORT")
-    parser.add_argument("--kubeconfig", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--audit-log-path", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--namespace", action="append", default=[], metavar="NAME")
-    options = parser.parse_args(arguments)
-    try:
-        asyncio.run(_serve(options))
-    except httpd.MistakeError as mistake:
-        return httpd.complain(parser.prog, mistake)
-    return 0

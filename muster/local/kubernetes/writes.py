@@ -7,9 +7,19 @@ never changes the status, `/status` changes the status and the metadata (the kub
 
 import dataclasses
 import enum
+import re
+from collections.abc import Iterator
 from typing import assert_never
 
-from muster.local.kubernetes import ownership, patches, refusals, resources, trees, validation
+from muster.local.kubernetes import ownership, refusals, resources, trees
+
+ANNOTATIONS_BYTES_MAX = 256 * 1024
+LABEL_VALUE_MAX = 63
+NAME_MAX = 253
+_DNS_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_DNS_LABEL}(?:\.{_DNS_LABEL})*")
+_QUALIFIED = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_CLUSTER_EVENTS = ("default", "kube-system")
 
 
 class PatchFormat(enum.StrEnum):
@@ -68,11 +78,11 @@ def patched(
     shown = write.place.resource.view(old)
     match patch_format:
         case PatchFormat.JSON:
-            new = patches.json_patch(shown, patch)
+            new = trees.json_patch(shown, patch)
         case PatchFormat.MERGE:
-            new = patches.merge(shown, _tree(patch))
+            new = trees.merge(shown, _tree(patch))
         case PatchFormat.STRATEGIC:
-            new = patches.strategic(shown, _tree(patch))
+            new = trees.strategic(shown, _tree(patch))
         case PatchFormat.APPLY:
             return _applied(old, _wanted(patch, write), write)
         case _:
@@ -93,7 +103,7 @@ def first_applied(patch: trees.Json, write: Write) -> trees.Tree:
             "existing object was found",
         )
     named = frozenset(ownership.leaves(wanted))
-    return _created(patches.strategic({}, wanted), write, named=named)
+    return _created(trees.strategic({}, wanted), write, named=named)
 
 
 def _applied(old: trees.Tree, wanted: trees.Tree, write: Write) -> trees.Tree:
@@ -129,7 +139,7 @@ def _created(new: trees.Tree, write: Write, *, named: ownership.Fields | None) -
     new = {**new, "metadata": metadata}
     if place.resource.has_status and place.resource.first_status is not None:
         new = {**new, "status": place.resource.first_status}
-    validation.refuse_invalid(place.resource, new)
+    refuse_invalid(place.resource, new)
     writer = write.writer(applies=named is not None)
     return ownership.recorded({}, new, writer, at=write.at, named=named)
 
@@ -154,7 +164,7 @@ def _replaced(
         new = {**trees.pruned(new, "status"), **_only(old, "status"), "metadata": metadata}
     else:
         new = {**new, "metadata": metadata}
-    validation.refuse_invalid(place.resource, new)
+    refuse_invalid(place.resource, new)
     writer = write.writer(applies=named is not None)
     new = ownership.recorded(base, new, writer, at=write.at, named=named)
     return trees.planted(new, _version(old), "metadata", "resourceVersion")
@@ -214,3 +224,80 @@ def _only(tree: trees.Tree, name: str) -> trees.Tree:
 
 def _version(tree: trees.Tree) -> str:
     return trees.text(tree, "metadata", "resourceVersion")
+
+
+def refuse_invalid(resource: resources.Resource, stored: trees.Tree) -> None:
+    """Raise 422 Invalid with every field that breaks a rule."""
+    causes = tuple(_causes(resource, stored))
+    if causes:
+        raise refusals.invalid(resource.kind, trees.text(stored, "metadata", "name"), *causes)
+
+
+def _causes(resource: resources.Resource, stored: trees.Tree) -> Iterator[refusals.Cause]:
+    name = trees.text(stored, "metadata", "name")
+    if not name:
+        yield _cause("metadata.name", "Required value: name or generateName is required")
+    elif not _is_name(name, LABEL_VALUE_MAX if resource == resources.NAMESPACES else NAME_MAX):
+        yield _cause("metadata.name", f'Invalid value: "{name}": must be a DNS-1123 name')
+    yield from _labels(trees.branch(stored, "metadata", "labels"))
+    yield from _annotations(trees.branch(stored, "metadata", "annotations"))
+    if resource == resources.PODS and not trees.look(stored, "spec", "containers"):
+        yield _cause("spec.containers", "Required value")
+    if resource.bucket == resources.EVENTS.bucket:
+        yield from _event(stored)
+
+
+def _is_name(name: str, length_max: int) -> bool:
+    return len(name) <= length_max and bool(_SUBDOMAIN.fullmatch(name))
+
+
+def _labels(labels: trees.Tree) -> Iterator[refusals.Cause]:
+    for key, value in labels.items():
+        if not _is_key(key):
+            yield _cause("metadata.labels", f'Invalid value: "{key}": not a qualified name')
+        if not isinstance(value, str):
+            yield _cause("metadata.labels", f"Invalid value: {key}: expected a string")
+        elif value and not (len(value) <= LABEL_VALUE_MAX and _QUALIFIED.fullmatch(value)):
+            yield _cause(
+                "metadata.labels",
+                f'Invalid value: "{value}": a valid label must be an empty string or consist of '
+                f"at most {LABEL_VALUE_MAX} alphanumeric characters, '-', '_' or '.', and must "
+                "start and end with an alphanumeric character",
+            )
+
+
+def _annotations(annotations: trees.Tree) -> Iterator[refusals.Cause]:
+    size_bytes = 0
+    for key, value in annotations.items():
+        if not _is_key(key.lower()):
+            yield _cause("metadata.annotations", f'Invalid value: "{key}": not a qualified name')
+        if isinstance(value, str):
+            size_bytes += len(key.encode()) + len(value.encode())
+        else:
+            yield _cause("metadata.annotations", f"Invalid value: {key}: expected a string")
+    if size_bytes > ANNOTATIONS_BYTES_MAX:
+        yield _cause(
+            "metadata.annotations", f"Too long: may not be more than {ANNOTATIONS_BYTES_MAX} bytes"
+        )
+
+
+def _is_key(key: str) -> bool:
+    prefix, slash, name = key.rpartition("/")
+    if slash and not _is_name(prefix, NAME_MAX):
+        return False
+    return len(name) <= LABEL_VALUE_MAX and bool(_QUALIFIED.fullmatch(name))
+
+
+def _event(stored: trees.Tree) -> Iterator[refusals.Cause]:
+    namespace = trees.text(stored, "metadata", "namespace")
+    about = trees.text(stored, "involvedObject", "namespace")
+    if about != namespace and (about or namespace not in _CLUSTER_EVENTS):
+        yield _cause(
+            "involvedObject.namespace",
+            f'Invalid value: "{about}": does not match event.namespace "{namespace}"; an event '
+            "about a cluster-scoped object belongs into default",
+        )
+
+
+def _cause(field: str, message: str) -> refusals.Cause:
+    return refusals.Cause(field=field, message=message)

@@ -1,11 +1,11 @@
-"""Pure: What a kubelet reads from a Pod, and what it writes about it."""
+"""Pure: what a kubelet reads from a Pod, and what it writes about it."""
 
 import enum
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from muster.local.kubelet import devices, rules
+from muster.local.kubelet import device_manager, rules
 
 _LOCAL_SEPARATOR = "/"
 
@@ -79,7 +79,7 @@ class _Pod(msgspec.Struct):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
-def pod(raw: object) -> Pod:
+def read_pod(raw: object) -> Pod:
     """Read a Pod object; msgspec.ValidationError if it is none."""
     parsed = msgspec.convert(raw, _Pod)
     return Pod(
@@ -111,7 +111,7 @@ def is_local(uid: str) -> bool:
     return _LOCAL_SEPARATOR in uid
 
 
-def restored_pods(grants: Iterable[devices.Grant]) -> dict[str, Pod]:
+def restored_pods(grants: Iterable[device_manager.Grant]) -> dict[str, Pod]:
     """Make the pods of grants that a checkpoint brought back; the API tells the rest later."""
     containers: dict[str, dict[str, Container]] = {}
     for grant in grants:

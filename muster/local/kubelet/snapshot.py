@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from muster.local.kubelet import device_manager, devices, pod_objects
+from muster.local.kubelet import device_manager, pods
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +46,11 @@ def resources(
     *,
     registered: Mapping[str, int],
     streams_open: Mapping[str, int],
-    pods: Mapping[str, pod_objects.Pod],
+    pods: Mapping[str, pods.Pod],
 ) -> dict[str, Resource]:
     """Draw every resource that was ever registered, listed or allocated; sorted by name."""
     capacity, allocatable = manager.capacity(), manager.allocatable()
-    grants: dict[str, list[devices.Grant]] = {}
+    grants: dict[str, list[device_manager.Grant]] = {}
     for grant in manager.grants():
         grants.setdefault(grant.resource, []).append(grant)
     drawn: dict[str, Resource] = {}
@@ -65,18 +65,20 @@ def resources(
             streams_open=streams_open.get(name, 0),
             capacity=capacity.get(name, 0),
             allocatable=allocatable.get(name, 0),
-            devices=_healths(manager.lists().get(name, devices.Lists())),
+            devices=_healths(manager.lists().get(name, device_manager.Lists())),
             allocations=tuple(_allocation(grant, pods) for grant in grants.get(name, ())),
         )
     return drawn
 
 
-def _healths(lists: devices.Lists) -> dict[str, str]:
-    healths = dict.fromkeys(lists.healthy, devices.HEALTHY)
-    return dict(sorted((healths | dict.fromkeys(lists.unhealthy, devices.UNHEALTHY)).items()))
+def _healths(lists: device_manager.Lists) -> dict[str, str]:
+    healths = dict.fromkeys(lists.healthy, device_manager.HEALTHY)
+    return dict(
+        sorted((healths | dict.fromkeys(lists.unhealthy, device_manager.UNHEALTHY)).items())
+    )
 
 
-def _allocation(grant: devices.Grant, pods: Mapping[str, pod_objects.Pod]) -> Allocation:
+def _allocation(grant: device_manager.Grant, pods: Mapping[str, pods.Pod]) -> Allocation:
     pod = pods.get(grant.pod)
     return Allocation(
         namespace=pod.namespace if pod else "",

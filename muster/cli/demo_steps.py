@@ -5,13 +5,19 @@ webhook. It returns what was seen, in words.
 """
 
 import asyncio
+import contextlib
+import io
 import json
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from muster import vocabulary
-from muster.cli import cluster, watch
+from muster.cli import bus_client, services
 from muster.local import layout
 from muster.vocabulary import AlertKind, AlertState, Verdict
 
@@ -21,6 +27,8 @@ POD: Final = "training"
 GPUS: Final = sum(node.gpus for node in layout.NODES)
 
 Act = Callable[[], Awaitable[str]]
+_TIMEOUT_S: Final = 5.0
+_POLL_S: Final = 0.05
 
 
 class StepFailed(Exception):
@@ -40,7 +48,7 @@ class Place(Protocol):
 class Acts:
     """What can be played at a place, as it is heard there."""
 
-    def __init__(self, place: Place, heard: watch.Watch) -> None:
+    def __init__(self, place: Place, heard: bus_client.Watch) -> None:
         self._place = place
         self._watch = heard
 
@@ -59,11 +67,11 @@ class Acts:
         kubelet_a = self._place.http(f"kubelet-{a}")
 
         async def refuse_and_drop() -> None:
-            await cluster.post(f"{kubelet_a}/registration?accept=false")
-            await cluster.post(f"{kubelet_a}/drop-stream?resource={layout.FUSE}")
+            await post(f"{kubelet_a}/registration?accept=false")
+            await post(f"{kubelet_a}/drop-stream?resource={layout.FUSE}")
 
         async def accept() -> None:
-            await cluster.post(f"{kubelet_a}/registration?accept=true")
+            await post(f"{kubelet_a}/registration?accept=true")
 
         async def break_gpu() -> None:
             self._script(b, {"device": 0, "xid": _XID})
@@ -111,14 +119,14 @@ class Acts:
     async def _advertised(self, fuse: str) -> str:
         url = f"{self._place.http('kubernetes')}/api/v1/nodes"
         wanted = {node.name: node.capacity for node in layout.NODES}
-        await cluster.until(url, lambda nodes: _offers(nodes) == wanted)
+        await until(url, lambda nodes: _offers(nodes) == wanted)
         return f"/dev/fuse ({fuse}) and {GPUS} GPUs on {len(wanted)} nodes are allocatable"
 
     async def _allocated(self, node: str) -> str:
         since = asyncio.get_running_loop().time()
         url = f"{self._place.http('kubernetes')}/api/v1/namespaces/default/pods"
-        await cluster.post(url, cluster.pod(POD, node, {layout.FUSE: 1, layout.GPU: 1}))
-        phase = await cluster.until(f"{url}/{POD}", _phase)
+        await post(url, pod(POD, node, {layout.FUSE: 1, layout.GPU: 1}))
+        phase = await until(f"{url}/{POD}", _phase)
         if phase != "Running":
             raise StepFailed(f"the pod is {phase}")
         devices: list[str] = []
@@ -145,15 +153,15 @@ class Acts:
     async def _labels_applied(self) -> str:
         url = self._place.http("kubernetes")
         listed = f"{url}/api/v1/namespaces/muster/configmaps"
-        await cluster.until(listed, _lists_every_node)
+        await until(listed, _lists_every_node)
         options = ("--apply", "--yes", "--simulated")
-        alone, said = await cluster.label_gpus(url, *options, "--node", layout.NODES[0].name)
+        alone, said = await label_gpus(url, *options, "--node", layout.NODES[0].name)
         if alone == 0:
             raise StepFailed("one node alone was labelled, which hides the others")
-        code, said = await cluster.label_gpus(url, *options)
+        code, said = await label_gpus(url, *options)
         if code != 0:
             raise StepFailed(f"muster label-gpus: {said}")
-        await cluster.until(f"{url}/api/v1/nodes", _all_labelled)
+        await until(f"{url}/api/v1/nodes", _all_labelled)
         return f"one node alone is refused, as it would hide the others; all at once: {said}"
 
     async def _judged_healthy(self) -> str:
@@ -182,7 +190,7 @@ class Acts:
     async def _gpus_allocatable(self, node: str, *, lost: int) -> None:
         wanted = next(n.gpus for n in layout.NODES if n.name == node) - lost
         url = f"{self._place.http('kubernetes')}/api/v1/nodes"
-        await cluster.until(url, lambda nodes: _offers(nodes)[node].get(layout.GPU) == wanted)
+        await until(url, lambda nodes: _offers(nodes)[node].get(layout.GPU) == wanted)
 
     async def _delivered(
         self, kind: AlertKind, node: str, state: AlertState, since: float
@@ -201,7 +209,7 @@ class Acts:
             ),
             since=since,
         )
-        received = json.dumps(await cluster.get(f"{self._place.http('webhook')}/received"))
+        received = json.dumps(await get(f"{self._place.http('webhook')}/received"))
         if alert.fingerprint not in received:
             raise StepFailed(f"the webhook never got alert {alert.fingerprint}")
         return at - since
@@ -236,3 +244,74 @@ def _all_labelled(nodes: Any) -> bool:
 def _phase(pod: Any) -> str | None:
     phase: str = pod.get("status", {}).get("phase", "Pending")
     return None if phase == "Pending" else phase
+
+
+async def get(url: str) -> Any:
+    """Return the JSON at an address."""
+    return await asyncio.to_thread(_call, "GET", url, None)
+
+
+async def post(url: str, body: object = None) -> Any:
+    """Post JSON; return the answer."""
+    return await asyncio.to_thread(_call, "POST", url, body)
+
+
+async def delete(url: str) -> Any:
+    """Delete what is at an address; return the answer."""
+    return await asyncio.to_thread(_call, "DELETE", url, None)
+
+
+async def until(url: str, found: Any) -> Any:
+    """Read an address until `found` says something about what is there; return what it said."""
+    while True:
+        answer = found(await get(url))
+        if answer:
+            return answer
+        await asyncio.sleep(_POLL_S)
+
+
+def _call(method: str, url: str, body: object) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)  # noqa: S310  # our own stand-ins
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # the same
+            return json.loads(answer.read() or b"null")
+    except urllib.error.HTTPError as error:
+        with error:
+            raise OSError(f"{method} {url}: {error.code} {error.read(500).decode()}") from None
+
+
+def pod(name: str, node: str, resources: dict[str, int]) -> dict[str, object]:
+    """Return a pod that asks for devices on a node."""
+    limits = {resource: str(count) for resource, count in resources.items()}
+    container = {"name": "main", "image": "demo", "resources": {"limits": limits}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"nodeName": node, "containers": [container]},
+    }
+
+
+async def label_gpus(url: str, *words: str) -> tuple[int, str]:
+    """Run `muster label-gpus` as an administrator would; return its exit code and last words."""
+    kubeconfig = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "demo",
+        "clusters": [{"name": "demo", "cluster": {"server": url}}],
+        "users": [{"name": "demo", "user": {}}],
+        "contexts": [{"name": "demo", "context": {"cluster": "demo", "user": "demo"}}],
+    }
+    with tempfile.NamedTemporaryFile("w", prefix="muster-", suffix=".json") as file:
+        json.dump(kubeconfig, file)
+        file.flush()
+        return await asyncio.to_thread(_captured, "label-gpus", *words, "--kubeconfig", file.name)
+
+
+def _captured(command: str, *arguments: str) -> tuple[int, str]:
+    """Run a service's command; return its exit code and the last line that it printed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = services.call(command, *arguments)
+    return code, printed.getvalue().rstrip().rpartition("\n")[2]

@@ -1,20 +1,42 @@
-"""Adapter: NATS for the command: everything that is said on the bus, kept until it is asked for."""
+"""Adapter: NATS for the commands: connections with a time limit; everything on the bus."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Final, TypeVar
 
-from muster import codec, vocabulary
+from muster import client, codec, vocabulary
 from muster.local import nats
 from muster.nats import bus, consumers, streams
 
+_PATIENCE_S: Final = 10.0
 Told = codec.CloudEvent | vocabulary.Heartbeat
 Event = TypeVar("Event", bound=vocabulary.Event)
-
 _KEPT_MAX: Final = 100_000
 _START_S: Final = 20.0
+
+
+def run_within(command: str, asked: Coroutine[object, object, int]) -> int:
+    """Do what a command asks; return its exit code."""
+
+    async def within() -> int:
+        async with asyncio.timeout(_PATIENCE_S):
+            return await asked
+
+    try:
+        return asyncio.run(within())
+    except TimeoutError:
+        print(f"muster {command}: NATS does not answer", file=sys.stderr)
+        return 1
+
+
+def connect(command: str, url: str | None) -> bus.Bus:
+    """Return a connection; by default to this machine's NATS."""
+    return bus.Bus(
+        url or client.DEFAULT_URL, producer=f"clients/{command}", name=command, owner=True
+    )
 
 
 class Watch:
