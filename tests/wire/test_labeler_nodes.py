@@ -1,6 +1,7 @@
 """The labeler's doors to the Kubernetes API, against the stand-in and against servers that lie."""
 
 import asyncio
+import contextlib
 import pathlib
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -9,12 +10,12 @@ import orjson
 import pytest
 
 from muster.kubernetes import api as kubernetes_api
-from muster.kubernetes import objects, watch
+from muster.kubernetes import lease, objects, watch
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
 from muster_labeler import model
 from muster_labeler.kubernetes import cluster_api, pace, projection
-from muster_labeler.service import decisions, lease
+from muster_labeler.service import decisions
 
 PATH = "/api/v1/nodes"
 LABELS = {decisions.KEY: "l4"}
@@ -328,16 +329,28 @@ def test_all_nodes_are_known_as_they_change_also_when_history_is_forgotten(
     play(story, tmp_path)
 
 
+def candidate(cluster: Cluster, changed: asyncio.Event, *, duration_s: int = 2) -> lease.Lease:
+    return lease.Lease(
+        cluster.api,
+        namespace="default",
+        name="x",
+        duration_s=duration_s,
+        on_change=lambda *_: changed.set(),
+    )
+
+
+async def leads(election: lease.Lease, changed: asyncio.Event) -> int:
+    while (term := election.term()) is None:
+        changed.clear()
+        await changed.wait()
+    return term
+
+
 def test_of_two_replicas_one_holds_the_lease_and_the_other_has_it_when_it_ends(
     tmp_path: pathlib.Path,
 ) -> None:
     async def story(cluster: Cluster) -> None:
         changed = asyncio.Event()
-
-        def replica() -> lease.Lease:
-            return lease.Lease(
-                cluster.api, namespace="default", name="x", lasts_s=2, changed=changed.set
-            )
 
         async def holders(renewals: int) -> list[str]:
             path = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
@@ -345,42 +358,47 @@ def test_of_two_replicas_one_holds_the_lease_and_the_other_has_it_when_it_ends(
                 lines = [await answer.content.readline() for _ in range(renewals)]
             return [orjson.loads(line)["object"]["spec"]["holderIdentity"] for line in lines]
 
-        async def held(one: lease.Lease) -> None:
-            while not one.is_held:
-                changed.clear()
-                await changed.wait()
-
-        first, second = replica(), replica()
-        running = asyncio.create_task(first.run())
-        await held(first)
-        waiting = asyncio.create_task(second.run())
-        # longer than it lasts, as three of them are
-        assert await holders(5) == [first.identity] * 5
-        assert not second.is_held
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        assert not first.is_held
-        await held(second)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        first, second = candidate(cluster, changed), candidate(cluster, changed)
+        async with contextlib.AsyncExitStack() as stack:
+            async with first:
+                term = await leads(first, changed)
+                await stack.enter_async_context(second)
+                # longer than it lasts, as three of them are
+                assert await holders(5) == [first.identity] * 5
+                assert (second.term(), second.current.leader) == (None, first.identity)
+                assert first.is_term(term)
+            assert (first.term(), first.current.term) == (None, None)
+            # a later leader has a greater term, also after the one before resigned
+            assert await leads(second, changed) > term
 
     play(story, tmp_path)
 
 
-def test_who_cannot_renew_stops_before_another_may_begin(tmp_path: pathlib.Path) -> None:
+def test_a_replica_that_cannot_renew_stops_before_another_may_begin(tmp_path: pathlib.Path) -> None:
     async def story(cluster: Cluster) -> None:
-        lost = asyncio.Event()
-        one = lease.Lease(cluster.api, namespace="default", name="x", lasts_s=1, changed=lost.set)
-        task = asyncio.create_task(one.run())
-        await lost.wait()
-        assert one.is_held
-        lost.clear()
+        changed = asyncio.Event()
+        async with candidate(cluster, changed, duration_s=1) as election:
+            await leads(election, changed)
+            cluster.server.refuse("/apis/coordination.k8s.io", refusals.Reason.UNAVAILABLE)
+            while election.term() is not None:
+                changed.clear()
+                await changed.wait()
+            assert "HTTP 503" in (election.problem() or "")
+
+    play(story, tmp_path)
+
+
+def test_everybody_is_told_when_the_lease_cannot_be_had_and_when_it_can(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        changed = asyncio.Event()
         cluster.server.refuse("/apis/coordination.k8s.io", refusals.Reason.UNAVAILABLE)
-        while one.is_held:
-            lost.clear()
-            await lost.wait()
-        assert "HTTP 503" in one.problem
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with candidate(cluster, changed, duration_s=1) as election:
+            await changed.wait()
+            assert (election.term(), election.problem() is None) == (None, False)
+            cluster.server.allow("/apis/coordination.k8s.io")
+            await leads(election, changed)
+            assert election.problem() is None
 
     play(story, tmp_path)

@@ -10,13 +10,13 @@ from typing import Final
 
 import msgspec
 
-from muster import codec, vocabulary
-from muster.kubernetes import api, watch
+from muster import codec, leadership, vocabulary
+from muster.kubernetes import api, lease, watch
 from muster.nats import bus, connection, consumers, jetstream, streams
 from muster.service import entry, logs, probes, runtime
 from muster_labeler import config
 from muster_labeler.kubernetes import cluster_api, pace, projection
-from muster_labeler.service import decision_publisher, lease, reconciler
+from muster_labeler.service import decision_publisher, reconciler
 
 _INVENTORIES: Final = "muster.event.*.*.inventory.reported"
 _VERDICTS: Final = "muster.verdict.*.*.verdict.changed"
@@ -90,13 +90,16 @@ def _labeler(
     if kubernetes is not None:
         where, turns = settings.kubernetes, pace.Pace(settings.policy.writes_per_s)
         keep = functools.partial(projection.read_node, selector=settings.policy.nodes)
-        elect = functools.partial(
-            lease.Lease,
-            kubernetes,
-            namespace=where.namespace,
-            name=settings.lease.name,
-            lasts_s=settings.lease.lasts_s,
-        )
+
+        def elect(on_change: leadership.OnChange) -> lease.Lease:
+            return lease.Lease(
+                kubernetes,
+                namespace=where.namespace,
+                name=settings.lease.name,
+                duration_s=settings.lease.lasts_s,
+                on_change=on_change,
+            )
+
         cluster = reconciler.Cluster(
             door=cluster_api.Nodes(kubernetes, turns, timeout_s=where.timeout_s),
             pace=turns,
@@ -112,7 +115,7 @@ def _labeler(
                 msgspec.Raw,
                 watch.Sink(keep, sink.replace, sink.put, lambda node: sink.drop(node.name)),
             ),
-            lease=(lambda changed: elect(changed=changed)) if settings.lease.enabled else None,
+            elect=elect if settings.lease.enabled else None,
         )
     return reconciler.Service(settings, _ears(settings, connected), cluster)
 

@@ -6,6 +6,7 @@ worker, so that it is decided in order.
 """
 
 import asyncio
+import contextlib
 import itertools
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -15,7 +16,7 @@ from typing import Final
 import msgspec
 import prometheus_client
 
-from muster import codec, vocabulary
+from muster import codec, leadership, vocabulary
 from muster.kubernetes import watch
 from muster.service import logs
 from muster_labeler import config, model
@@ -26,7 +27,6 @@ from muster_labeler.service import (
     decisions,
     fleet,
     label_writer,
-    lease,
     node_conditions,
 )
 
@@ -51,7 +51,7 @@ class Cluster:
     name_missing_rights: Callable[[], Coroutine[None, None, None]]
     notes: decision_publisher.Notes
     reflector: Callable[[model.Sink], watch.Reflector[msgspec.Raw, model.Node]]
-    lease: Callable[[Callable[[], None]], lease.Lease] | None
+    elect: Callable[[leadership.OnChange], leadership.Election] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,8 @@ class Service:
         self._judging = node_conditions.Judging(notes.judge if notes else None)
         sink = model.Sink(self._replaced, self._put, self._dropped)
         self._reflector = cluster.reflector(sink) if cluster else None
-        self._lease = cluster.lease(self._lead_changed) if cluster and cluster.lease else None
+        elect = cluster.elect if cluster else None
+        self._election = elect(self._leadership_changed) if elect else None
         if cluster is not None:
             cluster.pace.may_write = self._may_write
 
@@ -102,9 +103,9 @@ class Service:
         if self._settings.mode is config.Mode.OFF:
             self.is_restored = True
             await asyncio.Event().wait()
-        async with asyncio.TaskGroup() as tasks:
-            if self._lease is not None:
-                tasks.create_task(self._lease.run())
+        async with self._election or contextlib.nullcontext(), asyncio.TaskGroup() as tasks:
+            if self._election is not None:
+                tasks.create_task(self._election.failed())
             if self._reflector is not None:
                 tasks.create_task(self._reflector.run())
             else:
@@ -189,7 +190,7 @@ class Service:
         self._hand.drop(name)
         self._look_at_others()
 
-    def _lead_changed(self) -> None:
+    def _leadership_changed(self, _: leadership.Leadership, __: leadership.Leadership) -> None:
         if not self._may_write():
             self._judging.forget()
         for name in self._fleet.names():
@@ -251,8 +252,11 @@ class Service:
             await asyncio.sleep(_INVENTORY_S)
 
     def _may_write(self) -> bool:
-        return self._cluster is not None and (self._lease is None or self._lease.is_held)
+        return self._cluster is not None and (
+            self._election is None or self._election.term() is not None
+        )
 
     def _may_tell(self) -> bool:
         """Suggest also where nobody can lead: the bus drops what two say alike."""
-        return self._lease is None or self._lease.is_held or bool(self._lease.problem)
+        election = self._election
+        return election is None or election.term() is not None or election.problem() is not None
