@@ -104,7 +104,7 @@ def test_every_receiver_gets_words_that_it_can_take(
     for one in kubernetes_events.events(notification, namespace="default", pods=True):
         assert len(str(one.body["note"]).encode()) <= 1024
         assert re.fullmatch("[a-z0-9-]+", one.namespace)
-    mail = receivers_email.mail(
+    mail = receivers_email.encode_mail(
         notification, words, sender="m <m@example.com>", to=("a@example.com",)
     )
     read = email.message_from_bytes(mail, policy=email.policy.default)
@@ -167,6 +167,6 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
     ):
         assert len(body) <= 500_000
     assert (
-        len(receivers_email.mail(kept, words, sender="m@example.com", to=("a@example.com",)))
+        len(receivers_email.encode_mail(kept, words, sender="m@example.com", to=("a@example.com",)))
         < 40_000
     )

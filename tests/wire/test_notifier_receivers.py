@@ -22,7 +22,7 @@ import orjson
 import pytest
 
 from muster import codec, vocabulary
-from muster.local import kubernetes
+from muster.local import kubernetes, nats
 from muster.vocabulary import AlertState
 from muster_notifier import workload_owners
 from muster_notifier.config import receiver_settings, schema, secrets
@@ -553,7 +553,9 @@ class Mailbox:
 
 
 @contextlib.asynccontextmanager
-async def relay(directory: pathlib.Path, **more: Any) -> AsyncIterator[tuple[Mailbox, int, str]]:
+async def relay(
+    directory: pathlib.Path, *, implicit: bool = False, **more: Any
+) -> AsyncIterator[tuple[Mailbox, int, str]]:
     """Run a real SMTP server with STARTTLS and a login; give mailbox, port and certificate."""
     key, certificate = directory / "key.pem", directory / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
@@ -579,10 +581,13 @@ async def relay(directory: pathlib.Path, **more: Any) -> AsyncIterator[tuple[Mai
             "auth_required": True,
             "enable_SMTPUTF8": True,
         }
+        if implicit:
+            settings |= {"require_starttls": False, "auth_require_tls": False}
+            settings["auth_required"] = False
         return aiosmtpd.smtp.SMTP(mailbox, **(settings | more))
 
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(protocol, "127.0.0.1", 0)
+    server = await loop.create_server(protocol, "127.0.0.1", 0, ssl=context if implicit else None)
     try:
         yield mailbox, server.sockets[0].getsockname()[1], str(certificate)
     finally:
@@ -640,7 +645,7 @@ def test_a_mail_relay_that_is_not_believed_or_says_no_gets_no_mail(tmp_path: pat
         async with asyncio.timeout(100), relay(tmp_path) as (mailbox, port, certificate):
             answer = await by_mail(port, None, tmp_path).send(FIRES, {})
             assert answer.kind is Kind.TEMPORARY
-            assert "certificate is not believed" in answer.detail
+            assert "certificate is not trusted" in answer.detail
             wrong = secret(tmp_path, "wrong")
             answer = await by_mail(port, certificate, tmp_path, password_from=wrong).send(FIRES, {})
             assert answer.kind is Kind.REFUSED
@@ -650,7 +655,7 @@ def test_a_mail_relay_that_is_not_believed_or_says_no_gets_no_mail(tmp_path: pat
             mailbox.unknown = {"ann@example.com"}
             answer = await found.send(FIRES, {})
             assert answer.kind is Kind.TAKEN
-            assert answer.detail.endswith("; unknown there: ann@example.com")
+            assert answer.detail.endswith("; refused there: ann@example.com")
             mailbox.refusal = "452 mailbox full"
             assert (await found.send(FIRES, {})).kind is Kind.TEMPORARY
             mailbox.refusal = "554 spam"
@@ -671,7 +676,7 @@ def test_an_addressee_whom_the_relay_may_take_later_is_tried_again_alone(
             mailbox.grey = {"ann@example.com"}
             answer = await found.send(FIRES, {})
             assert answer.outcome is Outcome.UNWELL
-            assert answer.detail.endswith("ann@example.com: 450 greylisted to RCPT")
+            assert answer.detail.endswith("ann@example.com: 450 greylisted")
             assert (await found.send(FIRES, {})).outcome is Outcome.UNWELL
             mailbox.grey = set()
             assert (await found.send(FIRES, {})).kind is Kind.TAKEN
@@ -701,6 +706,105 @@ def test_a_mail_relay_without_encryption_gets_no_mail(tmp_path: pathlib.Path) ->
             assert mailbox.mails == []
 
     asyncio.run(story())
+
+
+def test_a_mail_goes_encrypted_from_the_start_where_that_is_set(tmp_path: pathlib.Path) -> None:
+    async def story() -> None:
+        async with asyncio.timeout(100), relay(tmp_path, implicit=True) as (mailbox, port, ca):
+            tls = receiver_settings.Tls.IMPLICIT
+            assert (await by_mail(port, ca, tmp_path, tls=tls).send(FIRES, {})).kind is Kind.TAKEN
+            answer = await by_mail(port, None, tmp_path, tls=tls).send(FIRES, {})
+            assert answer.outcome is Outcome.NOT_TRUSTED
+            assert "certificate is not trusted" in answer.detail
+            assert len(mailbox.mails) == 1
+
+    asyncio.run(story())
+
+
+@contextlib.asynccontextmanager
+async def listen(serve: Callable[..., Awaitable[None]]) -> AsyncIterator[int]:
+    """Run a server for one connection; give its port, and wait until it is over."""
+    over = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await serve(reader, writer)
+        writer.transport.abort()
+        over.set()
+
+    async with asyncio.timeout(30), await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+        await over.wait()
+
+
+GREETING = b"220 relay\r\n"
+READY = GREETING + b"250 relay\r\n" + b"250 ok\r\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome", "is_unknown"),
+    [
+        (b"", Outcome.CLOSED, False),
+        (b"421 busy\r\n", Outcome.UNWELL, False),
+        (b"554 no\r\n", Outcome.REJECTED, False),
+        (b"HTTP/1.1 400 Bad Request\r\n", Outcome.NONSENSE, False),
+        (GREETING, Outcome.CLOSED, False),
+        (GREETING + b"?" * 100_000, Outcome.NONSENSE, False),
+        (GREETING + b"250 relay\r\n552 too large\r\n", Outcome.TOO_LARGE, False),
+        (READY + b"354 go on\r\n", Outcome.CLOSED, True),
+        (READY + b"354 go on\r\n452 full\r\n", Outcome.UNWELL, False),
+        (READY + b"354 go on\r\n250 ok\r\n", Outcome.TAKEN, False),
+    ],
+)
+def test_each_way_in_which_a_relay_breaks_off_has_one_meaning(
+    lines: bytes,
+    outcome: Outcome,
+    is_unknown: bool,  # noqa: FBT001  # a parameter of the test
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            is_data = False
+            for line in lines.splitlines(keepends=True):
+                writer.write(line)
+                await writer.drain()
+                await reader.readuntil(b"\r\n.\r\n" if is_data else b"\r\n")
+                is_data = line.startswith(b"354")
+            writer.close()
+
+        async with listen(serve) as port:
+            no_tls: dict[str, Any] = {"tls": receiver_settings.Tls.NONE, "timeout_s": 5.0}
+            no_tls |= {"username": "", "password_from": None}
+            answer = await by_mail(port, None, tmp_path, **no_tls).send(FIRES, {})
+            assert (answer.outcome, answer.is_unknown) == (outcome, is_unknown)
+            assert answer.detail.replace(str(port), "PORT").startswith(
+                "taken by 127.0.0.1:PORT" if outcome is Outcome.TAKEN else "127.0.0.1:PORT: "
+            )
+
+    asyncio.run(story())
+
+
+def test_a_relay_that_does_not_answer_is_waited_for_no_longer_than_set(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story() -> None:
+        async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            await reader.read()
+
+        async with listen(serve) as port:
+            answer = await by_mail(port, None, tmp_path, timeout_s=0.2).send(FIRES, {})
+            assert (answer.outcome, answer.is_unknown) == (Outcome.TIMED_OUT, False)
+            assert answer.detail == f"127.0.0.1:{port}: no answer within 0.2 s"
+
+    asyncio.run(story())
+
+
+def test_a_relay_nobody_can_reach_is_named(tmp_path: pathlib.Path) -> None:
+    port = nats.free_port()
+    answer = asyncio.run(by_mail(port, None, tmp_path).send(FIRES, {}))
+    assert (answer.outcome, answer.is_unknown) == (Outcome.UNREACHABLE, False)
+    answer = asyncio.run(by_mail(25, None, tmp_path, host="no.such.host.invalid").send(FIRES, {}))
+    assert answer.outcome is Outcome.NO_SUCH_HOST
 
 
 def test_apprise_reaches_everybody_else_and_a_failure_is_temporary_whatever_it_was(

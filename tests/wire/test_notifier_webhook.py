@@ -13,7 +13,7 @@ import standardwebhooks
 from muster import vocabulary
 from muster.local import nats
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import http, message, result, webhook
+from muster_notifier.receivers import endpoint, message, result, webhook
 from muster_notifier.receivers.result import Kind, Outcome, Result
 from muster_notifier.routing import notifications
 
@@ -38,8 +38,8 @@ BODY = webhook.encode_body(SENT, message.compose(SENT), layout=receiver_settings
 LOOPBACK = receiver_settings.Reach.LOOPBACK
 
 
-def site(url: str, timeout_s: float = 5.0) -> http.Endpoint:
-    return http.Endpoint(url, timeout_s=timeout_s, reach=LOOPBACK)
+def site(url: str, timeout_s: float = 5.0) -> endpoint.Endpoint:
+    return endpoint.Endpoint(url, timeout_s=timeout_s, reach=LOOPBACK)
 
 
 async def send(serve: Serve, *, path: str = "/hook", timeout_s: float = 5.0) -> Result:
@@ -249,7 +249,7 @@ def test_a_signing_secret_that_is_none_is_refused_without_being_told(secret: str
     ],
 )
 def test_a_url_does_not_lead_where_it_must_not(url: str, reach: str, why: str) -> None:
-    guarded = http.Endpoint(url, timeout_s=2, reach=receiver_settings.Reach(reach))
+    guarded = endpoint.Endpoint(url, timeout_s=2, reach=receiver_settings.Reach(reach))
     answer = asyncio.run(webhook.Webhook(guarded).send(SENT, {}))
     assert answer.kind is Kind.REFUSED
     assert why in answer.detail

@@ -20,7 +20,7 @@ from muster.service import entry, logs, probes, runtime
 from muster_notifier import leadership, workload_owners
 from muster_notifier.config import files, schema, secrets
 from muster_notifier.delivery import dead_letters, dispatcher
-from muster_notifier.receivers import factory, http, kubernetes_events
+from muster_notifier.receivers import endpoint, factory, kubernetes_events
 from muster_notifier.routing import grouping, inputs, muting, notifications
 from muster_notifier.self_monitoring import monitor, watchdog
 
@@ -260,7 +260,7 @@ def _tenure(settings: schema.Settings, connected: bus.Bus) -> leadership.Leaders
     return leadership.Leadership(key, instance=connected.instance, timing=timing)
 
 
-def _ping(settings: schema.Settings) -> http.Endpoint | None:
+def _ping(settings: schema.Settings) -> endpoint.Endpoint | None:
     if settings.watchdog.ping is None:
         return None
     try:

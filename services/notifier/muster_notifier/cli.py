@@ -19,7 +19,7 @@ from muster.nats import buckets, bus, consumers, streams
 from muster.service import settings
 from muster_notifier.config import files, schema
 from muster_notifier.delivery import dead_letters
-from muster_notifier.receivers import factory, http, message, result
+from muster_notifier.receivers import endpoint, factory, message, result
 from muster_notifier.routing import muting, notifications, routes
 
 
@@ -126,7 +126,7 @@ async def _test(found: schema.Settings, name: str) -> int:
         _tell(f"template: {problem}")
     told = _example(name, at=datetime.now(UTC))
     asked: list[str] = []
-    http.ASKED.set(asked)
+    endpoint.RECORDED.set(asked)
     answer = await sender.send(told, {})
     _show(answer, asked or [message.compose(told, receivers[name].templates).text], sender)
     if answer.kind is not result.Kind.TAKEN:

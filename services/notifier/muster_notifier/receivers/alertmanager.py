@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import msgspec
 
-from muster_notifier.receivers import http, result, webhook
+from muster_notifier.receivers import endpoint, result, webhook
 from muster_notifier.routing import notifications
 
 
@@ -42,7 +42,7 @@ def alerts(notification: notifications.Notification, *, believed_for: timedelta)
 class Push:
     """One Alertmanager, by its base address."""
 
-    def __init__(self, site: http.Endpoint, *, bearer: str, believed_for: timedelta) -> None:
+    def __init__(self, site: endpoint.Endpoint, *, bearer: str, believed_for: timedelta) -> None:
         self._site = site
         self._headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
         self._believed_for = believed_for
@@ -52,4 +52,4 @@ class Push:
     ) -> result.Result:
         """Push the alerts of a group."""
         body = alerts(notification, believed_for=self._believed_for)
-        return await http.post_json(self._site, body, below="/api/v2/alerts", headers=self._headers)
+        return await self._site.post_json(body, below="/api/v2/alerts", headers=self._headers)

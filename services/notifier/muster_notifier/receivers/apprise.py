@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from muster_notifier import blocking
+from muster import blocking
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import message, result
 from muster_notifier.routing import notifications
@@ -32,7 +32,7 @@ class Apprise:
         self._apprise: Any = apprise.Apprise()
         if not self._apprise.add(url):
             raise ValueError("apprise: the address is none of those it knows")
-        self._lane = blocking.Lane()
+        self._blocking = blocking.Serial()
         self._timeout_s = timeout_s
         self._templates = templates
 
@@ -44,7 +44,7 @@ class Apprise:
         kind = "failure" if notification.firing_ids else "success"
         try:
             async with asyncio.timeout(self._timeout_s):
-                is_taken = await self._lane.run(
+                is_taken = await self._blocking.run(
                     functools.partial(
                         self._apprise.notify, body=words.text, title=words.title, notify_type=kind
                     )

@@ -12,7 +12,7 @@ from muster_notifier.receivers import (
     alertmanager,
     apprise,
     email,
-    http,
+    endpoint,
     kubernetes_events,
     local,
     message,
@@ -83,17 +83,17 @@ def _masking(send: worker.Send, mask: Callable[[str], str]) -> worker.Send:
     return masked
 
 
-def site(found: receiver_settings.Address) -> http.Endpoint:
+def site(found: receiver_settings.Address) -> endpoint.Endpoint:
     """Return where an address leads. Raises NoSecret and ValueError."""
     return _site(found, secrets.SecretReader())
 
 
-def _site(found: receiver_settings.Address, reader: secrets.SecretReader) -> http.Endpoint:
+def _site(found: receiver_settings.Address, reader: secrets.SecretReader) -> endpoint.Endpoint:
     url = found.url
     if url is None:
         assert found.url_from is not None, "an address has one of the two"
         url = reader.read(found.url_from)
-    return http.Endpoint(url, timeout_s=found.timeout_s, reach=found.reach)
+    return endpoint.Endpoint(url, timeout_s=found.timeout_s, reach=found.reach)
 
 
 def _make(  # noqa: C901, PLR0911  # one line for each way
@@ -111,13 +111,13 @@ def _make(  # noqa: C901, PLR0911  # one line for each way
         case receiver_settings.Receiver(slack=receiver_settings.Slack() as found):
             return _slack(found, templates, reader, pace_s=pace(_SLACK)), _SLACK
         case receiver_settings.Receiver(pagerduty=receiver_settings.PagerDuty() as found):
-            where = http.Endpoint(found.url, timeout_s=found.timeout_s, reach=found.reach)
+            where = endpoint.Endpoint(found.url, timeout_s=found.timeout_s, reach=found.reach)
             key = reader.read(found.routing_key_from)
             service = pagerduty.Service(where, routing_key=key, templates=templates)
             return service.send, _PAGERDUTY
         case receiver_settings.Receiver(email=receiver_settings.Email() as found):
             password = reader.read(found.password_from) if found.password_from else ""
-            return email.Relay(found, password=password, templates=templates).send, _MAIL
+            return email.Email(found, password=password, templates=templates).send, _MAIL
         case receiver_settings.Receiver(teams=receiver_settings.Teams() as found):
             return teams.Workflow(_site(found, reader), templates).send, _TEAMS
         case receiver_settings.Receiver(alertmanager=receiver_settings.Alertmanager() as found):
@@ -163,10 +163,10 @@ def _slack(
 ) -> worker.Send:
     if found.webhook_from is not None:
         url = reader.read(found.webhook_from)
-        hook = http.Endpoint(url, timeout_s=found.timeout_s, reach=found.reach)
+        hook = endpoint.Endpoint(url, timeout_s=found.timeout_s, reach=found.reach)
         return slack.Incoming(hook, templates).send
     assert found.token_from is not None, "a channel has one of the two"
-    where = http.Endpoint(found.url, timeout_s=found.timeout_s, reach=found.reach)
+    where = endpoint.Endpoint(found.url, timeout_s=found.timeout_s, reach=found.reach)
     token = reader.read(found.token_from)
     return slack.Channel(
         where, token=token, channel=found.channel, templates=templates, pace_s=pace_s

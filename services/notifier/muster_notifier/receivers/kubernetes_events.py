@@ -18,9 +18,9 @@ from typing import Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import http, vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import http, message, result
+from muster_notifier.receivers import endpoint, message, result
 from muster_notifier.routing import notifications
 
 CONTROLLER: Final = "muster.dev/notifier"
@@ -167,7 +167,7 @@ class Cluster:
                 text = f"kubernetes: {settings.ca_file}: {error.strerror or error}"
                 raise NoCluster(text) from None
         # whoever runs muster chose this address: it lies within our own network
-        self._site = http.Endpoint(
+        self._site = endpoint.Endpoint(
             url, timeout_s=settings.timeout_s, reach=receiver_settings.Reach.LOOPBACK, tls=tls
         )
         self._token = Path(settings.token_file)
@@ -181,7 +181,7 @@ class Cluster:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         encoded = b"" if body is None else msgspec.json.encode(body)
-        return await self._site.ask(method, below=path, headers=headers, body=encoded)
+        return await self._site.request(method, below=path, headers=headers, body=encoded)
 
     async def annotations(self, path: str) -> Mapping[str, str]:
         """Return an object's annotations; none if it is gone. Raises Unknown."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from muster import blocking
 from muster.service import logs
-from muster_notifier import blocking
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import message, result, webhook
 from muster_notifier.routing import notifications
@@ -23,7 +23,7 @@ class File:
 
     def __init__(self, path: str, templates: receiver_settings.Templates) -> None:
         self._path = Path(path)
-        self._lane = blocking.Lane()
+        self._blocking = blocking.Serial()
         self._templates = templates
 
     async def send(
@@ -34,7 +34,7 @@ class File:
         body = webhook.encode_body(notification, words, layout=receiver_settings.Format.CLOUDEVENTS)
         try:
             async with asyncio.timeout(_WRITE_S):
-                await self._lane.run(functools.partial(self._append, body + b"\n"))
+                await self._blocking.run(functools.partial(self._append, body + b"\n"))
         except TimeoutError:
             detail = f"{self._path}: not written within {_WRITE_S:g} s"
             return result.Result(outcome=result.Outcome.TIMED_OUT, detail=detail)

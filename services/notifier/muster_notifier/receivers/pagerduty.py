@@ -11,7 +11,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import http, message, result, webhook
+from muster_notifier.receivers import endpoint, message, result, webhook
 from muster_notifier.routing import notifications
 
 BODY_BYTES_MAX: Final = 500 * 1000
@@ -93,7 +93,7 @@ class Service:
     """One integration of one service."""
 
     def __init__(
-        self, site: http.Endpoint, *, routing_key: str, templates: receiver_settings.Templates
+        self, site: endpoint.Endpoint, *, routing_key: str, templates: receiver_settings.Templates
     ) -> None:
         self._site = site
         self._routing_key = routing_key
@@ -105,4 +105,4 @@ class Service:
         """Trigger, acknowledge or resolve the group's incident."""
         words = message.compose(notification, self._templates)
         body = event(notification, words, routing_key=self._routing_key)
-        return await http.post_json(self._site, body)
+        return await self._site.post_json(body)

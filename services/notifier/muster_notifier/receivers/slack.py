@@ -13,7 +13,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import http, message, result
+from muster_notifier.receivers import endpoint, message, result
 from muster_notifier.routing import notifications
 
 _HEADER_MAX: Final = 150
@@ -129,7 +129,7 @@ class Channel:
 
     def __init__(
         self,
-        site: http.Endpoint,
+        site: endpoint.Endpoint,
         *,
         token: str,
         channel: str,
@@ -183,7 +183,7 @@ class Channel:
         return replace(result_of(reply), data=data)
 
     async def _call(self, method: str, body: Json) -> Reply | result.Result:
-        answer = await self._site.ask(
+        answer = await self._site.request(
             "POST", below=f"/{method}", headers=self._headers, body=msgspec.json.encode(body)
         )
         if isinstance(answer, result.Result):
@@ -196,7 +196,7 @@ class Channel:
 class Incoming:
     """One channel, by an incoming webhook; it cannot edit."""
 
-    def __init__(self, site: http.Endpoint, templates: receiver_settings.Templates) -> None:
+    def __init__(self, site: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
         self._site = site
         self._templates = templates
 
@@ -206,4 +206,4 @@ class Incoming:
         """Post a message."""
         words = message.compose(notification, self._templates)
         body = msgspec.json.encode(message_content(notification, words))
-        return await http.post_json(self._site, body)
+        return await self._site.post_json(body)

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import http, message, result, webhook
+from muster_notifier.receivers import endpoint, message, result, webhook
 from muster_notifier.routing import notifications
 
 BODY_BYTES_MAX: Final = 27_000
@@ -69,7 +69,7 @@ def _message(notification: notifications.Notification, title: str, lines: list[s
 class Workflow:
     """One workflow's URL."""
 
-    def __init__(self, site: http.Endpoint, templates: receiver_settings.Templates) -> None:
+    def __init__(self, site: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
         self._site = site
         self._templates = templates
 
@@ -78,4 +78,4 @@ class Workflow:
     ) -> result.Result:
         """Post a card."""
         words = message.compose(notification, self._templates)
-        return await http.post_json(self._site, card(notification, words))
+        return await self._site.post_json(card(notification, words))

@@ -17,9 +17,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from muster import vocabulary
+from muster import http, vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import http, message, result
+from muster_notifier.receivers import endpoint, message, result
 from muster_notifier.routing import notifications, routes
 
 BODY_BYTES_MAX: Final = 200 * 1024
@@ -219,7 +219,7 @@ class Webhook:
 
     def __init__(
         self,
-        site: http.Endpoint,
+        site: endpoint.Endpoint,
         *,
         layout: receiver_settings.Format = receiver_settings.Format.CLOUDEVENTS,
         alerts_max: int = 0,
@@ -253,7 +253,9 @@ class Webhook:
             headers |= signature_headers(self._keys, key=notification.id, at_s=at_s, body=body)
         if self._bearer:
             headers["Authorization"] = f"Bearer {self._bearer}"
-        answer = await self._site.ask("POST", headers=headers, body=body, read=http.Read.NOTHING)
+        answer = await self._site.request(
+            "POST", headers=headers, body=body, read=http.Read.NOTHING
+        )
         if isinstance(answer, http.Response):
             return result.of_status(answer.status, answer.headers)
         return answer

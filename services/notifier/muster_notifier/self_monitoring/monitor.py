@@ -13,10 +13,10 @@ from typing import Final
 
 import prometheus_client
 
-from muster import codec, vocabulary
+from muster import codec, http, vocabulary
 from muster.service import logs
 from muster_notifier.delivery import dead_letters
-from muster_notifier.receivers import http, result
+from muster_notifier.receivers import endpoint, result
 from muster_notifier.self_monitoring import watchdog
 
 PLUGIN = "notifier"
@@ -148,12 +148,12 @@ class Vigil:
         )
 
 
-async def ping(site: http.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:
+async def ping(site: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:
     """Ask a URL every `interval_s` while we are well; whoever waits for it in vain can tell."""
     was_taken = True
     while True:
         if alive():
-            answer = await site.ask("GET", read=http.Read.NOTHING)
+            answer = await site.request("GET", read=http.Read.NOTHING)
             if not isinstance(answer, result.Result):
                 answer = result.of_status(answer.status, answer.headers)
             _PINGS.labels(answer.kind).inc()

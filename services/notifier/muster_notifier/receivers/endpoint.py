@@ -1,0 +1,125 @@
+"""Adapter: the URL of a receiver: guarded requests to it, and what a missing answer means."""
+
+import contextvars
+import dataclasses
+import functools
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Final
+
+import muster
+from muster import http
+from muster_notifier.config import receiver_settings
+from muster_notifier.receivers import result, ssrf_guard
+
+_REFUSAL_CHARS_MAX: Final = 300
+
+RECORDED: Final = contextvars.ContextVar[list[str] | None]("RECORDED", default=None)
+"""The requests of this task, where somebody wants to see them (`muster notify test`)."""
+
+
+class Endpoint:
+    """One URL; `reach` says how far into our own network it may lead."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        reach: receiver_settings.Reach,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Raise ValueError if this is no URL of HTTP."""
+        self._http = http.Endpoint(
+            url,
+            timeout_s=timeout_s,
+            user_agent=f"muster-notifier/{muster.__version__}",
+            check=functools.partial(ssrf_guard.refusal, reach=reach),
+            tls=tls,
+        )
+        self._timeout_s = timeout_s
+        self.where = self._http.where
+
+    async def request(
+        self,
+        method: str,
+        *,
+        below: str = "",
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        read: http.Read = http.Read.BODY,
+    ) -> http.Response | result.Result:
+        """Send one request; a Result says why there is no response.
+
+        `below` is added to the URL's path.
+        """
+        target = f"{method} {self.where}{self._http.path.rstrip('/')}{below}"
+        record(f"{target}\n{body.decode('utf-8', 'replace')}")
+        try:
+            return await self._http.request(
+                method, below=below, headers=headers, body=body, read=read
+            )
+        except http.ForbiddenAddress as error:
+            outcome = result.Outcome.FORBIDDEN_ADDRESS
+            return result.Result(outcome=outcome, detail=f"{self.where}: {error}")
+        except http.Unanswered as error:
+            return unanswered(
+                error.reason,
+                where=self.where,
+                timeout_s=self._timeout_s,
+                protocol="HTTP",
+                is_sent=error.is_sent,
+            )
+
+    async def post_json(
+        self, body: bytes, *, below: str = "", headers: Mapping[str, str] | None = None
+    ) -> result.Result:
+        """Post JSON and return what it came to, with what a refusal says."""
+        response = await self.request(
+            "POST",
+            below=below,
+            headers={"Content-Type": "application/json", **(headers or {})},
+            body=body,
+            read=http.Read.REFUSAL,
+        )
+        if isinstance(response, result.Result):
+            return response
+        came_to = result.of_status(response.status, response.headers)
+        if came_to.kind is result.Kind.TAKEN:
+            return came_to
+        text = " ".join(response.body[:_REFUSAL_CHARS_MAX].decode("utf-8", "replace").split())
+        return dataclasses.replace(came_to, detail=f"{came_to.detail} {text}".strip())
+
+
+def record(request: str) -> None:
+    """Add a request to `RECORDED`, if that is wanted."""
+    requests = RECORDED.get()
+    if requests is not None:
+        requests.append(request)
+
+
+def unanswered(
+    error: Exception, *, where: str, timeout_s: float, protocol: str, is_sent: bool
+) -> result.Result:
+    """Return what it means that a request got no answer; all of this is temporary.
+
+    `is_sent` says that all of the request had been sent by then.
+    """
+    match error:
+        case TimeoutError():
+            outcome, detail = result.Outcome.TIMED_OUT, f"no answer within {timeout_s:g} s"
+        case ssl.SSLCertVerificationError():
+            outcome = result.Outcome.NOT_TRUSTED
+            detail = f"its certificate is not trusted: {error.verify_message}"
+        case ssl.SSLError():
+            outcome, detail = result.Outcome.NOT_TRUSTED, f"TLS: {error.reason or error}"
+        case socket.gaierror():
+            outcome, detail = result.Outcome.NO_SUCH_HOST, error.strerror or str(error)
+        case EOFError() | ConnectionResetError() | BrokenPipeError():
+            outcome, detail = result.Outcome.CLOSED, "closed the connection without an answer"
+        case OSError():
+            outcome, detail = result.Outcome.UNREACHABLE, error.strerror or str(error)
+        case _:
+            outcome, detail = result.Outcome.NONSENSE, f"the answer is not {protocol}"
+    return result.Result(outcome=outcome, detail=f"{where}: {detail}", is_unknown=is_sent)
