@@ -1,7 +1,7 @@
-"""Adapter: the Kubernetes API: one request and its answer, all pages of a list, a watch's lines.
+"""Adapter: the Kubernetes API: sends requests, reads all pages of a list and the lines of a watch.
 
-In bytes: the library's generated models would cost more memory than everything else. What the API
-refuses is answered, not raised; every wait has an end.
+Bodies stay bytes: the library's generated models would cost more memory than everything else. A
+refusal is returned, not raised; every wait is bounded.
 """
 
 import asyncio
@@ -19,23 +19,23 @@ import aiohttp
 import msgspec
 import prometheus_client
 
+from muster import backoff, codec
 from muster.kubernetes import client
 
 LOST: Final = (OSError, TimeoutError, aiohttp.ClientError, client.ApiException)
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises on bytes; too deep a nesting ends in the last."""
+UNREADABLE: Final = codec.UNREADABLE
 NoCluster = client.NoCluster
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
 PASSING: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
 
-_TRY_AGAIN_S: Final = 0.1
+_BACKOFF: Final = backoff.Backoff(first_s=0.1)
 _WAIT_MAX_S: Final = 60.0
 _CREDENTIALS_S: Final = 30.0
 _TEXT_MAX: Final = 300
 _MESSAGE_MAX: Final = 1000
-"""Of the API's own words: they name each owner of each field that is in conflict."""
+"""The API's message names each owner of each field that is in conflict."""
 _LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 _BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 _PAGE: Final = 500
@@ -47,7 +47,7 @@ _REQUESTS: Final = prometheus_client.Counter(
 
 
 class Refused(Exception):
-    """The API did not give a list or a watch."""
+    """The API refused a list or a watch."""
 
     def __init__(self, answer: "Answer") -> None:
         super().__init__(answer.problem)
@@ -70,9 +70,9 @@ class _List(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the API said; status 0 is nothing, and `body` then why.
+    """The API's answer; status 0 means that there was none, and `body` says why.
 
-    `date` is its own clock. `wait_s` is how long it wants to be left alone.
+    `date` is the time on its clock, `wait_s` how long it asks us to wait (Retry-After).
     """
 
     what: str
@@ -83,22 +83,22 @@ class Answer:
 
     @property
     def is_ok(self) -> bool:
-        """Tell whether it did what was asked."""
+        """Whether the request succeeded."""
         return HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES
 
     @property
     def is_forbidden(self) -> bool:
-        """Tell whether we have not the right."""
+        """Whether we lack the permission."""
         return self.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 
     @property
     def is_passing(self) -> bool:
-        """Tell whether it may go otherwise another time."""
+        """Whether the same request may succeed later."""
         return self.status in PASSING
 
     @property
     def problem(self) -> str:
-        """Say what was not done, in the API's own words; empty if it was."""
+        """Why the request failed, in the API's own words; empty if it succeeded."""
         if self.is_ok:
             return ""
         text = self.body[: 4 * _TEXT_MAX].decode("utf-8", "replace")[:_TEXT_MAX]
@@ -112,7 +112,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a list: undecoded objects, and the version that the list is of."""
+    """A page of a list: undecoded objects, and the resource version of the list."""
 
     items: list[msgspec.Raw]
     version: str
@@ -133,22 +133,23 @@ async def find(
 class Api:
     """The API of one cluster; an async context manager.
 
-    What may pass is asked again, `attempts` times at most; without a number, while there is time.
+    A request that fails for a passing reason is repeated, `attempts` times at most; without a
+    number, while there is time.
     """
 
     def __init__(self, where: client.Where, *, attempts: int | None = None) -> None:
         self._api = client.ApiClient(where.configuration)
         self._attempts = attempts
-        self._told: tuple[datetime, float] | None = None
-        """What its clock said, and when on ours."""
+        self._server_time: tuple[datetime, float] | None = None
+        """The latest time on its clock, and when that was on ours."""
         self.server = str(where.configuration.host)
         self.context = where.context
 
     def now(self) -> datetime | None:
-        """Return what the API server's own clock says now, within a second; None if unheard."""
-        if self._told is None:
+        """Return the time on the API server's clock, within a second; None if unknown."""
+        if self._server_time is None:
             return None
-        date, at = self._told
+        date, at = self._server_time
         return date + timedelta(seconds=asyncio.get_running_loop().time() - at)
 
     async def __aenter__(self) -> Self:
@@ -174,13 +175,12 @@ class Api:
         attempts: int | None = None,
         body_bytes_max: int = _BODY_BYTES_MAX,
     ) -> Answer:
-        """Return the API's answer; what may pass is asked again while there is time.
+        """Return the API's answer; repeat the request while there is time and it may succeed.
 
-        One of more than `body_bytes_max` is none.
+        A body of more than `body_bytes_max` is an error.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
-        pause_s = _TRY_AGAIN_S
         answer = Answer(what=f"{verb.lower()} {path}", status=0, body=b"no answer")
         last = attempts or self._attempts
         for attempt in itertools.count(1):
@@ -196,28 +196,29 @@ class Api:
                 timeout_s=left_s,
                 body_bytes_max=body_bytes_max,
             )
-            wait_s = max(pause_s, answer.wait_s)
+            wait_s = max(_BACKOFF.delay_s(attempt), answer.wait_s)
             if not answer.is_passing or attempt == last or wait_s >= deadline - clock():
                 break
             await asyncio.sleep(wait_s)
-            pause_s *= 2
         return answer
 
     async def post(self, path: str, body: object, *, timeout_s: float) -> str:
-        """Create an object; return what went wrong in words, or nothing."""
+        """Create an object; return what went wrong, or an empty text."""
         return (await self.ask("POST", path, body=body, timeout_s=timeout_s)).problem
 
     async def pages(
         self, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float
     ) -> AsyncGenerator[Page, None]:
-        """Give a list, page by page. Raises Refused, with 410 if the list expired between pages."""
+        """Yield a list page by page. Raises Refused, with 410 if it expired between pages."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         token = ""
         for _ in range(_PAGES_MAX):
-            asked = {**(query or {}), "limit": str(_PAGE)} | ({"continue": token} if token else {})
+            page_query = {**(query or {}), "limit": str(_PAGE)}
+            if token:
+                page_query["continue"] = token
             answer = await self.ask(
-                "GET", path, query=asked, timeout_s=max(0.001, deadline - clock())
+                "GET", path, query=page_query, timeout_s=max(0.001, deadline - clock())
             )
             if not answer.is_ok:
                 raise Refused(answer)
@@ -237,9 +238,9 @@ class Api:
     async def watch(
         self, path: str, query: Mapping[str, str], *, idle_s: float
     ) -> AsyncGenerator[bytes, None]:
-        """Give the lines of a watch until it ends. Raises Refused, and what `LOST` names.
+        """Yield the lines of a watch until it ends. Raises Refused, and what `LOST` names.
 
-        A watch that says nothing for `idle_s`, no bookmark either, is lost: TimeoutError.
+        A watch without a line for `idle_s`, not even a bookmark, is lost: TimeoutError.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=idle_s, sock_read=idle_s)
         response = await self._send("GET", path, query, None, JSON, timeout)
@@ -276,7 +277,7 @@ class Api:
             response = await self._send(verb, path, query, body, content, timeout)
             answer = _answer(what, response, await _body(response, body_bytes_max))
             if answer.date is not None:
-                self._told = answer.date, asyncio.get_running_loop().time()
+                self._server_time = answer.date, asyncio.get_running_loop().time()
         except LOST as error:
             why = str(error) or f"no answer within {timeout_s:.1f} s"
             answer = Answer(what=what, status=0, body=why.encode())
@@ -302,20 +303,20 @@ class Api:
             auth_settings=["BearerToken"],
         )
         # declared as a number, handed to aiohttp as it is
-        found = await self._api.call_api(*request, _request_timeout=timeout)
-        response: aiohttp.ClientResponse = found.response
+        called = await self._api.call_api(*request, _request_timeout=timeout)
+        response: aiohttp.ClientResponse = called.response
         return response
 
 
 async def _body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """Return a whole body. Raises ConnectionError for one without end."""
-    found = bytearray()
+    """Return a whole body. Raises ConnectionError for one that is too large."""
+    body = bytearray()
     async for chunk in response.content.iter_any():
-        found += chunk
-        if len(found) > bytes_max:
+        body += chunk
+        if len(body) > bytes_max:
             response.close()
             raise ConnectionError(f"a body of more than {bytes_max} bytes")
-    return bytes(found)
+    return bytes(body)
 
 
 def _answer(what: str, response: aiohttp.ClientResponse, body: bytes) -> Answer:

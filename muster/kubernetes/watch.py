@@ -1,7 +1,7 @@
-"""Adapter: the Kubernetes API: all objects of one kind, listed once and watched from there.
+"""Adapter: the Kubernetes API: lists all objects of one kind once and watches them from there on.
 
-A watch that ends is opened again where it stood; only if the API has forgotten that place (410)
-everything is listed anew. An object that cannot be read is counted and left out.
+A watch that ends is resumed at its resource version; only if that has expired (410) everything is
+listed again. An object that cannot be read is counted and left out.
 """
 
 import asyncio
@@ -15,8 +15,9 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import prometheus_client
 
+from muster import backoff
 from muster.kubernetes import api
-from muster.service import logs
+from muster.service import logs, runtime
 
 Shape = TypeVar("Shape")
 Kept = TypeVar("Kept")
@@ -25,15 +26,15 @@ _LIST_S: Final = 60.0
 _WATCH_S: Final = 300.0
 _IDLE_S: Final = 150.0
 """The API server sends a bookmark about every minute (apiserver cacher, bookmarkFrequency)."""
-_WAIT_S: Final = (0.2, 30.0)
+_BACKOFF: Final = backoff.Backoff(first_s=0.2, max_s=30.0, jitter=0.5)
 _FORBIDDEN_S: Final = 60.0
-_JITTER: Final = (0.5, 1.0)
+_WATCH_JITTER: Final = (0.5, 1.0)
 
 _UNREADABLE: Final = prometheus_client.Counter(
     "muster_kubernetes_unreadable_total", "Objects of the Kubernetes API that could not be read."
 )
 _LISTS: Final = prometheus_client.Counter(
-    "muster_kubernetes_lists_total", "Times that all objects of a kind were read.", ["kind"]
+    "muster_kubernetes_lists_total", "Complete lists read, by kind.", ["kind"]
 )
 
 
@@ -41,13 +42,13 @@ class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _WatchEvent(msgspec.Struct, frozen=True):
     type: str
     object: msgspec.Raw = msgspec.Raw()
 
 
-class _Bare(msgspec.Struct, frozen=True):
-    """What every object has, and an error too."""
+class _Common(msgspec.Struct, frozen=True):
+    """What every object has, and an error as well."""
 
     metadata: _Metadata = _Metadata()
     code: int = 0
@@ -55,14 +56,14 @@ class _Bare(msgspec.Struct, frozen=True):
 
 
 class _Expired(Exception):
-    """The API does not know our place any more."""
+    """Our resource version has expired: everything must be listed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sink(Generic[Shape, Kept]):
-    """Who wants to know: of everything at once, of one that is new or changed, of one gone.
+    """Receives all objects at once, then each that is new or changed, and each that is deleted.
 
-    `keep` makes of an object what is kept of it, one by one, so that never all are there whole.
+    `keep` reduces one object to what is kept of it, so that memory never holds all of them whole.
     """
 
     keep: Callable[[Shape], Kept]
@@ -84,11 +85,11 @@ class Reflector(Generic[Shape, Kept]):
         query: Mapping[str, str] | None = None,
     ) -> None:
         self.problem = ""
-        """Why this is not up to date, in words; empty if it is."""
+        """Why this is not up to date; empty if it is."""
         self.listed = asyncio.Event()
-        """That there was a whole list once."""
+        """Set once there was a complete list."""
         self.tried = asyncio.Event()
-        """That there was one, or why there was none."""
+        """Set once there was a complete list or an error."""
         self._api = api
         self._path = path
         self._kind = path.rpartition("/")[2]
@@ -96,23 +97,23 @@ class Reflector(Generic[Shape, Kept]):
         self._decoder = msgspec.json.Decoder(shape)
         self._sink = sink
         self._version = ""
-        self._wait_s = _WAIT_S[0]
+        self._retry = runtime.Retry(_BACKOFF)
 
     async def run(self) -> None:
-        """List, watch, and begin again, for ever."""
+        """List, watch, and start over, for ever."""
         while True:
             try:
                 if not self._version:
                     await self._list()
                 await self._watch()
-                await self._pause()
+                await self._retry.wait()
             except _Expired:
                 self._version = ""
-                await self._pause()
+                await self._retry.wait()
             except api.Refused as error:
                 if error.answer.status == HTTPStatus.GONE:
                     self._version = ""
-                    await self._pause()
+                    await self._retry.wait()
                 else:
                     await self._wait(error.answer)
             except api.LOST as error:
@@ -122,7 +123,7 @@ class Reflector(Generic[Shape, Kept]):
                 )
 
     def list_again(self) -> None:
-        """Read everything again when the present watch ends."""
+        """List everything again when the present watch ends."""
         self._version = ""
 
     async def _list(self) -> None:
@@ -138,7 +139,7 @@ class Reflector(Generic[Shape, Kept]):
         self._sink.replace(items)
         self.listed.set()
         self.tried.set()
-        self._say_well()
+        self._note_available()
 
     async def _watch(self) -> None:
         query = {
@@ -146,33 +147,33 @@ class Reflector(Generic[Shape, Kept]):
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
-            # servers end watches about then anyway, and not all at once
-            "timeoutSeconds": str(int(_WATCH_S * random.uniform(*_JITTER))),  # noqa: S311  # jitter
+            # servers end watches after about that time anyway; with jitter, not all at once
+            "timeoutSeconds": str(int(_WATCH_S * random.uniform(*_WATCH_JITTER))),  # noqa: S311
         }
         lines = self._api.watch(self._path, query, idle_s=_IDLE_S)
         async with contextlib.aclosing(lines):
             async for line in lines:
-                if self._take(line):
-                    self._well()
+                if self._apply(line):
+                    self._on_line()
                 if not self._version:
                     raise _Expired
 
-    def _take(self, line: bytes) -> bool:
-        """Do what a line says; False if it says nothing that can be understood."""
+    def _apply(self, line: bytes) -> bool:
+        """Apply a line of the watch; return False if it cannot be read."""
         try:
-            told = msgspec.json.decode(line, type=_Told)
-            bare = msgspec.json.decode(told.object, type=_Bare)
+            event = msgspec.json.decode(line, type=_WatchEvent)
+            common = msgspec.json.decode(event.object, type=_Common)
         except api.UNREADABLE:
             _UNREADABLE.inc()
             return False
-        if told.type == "ERROR":
-            if bare.code == HTTPStatus.GONE:
+        if event.type == "ERROR":
+            if common.code == HTTPStatus.GONE:
                 raise _Expired
-            raise ConnectionError(f"{bare.code} {bare.message}")
+            raise ConnectionError(f"{common.code} {common.message}")
         if self._version:
-            self._version = bare.metadata.resource_version or self._version
-        item = None if told.type == "BOOKMARK" else self._read(told.object)
-        if item is not None and told.type == "DELETED":
+            self._version = common.metadata.resource_version or self._version
+        item = None if event.type == "BOOKMARK" else self._read(event.object)
+        if item is not None and event.type == "DELETED":
             self._sink.drop(item)
         elif item is not None:
             self._sink.put(item)
@@ -185,25 +186,20 @@ class Reflector(Generic[Shape, Kept]):
             _UNREADABLE.inc()
             return None
 
-    def _well(self) -> None:
-        self._wait_s = _WAIT_S[0]
-        self._say_well()
+    def _on_line(self) -> None:
+        self._retry.reset()
+        self._note_available()
 
-    def _say_well(self) -> None:
+    def _note_available(self) -> None:
         if self.problem:
             self.problem = ""
-            logs.logger().info("kubernetes_api_back", path=self._path)
+            logs.logger().info("kubernetes_api_available", path=self._path)
 
     async def _wait(self, answer: api.Answer) -> None:
-        """Name what is wrong once, and wait; longest where we have no right."""
+        """Log a problem once, and wait; longest where we lack the permission."""
         if not self.problem:
-            logs.logger().warning("kubernetes_api_away", path=self._path, error=answer.problem)
+            error = answer.problem
+            logs.logger().warning("kubernetes_api_unavailable", path=self._path, error=error)
         self.problem = answer.problem
         self.tried.set()
-        await self._pause(_FORBIDDEN_S if answer.is_forbidden else answer.wait_s)
-
-    async def _pause(self, least_s: float = 0.0) -> None:
-        """Wait, longer each time until the watch tells something: no server makes us spin."""
-        wait_s = max(self._wait_s, least_s)
-        self._wait_s = min(_WAIT_S[1], self._wait_s * 2)
-        await asyncio.sleep(wait_s * random.uniform(*_JITTER))  # noqa: S311  # jitter
+        await self._retry.wait(at_least_s=_FORBIDDEN_S if answer.is_forbidden else answer.wait_s)

@@ -1,4 +1,4 @@
-"""Adapter: NATS: values by key, which are remembered, claimed for a while, and followed."""
+"""Adapter: NATS: key-value buckets: values are stored, claimed for a time, and watched."""
 
 import asyncio
 import contextlib
@@ -23,18 +23,20 @@ async def remember(
     key: str,
     value: bytes,
     *,
-    still: Callable[[], bool] | None = None,
+    is_leader: Callable[[], bool] | None = None,
 ) -> bool:
-    """Write a value, however long that takes; empty is forgetting it.
+    """Write a value, however long that takes; an empty one deletes the key.
 
-    `still` is that of `Bus.publish`.
+    Returns False if `is_leader` returned False before that; see `Bus.publish`.
     """
     headers = {} if value else {"KV-Operation": "DEL"}
-    return await jetstream.store(link, _subject(bucket, key), value, headers, still=still)
+    subject = _subject(bucket, key)
+    stored = await jetstream.store(link, subject, value, headers, is_leader=is_leader)
+    return stored is not jetstream.Stored.NO_LONGER_LEADER
 
 
 async def recall(link: connection.Connection, bucket: streams.Bucket) -> dict[str, bytes]:
-    """Return every remembered value of a bucket by its key, however long that takes."""
+    """Return every value of a bucket by its key, however long that takes."""
     every = _subject(bucket, ">")
     messages = await jetstream.newest(link, _stream(bucket), every)
     return {m.subject.removeprefix(every[:-1]): m.data for m in messages if m.data}
@@ -43,13 +45,13 @@ async def recall(link: connection.Connection, bucket: streams.Bucket) -> dict[st
 async def follow(
     link: connection.Connection, bucket: streams.Bucket
 ) -> AsyncIterator[tuple[str, bytes] | None]:
-    """Give every key and value of a bucket, empty for one that is gone, then each change, for ever.
+    """Yield every key and value of a bucket, then each change; the value of a deleted key is empty.
 
-    None says that all that was there has been given. After an outage everything is given again.
+    None marks the end of what was there at first. After an outage everything is yielded again.
     """
     stream, every = _stream(bucket), _subject(bucket, ">")
     config = jetstream.newest_of_each(every)
-    patience = jetstream.Patience(link, stream)
+    retry = jetstream.ReadRetry(link, stream)
     while True:
         client = await link.client()
         try:
@@ -57,7 +59,7 @@ async def follow(
             if not left:
                 yield None
             async with contextlib.aclosing(
-                jetstream.pull(client, stream, config, served=patience.reset)
+                jetstream.pull(client, stream, config, served=retry.reset)
             ) as messages:
                 async for message in messages:
                     gone = (message.headers or {}).get("KV-Operation") in _GONE
@@ -66,7 +68,7 @@ async def follow(
                     if left == 0:
                         yield None
         except (jetstream.ConsumerLost, nats.js.errors.Error, *connection.LOST) as error:
-            await patience.wait(error)
+            await retry.wait(error)
 
 
 async def claim(
@@ -79,11 +81,11 @@ async def claim(
     revision: int,
     timeout_s: float,
 ) -> streams.Claimed:
-    """Write a value that lasts `ttl_s` if nobody wrote since `revision`; return what is there.
+    """Write a value that lasts `ttl_s` if nobody wrote since `revision`; return what is stored.
 
-    What is there and would last for ever was never claimed, and is written over: JetStream sends
-    its answers wherever a request asks it to, with nobody's rights. Raises TimeoutError when no
-    answer came in time: the value may be there or not.
+    A stored value without an end was never claimed, and is overwritten: JetStream sends its answers
+    to any subject that a request names, with nobody's rights. Raises TimeoutError when no answer
+    came in time: the value may be stored or not.
     """
 
     async def write(client: Client, over: int) -> tuple[streams.Claimed, bool]:
@@ -92,18 +94,18 @@ async def claim(
     async with asyncio.timeout(timeout_s):
         client = await link.client()
         try:
-            found, is_claim = await write(client, revision)
+            stored, is_claim = await write(client, revision)
             if not is_claim:
-                found, _ = await write(client, found.revision)
+                stored, _ = await write(client, stored.revision)
         except connection.LOST as error:
             runtime.end_if_cancelled()
             if isinstance(error, nats.js.errors.NoStreamResponseError):
-                # the bucket is lost, though the server is there
+                # the bucket is lost, though the server is connected
                 with contextlib.suppress(*connection.LOST):
                     await link.prepare(client)
             raise TimeoutError(str(error) or type(error).__name__) from error
     runtime.end_if_cancelled()
-    return found
+    return stored
 
 
 async def release(
@@ -114,7 +116,7 @@ async def release(
     revision: int,
     timeout_s: float,
 ) -> None:
-    """Remove what was written at `revision` and nothing newer, if NATS is there."""
+    """Remove what was written at `revision` and nothing newer, if NATS is connected."""
     client = link.live_client()
     with contextlib.suppress(*connection.LOST):
         async with asyncio.timeout(timeout_s):
@@ -133,9 +135,9 @@ async def _claim(
     ttl_s: int,
     revision: int,
 ) -> tuple[streams.Claimed, bool]:
-    """Return what is there now, and whether it is a claim or nothing. Raises what nats-py raises.
+    """Return what is stored now, and whether it is a claim or nothing.
 
-    Then the value may be there or not.
+    Raises what nats-py raises: then the value may be stored or not.
     """
     js = client.jetstream()
     stream, subject = _stream(bucket), _subject(bucket, key)
@@ -150,11 +152,11 @@ async def _claim(
             raise
     else:
         return streams.Claimed(ack.seq, value, written=True), True
-    found = await jetstream.last(client, stream, subject)
-    if found is None:
+    stored = await jetstream.last(client, stream, subject)
+    if stored is None:
         return streams.Claimed(0, b"", written=False), True
-    is_claim = api.Header.MSG_TTL.value in (found.headers or {})
-    return streams.Claimed(found.seq or 0, found.data or b"", written=False), is_claim
+    is_claim = api.Header.MSG_TTL.value in (stored.headers or {})
+    return streams.Claimed(stored.seq or 0, stored.data or b"", written=False), is_claim
 
 
 def _stream(bucket: streams.Bucket) -> str:

@@ -1,6 +1,6 @@
-"""Adapter: NATS: publish events, send and hear beats, ask and answer.
+"""Adapter: NATS: publishes events, sends and receives heartbeats, sends requests and replies.
 
-Beats are skipped while disconnected: nats-py would keep them and send one stale burst later.
+Heartbeats are skipped while disconnected: nats-py would keep them and send one stale burst later.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ _QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting fo
 
 
 class NobodyAnswered(Exception):
-    """A request found no answer; `subscribed` tells whether anybody was there to hear it."""
+    """A request was not answered; `subscribed` is whether anybody may have received it."""
 
     def __init__(self, subject: str, *, subscribed: bool) -> None:
-        super().__init__(f"{subject}: {'no answer in time' if subscribed else 'nobody listens'}")
+        super().__init__(f"{subject}: {'no answer in time' if subscribed else 'no subscriber'}")
         self.subscribed = subscribed
 
 
 class Bus:
-    """One process's place on the bus; an async context manager that never waits for the server.
+    """A process's connection to the bus; entering the context never waits for the server.
 
-    `producer` names the process in every event's source, such as `plugins/device-plugin`. With
-    `owner`, missing streams and buckets are created, with so many `replicas`, and swept; all others
-    have no right to and only wait.
+    `producer` names the process in every event's source, such as `plugins/device-plugin`. An
+    `owner` creates missing streams and buckets with so many `replicas`, and removes abandoned
+    consumers; all others have no right to and only wait.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Bus:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Close; what is still queued is lost, see `flush`."""
+        """Close; events that are still queued are lost, see `flush`."""
         assert self._tasks, "left without being entered"
-        left = set(self._tasks)
-        while left:
-            for task in left:
+        pending = set(self._tasks)
+        while pending:
+            for task in pending:
                 task.cancel()
             # see runtime.end_if_cancelled
-            _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
+            _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.link.__aexit__(kind, error, at)
 
@@ -110,7 +110,7 @@ class Bus:
         self._queued.set()
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until everything enqueued is in its stream; False if it is not in time."""
+        """Wait until every queued event is in its stream; return False if it is not in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -121,39 +121,39 @@ class Bus:
         event: vocabulary.Event,
         *,
         event_id: str | None = None,
-        still: Callable[[], bool] | None = None,
+        is_leader: Callable[[], bool] | None = None,
     ) -> bool:
         """Publish an event and return when its stream has it, however long that takes.
 
         Give `event_id` where the fact has an identity of its own, so that a restarted producer
-        repeats it under the same one. `still` is asked before every try; once it says no, nothing
-        more is tried and the answer is False.
+        repeats it under the same one. `is_leader` is called before every attempt; once it returns
+        False, nothing more is attempted and this returns False.
         """
-        return await self._publish(event, event_id, next(self._sequence), still)
+        return await self._publish(event, event_id, next(self._sequence), is_leader)
 
-    async def beat(self, beat: vocabulary.Heartbeat) -> bool:
-        """Send a sign of life; False when it was skipped because the server is away."""
+    async def send_heartbeat(self, heartbeat: vocabulary.Heartbeat) -> bool:
+        """Send a heartbeat; return False if it was skipped because the server is away."""
         client = self.link.live_client()
         if client is None:
-            connection.PUBLISHED.labels("beat_skipped").inc()
+            connection.PUBLISHED.labels("heartbeat_skipped").inc()
             return False
-        await client.publish(beat.subject, codec.encode_heartbeat(beat))
-        connection.PUBLISHED.labels("beat").inc()
+        await client.publish(heartbeat.subject, codec.encode_heartbeat(heartbeat))
+        connection.PUBLISHED.labels("heartbeat").inc()
         return True
 
     async def heartbeats(
         self, handler: Callable[[vocabulary.Heartbeat], Awaitable[None]], *, node: str = "*"
     ) -> None:
-        """Call `handler` with every believable beat, from now on; the others are counted."""
+        """Call `handler` with every valid heartbeat, from now on; count the others."""
 
         async def receive(message: connection.Message) -> None:
             try:
-                beat = codec.decode_heartbeat(message.data, subject=message.subject)
+                heartbeat = codec.decode_heartbeat(message.data, subject=message.subject)
             except codec.MalformedEvent as error:
                 connection.RECEIVED.labels(f"malformed_{error.reason}").inc()
                 return
-            connection.RECEIVED.labels("beat").inc()
-            await handler(beat)
+            connection.RECEIVED.labels("heartbeat").inc()
+            await handler(heartbeat)
 
         token = node if node == "*" else vocabulary.node_token(node)
         await self.link.subscribe(f"muster.heartbeat.{token}.*", receive)
@@ -168,7 +168,7 @@ class Bus:
         await self.link.subscribe(subject, receive)
 
     async def listen(self, subject: str, handler: Callable[[str, bytes], Awaitable[None]]) -> None:
-        """Call `handler` with subject and payload of what others than muster say, from now on."""
+        """Call `handler` with subject and payload of others' messages, from now on."""
 
         async def receive(message: connection.Message) -> None:
             await handler(message.subject, message.data)
@@ -190,10 +190,10 @@ class Bus:
         return answer.data
 
     async def is_reachable(self, *, timeout_s: float) -> bool:
-        """Tell whether the server answers now, so that a silent peer can be told from our own link.
+        """Return whether the server answers now: otherwise a silent peer proves nothing.
 
-        A request instead of a ping: nats-py's read loop fails on the pong of a ping that was given
-        up (2.16, `_process_pong`).
+        A request instead of a ping: nats-py's read loop fails on the pong of a ping that was
+        abandoned (2.16, `_process_pong`).
         """
         client = self.link.live_client()
         if client is None:
@@ -212,7 +212,7 @@ class Bus:
             while self._queue:
                 head = self._queue[0]
                 await self._publish(*head)
-                # a full queue may have dropped its head meanwhile
+                # a full queue may have dropped its oldest event meanwhile
                 if self._queue and self._queue[0] is head:
                     self._queue.popleft()
                 _QUEUED.set(len(self._queue))
@@ -220,11 +220,11 @@ class Bus:
             self._idle.set()
 
     async def _sweep(self) -> None:
-        """Make what was lost and remove what was left behind, every now and then, for ever."""
+        """Create what was lost and remove what was abandoned, periodically, for ever."""
         while True:
             client = await self.link.client()
             try:
-                # a stream or bucket can be lost while the server is there
+                # a stream or bucket can be lost while the server is connected
                 await self.link.prepare(client)
                 removed = await admin.sweep(client)
             except connection.LOST as error:
@@ -240,9 +240,9 @@ class Bus:
         event: vocabulary.Event,
         event_id: str | None,
         sequence: int,
-        still: Callable[[], bool] | None = None,
+        is_leader: Callable[[], bool] | None = None,
     ) -> bool:
-        # one that can be guessed is one that another publisher of the stream can use up before us
+        # another publisher of the stream could use an id that it can guess before us
         key = event_id or uuid.uuid4().hex
         try:
             subject = event.subject
@@ -256,12 +256,13 @@ class Bus:
             )
         except (ValueError, OverflowError) as error:
             # a name that no subject can hold, half a surrogate pair, 65 bits
-            connection.PUBLISHED.labels("unsendable").inc()
-            self._log.error("event_unsendable", type=event.TYPE, error=str(error))
+            connection.PUBLISHED.labels("invalid").inc()
+            self._log.error("event_invalid", type=event.TYPE, error=str(error))
             return True
         if len(payload) > codec.EVENT_BYTES_MAX:
             connection.PUBLISHED.labels("oversized").inc()
             self._log.error("event_oversized", type=event.TYPE, bytes=len(payload))
             return True
         headers = {"Nats-Msg-Id": key, "Content-Type": codec.CONTENT_TYPE}
-        return await jetstream.store(self.link, subject, payload, headers, still=still)
+        stored = await jetstream.store(self.link, subject, payload, headers, is_leader=is_leader)
+        return stored is not jetstream.Stored.NO_LONGER_LEADER

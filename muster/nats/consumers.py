@@ -1,6 +1,6 @@
-"""Adapter: NATS: events out of a stream, each validated, across every outage.
+"""Adapter: NATS: validated events out of a stream, across every outage.
 
-Messages that cannot be believed are counted, and set aside with a reason by whoever works them off.
+Malformed messages are counted; a durable consumer moves them to the dead letters with a reason.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ async def consume(
     filters: Sequence[str],
     ack_wait_s: float = _ACK_WAIT_S,
 ) -> AsyncIterator[runtime.Delivery[codec.CloudEvent]]:
-    """Give every event from where this durable consumer stands, for ever.
+    """Yield every event from the position of this durable consumer, for ever.
 
-    A message that cannot be believed is set aside among the dead letters and never seen here.
-    What is not acknowledged within `ack_wait_s` comes again.
+    A malformed message is moved to the dead letters and not yielded. An event that is not
+    acknowledged within `ack_wait_s` comes again.
     """
     config = api.ConsumerConfig(
         name=durable,
@@ -41,22 +41,22 @@ async def consume(
         ack_wait=ack_wait_s,
         max_ack_pending=_UNACKNOWLEDGED_MAX,
     )
-    patience = jetstream.Patience(link, stream.name)
+    retry = jetstream.ReadRetry(link, stream.name)
     while True:
         client = await link.client()
         try:
             async with contextlib.aclosing(
-                jetstream.pull(client, stream.name, config, served=patience.reset)
+                jetstream.pull(client, stream.name, config, served=retry.reset)
             ) as messages:
                 async for message in messages:
                     event = _decoded(message)
                     if isinstance(event, codec.MalformedEvent):
-                        await _set_aside(link, message, durable, event)
+                        await _dead_letter(link, message, durable, event)
                         await jetstream.ack(message)
                     else:
                         yield runtime.Delivery(event, functools.partial(jetstream.ack, message))
         except (jetstream.ConsumerLost, *connection.LOST) as error:
-            await patience.wait(error)
+            await retry.wait(error)
 
 
 async def follow(
@@ -67,11 +67,11 @@ async def follow(
     since: datetime | None = None,
     after: int | None = None,
 ) -> AsyncIterator[codec.CloudEvent]:
-    """Give every event from `since` (None: from now on), without gaps across reconnects.
+    """Yield every event from `since` (None: from now on), without gaps across reconnects.
 
-    With `after` they begin behind that position of the stream; one that the stream has not come
-    to yet is of another stream, and all of this one is given. Leaves nothing behind on the
-    server. Unbelievable messages are counted and skipped.
+    With `after` they begin behind that position of the stream; a position that the stream has not
+    reached is of another stream, and this one is yielded from its start. Leaves nothing behind on
+    the server. Malformed messages are counted and skipped.
     """
     config = api.ConsumerConfig(
         filter_subjects=list(filters),
@@ -81,35 +81,35 @@ async def follow(
         inactive_threshold=jetstream.ABANDONED_S,
         mem_storage=True,
     )
-    seen = -1
+    position = -1
     created: datetime | None = None
-    patience = jetstream.Patience(link, stream.name)
+    retry = jetstream.ReadRetry(link, stream.name)
     while True:
         client = await link.client()
         try:
             info = await client.jetstream().stream_info(stream.name)
-            if after is not None and seen < 0:
-                seen = after if after <= info.state.last_seq else 0
-            elif since is None and seen < 0:
-                seen = info.state.last_seq
+            if after is not None and position < 0:
+                position = after if after <= info.state.last_seq else 0
+            elif since is None and position < 0:
+                position = info.state.last_seq
             elif created is not None and info.created != created:
-                # a stream that was lost and made again counts from 1
-                seen = 0
+                # a stream that was lost and created again counts from 1
+                position = 0
             created = info.created
-            if seen >= 0:
+            if position >= 0:
                 config.deliver_policy = api.DeliverPolicy.BY_START_SEQUENCE
                 config.opt_start_time = None
-                config.opt_start_seq = seen + 1
+                config.opt_start_seq = position + 1
             async with contextlib.aclosing(
-                jetstream.pull(client, stream.name, config, served=patience.reset)
+                jetstream.pull(client, stream.name, config, served=retry.reset)
             ) as messages:
                 async for message in messages:
-                    seen = message.metadata.sequence.stream
+                    position = message.metadata.sequence.stream
                     event = _decoded(message)
                     if isinstance(event, codec.CloudEvent):
                         yield event
         except (jetstream.ConsumerLost, *connection.LOST) as error:
-            await patience.wait(error)
+            await retry.wait(error)
 
 
 async def newest(
@@ -132,7 +132,7 @@ def _decoded(message: connection.Message) -> codec.CloudEvent | codec.MalformedE
     return event
 
 
-async def _set_aside(
+async def _dead_letter(
     link: connection.Connection,
     message: connection.Message,
     consumer: str,
@@ -140,7 +140,7 @@ async def _set_aside(
 ) -> None:
     origin = message.metadata
     logs.logger().warning(
-        "event_set_aside",
+        "event_dead_letter",
         subject=message.subject,
         reason=error.reason,
         detail=error.detail[:_DETAIL_SHOWN_MAX],

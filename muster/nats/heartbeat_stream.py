@@ -1,12 +1,13 @@
-"""Adapter: NATS: the heartbeats of a whole fleet, heard in gulps over a connection of their own.
+"""Adapter: NATS: the heartbeats of a whole fleet, read in batches over a connection of their own.
 
-Nothing else comes over it, so that an answer somebody waits for never stands behind ten thousand
-beats. Who has no time for more beats leaves them with nats-server, which in the end cuts us off:
-then we know that we are deaf, instead of dropping beats and taking their senders for silent.
+Nothing else uses this connection, so that an answer that somebody waits for never queues behind ten
+thousand heartbeats. A reader that cannot keep up leaves them with nats-server, which in the end
+disconnects us: then we know that heartbeats are missing, instead of dropping some and taking their
+senders for silent.
 
-A beat that comes alone is heard at once. When more come, we read every 100 ms what has come since,
-and when very many do, every 250 ms: 2,000 beats a second cost 17 % of a core one at a time through
-nats-py, and this way 4 % (CPython 3.11, nats-py 2.16).
+A heartbeat that comes alone is handled at once. When more come, we read every 100 ms what has
+arrived since, and when very many do, every 250 ms: 2,000 heartbeats a second cost 17 % of a core
+one at a time through nats-py, and this way 4 % (CPython 3.11, nats-py 2.16).
 """
 
 import asyncio
@@ -16,26 +17,23 @@ from typing import Final, Self
 
 import nats.aio.client
 import nats.errors
-from nats.protocol import parser
 
 from muster import codec, vocabulary
-from muster.nats import connection
+from muster.nats import compat, connection
 
 Handler = Callable[[Sequence[vocabulary.Heartbeat]], Awaitable[None]]
 
-_GULP_S: Final = 0.1
+_BATCH_S: Final = 0.1
 _MANY: Final = 100
-_GULP_OF_MANY_S: Final = 0.25
-"""To wake costs a millisecond, all of which is cold by then. So much later nobody is suspected."""
-_GULP_BYTES: Final = nats.aio.client.DEFAULT_BUFFER_SIZE
-"""What nats-py reads at once: after so much there may be more."""
-_GULP_MAX: Final = 1_000
-"""So many beats at most: others want a turn too."""
+_LONG_BATCH_S: Final = 0.25
+"""Each wake-up costs a millisecond, since caches are cold by then. No suspicion depends on it."""
+_BATCH_MAX: Final = 1_000
+"""More would keep the event loop from other tasks."""
 _WORDS_MIN: Final = 3
 
 
-class Pulse:
-    """Hears every beat of a fleet; an async context manager that never waits for the server."""
+class HeartbeatStream:
+    """Reads every heartbeat of a fleet; entering the context never waits for the server."""
 
     def __init__(self, url: str, *, name: str) -> None:
         self.link = connection.Connection(url, name=name, make=self._client)
@@ -56,88 +54,76 @@ class Pulse:
         await self.link.__aexit__(kind, error, at)
 
     async def follow(self, handler: Handler) -> None:
-        """Call `handler` with the believable beats of each gulp, from now on; others are counted.
+        """Call `handler` with the valid heartbeats of each batch, from now on; count the others.
 
-        The next gulp waits until it returns.
+        The next batch waits until it returns.
         """
         self._handler = handler
-        await self.link.subscribe("muster.heartbeat.*.*", _never)
+        await self.link.subscribe("muster.heartbeat.*.*", _ignore)
 
     def _client(self) -> nats.aio.client.Client:
         client = nats.aio.client.Client()
-        client._ps = _Gulps(client, self._take)  # noqa: SLF001  # nats-py 2.16 has no way to it
+        _BatchParser(client, self._on_batch)
         return client
 
-    async def _take(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        beats = []
+    async def _on_batch(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
+        heartbeats = []
         for subject, payload in messages:
             try:
-                beats.append(codec.decode_heartbeat(payload, subject=subject.decode()))
+                heartbeats.append(codec.decode_heartbeat(payload, subject=subject.decode()))
             except (codec.MalformedEvent, UnicodeDecodeError) as error:
                 reason = getattr(error, "reason", codec.MalformedReason.WRONG_SUBJECT)
                 connection.RECEIVED.labels(f"malformed_{reason}").inc()
-        connection.RECEIVED.labels("beat").inc(len(beats))
-        if beats and self._handler is not None:
-            await self._handler(beats)
+        connection.RECEIVED.labels("heartbeat").inc(len(heartbeats))
+        if heartbeats and self._handler is not None:
+            await self._handler(heartbeats)
 
 
-class _Gulps(parser.Parser):
+class _BatchParser(compat.Parser):
     """Takes the messages out of what a client reads; the rest is left to nats-py's parser."""
 
     def __init__(
         self,
         client: nats.aio.client.Client,
-        take: Callable[[Sequence[tuple[bytes, bytes]]], Awaitable[None]],
+        on_batch: Callable[[Sequence[tuple[bytes, bytes]]], Awaitable[None]],
     ) -> None:
         super().__init__(client)
-        self._client = client
-        self._take = take
+        self._on_batch = on_batch
         self._read_at = 0.0
-        self._heard = 0
-        """How many since then."""
+        self._received = 0
+        """How many messages since then."""
 
     def reset(self) -> None:
-        """Begin anew, with another connection."""
+        """Start over for another connection."""
         super().reset()
         self._rest = b""
         self._messages: list[tuple[bytes, bytes]] = []
 
     async def parse(self, data: bytes = b"") -> None:
-        """Deal with what was read; return when it is time to read again."""
+        """Handle what was read; return when it is time to read again."""
         messages, others, self._rest = split(self._rest + data)
         self._messages += messages
-        self._heard += len(messages)
+        self._received += len(messages)
         for line in others:
             await super().parse(line)
-        if self._is_unread() and len(self._messages) < _GULP_MAX:
+        if self.has_unread() and len(self._messages) < _BATCH_MAX:
             return
         if self._messages:
-            await self._take(self._messages)
+            await self._on_batch(self._messages)
             self._messages = []
-        if len(data) < _GULP_BYTES:
-            await self._rest_a_while()
+        if len(data) < compat.READ_BYTES:
+            await self._pause()
 
-    def _is_unread(self) -> bool:
-        """Tell whether more has come than nats-py reads at once; it goes on with that."""
-        reader = getattr(self._client._transport, "_io_reader", None)  # noqa: SLF001  # as above
-        return bool(getattr(reader, "_buffer", b""))
-
-    async def _rest_a_while(self) -> None:
-        """Leave what comes next in the socket, unless it is long since we have looked there."""
+    async def _pause(self) -> None:
+        """Leave what arrives next in the socket, unless the last read was long ago."""
         clock = asyncio.get_running_loop().time
-        gulp_s = _GULP_S if self._heard < _MANY else _GULP_OF_MANY_S
-        wait_s = self._read_at + gulp_s - clock()
-        writer = getattr(self._client._transport, "_io_writer", None)  # noqa: SLF001  # as above
-        if wait_s > 0 and writer is not None:
-            # while it is not read a transport wakes nobody
-            writer.transport.pause_reading()
-            await asyncio.sleep(wait_s)
-            writer.transport.resume_reading()
-        self._read_at, self._heard = clock(), 0
+        batch_s = _BATCH_S if self._received < _MANY else _LONG_BATCH_S
+        await self.pause_reading(self._read_at + batch_s - clock())
+        self._read_at, self._received = clock(), 0
 
 
 def split(data: bytes) -> tuple[list[tuple[bytes, bytes]], list[bytes], bytes]:
-    """Return (subject, payload) of each message, all other lines, and what is not complete.
+    """Return (subject, payload) of each message, all other lines, and the incomplete rest.
 
     NATS protocol: `MSG <subject> <sid> [reply] <bytes>`, and with headers `HMSG <subject> <sid>
     [reply] <bytes of headers> <bytes>`. Raises ProtocolError.
@@ -146,25 +132,25 @@ def split(data: bytes) -> tuple[list[tuple[bytes, bytes]], list[bytes], bytes]:
     others: list[bytes] = []
     at = 0
     while (end := data.find(b"\r\n", at)) >= 0:
-        begins = end + 2
+        start = end + 2
         is_plain = data.startswith(b"MSG ", at)
         if not is_plain and not data.startswith(b"HMSG ", at):
-            others.append(data[at:begins])
-            at = begins
+            others.append(data[at:start])
+            at = start
             continue
         words = data[at:end].split()
         try:
-            stops = begins + int(words[-1])
+            stop = start + int(words[-1])
             skip = 0 if is_plain else int(words[-2])
             subject = words[_WORDS_MIN - 2]
         except (ValueError, IndexError):
             raise nats.errors.ProtocolError(f"nats: malformed {data[at:end]!r}") from None
-        if len(data) < stops + 2:
+        if len(data) < stop + 2:
             break
-        messages.append((subject, data[begins + skip : stops]))
-        at = stops + 2
+        messages.append((subject, data[start + skip : stop]))
+        at = stop + 2
     return messages, others, data[at:]
 
 
-async def _never(_: connection.Message) -> None:
-    """Take no message: none gets as far as here."""
+async def _ignore(_: connection.Message) -> None:
+    """Never called: our parser takes all messages."""

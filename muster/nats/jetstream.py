@@ -1,15 +1,17 @@
-"""Adapter: JetStream: stores messages, pulls and acknowledges them.
+"""Adapter: JetStream: stores messages however long that takes, pulls and acknowledges them.
 
 A message is published until its stream has it, always under the same `Nats-Msg-Id`, so that the
 server drops repeats.
 """
 
 import contextlib
+import enum
 import json
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Final
 
+import nats.errors
 import nats.js.errors
 import prometheus_client
 from nats.aio.client import Client
@@ -19,19 +21,21 @@ from muster.nats import connection
 from muster.service import logs, runtime
 
 ABANDONED_S: Final = 30.0
-"""So long the server keeps a passing consumer that nobody asks any more."""
+"""How long the server keeps an ephemeral consumer that nobody reads any more."""
 
 _STORE_TIMEOUT_S: Final = 2.0
 _PULL_S: Final = 1.0
 _PULL_BATCH: Final = 100
 """Of a MiB each at most: nats-py drops what comes while 128 MiB wait in a subscription."""
-_FAILURES_TOLD: Final = 5
+_FAILURES_LOGGED: Final = 5
+"""So many attempts fail in a row before it is logged."""
+_FINAL_REFUSALS: Final = (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError)
 _NO_MESSAGE: Final = 10037
 """nats-server's JSNoMessageFoundErr."""
 
 _REFUSALS: Final = prometheus_client.Counter(
     "muster_bus_stream_refusals_total",
-    "Tries to read a stream that NATS did not serve.",
+    "Attempts to read a stream that NATS did not serve.",
     ["stream"],
 )
 
@@ -40,35 +44,43 @@ class ConsumerLost(Exception):
     """The server no longer knows our consumer."""
 
 
-class Patience:
-    """The waits of one who reads a stream; it tells when that goes on failing, and when it is over.
+class Stored(enum.StrEnum):
+    """What became of a message that was to be stored."""
 
-    Nothing else would: NATS is there, and what is not heard looks like silence.
+    NEW = "new"
+    REPEATED = "repeated"
+    """The stream already had it."""
+    REFUSED = "refused"
+    """No further attempt could succeed."""
+    NO_LONGER_LEADER = "no_longer_leader"
+
+
+class ReadRetry:
+    """Waits between attempts to read a stream; reports when they keep failing, and when one works.
+
+    Nothing else would: NATS is connected, and events that cannot be read look like silence.
     """
 
     def __init__(self, link: connection.Connection, stream: str) -> None:
         self._link = link
         self._stream = stream
-        self._backoff = connection.Backoff()
-        self._failures = 0
+        self._retry = runtime.Retry(connection.BACKOFF)
 
     async def wait(self, error: BaseException) -> None:
-        """Wait for the next try."""
-        self._failures += 1
+        """Wait for the next attempt."""
         _REFUSALS.labels(self._stream).inc()
-        if self._failures >= _FAILURES_TOLD:
+        if self._retry.failures + 1 >= _FAILURES_LOGGED:
             text = f"{self._stream} cannot be read: {error or type(error).__name__}"
             if self not in self._link.unread:
-                logs.logger().error("stream_unread", stream=self._stream, error=text)
+                logs.logger().error("stream_unreadable", stream=self._stream, error=text)
             self._link.unread[self] = text
-        await self._backoff.wait()
+        await self._retry.wait()
 
     def reset(self) -> None:
-        """Take note that NATS serves the stream."""
-        self._backoff.reset()
-        self._failures = 0
+        """Note that NATS serves the stream."""
+        self._retry.reset()
         if self._link.unread.pop(self, None) is not None:
-            logs.logger().info("stream_read_again", stream=self._stream)
+            logs.logger().info("stream_readable", stream=self._stream)
 
 
 def _nothing() -> None:
@@ -83,12 +95,12 @@ async def pull(
     until_empty: bool = False,
     served: Callable[[], None] = _nothing,
 ) -> AsyncGenerator[connection.Message, None]:
-    """Give the messages of one consumer, each as it comes; with `until_empty`, only what is there.
+    """Yield the messages of one consumer as they come; with `until_empty`, only what is stored now.
 
-    Our own loop over pull requests: nats-py's `fetch` gathers a batch before it gives the first.
-    `served` is called with every answer of the server's, also with one that there is nothing.
-    Raises ConsumerLost when the server forgot the consumer, or messages were lost on the way, and
-    what nats-py raises.
+    Our own loop over pull requests: nats-py's `fetch` collects a batch before it returns the first.
+    `served` is called with every answer of the server, also when there is no message. Raises
+    ConsumerLost when the server forgot the consumer, or messages were lost on the way, and what
+    nats-py raises.
     """
     info = await client.jetstream().add_consumer(stream, config)
     runtime.end_if_cancelled()
@@ -119,7 +131,7 @@ async def pull(
 
 
 async def ack(message: connection.Message) -> None:
-    """Acknowledge; if the server is away the message comes again, and is known by its id."""
+    """Acknowledge; if the server is away the message comes again, with the same id."""
     with contextlib.suppress(*connection.LOST):
         await message.ack()
 
@@ -130,53 +142,57 @@ async def store(
     payload: bytes,
     headers: Mapping[str, str],
     *,
-    still: Callable[[], bool] | None = None,
-) -> bool:
-    """Publish until it is acknowledged; a definite refusal is logged, counted.
+    is_leader: Callable[[], bool] | None = None,
+    is_queue: bool = False,
+) -> Stored:
+    """Publish until the stream has the message, however long that takes.
 
-    `still` is asked before every try; once it says no, nothing more is tried and the answer is
-    False. What goes on failing while the server is there is logged when it begins and when it ends.
+    `is_leader` is called before every attempt; once it returns False, nothing more is attempted.
+    With `is_queue` a refusal is temporary (a work queue that is full has space later), and a
+    message that the stream already has under the same `Nats-Msg-Id` is ours.
+
+    Failures that last while the server is there are logged when they begin and when they end.
     """
-    backoff = connection.Backoff()
-    failures = 0
+    retry = runtime.Retry(connection.BACKOFF)
     while True:
         client = await link.client()
-        if still is not None and not still():
-            connection.PUBLISHED.labels("no_longer_ours").inc()
-            return False
+        if is_leader is not None and not is_leader():
+            connection.PUBLISHED.labels("no_longer_leader").inc()
+            return Stored.NO_LONGER_LEADER
         try:
             ack = await client.jetstream().publish(
                 subject, payload, timeout=_STORE_TIMEOUT_S, headers=dict(headers)
             )
-        except (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError) as error:
-            connection.PUBLISHED.labels("refused").inc()
-            logs.logger().error("event_refused", subject=subject, error=str(error))
-            return True
         except connection.LOST as error:
+            if not is_queue and isinstance(error, _FINAL_REFUSALS):
+                connection.PUBLISHED.labels("refused").inc()
+                logs.logger().error("message_refused", subject=subject, error=str(error))
+                return Stored.REFUSED
             connection.PUBLISHED.labels("retried").inc()
-            failures += 1
-            if failures == _FAILURES_TOLD:
-                kind = type(error).__name__
-                logs.logger().error("event_waits", subject=subject, error=str(error) or kind)
+            if retry.failures + 1 == _FAILURES_LOGGED:
+                text = str(error) or type(error).__name__
+                logs.logger().error("publishing_delayed", subject=subject, error=text)
             if isinstance(error, nats.js.errors.NoStreamResponseError):
                 with contextlib.suppress(*connection.LOST):
                     await link.prepare(client)
-            await backoff.wait()
-        else:
-            runtime.end_if_cancelled()
-            if ack.duplicate and not failures and not await _is_of(client, ack, subject):
-                connection.PUBLISHED.labels("forestalled").inc()
-                logs.logger().error("event_forestalled", subject=subject, stored=ack.seq)
-                headers = {**headers, "Nats-Msg-Id": uuid.uuid4().hex}
-                continue
-            connection.PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
-            if failures >= _FAILURES_TOLD:
-                logs.logger().info("event_stored_late", subject=subject, attempts=failures + 1)
-            return True
+            await retry.wait()
+            continue
+        runtime.end_if_cancelled()
+        is_first = not is_queue and not retry.failures
+        if ack.duplicate and is_first and not await _is_on_subject(client, ack, subject):
+            connection.PUBLISHED.labels("id_taken").inc()
+            logs.logger().error("message_id_taken", subject=subject, stored=ack.seq)
+            headers = {**headers, "Nats-Msg-Id": uuid.uuid4().hex}
+            continue
+        connection.PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
+        if retry.failures >= _FAILURES_LOGGED:
+            attempts = retry.failures + 1
+            logs.logger().info("publishing_resumed", subject=subject, attempts=attempts)
+        return Stored.REPEATED if ack.duplicate else Stored.NEW
 
 
 def newest_of_each(subject: str) -> api.ConsumerConfig:
-    """Return the configuration of a passing consumer: the newest of each subject, then changes."""
+    """Configure an ephemeral consumer: the newest message of each subject, then changes."""
     return api.ConsumerConfig(
         filter_subjects=[subject],
         ack_policy=api.AckPolicy.NONE,
@@ -189,31 +205,31 @@ def newest_of_each(subject: str) -> api.ConsumerConfig:
 async def newest(
     link: connection.Connection, stream: str, subject: str
 ) -> list[connection.Message]:
-    """Return the newest message of each subject that matches, oldest first, in whatever time.
+    """Return the newest message of each subject that matches, oldest first, however long it takes.
 
-    Everything that was stored before this was called is there: a passing consumer may be with a
-    replica that is behind, and the stream's leader is asked how far it should be.
+    Everything that was stored before this was called is included: an ephemeral consumer may be on
+    a replica that is behind, so the stream's leader is asked for its last message.
     """
     config = newest_of_each(subject)
-    patience = Patience(link, stream)
+    retry = ReadRetry(link, stream)
     while True:
         client = await link.client()
         try:
-            known = await last(client, stream, subject)
+            newest_stored = await last(client, stream, subject)
             pulled = pull(client, stream, config, until_empty=True)
             async with contextlib.aclosing(pulled) as messages:
-                found = [message async for message in messages]
-            there = max((one.metadata.sequence.stream for one in found), default=0)
-            if known is None or (known.seq or 0) <= there:
-                patience.reset()
-                return found
-            await patience.wait(ConsumerLost("a replica is behind"))
+                received = [message async for message in messages]
+            position = max((m.metadata.sequence.stream for m in received), default=0)
+            if newest_stored is None or (newest_stored.seq or 0) <= position:
+                retry.reset()
+                return received
+            await retry.wait(ConsumerLost("a replica is behind"))
         except (ConsumerLost, *connection.LOST) as error:
-            await patience.wait(error)
+            await retry.wait(error)
 
 
 async def last(client: Client, stream: str, subject: str) -> api.RawStreamMsg | None:
-    """Return the newest message that matches, as the leader has it. Raises what nats-py raises."""
+    """Return the stream leader's newest message that matches. Raises what nats-py raises."""
     try:
         return await client.jetstream().get_last_msg(stream, subject)
     except nats.js.errors.NotFoundError as error:
@@ -225,38 +241,41 @@ async def last(client: Client, stream: str, subject: str) -> api.RawStreamMsg | 
 
 
 async def subjects(client: Client, stream: str, subject: str) -> list[str]:
-    """Return under which subjects there is something. Raises what nats-py raises."""
+    """Return the subjects that have a message. Raises what nats-py raises."""
     info = await client.jetstream().stream_info(stream, subjects_filter=subject)
     runtime.end_if_cancelled()
     return sorted(info.state.subjects or {})
 
 
-async def _is_of(client: Client, ack: api.PubAck, subject: str) -> bool:
-    """Tell whether what was stored before under the same id is on this subject, or cannot be known.
+async def _is_on_subject(client: Client, ack: api.PubAck, subject: str) -> bool:
+    """Return whether the message stored under the same id is on this subject, or unknown.
 
-    All who may write to a stream share one space of ids: another may have used up one of ours.
+    All publishers of a stream share one space of ids: another may have used one of ours.
     """
     try:
-        found = await client.jetstream().get_msg(ack.stream, ack.seq)
+        stored = await client.jetstream().get_msg(ack.stream, ack.seq)
     except connection.LOST:
         runtime.end_if_cancelled()
         return True
     runtime.end_if_cancelled()
-    return found.subject == subject
+    return stored.subject == subject
 
 
 async def _must_have_more(client: Client, stream: str, consumer: str) -> None:
-    """Raise ConsumerLost if the server has given all there was: what did not come, never comes."""
+    """Raise ConsumerLost if the server has sent everything: what has not arrived never will."""
     info = await client.jetstream().consumer_info(stream, consumer)
     runtime.end_if_cancelled()
     if not info.num_pending:
-        raise ConsumerLost(f"{stream}: messages were given and did not come")
+        raise ConsumerLost(f"{stream}: messages were sent and did not arrive")
 
 
 def _ends_pull(message: connection.Message) -> bool:
-    """Tell a status line from a message (ADR-37): 404 and 408 end a pull, others a consumer."""
+    """Return whether this is a status that ends a pull (ADR-37: 404 and 408), instead of a message.
+
+    Raises ConsumerLost for any other status.
+    """
     status = (message.headers or {}).get(api.Header.STATUS)
-    # whoever speaks may call a header so; a message of the stream can be acknowledged
+    # any publisher may set this header; but a message of the stream can be acknowledged
     if status is None or message.reply:
         return False
     if status in {api.StatusCode.NO_MESSAGES, api.StatusCode.REQUEST_TIMEOUT}:

@@ -1,7 +1,7 @@
-"""Adapter: NATS: work queues, whose messages stay until somebody has done what they ask for.
+"""Adapter: NATS: work queues, whose messages stay until the work they ask for is done.
 
-A message goes in under a subject of its own, and a newer one on the same subject takes its place.
-A consumer holds each until it says that it is done; whoever dies leaves all it held to the next.
+A message is put under a subject of its own, and a newer one on the same subject replaces it. A
+consumer holds each until it reports it done; the next consumer gets what a dead one held.
 """
 
 import asyncio
@@ -16,21 +16,20 @@ from nats.aio.client import Client
 from nats.js import api
 
 from muster.nats import connection, jetstream, streams
-from muster.service import logs, runtime
+from muster.service import runtime
 
-_PUT_TIMEOUT_S: Final = 2.0
-_FAILURES_TOLD: Final = 5
-_ASKED_AT_ONCE: Final = 32
+_ACK_TIMEOUT_S: Final = 2.0
+_READ_AT_ONCE: Final = 32
 _HELD_MAX: Final = 10_000
 _ACK_WAIT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One message; `number` is its place in the stream.
+    """One message; `number` is its sequence in the stream.
 
-    `done` removes it, and returns when the server has said so or cannot be asked. `hold` says that
-    it is still being worked on: it must be called every `HOLD_S`.
+    `done` removes it, and returns when the server has confirmed that or is away. `hold` reports
+    that it is still being worked on: call it every `HOLD_S`.
     """
 
     number: int
@@ -52,43 +51,21 @@ async def put(
     key: str,
     headers: Mapping[str, str] | None = None,
 ) -> bool:
-    """Store a message, however long that takes; what repeats it under the same `key` is dropped.
+    """Store a message, however long that takes; the server drops repeats under the same `key`.
 
-    A queue that is full takes it when there is room. Returns whether it was none that was dropped.
+    A full queue accepts it once it has space. Returns whether it was new.
     """
-    backoff = connection.Backoff()
-    failures = 0
-    while True:
-        client = await link.client()
-        try:
-            stored = await client.jetstream().publish(
-                subject,
-                body,
-                timeout=_PUT_TIMEOUT_S,
-                headers={"Nats-Msg-Id": key, **(headers or {})},
-            )
-        except (nats.js.errors.Error, *connection.LOST) as error:
-            failures += 1
-            if failures == _FAILURES_TOLD:
-                text = str(error) or type(error).__name__
-                logs.logger().error("message_waits", subject=subject, error=text)
-            if isinstance(error, nats.js.errors.NoStreamResponseError):
-                with contextlib.suppress(*connection.LOST):
-                    await link.prepare(client)
-            await backoff.wait()
-        else:
-            runtime.end_if_cancelled()
-            if failures >= _FAILURES_TOLD:
-                logs.logger().info("message_stored_late", subject=subject, attempts=failures + 1)
-            return not stored.duplicate
+    headers = {"Nats-Msg-Id": key, **(headers or {})}
+    stored = await jetstream.store(link, subject, body, headers, is_queue=True)
+    return stored is jetstream.Stored.NEW
 
 
 async def take(
     link: connection.Connection, stream: streams.Stream, *, durable: str, subject: str
 ) -> AsyncIterator[Job]:
-    """Give every message of one subject filter, those first that somebody held before us.
+    """Yield every message of one subject filter, first those that a consumer before us held.
 
-    Nobody else may take from this consumer at the same time.
+    No other process may take from this consumer at the same time.
     """
     config = api.ConsumerConfig(
         name=durable,
@@ -98,7 +75,7 @@ async def take(
         ack_wait=_ACK_WAIT_S,
         max_ack_pending=_HELD_MAX,
     )
-    patience = jetstream.Patience(link, stream.name)
+    retry = jetstream.ReadRetry(link, stream.name)
     is_first = True
     while True:
         client = await link.client()
@@ -107,7 +84,7 @@ async def take(
                 await _forget(client, stream.name, durable)
                 is_first = False
             async with contextlib.aclosing(
-                jetstream.pull(client, stream.name, config, served=patience.reset)
+                jetstream.pull(client, stream.name, config, served=retry.reset)
             ) as messages:
                 async for message in messages:
                     yield Job(
@@ -119,59 +96,59 @@ async def take(
                         functools.partial(_hold, message),
                     )
         except (jetstream.ConsumerLost, nats.js.errors.Error, *connection.LOST) as error:
-            await patience.wait(error)
+            await retry.wait(error)
 
 
 async def waiting(
     link: connection.Connection, stream: streams.Stream, subject: str
 ) -> list[tuple[str, bytes, Mapping[str, str], int]]:
-    """Return subject, body, headers and place of everything that waits, however long that takes."""
-    # a work queue gives its messages to nobody but its workers: each is asked for by itself
-    patience = jetstream.Patience(link, stream.name)
+    """Return subject, body, headers and sequence of every message, however long that takes."""
+    # a work queue delivers to its workers only, so each message is read by itself
+    retry = jetstream.ReadRetry(link, stream.name)
     while True:
         client = await link.client()
         try:
             names = await jetstream.subjects(client, stream.name, subject)
-            found: list[tuple[str, bytes, Mapping[str, str], int]] = []
-            for begin in range(0, len(names), _ASKED_AT_ONCE):
-                some = names[begin : begin + _ASKED_AT_ONCE]
+            messages: list[tuple[str, bytes, Mapping[str, str], int]] = []
+            for start in range(0, len(names), _READ_AT_ONCE):
+                some = names[start : start + _READ_AT_ONCE]
                 async with asyncio.TaskGroup() as tasks:
-                    asked = [tasks.create_task(_newest(client, stream.name, one)) for one in some]
-                found += [one for one in (task.result() for task in asked) if one is not None]
+                    reads = [tasks.create_task(_newest(client, stream.name, n)) for n in some]
+                messages += filter(None, (read.result() for read in reads))
         except* (nats.js.errors.Error, *connection.LOST) as error:
-            await patience.wait(error)
+            await retry.wait(error)
         else:
-            return found
+            return messages
 
 
 async def _newest(
     client: Client, stream: str, subject: str
 ) -> tuple[str, bytes, Mapping[str, str], int] | None:
     try:
-        got = await client.jetstream().get_last_msg(stream, subject, direct=True)
+        stored = await client.jetstream().get_last_msg(stream, subject, direct=True)
     except nats.js.errors.NotFoundError:
         return None
     runtime.end_if_cancelled()
-    return subject, got.data or b"", got.headers or {}, got.seq or 0
+    return subject, stored.data or b"", stored.headers or {}, stored.seq or 0
 
 
 async def subjects(link: connection.Connection, stream: streams.Stream, subject: str) -> list[str]:
-    """Return under which subjects something waits, however long that takes."""
-    patience = jetstream.Patience(link, stream.name)
+    """Return the subjects with a waiting message, however long that takes."""
+    retry = jetstream.ReadRetry(link, stream.name)
     while True:
         client = await link.client()
         try:
             return await jetstream.subjects(client, stream.name, subject)
         except (nats.js.errors.Error, *connection.LOST) as error:
-            await patience.wait(error)
+            await retry.wait(error)
 
 
 async def remove(
     link: connection.Connection, stream: streams.Stream, subject: str, *, up_to: int = 0
 ) -> bool:
-    """Remove what is under a subject; tell whether the server said so.
+    """Remove the messages of a subject; return whether the server confirmed it.
 
-    With `up_to` what came after that place in the stream stays.
+    With `up_to` only messages up to that sequence.
     """
     client = link.live_client()
     if client is None:
@@ -187,7 +164,7 @@ async def remove(
 
 
 async def _forget(client: Client, stream: str, durable: str) -> None:
-    """Remove a consumer, so that what its last user held is given again at once."""
+    """Remove a consumer, so that what its last user held is delivered again at once."""
     with contextlib.suppress(nats.js.errors.NotFoundError):
         await client.jetstream().delete_consumer(stream, durable)
     runtime.end_if_cancelled()
@@ -195,7 +172,7 @@ async def _forget(client: Client, stream: str, durable: str) -> None:
 
 async def _done(message: connection.Message) -> None:
     with contextlib.suppress(*connection.LOST):
-        await message.ack_sync(timeout=_PUT_TIMEOUT_S)
+        await message.ack_sync(timeout=_ACK_TIMEOUT_S)
     runtime.end_if_cancelled()
 
 

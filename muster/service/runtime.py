@@ -1,12 +1,13 @@
 """Adapter: the event loop: drives machines, runs tasks that end together, handles SIGTERM."""
 
 import asyncio
+import random
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from muster import machine
+from muster import backoff, machine
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -15,23 +16,23 @@ INBOX_MAX: Final = 10_000
 
 
 class CannotStart(Exception):
-    """The world does not let this service start; the text says what was tried, and what to do."""
+    """This service cannot start here; the text says what was tried, and what to do about it."""
 
 
 async def _nothing() -> None:
-    """Acknowledge what needs no acknowledgement."""
+    """Do nothing: this input needs no acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[In]):
-    """One input of a machine, and how to say that all it led to is done."""
+    """One input of a machine; `ack` is called when everything it led to is done."""
 
     event: In
     ack: Callable[[], Awaitable[None]] = _nothing
 
 
 def end_if_cancelled() -> None:
-    """Raise CancelledError if this task was told to end, and the message got lost.
+    """Raise CancelledError if this task was cancelled, and the cancellation got lost.
 
     asyncio.wait_for, under which nats-py and grpc.aio wait, drops until Python 3.12 a cancellation
     that comes together with what it waited for: the task would go on for ever. Call this after each
@@ -42,16 +43,34 @@ def end_if_cancelled() -> None:
         raise asyncio.CancelledError
 
 
+class Retry:
+    """Waits between attempts, longer after each failure in a row."""
+
+    def __init__(self, delays: backoff.Backoff) -> None:
+        self.failures = 0
+        self._delays = delays
+
+    async def wait(self, *, at_least_s: float = 0.0) -> None:
+        """Count a failure and wait for the next attempt."""
+        self.failures += 1
+        longest_s = max(self._delays.delay_s(self.failures), at_least_s)
+        await asyncio.sleep(longest_s * random.uniform(1.0 - self._delays.jitter, 1.0))  # noqa: S311  # jitter, not a secret
+
+    def reset(self) -> None:
+        """Begin again with the shortest delay."""
+        self.failures = 0
+
+
 async def drive(
     driven: machine.Machine[In, Out],
     inbox: asyncio.Queue[Delivery[In]],
     act: Callable[[Out], Awaitable[None]],
 ) -> None:
-    """Feed a machine from its inbox, wake it at its own deadlines, act on what it returns.
+    """Feed a machine from its inbox, wake it at its deadlines, act on what it returns.
 
     An overdue deadline goes before the inbox, so that a busy inbox cannot starve a timer. An input
     is acknowledged after the actions it led to, so that a crash in between repeats it. Whatever an
-    action waits for, cancelling this ends it. Other tasks get their turn after each tick.
+    action waits for, cancelling this ends it. Other tasks can run after each tick.
     """
 
     async def act_on(outs: Sequence[Out]) -> None:
@@ -64,7 +83,7 @@ async def drive(
         deadline = driven.next_deadline()
         if deadline is not None and deadline <= clock():
             await act_on(driven.tick(clock()))
-            # a machine that is always late would leave nobody time to bring what it waits for
+            # a machine that is always late would starve the tasks that feed it
             await asyncio.sleep(0)
             continue
         try:
@@ -77,27 +96,27 @@ async def drive(
         await delivery.ack()
 
 
-async def run(*tasks: Coroutine[object, object, None], told: asyncio.Event | None = None) -> None:
+async def run(*tasks: Coroutine[object, object, None], stop: asyncio.Event | None = None) -> None:
     """Run tasks until one ends, fails, or SIGTERM or SIGINT arrives; then end them all.
 
-    `told` is set by the signal, so that a task can tell a planned end from a failure beside it.
-    After every task has ended a failure is raised: one that ended the others goes before one that
-    came of ending them. Tasks clean up on cancellation.
+    `stop` is set by the signal, so that a task can distinguish a planned end from the failure of
+    another. After every task has ended a failure is raised: one that ended the others goes before
+    one that came of ending them. Tasks clean up on cancellation.
     """
-    stop = told or asyncio.Event()
+    stopping = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stopping.set)
     running = [asyncio.ensure_future(task) for task in tasks]
-    stopping = asyncio.ensure_future(stop.wait())
+    signalled = asyncio.ensure_future(stopping.wait())
     first: set[asyncio.Task[None]] = set()
     try:
-        await asyncio.wait([*running, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([*running, signalled], return_when=asyncio.FIRST_COMPLETED)
         first = {task for task in running if task.done()}
     finally:
-        for task in (*running, stopping):
+        for task in (*running, signalled):
             task.cancel()
-        await asyncio.gather(*running, stopping, return_exceptions=True)
+        await asyncio.gather(*running, signalled, return_exceptions=True)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
     for task in sorted(running, key=lambda task: task not in first):

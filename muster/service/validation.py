@@ -22,6 +22,9 @@ import msgspec
 
 Item = TypeVar("Item")
 
+MSGSPEC_KNOWN: Final = "0.22"
+"""The msgspec whose error texts are translated here; see tests/pure/test_bounds.py."""
+
 _WORDS: Final = {
     "array": "a list",
     "bool": "true or false",

@@ -220,8 +220,8 @@ def test_what_cannot_be_sent_is_told_and_the_next_event_goes_on(tmp_path: Path) 
         told = [(x["event"], x.get("type")) for x in lines if x["log_level"] == "error"]
         assert told == [
             ("event_oversized", "inventory.reported"),
-            ("event_unsendable", "plugin.stopping"),
-            ("event_unsendable", "device.removed"),
+            ("event_invalid", "plugin.stopping"),
+            ("event_invalid", "device.removed"),
         ]
         assert await stored_numbers(server) == [1]
 
@@ -291,7 +291,7 @@ def test_a_stream_that_cannot_be_read_is_told_when_that_begins_and_when_it_ends(
                     await link.publish(fact(1))
                 assert number(await found) == 1
         told = [line["event"] for line in lines if "stream" in line["event"]]
-        assert told == ["stream_unread", "stream_read_again"]
+        assert told == ["stream_unreadable", "stream_readable"]
         refusals = {"stream": "MUSTER_EVENTS"}
         total = prometheus_client.REGISTRY.get_sample_value(
             "muster_bus_stream_refusals_total", refusals
@@ -629,19 +629,19 @@ def test_beats_are_skipped_while_the_server_is_away_and_none_comes_late(tmp_path
             await health.heartbeats(receive)
             await nats_links.settled(health.link)
             await plugin.link.client()
-            skipped = count("published", "beat_skipped")
-            assert await plugin.beat(beat(1))
+            skipped = count("published", "heartbeat_skipped")
+            assert await plugin.send_heartbeat(beat(1))
             await nats_links.until(lambda: found == [1])
             await server.kill()
             await nats_links.until(lambda: not plugin.link.is_connected)
-            assert [await plugin.beat(beat(seq)) for seq in (2, 3)] == [False, False]
+            assert [await plugin.send_heartbeat(beat(seq)) for seq in (2, 3)] == [False, False]
             await server.start()
             await nats_links.settled(health.link)
             await plugin.link.client()
-            assert await plugin.beat(beat(4))
+            assert await plugin.send_heartbeat(beat(4))
             await nats_links.until(lambda: 4 in found)
             assert found == [1, 4]
-            assert count("published", "beat_skipped") == skipped + 2
+            assert count("published", "heartbeat_skipped") == skipped + 2
 
     nats_links.play(tmp_path, story)
 
@@ -735,7 +735,7 @@ def test_a_plugin_can_speak_for_its_own_node_only_and_is_told_when_it_tries(
                 await nats_links.settled(health.link)
                 await plugin.publish(fact(1))
                 for node in ("node-b", "node-a"):
-                    assert await plugin.beat(beat(1, node))
+                    assert await plugin.send_heartbeat(beat(1, node))
                 plugin.enqueue(fact(2, "node-b"))
                 await nats_links.until(lambda: sum(x["event"] == "bus_error" for x in lines) >= 2)
                 await nats_links.until(lambda: bool(found))

@@ -71,7 +71,7 @@ def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(tmp_path:
                 await nats_links.until(lambda: errors("ConnectionRefusedError") >= failed + 2)
                 await server.start()
                 await link.client()
-        assert told(lines) == ["bus_connected", "bus_away", "bus_connected"]
+        assert told(lines) == ["bus_connected", "bus_disconnected", "bus_connected"]
         assert [line["connections"] for line in lines if "connections" in line] == [1, 2]
 
     nats_links.play(tmp_path, story)
@@ -242,7 +242,7 @@ def test_a_client_whose_password_was_changed_comes_back_when_it_is_taken_again(
                 config.write_text(LIMITED % "{user: other, password: secret}")
                 os.kill(server.pid, signal.SIGHUP)
                 await link.client()
-        assert told(lines) == ["bus_connected", "bus_away", "bus_connected"]
+        assert told(lines) == ["bus_connected", "bus_disconnected", "bus_connected"]
 
     nats_links.play(tmp_path, story, LIMITED % "{user: other, password: secret}")
 
@@ -263,7 +263,7 @@ def test_an_address_that_cannot_be_dialled_is_told_and_tried_on(url: str) -> Non
         with capture_logs() as lines:
             async with asyncio.timeout(30), connection.Connection(url, name="test"):
                 await nats_links.until(lambda: errors("Error") >= before + 2)
-        assert told(lines) == ["bus_away"]
+        assert told(lines) == ["bus_disconnected"]
         assert "connect url" in lines[0]["error"]
 
     asyncio.run(story())

@@ -7,7 +7,7 @@ import pytest
 from nats.aio import client as aio
 
 from muster.local import nats
-from muster.nats import connection
+from muster.nats import compat, connection
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -30,8 +30,8 @@ def test_what_cannot_be_sent_any_more_keeps_no_client_half_closed(tmp_path: Path
             hearing = asyncio.ensure_future(anext(aiter(messages.messages)))
             await asyncio.sleep(0)
             await client.publish("a", b"")
-            client._transport._io_writer.transport.abort()  # type: ignore[union-attr]
-            await connection._close(client)
+            compat.abort(client)
+            await compat.close(client)
             with pytest.raises(StopAsyncIteration):
                 await hearing
 

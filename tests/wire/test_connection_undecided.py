@@ -90,7 +90,7 @@ def test_who_is_not_let_in_again_after_a_loss_dials_again(then: bytes) -> None:
 def test_a_client_that_stops_dialling_without_a_word_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection, "_LOOK_S", 0.1)
+    monkeypatch.setattr(connection, "_CHECK_S", 0.1)
 
     async def story() -> None:
         async with serving() as (server, url), connection.Connection(url, name="test") as link:
@@ -109,14 +109,14 @@ def test_a_client_that_stops_dialling_without_a_word_is_replaced(
     asyncio.run(story())
 
 
-def test_a_knock_that_is_not_answered_does_not_count() -> None:
+def test_a_probe_connection_that_is_not_answered_does_not_count() -> None:
     async def story() -> None:
         async with (
             serving(PONG, PING) as (_, url),
             connection.Connection(url, name="test") as link,
         ):
             await link.client()
-            assert not await link.knock("other", 5)
-            assert await link.knock("other", 5)
+            assert not await link.probe_connect("other", 5)
+            assert await link.probe_connect("other", 5)
 
     asyncio.run(story())

@@ -72,7 +72,7 @@ async def stack(directory: Path) -> AsyncIterator[tuple[bus.Bus, str, str]]:
 async def known(link: bus.Bus, directory: Path, node: str) -> None:
     """Beat until health has heard it, and never again."""
     for seq in range(1, 100):
-        await link.beat(
+        await link.send_heartbeat(
             vocabulary.Heartbeat(
                 node=node,
                 plugin=PLUGIN,

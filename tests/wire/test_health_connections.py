@@ -49,7 +49,7 @@ def play(
         ):
             told: asyncio.Queue[nats_advisories.Told] = asyncio.Queue()
             link = nats_connections.Link(
-                connected.listen, connected.link.knock, connected.link.changes
+                connected.listen, connected.link.probe_connect, connected.link.changes
             )
             found = nats_connections.Connections(link, told.put, name="health test")
             running = asyncio.create_task(found.run())

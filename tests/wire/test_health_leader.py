@@ -64,7 +64,7 @@ def test_who_leads_is_told_as_it_changes_and_not_who_leads_instead() -> None:
 def test_a_leader_ticks_where_alerts_go_and_nobody_else_does(tmp_path: Path) -> None:
     async def story(_: nats.NatsServer, on: bus.Bus) -> None:
         async def publish(event: vocabulary.WatchdogTicked, still: Callable[[], bool]) -> None:
-            await on.publish(event, still=still)
+            await on.publish(event, is_leader=still)
 
         async with leading(on, "a") as a, leading(on, "b") as b:
             ticking = [
@@ -96,16 +96,16 @@ def test_what_is_no_longer_ours_is_not_published_when_the_server_is_back(tmp_pat
     async def story(server: nats.NatsServer, on: bus.Bus) -> None:
         leads = True
         await server.kill()
-        publishing = asyncio.create_task(on.publish(tick(1), still=lambda: leads))
+        publishing = asyncio.create_task(on.publish(tick(1), is_leader=lambda: leads))
         writing = asyncio.create_task(
-            buckets.remember(on.link, streams.STATE, "k", b"v", still=lambda: leads)
+            buckets.remember(on.link, streams.STATE, "k", b"v", is_leader=lambda: leads)
         )
         await asyncio.sleep(0.1)
         leads = False
         await server.start()
         assert await publishing is False
         assert await writing is False
-        assert await on.publish(tick(2), still=lambda: True)
+        assert await on.publish(tick(2), is_leader=lambda: True)
         kept = await consumers.newest(on.link, streams.ALERTS, "muster.sys.>")
         assert [e.data.leader for e in kept if isinstance(e.data, vocabulary.WatchdogTicked)] == [2]
         assert await buckets.recall(on.link, streams.STATE) == {}

@@ -26,7 +26,7 @@ def test_a_full_bucket_holds_nobody_up_and_gets_what_it_is_owed_when_it_has_room
             async with bus.Bus(server.url, producer="tests", name="test", owner=True) as on:
                 kept = state_store.Memory(
                     lambda key, value, still: buckets.remember(
-                        on.link, streams.STATE, key, value, still=still
+                        on.link, streams.STATE, key, value, is_leader=still
                     ),
                     last="_fleet.health",
                     patience_s=0.2,
@@ -137,7 +137,7 @@ def test_what_was_given_and_never_came_ends_a_recall_instead_of_being_waited_for
                 async for _ in jetstream.pull(client, "S", config, until_empty=True):
                     await context.purge_stream("S")
 
-            with pytest.raises(jetstream.ConsumerLost, match="did not come"):
+            with pytest.raises(jetstream.ConsumerLost, match="did not arrive"):
                 await recall()
             await client.close()
 

@@ -96,7 +96,7 @@ class Toy:
     async def _beat(self) -> None:
         while True:
             if not self.frozen:
-                await self.bus.beat(self.heartbeat())
+                await self.bus.send_heartbeat(self.heartbeat())
             await asyncio.sleep(INTERVAL_S)
 
 

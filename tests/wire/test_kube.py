@@ -53,7 +53,7 @@ def test_of_several_files_those_that_are_there_count_and_the_first_context_as_wi
     together = os.pathsep.join(files)
     assert server(together) == ("http://a", "a")
     assert server(together, "b") == ("http://b", "b")
-    with pytest.raises(kubernetes_api.NoCluster, match="none of these files is there"):
+    with pytest.raises(kubernetes_api.NoCluster, match="none of these files exists"):
         server(os.pathsep.join([str(tmp_path / "x"), str(tmp_path / "y")]))
 
 

@@ -210,7 +210,7 @@ def test_a_cluster_that_is_away_is_said_once_and_suggestions_go_on(
         made.api.write_kubeconfig(made.kubeconfig)
         await made.start(mode="suggest")
         await made.suggests_by_reports_alone()
-        assert made.log().count("kubernetes_api_away") == 1
+        assert made.log().count("kubernetes_api_unavailable") == 1
 
     play(story, tmp_path)
 
@@ -290,8 +290,8 @@ def test_apply_waits_for_a_cluster_that_is_away(tmp_path: pathlib.Path) -> None:
             assert await made.told(1) == [("applied", "l4", L4)]
             assert made.labeler is not None
             await made.labeler.end()
-        assert made.log().count("kubernetes_api_away") == 1
-        assert made.log().count("kubernetes_api_back") == 1
+        assert made.log().count("kubernetes_api_unavailable") == 1
+        assert made.log().count("kubernetes_api_available") == 1
 
     play(story, tmp_path)
 

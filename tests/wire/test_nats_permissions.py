@@ -524,7 +524,7 @@ async def beats(plugin: bus.Bus) -> None:
             interval_s=1.0,
             resources=(resource,),
         )
-        await plugin.beat(beat)
+        await plugin.send_heartbeat(beat)
         await asyncio.sleep(0.2)
 
 

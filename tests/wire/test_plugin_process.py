@@ -165,7 +165,7 @@ def test_devices_are_served_and_it_ends_in_time_without_a_bus(root: Path) -> Non
             stand_in.Kubelet(directory=root, node="n1.example") as kubelet,
             plugin_process.started(settings(root, url)) as process,
         ):
-            await process.said("bus_away")
+            await process.said("bus_disconnected")
             found = await kubelet.until(
                 lambda state: FUSE in state.resources and state.resources[FUSE].allocatable == 1
             )

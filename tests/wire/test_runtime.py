@@ -280,7 +280,7 @@ def test_a_task_can_tell_a_planned_end_from_a_failure_beside_it() -> None:
             await other()
 
         with contextlib.suppress(LookupError):
-            await runtime.run(listens(), speaks(), told=told)
+            await runtime.run(listens(), speaks(), stop=told)
         return heard
 
     async def fails() -> None:

@@ -138,7 +138,7 @@ class Plugin:
 
     async def _beat(self) -> None:
         while True:
-            await self._bus.beat(self._heartbeat())
+            await self._bus.send_heartbeat(self._heartbeat())
             await asyncio.sleep(_BEAT_S)
 
 

@@ -49,10 +49,14 @@ async def serve(settings: config.Settings) -> None:
         connected = await stack.enter_async_context(_bus(settings))
         name = f"muster-health {connected.instance}"
         leading = await stack.enter_async_context(_lock(connected, settings.leading, name))
-        beats = await stack.enter_async_context(heartbeat_stream.Pulse(settings.bus.url, name=name))
+        beats = await stack.enter_async_context(
+            heartbeat_stream.HeartbeatStream(settings.bus.url, name=name)
+        )
         inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
         hears = inputs.Inputs(connected.link, beats, leading, inbox)
-        link = nats_connections.Link(connected.listen, connected.link.knock, connected.link.changes)
+        link = nats_connections.Link(
+            connected.listen, connected.link.probe_connect, connected.link.changes
+        )
         advised = nats_connections.Connections(link, hears.put, name=name)
         asks = bus_probes.Prober(connected, hears.put, at_once_max=settings.detection.probes_max)
         stack.push_async_callback(asks.close)

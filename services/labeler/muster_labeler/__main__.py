@@ -167,7 +167,7 @@ async def _newest(connected: bus.Bus, kind: str) -> AsyncIterator[codec.CloudEve
     Begins again when the link breaks; what comes twice is known.
     """
     stream = _STREAMS[kind].name
-    patience = jetstream.Patience(connected.link, stream)
+    patience = jetstream.ReadRetry(connected.link, stream)
     while True:
         client = await connected.link.client()
         try:

@@ -49,7 +49,7 @@ async def serve(
                 *node.works(lambda: _be_alone(chosen, node)),
                 reporting.report(),
                 *([reloading.reload()] if source.file else []),
-                told=node.over,
+                stop=node.over,
             )
         finally:
             await node.close()

@@ -110,7 +110,7 @@ class Reporter:
                 due = max(due + interval_s, clock())
             self._beat_at = clock()
             self._sequence += 1
-            await connected.beat(self._heartbeat(connected))
+            await connected.send_heartbeat(self._heartbeat(connected))
 
     async def _resync(self, connected: "bus.Bus") -> None:
         """After every (re)connect, tell the whole story again; changes alone would drift."""

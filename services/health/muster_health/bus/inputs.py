@@ -26,7 +26,7 @@ class Inputs:
     def __init__(
         self,
         link: connection.Connection,
-        beats: heartbeat_stream.Pulse,
+        beats: heartbeat_stream.HeartbeatStream,
         leading: lock.Lock,
         inbox: Inbox,
     ) -> None:

@@ -34,10 +34,10 @@ Handler = Callable[[str, bytes], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What of the bus is needed: `Bus.listen`, `Connection.knock`, `Connection.changes`."""
+    """What of the bus is needed: `Bus.listen`, `Connection.probe_connect`, `Connection.changes`."""
 
     listen: Callable[[str, Handler], Awaitable[None]]
-    knock: Callable[[str, float], Awaitable[bool]]
+    probe_connect: Callable[[str, float], Awaitable[bool]]
     changes: Callable[[], AsyncIterator[bool]]
 
 
@@ -96,7 +96,7 @@ class Connections:
         while True:
             self._heard.clear()
             self._awaited = f"{self._name} #{next(self._numbers)}"
-            if await self._link.knock(self._awaited, _TOLD_WITHIN_S):
+            if await self._link.probe_connect(self._awaited, _TOLD_WITHIN_S):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TOLD_WITHIN_S):
                         await self._heard.wait()

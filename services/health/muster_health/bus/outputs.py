@@ -78,7 +78,7 @@ class Outputs:
         told = asyncio.Event()
 
         async def act() -> None:
-            await self._bus.publish(event, still=still)
+            await self._bus.publish(event, is_leader=still)
             told.set()
 
         await self.lanes.put_last(act)
@@ -119,7 +119,7 @@ class Outputs:
     ) -> None:
         match out:
             case signals.Publish():
-                if await self._bus.publish(out.event, event_id=out.event_id, still=still):
+                if await self._bus.publish(out.event, event_id=out.event_id, is_leader=still):
                     verdict_log.log(out.event)
             case signals.Remember():
                 await self.memory.keep(out.key, out.value, still)
@@ -148,4 +148,4 @@ class Outputs:
 
 
 async def _remember(connected: bus.Bus, key: str, value: bytes, still: state_store.Still) -> bool:
-    return await buckets.remember(connected.link, streams.STATE, key, value, still=still)
+    return await buckets.remember(connected.link, streams.STATE, key, value, is_leader=still)

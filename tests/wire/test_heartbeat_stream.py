@@ -80,7 +80,7 @@ def test_every_believable_beat_is_heard_in_order_and_the_others_are_counted(tmp_
         ear = Ear()
         before = {kind: count(f"malformed_{kind}") for kind in ("wrong_subject", "invalid_data")}
         async with (
-            heartbeat_stream.Pulse(server.url, name="test") as heard,
+            heartbeat_stream.HeartbeatStream(server.url, name="test") as heard,
             nats_links.raw(server.url) as client,
         ):
             await heard.follow(ear.take)
@@ -103,7 +103,7 @@ def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
         async with (
-            heartbeat_stream.Pulse(server.url, name="test") as heard,
+            heartbeat_stream.HeartbeatStream(server.url, name="test") as heard,
             nats_links.raw(server.url) as client,
         ):
             await heard.follow(ear.take)
@@ -121,7 +121,7 @@ def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
         async with (
-            heartbeat_stream.Pulse(server.url, name="test") as heard,
+            heartbeat_stream.HeartbeatStream(server.url, name="test") as heard,
             nats_links.raw(server.url) as client,
         ):
             await heard.follow(ear.take)
@@ -141,7 +141,7 @@ def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -
 def test_beats_are_heard_again_when_a_killed_server_is_back(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
-        async with heartbeat_stream.Pulse(server.url, name="test") as heard:
+        async with heartbeat_stream.HeartbeatStream(server.url, name="test") as heard:
             await heard.follow(ear.take)
             async with nats_links.raw(server.url) as client:
                 await greet(client, ear)

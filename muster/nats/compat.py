@@ -1,0 +1,121 @@
+"""Adapter: nats-py's private insides: all that muster knows about them, and no other module does.
+
+Written against the nats-py that `KNOWN` names; pyproject.toml allows no other minor version, and
+tests/pure/test_bounds.py fails when either moves. Before raising them, read again in nats-py:
+`aio/client.py` (`_close`, `_attempt_reconnect`, `_read_loop`), `aio/transport.py`, and
+`protocol/parser.py`.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import nats.errors
+from nats.aio.client import DEFAULT_BUFFER_SIZE, Client
+from nats.protocol import parser
+
+from muster.service import runtime
+
+KNOWN: Final = "2.16"
+LOST: Final = (OSError, TimeoutError, nats.errors.Error)
+"""What nats-py raises when a server is away, slow or unwilling."""
+READ_BYTES: Final = DEFAULT_BUFFER_SIZE
+"""How much nats-py reads at once: after that much there may be more."""
+
+_CLOSE_TIMEOUT_S: Final = 2
+
+
+class Parser(parser.Parser):
+    """Takes the place of a client's parser, which nats-py offers no way to replace."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._client = client
+        client._ps = self  # noqa: SLF001
+
+    def has_unread(self) -> bool:
+        """Return whether more has arrived than nats-py reads at once; it will read that next."""
+        reader = getattr(self._client._transport, "_io_reader", None)  # noqa: SLF001
+        return bool(getattr(reader, "_buffer", b""))
+
+    async def pause_reading(self, pause_s: float) -> None:
+        """Leave what arrives in the socket: a transport that is not read wakes nobody."""
+        writer = getattr(self._client._transport, "_io_writer", None)  # noqa: SLF001
+        if pause_s > 0 and writer is not None:
+            writer.transport.pause_reading()
+            await asyncio.sleep(pause_s)
+            writer.transport.resume_reading()
+
+
+def certificate_end(client: Client) -> str | None:
+    """Return when the server's certificate ends, in OpenSSL's format; None without TLS."""
+    writer = getattr(client._transport, "_io_writer", None)  # noqa: SLF001
+    certificate = writer.get_extra_info("peercert") if writer else None
+    return certificate.get("notAfter") if certificate else None
+
+
+def ignore_tls_eof() -> None:
+    """Suppress the line that asyncio logs for each TLS connection of nats-py that ends."""
+    logging.getLogger("asyncio").addFilter(_is_no_tls_eof)
+
+
+async def connect(client: Client, servers: list[str], **options: Any) -> None:
+    """Connect a client. Raises one of LOST, whatever answers at these addresses."""
+    try:
+        await client.connect(servers, **options)
+    except LOST:
+        raise
+    except Exception as error:
+        # for lines that are no NATS, nats-py raises whatever its parser does
+        raise nats.errors.Error(f"{type(error).__name__}: {error}") from error
+    if not client.is_connected:
+        # nats-py takes any line for an answer, such as a server's PING that came before it has
+        # decided on us, and would neither connect nor try again (_process_connect_init)
+        raise TimeoutError("NATS has not accepted the connection")
+
+
+async def close(client: Client) -> None:
+    """Close a client so that nothing of it remains, whatever goes wrong on the way."""
+    client._error_cb = ignore_error  # noqa: SLF001
+    if not await _try_to_close(client):
+        # nats-py calls itself closed and stops half-way where what was left to send cannot be sent
+        # any more; then nothing is left (_close)
+        client._status = client.DISCONNECTED  # noqa: SLF001
+        await _try_to_close(client)
+    for subscription in client._subs.values():  # noqa: SLF001
+        if subscription._wait_for_msgs_task is not None:  # noqa: SLF001
+            subscription._wait_for_msgs_task.cancel()  # noqa: SLF001
+    abort(client)
+
+
+def abort(client: Client) -> None:
+    """Give up the socket; closing it would wait for as long as the other side likes."""
+    writer = getattr(client._transport, "_io_writer", None)  # noqa: SLF001
+    if writer is not None:
+        writer.transport.abort()
+
+
+async def ignore_error(_: Exception) -> None:
+    """Do nothing: for a client whose errors concern nobody."""
+
+
+async def _try_to_close(client: Client) -> bool:
+    """Close a client within a bound; return whether there is nothing left to try."""
+    try:
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            await client.close()
+    except asyncio.CancelledError:
+        # that of a socket whose end somebody waited for, or our own
+        runtime.end_if_cancelled()
+    except (AssertionError, TimeoutError):
+        # nats-py asserts that a client has dialled, which one with a bad address never did; and for
+        # some sockets asyncio never reports that they are closed (3.11)
+        pass
+    except LOST:
+        return False
+    return True
+
+
+def _is_no_tls_eof(record: logging.LogRecord) -> bool:
+    # nats-py's streams do not know that they speak TLS
+    return "eof_received() has no effect when using ssl" not in str(record.msg)
