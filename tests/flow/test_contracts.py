@@ -63,7 +63,16 @@ PLANTED = [
     # layers of muster_gate
     #
     # layers of muster
-    #
+    (
+        "Packages of muster import downwards only",
+        "muster/service/runtime.py",
+        "muster.nats.compat",
+    ),
+    (
+        "Modules of muster.nats import downwards only",
+        "muster/nats/connection.py",
+        "muster.nats.jetstream",
+    ),
     ("A module is pure unless it is an adapter", "muster/vocabulary/facts.py", "time"),
 ]
 
