@@ -28,18 +28,18 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-class Line(NamedTuple, Generic[In, Out]):
+class MachineRunner(NamedTuple, Generic[In, Out]):
     """`tell` gives the machine an input; `drive` runs it for ever, and has its outputs acted on."""
 
-    tell: Callable[[In], None]
+    send: Callable[[In], None]
     drive: Callable[
         [Machine[In, Out], Callable[[Out], Awaitable[None]]],
         Coroutine[object, object, None],
     ]
 
 
-class Lines(Protocol):
+class NewRunner(Protocol):
     """Makes a line for one machine."""
 
-    def __call__(self) -> Line[In, Out]:
+    def __call__(self) -> MachineRunner[In, Out]:
         """Make one."""

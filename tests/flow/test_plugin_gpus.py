@@ -30,7 +30,7 @@ def test_a_gpu_lost_at_the_start_costs_the_other_seven_nothing() -> None:
             assert told is not None
             assert [one.uuid for one in told.gpus] == [*devices]
             assert told.problem == "GPU 3 cannot be read: GPU_IS_LOST"
-            problem = await plugin.said("devices_problem")
+            problem = await plugin.said("device_problem")
             assert problem["problem"] == told.problem
 
     node.run(story)
@@ -150,7 +150,7 @@ def test_thousands_of_replicas_are_told_and_a_burst_of_xids_takes_each_gpu_once(
             metrics = await asyncio.to_thread(_get, f"{address}/metrics")
             assert {
                 'muster_plugin_xids_total{xid="219"} 2.0',
-                'muster_plugin_gpu_findings{code="xid-219",effect="unhealthy"} 2.0',
+                'muster_plugin_gpu_active_faults{code="xid-219",effect="unhealthy"} 2.0',
                 f'muster_plugin_devices{{health="Unhealthy",resource="{GPU}"}} 800.0',
                 f'muster_plugin_device_conditions{{condition="degraded",resource="{GPU}"}} 0.0',
             } <= {*metrics.splitlines()}

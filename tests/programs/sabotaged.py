@@ -52,18 +52,18 @@ sent: dict[str, Any] = {}
 
 def shorten() -> None:
     """Let the plugin check itself more often."""
-    longer = resource_plugin.Periods
-    patient = registration.Timeouts(kubelet_new_s=0.0)
-    resource_plugin.Periods = lambda: longer(patient=patient, probe_s=PERIOD_S)  # type: ignore[assignment, misc]
-    host_scanner._PERIOD_S = resource_manager._LOOK_PERIOD_S = PERIOD_S  # type: ignore[misc]
-    defaults = podresources.PodResources.follow.__kwdefaults__
+    longer = resource_plugin.Timing
+    patient = registration.Timeouts(kubelet_startup_s=0.0)
+    resource_plugin.Timing = lambda: longer(timeouts=patient, probe_s=PERIOD_S)  # type: ignore[assignment, misc]
+    host_scanner._PERIOD_S = resource_manager._SOCKET_CHECK_PERIOD_S = PERIOD_S  # type: ignore[misc]
+    defaults = podresources.PodResourcesPoller.run.__kwdefaults__
     assert defaults is not None, "it has a period"
     defaults["period_s"] = PERIOD_S
 
 
 def prepare() -> None:
     """Put a switch before each of the ways in which it can be harmed."""
-    options, checked = server.Endpoint.get_device_plugin_options, node.Node._checked
+    options, checked = server.Endpoint.get_device_plugin_options, node.Node._record_check_time
     allocate, listed, wall = server.Endpoint.allocate, protobuf.device_list, time.time
 
     async def hanging_options(*given: Any) -> Any:
@@ -87,7 +87,7 @@ def prepare() -> None:
 
     server.Endpoint.get_device_plugin_options = hanging_options  # type: ignore[method-assign, assignment]
     server.Endpoint.allocate = hanging_allocate  # type: ignore[method-assign, assignment]
-    node.Node._checked = maybe_checked  # type: ignore[method-assign]
+    node.Node._record_check_time = maybe_checked  # type: ignore[method-assign]
     protobuf.device_list = maybe_listed
     time.time = lambda: wall() + said.get("clock", 0.0)
 

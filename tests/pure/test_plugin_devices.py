@@ -67,7 +67,7 @@ def look(
 ) -> Events:
     plan = resource_plan.plan(configured, scan_result.ScanResult(nodes=nodes))
     both = resource_plan.merged(plan, resource_plan.Plan(offers=offers))
-    return devices.look(both, [*configured, *(o.rule for o in offers)], now=now, at=AT)
+    return devices.observe(both, [*configured, *(o.rule for o in offers)], now=now, at=AT)
 
 
 def made() -> inventory.Inventory:
@@ -153,7 +153,7 @@ def test_a_device_that_goes_is_unhealthy_and_leaves_after_the_grace_period() -> 
 
 def test_a_device_that_a_pod_holds_stays_in_the_list() -> None:
     devices = made()
-    devices.held({"a.com/fuse": {"kvm-1": "team/train"}}, now=0.0, at=AT)
+    devices.record_pods({"a.com/fuse": {"kvm-1": "team/train"}}, now=0.0, at=AT)
     assert look(devices, FUSE, now=10.0, offers=(SHARED,)) == [
         turned("kvm-0", Health.UNHEALTHY, "/dev/kvm is gone", "device-missing"),
         turned(
@@ -165,7 +165,9 @@ def test_a_device_that_a_pod_holds_stays_in_the_list() -> None:
         ),
     ]
     assert devices.tick(now=70.0, at=AT) == [removed("a.com/fuse", "kvm-0", "/dev/kvm is gone")]
-    assert devices.held({}, now=80.0, at=AT) == [removed("a.com/fuse", "kvm-1", "/dev/kvm is gone")]
+    assert devices.record_pods({}, now=80.0, at=AT) == [
+        removed("a.com/fuse", "kvm-1", "/dev/kvm is gone")
+    ]
 
 
 def test_a_resource_stays_while_it_is_configured_and_one_named_by_a_match_goes_with_it() -> None:
@@ -249,26 +251,26 @@ def test_of_two_matches_under_one_name_the_one_that_was_there_first_keeps_it() -
     for first, second in ((TUN, beside), (beside, TUN)):
         devices = inventory.Inventory(node="n1", plugin="p")
         look(devices, first, configured=(rule,))
-        assert devices.standing == {"b.com/net_tun": first.path}
+        assert devices.matched_devices == {"b.com/net_tun": first.path}
         plan = resource_plan.plan(
-            [rule], scan_result.ScanResult(nodes=(first, second)), standing=devices.standing
+            [rule], scan_result.ScanResult(nodes=(first, second)), standing=devices.matched_devices
         )
         assert plan.problems == (
             f"b.com/net_tun: {first.path} and {second.path} would both be named so",
         )
-        assert devices.look(plan, [rule], now=1.0, at=AT) == []
+        assert devices.observe(plan, [rule], now=1.0, at=AT) == []
 
 
 def test_a_fault_turns_every_replica_of_its_gpu_and_is_told_once() -> None:
     devices = made()
-    assert devices.apply(fault(GPU_1)) == [turned(GPU_1, Health.UNHEALTHY, "broken", "c")]
+    assert devices.apply_fault(fault(GPU_1)) == [turned(GPU_1, Health.UNHEALTHY, "broken", "c")]
     assert {device.id: device.reason for device in devices.devices("nvidia.com/gpu")} == {
         f"{GPU_0}::0": "",
         f"{GPU_0}::1": "",
         f"{GPU_1}::0": "broken",
         f"{GPU_1}::1": "broken",
     }
-    assert devices.apply(fault(GPU_1)) == []
+    assert devices.apply_fault(fault(GPU_1)) == []
 
 
 def test_a_fault_of_a_gpu_reaches_all_its_mig_devices_and_one_of_an_instance_that_one() -> None:
@@ -291,11 +293,12 @@ def test_a_fault_of_a_gpu_reaches_all_its_mig_devices_and_one_of_an_instance_tha
             if d.health is Health.UNHEALTHY
         ]
 
-    devices.apply(fault(GPU_0, gi=2))
+    devices.apply_fault(fault(GPU_0, gi=2))
     assert unhealthy() == ["MIG-b"]
-    assert len(devices.apply(fault(GPU_0, "whole"))) == 2
+    assert len(devices.apply_fault(fault(GPU_0, "whole"))) == 2
     assert unhealthy() == ["MIG-a", "MIG-b"]
-    assert [e for e in devices.apply(mended(GPU_0, "whole")) if e.health is Health.HEALTHY] == [  # type: ignore[attr-defined]
+    events = devices.apply_fault(mended(GPU_0, "whole"))
+    assert [e for e in events if e.health is Health.HEALTHY] == [  # type: ignore[attr-defined]
         vocabulary.DeviceHealthChanged(
             node="n1",
             at=AT,
@@ -312,20 +315,22 @@ def test_a_fault_of_a_gpu_reaches_all_its_mig_devices_and_one_of_an_instance_tha
 
 def test_a_gpu_is_healthy_again_when_nothing_holds_against_it_any_more() -> None:
     devices = made()
-    devices.apply(fault(GPU_1, "other", "worn"))
-    assert devices.apply(fault(GPU_1)) == [turned(GPU_1, Health.UNHEALTHY, "broken", "c")]
-    assert devices.apply(mended(GPU_1, "other")) == [
+    devices.apply_fault(fault(GPU_1, "other", "worn"))
+    assert devices.apply_fault(fault(GPU_1)) == [turned(GPU_1, Health.UNHEALTHY, "broken", "c")]
+    assert devices.apply_fault(mended(GPU_1, "other")) == [
         turned(GPU_1, Health.UNHEALTHY, "it answers again; but broken", "other")
     ]
-    assert devices.apply(mended(GPU_1)) == [turned(GPU_1, Health.HEALTHY, "it answers again", "c")]
-    assert devices.apply(mended(GPU_1)) == []
+    assert devices.apply_fault(mended(GPU_1)) == [
+        turned(GPU_1, Health.HEALTHY, "it answers again", "c")
+    ]
+    assert devices.apply_fault(mended(GPU_1)) == []
 
 
 def test_what_is_only_worth_knowing_of_a_gpu_leaves_it_healthy() -> None:
     devices = made()
-    devices.held({"nvidia.com/gpu": {f"{GPU_1}::1": "team/train"}}, now=0.0, at=AT)
+    devices.record_pods({"nvidia.com/gpu": {f"{GPU_1}::1": "team/train"}}, now=0.0, at=AT)
     warm = fault(GPU_1, "thermal", "it is hot", effect=gpu.Effect.DEGRADED)
-    assert devices.apply(warm) == [
+    assert devices.apply_fault(warm) == [
         vocabulary.DeviceConditionChanged(
             node="n1",
             at=AT,
@@ -345,7 +350,7 @@ def test_what_is_only_worth_knowing_of_a_gpu_leaves_it_healthy() -> None:
 
 def test_a_gpu_that_is_broken_when_it_is_first_seen_is_never_called_healthy() -> None:
     devices = inventory.Inventory(node="n1", plugin="p")
-    assert devices.apply(fault(GPU_0)) == []
+    assert devices.apply_fault(fault(GPU_0)) == []
     events = look(devices, configured=(), offers=(SHARED,))
     assert [
         event.device.health for event in events if isinstance(event, vocabulary.DeviceAdded)
@@ -358,7 +363,7 @@ def test_a_gpu_that_comes_back_broken_is_not_told_to_be_healthy() -> None:
     assert look(devices, FUSE, KVM, offers=(gone,)) == [
         turned(GPU_0, Health.UNHEALTHY, f"{GPU_0} is gone", "device-missing")
     ]
-    devices.apply(fault(GPU_0))
+    devices.apply_fault(fault(GPU_0))
     assert look(devices, FUSE, KVM, offers=(SHARED,)) == []
     assert devices.count("nvidia.com/gpu") == {Health.HEALTHY: 2, Health.UNHEALTHY: 2}
 
@@ -377,12 +382,12 @@ def test_a_node_with_gpus_and_no_driver_is_short_of_them_and_one_without_gpus_is
 
 
 def test_a_fault_of_a_stranger_changes_nothing() -> None:
-    assert made().apply(fault("GPU-stranger")) == []
+    assert made().apply_fault(fault("GPU-stranger")) == []
 
 
 def test_a_snapshot_holds_every_device_with_its_reason_and_replicas_that_are_alike_once() -> None:
     devices = made()
-    devices.apply(fault(GPU_1))
+    devices.apply_fault(fault(GPU_1))
     look(devices, FUSE, offers=(SHARED,))
     snapshot = devices.snapshot(AT, bytes_max=LARGE).event
     told = {d.id: (d.count, d.health, d.reason) for d in snapshot.devices}
@@ -631,19 +636,19 @@ def test_only_what_trying_again_cannot_change_is_permanent(
 
 # The heartbeat
 
-STATE = resource_status.ResourceState(
+STATE = resource_status.ResourceStatus(
     name="a.com/fuse",
     registered_at=100.0,
     streams=1,
     sent_at=107.5,
     registrations=2,
-    probe=resource_status.Probe(ok=True, seconds=0.0021, at=109.0),
+    probe=resource_status.ProbeResult(ok=True, seconds=0.0021, at=109.0),
     devices=4,
     healthy=3,
     allocated=1,
     problem="",
 )
-NEVER = resource_status.ResourceState(
+NEVER = resource_status.ResourceStatus(
     name="a.com/kvm",
     registered_at=None,
     streams=0,
@@ -667,7 +672,7 @@ WHO = heartbeats.Identity(
     interval_s=5.0,
     started_at=90.0,
 )
-VITALS = heartbeats.Vitals(
+VITALS = heartbeats.ProcessStatus(
     seq=7,
     phase=vocabulary.Phase.SERVING,
     kubelet="1.2",
@@ -678,7 +683,9 @@ VITALS = heartbeats.Vitals(
 
 
 def test_a_beat_that_nobody_would_believe_is_cut_and_still_says_what_is_wrong() -> None:
-    wrong = msgspec.structs.replace(NEVER, problem="\0" * 2000, short="x" * 900, apart="y" * 900)
+    wrong = msgspec.structs.replace(
+        NEVER, problem="\0" * 2000, shortage="x" * 900, mismatch="y" * 900
+    )
     states = [msgspec.structs.replace(wrong, name=f"{n}.com/{'z' * 240}") for n in range(64)]
     vitals = msgspec.structs.replace(VITALS, problems=("p" * 2000,) * 21)
     most = codec.HEARTBEAT_BYTES_MAX
@@ -738,8 +745,10 @@ def test_readiness_names_what_is_missing_for_each_resource() -> None:
 
 @given(st.text(min_size=1), st.floats(0.1, 60))
 def test_the_first_beat_of_a_node_comes_within_the_interval(node: str, interval_s: float) -> None:
-    assert 0 <= heartbeats.first_beat_s(node, interval_s) <= interval_s
-    assert heartbeats.first_beat_s(node, interval_s) == heartbeats.first_beat_s(node, interval_s)
+    assert 0 <= heartbeats.first_heartbeat_s(node, interval_s) <= interval_s
+    assert heartbeats.first_heartbeat_s(node, interval_s) == heartbeats.first_heartbeat_s(
+        node, interval_s
+    )
 
 
 def test_a_change_of_sharing_says_of_no_good_gpu_that_it_is_gone() -> None:

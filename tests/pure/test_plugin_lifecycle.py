@@ -22,26 +22,32 @@ def unit(name: str = "a-0", minor: int = 1) -> advertised.Unit:
 
 A, OTHER = unit(), unit(minor=2)
 LOOK = {
-    "same": device_lifecycle.Looked((A,)),
-    "gone": device_lifecycle.Looked(()),
-    "another": device_lifecycle.Looked((OTHER,)),
+    "same": device_lifecycle.Observed((A,)),
+    "gone": device_lifecycle.Observed(()),
+    "another": device_lifecycle.Observed((OTHER,)),
 }
 GOOD, BAD = device_lifecycle.Checked(A), device_lifecycle.Checked(A, "no answer")
 DO: dict[str, device_lifecycle.Signal] = {**LOOK, "bad": BAD, "good": GOOD}
 
 
-def after(*steps: str, policy: device_lifecycle.Policy = CHECKED) -> device_lifecycle.Lifecycle:
-    life = device_lifecycle.Lifecycle("a.example/a", policy)
+def after(
+    *steps: str, policy: device_lifecycle.Policy = CHECKED
+) -> device_lifecycle.DeviceLifecycle:
+    life = device_lifecycle.DeviceLifecycle("a.example/a", policy)
     for step in steps:
         life.receive(DO[step], 0.0)
     return life
 
 
-def turned(life: device_lifecycle.Lifecycle, step: str, now: float = 1.0) -> list[tuple[str, str]]:
+def turned(
+    life: device_lifecycle.DeviceLifecycle, step: str, now: float = 1.0
+) -> list[tuple[str, str]]:
     """Return (health, code) of what one step turned."""
     facts = life.receive(DO[step], now)
-    assert all(isinstance(fact, device_lifecycle.Turned) for fact in facts)
-    return [(f.health.value, f.code) for f in facts if isinstance(f, device_lifecycle.Turned)]
+    assert all(isinstance(fact, device_lifecycle.HealthChanged) for fact in facts)
+    return [
+        (f.health.value, f.code) for f in facts if isinstance(f, device_lifecycle.HealthChanged)
+    ]
 
 
 NEW = ("same",)
@@ -101,25 +107,27 @@ def test_the_table_holds(
 
 
 def test_a_device_is_healthy_as_soon_as_it_is_seen_where_nothing_is_checked() -> None:
-    life = device_lifecycle.Lifecycle("a.example/a", device_lifecycle.Policy())
+    life = device_lifecycle.DeviceLifecycle("a.example/a", device_lifecycle.Policy())
     device = vocabulary.Device(id="a-0", resource="a.example/a")
     assert life.receive(LOOK["same"], 0.0) == [device_lifecycle.Added(device)]
     assert life.devices() == (device,)
 
 
 def test_a_device_that_nobody_has_examined_is_given_to_nobody() -> None:
-    life = device_lifecycle.Lifecycle("a.example/a", CHECKED)
+    life = device_lifecycle.DeviceLifecycle("a.example/a", CHECKED)
     reason = "/dev/a has not been checked since it was plugged in"
     device = vocabulary.Device(id="a-0", resource="a.example/a", health=UNHEALTHY, reason=reason)
     assert life.receive(LOOK["same"], 0.0) == [device_lifecycle.Added(device)]
-    assert life.to_check() == (A,)
+    assert life.units_to_check() == (A,)
 
 
 def test_a_device_that_goes_is_unhealthy_first_and_leaves_after_the_grace_period() -> None:
     life = after("same", policy=device_lifecycle.Policy(grace_s=60))
-    gone = device_lifecycle.Turned("a-0", UNHEALTHY, "/dev/a is gone", device_lifecycle.MISSING)
+    gone = device_lifecycle.HealthChanged(
+        "a-0", UNHEALTHY, "/dev/a is gone", device_lifecycle.MISSING
+    )
     assert life.receive(LOOK["gone"], 100.0) == [gone]
-    assert life.to_check() == ()
+    assert life.units_to_check() == ()
     assert life.next_deadline() == 160.0
     assert life.tick(159.9) == []
     assert life.unit("a-0") == A
@@ -129,18 +137,20 @@ def test_a_device_that_goes_is_unhealthy_first_and_leaves_after_the_grace_period
 
 def test_a_device_that_a_pod_holds_never_leaves() -> None:
     life = after("same", policy=device_lifecycle.Policy(grace_s=60))
-    life.receive(device_lifecycle.Held(frozenset({"a-0"})), 0.0)
+    life.receive(device_lifecycle.AllocationsChanged(frozenset({"a-0"})), 0.0)
     life.receive(LOOK["gone"], 100.0)
     assert life.next_deadline() is None
     assert life.tick(10_000.0) == []
     left = device_lifecycle.Removed("a-0", "/dev/a is gone")
-    assert life.receive(device_lifecycle.Held(frozenset()), 10_001.0) == [left]
+    assert life.receive(device_lifecycle.AllocationsChanged(frozenset()), 10_001.0) == [left]
 
 
 def test_another_device_is_new_under_the_same_id_once_the_old_one_has_left() -> None:
     policy = device_lifecycle.Policy(grace_s=60)
     reason = "/dev/a is another device now: /dev/a char 10:1 became /dev/a char 10:2"
-    turned_replaced = device_lifecycle.Turned("a-0", UNHEALTHY, reason, device_lifecycle.REPLACED)
+    turned_replaced = device_lifecycle.HealthChanged(
+        "a-0", UNHEALTHY, reason, device_lifecycle.REPLACED
+    )
     exchanged = [
         device_lifecycle.Removed("a-0", reason),
         device_lifecycle.Added(vocabulary.Device(id="a-0", resource="a.example/a")),
@@ -152,14 +162,14 @@ def test_another_device_is_new_under_the_same_id_once_the_old_one_has_left() -> 
     assert unknown.unit("a-0") == OTHER
 
     free = after("same", policy=policy)
-    free.receive(device_lifecycle.Held(frozenset()), 0.0)
+    free.receive(device_lifecycle.AllocationsChanged(frozenset()), 0.0)
     assert free.receive(LOOK["another"], 100.0) == [turned_replaced, *exchanged]
 
     held = after("same", policy=policy)
-    held.receive(device_lifecycle.Held(frozenset({"a-0"})), 0.0)
+    held.receive(device_lifecycle.AllocationsChanged(frozenset({"a-0"})), 0.0)
     assert held.receive(LOOK["another"], 100.0) == [turned_replaced]
     assert held.tick(1_000.0) == []
-    assert held.receive(device_lifecycle.Held(frozenset()), 1_001.0) == exchanged
+    assert held.receive(device_lifecycle.AllocationsChanged(frozenset()), 1_001.0) == exchanged
 
 
 def test_the_grace_period_counts_from_the_first_loss() -> None:
@@ -177,46 +187,50 @@ def test_a_device_that_returns_has_its_id_and_its_new_path() -> None:
         identity = {0: "usb-1a86-7523-1-1"}
         return advertised.Unit(id="usb-0", physical="usb", identity=identity, devices=(spec,))
 
-    life = device_lifecycle.Lifecycle("a.example/a", device_lifecycle.Policy())
-    life.receive(device_lifecycle.Looked((stick(5),)), 0.0)
-    life.receive(device_lifecycle.Looked(()), 1.0)
-    back = device_lifecycle.Turned("usb-0", HEALTHY, "there and well", device_lifecycle.HEALTHY)
-    assert life.receive(device_lifecycle.Looked((stick(6),)), 2.0) == [back]
+    life = device_lifecycle.DeviceLifecycle("a.example/a", device_lifecycle.Policy())
+    life.receive(device_lifecycle.Observed((stick(5),)), 0.0)
+    life.receive(device_lifecycle.Observed(()), 1.0)
+    back = device_lifecycle.HealthChanged(
+        "usb-0", HEALTHY, "present and healthy", device_lifecycle.HEALTHY
+    )
+    assert life.receive(device_lifecycle.Observed((stick(6),)), 2.0) == [back]
     assert life.unit("usb-0") == stick(6)
 
 
 def test_a_check_concerns_all_replicas_and_not_another_device_in_the_same_place() -> None:
-    life = device_lifecycle.Lifecycle("a.example/a", device_lifecycle.Policy(good_checks=1))
-    life.receive(device_lifecycle.Looked((unit("a-0"), unit("a-1"), unit("b-0"))), 0.0)
-    assert life.to_check() == (unit("a-0"), unit("b-0"))
+    life = device_lifecycle.DeviceLifecycle("a.example/a", device_lifecycle.Policy(good_checks=1))
+    life.receive(device_lifecycle.Observed((unit("a-0"), unit("a-1"), unit("b-0"))), 0.0)
+    assert life.units_to_check() == (unit("a-0"), unit("b-0"))
     assert life.receive(device_lifecycle.Checked(OTHER, "no answer"), 1.0) == []
     assert life.receive(BAD, 2.0) == [
-        device_lifecycle.Turned(name, UNHEALTHY, "/dev/a: no answer", device_lifecycle.CHECK_FAILED)
+        device_lifecycle.HealthChanged(
+            name, UNHEALTHY, "/dev/a: no answer", device_lifecycle.CHECK_FAILED
+        )
         for name in ("a-0", "a-1")
     ]
     assert [device.health for device in life.devices()] == [UNHEALTHY, UNHEALTHY, HEALTHY]
 
 
 def test_fewer_devices_than_expected_is_a_problem_in_words() -> None:
-    life = device_lifecycle.Lifecycle("a.example/a", device_lifecycle.Policy(expected=2))
+    life = device_lifecycle.DeviceLifecycle("a.example/a", device_lifecycle.Policy(expected=2))
     assert life.problem == "expected at least 2 devices, found 0"
-    life.receive(device_lifecycle.Looked((unit("a-0"), unit("b-0"))), 0.0)
+    life.receive(device_lifecycle.Observed((unit("a-0"), unit("b-0"))), 0.0)
     assert life.problem == ""
-    life.receive(device_lifecycle.Looked((unit("a-0"),)), 1.0)
+    life.receive(device_lifecycle.Observed((unit("a-0"),)), 1.0)
     assert life.problem == "expected at least 2 devices, found 1"
     life.receive(device_lifecycle.Checked(unit("a-0"), "no answer"), 2.0)
     assert life.problem == "expected at least 2 devices, found 1"
 
 
 def test_of_shared_gpus_each_is_expected_once() -> None:
-    life = device_lifecycle.Lifecycle(
+    life = device_lifecycle.DeviceLifecycle(
         "nvidia.com/gpu", device_lifecycle.Policy(expected=2, of_gpus=True)
     )
     replicas = tuple(
         advertised.Unit(id=f"GPU-a::{number}", physical="GPU-a", identity={0: "GPU-a"})
         for number in range(4)
     )
-    life.receive(device_lifecycle.Looked(replicas), 0.0)
+    life.receive(device_lifecycle.Observed(replicas), 0.0)
     assert life.problem == "expected at least 2 GPUs or MIG devices, found 1"
 
 
@@ -241,13 +255,13 @@ looks = st.lists(st.sampled_from(IDS), unique=True).flatmap(
     lambda names: st.tuples(*(st.builds(unit, st.just(n), st.integers(1, 2)) for n in names))
 )
 signals = st.one_of(
-    st.builds(device_lifecycle.Looked, looks),
+    st.builds(device_lifecycle.Observed, looks),
     st.builds(
         device_lifecycle.Checked,
         st.builds(unit, st.sampled_from(IDS), st.integers(1, 2)),
         st.sampled_from(["", "", "no answer"]),
     ),
-    st.builds(device_lifecycle.Held, st.none() | st.frozensets(st.sampled_from(IDS))),
+    st.builds(device_lifecycle.AllocationsChanged, st.none() | st.frozensets(st.sampled_from(IDS))),
     st.none(),
 )
 policies = st.builds(
@@ -267,7 +281,7 @@ def replay(told: dict[str, vocabulary.Health], facts: list[device_lifecycle.Fact
                 told[device.id] = device.health
             case device_lifecycle.Removed(device_id=name):
                 assert told.pop(name) is UNHEALTHY
-            case device_lifecycle.Turned(device_id=name, health=health):
+            case device_lifecycle.HealthChanged(device_id=name, health=health):
                 told[name] = health
 
 
@@ -276,7 +290,7 @@ def replay(told: dict[str, vocabulary.Health], facts: list[device_lifecycle.Fact
 def test_whatever_happens_the_list_is_what_was_told_and_nothing_lost_is_healthy(
     policy: device_lifecycle.Policy, story: list[tuple[device_lifecycle.Signal | None, int]]
 ) -> None:
-    life = device_lifecycle.Lifecycle("a.example/a", policy)
+    life = device_lifecycle.DeviceLifecycle("a.example/a", policy)
     told: dict[str, vocabulary.Health] = {}
     there: dict[str, advertised.Unit] = {}
     lost: dict[str, float] = {}
@@ -287,9 +301,9 @@ def test_whatever_happens_the_list_is_what_was_told_and_nothing_lost_is_healthy(
         for step in (None, signal):
             before = set(told)
             replay(told, list(life.tick(now) if step is None else life.receive(step, now)))
-            if isinstance(step, device_lifecycle.Looked):
+            if isinstance(step, device_lifecycle.Observed):
                 there = {seen.id: seen for seen in step.units}
-            if isinstance(step, device_lifecycle.Held):
+            if isinstance(step, device_lifecycle.AllocationsChanged):
                 held = step.ids
             assert {d.id: d.health for d in life.devices()} == told
             assert there.keys() <= told.keys()

@@ -20,6 +20,7 @@ from muster_plugin.model import advertised, gpu, names
 
 AT: Final = datetime(2026, 11, 1, tzinfo=UTC)
 GPU: Final = "nvidia.com/gpu"
+FEW_UNHEALTHY = "only a few Unhealthy ones of each resource are listed"
 UUIDS: Final = tuple(sorted(names.gpu_uuid("n1", index) for index in range(8)))
 RULE: Final = resources.Resource(name=GPU, groups=(), env="")
 
@@ -39,7 +40,7 @@ def shared(replicas: int) -> inventory.Inventory:
         for number in range(replicas)
     )
     offer = resource_plan.PlannedResource(name=GPU, rule=RULE, units=of_gpus)
-    events = made.look(resource_plan.Plan(offers=(offer,)), [RULE], now=0.0, at=AT)
+    events = made.observe(resource_plan.Plan(offers=(offer,)), [RULE], now=0.0, at=AT)
     assert [e.device.count for e in events if isinstance(e, vocabulary.DeviceAdded)] == (
         [replicas] * len(UUIDS)
     )
@@ -81,7 +82,7 @@ def test_eight_gpus_in_a_thousand_replicas_each_fit_into_one_snapshot_that_healt
     None
 ):
     many = shared(1000)
-    many.apply(fault(UUIDS[0], 79))
+    many.apply_fault(fault(UUIDS[0], 79))
     event, problem = many.snapshot(AT, bytes_max=codec.EVENT_BYTES_MAX)
     assert problem == ""
     read = codec.decode(event.subject, encoded(event)).data
@@ -102,7 +103,7 @@ def test_what_a_plugin_of_an_earlier_version_lists_one_by_one_counts_as_before()
 
 def test_replicas_of_a_gpu_that_leave_together_are_told_once() -> None:
     many = shared(1000)
-    events = many.look(resource_plan.Plan(), (), now=1.0, at=AT)
+    events = many.observe(resource_plan.Plan(), (), now=1.0, at=AT)
     assert [(e.physical, e.count) for e in events if isinstance(e, vocabulary.DeviceRemoved)] == [
         (uuid, 1000) for uuid in UUIDS
     ]
@@ -124,15 +125,15 @@ def nodes(count: int, bad: int, *, reason: str = "/dev/x is gone") -> list[Devic
     ("devices", "entries", "words"),
     [
         (nodes(100, 10), 100, ""),
-        (nodes(10_000, 10), 11, "only how many"),
-        (nodes(10_000, 9_000), 22, "a few of each resource"),
-        (nodes(10_000, 9_000, reason="\0" * 900), 22, "a few of each resource"),
+        (nodes(10_000, 10), 11, "Healthy ones are only counted"),
+        (nodes(10_000, 9_000), 22, FEW_UNHEALTHY),
+        (nodes(10_000, 9_000, reason="\0" * 900), 22, FEW_UNHEALTHY),
     ],
 )
 def test_too_many_devices_are_summed_up_and_what_is_wrong_is_named_first(
     devices: list[Device], entries: int, words: str
 ) -> None:
-    listed = snapshot.fitting(devices, 300_000)
+    listed = snapshot.fit(devices, 300_000)
     assert len(listed.devices) == entries
     assert len(msgspec.json.encode(listed.devices)) <= 300_000
     assert listed.problem.endswith(words)
@@ -153,7 +154,7 @@ def test_a_finding_costs_as_much_as_its_gpu_has_replicas_however_many_hold() -> 
 
     def find(there: inventory.Inventory) -> int:
         there.devices(GPU)
-        return calls(lambda: [there.apply(finding) for finding in begins])
+        return calls(lambda: [there.apply_fault(finding) for finding in begins])
 
     found = find(few), find(many)
     # that a GPU is asked for by uuid once makes up the first; nothing is asked for each device
@@ -165,7 +166,7 @@ def test_a_list_is_made_of_each_device_once_however_many_findings_hold() -> None
     many = shared(1000)
     for number in range(300):
         for uuid in UUIDS:
-            many.apply(fault(uuid, number))
+            many.apply_fault(fault(uuid, number))
     once = calls(lambda: many.devices(GPU))
     assert once < 8_000 * 12
     assert many.count(GPU) == {Health.UNHEALTHY: 8_000}

@@ -184,7 +184,7 @@ def answered(settings: settings.Settings) -> dict[str, tuple[int, list[Given]]]:
     plan = resource_plan.plan(settings.at("node-a").resources, SEEN)
     assert plan.problems == ()
     devices = inventory.Inventory(node="node-a", plugin="p")
-    devices.look(plan, settings.resources, now=0.0, at=AT)
+    devices.observe(plan, settings.resources, now=0.0, at=AT)
     told = {}
     for resource in devices.resources:
         advertised = protobuf.device_list(devices.devices(resource))

@@ -12,7 +12,7 @@ from muster_plugin.kubelet import registration, registration_events
 from muster_plugin.kubelet.resource_status import State
 
 PATIENCE = registration.Timeouts()
-END = registration_events.End(1)
+END = registration_events.Stop(1)
 
 
 def registered(
@@ -24,7 +24,7 @@ def registered(
     machine.receive(registration_events.Served(generation), now)
     machine.receive(registration_events.Registered(generation, kubelet), now)
     machine.receive(registration_events.StreamOpened(generation), now)
-    assert machine.state is State.WATCHED
+    assert machine.state is State.LISTED
 
 
 def listed(kubelet: str = "k1") -> registration.Registration:
@@ -38,7 +38,7 @@ def healed(
 ) -> registration_events.Action:
     """End, serve, register and list again; return the report."""
     generation = machine.generation
-    assert machine.receive(registration_events.Ended(generation), now) == []
+    assert machine.receive(registration_events.Stopped(generation), now) == []
     deadline = machine.next_deadline()
     assert deadline is not None
     assert machine.tick(deadline) == [registration_events.Serve(generation + 1)]
@@ -74,7 +74,7 @@ def test_a_stream_that_opens_before_register_answers_counts() -> None:
     ("signal", "reason", "detail"),
     [
         (
-            registration_events.KubeletSeen("k2"),
+            registration_events.KubeletSocketSeen("k2"),
             Reason.KUBELET_SOCKET_REPLACED,
             "kubelet.sock was replaced",
         ),
@@ -88,9 +88,9 @@ def test_each_certain_loss_ends_the_generation_and_names_its_reason(
     machine = listed()
     assert machine.receive(signal, 10.0) == [
         registration_events.Lost(reason, detail),
-        registration_events.End(1),
+        registration_events.Stop(1),
     ]
-    assert machine.problem(10.5) == f"{detail} 0.5 s ago, ending the old server"
+    assert machine.problem(10.5) == f"{detail} 0.5 s ago, stopping the old server"
     kubelet = "k2" if reason is Reason.KUBELET_SOCKET_REPLACED else "k1"
     assert healed(machine, 10.5, kubelet) == registration_events.Listed(2, reason, 2)
 
@@ -101,8 +101,8 @@ def test_a_closed_stream_is_a_loss_when_no_new_one_opens_in_time() -> None:
     assert machine.problem(10.5) == "stream closed 0.5 s ago, registering"
     assert machine.next_deadline() == 11.0
     lost = registration_events.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
-    assert machine.tick(11.0) == [lost, registration_events.End(1)]
-    assert machine.problem(12.0) == "stream closed 2.0 s ago, ending the old server"
+    assert machine.tick(11.0) == [lost, registration_events.Stop(1)]
+    assert machine.problem(12.0) == "stream closed 2.0 s ago, stopping the old server"
     assert healed(machine, 12.0) == registration_events.Listed(2, Reason.STREAM_CLOSED, 2)
 
 
@@ -110,7 +110,7 @@ def test_a_closed_stream_is_no_loss_when_a_new_one_opens_in_time() -> None:
     machine = listed()
     machine.receive(registration_events.StreamClosed(1), 10.0)
     assert machine.receive(registration_events.StreamOpened(1), 10.9) == []
-    assert (machine.state, machine.next_deadline()) == (State.WATCHED, None)
+    assert (machine.state, machine.next_deadline()) == (State.LISTED, None)
 
 
 def test_the_older_of_two_streams_that_stays_open_proves_nothing() -> None:
@@ -118,23 +118,23 @@ def test_the_older_of_two_streams_that_stays_open_proves_nothing() -> None:
     machine.receive(registration_events.StreamOpened(1), 5.0)
     machine.receive(registration_events.StreamClosed(1), 10.0)
     lost = registration_events.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet")
-    assert machine.tick(11.0) == [lost, registration_events.End(1)]
+    assert machine.tick(11.0) == [lost, registration_events.Stop(1)]
 
 
 def test_a_new_kubelet_socket_during_the_wait_for_a_stream_is_the_reason() -> None:
     machine = listed()
     machine.receive(registration_events.StreamClosed(1), 10.0)
     lost = registration_events.Lost(Reason.KUBELET_SOCKET_REPLACED, "kubelet.sock was replaced")
-    assert machine.receive(registration_events.KubeletSeen("k2"), 10.1) == [
+    assert machine.receive(registration_events.KubeletSocketSeen("k2"), 10.1) == [
         lost,
-        registration_events.End(1),
+        registration_events.Stop(1),
     ]
 
 
 def test_a_kubelet_restart_is_named_even_when_our_own_socket_is_missed_first() -> None:
     machine = listed()
     machine.receive(registration_events.OwnSocketLost(1), 10.0)
-    assert machine.receive(registration_events.KubeletSeen("k2"), 10.0) == []
+    assert machine.receive(registration_events.KubeletSocketSeen("k2"), 10.0) == []
     assert healed(machine, 10.0, "k2") == registration_events.Listed(
         2, Reason.KUBELET_SOCKET_REPLACED, 2
     )
@@ -146,10 +146,10 @@ def test_no_stream_after_register_is_a_loss_after_five_seconds() -> None:
     machine.receive(registration_events.Served(1), 0.0)
     machine.receive(registration_events.Registered(1, "k1"), 0.0)
     assert machine.next_deadline() == 5.0
-    text = "no stream from the kubelet 5 s after it took the registration"
+    text = "no stream from the kubelet 5 s after it accepted the registration"
     assert machine.tick(5.0) == [
         registration_events.Lost(Reason.NO_STREAM, text),
-        registration_events.End(1),
+        registration_events.Stop(1),
     ]
 
 
@@ -170,7 +170,7 @@ def test_what_the_kubelet_never_took_is_not_lost_when_it_refuses() -> None:
 def test_a_failed_register_is_tried_again_with_doubling_delay_on_the_same_server() -> None:
     machine = listed()
     machine.receive(registration_events.StreamClosed(1), 10.0)
-    actions = [*machine.tick(11.0), *machine.receive(registration_events.Ended(1), 11.0)]
+    actions = [*machine.tick(11.0), *machine.receive(registration_events.Stopped(1), 11.0)]
     assert actions == [
         registration_events.Lost(Reason.STREAM_CLOSED, "stream closed by the kubelet"),
         END,
@@ -199,15 +199,15 @@ def test_a_failed_register_is_tried_again_with_doubling_delay_on_the_same_server
 def test_a_permanent_refusal_waits_half_a_minute_or_for_a_new_kubelet() -> None:
     machine = registration.Registration()
     machine.tick(0.0)
-    machine.receive(registration_events.KubeletSeen("k1"), 0.0)
+    machine.receive(registration_events.KubeletSocketSeen("k1"), 0.0)
     machine.receive(registration_events.Served(1), 0.0)
     machine.receive(
         registration_events.RegisterFailed(1, "UNKNOWN: is invalid", permanent=True), 0.0
     )
     assert machine.next_deadline() == 30.0
-    machine.receive(registration_events.KubeletSeen("k1"), 1.0)
+    machine.receive(registration_events.KubeletSocketSeen("k1"), 1.0)
     assert machine.next_deadline() == 30.0
-    machine.receive(registration_events.KubeletSeen("k2"), 2.0)
+    machine.receive(registration_events.KubeletSocketSeen("k2"), 2.0)
     assert machine.tick(2.0) == [registration_events.Register(1)]
 
 
@@ -219,7 +219,7 @@ def test_one_failed_probe_is_not_a_loss_and_two_are() -> None:
     lost = registration_events.Lost(Reason.PROBE_FAILED, "self-probe failed: UNAVAILABLE")
     assert machine.receive(registration_events.ProbeFailed(1, "UNAVAILABLE"), 20.2) == [
         lost,
-        registration_events.End(1),
+        registration_events.Stop(1),
     ]
 
 
@@ -239,7 +239,7 @@ def test_a_first_loss_is_repaired_at_once_and_repeated_ones_slow_down() -> None:
     now, delays = 10.0, []
     for _ in range(4):
         machine.receive(registration_events.OwnSocketLost(machine.generation), now)
-        machine.receive(registration_events.Ended(machine.generation), now)
+        machine.receive(registration_events.Stopped(machine.generation), now)
         deadline = machine.next_deadline()
         assert deadline is not None
         delays.append(round(deadline - now, 6))
@@ -256,8 +256,8 @@ def test_where_there_is_another_way_a_refused_generation_ends_for_the_next_to_tr
     refused = registration_events.RegisterFailed(1, "UNAVAILABLE: x", permanent=False)
     assert machine.receive(refused, 0.0) == []
     assert machine.tick(0.02) == [registration_events.Register(1)]
-    assert machine.receive(refused, 0.02) == [registration_events.End(1)]
-    machine.receive(registration_events.Ended(1), 0.03)
+    assert machine.receive(refused, 0.02) == [registration_events.Stop(1)]
+    machine.receive(registration_events.Stopped(1), 0.03)
     assert machine.tick(0.03) == [registration_events.Serve(2)]
 
 
@@ -278,7 +278,7 @@ def test_what_an_older_generation_says_changes_nothing() -> None:
         registration_events.StreamClosed(1),
         registration_events.OwnSocketLost(1),
         registration_events.ServerEnded(1),
-        registration_events.Ended(1),
+        registration_events.Stopped(1),
         registration_events.ProbeFailed(1, "x"),
         registration_events.ProbeFailed(1, "x"),
     ):
@@ -355,11 +355,11 @@ class World:
                         )
                         self.streams[generation] = 1
                         self.tell(registration_events.StreamOpened(generation), self.delay_s)
-                case registration_events.End(generation=generation):
+                case registration_events.Stop(generation=generation):
                     assert self.serving == {generation}
                     self.serving.remove(generation)
                     self.streams[generation] = 0
-                    self.tell(registration_events.Ended(generation), self.delay_s)
+                    self.tell(registration_events.Stopped(generation), self.delay_s)
                 case _:
                     pass
 
@@ -370,7 +370,7 @@ class World:
                 self.kubelet = f"k{next(self.numbers)}"
                 self.close_streams()
                 self.tell(registration_events.OwnSocketLost(generation))
-                self.tell(registration_events.KubeletSeen(self.kubelet), self.delay_s)
+                self.tell(registration_events.KubeletSocketSeen(self.kubelet), self.delay_s)
             case "own_socket":
                 self.tell(registration_events.OwnSocketLost(generation))
             case "stream":
@@ -424,42 +424,42 @@ def test_whatever_happens_one_generation_serves_and_the_resource_is_listed_again
 
 def test_a_kubelet_that_is_away_or_has_just_come_is_told_from_one_that_refuses() -> None:
     machine = listed()
-    assert not machine.is_kubelet_away(10.0)
+    assert not machine.is_waiting_for_kubelet(10.0)
     machine.receive(registration_events.StreamClosed(1), 10.0)
-    machine.receive(registration_events.KubeletSeen(""), 10.0)
-    assert not machine.is_kubelet_away(10.5)
+    machine.receive(registration_events.KubeletSocketSeen(""), 10.0)
+    assert not machine.is_waiting_for_kubelet(10.5)
     machine.tick(11.0)
-    machine.receive(registration_events.Ended(1), 11.0)
+    machine.receive(registration_events.Stopped(1), 11.0)
     machine.tick(11.0)
     machine.receive(registration_events.Served(2), 11.0)
     missing = "UNAVAILABLE: kubelet.sock is missing"
     machine.receive(
-        registration_events.RegisterFailed(2, missing, permanent=False, away=True), 11.0
+        registration_events.RegisterFailed(2, missing, permanent=False, unreachable=True), 11.0
     )
-    assert (machine.is_kubelet_away(25.0), machine.is_kept_out) == (True, False)
-    machine.receive(registration_events.KubeletSeen("k2"), 30.0)
+    assert (machine.is_waiting_for_kubelet(25.0), machine.is_blocked) == (True, False)
+    machine.receive(registration_events.KubeletSocketSeen("k2"), 30.0)
     machine.tick(30.0)
-    assert (machine.is_kubelet_away(30.5), machine.is_kept_out) == (True, False)
+    assert (machine.is_waiting_for_kubelet(30.5), machine.is_blocked) == (True, False)
     machine.receive(
         registration_events.RegisterFailed(2, "UNKNOWN: is invalid", permanent=False), 31.0
     )
-    assert (machine.is_kubelet_away(31.0), machine.is_kept_out) == (False, True)
+    assert (machine.is_waiting_for_kubelet(31.0), machine.is_blocked) == (False, True)
 
 
 def test_a_kubelet_that_was_replaced_has_some_seconds_to_take_us() -> None:
     machine = listed()
-    machine.receive(registration_events.KubeletSeen("k2"), 10.0)
-    assert machine.is_kubelet_away(10.0)
-    assert not machine.is_kubelet_away(10.0 + PATIENCE.kubelet_new_s)
+    machine.receive(registration_events.KubeletSocketSeen("k2"), 10.0)
+    assert machine.is_waiting_for_kubelet(10.0)
+    assert not machine.is_waiting_for_kubelet(10.0 + PATIENCE.kubelet_startup_s)
     healed(machine, 11.0, "k2")
-    assert not machine.is_kubelet_away(11.5)
+    assert not machine.is_waiting_for_kubelet(11.5)
 
 
 def test_a_resource_has_settled_when_the_kubelet_has_listed_it_for_some_seconds() -> None:
     machine = listed()
-    machine.receive(registration_events.KubeletSeen("k2"), 10.0)
+    machine.receive(registration_events.KubeletSocketSeen("k2"), 10.0)
     healed(machine, 11.0, "k2")
-    assert not machine.has_settled(11.0 + PATIENCE.kubelet_new_s - 0.1)
-    assert machine.has_settled(11.0 + PATIENCE.kubelet_new_s)
+    assert not machine.has_settled(11.0 + PATIENCE.kubelet_startup_s - 0.1)
+    assert machine.has_settled(11.0 + PATIENCE.kubelet_startup_s)
     machine.receive(registration_events.StreamClosed(machine.generation), 30.0)
     assert not machine.has_settled(60.0)

@@ -25,45 +25,45 @@ def root() -> Iterator[Path]:
 
 
 def test_a_resource_is_claimed_once_until_it_is_given_back(root: Path) -> None:
-    ours, theirs = resource_locks.Claims(root), resource_locks.Claims(root)
-    assert (ours.claim(ONE), ours.claim(ONE), ours.claim(TWO)) == ("", "", "")
-    assert theirs.claim(ONE).startswith(f"{socket.gethostname()}, process ")
+    ours, theirs = resource_locks.ResourceLocks(root), resource_locks.ResourceLocks(root)
+    assert (ours.acquire(ONE), ours.acquire(ONE), ours.acquire(TWO)) == ("", "", "")
+    assert theirs.acquire(ONE).startswith(f"{socket.gethostname()}, process ")
     assert (ours.holds(ONE), theirs.holds(ONE)) == (True, False)
-    ours.give_back(ONE)
-    assert (theirs.claim(ONE), theirs.holds(ONE)) == ("", True)
-    ours.close()
-    theirs.close()
+    ours.release(ONE)
+    assert (theirs.acquire(ONE), theirs.holds(ONE)) == ("", True)
+    ours.release_all()
+    theirs.release_all()
     assert list((root / resource_locks.DIRECTORY).iterdir()) == []
 
 
 def test_a_lock_whose_file_is_gone_is_claimed_again(root: Path) -> None:
-    ours, theirs = resource_locks.Claims(root), resource_locks.Claims(root)
-    assert ours.claim(ONE) == ""
+    ours, theirs = resource_locks.ResourceLocks(root), resource_locks.ResourceLocks(root)
+    assert ours.acquire(ONE) == ""
     shutil.rmtree(root / resource_locks.DIRECTORY)
-    assert ours.claim(ONE) == ""
-    assert theirs.claim(ONE) != ""
+    assert ours.acquire(ONE) == ""
+    assert theirs.acquire(ONE) != ""
     shutil.rmtree(root / resource_locks.DIRECTORY)
-    assert theirs.claim(ONE) == ""
-    assert ours.claim(ONE) != ""
+    assert theirs.acquire(ONE) == ""
+    assert ours.acquire(ONE) != ""
     assert not ours.holds(ONE)
-    theirs.close()
+    theirs.release_all()
 
 
 def test_lock_files_that_nobody_holds_are_removed_at_start(root: Path) -> None:
-    ours = resource_locks.Claims(root)
-    assert ours.claim(ONE) == ""
+    ours = resource_locks.ResourceLocks(root)
+    assert ours.acquire(ONE) == ""
     (root / resource_locks.DIRECTORY / "a.example_old.lock").touch()
-    resource_locks.Claims(root).remove_stale()
+    resource_locks.ResourceLocks(root).remove_stale()
     assert [path.name for path in (root / resource_locks.DIRECTORY).iterdir()] == [
         "a.example_one.lock"
     ]
     assert (ours.is_free("a.example_one"), ours.is_free("a.example_old")) == (False, True)
-    ours.close()
+    ours.release_all()
 
 
 def test_where_nothing_can_be_locked_everything_is_ours(root: Path) -> None:
-    nowhere = resource_locks.Claims(root / "none")
-    assert (nowhere.claim(ONE), nowhere.holds(ONE)) == ("", False)
+    nowhere = resource_locks.ResourceLocks(root / "none")
+    assert (nowhere.acquire(ONE), nowhere.holds(ONE)) == ("", False)
 
 
 def test_a_resource_whose_name_begins_like_anothers_is_another(root: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_resource_whose_name_begins_like_anothers_is_another(root: Path) -> No
     with socket.socket(socket.AF_UNIX) as served:
         served.bind(str(path))
         served.listen()
-        assert socket_directory.served([root], ["a.example_one"]) == []
-        assert socket_directory.served([root], ["a.example_one-shared"]) == [str(path)]
+        assert socket_directory.served_sockets([root], ["a.example_one"]) == []
+        assert socket_directory.served_sockets([root], ["a.example_one-shared"]) == [str(path)]
 
 
 def test_of_two_that_start_together_one_serves_and_one_refuses(root: Path) -> None:
@@ -140,7 +140,7 @@ def test_it_can_be_ended_while_it_waits_for_anothers_end(root: Path) -> None:
         ):
             await first.said("registered")
             async with plugin_process.plugin(root, file, MUSTER_PLUGIN__HANDOVER_S="600") as second:
-                await second.said("waiting_for_another")
+                await second.said("waiting_for_other_plugin")
                 # as process 1 of a container it would not hear a signal that it does not handle
                 await second.stop()
 

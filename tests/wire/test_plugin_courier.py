@@ -15,13 +15,16 @@ from muster_plugin.publishing import event_log, update_publisher
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-class Slow(resource_manager.Lives):
+class Slow(resource_manager.ResourcePlugins):
     """Lives with a kubelet that takes a list when it `may`."""
 
     def __init__(self, root: Path, devices: inventory.Inventory) -> None:
         # without devices there is no life that would be driven, or heard
         super().__init__(
-            root, devices, line=cast("Any", None), hears=cast("resource_plugin.Listener", None)
+            root,
+            devices,
+            new_runner=cast("Any", None),
+            observer=cast("resource_plugin.Observer", None),
         )
         self.may = asyncio.Semaphore(0)
         self.lists: list[set[str]] = []
@@ -39,21 +42,23 @@ def removed(letter: str) -> vocabulary.PluginEvent:
 
 def played(
     root: Path,
-    story: Callable[[update_publisher.Courier, Slow, list[vocabulary.Event]], Awaitable[None]],
+    story: Callable[
+        [update_publisher.UpdatePublisher, Slow, list[vocabulary.Event]], Awaitable[None]
+    ],
 ) -> None:
     async def run() -> None:
         devices = inventory.Inventory(node="n1", plugin="p")
-        slow, told = Slow(root, devices), event_log.Teller("n1", "p")
+        slow, told = Slow(root, devices), event_log.EventLog("n1", "p")
         published: list[vocabulary.Event] = []
         told.publish_to(published.append)
-        made = update_publisher.Courier(
+        made = update_publisher.UpdatePublisher(
             devices,
             slow,
             told,
             reason=lambda: vocabulary.RegistrationReason.START,
-            brought=lambda: None,
+            on_published=lambda: None,
         )
-        following = asyncio.create_task(made.follow())
+        following = asyncio.create_task(made.run())
         async with asyncio.timeout(30):
             await story(made, slow, published)
         following.cancel()
@@ -72,12 +77,12 @@ def test_what_changes_while_something_is_brought_is_brought_together_and_told_in
     tmp_path: Path,
 ) -> None:
     async def story(
-        made: update_publisher.Courier, slow: Slow, published: list[vocabulary.Event]
+        made: update_publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
     ) -> None:
-        first = asyncio.create_task(made.bring([removed("a")]))
+        first = asyncio.create_task(made.publish([removed("a")]))
         await until(lambda: len(slow.lists) == 1)
-        made.soon([removed("b")])
-        made.soon([removed("c")])
+        made.publish_soon([removed("b")])
+        made.publish_soon([removed("c")])
         assert published == []
         slow.may.release()
         await first
@@ -93,11 +98,11 @@ def test_what_changes_while_something_is_brought_is_brought_together_and_told_in
 
 def test_a_change_is_told_though_who_brought_it_has_no_time_any_more(tmp_path: Path) -> None:
     async def story(
-        made: update_publisher.Courier, slow: Slow, published: list[vocabulary.Event]
+        made: update_publisher.UpdatePublisher, slow: Slow, published: list[vocabulary.Event]
     ) -> None:
-        bringing = asyncio.create_task(made.bring([removed("a")]))
+        bringing = asyncio.create_task(made.publish([removed("a")]))
         await until(lambda: len(slow.lists) == 1)
-        waiting = asyncio.create_task(made.bring([removed("b")]))
+        waiting = asyncio.create_task(made.publish([removed("b")]))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -115,10 +120,10 @@ def test_a_change_is_told_though_who_brought_it_has_no_time_any_more(tmp_path: P
 def test_of_a_configuration_with_hundreds_of_problems_the_first_are_told_and_how_many_more() -> (
     None
 ):
-    told = event_log.Teller("n1", "p")
+    told = event_log.EventLog("n1", "p")
     published: list[vocabulary.Event] = []
     told.publish_to(published.append)
-    told.refused(tuple(f"problem {number}" for number in range(150)), in_force="0")
+    told.configuration_refused(tuple(f"problem {number}" for number in range(150)), active="0")
     (refused,) = published
     assert isinstance(refused, vocabulary.ConfigurationRefused)
     assert refused.problems == (

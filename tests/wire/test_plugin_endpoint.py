@@ -20,17 +20,17 @@ from tests.worlds import plugin_process
 class Nobody:
     """Hears of nothing, and finds everything there."""
 
-    async def absent(self, paths: Sequence[str]) -> str:
+    async def missing_paths(self, paths: Sequence[str]) -> str:
         del paths
         return ""
 
-    async def present(self, paths: Sequence[str]) -> frozenset[str]:
+    async def existing_paths(self, paths: Sequence[str]) -> frozenset[str]:
         return frozenset(paths)
 
-    def allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
+    def on_allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
         raise AssertionError(f"nobody allocates {device_ids} of {resource}")
 
-    def sent(self) -> None:
+    def on_list_sent(self) -> None:
         pass
 
 
@@ -42,16 +42,16 @@ def root() -> Iterator[Path]:
 
 
 def served(
-    path: Path, told: list[registration_events.Signal], figures: server.Figures | None = None
+    path: Path, told: list[registration_events.Signal], figures: server.Counters | None = None
 ) -> server.Endpoint:
     devices = inventory.Inventory(node="n1", plugin="p")
     service = server.Service(
         resource="a.com/x",
         devices=devices,
         allocator=allocation.Allocator(devices, "a.com/x", lambda: devices.terms),
-        figures=figures or server.Figures(),
+        counters=figures or server.Counters(),
     )
-    return server.Endpoint(path, 1, service, tell=told.append, observer=Nobody())
+    return server.Endpoint(path, 1, service, send=told.append, observer=Nobody())
 
 
 def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
             (root / "b.sock").rename(root / "a.sock")
             with pytest.raises(server.ProbeFailed, match=r"^a.sock answers as another instance$"):
                 await ours.probe()
-            assert ours.is_lost
+            assert ours.is_socket_lost
             await ours.stop()
             await other.stop()
         assert told == []
@@ -76,7 +76,7 @@ def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
 def test_a_stream_that_the_kubelet_did_not_open_may_come_and_go(root: Path) -> None:
     async def story() -> None:
         told: list[registration_events.Signal] = []
-        figures = server.Figures()
+        figures = server.Counters()
         ours = served(root / "a.sock", told, figures)
         await ours.start()
         channels = [grpc.aio.insecure_channel(f"unix:{ours.path}") for _ in range(3)]

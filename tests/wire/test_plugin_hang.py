@@ -154,7 +154,7 @@ def test_a_mount_that_hangs_at_the_start_hides_only_what_lies_in_it(root: Path) 
                 stand_in.Kubelet(directory=root, node="node-a") as kubelet,
                 plugin(root) as process,
             ):
-                said = await process.said("devices_problem")
+                said = await process.said("device_problem")
                 lib = root / "mnt/lib"
                 assert said["problem"] == f"{lib}: the look hangs; what was last seen counts"
                 await until_allocatable(kubelet, "a.example/null", 1)

@@ -30,11 +30,11 @@ from muster_plugin.model import names
 
 FUSE = "smarter-devices/fuse"
 GPU = "nvidia.com/gpu"
-QUICK = resource_plugin.Periods(
-    patient=registration.Timeouts(stream_after_register_s=0.3, stream_after_close_s=0.1),
+QUICK = resource_plugin.Timing(
+    timeouts=registration.Timeouts(stream_after_register_s=0.3, stream_after_close_s=0.1),
     probe_s=0.1,
 )
-CALM = resource_plugin.Periods(patient=QUICK.patient)
+CALM = resource_plugin.Timing(timeouts=QUICK.timeouts)
 Event = TypeVar("Event", bound=vocabulary.Event)
 HEALTH = gpus.Health(good=1, cooldown_s=0.0)
 In = TypeVar("In")
@@ -121,10 +121,10 @@ def fuse(root: Path, *paths: str, gpus: int = 0) -> config_settings.Settings:
     )
 
 
-def line() -> machine.Line[In, Out]:
+def line() -> machine.MachineRunner[In, Out]:
     inbox: asyncio.Queue[runtime.Delivery[In]] = asyncio.Queue()
-    return machine.Line(
-        tell=lambda event: inbox.put_nowait(runtime.Delivery(event)),
+    return machine.MachineRunner(
+        send=lambda event: inbox.put_nowait(runtime.Delivery(event)),
         drive=lambda driven, act: runtime.drive(driven, inbox, act),
     )
 
@@ -133,7 +133,7 @@ def line() -> machine.Line[In, Out]:
 async def plugin(
     settings: config_settings.Settings,
     *,
-    periods: resource_plugin.Periods = CALM,
+    timing: resource_plugin.Timing = CALM,
     watches: bool = True,
 ) -> AsyncIterator[tuple[node_door.Node, Told]]:
     """Run what the process runs, but for the bus and the probes."""
@@ -145,9 +145,9 @@ async def plugin(
         seen = gpu_source.GpuEvaluator(
             source, health_state.GpuHealth(policy_files.read(HEALTH), HEALTH), line()
         )
-    node = node_door.Node(settings, "n1", line=line, seen=seen, periods=periods)
-    node.teller.publish_to(told)
-    working = [*node.works()]
+    node = node_door.Node(settings, "n1", new_runner=line, gpus=seen, timing=timing)
+    node.event_log.publish_to(told)
+    working = [*node.tasks()]
     if not watches:
         working.pop(1).close()
     tasks = [asyncio.create_task(work) for work in working]
@@ -178,7 +178,7 @@ async def until_allocatable(kubelet: stand_in.Kubelet, count: int, resource: str
 
 def socket_of(node: node_door.Node, sockets: Path) -> Path:
     (name,) = sockets.glob(f"muster-{config_settings.slug(FUSE)}-*")
-    assert FUSE in node.lives
+    assert FUSE in node.resource_plugins
     return name
 
 
@@ -196,9 +196,9 @@ def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
             assert (found.registered, found.streams_open) == (1, 1)
             device_id = names.device_id(str(root / "fuse"), 0)
             assert found.devices == {device_id: "Healthy"}
-            (state,) = node.states()
+            (state,) = node.statuses()
             assert (state.problem, state.streams, state.registrations) == ("", 1, 1)
-            assert node.lives.kubelet_socket == socket_directory.identity(kubelet.socket)
+            assert node.resource_plugins.kubelet_socket == socket_directory.identity(kubelet.socket)
 
     run(story)
 
@@ -224,7 +224,7 @@ async def steal_socket(kubelet: stand_in.Kubelet, node: node_door.Node) -> None:
 
 
 async def end_server(_: stand_in.Kubelet, node: node_door.Node) -> None:
-    endpoint = node.lives[FUSE]._endpoint
+    endpoint = node.resource_plugins[FUSE]._endpoint
     assert endpoint is not None
     await endpoint._server.stop(None)
 
@@ -270,7 +270,7 @@ def test_a_refused_registration_is_told_and_tried_until_it_is_taken(root: Path) 
             kubelet.accept_registrations(accepts=False)
             async with plugin(fuse(root)) as (node, told):
                 refused = "kubelet refuses registration (UNAVAILABLE: registrations are switched"
-                while not (node.states() and node.states()[0].problem.startswith(refused)):
+                while not (node.statuses() and node.statuses()[0].problem.startswith(refused)):
                     await asyncio.sleep(0)
                 kubelet.accept_registrations(accepts=True)
                 event = await told.registered(1)
@@ -284,7 +284,7 @@ def test_a_kubelet_that_comes_later_is_found(root: Path) -> None:
     async def story() -> None:
         async with plugin(fuse(root)) as (node, told):
             missing = "kubelet refuses registration (UNAVAILABLE: kubelet.sock is missing)"
-            while not (node.states() and node.states()[0].problem.startswith(missing)):
+            while not (node.statuses() and node.statuses()[0].problem.startswith(missing)):
                 await asyncio.sleep(0)
             async with stand_in.Kubelet(directory=root, node="n1") as kubelet:
                 await told.registered(1)
@@ -342,7 +342,7 @@ def test_the_probe_by_path_finds_what_no_notice_told(root: Path) -> None:
     async def story() -> None:
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
-            plugin(fuse(root), periods=QUICK, watches=False) as (node, told),
+            plugin(fuse(root), timing=QUICK, watches=False) as (node, told),
         ):
             await told.registered(1)
             socket_of(node, kubelet.plugins_directory).unlink()
@@ -402,7 +402,7 @@ def test_a_resource_without_devices_is_listed_empty_until_one_comes(root: Path) 
         ):
             await told.registered(1)
             await kubelet.until(lambda state: state.resources[FUSE].streams_open == 1)
-            (state,) = node.states()
+            (state,) = node.statuses()
             assert (state.devices, state.healthy, state.problem) == (0, 0, "")
             (root / "late").symlink_to("/dev/null")
             await until_allocatable(kubelet, 1)
@@ -445,7 +445,7 @@ def test_each_match_is_a_resource_that_comes_and_goes_with_it(root: Path) -> Non
             await kubelet.until(lambda state: state.resources[names[0]].streams_open == 0)
             removed = await told.heard(vocabulary.DeviceRemoved, 2)
             assert [event.resource for event in removed] == [names[0]] * 2
-            assert [state.name for state in node.states()] == [names[1]]
+            assert [state.name for state in node.statuses()] == [names[1]]
             assert kubelet.state().resources[names[1]].registered == 1
 
     run(story)
@@ -468,7 +468,7 @@ def test_fewer_devices_than_expected_are_told_and_so_is_their_return(root: Path)
         ):
             await told.registered(1)
             short = "expected at least 2 devices, found 1"
-            assert [state.short for state in node.states()] == [short]
+            assert [state.shortage for state in node.statuses()] == [short]
             (root / "two").symlink_to("/dev/zero")
             await until_allocatable(kubelet, 2)
             changed = await told.heard(vocabulary.ExpectationChanged, 2)
@@ -630,8 +630,8 @@ def test_the_kubelet_says_which_pod_holds_a_device(root: Path) -> None:
                 ("", given.ids),
                 ("default/pod", given.ids),
             ]
-            (state,) = node.states()
-            assert (state.allocated, state.apart) == (1, "")
+            (state,) = node.statuses()
+            assert (state.allocated, state.mismatch) == (1, "")
 
     run(story)
 
@@ -647,11 +647,11 @@ def test_a_beat_comes_at_once_when_a_new_kubelet_refuses_us_and_is_no_longer_onl
             await told.registered(1)
             kubelet.accept_registrations(accepts=False)
             await kubelet.restart()
-            (state,) = node.states()
-            while not state.problem or state.away:
-                await node.problem_turned.wait()
-                node.problem_turned.clear()
-                (state,) = node.states()
+            (state,) = node.statuses()
+            while not state.problem or state.waits_for_kubelet:
+                await node.heartbeat_due.wait()
+                node.heartbeat_due.clear()
+                (state,) = node.statuses()
             assert "kubelet refuses registration" in state.problem
 
     run(story)
@@ -731,23 +731,23 @@ def test_a_cdi_spec_that_somebody_removes_is_written_again(root: Path) -> None:
             file.unlink()
             while not file.exists():
                 await asyncio.sleep(0)
-            assert (file.read_bytes(), node.states()[0].problem) == (content, "")
+            assert (file.read_bytes(), node.statuses()[0].problem) == (content, "")
 
     run(story)
 
 
 def test_a_cdi_spec_is_written_only_for_what_nobody_else_serves(root: Path) -> None:
     async def story() -> None:
-        other = resource_locks.Claims(root / config_settings.SOCKET_DIRECTORY)
-        assert other.claim(FUSE) == ""
+        other = resource_locks.ResourceLocks(root / config_settings.SOCKET_DIRECTORY)
+        assert other.acquire(FUSE) == ""
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
             plugin(explained(root)) as (node, _),
         ):
-            while not (node.states() and "serves it" in node.states()[0].problem):
+            while not (node.statuses() and "serves it" in node.statuses()[0].problem):
                 await asyncio.sleep(0)
             assert not (root / "cdi").exists()
-            other.close()
+            other.release_all()
             await until_allocatable(kubelet, 1)
             assert len([*(root / "cdi").iterdir()]) == 1
 
@@ -763,13 +763,13 @@ def test_a_cdi_spec_that_cannot_be_written_is_a_problem_of_its_resource(root: Pa
         ):
             await until_allocatable(kubelet, 1)
             await told.registered(1)
-            (state,) = node.states()
+            (state,) = node.statuses()
             path = root / "cdi/muster-smarter-devices_fuse.json"
             assert state.problem == f"its CDI spec cannot be written: {path}: Not a directory"
-            node.problem_turned.clear()
+            node.heartbeat_due.clear()
             (root / "cdi").unlink()
-            await node.look()
-            assert (node.states()[0].problem, node.problem_turned.is_set()) == ("", True)
+            await node.scan_devices()
+            assert (node.statuses()[0].problem, node.heartbeat_due.is_set()) == ("", True)
 
     run(story)
 

@@ -87,7 +87,7 @@ def test_a_kubelet_that_does_not_tell_what_is_allocatable_tells_who_holds_what(
         kubelet = Kubelet()
         kubelet.knows_allocatable = False
         async with serving(kubelet, socket):
-            return await podresources.ask(socket)
+            return await podresources.query(socket)
 
     assert asyncio.run(story()) == podresources_check.Listing(
         holders=HELD.holders, allocatable=None
@@ -110,8 +110,8 @@ def test_an_answer_holds_while_the_kubelet_has_no_time_but_not_for_ever(socket: 
 
         kubelet = Kubelet()
         async with asyncio.timeout(100), serving(kubelet, socket):
-            pods = podresources.PodResources(socket, heard)
-            following = asyncio.create_task(pods.follow(period_s=0.02))
+            pods = podresources.PodResourcesPoller(socket, heard)
+            following = asyncio.create_task(pods.run(period_s=0.02))
             await turn()
             kubelet.refuses = grpc.StatusCode.RESOURCE_EXHAUSTED
             await turn()
@@ -130,8 +130,8 @@ def test_an_answer_holds_while_the_kubelet_has_no_time_but_not_for_ever(socket: 
 def test_a_socket_that_is_gone_leaves_nothing_known(socket: Path) -> None:
     async def story() -> None:
         heard: asyncio.Queue[podresources_check.Listing | None] = asyncio.Queue()
-        pods = podresources.PodResources(socket, heard.put)
-        following = asyncio.create_task(pods.follow(period_s=60))
+        pods = podresources.PodResourcesPoller(socket, heard.put)
+        following = asyncio.create_task(pods.run(period_s=60))
         async with asyncio.timeout(30):
             assert await heard.get() is None
         following.cancel()

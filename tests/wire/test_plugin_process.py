@@ -257,7 +257,7 @@ def test_where_few_files_may_be_open_the_resources_that_fit_are_served(root: Pat
                 *limits, "--config", str(file), stdout=pipe, stderr=pipe
             )
             process = plugin_process.Plugin(started)
-            said = await process.said("devices_problem")
+            said = await process.said("device_problem")
             assert str(said["problem"]).startswith("30 resources are more than the 9 that the ")
             await process.said("listening")
             found = await kubelet.until(lambda state: len(state.resources) == len(own))

@@ -146,7 +146,7 @@ def test_a_mended_file_ends_the_refusal_and_the_same_mistake_is_told_again(root:
                 assert "muster_plugin_configuration_refused_seconds 0.0\n" not in metrics
                 file.write_bytes(good)
                 applied = await process.said("configuration_applied")
-                assert applied["config_hash"] == said["in_force"]
+                assert applied["config_hash"] == said["active"]
                 assert [applied[key] for key in ("added", "removed", "restart")] == [[], [], []]
                 _, metrics = await process.asked("/metrics")
                 assert "muster_plugin_configuration_refused_seconds 0.0\n" in metrics
@@ -204,7 +204,7 @@ def test_at_a_hand_over_the_second_plugin_waits_for_the_end_of_the_first(root: P
             await first.said("registered")
             waits = plugin_process.plugin(root, file, MUSTER_PLUGIN__HANDOVER_S="20")
             async with waits as second:
-                await second.said("waiting_for_another")
+                await second.said("waiting_for_other_plugin")
                 first.process.terminate()
                 await second.said("registered")
                 await until_allocatable(kubelet, one=1)

@@ -1,7 +1,7 @@
-"""Adapter: the process: the plugin from its settings to its goodbye.
+"""Adapter: the process, from its settings to its end.
 
-What makes devices usable comes first: sockets, then Register. What makes them visible, the bus and
-the probes, is imported and connected when that is done. The bus may stay away for ever.
+Sockets and registration come first, because they make devices usable. The bus and the HTTP probes
+are imported and connected afterwards; the bus may stay unreachable for ever.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ async def serve(
     """Serve the node's devices until SIGTERM. Raises CannotStart."""
     try:
         node = _node(chosen)
-        reporting = bus_reporter.Reporter(chosen, node)
-        reloading = reload.Reloader(chosen, source, node, reporting.follow)
+        reporter = bus_reporter.BusReporter(chosen, node)
+        reloader = reload.Reloader(chosen, source, node, reporter.set_config_hash)
         try:
-            # in here already when it waits for another's end: SIGTERM may come meanwhile
+            # SIGTERM may come while it waits for another plugin to end
             await runtime.run(
-                *node.works(lambda: _be_alone(chosen, node)),
-                reporting.report(),
-                *([reloading.reload()] if source.file else []),
-                stop=node.over,
+                *node.tasks(lambda: _acquire_resources(chosen, node)),
+                reporter.run(),
+                *([reloader.run()] if source.file else []),
+                stop=node.stopping,
             )
         finally:
             await node.close()
@@ -58,7 +58,7 @@ async def serve(
 
 
 def _resolved(chosen: config_settings.Settings) -> object:
-    """Return the settings with what holds on this node. Raises CannotStart as `serve` does."""
+    """Return the settings as they apply to this node. Raises CannotStart as `serve` does."""
     try:
         name = preflight.node_name(chosen.node)
         preflight.check(chosen)
@@ -78,7 +78,7 @@ def _resolved(chosen: config_settings.Settings) -> object:
 
 
 def _node(chosen: config_settings.Settings) -> node_door.Node:
-    """Return the node, of which nothing is known yet. Raises CannotServe."""
+    """Return the node, not scanned yet. Raises CannotServe."""
     name = preflight.node_name(chosen.node)
     preflight.check(chosen)
     try:
@@ -86,28 +86,31 @@ def _node(chosen: config_settings.Settings) -> node_door.Node:
     except ValueError as error:
         raise preflight.CannotServe(f"resources: {error}") from None
     logs.configure("plugin", level=chosen.log.level, node=name)
-    for stale in socket_directory.remove_stale(_folders(chosen)):
+    for stale in socket_directory.remove_stale(_socket_directories(chosen)):
         logs.logger().info("stale_socket_removed", socket=stale)
     node = node_door.Node(
         chosen,
         name,
-        line=_line,
-        seen=_gpus(chosen, here, name),
+        new_runner=_new_runner,
+        gpus=_gpus(chosen, here, name),
         resources_max=preflight.resources_max(),
     )
-    node.lives.claims.remove_stale()
+    node.resource_plugins.locks.remove_stale()
     return node
 
 
-async def _be_alone(chosen: config_settings.Settings, node: node_door.Node) -> None:
+async def _acquire_resources(chosen: config_settings.Settings, node: node_door.Node) -> None:
     gpus_here = chosen.at(node.name).gpus
     names = {*node.inventory.resources, *(gpus_here.names() if gpus_here else ())}
-    await preflight.be_alone(
-        names, _folders(chosen), node.lives.claims, handover_s=chosen.handover_s
+    await preflight.acquire_resources(
+        names,
+        _socket_directories(chosen),
+        node.resource_plugins.locks,
+        handover_s=chosen.handover_s,
     )
 
 
-def _folders(chosen: config_settings.Settings) -> list[Path]:
+def _socket_directories(chosen: config_settings.Settings) -> list[Path]:
     root = Path(chosen.kubelet.directory)
     return [
         root / folder
@@ -115,10 +118,10 @@ def _folders(chosen: config_settings.Settings) -> list[Path]:
     ]
 
 
-def _line() -> machine.Line[In, Out]:
+def _new_runner() -> machine.MachineRunner[In, Out]:
     inbox: asyncio.Queue[runtime.Delivery[In]] = asyncio.Queue(runtime.INBOX_MAX)
-    return machine.Line(
-        tell=lambda event: inbox.put_nowait(runtime.Delivery(event)),
+    return machine.MachineRunner(
+        send=lambda event: inbox.put_nowait(runtime.Delivery(event)),
         drive=lambda driven, act: runtime.drive(driven, inbox, act),
     )
 
@@ -126,22 +129,22 @@ def _line() -> machine.Line[In, Out]:
 def _gpus(
     chosen: config_settings.Settings, here: document.NodeConfiguration, node: str
 ) -> source.GpuEvaluator | None:
-    """Return whoever sees the node's GPUs, and what judges them; None if there are to be none."""
+    """Return the source of the node's GPUs and their health rules; None if none are configured."""
     if here.gpus is None:
         return None
     health = here.gpus.health
-    seen: source.Source
+    gpu_source: source.Source
     if chosen.simulated_gpus:
-        seen = simulated.SimulatedSource(chosen.simulated_gpus, node, poll_s=health.poll_s)
+        gpu_source = simulated.SimulatedSource(chosen.simulated_gpus, node, poll_s=health.poll_s)
     else:
-        seen = observer.NvmlSource(here.gpus)
+        gpu_source = observer.NvmlSource(here.gpus)
     return source.GpuEvaluator(
-        seen, health_state.GpuHealth(policy_files.load(health), health), _line()
+        gpu_source, health_state.GpuHealth(policy_files.load(health), health), _new_runner()
     )
 
 
 def _formats() -> Mapping[str, settings.Foreign]:
-    """Give what reads each peer's configuration; it is loaded only when it is wanted."""
+    """Return a reader for each peer's configuration format, which is loaded when it is used."""
 
     def reads(peer: str) -> settings.Foreign:
         return lambda text, source: _foreign(text, source, peer)
@@ -150,11 +153,11 @@ def _formats() -> Mapping[str, settings.Foreign]:
 
 
 def _foreign(text: bytes, source: str, peer: str) -> dict[str, object]:
-    """Return the tree that another plugin's file stands for. Raises BadSettings."""
+    """Return the settings tree of another plugin's file. Raises BadSettings."""
     from muster_plugin.config import files  # noqa: PLC0415  # most never need it
 
-    found = files.import_peer(text, source=source, peer=files.Format(peer))
-    tree: dict[str, object] = msgspec.to_builtins(found.rules)
+    imported = files.import_peer(text, source=source, peer=files.Format(peer))
+    tree: dict[str, object] = msgspec.to_builtins(imported.rules)
     return tree
 
 

@@ -1,6 +1,6 @@
-"""Adapter: the bus, Kubernetes' probes and Prometheus: what the node does is told there.
+"""Adapter: reports the node's state to the bus, to Kubernetes' probes and to Prometheus.
 
-All of it is imported and connected when everything is registered. The bus may stay away for ever.
+All of it is imported and connected after the registration. The bus may stay unreachable for ever.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from muster_plugin.publishing import heartbeats
 if TYPE_CHECKING:
     from muster.nats import bus
 
-_GOODBYE_S: Final = 0.5
-_MISSED_BEATS_MAX: Final = 3
+_STOP_FLUSH_S: Final = 0.5
+_HEARTBEATS_MISSED_MAX: Final = 3
 _HTTP: Final = ("http.server", "ssl", "urllib.request", "wsgiref", "wsgiref.simple_server")
 """What prometheus-client serves and pushes with; our probes do the serving."""
 
 
-class Reporter:
-    """Tells the bus, Kubernetes' probes and Prometheus what the node does."""
+class BusReporter:
+    """Reports the node's state to the bus, to Kubernetes' probes and to Prometheus."""
 
     def __init__(self, chosen: settings.Settings, node: node_door.Node) -> None:
         self._settings = chosen
         self._node = node
-        self._who = heartbeats.Identity(
+        self._identity = heartbeats.Identity(
             node=node.name,
             plugin=node.plugin,
             instance="unconnected",
@@ -44,21 +44,21 @@ class Reporter:
             interval_s=chosen.heartbeat.interval_s,
             started_at=time.monotonic(),
         )
-        self._beat_at = self._who.started_at
+        self._heartbeat_at = self._identity.started_at
         self._lag_s = 0.0
         self._sequence = 0
         self._is_draining = False
 
-    def follow(self, config_hash: str) -> None:
-        """Say from now on that this configuration is in force."""
-        self._who = msgspec.structs.replace(self._who, config_hash=config_hash)
+    def set_config_hash(self, config_hash: str) -> None:
+        """Report this configuration as applied from now on."""
+        self._identity = msgspec.structs.replace(self._identity, config_hash=config_hash)
 
-    async def report(self) -> None:
-        """Connect to everything slow, and speak until cancelled.
+    async def run(self) -> None:
+        """Connect, and report until cancelled.
 
-        A goodbye is said only if it is over on purpose: a crash must look like one.
+        `plugin.stopping` is published only at an intended end: a crash must look like one.
         """
-        await self._node.lives.settle()
+        await self._node.resource_plugins.wait_for_first_answers()
         lean.load("nats.aio.client", without=["_hashlib", "aiohttp", "importlib.metadata"])
         lean.load("prometheus_client", hollow=_HTTP)
         from muster import codec  # noqa: PLC0415  # 60 ms, after the registration
@@ -66,54 +66,54 @@ class Reporter:
         from muster.service import probes  # noqa: PLC0415  # 60 ms, after the registration
         from muster_plugin import metrics  # noqa: PLC0415  # the same
 
-        metrics.register(self._node, self._beat_age_s)
-        http, who = self._settings.http, self._who
+        metrics.register(self._node, self._heartbeat_age_s)
+        http, identity = self._settings.http, self._identity
         async with (
             bus.Bus(
                 self._settings.bus.url,
-                producer=f"plugins/{who.plugin}",
-                name=f"{who.plugin} {who.node}",
-                boot=who.boot,
+                producer=f"plugins/{identity.plugin}",
+                name=f"{identity.plugin} {identity.node}",
+                boot=identity.boot,
             ) as connected,
             probes.serve(
                 http.host, http.port, ready=self._not_ready, healthy=self._stuck
             ) as address,
         ):
-            self._who = msgspec.structs.replace(who, instance=connected.instance)
+            self._identity = msgspec.structs.replace(identity, instance=connected.instance)
             logs.logger().info("listening", http=address)
             await connected.answer(
-                vocabulary.rpc_subject(who.node, who.plugin, "probe"),
+                vocabulary.rpc_subject(identity.node, identity.plugin, "probe"),
                 lambda: codec.encode_heartbeat(self._heartbeat(connected)),
             )
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._beat(connected))
+                    tasks.create_task(self._send_heartbeats(connected))
                     tasks.create_task(self._resync(connected))
-                    tasks.create_task(self._snapshots(connected))
+                    tasks.create_task(self._publish_snapshots(connected))
             finally:
-                if self._node.over.is_set():
-                    await self._goodbye(connected)
+                if self._node.stopping.is_set():
+                    await self._publish_stopping(connected)
 
-    async def _beat(self, connected: "bus.Bus") -> None:
-        """Beat on the interval, and at once when a problem appears or goes."""
+    async def _send_heartbeats(self, connected: "bus.Bus") -> None:
+        """Send heartbeats on the interval, and at once when a problem begins or ends."""
         clock = asyncio.get_running_loop().time
         interval_s = self._settings.heartbeat.interval_s
-        due = clock() + heartbeats.first_beat_s(self._node.name, interval_s)
+        due = clock() + heartbeats.first_heartbeat_s(self._node.name, interval_s)
         while True:
             try:
                 async with asyncio.timeout_at(due):
-                    await self._node.problem_turned.wait()
-                self._node.problem_turned.clear()
+                    await self._node.heartbeat_due.wait()
+                self._node.heartbeat_due.clear()
             except TimeoutError:
-                # after a late beat the next is due at once, and punctual: that is no recovery
+                # after a late heartbeat the next is due at once: being punctual is no recovery
                 self._lag_s = max(clock() - due, min(self._lag_s, interval_s) / 2)
                 due = max(due + interval_s, clock())
-            self._beat_at = clock()
+            self._heartbeat_at = clock()
             self._sequence += 1
             await connected.send_heartbeat(self._heartbeat(connected))
 
     async def _resync(self, connected: "bus.Bus") -> None:
-        """After every (re)connect, tell the whole story again; changes alone would drift."""
+        """Publish everything again after each (re)connect: changes alone would drift."""
         async for is_connected in connected.link.changes():
             if not is_connected:
                 continue
@@ -124,26 +124,26 @@ class Reporter:
                     at=datetime.now(UTC),
                     version=muster.__version__,
                     instance=connected.instance,
-                    config_hash=self._who.config_hash,
+                    config_hash=self._identity.config_hash,
                     resources=self._node.inventory.resources,
                 )
             )
-            self._node.teller.publish_to(connected.enqueue)
-            self._tell_all(connected)
+            self._node.event_log.publish_to(connected.enqueue)
+            self._publish_snapshot(connected)
 
-    async def _snapshots(self, connected: "bus.Bus") -> None:
+    async def _publish_snapshots(self, connected: "bus.Bus") -> None:
         while True:
             await asyncio.sleep(self._settings.snapshot_period_s)
             if connected.link.is_connected:
-                self._tell_all(connected)
+                self._publish_snapshot(connected)
 
-    def _tell_all(self, connected: "bus.Bus") -> None:
+    def _publish_snapshot(self, connected: "bus.Bus") -> None:
         from muster import codec  # noqa: PLC0415  # loaded with the bus
 
         at = datetime.now(UTC)
         connected.enqueue(self._node.snapshot(at, bytes_max=codec.EVENT_BYTES_MAX))
 
-    async def _goodbye(self, connected: "bus.Bus") -> None:
+    async def _publish_stopping(self, connected: "bus.Bus") -> None:
         self._is_draining = True
         connected.enqueue(
             vocabulary.PluginStopping(
@@ -153,26 +153,26 @@ class Reporter:
                 reason=self._node.stop_reason,
             )
         )
-        if connected.link.is_connected and not await connected.flush(_GOODBYE_S):
-            logs.logger().warning("goodbye_unheard")
+        if connected.link.is_connected and not await connected.flush(_STOP_FLUSH_S):
+            logs.logger().warning("plugin_stopping_not_delivered")
 
     def _heartbeat(self, connected: "bus.Bus") -> vocabulary.Heartbeat:
         from muster import codec  # noqa: PLC0415  # loaded with the bus
 
-        vitals = heartbeats.Vitals(
+        process = heartbeats.ProcessStatus(
             seq=self._sequence,
             phase=self._phase,
-            kubelet=self._node.lives.kubelet_socket,
+            kubelet=self._node.resource_plugins.kubelet_socket,
             checked_at=self._node.checked_at,
             lag_s=self._lag_s,
             reconnects=max(0, connected.link.epoch - 1),
-            problems=self._node.teller.standing,
+            problems=self._node.event_log.current_problems,
         )
         now = time.monotonic()
         return heartbeats.heartbeat(
-            self._who,
-            vitals,
-            self._node.states(),
+            self._identity,
+            process,
+            self._node.statuses(),
             now=now,
             wall=time.time(),
             bytes_max=codec.HEARTBEAT_BYTES_MAX,
@@ -182,19 +182,19 @@ class Reporter:
     def _phase(self) -> vocabulary.Phase:
         if self._is_draining:
             return vocabulary.Phase.DRAINING
-        has_served = self._node.lives.have_served
+        has_served = self._node.resource_plugins.all_registered
         return vocabulary.Phase.SERVING if has_served else vocabulary.Phase.STARTING
 
     def _not_ready(self) -> str | None:
         return resource_status.readiness(
-            self._node.states(), now=time.monotonic(), probe_s=self_probe.PERIOD_S
+            self._node.statuses(), now=time.monotonic(), probe_s=self_probe.PERIOD_S
         )
 
     def _stuck(self) -> str | None:
-        age_s = self._beat_age_s()
-        if age_s > _MISSED_BEATS_MAX * self._settings.heartbeat.interval_s:
-            return f"the event loop is stuck: the last beat was {age_s:.1f} s ago"
+        age_s = self._heartbeat_age_s()
+        if age_s > _HEARTBEATS_MISSED_MAX * self._settings.heartbeat.interval_s:
+            return f"the event loop is stuck: the last heartbeat was {age_s:.1f} s ago"
         return self._node.stuck(time.monotonic())
 
-    def _beat_age_s(self) -> float:
-        return time.monotonic() - self._beat_at
+    def _heartbeat_age_s(self) -> float:
+        return time.monotonic() - self._heartbeat_at

@@ -1,8 +1,4 @@
-"""Adapter: one node: its devices, their lives with the kubelet, and what is to be told about them.
-
-A change goes to the kubelet first and to the bus afterwards, so that no pod lands on a device that
-everybody else knows to be broken.
-"""
+"""Adapter: one node: wires device discovery, inventory, the kubelet and publishing together."""
 
 import asyncio
 import contextlib
@@ -37,23 +33,22 @@ if TYPE_CHECKING:
     from muster_plugin.gpu import xid_policy
 
 _Reason = vocabulary.RegistrationReason
-_RELOOK_TIMEOUT_S: Final = 0.5
+_RESCAN_TIMEOUT_S: Final = 0.5
 _DEVICES: Final = "devices"
 _CHECKS: Final = "checks"
 _PODS: Final = "pods"
 _SOCKETS: Final = "sockets"
 _STUCK_S: Final = 120.0
-"""Three of the longer period, and the time that a look may take."""
+"""Three of the longer period, and the time that a check may take."""
 
 
-Alone = Callable[[], Awaitable[None]]
+Acquire = Callable[[], Awaitable[None]]
 
 
 class Node:
-    """Everything the plugin does on its node, but for the bus and the probes.
+    """Everything the plugin does on its node, except for the bus and the HTTP probes.
 
-    `line` makes what a machine is spoken to by; `seen` are the GPUs, if there may be any. Raises
-    ValueError if the node's resources cannot stand together.
+    `new_runner` makes a machine's runner. Raises ValueError if the node's resources conflict.
     """
 
     def __init__(
@@ -61,297 +56,306 @@ class Node:
         settings: settings.Settings,
         name: str,
         *,
-        line: machine.Lines,
-        seen: source.GpuEvaluator | None = None,
-        periods: resource_plugin.Periods | None = None,
+        new_runner: machine.NewRunner,
+        gpus: source.GpuEvaluator | None = None,
+        timing: resource_plugin.Timing | None = None,
         resources_max: int = preflight.RESOURCES_MAX,
     ) -> None:
         self.name = name
         self.plugin = settings.name
         self.inventory = inventory.Inventory(node=name, plugin=settings.name)
-        self.over = asyncio.Event()
-        """Set when the process is to end: only a new one can speak to a new GPU driver."""
+        self.stopping = asyncio.Event()
+        """Set when the process must end: only a new one can use a new GPU driver."""
         self.stop_reason = vocabulary.StopReason.SIGNAL
-        self.teller = event_log.Teller(name, settings.name)
+        self.event_log = event_log.EventLog(name, settings.name)
         self._resources_max = resources_max
         self._root = Path(settings.kubelet.directory)
-        self.lives = resource_manager.Lives(
-            self._root, self.inventory, line=line, hears=self, periods=periods
+        self.resource_plugins = resource_manager.ResourcePlugins(
+            self._root, self.inventory, new_runner=new_runner, observer=self, timing=timing
         )
-        self._courier = update_publisher.Courier(
+        self._updates = update_publisher.UpdatePublisher(
             self.inventory,
-            self.lives,
-            self.teller,
+            self.resource_plugins,
+            self.event_log,
             reason=lambda: self._reason,
-            brought=self._brought,
+            on_published=self._on_published,
         )
-        self.problem_turned = self._courier.turned
-        """Set when something that a heartbeat should tell at once begins or ends."""
+        self.heartbeat_due = self._updates.heartbeat_due
+        """Set when a problem begins or ends that the next heartbeat should report at once."""
         self._planner = planner.Planner(settings.at(name))
-        self._seen = seen
+        self._gpus = gpus
         self._checked_at: dict[str, float] = {}
-        self._specs = cdi.Specs(Path(settings.cdi.directory))
-        self._looking = asyncio.Lock()
+        self._cdi_specs = cdi.SpecDirectory(Path(settings.cdi.directory))
+        self._scan_lock = asyncio.Lock()
         self._sights = host_scanner.HostScanner()
         self._paths = host_scanner.HostPaths()
-        self._pods = pod_devices.Pods(
+        self._pods = pod_devices.PodDevices(
             self._root / podresources.SOCKET,
             self.inventory,
-            self.lives,
-            told=self.teller,
-            changes=self._courier,
-            heard=lambda at: self._checked(_PODS, at),
+            self.resource_plugins,
+            events=self.event_log,
+            updates=self._updates,
+            on_polled=lambda at: self._record_check_time(_PODS, at),
         )
-        self._examiner = device_checks.Examiner(self.inventory, self._judge)
-        self._aged = asyncio.Event()
+        self._device_checker = device_checks.DeviceChecker(self.inventory, self._on_check_result)
+        self._deadline_changed = asyncio.Event()
         self._reason = _Reason.START
         self._problems: tuple[str, ...] = ()
-        self._unlisted = ""
-        self._has_looked = asyncio.Event()
+        self._snapshot_problem = ""
+        self._first_scan_done = asyncio.Event()
 
-    # What others ask
+    # State
 
-    def states(self) -> list[resource_status.ResourceState]:
-        """Return what is known about every resource now."""
+    def statuses(self) -> list[resource_status.ResourceStatus]:
+        """Return the status of every resource."""
         now = time.monotonic()
-        return [self._state(life, now) for life in self.lives.values()]
+        return [self._status(plugin, now) for plugin in self.resource_plugins.values()]
 
     @property
     def checked_at(self) -> Mapping[str, float]:
-        """When each kind of looking was last done, in monotonic seconds."""
-        return {**self._checked_at, **(self._seen.source.checked_at if self._seen else {})}
+        """When each kind of check was last done, in monotonic seconds."""
+        return {**self._checked_at, **(self._gpus.source.checked_at if self._gpus else {})}
 
     @property
     def xids(self) -> Mapping[int, int]:
         """How often the driver reported each XID."""
-        return self._seen.xids if self._seen else {}
+        return self._gpus.xids if self._gpus else {}
 
     @property
-    def sees_gpus(self) -> bool:
-        """Whether somebody looks at the GPUs; who does is chosen at the start."""
-        return self._seen is not None
+    def watches_gpus(self) -> bool:
+        """Whether GPUs are watched; that is decided at the start."""
+        return self._gpus is not None
 
     def stuck(self, now: float) -> str | None:
-        """Say which look that should be repeated for ever has not been, or None."""
+        """Return which periodic check has not been done for too long, or None."""
         for kind in (_SOCKETS, _DEVICES):
             age_s = now - self._checked_at.get(kind, now)
             if age_s > _STUCK_S:
-                return f"the last look at the {kind} was {age_s:.0f} s ago"
+                return f"the last check of the {kind} was {age_s:.0f} s ago"
         return None
 
     def snapshot(self, at: datetime, *, bytes_max: int) -> vocabulary.InventoryReported:
-        """Return the whole inventory as an event; that not all of it can be told is a problem."""
+        """Return the whole inventory as an event; what does not fit becomes a problem."""
         event, problem = self.inventory.snapshot(at, bytes_max=bytes_max)
-        if problem != self._unlisted:
-            self._unlisted = problem
-            self._tell_problems()
+        if problem != self._snapshot_problem:
+            self._snapshot_problem = problem
+            self._record_problems()
         return event
 
-    # What a life asks and tells
+    # Called by resource plugins
 
-    async def absent(self, paths: Sequence[str]) -> str:
-        """Say which of these paths of the host are gone, after telling the kubelet; else empty."""
+    async def missing_paths(self, paths: Sequence[str]) -> str:
+        """Return which host paths are gone, in words, after advertising that; empty if none is."""
         gone = await self._paths.missing(paths)
         if not gone:
             return ""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_RELOOK_TIMEOUT_S):
-                await self.look()
+            async with asyncio.timeout(_RESCAN_TIMEOUT_S):
+                await self.scan_devices()
         return f"{', '.join(gone)}: no such file or directory"
 
-    async def present(self, paths: Sequence[str]) -> frozenset[str]:
-        """Return those of these paths of the host that are there."""
+    async def existing_paths(self, paths: Sequence[str]) -> frozenset[str]:
+        """Return those of these host paths that exist."""
         return await self._paths.present(paths)
 
-    def reported(self, resource: str, report: registration_events.Report, endpoint: str) -> None:
-        """Tell that the kubelet lists a resource, or has lost it."""
-        self.lives.settled(resource)
-        self.teller.registration(resource, report, endpoint)
+    def on_listing_changed(
+        self, resource: str, change: registration_events.ListingChange, endpoint: str
+    ) -> None:
+        """Publish that the kubelet lists a resource, or stops to."""
+        self.resource_plugins.on_answered(resource)
+        self.event_log.record_registration(resource, change, endpoint)
 
-    def allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        """Tell which devices a container was given; whose it is, the kubelet knows later."""
-        self.teller.allocation(resource, device_ids)
-        self._pods.ask_soon()
+    def on_allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
+        """Publish an allocation; the kubelet reports the pod of it later."""
+        self.event_log.record_allocation(resource, device_ids)
+        self._pods.poll_soon()
 
-    def sent(self) -> None:
-        """Ask the kubelet soon whether it lists what it was sent."""
-        self._pods.ask_soon()
+    def on_list_sent(self) -> None:
+        """Check soon whether the kubelet lists what it was sent."""
+        self._pods.poll_soon()
 
-    def claimed(self, resource: str) -> None:
-        """Tell the container runtime of a resource that is about to be registered."""
+    def on_lock_acquired(self, resource: str) -> None:
+        """Write the CDI spec of a resource that is about to be registered."""
         del resource
-        self._write_specs()
+        self._write_cdi_specs()
 
-    def problem_changed(self) -> None:
-        """Let the next beat come at once."""
-        self.problem_turned.set()
+    def on_problem_changed(self) -> None:
+        """Send the next heartbeat at once."""
+        self.heartbeat_due.set()
 
-    # What goes on for ever
+    # Tasks
 
-    def works(self, alone: Alone | None = None) -> tuple[Coroutine[object, object, None], ...]:
-        """Give everything that is to go on as long as the process lives.
+    def tasks(self, acquire: Acquire | None = None) -> tuple[Coroutine[object, object, None], ...]:
+        """Return everything that runs as long as the process.
 
-        No life begins before `alone` has returned: nobody else serves our resources then.
+        No resource is served before `acquire` has returned, which waits until no other plugin
+        serves it.
         """
         return (
-            self._live(alone),
-            self.lives.watch(lambda at: self._checked(_SOCKETS, at)),
+            self._run_plugins(acquire),
+            self.resource_plugins.watch_sockets(lambda at: self._record_check_time(_SOCKETS, at)),
             self._watch_devices(),
-            self._age(),
-            self._examiner.examine(),
-            self._pods.follow(),
-            self._courier.follow(),
-            *([self._seen.watch(self._take_judged)] if self._seen else []),
+            self._expire_devices(),
+            self._device_checker.run(),
+            self._pods.run(),
+            self._updates.run(),
+            *([self._gpus.watch(self._on_gpu_update)] if self._gpus else []),
         )
 
-    async def look(self) -> None:
-        """Look at the device nodes; bring what changed to the kubelet, then to the bus."""
-        async with self._looking:
+    async def scan_devices(self) -> None:
+        """Scan the device nodes; publish what changed, to the kubelet first."""
+        async with self._scan_lock:
             self._planner.devices = await self._sights.plan(
-                self._planner.resources, standing=self.inventory.standing
+                self._planner.resources, standing=self.inventory.matched_devices
             )
-            events = self._planned()
-            if self._has_looked.is_set():
-                await self._courier.bring(events)
+            events = self._plan()
+            if self._first_scan_done.is_set():
+                await self._updates.publish(events)
                 return
             for event in events:
-                # the first snapshot tells of them
-                self.teller.log_device(event)
-            self._courier.tell([])
-            self._has_looked.set()
-            self._begin()
+                # the first snapshot contains them
+                self.event_log.log_device(event)
+            self._updates.record([])
+            self._first_scan_done.set()
+            self._start_if_all_seen()
 
     async def configure(
-        self, found: document.NodeConfiguration, *, config_hash: str, restart: tuple[str, ...]
+        self, rules: document.NodeConfiguration, *, config_hash: str, restart: tuple[str, ...]
     ) -> None:
-        """Advertise what these rules say from now on; what did not change is left alone."""
-        before = dict(self.lives)
-        self._planner.follow(found)
+        """Apply changed rules; resources that did not change stay registered."""
+        before = dict(self.resource_plugins)
+        self._planner.configure(rules)
         reason, self._reason = self._reason, _Reason.CONFIGURATION_CHANGED
         try:
-            await self.look()
+            await self.scan_devices()
         finally:
             self._reason = reason
-        after = self.lives
-        self.teller.applied(
+        after = self.resource_plugins
+        self.event_log.configuration_applied(
             config_hash,
             added=tuple(name for name in after if name not in before),
             removed=tuple(name for name in before if name not in after),
-            again=tuple(n for n in after if n in before and after[n] is not before[n]),
+            registered_again=tuple(n for n in after if n in before and after[n] is not before[n]),
             restart=restart,
         )
 
-    def judge_by(self, judge: "xid_policy.Policy", told: "gpus.Health") -> None:
-        """Judge GPUs by other rules from now on."""
-        if self._seen is not None:
-            self._seen.judge_by(judge, told)
+    def set_gpu_policy(self, policy: "xid_policy.Policy", health: "gpus.Health") -> None:
+        """Judge the health of GPUs by other rules from now on."""
+        if self._gpus is not None:
+            self._gpus.judge_by(policy, health)
 
     async def close(self) -> None:
-        """End every life, and let go of the GPUs."""
-        await self.lives.end()
-        if self._seen:
-            await self._seen.source.close()
+        """Stop every resource plugin, and release the GPUs."""
+        await self.resource_plugins.stop()
+        if self._gpus:
+            await self._gpus.source.close()
 
-    async def _live(self, alone: Alone | None) -> None:
-        """Live with the kubelet as soon as it is known what there is."""
-        await self._has_looked.wait()
-        if alone is not None:
-            await alone()
-        self._specs.remove_stale(self.lives.claims.is_free)
-        await self.lives.live()
+    async def _run_plugins(self, acquire: Acquire | None) -> None:
+        """Serve the resources as soon as the devices are known."""
+        await self._first_scan_done.wait()
+        if acquire is not None:
+            await acquire()
+        self._cdi_specs.remove_stale(self.resource_plugins.locks.is_free)
+        await self.resource_plugins.run()
 
     async def _watch_devices(self) -> None:
-        """Look at the devices whenever their directories change."""
-        async with self._sights.looks(self._specs.directories) as looks:
+        """Scan the devices whenever their directories change."""
+        async with self._sights.looks(self._cdi_specs.directories) as looks:
             async for _ in looks:
-                await self.look()
+                await self.scan_devices()
                 if not self._sights.is_blind:
-                    self._checked(_DEVICES, time.monotonic())
+                    self._record_check_time(_DEVICES, time.monotonic())
 
-    async def _age(self) -> None:
-        """Let devices go that have been lost for long enough."""
+    async def _expire_devices(self) -> None:
+        """Remove devices that have been missing for long enough."""
         clock = asyncio.get_running_loop().time
         while True:
-            self._aged.clear()
+            self._deadline_changed.clear()
             try:
                 async with asyncio.timeout_at(self.inventory.next_deadline()):
-                    await self._aged.wait()
+                    await self._deadline_changed.wait()
             except TimeoutError:
-                await self._courier.bring(self.inventory.tick(now=clock(), at=datetime.now(UTC)))
+                await self._updates.publish(self.inventory.tick(now=clock(), at=datetime.now(UTC)))
 
-    async def _take_judged(self, judged: source.Evaluated) -> None:
-        """Take what was found out about GPUs."""
-        match judged:
+    async def _on_gpu_update(self, update: source.Evaluated) -> None:
+        """Handle a new look at the GPUs, or a fault that began or ended."""
+        match update:
             case gpu.Scan():
-                if judged.driver is gpu.Driver.REPLACED:
-                    logs.logger().warning("driver_replaced", problem=judged.problem)
+                if update.driver is gpu.Driver.REPLACED:
+                    logs.logger().warning("driver_replaced", problem=update.problem)
                     self.stop_reason = vocabulary.StopReason.UPGRADE
-                    self.over.set()
-                self._planner.look = gpu.latest_scan(self._planner.look, judged)
-                await self._courier.bring(self._planned())
-                self._begin()
+                    self.stopping.set()
+                self._planner.gpu_look = gpu.latest_scan(self._planner.gpu_look, update)
+                await self._updates.publish(self._plan())
+                self._start_if_all_seen()
             case gpu.FaultBegan() | gpu.FaultEnded():
-                self._courier.soon(self.inventory.apply(judged))
-                # hundreds may wait to be judged, and something else to be done
+                self._updates.publish_soon(self.inventory.apply_fault(update))
+                # hundreds of faults may come at once: let other tasks run
                 await asyncio.sleep(0)
             case _:
-                assert_never(judged)
+                assert_never(update)
 
-    async def _judge(self, resource: str, unit: advertised.Unit, problem: str) -> None:
-        """Take the result of an examination."""
+    async def _on_check_result(self, resource: str, unit: advertised.Unit, problem: str) -> None:
+        """Handle the result of a device check."""
         now = time.monotonic()
-        self._checked(_CHECKS, now)
+        self._record_check_time(_CHECKS, now)
         at = datetime.now(UTC)
-        await self._courier.bring(self.inventory.checked(resource, unit, problem, now=now, at=at))
-
-    def _brought(self) -> None:
-        self._aged.set()
-        self._examiner.turned.set()
-
-    def _checked(self, kind: str, at: float) -> None:
-        self._checked_at[kind] = at
-
-    def _state(self, life: resource_plugin.Life, now: float) -> resource_status.ResourceState:
-        state = life.state(now)
-        held = self._pods.held(life.resource)
-        return msgspec.structs.replace(
-            state,
-            problem=state.problem or self._specs.problems.get(life.resource, ""),
-            allocated=state.allocated if held is None else held,
-            apart=self._pods.apart(life.resource, now),
+        await self._updates.publish(
+            self.inventory.record_check(resource, unit, problem, now=now, at=at)
         )
 
-    def _begin(self) -> None:
-        """Say that all resources of the start are there, when everything was looked at once."""
-        if self._has_looked.is_set() and (self._seen is None or self._planner.look is not None):
-            self.lives.begin()
+    def _on_published(self) -> None:
+        self._deadline_changed.set()
+        self._device_checker.changed.set()
+
+    def _record_check_time(self, kind: str, at: float) -> None:
+        self._checked_at[kind] = at
+
+    def _status(
+        self, plugin: resource_plugin.ResourcePlugin, now: float
+    ) -> resource_status.ResourceStatus:
+        status = plugin.status(now)
+        allocated = self._pods.allocated_count(plugin.resource)
+        return msgspec.structs.replace(
+            status,
+            problem=status.problem or self._cdi_specs.problems.get(plugin.resource, ""),
+            allocated=status.allocated if allocated is None else allocated,
+            mismatch=self._pods.mismatch(plugin.resource, now),
+        )
+
+    def _start_if_all_seen(self) -> None:
+        """Start to wait for the kubelet's answers once device nodes and GPUs were both scanned."""
+        if self._first_scan_done.is_set() and (
+            self._gpus is None or self._planner.gpu_look is not None
+        ):
+            self.resource_plugins.expect_first_answers()
             self._reason = _Reason.DEVICE_APPEARED
 
-    def _planned(self) -> list[vocabulary.PluginEvent]:
-        """Take what was last seen into the inventory, and begin and end lives by it."""
+    def _plan(self) -> list[vocabulary.PluginEvent]:
+        """Update the inventory from the last scans; start and stop resource plugins to match."""
         planner, devices = self._planner, self.inventory
         plan, configured = planner.plan(self._resources_max, standing=devices.resources)
         devices.gpus = planner.gpus or devices.gpus
         devices.terms = planner.terms or devices.terms
-        events = devices.look(plan, configured, now=time.monotonic(), at=datetime.now(UTC))
+        events = devices.observe(plan, configured, now=time.monotonic(), at=datetime.now(UTC))
         self._problems = plan.problems
-        self._write_specs()
-        self.lives.match(self._reason)
+        self._write_cdi_specs()
+        self.resource_plugins.reconcile(self._reason)
         return events
 
-    def _write_specs(self) -> None:
-        """Tell the container runtime of what is ours."""
+    def _write_cdi_specs(self) -> None:
+        """Write the CDI specs of the resources that this process serves."""
         wanted = {}
         for name in self.inventory.resources:
             rule = self.inventory.rule(name)
-            if rule and rule.cdi and self.lives.claims.holds(name):
+            if rule and rule.cdi and self.resource_plugins.locks.holds(name):
                 wanted[name] = cdi.spec(name, self.inventory.offered(name))
-        if self._specs.write(wanted):
-            # its directory may be new, and is to be watched
+        if self._cdi_specs.write(wanted):
+            # the directory may be new and must be watched
             self._sights.changed.set()
-        self._tell_problems()
+        self._record_problems()
 
-    def _tell_problems(self) -> None:
-        unwritten = (f"{name}: {text}" for name, text in self._specs.problems.items())
-        unlisted = [self._unlisted] if self._unlisted else []
-        self._courier.problems((*self._problems, *unwritten, *unlisted))
+    def _record_problems(self) -> None:
+        unwritten = (f"{name}: {text}" for name, text in self._cdi_specs.problems.items())
+        snapshot = [self._snapshot_problem] if self._snapshot_problem else []
+        self._updates.record_problems((*self._problems, *unwritten, *snapshot))

@@ -1,4 +1,4 @@
-"""Adapter: what must be true before the process serves: its name, its place, being alone."""
+"""Adapter: checks before the process serves: node name, socket directory, no other plugin."""
 
 import asyncio
 import contextlib
@@ -18,21 +18,21 @@ from muster_plugin.config import settings
 from muster_plugin.kubelet import resource_locks, socket_directory
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_ALONE_AGAIN_S: Final = 0.05
+_RETRY_S: Final = 0.05
 RESOURCES_MAX: Final = 1000
-_FILES_OF_OURS: Final = 128
-_FILES_A_RESOURCE: Final = 8
-"""Lock, socket and stream, which are 3; and for moments a probe and a registration."""
+_FILES_OF_PROCESS: Final = 128
+_FILES_PER_RESOURCE: Final = 8
+"""Lock, socket and stream are 3; a probe and a registration need more for a moment."""
 
 
 class CannotServe(Exception):
-    """The world does not let the plugin start; the text says what was tried, and what to do."""
+    """The plugin cannot serve here; the text says what was tried and what to do."""
 
 
-def node_name(told: str) -> str:
-    """Return the node's name: as told, from NODE_NAME, or the host's. Raises CannotServe."""
-    source = "settings" if told else "NODE_NAME"
-    name = told or os.environ.get("NODE_NAME", "")
+def node_name(configured: str) -> str:
+    """Return the node's name: configured, from NODE_NAME, or the host's. Raises CannotServe."""
+    source = "settings" if configured else "NODE_NAME"
+    name = configured or os.environ.get("NODE_NAME", "")
     if not name:
         source, name = "the host's name", socket.gethostname().lower()
     try:
@@ -45,14 +45,14 @@ def node_name(told: str) -> str:
 
 
 def boot() -> str:
-    """Return the id of this boot of the machine; empty if it is not told."""
+    """Return the machine's boot id; empty if it cannot be read."""
     with contextlib.suppress(OSError):
         return _BOOT_ID.read_text("ascii").strip()
     return ""
 
 
 def check(chosen: settings.Settings) -> None:
-    """Find out now what would end us after the registration. Raises CannotServe."""
+    """Check now what would otherwise end the process after the registration. Raises CannotServe."""
     problem = socket_directory.problem(Path(chosen.kubelet.directory) / settings.SOCKET_DIRECTORY)
     if problem:
         raise CannotServe(f"kubelet.directory: {problem}")
@@ -64,56 +64,58 @@ def check(chosen: settings.Settings) -> None:
     try:
         socket.create_server((http.host, http.port), family=family).close()
     except OSError as error:
-        told = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise CannotServe(f"http: {http.host}:{http.port}: {told}") from None
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise CannotServe(f"http: {http.host}:{http.port}: {reason}") from None
 
 
 def resources_max() -> int:
-    """Have as many files open as this process may; return how many resources that is enough for."""
+    """Raise the limit of open files; return how many resources it is enough for."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if most == resource.RLIM_INFINITY:
         return RESOURCES_MAX
-    return max(1, min(RESOURCES_MAX, (most - _FILES_OF_OURS) // _FILES_A_RESOURCE))
+    return max(1, min(RESOURCES_MAX, (most - _FILES_OF_PROCESS) // _FILES_PER_RESOURCE))
 
 
-async def be_alone(
+async def acquire_resources(
     resources: Collection[str],
     folders: Sequence[Path],
-    claimed: resource_locks.Claims,
+    locks: resource_locks.ResourceLocks,
     *,
     handover_s: float,
 ) -> None:
-    """Claim these resources as soon as nobody else serves them.
+    """Lock these resources as soon as no other plugin serves them.
 
-    Raises CannotServe if that does not come in time. The kubelet would keep the newer registration,
-    and drop it when the older one ends (k/k#121994); so there is no overlap, not even in a rolling
-    update.
+    Raises CannotServe if that takes longer than `handover_s`. The kubelet would keep the newer
+    registration, and drop it when the older one ends (k/k#121994); so there must be no overlap, not
+    even in a rolling update.
     """
     until = time.monotonic() + handover_s
     has_waited = False
-    while other := _other(sorted(resources), folders, claimed):
+    while other := _other_owner(sorted(resources), folders, locks):
         if time.monotonic() >= until:
             raise CannotServe(
                 f"another plugin on this node serves {other}; end it first, or let this one "
                 f"wait for its end with handover_s (now {handover_s:g})"
             )
         if not has_waited:
-            logs.logger().info("waiting_for_another", serves=other, at_most_s=handover_s)
+            logs.logger().info("waiting_for_other_plugin", serves=other, at_most_s=handover_s)
             has_waited = True
-        await asyncio.sleep(_ALONE_AGAIN_S)
+        await asyncio.sleep(_RETRY_S)
 
 
-def _other(
-    resources: Iterable[str], folders: Sequence[Path], claimed: resource_locks.Claims
+def _other_owner(
+    resources: Iterable[str], folders: Sequence[Path], locks: resource_locks.ResourceLocks
 ) -> str:
-    """Return what another plugin serves, and which does; empty if none does.
+    """Return which resource another plugin serves, and which plugin; empty if none does.
 
-    Of two that start together each claims in the same order, so that one of them gets everything.
+    Two plugins that start together lock in the same order, so one of them gets everything.
     """
     for name in resources:
-        owner = claimed.claim(name)
+        owner = locks.acquire(name)
         if owner:
             return f"{name} ({owner})"
-    # one that knows no locks
-    return next(iter(socket_directory.served(folders, {*map(settings.slug, resources)})), "")
+    # an older plugin may use no locks
+    return next(
+        iter(socket_directory.served_sockets(folders, {*map(settings.slug, resources)})), ""
+    )

@@ -1,4 +1,4 @@
-"""Adapter: the settings' file while the plugin runs: what changes in it is taken, or refused."""
+"""Adapter: reloads the settings file while the plugin runs; applies or refuses its changes."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from muster_plugin.gpu import policy_files
 
 _READ_TIMEOUT_S: Final = 5.0
 _READ_PERIOD_S: Final = 60.0
-_WRITTEN_S: Final = 0.05
+_SETTLE_S: Final = 0.05
 _Stamp: TypeAlias = tuple[int, ...]
 
 
@@ -33,106 +33,106 @@ class Source(Protocol):
 
 
 class Reloader:
-    """Has the node follow its settings. `follow` is told the hash of what is in force."""
+    """Applies changed settings to the node; `on_applied` gets the hash of each."""
 
     def __init__(
         self,
         chosen: settings.Settings,
         source: Source,
         node: node_door.Node,
-        follow: Callable[[str], None],
+        on_applied: Callable[[str], None],
     ) -> None:
         self._chosen = chosen
         self._source = source
         self._node = node
-        self._follow = follow
-        self._in_force = chosen
-        self._reading = asyncio.Event()
+        self._on_applied = on_applied
+        self._active = chosen
+        self._read_requested = asyncio.Event()
         self._files = blocking.Lane()
         self._policy: Path | None = None
-        self._read: tuple[_Stamp | None, ...] = ()
-        """What the files looked like from outside when they were last read; () to read them."""
+        self._stamps: tuple[_Stamp | None, ...] = ()
+        """Stamps of the files when they were last read; () forces a read."""
 
-    async def reload(self) -> None:
-        """Read the settings again when their file changes, or at SIGHUP; take what can be used."""
+    async def run(self) -> None:
+        """Read the settings when their file changes or at SIGHUP; apply those that are valid."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self._ask)
+        loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
         try:
-            # the first look reads what was read a moment ago
-            await self._node.lives.settle()
+            # the first read repeats the one of the start
+            await self._node.resource_plugins.wait_for_first_answers()
             looks = inotify.scan_times(
-                lambda: _around(self._source.file),
+                lambda: _watched_directories(self._source.file),
                 period_s=_READ_PERIOD_S,
                 mask=inotify.CONTENT_EVENTS,
-                settle_s=_WRITTEN_S,
-                changed=self._reading,
+                settle_s=_SETTLE_S,
+                changed=self._read_requested,
             )
             async with contextlib.aclosing(looks):
                 async for _ in looks:
-                    if await self._may_say_otherwise():
+                    if await self._may_have_changed():
                         await self._reread()
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
 
-    def _ask(self) -> None:
-        self._read = ()
-        self._reading.set()
+    def _on_sighup(self) -> None:
+        self._stamps = ()
+        self._read_requested.set()
 
-    async def _may_say_otherwise(self) -> bool:
-        """Tell whether a file is another than was read; much else may change beside it."""
+    async def _may_have_changed(self) -> bool:
+        """Return whether a file differs from when it was read; other files may change beside it."""
         files = [file for file in (self._source.file, self._policy) if file]
-        was, self._read = self._read, ()
+        before, self._stamps = self._stamps, ()
         with contextlib.suppress(TimeoutError):
-            self._read = await self._files.run(
+            self._stamps = await self._files.run(
                 lambda: tuple(map(_stamp, files)), timeout_s=_READ_TIMEOUT_S
             )
-        return not was or was != self._read
+        return not before or before != self._stamps
 
     async def _reread(self) -> None:
         try:
-            found = await self._files.run(self._source.read, timeout_s=_READ_TIMEOUT_S)
-            here = found.at(self._node.name)
-            await self._judge_anew(here)
+            new = await self._files.run(self._source.read, timeout_s=_READ_TIMEOUT_S)
+            here = new.at(self._node.name)
+            await self._reload_gpu_policy(here)
         except (ValueError, TimeoutError) as error:
-            problems = tuple(str(error).splitlines()) or (f"{self._source.file}: does not answer",)
-            in_force = self._in_force.hash_at(self._node.name)
-            self._node.teller.refused(problems, in_force=in_force)
-            self._node.problem_turned.set()
-            # it may name another file, which we do not look at
-            self._read = ()
+            problems = tuple(str(error).splitlines()) or (f"{self._source.file}: read timed out",)
+            active = self._active.hash_at(self._node.name)
+            self._node.event_log.configuration_refused(problems, active=active)
+            self._node.heartbeat_due.set()
+            # it may name another file, which is not watched
+            self._stamps = ()
             return
         policy = here.gpus.health.policy if here.gpus else ""
         self._policy = Path(policy) if policy else None
-        told = found.hash_at(self._node.name)
-        if found == self._in_force:
-            self._node.teller.mended(told)
+        config_hash = new.hash_at(self._node.name)
+        if new == self._active:
+            self._node.event_log.configuration_restored(config_hash)
             return
-        restart = found.changed_for_the_process(self._chosen)
-        if here.gpus is not None and not self._node.sees_gpus:
+        restart = new.changed_for_the_process(self._chosen)
+        if here.gpus is not None and not self._node.watches_gpus:
             restart = (*restart, "gpus")
-        self._in_force = found
-        self._follow(told)
-        await self._node.configure(here, config_hash=told, restart=restart)
+        self._active = new
+        self._on_applied(config_hash)
+        await self._node.configure(here, config_hash=config_hash, restart=restart)
 
-    async def _judge_anew(self, here: document.NodeConfiguration) -> None:
-        """Judge GPUs by what the files say now. Raises ValueError or TimeoutError."""
-        if here.gpus is not None and self._node.sees_gpus:
+    async def _reload_gpu_policy(self, here: document.NodeConfiguration) -> None:
+        """Apply the health rules of GPUs in the files. Raises ValueError or TimeoutError."""
+        if here.gpus is not None and self._node.watches_gpus:
             health = here.gpus.health
             judge = await self._files.run(
                 lambda: policy_files.load(health), timeout_s=_READ_TIMEOUT_S
             )
-            self._node.judge_by(judge, health)
+            self._node.set_gpu_policy(judge, health)
 
 
 def _stamp(file: Path) -> _Stamp | None:
-    """Return what differs when a file is written or another is put in its place; None if gone."""
+    """Return what changes when a file is written or replaced; None if it is gone."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _around(file: Path | None) -> set[Path]:
-    """Return where a change of a file shows: a mounted ConfigMap changes by a link beside it."""
+def _watched_directories(file: Path | None) -> set[Path]:
+    """Return the directories to watch: a mounted ConfigMap changes by a link beside the file."""
     return {file.parent, Path(os.path.realpath(file)).parent} if file else set()

@@ -129,7 +129,7 @@ def _show(chosen: argparse.Namespace) -> None:
     if found == document.NodeConfiguration():
         _print(b"# nothing on this node")
     elif chosen.matches:
-        here = look(found, read.simulated_gpus, chosen.node or read.node)
+        here = _matches(found, read.simulated_gpus, chosen.node or read.node)
         _print("\n".join(here.lines).encode())
         for problem in here.problems:
             _tell(problem)
@@ -240,7 +240,7 @@ class Matches(msgspec.Struct, frozen=True, kw_only=True):
     problems: Sequence[str] = ()
 
 
-def look(
+def _matches(
     found: document.NodeConfiguration, made: config_settings.SimulatedGpus | None, node: str
 ) -> Matches:
     """Look at this machine, or at GPUs that are `made` for a node of that name."""
@@ -285,7 +285,7 @@ def _rows(
     things: dict[str, list[advertised.Unit]] = {}
     for unit in offer.units:
         things.setdefault(unit.physical, []).append(unit)
-    words = {device: text for one in seen for device, text in _words(one).items()}
+    words = {device: text for one in seen for device, text in _described(one).items()}
     for name, same in things.items():
         more = f" and {len(same) - 1} more" if len(same) > 1 else ""
         paths = [device.host_path for device in same[0].devices]
@@ -293,7 +293,7 @@ def _rows(
         yield offer.name, f"{same[0].id}{more}", words.get(name) or ", ".join(paths)
 
 
-def _words(one: vocabulary.Gpu) -> Mapping[str, str]:
+def _described(one: vocabulary.Gpu) -> Mapping[str, str]:
     """Say what a GPU and its MIG devices are, by uuid."""
     which = f"GPU {one.index}" if one.index is not None else "a GPU"
     parts = {mig.uuid: f"{mig.profile} of {which}, {one.product}" for mig in one.mig}

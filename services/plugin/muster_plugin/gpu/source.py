@@ -46,7 +46,7 @@ class GpuEvaluator:
         self,
         source: Source,
         health: "health_state.GpuHealth",
-        line: machine.Line[Observed, Evaluated],
+        line: machine.MachineRunner[Observed, Evaluated],
     ) -> None:
         self.source = source
         self.xids: Counter[int] = Counter()
@@ -65,10 +65,10 @@ class GpuEvaluator:
         What holds against a GPU comes before the look that shows it, so that what begins badly is
         never called Healthy.
         """
-        self._line.tell(await self.source.first(FIRST_SCAN_S))
+        self._line.send(await self.source.first(FIRST_SCAN_S))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._line.drive(self, act))
-            tasks.create_task(self.source.follow(self._line.tell))
+            tasks.create_task(self.source.follow(self._line.send))
 
     def receive(self, event: Observed, now: float) -> Sequence[Evaluated]:
         """Judge what is seen."""

@@ -1,62 +1,60 @@
-"""Pure: What holds against the parts of GPUs, and so against every device made of them.
+"""Pure: the active faults of GPUs and their parts, and so of every device made of them.
 
-Thousands of replicas ask for the same few reasons, so what was said of a part is remembered until
-something begins or ends to hold against its GPU.
+Thousands of replicas ask for the same few reasons, so the reason of a part is cached until a fault
+of its GPU begins or ends.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 from muster_plugin.model import gpu
 
-_SAID_MAX: Final = 1000
+_REASON_MAX: Final = 1000
 
 _Key: TypeAlias = tuple[gpu.Part, gpu.Effect, str]
 
 
-class Findings:
-    """Every finding that holds, by GPU, and there by part and code."""
+class ActiveFaults:
+    """Every active fault, by GPU, part, effect and code."""
 
     def __init__(self) -> None:
-        self._holding: dict[str, dict[_Key, gpu.FaultBegan]] = {}
-        self._said: dict[str, dict[tuple[gpu.Part, gpu.Effect], str]] = {}
+        self._active: dict[str, dict[_Key, gpu.FaultBegan]] = {}
+        self._reasons: dict[str, dict[tuple[gpu.Part, gpu.Effect], str]] = {}
 
-    def apply(self, finding: gpu.FaultChange) -> bool:
-        """Take the beginning or the end of a finding; return whether that is news."""
-        name = finding.part.gpu
-        key = finding.part, finding.effect, finding.code
-        holding = self._holding.setdefault(name, {})
-        self._said.pop(name, None)
-        match finding:
+    def apply(self, fault: gpu.FaultChange) -> bool:
+        """Apply the beginning or the end of a fault; return whether that changes anything."""
+        uuid = fault.part.gpu
+        key = fault.part, fault.effect, fault.code
+        active = self._active.setdefault(uuid, {})
+        self._reasons.pop(uuid, None)
+        match fault:
             case gpu.FaultBegan():
-                is_news = key not in holding
-                holding[key] = finding
+                is_change = key not in active
+                active[key] = fault
             case gpu.FaultEnded():
-                is_news = holding.pop(key, None) is not None
-        if not holding:
-            del self._holding[name]
-        return is_news
+                is_change = active.pop(key, None) is not None
+        if not active:
+            del self._active[uuid]
+        return is_change
 
     def reason(self, part: gpu.Part, effect: gpu.Effect) -> str:
-        """Say what holds against a part, in the order in which it began; empty if nothing does."""
-        if part.gpu not in self._holding:
+        """Return the active faults of a part in words, oldest first; empty if there are none."""
+        if part.gpu not in self._active:
             return ""
-        said = self._said.setdefault(part.gpu, {})
-        known = said.get((part, effect))
-        if known is None:
-            reasons = (found.reason for found in self._against(part, effect))
-            known = said[part, effect] = "; ".join(reasons)[:_SAID_MAX]
-        return known
+        cache = self._reasons.setdefault(part.gpu, {})
+        if (part, effect) not in cache:
+            reasons = (fault.reason for fault in self._matching(part, effect))
+            cache[part, effect] = "; ".join(reasons)[:_REASON_MAX]
+        return cache[part, effect]
 
-    def count(self) -> dict[tuple[gpu.Effect, str], int]:
-        """Count what holds now, by effect and code."""
-        counted: dict[tuple[gpu.Effect, str], int] = {}
-        for holding in self._holding.values():
-            for _, effect, code in holding:
-                counted[effect, code] = counted.get((effect, code), 0) + 1
-        return counted
+    def count(self) -> Counter[tuple[gpu.Effect, str]]:
+        """Count the active faults by effect and code."""
+        return Counter(
+            (effect, code) for active in self._active.values() for _, effect, code in active
+        )
 
-    def _against(self, part: gpu.Part, effect: gpu.Effect) -> Iterator[gpu.FaultBegan]:
-        for found in self._holding[part.gpu].values():
-            if found.effect is effect and found.part.covers(part):
-                yield found
+    def _matching(self, part: gpu.Part, effect: gpu.Effect) -> Iterator[gpu.FaultBegan]:
+        for fault in self._active[part.gpu].values():
+            if fault.effect is effect and fault.part.covers(part):
+                yield fault

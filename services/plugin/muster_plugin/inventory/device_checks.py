@@ -1,4 +1,4 @@
-"""Adapter: the devices: opens them, or runs a check command, where the configuration says so."""
+"""Adapter: device checks: opens devices, or runs a check command, as configured."""
 
 import asyncio
 import contextlib
@@ -14,74 +14,74 @@ from muster_plugin.inventory import inventory
 from muster_plugin.model import advertised
 
 _BUSY: Final = frozenset({errno.EBUSY, errno.EAGAIN, errno.ETXTBSY})
-"""Somebody has it open for himself: a sign of health."""
+"""Another process has it open exclusively: a sign of health."""
 _PARALLEL_MAX: Final = 8
-_WORDS_MAX: Final = 4096
+_STDERR_MAX: Final = 4096
 _PIPE_BYTES: Final = 65_536
 """Linux: what a pipe holds, so that one read takes all of it."""
 
 Key = tuple[str, str]
-Judge = Callable[[str, advertised.Unit, str], Awaitable[None]]
+OnResult = Callable[[str, advertised.Unit, str], Awaitable[None]]
 
 
-class Examiner:
-    """Examines each device on the period of its resource; one that is new, at once.
+class DeviceChecker:
+    """Checks each device on the period of its resource, and new devices at once.
 
-    `judge` is given the resource, the unit and the problem, empty if it is well.
+    `on_result` gets the resource, the unit and the problem, which is empty if the check passed.
     """
 
-    def __init__(self, devices: inventory.Inventory, judge: Judge) -> None:
-        self.turned = asyncio.Event()
-        """To be set when devices came or went, or rules changed."""
+    def __init__(self, devices: inventory.Inventory, on_result: OnResult) -> None:
+        self.changed = asyncio.Event()
+        """Set when devices appeared or went, or rules changed."""
         self._devices = devices
-        self._judge = judge
+        self._on_result = on_result
         self._due: dict[Key, float] = {}
         self._lanes: dict[Key, blocking.Lane] = {}
         self._running: set[Key] = set()
-        self._places = asyncio.Semaphore(_PARALLEL_MAX)
+        self._slots = asyncio.Semaphore(_PARALLEL_MAX)
 
-    async def examine(self) -> None:
-        """Examine for ever."""
+    async def run(self) -> None:
+        """Check until cancelled."""
         clock = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as tasks:
             while True:
-                self.turned.clear()
+                self.changed.clear()
                 now = clock()
-                wanted = self._wanted()
+                wanted = self._to_check()
                 self._due = {key: self._due.get(key, now) for key in wanted}
                 self._lanes = {key: self._lanes.get(key) or blocking.Lane() for key in wanted}
                 for key, (unit, checks) in wanted.items():
                     if self._due[key] <= now and key not in self._running:
                         self._due[key] = now + checks.period_s
                         self._running.add(key)
-                        tasks.create_task(self._examine(key, unit, checks, self._lanes[key]))
+                        tasks.create_task(self._check(key, unit, checks, self._lanes[key]))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(self._next_due()):
-                        await self.turned.wait()
+                        await self.changed.wait()
 
     def _next_due(self) -> float | None:
         waiting = (at for key, at in self._due.items() if key not in self._running)
         return min(waiting, default=None)
 
-    def _wanted(self) -> Mapping[Key, tuple[advertised.Unit, resources.Checks]]:
+    def _to_check(self) -> Mapping[Key, tuple[advertised.Unit, resources.Checks]]:
         wanted = {}
         for name in self._devices.resources:
             rule = self._devices.rule(name)
             if rule and (rule.checks.open or rule.checks.command):
-                for unit in self._devices.to_check(name):
+                for unit in self._devices.units_to_check(name):
                     wanted[name, unit.physical] = unit, rule.checks
         return wanted
 
-    async def _examine(
+    async def _check(
         self, key: Key, unit: advertised.Unit, checks: resources.Checks, lane: blocking.Lane
     ) -> None:
-        async with self._places:
+        async with self._slots:
             problem = await _opened(unit, checks, lane) if checks.open else ""
             if not problem and checks.command:
                 problem = await _commanded(unit, checks)
         self._running.discard(key)
-        await self._judge(key[0], unit, problem)
-        self.turned.set()
+        await self._on_result(key[0], unit, problem)
+        self.changed.set()
 
 
 async def _opened(unit: advertised.Unit, checks: resources.Checks, lane: blocking.Lane) -> str:
@@ -105,28 +105,28 @@ def _open_all(unit: advertised.Unit) -> str:
 
 
 def _open(path: str, flags: int) -> None:
-    """Open and close; a directory of device nodes can only be read."""
-    always = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    """Open and close; a directory of device nodes can only be opened for reading."""
+    flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        os.close(os.open(path, flags | always))
+        os.close(os.open(path, flags))
     except IsADirectoryError:
-        os.close(os.open(path, os.O_RDONLY | always))
+        os.close(os.open(path, flags & ~os.O_ACCMODE))
 
 
 async def _commanded(unit: advertised.Unit, checks: resources.Checks) -> str:
-    """Run the command; the device nodes are in MUSTER_DEVICES, separated by commas.
+    """Run the check command, with the device nodes in MUSTER_DEVICES, separated by commas.
 
-    It has ended when its own process has, whatever that left running.
+    It has ended when its own process has, whatever children that left running.
     """
     paths = ",".join(device.host_path for device in unit.devices)
     program = checks.command[0]
-    with _LastWords() as words:
+    with _StderrTail() as tail:
         try:
             process = await asyncio.create_subprocess_exec(
                 *checks.command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
-                stderr=words.writing,
+                stderr=tail.writing,
                 env=os.environ | {"MUSTER_DEVICES": paths},
                 start_new_session=True,
             )
@@ -141,18 +141,18 @@ async def _commanded(unit: advertised.Unit, checks: resources.Checks) -> str:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-        said = words.last()
-    return "" if code == 0 else f"{program} ended with {code}{said and f': {said}'}"
+        message = tail.last_line()
+    return "" if code == 0 else f"{program} ended with {code}{message and f': {message}'}"
 
 
-class _LastWords:
-    """A pipe that is read while it is open, of which the end is kept.
+class _StderrTail:
+    """A pipe for stderr of which the last bytes are kept.
 
-    It is ours, not asyncio's: that one stays open as long as anybody holds its other end.
+    Not asyncio's pipe: that one stays open as long as any child process holds its other end.
     """
 
     def __init__(self) -> None:
-        self._said = b""
+        self._stderr = b""
         self._reading, self.writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reading, False)
 
@@ -165,12 +165,12 @@ class _LastWords:
         os.close(self._reading)
         os.close(self.writing)
 
-    def last(self) -> str:
-        """Return the last line that was written until now."""
+    def last_line(self) -> str:
+        """Return the last line written so far."""
         self._read()
-        lines = self._said.decode(errors="replace").strip().splitlines()
+        lines = self._stderr.decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._said = (self._said + os.read(self._reading, _PIPE_BYTES))[-_WORDS_MAX:]
+            self._stderr = (self._stderr + os.read(self._reading, _PIPE_BYTES))[-_STDERR_MAX:]

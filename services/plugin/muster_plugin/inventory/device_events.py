@@ -1,6 +1,6 @@
-"""Pure: What became of devices, as the events that tell it.
+"""Pure: turns what happened to devices into events for the bus.
 
-A GPU has one life, whatever the number of its replicas: what befalls them alike is told once.
+Replicas of one GPU that change in the same way become one event.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -19,88 +19,89 @@ _CONDITIONS: Final = {
 }
 
 
-class Reports:
+class DeviceEvents:
     """Makes the events of one plugin on one node."""
 
-    def __init__(self, node: str, plugin: str, against: active_faults.Findings) -> None:
+    def __init__(self, node: str, plugin: str, faults: active_faults.ActiveFaults) -> None:
         self._node = node
         self._plugin = plugin
-        self._against = against
+        self._faults = faults
 
-    def of_units(
+    def for_units(
         self,
-        resource: resource_devices.Advertised,
+        resource: resource_devices.ResourceDevices,
         facts: Iterable[device_lifecycle.Fact],
         at: datetime,
     ) -> Iterator[vocabulary.PluginEvent]:
-        """Tell what became of units, in order; the resource stands as it does after it."""
-        turned: set[tuple[str, vocabulary.Health]] = set()
-        for same in _together(resource, facts):
-            match same[0]:
+        """Return the events of what happened to units, in order; `resource` is already changed."""
+        announced: set[tuple[str, vocabulary.Health]] = set()
+        for group in _grouped(resource, facts):
+            match group[0]:
                 case device_lifecycle.Added():
-                    yield self._added(resource, same[0], len(same), at)
+                    yield self._added(resource, group[0], len(group), at)
                 case device_lifecycle.Removed():
-                    yield self._removed(resource, same[0], len(same), at)
-                case device_lifecycle.Turned(device_id=device_id, health=health) as fact:
+                    yield self._removed(resource, group[0], len(group), at)
+                case device_lifecycle.HealthChanged(device_id=device_id, health=health) as fact:
                     unit = resource.unit(device_id)
                     part = unit.gpu.part if unit and unit.gpu else None
                     name = unit.physical if unit and part else device_id
-                    is_bad = part and self._against.reason(part, gpu.Effect.UNHEALTHY)
-                    if (name, health) not in turned and not (
-                        is_bad and health is vocabulary.Health.HEALTHY
+                    has_fault = part and self._faults.reason(part, gpu.Effect.UNHEALTHY)
+                    if (name, health) not in announced and not (
+                        has_fault and health is vocabulary.Health.HEALTHY
                     ):
-                        turned.add((name, health))
-                        yield self._turned(resource, name, fact, at)
+                        announced.add((name, health))
+                        yield self._health_changed(resource, name, fact, at)
 
-    def of_finding(
+    def for_fault(
         self,
-        resource: resource_devices.Advertised,
+        resource: resource_devices.ResourceDevices,
         name: str,
         part: gpu.Part,
-        finding: gpu.FaultChange,
+        fault: gpu.FaultChange,
     ) -> vocabulary.PluginEvent:
-        """Tell of a finding about one device of a resource."""
-        condition = _CONDITIONS.get(finding.effect)
+        """Return the event of a fault that began or ended on one device of a resource."""
+        condition = _CONDITIONS.get(fault.effect)
         if condition is not None:
             return vocabulary.DeviceConditionChanged(
                 node=self._node,
                 plugin=self._plugin,
-                at=finding.at,
+                at=fault.at,
                 resource=resource.name,
                 device_id=name,
                 condition=condition,
-                holds=isinstance(finding, gpu.FaultBegan),
-                reason=finding.reason,
-                code=finding.code,
-                policy=finding.policy,
-                evidence=finding.evidence,
-                pods=resource.holders(name),
+                holds=isinstance(fault, gpu.FaultBegan),
+                reason=fault.reason,
+                code=fault.code,
+                policy=fault.policy,
+                evidence=fault.evidence,
+                pods=resource.pods_holding(name),
             )
-        left = self._against.reason(part, gpu.Effect.UNHEALTHY)
-        still = f"{finding.reason}; but {left}" if left else finding.reason
-        is_over = isinstance(finding, gpu.FaultEnded)
+        remaining = self._faults.reason(part, gpu.Effect.UNHEALTHY)
+        reason = fault.reason
+        if isinstance(fault, gpu.FaultEnded) and remaining:
+            reason = f"{fault.reason}; but {remaining}"
         return vocabulary.DeviceHealthChanged(
             node=self._node,
             plugin=self._plugin,
-            at=finding.at,
+            at=fault.at,
             resource=resource.name,
             device_id=name,
-            health=vocabulary.Health.HEALTHY if not left else vocabulary.Health.UNHEALTHY,
-            reason=still if is_over else finding.reason,
-            code=finding.code,
-            policy=finding.policy,
-            evidence=finding.evidence,
-            pods=resource.holders(name),
+            health=vocabulary.Health.HEALTHY if not remaining else vocabulary.Health.UNHEALTHY,
+            reason=reason,
+            code=fault.code,
+            policy=fault.policy,
+            evidence=fault.evidence,
+            pods=resource.pods_holding(name),
         )
 
     def _added(
         self,
-        resource: resource_devices.Advertised,
+        resource: resource_devices.ResourceDevices,
         fact: device_lifecycle.Added,
         count: int,
         at: datetime,
     ) -> vocabulary.PluginEvent:
-        # one that came and went at once is told as it came
+        # if it has already gone again, publish it as it was added
         device = resource.device(fact.device.id) or fact.device
         return vocabulary.DeviceAdded(
             node=self._node,
@@ -111,7 +112,7 @@ class Reports:
 
     def _removed(
         self,
-        resource: resource_devices.Advertised,
+        resource: resource_devices.ResourceDevices,
         fact: device_lifecycle.Removed,
         count: int,
         at: datetime,
@@ -127,11 +128,11 @@ class Reports:
             count=count,
         )
 
-    def _turned(
+    def _health_changed(
         self,
-        resource: resource_devices.Advertised,
+        resource: resource_devices.ResourceDevices,
         name: str,
-        fact: device_lifecycle.Turned,
+        fact: device_lifecycle.HealthChanged,
         at: datetime,
     ) -> vocabulary.PluginEvent:
         return vocabulary.DeviceHealthChanged(
@@ -143,15 +144,15 @@ class Reports:
             health=fact.health,
             reason=fact.reason,
             code=fact.code,
-            pods=resource.holders(name),
+            pods=resource.pods_holding(name),
         )
 
 
-def _together(
-    resource: resource_devices.Advertised, facts: Iterable[device_lifecycle.Fact]
+def _grouped(
+    resource: resource_devices.ResourceDevices, facts: Iterable[device_lifecycle.Fact]
 ) -> Iterable[Sequence[device_lifecycle.Fact]]:
-    """Lay the replicas of one GPU together that came, or went, alike."""
-    found: dict[Hashable, list[device_lifecycle.Fact]] = {}
+    """Group the replicas of one GPU that were added, or removed, in the same way."""
+    groups: dict[Hashable, list[device_lifecycle.Fact]] = {}
     for number, fact in enumerate(facts):
         key: Hashable = number
         match fact:
@@ -163,5 +164,5 @@ def _together(
                 key = device_lifecycle.Removed, physical, reason
             case _:
                 pass
-        found.setdefault(key, []).append(fact)
-    return found.values()
+        groups.setdefault(key, []).append(fact)
+    return groups.values()

@@ -1,9 +1,8 @@
-"""Pure: Every device of the node as it is advertised, and what a container is given with each.
+"""Pure: every device of the node as it is advertised, and what a container gets with each.
 
-Device nodes come from rules and from what was seen (`units`), GPUs from rules and from what NVML
-said (`gpu_units`); each has a `lifecycle`. What is found to be wrong with a GPU (`findings`) holds
-against every device made of it, in every resource. Whatever is asked, the same question gets the
-same answer.
+Device nodes come from rules and scans (`discovery.units`), GPUs from rules and NVML
+(`gpu.replicas`); each unit has a life cycle. A fault of a GPU makes every device of it Unhealthy,
+in every resource. All queries are deterministic.
 """
 
 from collections import Counter
@@ -27,11 +26,11 @@ from muster_plugin.inventory import (
 from muster_plugin.model import advertised, gpu
 
 _ENVELOPE_BYTES: Final = 32 * 1024
-"""What is in the message beside devices and GPUs: the names of all resources, CloudEvents' own."""
+"""Reserved for the rest of the message: the names of all resources, CloudEvents attributes."""
 
 
 class Snapshot(NamedTuple):
-    """All there is, as an event; `problem` says what it leaves out, empty if nothing."""
+    """The whole inventory as an event; `problem` says what it leaves out, empty if nothing."""
 
     event: vocabulary.InventoryReported
     problem: str
@@ -43,18 +42,18 @@ class Inventory:
     def __init__(self, *, node: str, plugin: str) -> None:
         self._node = node
         self._plugin = plugin
-        self._findings = active_faults.Findings()
-        self._reports = device_events.Reports(node, plugin, self._findings)
-        self._resources: dict[str, resource_devices.Advertised] = {}
+        self._faults = active_faults.ActiveFaults()
+        self._events = device_events.DeviceEvents(node, plugin, self._faults)
+        self._resources: dict[str, resource_devices.ResourceDevices] = {}
         self.gpus: vocabulary.GpuNode | None = None
-        """What a snapshot tells about the GPUs themselves."""
+        """The GPUs themselves, for snapshots."""
         self.terms = container_spec.AllocationContext()
-        """By what terms GPUs are given now."""
+        """The current rules and capabilities by which GPUs are allocated."""
         self._gpu_rules = self.terms.rules
 
-    # What changes it; each returns what it led to, for the kubelet first and then for the bus
+    # Changes; each returns its events, for the kubelet first and then for the bus
 
-    def look(
+    def observe(
         self,
         plan: resource_plan.Plan,
         configured: Sequence[config_resources.Resource],
@@ -62,86 +61,88 @@ class Inventory:
         now: float,
         at: datetime,
     ) -> list[vocabulary.PluginEvent]:
-        """Take one look at the node, by the rules that are in force.
+        """Apply one scan of the node, by the current rules.
 
-        A resource stays, with an empty list if need be, while it is configured by name. One that a
-        match gave its name goes when its last device has left.
+        A resource stays, even with an empty list, while it is configured by name. A resource named
+        after a matched device goes with its last device.
         """
         offers = {offer.name: offer for offer in plan.offers}
-        # how GPUs are named and shared stands in no rule of a single resource
-        are_new = self._gpu_rules != self.terms.rules
+        # naming and sharing of GPUs are not part of a single resource's rule
+        has_new_gpu_rules = self._gpu_rules != self.terms.rules
         self._gpu_rules = self.terms.rules
         events: list[vocabulary.PluginEvent] = []
-        for name, one in [*self._resources.items()]:
-            if name not in offers and one.rule not in configured:
-                events += self._forget(name, at)
+        for name, resource in [*self._resources.items()]:
+            if name not in offers and resource.rule not in configured:
+                events += self._remove(name, at)
         for name, offer in offers.items():
-            one = self._resources.setdefault(name, self._begun(offer))
-            if one.rule != offer.rule or (are_new and not offer.rule.groups):
-                meant = device_lifecycle.Reconfigured(offer.units)
-                events += self._reports.of_units(one, one.receive(meant, now), at)
-            one.follow(offer.rule)
-        for name, one in self._resources.items():
-            there = offers[name].units if name in offers else ()
-            one.simulated = bool(self.gpus and self.gpus.simulated)
-            events += self._reports.of_units(
-                one, one.receive(device_lifecycle.Looked(there), now), at
+            resource = self._resources.setdefault(name, self._added(offer))
+            if resource.rule != offer.rule or (has_new_gpu_rules and not offer.rule.groups):
+                configured_units = device_lifecycle.Reconfigured(offer.units)
+                events += self._events.for_units(
+                    resource, resource.receive(configured_units, now), at
+                )
+            resource.set_rule(offer.rule)
+        for name, resource in self._resources.items():
+            present = offers[name].units if name in offers else ()
+            resource.simulated = bool(self.gpus and self.gpus.simulated)
+            events += self._events.for_units(
+                resource, resource.receive(device_lifecycle.Observed(present), now), at
             )
         self._drop_empty(offers)
         return events
 
-    def checked(
+    def record_check(
         self, resource: str, unit: advertised.Unit, problem: str, *, now: float, at: datetime
     ) -> list[vocabulary.PluginEvent]:
-        """Take the result of a check; empty `problem` if the device is well."""
-        one = self._resources.get(resource)
-        if one is None:
+        """Record the result of a check; `problem` is empty if it passed."""
+        advertised = self._resources.get(resource)
+        if advertised is None:
             return []
-        facts = one.receive(device_lifecycle.Checked(unit, problem), now)
-        return [*self._reports.of_units(one, facts, at)]
+        facts = advertised.receive(device_lifecycle.Checked(unit, problem), now)
+        return [*self._events.for_units(advertised, facts, at)]
 
-    def held(
+    def record_pods(
         self, pods: Mapping[str, Mapping[str, str]] | None, *, now: float, at: datetime
     ) -> list[vocabulary.PluginEvent]:
-        """Take which pod holds what, by resource and device id; None if nobody knows."""
+        """Record which pod holds which device, by resource and id; None if that is unknown."""
         events: list[vocabulary.PluginEvent] = []
-        for name, one in self._resources.items():
-            facts = one.held(None if pods is None else pods.get(name, {}), now)
-            events += self._reports.of_units(one, facts, at)
+        for name, resource in self._resources.items():
+            facts = resource.record_pods(None if pods is None else pods.get(name, {}), now)
+            events += self._events.for_units(resource, facts, at)
         self._drop_empty()
         return events
 
     def tick(self, *, now: float, at: datetime) -> list[vocabulary.PluginEvent]:
-        """Let go of what has been lost for long enough."""
+        """Remove devices that have been missing for long enough."""
         events: list[vocabulary.PluginEvent] = []
-        for one in self._resources.values():
-            events += self._reports.of_units(one, one.tick(now), at)
+        for resource in self._resources.values():
+            events += self._events.for_units(resource, resource.tick(now), at)
         self._drop_empty()
         return events
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed."""
-        deadlines = (one.next_deadline() for one in self._resources.values())
+        deadlines = (resource.next_deadline() for resource in self._resources.values())
         return min((at for at in deadlines if at is not None), default=None)
 
-    def apply(self, finding: gpu.FaultChange) -> list[vocabulary.PluginEvent]:
-        """Take what began or ended to hold against a part of a GPU; nothing comes of old news.
+    def apply_fault(self, fault: gpu.FaultChange) -> list[vocabulary.PluginEvent]:
+        """Apply a fault that began or ended; one that changes nothing has no events.
 
-        There is one event for each resource and device that the part covers, whatever the number of
-        its replicas.
+        There is one event for each resource and device that the faulty part covers, whatever the
+        number of its replicas.
         """
-        if not self._findings.apply(finding):
+        if not self._faults.apply(fault):
             return []
         events: list[vocabulary.PluginEvent] = []
-        for _, one in sorted(self._resources.items()):
-            one.turned(finding.part)
+        for _, resource in sorted(self._resources.items()):
+            resource.invalidate(fault.part)
             events += (
-                self._reports.of_finding(one, name, part, finding)
-                for name, part in sorted(one.parts(finding.part).items())
+                self._events.for_fault(resource, name, part, fault)
+                for name, part in sorted(resource.parts(fault.part).items())
             )
         return events
 
-    # What others ask
+    # Queries
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -149,73 +150,73 @@ class Inventory:
         return tuple(self._resources)
 
     @property
-    def standing(self) -> dict[str, str]:
-        """Which match has the name of each resource that a match gave its name."""
+    def matched_devices(self) -> dict[str, str]:
+        """The device that each resource named after a matched device belongs to."""
         return {
             name: units[0].physical
-            for name, one in self._resources.items()
-            if one.rule.per_match and (units := one.offered())
+            for name, resource in self._resources.items()
+            if resource.rule.per_match and (units := resource.offered())
         }
 
     def rule(self, resource: str) -> config_resources.Resource | None:
         """Return the rule that a resource follows."""
-        one = self._resources.get(resource)
-        return one.rule if one else None
+        advertised = self._resources.get(resource)
+        return advertised.rule if advertised else None
 
     def devices(self, resource: str) -> tuple[vocabulary.Device, ...]:
-        """Return the devices of a resource as they are now, in an order that is always the same."""
-        one = self._resources.get(resource)
-        return one.devices() if one else ()
+        """Return the devices of a resource, in a stable order."""
+        advertised = self._resources.get(resource)
+        return advertised.devices() if advertised else ()
 
     def unit(self, resource: str, device_id: str) -> advertised.Unit | None:
-        """Return what stands behind an id, or None if it is none of ours."""
-        one = self._resources.get(resource)
-        return one.unit(device_id) if one else None
+        """Return the unit of an id, or None if it is not advertised."""
+        advertised = self._resources.get(resource)
+        return advertised.unit(device_id) if advertised else None
 
     def offered(self, resource: str) -> tuple[advertised.Unit, ...]:
-        """Return everything of a resource that a container could be given."""
-        one = self._resources.get(resource)
-        return one.offered() if one else ()
+        """Return every unit of a resource."""
+        advertised = self._resources.get(resource)
+        return advertised.offered() if advertised else ()
 
-    def to_check(self, resource: str) -> tuple[advertised.Unit, ...]:
-        """Return one unit for each thing of a resource that is there to be examined."""
-        one = self._resources.get(resource)
-        return one.to_check() if one else ()
+    def units_to_check(self, resource: str) -> tuple[advertised.Unit, ...]:
+        """Return one unit of each physical device of a resource that is present."""
+        advertised = self._resources.get(resource)
+        return advertised.units_to_check() if advertised else ()
 
     def count(self, resource: str) -> Counter[vocabulary.Health]:
         """Count the devices of a resource by health."""
-        one = self._resources.get(resource)
-        return one.count() if one else Counter()
+        advertised = self._resources.get(resource)
+        return advertised.count() if advertised else Counter()
 
     def conditions(self, resource: str) -> Counter[vocabulary.Condition]:
-        """Count the Healthy devices of a resource of which there is something to be known."""
-        one = self._resources.get(resource)
-        return one.conditions() if one else Counter()
+        """Count the Healthy devices of a resource by condition."""
+        advertised = self._resources.get(resource)
+        return advertised.conditions() if advertised else Counter()
 
-    def findings(self) -> dict[tuple[gpu.Effect, str], int]:
-        """Count what holds against GPUs, by what it does and its code."""
-        return self._findings.count()
+    def fault_counts(self) -> Counter[tuple[gpu.Effect, str]]:
+        """Count the active faults of GPUs by effect and code."""
+        return self._faults.count()
 
     def shortage(self, resource: str) -> str:
-        """Say that there are fewer devices than expected; empty if there are enough."""
-        one = self._resources.get(resource)
-        if one is None or one.problem:
-            return one.problem if one else ""
+        """Return in words that there are fewer devices than expected; else empty."""
+        advertised = self._resources.get(resource)
+        if advertised is None or advertised.shortage:
+            return advertised.shortage if advertised else ""
         look = self.terms.look
-        if one.rule.groups or look.driver is gpu.Driver.READY or not look.on_bus:
+        if advertised.rule.groups or look.driver is gpu.Driver.READY or not look.on_bus:
             return ""
-        # a node without GPUs may well be configured for them; one that has some offers none
+        # a node without GPUs may be configured for them; only unusable GPUs are a problem
         return f"{look.on_bus} NVIDIA GPUs on the PCI bus, and {look.driver}: {look.problem}"[:1000]
 
     def snapshot(self, at: datetime, *, bytes_max: int) -> Snapshot:
         """Return the whole inventory as an event of so many bytes at most."""
-        alike = snapshot.alike(
+        alike = snapshot.grouped(
             (device, unit.physical)
-            for one in self._resources.values()
-            for device, unit in zip(one.devices(), one.offered(), strict=True)
+            for resource in self._resources.values()
+            for device, unit in zip(resource.devices(), resource.offered(), strict=True)
         )
         room = bytes_max - _ENVELOPE_BYTES - len(msgspec.json.encode(self.gpus))
-        listed = snapshot.fitting(alike, room)
+        listed = snapshot.fit(alike, room)
         event = vocabulary.InventoryReported(
             node=self._node,
             at=at,
@@ -226,18 +227,18 @@ class Inventory:
         )
         return Snapshot(event, listed.problem)
 
-    def _begun(self, offer: resource_plan.PlannedResource) -> resource_devices.Advertised:
-        return resource_devices.Advertised(offer.name, offer.rule, self._findings)
+    def _added(self, offer: resource_plan.PlannedResource) -> resource_devices.ResourceDevices:
+        return resource_devices.ResourceDevices(offer.name, offer.rule, self._faults)
 
     def _drop_empty(self, offered: Iterable[str] = ()) -> None:
-        for name, one in [*self._resources.items()]:
-            if one.rule.per_match and name not in offered and not one.offered():
+        for name, resource in [*self._resources.items()]:
+            if resource.rule.per_match and name not in offered and not resource.offered():
                 del self._resources[name]
 
-    def _forget(self, name: str, at: datetime) -> Iterator[vocabulary.PluginEvent]:
-        one = self._resources.pop(name)
-        gone = one.leave()
-        return self._reports.of_units(one, gone, at)
+    def _remove(self, name: str, at: datetime) -> Iterator[vocabulary.PluginEvent]:
+        resource = self._resources.pop(name)
+        gone = resource.remove_all()
+        return self._events.for_units(resource, gone, at)
 
 
 def resource_of(event: vocabulary.PluginEvent) -> str:

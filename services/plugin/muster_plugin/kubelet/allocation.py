@@ -1,7 +1,7 @@
-"""Pure: From the kubelet's request to what a container is given, or the reason why it is not.
+"""Pure: allocation: from the kubelet's request to what a container gets, or why it is refused.
 
-Answers come from memory: while Allocate hangs, the kubelet admits no pod at all on the node.
-The kubelet never says which devices are free again; it shows when it offers them the next time.
+Answers come from memory: while Allocate hangs, the kubelet admits no pod at all on the node. The
+kubelet never reports that a device is free again; it only offers it again.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -19,26 +19,28 @@ _SHOWN_MAX: Final = 5
 
 
 class Allocator:
-    """Allocates the devices of one resource; remembers what it gave away.
+    """Allocates the devices of one resource and remembers what it allocated.
 
-    `gpus` tells by what terms GPUs are given now.
+    `gpu_terms` returns the current terms for GPUs.
     """
 
     def __init__(
         self,
         devices: inventory.Inventory,
         resource: str,
-        gpus: Callable[[], container_spec.AllocationContext] = container_spec.AllocationContext,
+        gpu_terms: Callable[
+            [], container_spec.AllocationContext
+        ] = container_spec.AllocationContext,
     ) -> None:
         self._inventory = devices
         self._resource = resource
-        self._gpus = gpus
-        self._given: set[str] = set()
+        self._gpu_terms = gpu_terms
+        self._allocated: set[str] = set()
 
     @property
     def allocated(self) -> int:
-        """How many ids were given away and not offered again since: at least those in use."""
-        return len(self._given)
+        """How many ids were allocated and not offered again since: at least those in use."""
+        return len(self._allocated)
 
     def allocate(
         self,
@@ -47,34 +49,35 @@ class Allocator:
         present: Collection[str] = (),
         annotation: str = "",
     ) -> tuple[advertised.ContainerResponse, ...]:
-        """Answer each container's request, in order; raises Refusal for what may not be.
+        """Answer each container's request, in order; raises Refusal for a request that is invalid.
 
-        `present` are those of `optional_paths` that are there now, and `annotation` is a name that
-        no other answer has.
+        `present` are those of `optional_paths` that exist now, and `annotation` is a name that no
+        other answer has.
 
-        Health is not looked at: the kubelet offers only what we called Healthy, and a veto would
-        make it fail one pod after the other (kubelet devicemanager/manager.go).
+        Health is not checked: the kubelet offers only Healthy devices, and a refusal would make it
+        fail one pod after the other (kubelet devicemanager/manager.go).
         """
-        wanted = [self._units(ids) for ids in containers]
-        given = [self._answer(asked, present, annotation) for asked in wanted]
-        self._given.update(unit.id for asked in wanted for unit in asked)
-        return tuple(given)
+        requested = [self._units(ids) for ids in containers]
+        answers = [
+            self._answer(container_units, present, annotation) for container_units in requested
+        ]
+        self._allocated.update(unit.id for container_units in requested for unit in container_units)
+        return tuple(answers)
 
     def host_paths(self, containers: Sequence[Collection[str]]) -> tuple[str, ...]:
-        """Return what has to be there on the host; raises Refusal like `allocate`."""
-        asked = [unit for ids in containers for unit in self._units(ids)]
-        gpus = [unit.gpu for unit in asked if unit.gpu]
-        terms = self._gpus()
+        """Return the host paths that must exist; raises Refusal like `allocate`."""
+        requested = [unit for ids in containers for unit in self._units(ids)]
+        gpus = [unit.gpu for unit in requested if unit.gpu]
+        terms = self._gpu_terms()
         needed = container_spec.device_nodes(gpus, terms.rules.given, caps=terms.look.caps)
-        devices = (device.host_path for unit in asked for device in unit.devices)
-        mounts = (mount.host_path for unit in asked for mount in unit.mounts)
+        devices = (device.host_path for unit in requested for device in unit.devices)
+        mounts = (mount.host_path for unit in requested for mount in unit.mounts)
         return tuple(dict.fromkeys([*(node.host_path for node in needed), *devices, *mounts]))
 
     def optional_paths(self, containers: Sequence[Collection[str]]) -> tuple[str, ...]:
-        """Return what a container is given only if it is there on the host; raises Refusal."""
-        asked = (unit for ids in containers for unit in self._units(ids))
-        if any(unit.gpu for unit in asked):
-            return container_spec.optional_paths(self._gpus().rules.given)
+        """Return the host paths that a container gets only if they exist; raises Refusal."""
+        if any(unit.gpu for ids in containers for unit in self._units(ids)):
+            return container_spec.optional_paths(self._gpu_terms().rules.given)
         return ()
 
     def prefer(
@@ -82,47 +85,47 @@ class Allocator:
     ) -> list[str]:
         """Return `size` of the `available` ids, best first; fewer if there are fewer.
 
-        Must-include ids come first, the others as `placement` says; of device nodes those whose
-        physical device serves the fewest containers. Never raises.
+        Must-include ids come first, the others in the order of `placement`; for device nodes, those
+        whose physical device serves the fewest containers. Never raises.
         """
-        self._given -= set(available).difference(must_include)
-        known = {unit.id: unit for unit in self._inventory.offered(self._resource)}
-        terms = self._gpus()
-        is_gpu = any(unit.gpu for unit in known.values())
+        self._allocated -= set(available).difference(must_include)
+        offered = {unit.id: unit for unit in self._inventory.offered(self._resource)}
+        terms = self._gpu_terms()
+        is_gpu = any(unit.gpu for unit in offered.values())
         return placement.prefer(
             available,
             must_include,
             size,
-            known=known,
+            known=offered,
             policy=terms.rules.placement if is_gpu else gpus.Placement.DISTRIBUTED,
             links=terms.look.links,
         )
 
     def _units(self, ids: Collection[str]) -> list[advertised.Unit]:
-        """Return what one container asks for; raises Refusal if it may not have that."""
-        asked = [self._unit(name) for name in dict.fromkeys(ids)]
-        if any(unit.gpu for unit in asked):
-            problem = container_spec.request_problem(self._resource, asked, self._gpus())
+        """Return the units that one container requests; raises Refusal if that is invalid."""
+        requested = [self._unit(device_id) for device_id in dict.fromkeys(ids)]
+        if any(unit.gpu for unit in requested):
+            problem = container_spec.request_problem(self._resource, requested, self._gpu_terms())
             if problem:
                 raise advertised.AllocationError(problem)
-        return asked
+        return requested
 
     def _unit(self, device_id: str) -> advertised.Unit:
         unit = self._inventory.unit(self._resource, device_id)
         if unit is None:
-            known = [device.id for device in self._inventory.devices(self._resource)]
-            more = f" and {len(known) - _SHOWN_MAX} more" if len(known) > _SHOWN_MAX else ""
-            has = f"it has {', '.join(known[:_SHOWN_MAX])}{more}" if known else "it has none"
+            ids = [device.id for device in self._inventory.devices(self._resource)]
+            more = f" and {len(ids) - _SHOWN_MAX} more" if len(ids) > _SHOWN_MAX else ""
+            has = f"it has {', '.join(ids[:_SHOWN_MAX])}{more}" if ids else "it has none"
             raise advertised.AllocationError(f"{self._resource} has no device {device_id!r}; {has}")
         return unit
 
     def _answer(
-        self, asked: Sequence[advertised.Unit], present: Collection[str], annotation: str
+        self, requested: Sequence[advertised.Unit], present: Collection[str], annotation: str
     ) -> advertised.ContainerResponse:
-        gpus = [unit.gpu for unit in asked if unit.gpu]
+        gpus = [unit.gpu for unit in requested if unit.gpu]
         if not gpus:
-            return self._nodes(asked)
-        terms = self._gpus()
+            return self._device_nodes(requested)
+        terms = self._gpu_terms()
         missing = container_spec.missing_channel(terms.rules.given, present)
         if missing:
             raise advertised.AllocationError(f"{self._resource}: {missing}")
@@ -134,19 +137,20 @@ class Allocator:
             annotation=annotation,
         )
 
-    def _nodes(self, asked: Sequence[advertised.Unit]) -> advertised.ContainerResponse:
-        """Answer for device nodes and mounts."""
-        devices = tuple(dict.fromkeys(device for unit in asked for device in unit.devices))
-        mounts = tuple(dict.fromkeys(mount for unit in asked for mount in unit.mounts))
+    def _device_nodes(self, requested: Sequence[advertised.Unit]) -> advertised.ContainerResponse:
+        """Return the answer for device nodes and mounts."""
+        devices = tuple(dict.fromkeys(device for unit in requested for device in unit.devices))
+        mounts = tuple(dict.fromkeys(mount for unit in requested for mount in unit.mounts))
         rule = self._inventory.rule(self._resource)
         if rule is None:
             return advertised.ContainerResponse(devices=devices, mounts=mounts)
         environment = {}
-        seen = [spec.container_path for spec in devices] + [m.container_path for m in mounts]
+        paths = [spec.container_path for spec in devices] + [m.container_path for m in mounts]
         variable = names.environment_variable(self._resource) if rule.env is None else rule.env
-        if variable and seen:
-            environment[variable] = ",".join(seen)
+        if variable and paths:
+            environment[variable] = ",".join(paths)
         if rule.cdi:
-            qualified = tuple(f"{self._resource}={unit.id}" for unit in asked)
-            return advertised.ContainerResponse(environment=environment, cdi_devices=qualified)
+            # a CDI device's name is vendor/class=name: a resource name has the first two
+            cdi_devices = tuple(f"{self._resource}={unit.id}" for unit in requested)
+            return advertised.ContainerResponse(environment=environment, cdi_devices=cdi_devices)
         return advertised.ContainerResponse(devices=devices, mounts=mounts, environment=environment)

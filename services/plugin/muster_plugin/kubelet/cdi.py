@@ -29,14 +29,14 @@ def file_name(resource: str) -> str:
 
 
 def slug_of(file_name: str) -> str:
-    """Return the slug of the resource whose spec file is called so; empty if it is none of ours."""
-    found = _FILE.fullmatch(file_name)
-    return found[1] if found else ""
+    """Return the slug of the resource whose spec file has this name; empty if it is not ours."""
+    matched = _FILE.fullmatch(file_name)
+    return matched[1] if matched else ""
 
 
-def spec(resource: str, given: Iterable[advertised.Unit]) -> bytes:
+def spec(resource: str, resource_units: Iterable[advertised.Unit]) -> bytes:
     """Return the spec of all units of a resource, as JSON."""
-    devices = [{"name": unit.id, "containerEdits": _edits(unit)} for unit in given]
+    devices = [{"name": unit.id, "containerEdits": _edits(unit)} for unit in resource_units]
     return msgspec.json.encode({"cdiVersion": _VERSION, "kind": resource, "devices": devices})
 
 
@@ -61,8 +61,8 @@ def _edits(unit: advertised.Unit) -> dict[str, object]:
     }
 
 
-class Specs:
-    """The spec files of resources that are ours; what they should be they are, or `problems`."""
+class SpecDirectory:
+    """The spec files of this plugin's resources; `problems` has those that cannot be written."""
 
     def __init__(self, directory: Path) -> None:
         self.problems: dict[str, str] = {}
@@ -70,11 +70,11 @@ class Specs:
         self._directory = directory
 
     def write(self, wanted: Mapping[str, bytes]) -> bool:
-        """Make the file of each resource what it should be; return whether one was written.
+        """Write the file of each resource if it differs; return whether one was written.
 
-        The files are compared, not what was written last: others may have removed them.
+        The files themselves are compared, because others may have removed them.
         """
-        found: dict[str, str] = {}
+        problems: dict[str, str] = {}
         has_written = False
         for resource, content in wanted.items():
             path = self._directory / file_name(resource)
@@ -83,19 +83,19 @@ class Specs:
                     _replace(path, content)
                     has_written = True
             except OSError as error:
-                found[resource] = f"its CDI spec cannot be written: {path}: {error.strerror}"
-        for resource, text in found.items():
+                problems[resource] = f"its CDI spec cannot be written: {path}: {error.strerror}"
+        for resource, text in problems.items():
             if self.problems.get(resource) != text:
                 logs.logger().warning("cdi_spec_not_written", resource=resource, error=text)
-        self.problems = found
+        self.problems = problems
         return has_written
 
     def directories(self) -> frozenset[Path]:
-        """Return where a change may be one of our files."""
+        """Return the directory to watch for changes of the files, if it exists."""
         return frozenset({self._directory} if self._directory.is_dir() else ())
 
     def remove_stale(self, is_free: Callable[[str], bool]) -> None:
-        """Remove the files of resources that nobody serves; `is_free` is asked for each slug."""
+        """Remove the files of resources that nobody serves; `is_free` gets each slug."""
         with contextlib.suppress(OSError):
             for path in sorted(self._directory.iterdir()):
                 slug = slug_of(path.name)

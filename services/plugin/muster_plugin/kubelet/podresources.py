@@ -1,7 +1,7 @@
-"""Adapter: the kubelet's podresources socket: which pod holds which device, and what could be held.
+"""Adapter: the kubelet's podresources socket: which pod holds which device, what is allocatable.
 
-The kubelet answers all clients together 100 times a second at most, so it is asked rarely. When it
-has no time (RESOURCE_EXHAUSTED), its last answer holds for a while; else nothing is known.
+The kubelet answers all clients together at most 100 times a second, so it is polled rarely. When it
+is busy (RESOURCE_EXHAUSTED), its last answer stays valid for a while; otherwise there is none.
 """
 
 import asyncio
@@ -23,66 +23,68 @@ PERIOD_S: Final = 10.0
 _SOON_S: Final = 1.0
 """After an allocation: the kubelet lists it when Allocate has returned."""
 _TIMEOUT_S: Final = 5.0
-_PUT_OFF_MAX: Final = 3
-"""So often in a row an answer that is older is better than none."""
-_LATER: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED})
+_DEFERRED_MAX: Final = 3
+"""So many times in a row an old answer is better than none."""
+_BUSY: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED})
 _UNKNOWN_CALL: Final = "GetAllocatableResources disabled"
-"""A kubelet below 1.23 with its feature gate as it is by default; before 1.21 there is no call."""
+"""A kubelet before 1.23 with its default feature gates; before 1.21 the call does not exist."""
 _MESSAGE_BYTES: Final = (("grpc.max_receive_message_length", 16 * 1024 * 1024),)
 
 
-class Unanswered(Exception):
-    """The kubelet could not be asked, or not now; `later` if nothing is wrong with that."""
+class Unavailable(Exception):
+    """The kubelet did not answer; `is_busy` if it only asks to be called less often."""
 
-    def __init__(self, text: str, *, later: bool) -> None:
+    def __init__(self, text: str, *, is_busy: bool) -> None:
         super().__init__(text)
-        self.later = later
+        self.is_busy = is_busy
 
 
-class PodResources:
-    """Asks on a period, and soon after an allocation; `heard` is given each answer, or None."""
+class PodResourcesPoller:
+    """Polls periodically, and soon after an allocation; `on_listing` gets each answer, or None."""
 
     def __init__(
-        self, socket: Path, heard: Callable[[podresources_check.Listing | None], Awaitable[None]]
+        self,
+        socket: Path,
+        on_listing: Callable[[podresources_check.Listing | None], Awaitable[None]],
     ) -> None:
         self.soon = asyncio.Event()
-        """To be set when something was allocated."""
+        """Set after an allocation."""
         self._socket = socket
-        self._heard = heard
-        self._told = ""
-        self._put_off = 0
+        self._on_listing = on_listing
+        self._last_error = ""
+        self._deferred = 0
 
-    async def follow(self, *, period_s: float = PERIOD_S, soon_s: float = _SOON_S) -> None:
-        """Ask for ever."""
+    async def run(self, *, period_s: float = PERIOD_S, soon_s: float = _SOON_S) -> None:
+        """Poll until cancelled."""
         while True:
             if self._socket.exists():
-                await self._ask()
+                await self._poll()
             else:
-                await self._heard(None)
+                await self._on_listing(None)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period_s):
                     await self.soon.wait()
                     await asyncio.sleep(soon_s)
             self.soon.clear()
 
-    async def _ask(self) -> None:
+    async def _poll(self) -> None:
         try:
-            listing = await ask(self._socket)
-        except Unanswered as unanswered:
-            self._put_off += unanswered.later
-            if unanswered.later and self._put_off < _PUT_OFF_MAX:
+            listing = await query(self._socket)
+        except Unavailable as unavailable:
+            self._deferred += unavailable.is_busy
+            if unavailable.is_busy and self._deferred < _DEFERRED_MAX:
                 return
-            if str(unanswered) != self._told:
-                logs.logger().warning("podresources_unanswered", error=str(unanswered))
-            self._told = str(unanswered)
-            await self._heard(None)
+            if str(unavailable) != self._last_error:
+                logs.logger().warning("podresources_unavailable", error=str(unavailable))
+            self._last_error = str(unavailable)
+            await self._on_listing(None)
             return
-        self._told, self._put_off = "", 0
-        await self._heard(listing)
+        self._last_error, self._deferred = "", 0
+        await self._on_listing(listing)
 
 
-async def ask(socket: Path) -> podresources_check.Listing:
-    """Ask the kubelet once. Raises Unanswered."""
+async def query(socket: Path) -> podresources_check.Listing:
+    """Query the kubelet once. Raises Unavailable."""
     options = (("grpc.use_local_subchannel_pool", 1), *_MESSAGE_BYTES)
     async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
         client = rpc.PodResourcesClient(channel)
@@ -91,7 +93,7 @@ async def ask(socket: Path) -> podresources_check.Listing:
             allocatable = await _allocatable(client)
         except grpc.aio.AioRpcError as error:
             text = f"{error.code().name}: {error.details()}"
-            raise Unanswered(text, later=error.code() in _LATER) from None
+            raise Unavailable(text, is_busy=error.code() in _BUSY) from None
     holders = {
         (devices.resource_name, device_id): f"{pod.namespace}/{pod.name}"
         for pod in pods.pod_resources
@@ -112,10 +114,10 @@ async def _allocatable(client: rpc.PodResourcesClient) -> dict[str, frozenset[st
         if unimplemented or _UNKNOWN_CALL in (error.details() or ""):
             return None
         raise
-    found: dict[str, frozenset[str]] = {}
-    # one entry for each device and NUMA node, so an id may stand there twice
+    allocatable: dict[str, frozenset[str]] = {}
+    # there is one entry for each device and NUMA node, so an id may occur twice
     for devices in answer.devices:
-        found[devices.resource_name] = found.get(devices.resource_name, frozenset()) | {
+        allocatable[devices.resource_name] = allocatable.get(devices.resource_name, frozenset()) | {
             *devices.device_ids
         }
-    return found
+    return allocatable

@@ -1,4 +1,4 @@
-"""Pure: Our words to and from the kubelet's protobuf messages (device plugin API v1beta1)."""
+"""Pure: translation to and from the kubelet's protobuf messages (device plugin API v1beta1)."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -15,9 +15,9 @@ _PERMANENT: Final = frozenset({"INVALID_ARGUMENT", "UNIMPLEMENTED", "PERMISSION_
 
 
 def options(*, pre_start: bool) -> dp.DevicePluginOptions:
-    """Say which optional calls we want: always advice on allocation.
+    """Return which optional calls the plugin serves: always GetPreferredAllocation.
 
-    With `pre_start`, containers cannot even restart while the plugin is away.
+    With `pre_start`, no container can even restart while the plugin is down.
     """
     return dp.DevicePluginOptions(
         pre_start_required=pre_start, get_preferred_allocation_available=True
@@ -25,7 +25,7 @@ def options(*, pre_start: bool) -> dp.DevicePluginOptions:
 
 
 def register_request(resource: str, endpoint: str, *, pre_start: bool) -> dp.RegisterRequest:
-    """Ask to be registered. Kubelet 1.20 takes the options from here, 1.36 asks for them."""
+    """Return a registration. Kubelet 1.20 uses its options, 1.36 calls GetDevicePluginOptions."""
     return dp.RegisterRequest(
         version=API_VERSION,
         endpoint=endpoint,
@@ -35,31 +35,31 @@ def register_request(resource: str, endpoint: str, *, pre_start: bool) -> dp.Reg
 
 
 def plugin_info(resource: str) -> pr.PluginInfo:
-    """Introduce ourselves to the plugin watcher; the endpoint is the socket it found us at."""
+    """Return the answer to the plugin watcher; an empty endpoint is the socket that it found."""
     return pr.PluginInfo(
         type=PLUGIN_TYPE, name=resource, endpoint="", supported_versions=[API_VERSION]
     )
 
 
 def device_list(devices: Iterable[vocabulary.Device]) -> dp.ListAndWatchResponse:
-    """Advertise the whole list; it replaces the one before."""
+    """Return the whole device list; it replaces the one before."""
     return dp.ListAndWatchResponse(devices=[_device(device) for device in devices])
 
 
 def requested(request: dp.AllocateRequest) -> list[list[str]]:
-    """Return the ids asked for, container by container."""
+    """Return the requested ids, container by container."""
     return [list(container.devices_ids) for container in request.container_requests]
 
 
-def allocated(given: Iterable[advertised.ContainerResponse]) -> dp.AllocateResponse:
-    """Answer an allocation, container by container in the order asked."""
-    return dp.AllocateResponse(container_responses=[_container(answer) for answer in given])
+def allocated(answers: Iterable[advertised.ContainerResponse]) -> dp.AllocateResponse:
+    """Return the answer to an allocation, container by container in the order requested."""
+    return dp.AllocateResponse(container_responses=[_container(answer) for answer in answers])
 
 
 def preferred(
     request: dp.PreferredAllocationRequest, allocator: allocation.Allocator
 ) -> dp.PreferredAllocationResponse:
-    """Advise which ids to allocate, container by container in the order asked."""
+    """Return the preferred ids, container by container in the order requested."""
     return dp.PreferredAllocationResponse(
         container_responses=[
             dp.ContainerPreferredAllocationResponse(
@@ -75,13 +75,13 @@ def preferred(
 
 
 def is_permanent(code: str, text: str) -> bool:
-    """Tell a refusal that trying again will not change.
+    """Return whether the kubelet would refuse again.
 
-    The kubelet answers UNKNOWN to a wrong version or name, and to much else; its words tell
-    (kubelet 1.36.2 plugin/v1beta1/server.go).
+    It answers UNKNOWN to a wrong version or name, and to much else; only the text differs (kubelet
+    1.36.2 plugin/v1beta1/server.go).
     """
-    told = "is not supported by kubelet" in text or text.endswith("is invalid")
-    return code in _PERMANENT or (code == "UNKNOWN" and told)
+    is_invalid = "is not supported by kubelet" in text or text.endswith("is invalid")
+    return code in _PERMANENT or (code == "UNKNOWN" and is_invalid)
 
 
 def _device(device: vocabulary.Device) -> dp.Device:

@@ -1,9 +1,8 @@
-"""Pure: What happens to one resource at the kubelet, and what is to be done about it.
+"""Pure: signals and actions of the registration state machine.
 
-A generation is one server on one socket. The door that is told to do something always answers, in
-bounded time: Serve with Served, ServeFailed or ServedElsewhere, Register with Registered or
-RegisterFailed, End with Ended. `kubelet` tells one kubelet.sock from another; it is empty when
-there is none.
+A generation is one server on one socket. The adapter answers every action in bounded time: Serve
+with Served, ServeFailed or ServedElsewhere, Register with Registered or RegisterFailed, Stop with
+Stopped. `kubelet` identifies one kubelet.sock; it is empty if there is none.
 """
 
 from typing import TypeAlias
@@ -20,33 +19,33 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class ServeFailed(msgspec.Struct, frozen=True):
-    """There is no server of this generation, and nothing left of it."""
+    """The server of this generation could not start, and nothing is left of it."""
 
     generation: int
     text: str
 
 
 class ServedElsewhere(msgspec.Struct, frozen=True):
-    """Another process serves this resource, so there is no server of this generation."""
+    """Another process serves this resource, so this generation has no server."""
 
     generation: int
     owner: str
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """The kubelet behind this kubelet.sock took the registration."""
+    """The kubelet behind this kubelet.sock accepted the registration."""
 
     generation: int
     kubelet: str
 
 
 class RegisterFailed(msgspec.Struct, frozen=True):
-    """The kubelet refused, or was not there (`away`); `permanent` if it would refuse again."""
+    """The kubelet refused (`permanent`: it would refuse again), or was `unreachable`."""
 
     generation: int
     text: str
     permanent: bool
-    away: bool = False
+    unreachable: bool = False
 
 
 class StreamOpened(msgspec.Struct, frozen=True):
@@ -56,56 +55,58 @@ class StreamOpened(msgspec.Struct, frozen=True):
 
 
 class StreamClosed(msgspec.Struct, frozen=True):
-    """A ListAndWatch ended, and not because we ended it."""
+    """A ListAndWatch ended that the plugin did not end."""
 
     generation: int
 
 
-class KubeletSeen(msgspec.Struct, frozen=True):
-    """This kubelet.sock is there now; said at every look, not only when it changed."""
+class KubeletSocketSeen(msgspec.Struct, frozen=True):
+    """This kubelet.sock exists now; sent at every check, not only after a change."""
 
     kubelet: str
 
 
 class OwnSocketLost(msgspec.Struct, frozen=True):
-    """Our socket file is gone, or another stands in its place."""
+    """The plugin's socket file is gone or was replaced."""
 
     generation: int
 
 
 class ProbePassed(msgspec.Struct, frozen=True):
-    """Dialling our own socket by its path reached us."""
+    """The self-probe reached this server."""
 
     generation: int
 
 
 class ProbeFailed(msgspec.Struct, frozen=True):
-    """Dialling our own socket by its path reached nobody, or somebody else."""
+    """The self-probe reached no server, or another one."""
 
     generation: int
     text: str
 
 
 class ServerEnded(msgspec.Struct, frozen=True):
-    """The server ended without being told to."""
+    """The server ended by itself."""
 
     generation: int
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Stopped(msgspec.Struct, frozen=True):
     """Streams, server and socket of this generation are gone."""
 
     generation: int
 
 
-FromServer: TypeAlias = Served | ServeFailed | ServedElsewhere | Ended | ServerEnded | OwnSocketLost
+FromServer: TypeAlias = (
+    Served | ServeFailed | ServedElsewhere | Stopped | ServerEnded | OwnSocketLost
+)
 FromKubelet: TypeAlias = Registered | RegisterFailed | StreamOpened | StreamClosed
 FromProbe: TypeAlias = ProbePassed | ProbeFailed
-Signal: TypeAlias = FromServer | FromKubelet | FromProbe | KubeletSeen
+Signal: TypeAlias = FromServer | FromKubelet | FromProbe | KubeletSocketSeen
 
 
 class Serve(msgspec.Struct, frozen=True):
-    """Make a server on a fresh socket."""
+    """Start a server on a fresh socket."""
 
     generation: int
 
@@ -116,14 +117,14 @@ class Register(msgspec.Struct, frozen=True):
     generation: int
 
 
-class End(msgspec.Struct, frozen=True):
-    """End a Register in flight, the streams, the server; remove the socket."""
+class Stop(msgspec.Struct, frozen=True):
+    """Cancel a Register in flight, end the streams and the server, remove the socket."""
 
     generation: int
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """The kubelet lists the resource: it took the registration and opened its stream."""
+    """The kubelet lists the resource: it accepted the registration and opened its stream."""
 
     generation: int
     reason: vocabulary.RegistrationReason
@@ -131,11 +132,11 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """The kubelet does not list the resource, or will not for long."""
+    """The kubelet does not list the resource any more, or will soon stop to."""
 
     reason: vocabulary.RegistrationReason
     detail: str
 
 
-Report: TypeAlias = Listed | Lost
-Action: TypeAlias = Serve | Register | End | Report
+ListingChange: TypeAlias = Listed | Lost
+Action: TypeAlias = Serve | Register | Stop | ListingChange

@@ -1,8 +1,8 @@
-"""Adapter: lock files: of all plugins of ours on a node, one serves a resource.
+"""Adapter: lock files, so that only one muster plugin on a node serves a resource.
 
-They lie in a directory of our own below that of the kubelet's sockets: there everybody finds them
-who could serve, and a kubelet that starts removes files but no directories. A lock goes with its
-process, however that ends.
+They are in a subdirectory of the kubelet's socket directory: every plugin that could serve sees it,
+and a starting kubelet removes files but no directories. A lock ends with its process, however that
+ends.
 """
 
 import contextlib
@@ -22,55 +22,56 @@ _TRIES_MAX: Final = 10
 _OWNER_BYTES_MAX: Final = 100
 
 
-class Claims:
-    """The resources that this process may serve; `sockets` is the kubelet's directory for them."""
+class ResourceLocks:
+    """The resources locked by this process; `sockets` is the kubelet's socket directory."""
 
     def __init__(self, sockets: Path) -> None:
         self._folder = sockets / DIRECTORY
         self._held: dict[str, int] = {}
-        self._told = ""
+        self._logged_error = ""
 
-    def claim(self, resource: str) -> str:
-        """Make a resource ours; return who else serves it, empty if nobody. May be repeated.
+    def acquire(self, resource: str) -> str:
+        """Lock a resource; return its other owner, empty if there is none. May be repeated.
 
-        Where no file can be locked, everything is ours: then sockets alone show another plugin.
+        Where no file can be locked, every resource counts as free: then only the sockets show
+        another plugin.
         """
         path = self._path(settings.slug(resource))
         held = self._held.get(resource)
         if held is not None and _is_at(held, path):
             return ""
-        self.give_back(resource)
+        self.release(resource)
         try:
             self._folder.mkdir(exist_ok=True)
             descriptor = _locked(path)
         except BlockingIOError:
             return _owner(path)
         except OSError as error:
-            if str(error) != self._told:
-                self._told = str(error)
-                logs.logger().warning("not_locked", resource=resource, error=str(error))
+            if str(error) != self._logged_error:
+                self._logged_error = str(error)
+                logs.logger().warning("resource_lock_failed", resource=resource, error=str(error))
             return ""
         os.write(descriptor, f"{socket.gethostname()}, process {os.getpid()}".encode())
         self._held[resource] = descriptor
         return ""
 
-    def give_back(self, resource: str) -> None:
-        """Let others serve a resource."""
+    def release(self, resource: str) -> None:
+        """Unlock a resource."""
         descriptor = self._held.pop(resource, None)
         if descriptor is not None:
             _remove(self._path(settings.slug(resource)), descriptor)
 
-    def close(self) -> None:
-        """Let others serve everything."""
+    def release_all(self) -> None:
+        """Unlock every resource."""
         for resource in [*self._held]:
-            self.give_back(resource)
+            self.release(resource)
 
     def holds(self, resource: str) -> bool:
-        """Say whether a resource is ours, as far as we know."""
+        """Return whether this process holds the lock of a resource."""
         return resource in self._held
 
     def is_free(self, slug: str) -> bool:
-        """Say whether nobody, we included, serves the resource with this slug."""
+        """Return whether no process, this one included, serves the resource with this slug."""
         path = self._path(slug)
         if not path.exists():
             return True
@@ -81,7 +82,7 @@ class Claims:
         return True
 
     def remove_stale(self) -> None:
-        """Remove the lock files of processes that are no more."""
+        """Remove the lock files of processes that have ended."""
         if self._folder.is_dir():
             for path in self._folder.glob(f"*{_SUFFIX}"):
                 self.is_free(path.name.removesuffix(_SUFFIX))
@@ -96,7 +97,7 @@ def _locked(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # whoever had it removes the file with the lock held: then it is another file now
+            # its last owner removes the file while it holds the lock; then this is another file
             if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 return descriptor
@@ -108,7 +109,7 @@ def _locked(path: Path) -> int:
 
 
 def _remove(path: Path, descriptor: int) -> None:
-    """Remove a lock file that we have locked, and nobody else's."""
+    """Remove a lock file that this process has locked, and no other."""
     with contextlib.suppress(OSError):
         if _is_at(descriptor, path):
             path.unlink()
@@ -116,14 +117,14 @@ def _remove(path: Path, descriptor: int) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    found = os.fstat(descriptor)
-    return (found.st_dev, found.st_ino) == socket_directory.inode(path)
+    status = os.fstat(descriptor)
+    return (status.st_dev, status.st_ino) == socket_directory.inode(path)
 
 
 def _owner(path: Path) -> str:
     try:
         with path.open("rb") as opened:
-            said = opened.read(_OWNER_BYTES_MAX).decode(errors="replace")
+            owner = opened.read(_OWNER_BYTES_MAX).decode(errors="replace")
     except OSError:
-        said = ""
-    return said if said.isprintable() and said else "unknown"
+        return "unknown"
+    return owner if owner and owner.isprintable() else "unknown"

@@ -1,4 +1,4 @@
-"""Adapter: the lives of a node's resources with the kubelet: each begins and ends alone."""
+"""Adapter: the device plugins of a node, one for each resource; each starts and stops alone."""
 
 import asyncio
 import contextlib
@@ -13,158 +13,162 @@ from muster_plugin.discovery import inotify
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import resource_locks, resource_plugin, server
 
-_LOOK_PERIOD_S: Final = 5.0
-_SETTLE_MAX_S: Final = 1.0
+_SOCKET_CHECK_PERIOD_S: Final = 5.0
+_FIRST_ANSWERS_TIMEOUT_S: Final = 1.0
 
 
-class Lives(Mapping[str, resource_plugin.Life]):
-    """The life of every resource that is advertised, by its name.
-
-    `line` makes what a new life is spoken to by; `root` is the kubelet's directory.
-    """
+class ResourcePlugins(Mapping[str, resource_plugin.ResourcePlugin]):
+    """The device plugin of each advertised resource, by name; `root` is the kubelet's directory."""
 
     def __init__(
         self,
         root: Path,
         devices: inventory.Inventory,
         *,
-        line: machine.Lines,
-        hears: resource_plugin.Listener,
-        periods: resource_plugin.Periods | None = None,
+        new_runner: machine.NewRunner,
+        observer: resource_plugin.Observer,
+        timing: resource_plugin.Timing | None = None,
     ) -> None:
-        self.claims = resource_locks.Claims(root / settings.SOCKET_DIRECTORY)
+        self.locks = resource_locks.ResourceLocks(root / settings.SOCKET_DIRECTORY)
         self._root = root
         self._devices = devices
-        self._line = line
-        self._hears = hears
-        self._periods = periods
-        self._lives: dict[str, resource_plugin.Life] = {}
-        self._turned = asyncio.Event()
-        self._unsettled: set[str] | None = None
-        self._settled = asyncio.Event()
+        self._new_runner = new_runner
+        self._observer = observer
+        self._timing = timing
+        self._plugins: dict[str, resource_plugin.ResourcePlugin] = {}
+        self._changed = asyncio.Event()
+        self._unanswered: set[str] | None = None
+        self._all_answered = asyncio.Event()
 
-    def __getitem__(self, resource: str) -> resource_plugin.Life:
-        return self._lives[resource]
+    def __getitem__(self, resource: str) -> resource_plugin.ResourcePlugin:
+        return self._plugins[resource]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._lives)
+        return iter(self._plugins)
 
     def __len__(self) -> int:
-        return len(self._lives)
+        return len(self._plugins)
 
     @property
     def kubelet_socket(self) -> str:
         """The kubelet.sock of the newest registration."""
-        lives = self._lives.values()
-        newest = max(lives, key=lambda life: life.machine.registered_at or 0.0, default=None)
+        plugins = self._plugins.values()
+        newest = max(plugins, key=lambda plugin: plugin.machine.registered_at or 0.0, default=None)
         return newest.machine.kubelet if newest else ""
 
     @property
-    def have_served(self) -> bool:
+    def all_registered(self) -> bool:
         """Whether every resource was registered at least once."""
-        return all(life.machine.registrations for life in self._lives.values())
+        return all(plugin.machine.registrations for plugin in self._plugins.values())
 
-    def match(self, reason: vocabulary.RegistrationReason) -> None:
-        """Begin the lives of new resources, and end those of resources that are gone.
+    def reconcile(self, reason: vocabulary.RegistrationReason) -> None:
+        """Start the plugins of new resources, and stop those of resources that are gone.
 
-        A resource without devices keeps its life: the node then offers 0 of it, which tells a pod,
-        a scheduler and a person more than silence. One that a match gave its name has no name to
-        keep when the match is gone.
+        A resource without devices keeps its plugin: the node then offers 0 of it, which is clearer
+        to a scheduler and to people than no entry. A resource named after a matched device goes
+        with that device.
         """
-        for name in self._lives.keys() - set(self._devices.resources):
-            self._lives.pop(name).over.set()
-            self.settled(name)
+        for name in self._plugins.keys() - set(self._devices.resources):
+            self._plugins.pop(name).stopping.set()
+            self.on_answered(name)
         for name in self._devices.resources:
-            terms = _terms(self._devices.rule(name))
-            life = self._lives.get(name)
-            if life is not None and life.terms == terms:
+            options = _options(self._devices.rule(name))
+            plugin = self._plugins.get(name)
+            if plugin is not None and plugin.options == options:
                 continue
-            if life is not None:
-                life.over.set()
-            self._lives[name] = resource_plugin.Life(
+            if plugin is not None:
+                plugin.stopping.set()
+            self._plugins[name] = resource_plugin.ResourcePlugin(
                 name,
-                terms,
-                place=resource_plugin.Place(self._root, self.claims),
+                options,
+                directory=resource_plugin.KubeletDirectory(self._root, self.locks),
                 devices=self._devices,
-                line=self._line(),
-                hears=self._hears,
-                periods=self._periods,
+                runner=self._new_runner(),
+                observer=self._observer,
+                timing=self._timing,
                 reason=reason,
             )
-        self._turned.set()
+        self._changed.set()
 
-    def begin(self) -> None:
-        """Say that all resources of the start are there, so that `settle` knows them."""
-        if self._unsettled is None:
-            listed = {name for name, life in self._lives.items() if life.machine.registrations}
-            self._unsettled = set(self._lives) - listed
-            self._settle_if_done()
+    def expect_first_answers(self) -> None:
+        """Start to count answers: all resources of the start are known now."""
+        if self._unanswered is None:
+            listed = {
+                name for name, plugin in self._plugins.items() if plugin.machine.registrations
+            }
+            self._unanswered = set(self._plugins) - listed
+            self._set_if_all_answered()
 
-    def settled(self, resource: str) -> None:
-        """Say that the kubelet has answered about a resource."""
-        if self._unsettled is not None:
-            self._unsettled.discard(resource)
-            self._settle_if_done()
+    def on_answered(self, resource: str) -> None:
+        """Record that the kubelet listed or refused a resource."""
+        if self._unanswered is not None:
+            self._unanswered.discard(resource)
+            self._set_if_all_answered()
 
-    async def settle(self) -> None:
-        """Wait until every resource is registered or refused, but not for long."""
+    async def wait_for_first_answers(self) -> None:
+        """Wait until every resource of the start is listed or refused, with a short timeout."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SETTLE_MAX_S):
-                await self._settled.wait()
+            async with asyncio.timeout(_FIRST_ANSWERS_TIMEOUT_S):
+                await self._all_answered.wait()
 
-    async def live(self) -> None:
-        """Live every life, those too that begin later; at the end, end them all."""
-        running: dict[str, tuple[resource_plugin.Life, asyncio.Task[None]]] = {}
+    async def run(self) -> None:
+        """Run every plugin, those started later too; when cancelled, stop them all."""
+        running: dict[str, tuple[resource_plugin.ResourcePlugin, asyncio.Task[None]]] = {}
         async with asyncio.TaskGroup() as tasks:
             while True:
-                self._turned.clear()
-                for name, life in self._lives.items():
-                    known, before = running.get(name, (None, None))
-                    if known is not life:
-                        running[name] = life, tasks.create_task(self._live(life, before))
+                self._changed.clear()
+                for name, plugin in self._plugins.items():
+                    current, task = running.get(name, (None, None))
+                    if current is not plugin:
+                        running[name] = plugin, tasks.create_task(self._run(plugin, after=task))
                 for name in [name for name, (_, task) in running.items() if task.done()]:
                     del running[name]
-                await self._turned.wait()
+                await self._changed.wait()
 
-    async def watch(self, looked: Callable[[float], None]) -> None:
-        """Look at the sockets of kubelet and plugin whenever their directories change."""
+    async def watch_sockets(self, on_checked: Callable[[float], None]) -> None:
+        """Check the sockets of kubelet and plugin whenever their directories change."""
         folders = [
             self._root / name for name in (settings.SOCKET_DIRECTORY, settings.REGISTRY_DIRECTORY)
         ]
         looks = inotify.scan_times(
-            lambda: [folder for folder in folders if folder.is_dir()], period_s=_LOOK_PERIOD_S
+            lambda: [folder for folder in folders if folder.is_dir()],
+            period_s=_SOCKET_CHECK_PERIOD_S,
         )
         async with contextlib.aclosing(looks):
             async for _ in looks:
-                for life in [*self._lives.values()]:
-                    life.look()
-                looked(time.monotonic())
+                for plugin in [*self._plugins.values()]:
+                    plugin.check_sockets()
+                on_checked(time.monotonic())
 
     async def advertise(self, resources: Iterable[str]) -> None:
-        """Bring what changed of these resources to the kubelet."""
-        lives = [self._lives[name] for name in resources if name in self._lives]
-        await asyncio.gather(*(life.advertise() for life in lives))
+        """Send the changed device lists of these resources to the kubelet."""
+        plugins = [self._plugins[name] for name in resources if name in self._plugins]
+        await asyncio.gather(*(plugin.advertise() for plugin in plugins))
 
-    async def end(self) -> None:
-        """End every life: streams, servers, sockets; then others may serve."""
-        await asyncio.gather(*(life.end() for life in self._lives.values()))
-        await server.settle()
-        self.claims.close()
+    async def stop(self) -> None:
+        """Stop every plugin: streams, servers, sockets; then release the locks."""
+        await asyncio.gather(*(plugin.stop() for plugin in self._plugins.values()))
+        await server.drain_grpc_tasks()
+        self.locks.release_all()
 
-    async def _live(self, life: resource_plugin.Life, before: asyncio.Task[None] | None) -> None:
-        """Live a life as soon as the one before it, of the same resource, is over."""
-        if before is not None:
-            await asyncio.wait([before])
-        await life.live()
-        if life.resource not in self._lives:
-            self.claims.give_back(life.resource)
+    async def _run(
+        self, plugin: resource_plugin.ResourcePlugin, *, after: asyncio.Task[None] | None
+    ) -> None:
+        """Run a plugin as soon as the one before it, of the same resource, has stopped."""
+        if after is not None:
+            await asyncio.wait([after])
+        await plugin.run()
+        if plugin.resource not in self._plugins:
+            self.locks.release(plugin.resource)
 
-    def _settle_if_done(self) -> None:
-        if not self._unsettled:
-            self._settled.set()
+    def _set_if_all_answered(self) -> None:
+        if not self._unanswered:
+            self._all_answered.set()
 
 
-def _terms(rule: resources.Resource | None) -> resource_plugin.Terms:
+def _options(rule: resources.Resource | None) -> resource_plugin.RegistrationOptions:
     if rule is None:
-        return resource_plugin.Terms()
-    return resource_plugin.Terms(registration=rule.registration, pre_start=rule.pre_start)
+        return resource_plugin.RegistrationOptions()
+    return resource_plugin.RegistrationOptions(
+        registration=rule.registration, pre_start=rule.pre_start
+    )

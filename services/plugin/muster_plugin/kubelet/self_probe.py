@@ -1,4 +1,4 @@
-"""Adapter: our own sockets, dialled by their paths as a stranger would."""
+"""Adapter: self-probe: dials the plugin's own sockets by their paths, as a client would."""
 
 import asyncio
 import contextlib
@@ -9,37 +9,38 @@ from typing import Final
 from muster_plugin.kubelet import registration_events, resource_status, server
 
 PERIOD_S: Final = 14.0
-"""A probe costs a connection, half of what an idle plugin does; that the socket is ours is looked
-at far more often. Somebody who serves and does not answer is to be found within 20 s: after this
-period, the probe's own 2 s, and the 3 s that health gives him to mend."""
-_AGAIN_S: Final = 0.2
+"""A probe costs a connection, half of an idle plugin's work, so it runs rarely; whether the socket
+file is ours is checked more often. A server that hangs must be detected within 20 s: this period,
+the probe's timeout of 2 s, and the 3 s that health waits for a recovery."""
+_RETRY_S: Final = 0.2
 _TEXT_MAX: Final = 300
 
 
-class Probing:
-    """Probes what is `served` now, and remembers what came of it.
+class SelfProbe:
+    """Probes the current `endpoint` and keeps the last result.
 
-    `tell` is given a signal each time, `failed` whenever it fails, and whether it did not before.
+    `send` gets a signal for each probe; `on_failure` gets each failure, and whether it is the first
+    after a success.
     """
 
     def __init__(
         self,
-        served: Callable[[], server.Endpoint | None],
+        endpoint: Callable[[], server.Endpoint | None],
         *,
-        tell: Callable[[registration_events.Signal], None],
-        failed: Callable[[server.Endpoint, str, bool], None],
+        send: Callable[[registration_events.Signal], None],
+        on_failure: Callable[[server.Endpoint, str, bool], None],
         period_s: float,
     ) -> None:
-        self.last: resource_status.Probe | None = None
+        self.last_result: resource_status.ProbeResult | None = None
         self.now = asyncio.Event()
-        """To be set when the kubelet listed us."""
-        self._served = served
-        self._tell = tell
-        self._failed = failed
+        """Set when the kubelet has listed the resource: probe at once."""
+        self._endpoint = endpoint
+        self._send = send
+        self._on_failure = on_failure
         self._period_s = period_s
 
-    async def follow(self) -> None:
-        """Probe for ever: once listed, then on a period, soon after a failure."""
+    async def run(self) -> None:
+        """Probe until cancelled: once listed, then periodically, and soon after a failure."""
         wait_s = self._period_s
         while True:
             with contextlib.suppress(TimeoutError):
@@ -47,19 +48,25 @@ class Probing:
                     await self.now.wait()
             self.now.clear()
             wait_s = self._period_s
-            served = self._served()
-            if served is not None and not await self._probe(served):
-                wait_s = min(self._period_s, _AGAIN_S)
+            endpoint = self._endpoint()
+            if endpoint is not None and not await self._probe(endpoint):
+                wait_s = min(self._period_s, _RETRY_S)
 
-    async def _probe(self, probed: server.Endpoint) -> bool:
+    async def _probe(self, endpoint: server.Endpoint) -> bool:
         try:
-            seconds = await probed.probe()
+            seconds = await endpoint.probe()
         except server.ProbeFailed as failure:
-            is_news = self.last is None or self.last.ok
-            self.last = resource_status.Probe(ok=False, seconds=0.0, at=time.monotonic())
-            self._failed(probed, str(failure), is_news)
-            self._tell(registration_events.ProbeFailed(probed.generation, str(failure)[:_TEXT_MAX]))
+            is_first = self.last_result is None or self.last_result.ok
+            self.last_result = resource_status.ProbeResult(
+                ok=False, seconds=0.0, at=time.monotonic()
+            )
+            self._on_failure(endpoint, str(failure), is_first)
+            self._send(
+                registration_events.ProbeFailed(endpoint.generation, str(failure)[:_TEXT_MAX])
+            )
             return False
-        self.last = resource_status.Probe(ok=True, seconds=seconds, at=time.monotonic())
-        self._tell(registration_events.ProbePassed(probed.generation))
+        self.last_result = resource_status.ProbeResult(
+            ok=True, seconds=seconds, at=time.monotonic()
+        )
+        self._send(registration_events.ProbePassed(endpoint.generation))
         return True

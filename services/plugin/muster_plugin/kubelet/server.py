@@ -1,7 +1,7 @@
-"""Adapter: our own socket: one gRPC server for one resource and one generation.
+"""Adapter: the plugin's own socket: one gRPC server for one resource and one generation.
 
-A server on a reused path would be a trap: C-core unlinks the path when the older server is
-destroyed, whoever owns it by then. So every generation has its own socket name.
+Every generation has its own socket name: gRPC's C-core unlinks a path when the older server on it
+is destroyed, even if a newer server owns the path by then.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from muster_plugin.kubelet import allocation, protobuf, registration_events, soc
 OWN_POOL: Final = (("grpc.use_local_subchannel_pool", 1),)
 """Without it, a channel shares the connection of another to the same path, dead or alive."""
 
-_ASK: Final = "muster-probe"
-_INSTANCE: Final = "muster-instance"
+_PROBE_HEADER: Final = "muster-probe"
+_INSTANCE_HEADER: Final = "muster-instance"
 _PROBE_TIMEOUT_S: Final = 2.0
 _ALLOCATE_TIMEOUT_S: Final = 2.0
 """The kubelet sets no deadline, and while Allocate hangs it admits no pod at all (1.36.2)."""
 _STATUSES_MAX: Final = 16
 _STOP_GRACE_S: Final = 0.5
-_LAST_STEPS_S: Final = 0.1
+_DRAIN_TIMEOUT_S: Final = 0.1
 
 Request = TypeVar("Request", bound=message.Message)
 Answer = TypeVar("Answer", bound=message.Message)
@@ -40,23 +40,23 @@ ListContext: TypeAlias = rpc.Context[dp.Empty, dp.ListAndWatchResponse]
 
 
 class ProbeFailed(Exception):
-    """Dialling a socket by its path did not reach this instance; the text says what it did."""
+    """Dialling the socket by its path did not reach this server; the text says what happened."""
 
 
-async def settle() -> None:
-    """Let what gRPC still does after its last server stopped come to its end.
+async def drain_grpc_tasks() -> None:
+    """Wait for the tasks that gRPC still runs after its last server stopped.
 
-    The event loop cancels what is left when it ends, and gRPC prints a traceback for a call that is
+    The event loop would cancel them when it closes, and gRPC prints a traceback for a call that is
     cancelled in its last steps (1.85.1, server.pyx.pxi, _schedule_rpc_coro).
     """
     tasks = asyncio.all_tasks()
     left = [task for task in tasks if "rpc_coro" in getattr(task.get_coro(), "__qualname__", "")]
     if left:
-        await asyncio.wait(left, timeout=_LAST_STEPS_S)
+        await asyncio.wait(left, timeout=_DRAIN_TIMEOUT_S)
 
 
-class Figures(msgspec.Struct, kw_only=True):
-    """What one resource has done since the process started."""
+class Counters(msgspec.Struct, kw_only=True):
+    """Counters of one resource since the process started."""
 
     sends: int = 0
     sent_at: float | None = None
@@ -66,40 +66,40 @@ class Figures(msgspec.Struct, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """What one resource serves, whatever the generation."""
+    """What every generation of one resource serves."""
 
     resource: str
     devices: inventory.Inventory
     allocator: allocation.Allocator
-    figures: Figures
+    counters: Counters
     pre_start: bool = False
 
 
 class Observer(Protocol):
-    """Who is asked and told in the kubelet's calls."""
+    """What the kubelet's calls need from the node, and report to it."""
 
-    async def absent(self, paths: Sequence[str]) -> str:
-        """Say which of these paths of the host are gone, after telling the kubelet; else empty."""
+    async def missing_paths(self, paths: Sequence[str]) -> str:
+        """Return which host paths are gone, in words, after advertising that; empty if none is."""
 
-    async def present(self, paths: Sequence[str]) -> frozenset[str]:
-        """Return those of these paths of the host that are there."""
+    async def existing_paths(self, paths: Sequence[str]) -> frozenset[str]:
+        """Return those of these host paths that exist."""
 
-    def allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        """Hear which devices a container was given."""
+    def on_allocated(self, resource: str, device_ids: tuple[str, ...]) -> None:
+        """React to an allocation of devices to a container."""
 
-    def sent(self) -> None:
-        """Hear that the kubelet was sent a list."""
+    def on_list_sent(self) -> None:
+        """React to a device list that was sent to the kubelet."""
 
 
 class _Stream(msgspec.Struct, eq=False):
-    """One ListAndWatch with a state of its own: a flag for all would lose updates."""
+    """One ListAndWatch stream; each has its own events, as shared ones would lose updates."""
 
     changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     is_sent: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
 class Endpoint:
-    """Serves one resource on one socket; tells about streams that open and close."""
+    """Serves one resource on one socket; sends a signal when a stream opens or closes."""
 
     def __init__(
         self,
@@ -107,20 +107,20 @@ class Endpoint:
         generation: int,
         service: Service,
         *,
-        tell: Callable[[registration_events.Signal], None],
+        send: Callable[[registration_events.Signal], None],
         observer: Observer,
     ) -> None:
         self.path = path
         self.generation = generation
         self._instance = os.urandom(8).hex()
         self._service = service
-        self._figures = service.figures
-        self._tell = tell
+        self._counters = service.counters
+        self._send = send
         self._observer = observer
         self._streams: set[_Stream] = set()
-        self._kubelets: _Stream | None = None
-        """The kubelet's: the first of this generation, whose name nobody else knows yet. Others may
-        look on, and their coming and going means nothing."""
+        self._kubelet_stream: _Stream | None = None
+        """The first stream of this generation, when only the kubelet knows the socket's name. Other
+        clients may watch too; their streams mean nothing."""
         self._statuses: asyncio.Queue[str] = asyncio.Queue(_STATUSES_MAX)
         self._is_ending = False
         self._bound: tuple[int, int] | None = None
@@ -137,17 +137,17 @@ class Endpoint:
         try:
             self._server.add_insecure_port(f"unix:{self.path}")
         except RuntimeError:
-            # which says only that it failed
+            # gRPC says only that it failed
             socket_directory.try_to_bind(self.path)
             raise
         await self._server.start()
         self._bound = socket_directory.inode(self.path)
         self._termination = asyncio.create_task(self._server.wait_for_termination())
-        self._termination.add_done_callback(self._terminated)
+        self._termination.add_done_callback(self._on_terminated)
 
     @property
-    def is_lost(self) -> bool:
-        """Whether the socket we made is gone from our path."""
+    def is_socket_lost(self) -> bool:
+        """Whether the socket file is gone or was replaced."""
         return self._bound is not None and socket_directory.inode(self.path) != self._bound
 
     async def advertise(self, timeout_s: float) -> None:
@@ -170,28 +170,28 @@ class Endpoint:
         await self._server.stop(_STOP_GRACE_S)
         if self._termination is not None:
             await self._termination
-        if self._bound is not None and not self.is_lost:
+        if self._bound is not None and not self.is_socket_lost:
             self.path.unlink(missing_ok=True)
 
     async def probe(self) -> float:
-        """Dial our path as a stranger would; return the seconds it took. Raises ProbeFailed."""
+        """Dial the socket by its path, as a client; return the seconds. Raises ProbeFailed."""
         started = time.perf_counter()
         channel = grpc.aio.insecure_channel(f"unix:{self.path}", options=OWN_POOL)
         async with channel:
             call = rpc.DevicePluginClient(channel).get_device_plugin_options(
-                dp.Empty(), timeout=_PROBE_TIMEOUT_S, metadata=((_ASK, "1"),)
+                dp.Empty(), timeout=_PROBE_TIMEOUT_S, metadata=((_PROBE_HEADER, "1"),)
             )
             try:
                 await call
-                said = dict(await call.initial_metadata()).get(_INSTANCE)
+                instance = dict(await call.initial_metadata()).get(_INSTANCE_HEADER)
             except grpc.aio.AioRpcError as error:
                 raise ProbeFailed(f"{error.code().name}: {error.details()}") from None
-        if said != self._instance:
+        if instance != self._instance:
             raise ProbeFailed(f"{self.path.name} answers as another instance")
         return time.perf_counter() - started
 
-    async def noticed(self) -> str:
-        """Wait until the plugin watcher has dealt with us; return its error, empty if none."""
+    async def registration_status(self) -> str:
+        """Wait for the plugin watcher's verdict; return its error, empty if it registered us."""
         return await self._statuses.get()
 
     # The kubelet's calls
@@ -199,10 +199,10 @@ class Endpoint:
     async def get_device_plugin_options(
         self, request: dp.Empty, context: rpc.Context[dp.Empty, dp.DevicePluginOptions]
     ) -> dp.DevicePluginOptions:
-        """Say which optional calls we want; to our own probe also who we are."""
+        """Return the plugin's options; identify this server to its own probe."""
         del request
-        if _ASK in dict(context.invocation_metadata() or ()):
-            await context.send_initial_metadata(((_INSTANCE, self._instance),))
+        if _PROBE_HEADER in dict(context.invocation_metadata() or ()):
+            await context.send_initial_metadata(((_INSTANCE_HEADER, self._instance),))
         return protobuf.options(pre_start=self._service.pre_start)
 
     async def list_and_watch(
@@ -212,18 +212,18 @@ class Endpoint:
         del request
         stream = _Stream()
         self._streams.add(stream)
-        if self._kubelets is None:
-            self._kubelets = stream
-            self._tell(registration_events.StreamOpened(self.generation))
+        if self._kubelet_stream is None:
+            self._kubelet_stream = stream
+            self._send(registration_events.StreamOpened(self.generation))
         # types-grpcio declares a class where grpc takes any callable
-        context.add_done_callback(lambda _: self._closed(stream))  # type: ignore[arg-type]
+        context.add_done_callback(lambda _: self._stream_closed(stream))  # type: ignore[arg-type]
         while not self._is_ending:
             stream.changed.clear()
             yield protobuf.device_list(self._service.devices.devices(self._service.resource))
-            if stream is self._kubelets:
-                self._figures.sends += 1
-                self._figures.sent_at = time.monotonic()
-                self._observer.sent()
+            if stream is self._kubelet_stream:
+                self._counters.sends += 1
+                self._counters.sent_at = time.monotonic()
+                self._observer.on_list_sent()
             if not stream.changed.is_set():
                 stream.is_sent.set()
             await stream.changed.wait()
@@ -233,7 +233,7 @@ class Endpoint:
         request: dp.PreferredAllocationRequest,
         context: rpc.Context[dp.PreferredAllocationRequest, dp.PreferredAllocationResponse],
     ) -> dp.PreferredAllocationResponse:
-        """Advise; never fails."""
+        """Return the preferred ids; never fails."""
         del context
         return protobuf.preferred(request, self._service.allocator)
 
@@ -242,27 +242,30 @@ class Endpoint:
         request: dp.AllocateRequest,
         context: rpc.Context[dp.AllocateRequest, dp.AllocateResponse],
     ) -> dp.AllocateResponse:
-        """Allocate from memory, or say what was asked for that we do not have.
+        """Allocate from memory, or refuse ids that do not exist.
 
-        Only what is really gone is vetoed, and by then the kubelet knows (`Observer.absent`).
+        A device is refused only if it is gone, and by then the kubelet has been sent that
+        (`Observer.missing_paths`).
         """
         started = time.perf_counter()
         containers = protobuf.requested(request)
         allocator = self._service.allocator
         try:
             async with asyncio.timeout(_ALLOCATE_TIMEOUT_S):
-                await self._refuse_absent(containers, context)
-                present = await self._observer.present(allocator.optional_paths(containers))
-            given = allocator.allocate(containers, present=present, annotation=os.urandom(16).hex())
+                await self._abort_if_missing(containers, context)
+                present = await self._observer.existing_paths(allocator.optional_paths(containers))
+            allocations = allocator.allocate(
+                containers, present=present, annotation=os.urandom(16).hex()
+            )
         except TimeoutError:
-            await self._refuse_unanswered(context)
+            await self._abort_host_timeout(context)
         except allocation.Refusal as refusal:
-            await self._refuse(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
-        answer = protobuf.allocated(given)
-        self._figures.allocations += 1
-        self._figures.allocation_seconds += time.perf_counter() - started
-        names = tuple(dict.fromkeys(name for ids in containers for name in ids))
-        self._observer.allocated(self._service.resource, names)
+            await self._abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
+        answer = protobuf.allocated(allocations)
+        self._counters.allocations += 1
+        self._counters.allocation_seconds += time.perf_counter() - started
+        device_ids = tuple(dict.fromkeys(name for ids in containers for name in ids))
+        self._observer.on_allocated(self._service.resource, device_ids)
         return answer
 
     async def pre_start_container(
@@ -270,14 +273,14 @@ class Endpoint:
         request: dp.PreStartContainerRequest,
         context: rpc.Context[dp.PreStartContainerRequest, dp.PreStartContainerResponse],
     ) -> dp.PreStartContainerResponse:
-        """Let the container start if its devices are there; called only if it is configured."""
+        """Let the container start if its devices exist; called only if that is configured."""
         try:
             async with asyncio.timeout(_ALLOCATE_TIMEOUT_S):
-                await self._refuse_absent([request.devices_ids], context)
+                await self._abort_if_missing([request.devices_ids], context)
         except TimeoutError:
-            await self._refuse_unanswered(context)
+            await self._abort_host_timeout(context)
         except allocation.Refusal as refusal:
-            await self._refuse(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
+            await self._abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal), context)
         return dp.PreStartContainerResponse()
 
     # The plugin watcher's calls
@@ -285,7 +288,7 @@ class Endpoint:
     async def get_info(
         self, request: pr.InfoRequest, context: rpc.Context[pr.InfoRequest, pr.PluginInfo]
     ) -> pr.PluginInfo:
-        """Introduce ourselves to the kubelet that found our socket."""
+        """Introduce the plugin to the kubelet's plugin watcher."""
         del request, context
         return protobuf.plugin_info(self._service.resource)
 
@@ -294,43 +297,43 @@ class Endpoint:
         request: pr.RegistrationStatus,
         context: rpc.Context[pr.RegistrationStatus, pr.RegistrationStatusResponse],
     ) -> pr.RegistrationStatusResponse:
-        """Hear whether the kubelet took us."""
+        """Receive whether the kubelet registered the plugin."""
         del context
         error = "" if request.plugin_registered else request.error or "refused without a reason"
-        # an older status than these is of no interest
+        # only the newest statuses matter
         if self._statuses.full():
             self._statuses.get_nowait()
         self._statuses.put_nowait(error)
         return pr.RegistrationStatusResponse()
 
-    async def _refuse_absent(
+    async def _abort_if_missing(
         self, containers: Sequence[Collection[str]], context: rpc.Context[Request, Answer]
     ) -> None:
-        """Abort if what is behind these ids is gone. Raises Refusal for an unknown id."""
-        absent = await self._observer.absent(self._service.allocator.host_paths(containers))
-        if absent:
-            text = f"{self._service.resource}: {absent}"
-            await self._refuse(grpc.StatusCode.FAILED_PRECONDITION, text, context)
+        """Abort if a host path of these ids is gone. Raises Refusal for an unknown id."""
+        missing = await self._observer.missing_paths(self._service.allocator.host_paths(containers))
+        if missing:
+            text = f"{self._service.resource}: {missing}"
+            await self._abort(grpc.StatusCode.FAILED_PRECONDITION, text, context)
 
-    async def _refuse_unanswered(self, context: rpc.Context[Request, Answer]) -> NoReturn:
+    async def _abort_host_timeout(self, context: rpc.Context[Request, Answer]) -> NoReturn:
         text = f"{self._service.resource}: the host's files did not answer in time"
-        await self._refuse(grpc.StatusCode.DEADLINE_EXCEEDED, text, context)
+        await self._abort(grpc.StatusCode.DEADLINE_EXCEEDED, text, context)
 
-    async def _refuse(
+    async def _abort(
         self, code: grpc.StatusCode, text: str, context: rpc.Context[Request, Answer]
     ) -> NoReturn:
-        self._figures.refused_allocations += 1
+        self._counters.refused_allocations += 1
         await context.abort(code, text)
         raise AssertionError("abort raises")
 
-    def _closed(self, stream: _Stream) -> None:
+    def _stream_closed(self, stream: _Stream) -> None:
         self._streams.discard(stream)
         stream.is_sent.set()
-        if stream is self._kubelets:
-            self._kubelets = None
+        if stream is self._kubelet_stream:
+            self._kubelet_stream = None
             if not self._is_ending:
-                self._tell(registration_events.StreamClosed(self.generation))
+                self._send(registration_events.StreamClosed(self.generation))
 
-    def _terminated(self, _: asyncio.Task[bool]) -> None:
+    def _on_terminated(self, _: asyncio.Task[bool]) -> None:
         if not self._is_ending:
-            self._tell(registration_events.ServerEnded(self.generation))
+            self._send(registration_events.ServerEnded(self.generation))

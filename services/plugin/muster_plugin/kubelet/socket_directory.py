@@ -1,4 +1,4 @@
-"""Adapter: the kubelet's socket directory: whose sockets lie in it, which are left over."""
+"""Adapter: the kubelet's socket directories: whose sockets they hold, and which are stale."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ KUBELET_SOCKET: Final = "kubelet.sock"
 
 
 def problem(directory: Path) -> str | None:
-    """Say why sockets cannot be served here, or None."""
+    """Return why no socket can be served here, or None."""
     if not directory.exists():
         return f"{directory}: no such directory; is this the node's kubelet directory, mounted?"
     if not directory.is_dir():
@@ -25,28 +25,28 @@ def problem(directory: Path) -> str | None:
 
 
 def identity(path: Path) -> str:
-    """Tell one socket from another; empty if there is none.
+    """Return what identifies the socket at a path; empty if there is none.
 
-    The inode alone would not do: one kubelet restart in three reuses its number (kubelet 1.36.2).
+    The inode is not enough: one kubelet restart in three reuses its number (kubelet 1.36.2).
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return ""
-    return f"{found.st_ino}.{found.st_ctime_ns}" if stat.S_ISSOCK(found.st_mode) else ""
+    return f"{status.st_ino}.{status.st_ctime_ns}" if stat.S_ISSOCK(status.st_mode) else ""
 
 
 def inode(path: Path) -> tuple[int, int] | None:
-    """Tell a file from another at the same path; None if there is none."""
+    """Return device and inode of the file at a path; None if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-def served(directories: Iterable[Path], slugs: Collection[str]) -> list[str]:
-    """Return the sockets of the resources with these slugs that somebody serves."""
+def served_sockets(directories: Iterable[Path], slugs: Collection[str]) -> list[str]:
+    """Return the sockets of the resources with these slugs that a process serves."""
     return [
         str(path)
         for path in _ours(directories)
@@ -55,10 +55,10 @@ def served(directories: Iterable[Path], slugs: Collection[str]) -> list[str]:
 
 
 def remove_stale(directories: Iterable[Path]) -> list[str]:
-    """Remove the sockets of earlier processes of ours that nobody serves; return their names.
+    """Remove the sockets that earlier muster plugins left behind; return their names.
 
-    A process id in the name proves nothing: pods count processes each for itself. A socket that
-    refuses a connection is dead.
+    A process id in the name would prove nothing: every pod counts from 1. A socket that refuses a
+    connection is dead.
     """
     removed = []
     for path in _ours(directories):
@@ -70,10 +70,10 @@ def remove_stale(directories: Iterable[Path]) -> list[str]:
 
 
 def try_to_bind(path: Path) -> None:
-    """Make a socket at a path and remove it again. Raises OSError, which says why that fails."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
+    """Bind a socket at a path and remove it again. Raises OSError with the reason."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
         try:
-            made.bind(str(path))
+            bound.bind(str(path))
         except OSError as error:
             raise OSError(f"{path}: {error.strerror or error}") from None
     path.unlink(missing_ok=True)

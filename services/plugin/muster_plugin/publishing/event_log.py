@@ -1,6 +1,6 @@
-"""Adapter: everybody but the kubelet: what happens on the node goes into the log and to the bus.
+"""Adapter: writes what happens on the node to the log and publishes it to the bus.
 
-Events wait here until there is a bus; then they go to it in order.
+Events are buffered until the bus is connected, then published in order.
 """
 
 import collections
@@ -15,14 +15,14 @@ from muster_plugin.kubelet import registration_events
 
 _PENDING_MAX: Final = 1_000
 _PROBLEMS_MAX: Final = 20
-_REFUSED_MAX: Final = 100
+_REFUSAL_PROBLEMS_MAX: Final = 100
 _TEXT_MAX: Final = 2048
-"""Of a text in an event (vocabulary.Text)."""
-_BAD: Final = frozenset({"device_unhealthy", "device_degraded", "device_unmonitored"})
+"""Longest text in an event (vocabulary.Text)."""
+_WARNINGS: Final = frozenset({"device_unhealthy", "device_degraded", "device_unmonitored"})
 
 
-class Teller:
-    """Tells what one plugin sees on one node; what lasts it tells once."""
+class EventLog:
+    """Records what one plugin observes on one node; lasting states only at their begin and end."""
 
     def __init__(self, node: str, plugin: str) -> None:
         self._node = node
@@ -31,25 +31,25 @@ class Teller:
         self._pending: collections.deque[vocabulary.Event] = collections.deque(maxlen=_PENDING_MAX)
         self._publish: Callable[[vocabulary.Event], None] = self._pending.append
         self._problems: tuple[str, ...] = ()
-        self._short: dict[str, str] = {}
+        self._shortages: dict[str, str] = {}
         self._refusal: tuple[str, ...] = ()
-        self.refusals = 0
+        self.configurations_refused = 0
         """How often a changed configuration could not be used."""
-        self.refused_at: float | None = None
-        """Since when, in monotonic seconds, there is one that cannot be used."""
+        self.configuration_refused_at: float | None = None
+        """Since when the configuration cannot be used, in monotonic seconds; None if it can."""
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
-        """Hand over the events that wait, and every later one."""
+        """Publish the buffered events, and every later one, with `publish`."""
         while self._pending:
             publish(self._pending.popleft())
         self._publish = publish
 
-    def registration(
-        self, resource: str, report: registration_events.Report, endpoint: str
+    def record_registration(
+        self, resource: str, change: registration_events.ListingChange, endpoint: str
     ) -> None:
-        """Tell that the kubelet lists a resource, or has lost it."""
+        """Record that the kubelet lists a resource, or stops to."""
         at = datetime.now(UTC)
-        match report:
+        match change:
             case registration_events.Listed(reason=reason, registrations=registrations):
                 self._publish(
                     vocabulary.PluginRegistered(
@@ -74,10 +74,12 @@ class Teller:
                     )
                 )
             case _:
-                assert_never(report)
+                assert_never(change)
 
-    def allocation(self, resource: str, device_ids: tuple[str, ...], *, pod: str = "") -> None:
-        """Tell which devices a container was given."""
+    def record_allocation(
+        self, resource: str, device_ids: tuple[str, ...], *, pod: str = ""
+    ) -> None:
+        """Record an allocation of devices to a container."""
         self._publish(
             vocabulary.AllocationObserved(
                 node=self._node,
@@ -89,13 +91,13 @@ class Teller:
             )
         )
 
-    def device(self, event: vocabulary.PluginEvent) -> None:
+    def record_device(self, event: vocabulary.PluginEvent) -> None:
         """Tell that a device came, went or changed its health."""
         self.log_device(event)
         self._publish(event)
 
     def log_device(self, event: vocabulary.PluginEvent) -> None:
-        """Tell it the log only, where a snapshot tells the bus."""
+        """Log a device change without publishing it; a snapshot does that."""
         count = 1
         match event:
             case vocabulary.DeviceAdded(device=device):
@@ -120,33 +122,33 @@ class Teller:
                 resource, device_id, reason = event.resource, event.device_id, event.reason
             case _:
                 return
-        log = self._log.warning if name in _BAD else self._log.info
-        together = {"count": count} if count > 1 else {}
-        log(name, resource=resource, device=device_id, reason=reason, **together)
+        log = self._log.warning if name in _WARNINGS else self._log.info
+        extra = {"count": count} if count > 1 else {}
+        log(name, resource=resource, device=device_id, reason=reason, **extra)
 
     @property
-    def standing(self) -> tuple[str, ...]:
-        """What is wrong now, in words: with the devices, and with the configuration file."""
+    def current_problems(self) -> tuple[str, ...]:
+        """The current problems with devices and with the configuration file, in words."""
         if not self._refusal:
             return self._problems
         first, *others = self._refusal
         more = f" (and {len(others)} more)" if others else ""
         return (f"the changed configuration cannot be used: {first}{more}", *self._problems)
 
-    def problems(self, found: Iterable[str]) -> bool:
-        """Tell what is wrong with what was seen, when it begins and when it ends.
+    def record_problems(self, problems: Iterable[str]) -> bool:
+        """Record which problems began and which ended; return whether any did.
 
-        Return whether something did. Of too many problems the first are told, and how many more.
+        If there are too many, the first are published, and how many more there are.
         """
-        now = _bounded(sorted({problem[:_TEXT_MAX] for problem in found}), _PROBLEMS_MAX)
+        now = _bounded(sorted({problem[:_TEXT_MAX] for problem in problems}), _PROBLEMS_MAX)
         changes = [(problem, True) for problem in now if problem not in self._problems]
         changes += [(problem, False) for problem in self._problems if problem not in now]
         self._problems = now
         for problem, holds in changes:
             if holds:
-                self._log.warning("devices_problem", problem=problem)
+                self._log.warning("device_problem", problem=problem)
             else:
-                self._log.info("devices_problem_over", problem=problem)
+                self._log.info("device_problem_resolved", problem=problem)
             self._publish(
                 vocabulary.ProblemChanged(
                     node=self._node,
@@ -158,37 +160,37 @@ class Teller:
             )
         return bool(changes)
 
-    def shortage(self, resource: str, short: str) -> bool:
-        """Tell that there are too few devices, or enough again; return whether that is new."""
-        if short == self._short.get(resource, ""):
+    def record_shortage(self, resource: str, shortage: str) -> bool:
+        """Record that there are too few devices, or enough again; return whether that changed."""
+        if shortage == self._shortages.get(resource, ""):
             return False
-        self._short[resource] = short
-        if short:
-            self._log.warning("devices_short", resource=resource, problem=short)
+        self._shortages[resource] = shortage
+        if shortage:
+            self._log.warning("too_few_devices", resource=resource, problem=shortage)
         else:
-            self._log.info("devices_enough", resource=resource)
+            self._log.info("enough_devices", resource=resource)
         self._publish(
             vocabulary.ExpectationChanged(
                 node=self._node,
                 plugin=self._plugin,
                 at=datetime.now(UTC),
                 resource=resource,
-                short=short,
+                short=shortage,
             )
         )
         return True
 
-    def applied(
+    def configuration_applied(
         self,
         config_hash: str,
         *,
         added: tuple[str, ...],
         removed: tuple[str, ...],
-        again: tuple[str, ...],
+        registered_again: tuple[str, ...],
         restart: tuple[str, ...],
     ) -> None:
-        """Tell that a changed configuration is in force, and for which resources."""
-        self._refusal, self.refused_at = (), None
+        """Record that a changed configuration was applied, and to which resources."""
+        self._refusal, self.configuration_refused_at = (), None
         event = vocabulary.ConfigurationApplied(
             node=self._node,
             plugin=self._plugin,
@@ -196,7 +198,7 @@ class Teller:
             config_hash=config_hash,
             added=added,
             removed=removed,
-            registered_again=again,
+            registered_again=registered_again,
             restart=restart,
         )
         self._log.info(
@@ -204,31 +206,33 @@ class Teller:
             config_hash=config_hash,
             added=added,
             removed=removed,
-            registered_again=again,
+            registered_again=registered_again,
             restart=restart,
         )
         self._publish(event)
 
-    def mended(self, config_hash: str) -> None:
-        """Tell that the file says again what is in force, if it was refused before."""
+    def configuration_restored(self, config_hash: str) -> None:
+        """Record that a refused file was changed back to the applied configuration."""
         if self._refusal:
-            self.applied(config_hash, added=(), removed=(), again=(), restart=())
+            self.configuration_applied(
+                config_hash, added=(), removed=(), registered_again=(), restart=()
+            )
 
-    def refused(self, problems: tuple[str, ...], *, in_force: str) -> None:
-        """Tell that a changed configuration cannot be used."""
+    def configuration_refused(self, problems: tuple[str, ...], *, active: str) -> None:
+        """Record that a changed configuration cannot be used."""
         if problems == self._refusal:
             return
         self._refusal = problems
-        self.refusals += 1
-        self.refused_at = self.refused_at or time.monotonic()
-        self._log.warning("configuration_refused", problems=problems, in_force=in_force)
+        self.configurations_refused += 1
+        self.configuration_refused_at = self.configuration_refused_at or time.monotonic()
+        self._log.warning("configuration_refused", problems=problems, active=active)
         self._publish(
             vocabulary.ConfigurationRefused(
                 node=self._node,
                 plugin=self._plugin,
                 at=datetime.now(UTC),
-                config_hash=in_force,
-                problems=_bounded([text[:_TEXT_MAX] for text in problems], _REFUSED_MAX),
+                config_hash=active,
+                problems=_bounded([text[:_TEXT_MAX] for text in problems], _REFUSAL_PROBLEMS_MAX),
             )
         )
 

@@ -1,4 +1,4 @@
-"""Pure: From what the plugin knows about itself to its heartbeat."""
+"""Pure: builds a heartbeat from the status of the process and of its resources."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -12,11 +12,11 @@ from muster_plugin.kubelet import resource_status
 _DIGITS: Final = 2
 _NEVER: Final = -1.0
 _TEXTS_MAX: Final = (300, 100, 30, 10)
-"""So long may a text be, if there is room, and never empty; the whole text is in the event."""
+"""Lengths that texts are cut to, until the heartbeat fits; the events have the whole texts."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not change while the process lives."""
+    """What identifies the process; does not change while it runs."""
 
     node: str
     plugin: str
@@ -28,8 +28,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
 
 
-class Vitals(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about the process at the moment of a beat; `kubelet` is its kubelet.sock."""
+class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Status of the process at the time of a heartbeat; `kubelet` identifies its kubelet.sock."""
 
     seq: int
     phase: vocabulary.Phase
@@ -41,65 +41,65 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def heartbeat(
-    who: Identity,
-    vitals: Vitals,
-    resources: Iterable[resource_status.ResourceState],
+    identity: Identity,
+    process: ProcessStatus,
+    resources: Iterable[resource_status.ResourceStatus],
     *,
     now: float,
     wall: float,
     bytes_max: int,
 ) -> vocabulary.Heartbeat:
-    """Make a beat: `now` in the monotonic seconds of all the times given, `wall` for people.
+    """Return a heartbeat: `now` is monotonic like all other times, `wall` is for people.
 
-    One of more than `bytes_max` bytes would be believed by nobody, so that many long texts are cut:
-    the numbers tell whether all is well, and the events tell all of why not.
+    Its texts are cut until it has at most `bytes_max` bytes, because consumers reject larger ones:
+    the numbers show whether all is well, and the events have the full reasons.
     """
-    known = [*resources]
+    statuses = [*resources]
     for text_max in _TEXTS_MAX:
-        beat = _heartbeat(who, vitals, known, now=now, wall=wall, text_max=text_max)
-        if len(msgspec.json.encode(beat)) <= bytes_max:
+        message = _heartbeat(identity, process, statuses, now=now, wall=wall, text_max=text_max)
+        if len(msgspec.json.encode(message)) <= bytes_max:
             break
-    return beat
+    return message
 
 
-def first_beat_s(node: str, interval_s: float) -> float:
-    """Return when, after the start, a node beats first: spreads a fleet over the interval."""
+def first_heartbeat_s(node: str, interval_s: float) -> float:
+    """Return the delay of a node's first heartbeat, which spreads a fleet over the interval."""
     share = int.from_bytes(hashlib.sha256(node.encode()).digest()[:4]) / 2**32
     return share * interval_s
 
 
 def _heartbeat(
-    who: Identity,
-    vitals: Vitals,
-    resources: Iterable[resource_status.ResourceState],
+    identity: Identity,
+    process: ProcessStatus,
+    resources: Iterable[resource_status.ResourceStatus],
     *,
     now: float,
     wall: float,
     text_max: int,
 ) -> vocabulary.Heartbeat:
     return vocabulary.Heartbeat(
-        node=who.node,
-        plugin=who.plugin,
-        instance=who.instance,
-        boot=who.boot,
-        version=who.version,
-        config_hash=who.config_hash,
-        seq=vitals.seq,
-        interval_s=who.interval_s,
-        uptime_s=_age(who.started_at, now),
+        node=identity.node,
+        plugin=identity.plugin,
+        instance=identity.instance,
+        boot=identity.boot,
+        version=identity.version,
+        config_hash=identity.config_hash,
+        seq=process.seq,
+        interval_s=identity.interval_s,
+        uptime_s=_age(identity.started_at, now),
         wall=round(wall, _DIGITS),
-        phase=vitals.phase,
-        kubelet_socket=vitals.kubelet,
+        phase=process.phase,
+        kubelet_socket=process.kubelet,
         resources=tuple(_resource(state, now, text_max) for state in resources),
-        checkers={name: _age(at, now) for name, at in vitals.checked_at.items()},
-        loop_lag_ms=round(vitals.lag_s * 1000, _DIGITS),
-        reconnects=vitals.reconnects,
-        problems=tuple(problem[:text_max] for problem in vitals.problems),
+        checkers={name: _age(at, now) for name, at in process.checked_at.items()},
+        loop_lag_ms=round(process.lag_s * 1000, _DIGITS),
+        reconnects=process.reconnects,
+        problems=tuple(problem[:text_max] for problem in process.problems),
     )
 
 
 def _resource(
-    state: resource_status.ResourceState, now: float, text_max: int
+    state: resource_status.ResourceStatus, now: float, text_max: int
 ) -> vocabulary.ResourceBeat:
     probe = state.probe
     return vocabulary.ResourceBeat(
@@ -115,10 +115,10 @@ def _resource(
         healthy=state.healthy,
         allocated=state.allocated,
         problem=state.problem[:text_max],
-        short=state.short[:text_max],
-        apart=state.apart[:text_max],
+        short=state.shortage[:text_max],
+        apart=state.mismatch[:text_max],
         degraded=state.conditions.get(vocabulary.Condition.DEGRADED, 0),
-        away=state.away,
+        away=state.waits_for_kubelet,
         unmonitored=state.conditions.get(vocabulary.Condition.UNMONITORED, 0),
     )
 

@@ -1,4 +1,4 @@
-"""Adapter: what the kubelet says of pods: who holds which device, and whether it lists ours."""
+"""Adapter: the pods' devices by the kubelet's podresources: allocations and listing mismatches."""
 
 import time
 from collections.abc import Callable, Coroutine
@@ -10,62 +10,66 @@ from muster_plugin.kubelet import podresources, podresources_check, resource_man
 from muster_plugin.publishing import event_log, update_publisher
 
 
-class Pods:
-    """Asks the kubelet for ever; `heard` is told when it answered."""
+class PodDevices:
+    """Polls the kubelet and publishes what changed; `on_polled` is called after each answer."""
 
     def __init__(
         self,
         socket: Path,
         devices: inventory.Inventory,
-        resources: resource_manager.Lives,
+        resources: resource_manager.ResourcePlugins,
         *,
-        told: event_log.Teller,
-        changes: update_publisher.Courier,
-        heard: Callable[[float], None],
+        events: event_log.EventLog,
+        updates: update_publisher.UpdatePublisher,
+        on_polled: Callable[[float], None],
     ) -> None:
         self._devices = devices
-        self._lives = resources
-        self._teller = told
-        self._courier = changes
-        self._heard = heard
-        self._agreement = podresources_check.Agreement()
-        self._asked = podresources.PodResources(socket, self._take)
+        self._plugins = resources
+        self._event_log = events
+        self._updates = updates
+        self._on_polled = on_polled
+        self._check = podresources_check.PodResourcesCheck()
+        self._poller = podresources.PodResourcesPoller(socket, self._on_listing)
 
-    def follow(self) -> Coroutine[object, object, None]:
-        """Ask for ever."""
-        return self._asked.follow()
+    def run(self) -> Coroutine[object, object, None]:
+        """Poll until cancelled."""
+        return self._poller.run()
 
-    def ask_soon(self) -> None:
-        """Ask soon: what was allocated, or sent, the kubelet lists by then."""
-        self._asked.soon.set()
+    def poll_soon(self) -> None:
+        """Poll soon, when the kubelet lists what was just allocated or sent."""
+        self._poller.soon.set()
 
-    def held(self, resource: str) -> int | None:
-        """Count the ids of a resource that pods hold; None if nobody knows."""
-        return self._agreement.held(resource)
+    def allocated_count(self, resource: str) -> int | None:
+        """Return how many ids of a resource pods hold; None if that is unknown."""
+        return self._check.allocated_count(resource)
 
-    def apart(self, resource: str, now: float) -> str:
-        """Say in words what the kubelet lists otherwise, if that has lasted; else empty."""
-        return self._agreement.apart(resource, now)
+    def mismatch(self, resource: str, now: float) -> str:
+        """Return how the kubelet's listing persistently differs, in words; empty if it does not."""
+        return self._check.mismatch(resource, now)
 
-    async def _take(self, listing: podresources_check.Listing | None) -> None:
+    async def _on_listing(self, listing: podresources_check.Listing | None) -> None:
         now, at = time.monotonic(), datetime.now(UTC)
-        before = set(self._agreement.disputed)
-        ours = {
-            name: podresources_check.Ours(self._devices.devices(name), self._sent_at(name, now))
+        before = set(self._check.mismatches)
+        advertised = {
+            name: podresources_check.Advertised(
+                self._devices.devices(name), self._sent_at(name, now)
+            )
             for name in self._devices.resources
         }
-        for found in self._agreement.compare(listing, ours, now):
-            self._teller.allocation(found.resource, found.device_ids, pod=found.pod)
-        if set(self._agreement.disputed) != before:
-            self._courier.turned.set()
-        if self._agreement.is_doubtful:
-            self.ask_soon()
-        held = listing.held() if listing else None
-        await self._courier.bring(self._devices.held(held, now=now, at=at))
+        for allocation in self._check.compare(listing, advertised, now):
+            self._event_log.record_allocation(
+                allocation.resource, allocation.device_ids, pod=allocation.pod
+            )
+        if set(self._check.mismatches) != before:
+            self._updates.heartbeat_due.set()
+        if self._check.needs_recheck:
+            self.poll_soon()
+        pods = listing.pods_by_resource() if listing else None
+        await self._updates.publish(self._devices.record_pods(pods, now=now, at=at))
         if listing is not None:
-            self._heard(now)
+            self._on_polled(now)
 
     def _sent_at(self, resource: str, now: float) -> float | None:
-        """Return when the kubelet was sent the resource, if it must have taken that in by now."""
-        life = self._lives.get(resource)
-        return life.figures.sent_at if life is not None and life.machine.has_settled(now) else None
+        """Return when the kubelet was sent the resource, if it must have processed that by now."""
+        plugin = self._plugins.get(resource)
+        return plugin.counters.sent_at if plugin and plugin.machine.has_settled(now) else None

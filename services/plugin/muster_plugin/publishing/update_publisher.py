@@ -1,6 +1,6 @@
-"""Adapter: everybody who hears of a change: the kubelet first, the log and the bus afterwards.
+"""Adapter: publishes device changes: to the kubelet first, then to the log and the bus.
 
-In this order no pod lands on a device that everybody else knows to be broken.
+In this order no pod lands on a device that all others already know to be broken.
 """
 
 import asyncio
@@ -12,75 +12,75 @@ from muster_plugin.kubelet import resource_manager
 from muster_plugin.publishing import event_log
 
 
-class Courier:
-    """Brings what changed, in order; says `reason` of lives that begin, calls `brought` each time.
+class UpdatePublisher:
+    """Publishes changes in order; calls `on_published` after each batch.
 
-    What changes while something is brought waits, and is brought together: of many changes to a
-    long list the kubelet needs only the last.
+    Changes that arrive meanwhile are published together: of many changes to a long list the kubelet
+    needs only the last. `reason` is given to resources that are registered because of a change.
     """
 
     def __init__(
         self,
         devices: inventory.Inventory,
-        resources: resource_manager.Lives,
-        told: event_log.Teller,
+        resources: resource_manager.ResourcePlugins,
+        events: event_log.EventLog,
         *,
         reason: Callable[[], vocabulary.RegistrationReason],
-        brought: Callable[[], None],
+        on_published: Callable[[], None],
     ) -> None:
-        self.turned = asyncio.Event()
-        """Set when something that a heartbeat should tell at once begins or ends."""
+        self.heartbeat_due = asyncio.Event()
+        """Set when a problem begins or ends that the next heartbeat should report at once."""
         self._devices = devices
-        self._lives = resources
-        self._teller = told
+        self._plugins = resources
+        self._event_log = events
         self._reason = reason
-        self._brought = brought
-        self._waiting: list[vocabulary.PluginEvent] = []
-        self._bringing = asyncio.Lock()
-        self._soon = asyncio.Event()
+        self._on_published = on_published
+        self._pending: list[vocabulary.PluginEvent] = []
+        self._lock = asyncio.Lock()
+        self._publish_soon = asyncio.Event()
 
-    def soon(self, events: Iterable[vocabulary.PluginEvent]) -> None:
-        """Have changes brought without waiting for it."""
-        self._waiting += events
-        self._soon.set()
+    def publish_soon(self, events: Iterable[vocabulary.PluginEvent]) -> None:
+        """Publish changes without waiting for it."""
+        self._pending += events
+        self._publish_soon.set()
 
-    async def bring(self, events: Iterable[vocabulary.PluginEvent]) -> None:
-        """Bring changes; return when the kubelet has them, or is too slow."""
-        self._waiting += events
+    async def publish(self, events: Iterable[vocabulary.PluginEvent]) -> None:
+        """Publish changes; return when the kubelet has them, or is too slow."""
+        self._pending += events
         try:
-            async with self._bringing:
-                await self._bring()
+            async with self._lock:
+                await self._publish()
         except asyncio.CancelledError:
-            # who waited has no time any more; somebody else's changes may be among these
-            self._soon.set()
+            # the caller was cancelled, but other callers' changes may be among these
+            self._publish_soon.set()
             raise
-        self._brought()
+        self._on_published()
 
-    async def follow(self) -> None:
-        """Bring for ever what is to be brought soon."""
+    async def run(self) -> None:
+        """Publish what `publish_soon` was given, until cancelled."""
         while True:
-            await self._soon.wait()
-            self._soon.clear()
-            await self.bring([])
+            await self._publish_soon.wait()
+            self._publish_soon.clear()
+            await self.publish([])
 
-    def tell(self, events: Iterable[vocabulary.PluginEvent]) -> None:
-        """Tell everybody but the kubelet."""
+    def record(self, events: Iterable[vocabulary.PluginEvent]) -> None:
+        """Log changes and send them to the bus, but not to the kubelet."""
         for event in events:
-            self._teller.device(event)
+            self._event_log.record_device(event)
         for name in self._devices.resources:
-            if self._teller.shortage(name, self._devices.shortage(name)):
-                self.turned.set()
+            if self._event_log.record_shortage(name, self._devices.shortage(name)):
+                self.heartbeat_due.set()
 
-    def problems(self, found: Iterable[str]) -> None:
-        """Tell what is wrong now, and concerns no single resource."""
-        if self._teller.problems(found):
-            self.turned.set()
+    def record_problems(self, problems: Iterable[str]) -> None:
+        """Log and publish the current problems that concern no single resource."""
+        if self._event_log.record_problems(problems):
+            self.heartbeat_due.set()
 
-    async def _bring(self) -> None:
-        changes, self._waiting = self._waiting, []
-        # a resource that was named by what it held may have left with the last of it
-        self._lives.match(self._reason())
+    async def _publish(self) -> None:
+        changes, self._pending = self._pending, []
+        # a resource named after a device may have gone with its last device
+        self._plugins.reconcile(self._reason())
         try:
-            await self._lives.advertise({inventory.resource_of(event) for event in changes})
+            await self._plugins.advertise({inventory.resource_of(event) for event in changes})
         finally:
-            self.tell(changes)
+            self.record(changes)
