@@ -50,7 +50,7 @@ def _row(name: str, value: float, *, target: float | None = None, how: str = "")
 def _timed(links: placement.Links, size: int) -> float:
     started = time.perf_counter()
     chosen = placement.prefer(
-        [*_UNITS], [], size, known=_UNITS, policy=gpus.Placement.ALIGNED, links=links
+        [*_UNITS], [], size, units=_UNITS, policy=gpus.Placement.ALIGNED, links=links
     )
     took = time.perf_counter() - started
     assert len(chosen) == size

@@ -484,7 +484,7 @@ def test_quiet_is_bounded(
     is_proven: bool,  # noqa: FBT001  # a column
     needed: float,
 ) -> None:
-    found = recovery.required_quiet_s(cooldown_s, doublings=doublings, is_proven=is_proven)
+    found = recovery.required_quiet_s(cooldown_s, doublings=doublings, has_evidence=is_proven)
     assert found == needed
 
 

@@ -278,7 +278,7 @@ def test_the_names_that_last_are_told_from_those_that_may_come(
     gpus: dict[str, Any], lasting: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
     found = read(**gpus)
-    assert (found.lasting(), found.names()) == (lasting, lasting + more)
+    assert (found.always_advertised(), found.names()) == (lasting, lasting + more)
 
 
 TREES = st.recursive(

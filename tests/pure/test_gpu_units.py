@@ -607,12 +607,12 @@ def test_whatever_is_seen_and_told_no_device_is_handed_out_twice(
         ids = [unit.id for unit in offer.units]
         assert ids == sorted({*ids})
         assert all(0 < len(name) <= 63 for name in ids)
-        assert offer.rule.per_match is (offer.name not in rule.lasting())
+        assert offer.rule.per_match is (offer.name not in rule.always_advertised())
         for unit in offer.units:
             assert unit.gpu is not None
             assert unit.physical == unit.gpu.uuid
             assert owners.setdefault(unit.physical, offer.name) == offer.name
-    assert {*rule.lasting()} <= {offer.name for offer in plan.offers}
+    assert {*rule.always_advertised()} <= {offer.name for offer in plan.offers}
     told_parts = {u.gpu.part for offer in plan.offers for u in offer.units if u.gpu is not None}
     assert not any(one != other and one.covers(other) for one in told_parts for other in told_parts)
     node = replicas.node(seen, rule)

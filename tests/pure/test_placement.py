@@ -90,7 +90,7 @@ def aligned(links: Links, available: list[int], required: list[int], size: int) 
         [whole(at).id for at in available],
         [whole(at).id for at in required],
         size,
-        known={whole(at).id: whole(at) for at in range(count)},
+        units={whole(at).id: whole(at) for at in range(count)},
         policy=ALIGNED,
         links=links,
     )
@@ -189,7 +189,7 @@ def prefer(
         [*devices] if available is None else available,
         required or [],
         size,
-        known=devices,
+        units=devices,
         policy=policy,
         links={},
     )
@@ -237,7 +237,7 @@ def test_what_is_in_use_counts_and_then_what_was_just_picked() -> None:
 def test_unshared_gpus_are_aligned_whatever_the_policy() -> None:
     gpus = {whole(at).id: whole(at) for at in range(8)}
     for policy in config_gpus.Placement:
-        chosen = placement.prefer([*gpus], [], 2, known=gpus, policy=policy, links=VOLTA)
+        chosen = placement.prefer([*gpus], [], 2, units=gpus, policy=policy, links=VOLTA)
         assert chosen == ["GPU-00", "GPU-03"]
 
 

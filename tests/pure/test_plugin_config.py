@@ -149,6 +149,8 @@ def test_what_is_said_of_a_nodes_devices_makes_its_hash_and_nothing_else_does() 
     )
     others = config_settings.Settings(resources=(resource("a.com/x", "/dev/y"),))
     simulated = msgspec.structs.replace(said, simulated_gpus=config_settings.SimulatedGpus(count=1))
-    one = said.hash_at("n1")
-    assert (log.hash_at("n1"), elsewhere.hash_at("n1")) == (one, one)
-    assert len({one, others.hash_at("n1"), simulated.hash_at("n1"), elsewhere.hash_at("n2")}) == 4
+    one = said.hash_for("n1")
+    assert (log.hash_for("n1"), elsewhere.hash_for("n1")) == (one, one)
+    assert (
+        len({one, others.hash_for("n1"), simulated.hash_for("n1"), elsewhere.hash_for("n2")}) == 4
+    )

@@ -253,7 +253,7 @@ def test_of_two_matches_under_one_name_the_one_that_was_there_first_keeps_it() -
         look(devices, first, configured=(rule,))
         assert devices.matched_devices == {"b.com/net_tun": first.path}
         plan = resource_plan.plan(
-            [rule], scan_result.ScanResult(nodes=(first, second)), standing=devices.matched_devices
+            [rule], scan_result.ScanResult(nodes=(first, second)), current_names=devices.matched_devices
         )
         assert plan.problems == (
             f"b.com/net_tun: {first.path} and {second.path} would both be named so",
@@ -373,9 +373,9 @@ def test_a_node_with_gpus_and_no_driver_is_short_of_them_and_one_without_gpus_is
     none = msgspec.structs.replace(SHARED, units=())
     look(devices, FUSE, KVM, offers=(none,))
     away = gpu.Scan(driver=gpu.Driver.NO_LIBRARY, problem="it is nowhere")
-    devices.terms = container_spec.AllocationContext(look=away)
+    devices.terms = container_spec.AllocationContext(scan=away)
     assert devices.shortage("nvidia.com/gpu") == ""
-    devices.terms = container_spec.AllocationContext(look=msgspec.structs.replace(away, on_bus=8))
+    devices.terms = container_spec.AllocationContext(scan=msgspec.structs.replace(away, on_bus=8))
     said = "8 NVIDIA GPUs on the PCI bus, and no_library: it is nowhere"
     assert devices.shortage("nvidia.com/gpu") == said
     assert devices.shortage("a.com/fuse") == ""

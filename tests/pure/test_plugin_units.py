@@ -441,11 +441,11 @@ def test_more_resources_than_can_be_served_are_left_out_and_those_that_stand_sta
         )
     )
     whole = resource_plan.plan([rule], seen)
-    few = resource_plan.limited(whole, 3, standing={"a.example/x7"})
+    few = resource_plan.limited(whole, 3, current_names={"a.example/x7"})
     assert [offer.name for offer in few.offers] == ["a.example/x7", "a.example/x0", "a.example/x1"]
     (problem,) = few.problems
     assert problem == (
         "9 resources are more than the 3 that the limit of open files allows; left out: "
         "a.example/x2, a.example/x3, a.example/x4, a.example/x5, a.example/x6 and 1 more"
     )
-    assert resource_plan.limited(whole, 9, standing=()) is whole
+    assert resource_plan.limited(whole, 9, current_names=()) is whole

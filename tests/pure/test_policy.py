@@ -40,7 +40,7 @@ def judge(
 
 
 def left_in_use(judged: xid_policy.Policy, xids: range | set[int] = range(1, 1000)) -> set[int]:
-    return {xid for xid in xids if not judged.rule(xid).action.takes}
+    return {xid for xid in xids if not judged.rule(xid).action.is_unhealthy}
 
 
 # The data

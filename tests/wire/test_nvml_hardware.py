@@ -55,14 +55,14 @@ async def main():
     asked, told = observer.NvmlSource(rules), []
     report["memory_before_kib"] = memory()
     began = time.monotonic()
-    look = await asked.first(60)
+    look = await asked.first_scan(60)
     report["first_look_ms"] = round((time.monotonic() - began) * 1000, 1)
     report["memory_after_first_kib"] = memory()
     report["look"] = msgspec.to_builtins(msgspec.structs.replace(look, links={}))
     report["links"] = [[*pair, link.level.name, link.nvlinks] for pair, link in look.links.items()]
     if look.driver is gpu.Driver.READY:
         count_calls()
-        running = [asyncio.ensure_future(asked.follow(told.append)), asyncio.ensure_future(late())]
+        running = [asyncio.ensure_future(asked.observe(told.append)), asyncio.ensure_future(late())]
         used = cpu_s()
         await asyncio.wait(running, timeout=SOAK_S, return_when=asyncio.FIRST_COMPLETED)
         report["cpu_percent"] = round(100 * (cpu_s() - used) / SOAK_S, 3)

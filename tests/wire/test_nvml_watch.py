@@ -318,7 +318,7 @@ def test_a_call_that_never_comes_back_is_left_behind_and_the_others_are_watched_
     kernel = tmp_path / "proc/driver/nvidia/gpus"
     (kernel / "0000:1b:00.0").mkdir(parents=True)
     node.write(scenes.h100x8())
-    hasty = msgspec.structs.replace(followed.PERIODS, leave_s=0.2)
+    hasty = msgspec.structs.replace(followed.PERIODS, abandon_s=0.2)
 
     async def story() -> None:
         async with followed.followed(node, periods=hasty) as (here, _):

@@ -40,7 +40,7 @@ class BusReporter:
             instance="unconnected",
             boot=preflight.boot(),
             version=muster.__version__,
-            config_hash=chosen.hash_at(node.name),
+            config_hash=chosen.hash_for(node.name),
             interval_s=chosen.heartbeat.interval_s,
             started_at=time.monotonic(),
         )

@@ -206,7 +206,7 @@ class Node:
         """Scan the device nodes; publish what changed, to the kubelet first."""
         async with self._scan_lock:
             self._planner.devices = await self._sights.plan(
-                self._planner.resources, standing=self.inventory.matched_devices
+                self._planner.resources, current_names=self.inventory.matched_devices
             )
             events = self._plan()
             if self._first_scan_done.is_set():
@@ -242,7 +242,7 @@ class Node:
     def set_gpu_policy(self, policy: "xid_policy.Policy", health: "gpus.Health") -> None:
         """Judge the health of GPUs by other rules from now on."""
         if self._gpus is not None:
-            self._gpus.judge_by(policy, health)
+            self._gpus.use_rules(policy, health)
 
     async def close(self) -> None:
         """Stop every resource plugin, and release the GPUs."""
@@ -260,10 +260,10 @@ class Node:
 
     async def _watch_devices(self) -> None:
         """Scan the devices whenever their directories change."""
-        async with self._sights.looks(self._cdi_specs.directories) as looks:
+        async with self._sights.scan_times(self._cdi_specs.directories) as looks:
             async for _ in looks:
                 await self.scan_devices()
-                if not self._sights.is_blind:
+                if not self._sights.is_dev_hanging:
                     self._record_check_time(_DEVICES, time.monotonic())
 
     async def _expire_devices(self) -> None:

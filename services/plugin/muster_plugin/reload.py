@@ -95,7 +95,7 @@ class Reloader:
             await self._reload_gpu_policy(here)
         except (ValueError, TimeoutError) as error:
             problems = tuple(str(error).splitlines()) or (f"{self._source.file}: read timed out",)
-            active = self._active.hash_at(self._node.name)
+            active = self._active.hash_for(self._node.name)
             self._node.event_log.configuration_refused(problems, active=active)
             self._node.heartbeat_due.set()
             # it may name another file, which is not watched
@@ -103,11 +103,11 @@ class Reloader:
             return
         policy = here.gpus.health.policy if here.gpus else ""
         self._policy = Path(policy) if policy else None
-        config_hash = new.hash_at(self._node.name)
+        config_hash = new.hash_for(self._node.name)
         if new == self._active:
             self._node.event_log.configuration_restored(config_hash)
             return
-        restart = new.changed_for_the_process(self._chosen)
+        restart = new.restart_needed_for(self._chosen)
         if here.gpus is not None and not self._node.watches_gpus:
             restart = (*restart, "gpus")
         self._active = new

@@ -21,9 +21,9 @@ PERIODS: Final = observer.Timeouts(
     answer_s=0.3,
     slice_s=0.05,
     guard_s=0.05,
-    look_again_s=0.1,
-    begin_first_s=0.05,
-    begin_max_s=0.2,
+    rescan_s=0.1,
+    restart_first_s=0.05,
+    restart_max_s=0.2,
     close_s=1.5,
 )
 POLL_S: Final = 0.1
@@ -104,8 +104,8 @@ async def followed(
     """Take the first look, follow what comes, and close; NVML was never misused."""
     story = Story(node, node.state_file.parent, periods)
     async with asyncio.timeout(100):
-        look = await story.nvml.first(first_s)
-        following = asyncio.ensure_future(story.nvml.follow(story.seen))
+        look = await story.nvml.first_scan(first_s)
+        following = asyncio.ensure_future(story.nvml.observe(story.seen))
         try:
             yield story, look
         finally:

@@ -273,7 +273,7 @@ async def _look(told: gpus.Gpus, made: config_settings.SimulatedGpus | None, nod
         else observer.NvmlSource(told)
     )
     try:
-        return await source.first(gpu_source.FIRST_SCAN_S)
+        return await source.first_scan(gpu_source.FIRST_SCAN_S)
     finally:
         await source.close()
 

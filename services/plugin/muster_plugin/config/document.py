@@ -105,11 +105,11 @@ class Document(
 
     def at(self, node: str, labels: Mapping[str, str]) -> NodeConfiguration:
         """Return what holds on one node. Raises ValueError if that cannot hold together."""
-        found, gpus = self.resources, self.gpus
-        for some in self.nodes:
-            if some.holds(node, labels):
-                found, gpus = _replaced(found, some.resources), some.gpus or gpus
-        return NodeConfiguration(resources=found, gpus=gpus)
+        chosen, gpus = self.resources, self.gpus
+        for override in self.nodes:
+            if override.holds(node, labels):
+                chosen, gpus = _replaced(chosen, override.resources), override.gpus or gpus
+        return NodeConfiguration(resources=chosen, gpus=gpus)
 
     def _empty_problems(self) -> Iterator[str]:
         if not self.resources and not self.nodes and self.gpus is None:
@@ -125,22 +125,22 @@ def name_problems(
 ) -> Iterator[str]:
     """Say which resources have one name, on every node or on some."""
     yield from _repeated(resources, gpus)
-    for at, some in validation.whole(nodes):
-        yield from errors.prefixed(f"nodes[{at}]", _repeated(some.resources, some.gpus))
+    for at, override in validation.whole(nodes):
+        yield from errors.prefixed(f"nodes[{at}]", _repeated(override.resources, override.gpus))
 
 
 def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None]) -> Iterator[str]:
     """Say which resources would count the same nodes, as far as the rules alone tell."""
-    some = [*validation.whole(nodes)]
-    lists: list[Resources] = [resources, *(one.resources for _, one in some)]
-    everything = [resource for given in lists for _, resource in validation.whole(given)]
+    overrides = [*validation.whole(nodes)]
+    lists: list[Resources] = [resources, *(override.resources for _, override in overrides)]
+    everything = [resource for entries in lists for _, resource in validation.whole(entries)]
     count = sum(len(group.devices) for resource in everything for group in resource.groups)
     if count > _NODES_MAX:
         yield f"resources: {count} entries in all their groups; at most {_NODES_MAX}"
         return
     yield from _overlaps(resources)
-    for at, one in some:
-        yield from errors.prefixed(f"nodes[{at}]", _overlaps(one.resources))
+    for at, override in overrides:
+        yield from errors.prefixed(f"nodes[{at}]", _overlaps(override.resources))
 
 
 def _repeated(resources: Resources, gpus: config_gpus.Gpus | None) -> Iterator[str]:
@@ -150,10 +150,10 @@ def _repeated(resources: Resources, gpus: config_gpus.Gpus | None) -> Iterator[s
 
 
 def _overlaps(resources: Resources) -> Iterator[str]:
-    for one, other in overlaps(claims(resources)):
+    for narrow, wide in overlaps(claims(resources)):
         yield (
-            f"{one.key}: {one.resource} would count nodes that {other.key} gives to "
-            f"{other.resource}; exclude them there, or write shared: true on one of the two"
+            f"{narrow.key}: {narrow.resource} would count nodes that {wide.key} gives to "
+            f"{wide.resource}; exclude them there, or write shared: true on one of the two"
         )
 
 
@@ -161,8 +161,8 @@ def warnings(resources: Resources, nodes: Sequence[NodeOverride | None] = ()) ->
     """Say which entries can be used, and yet will hardly find what was meant."""
     for at, resource in validation.whole(resources):
         yield from (f"resources[{at}].{warning}" for warning in resource.warnings())
-    for at, some in validation.whole(nodes):
-        yield from (f"nodes[{at}].{warning}" for warning in warnings(some.resources))
+    for at, override in validation.whole(nodes):
+        yield from (f"nodes[{at}].{warning}" for warning in warnings(override.resources))
 
 
 def claims(resources: Resources) -> tuple[Claim, ...]:
@@ -178,8 +178,8 @@ def claims(resources: Resources) -> tuple[Claim, ...]:
 def _replaced(
     base: tuple[config_resources.Resource, ...], newer: tuple[config_resources.Resource, ...]
 ) -> tuple[config_resources.Resource, ...]:
-    given = {resource.name for resource in newer}
-    return tuple(resource for resource in base if resource.name not in given) + newer
+    replaced = {resource.name for resource in newer}
+    return tuple(resource for resource in base if resource.name not in replaced) + newer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,26 +200,26 @@ def overlaps(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
     """
     first: dict[bytes, Claim] = {}
     for claim in claims:
-        found = first.setdefault(_identity(claim.nodes), claim)
-        if found.at != claim.at:
-            yield claim, found
-    narrow = [claim for claim in claims if claim.nodes.is_one]
+        first_claim = first.setdefault(_identity(claim.nodes), claim)
+        if first_claim.at != claim.at:
+            yield claim, first_claim
+    singles = [claim for claim in claims if claim.nodes.is_one]
     for wide in claims:
         if not wide.nodes.is_one:
-            for one in narrow:
-                if one.at != wide.at and _covers(wide.nodes, one.nodes):
-                    yield one, wide
+            for single in singles:
+                if single.at != wide.at and _covers(wide.nodes, single.nodes):
+                    yield single, wide
 
 
-def _covers(wide: resources.Entry, one: resources.Entry) -> bool:
-    if wide.usb and one.usb:
-        return (wide.usb.vendor, wide.usb.product) == (one.usb.vendor, one.usb.product)
-    if not one.path or any(patterns.glob(glob).fullmatch(one.path) for glob in wide.exclude):
+def _covers(wide: resources.Entry, single: resources.Entry) -> bool:
+    if wide.usb and single.usb:
+        return (wide.usb.vendor, wide.usb.product) == (single.usb.vendor, single.usb.product)
+    if not single.path or any(patterns.glob(glob).fullmatch(single.path) for glob in wide.exclude):
         return False
     if wide.regex:
-        below = one.path.removeprefix("/dev/")
-        return below != one.path and patterns.regex_matches(wide.regex, below)
-    return bool(wide.path) and patterns.surely_overlap(wide.path, one.path)
+        below = single.path.removeprefix("/dev/")
+        return below != single.path and patterns.regex_matches(wide.regex, below)
+    return bool(wide.path) and patterns.surely_overlap(wide.path, single.path)
 
 
 def _identity(nodes: resources.Entry) -> bytes:

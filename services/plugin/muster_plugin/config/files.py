@@ -32,8 +32,8 @@ def read(
 ) -> config_settings.Settings:
     """Return what a file says, ours or another plugin's. Raises settings.BadSettings."""
     if written_for is not Format.MUSTER:
-        found = import_peer(text, source=source, peer=written_for, domain=domain).rules
-        tree = msgspec.to_builtins(found)
+        document_ = import_peer(text, source=source, peer=written_for, domain=domain).rules
+        tree = msgspec.to_builtins(document_)
         return settings.validate(config_settings.Settings, tree, source=source)
     document = settings.only(
         settings.parse(text, source=source), config_settings.Settings, source=source
@@ -53,12 +53,12 @@ def import_peer(
     once, if there is one.
     """
     try:
-        found = _imported(text, source=source, peer=peer, domain=domain)
+        imported = _imported(text, source=source, peer=peer, domain=domain)
     except peer_file.ImportRejected as error:
         raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
-    for difference in found.differences:
+    for difference in imported.differences:
         _log(source, difference)
-    return found
+    return imported
 
 
 @functools.lru_cache(_LOGGED_MAX)
@@ -79,8 +79,8 @@ def _imported(
             for text in manifest.devices
         ]
         return generic.read_flags(flags, domain=domain or manifest.domain)
-    told = manifest.arguments, manifest.environment, manifest.elsewhere
-    if peer is Format.NVIDIA and nvidia.has_settings(*told):
+    settings_ = manifest.arguments, manifest.environment, manifest.elsewhere
+    if peer is Format.NVIDIA and nvidia.has_settings(*settings_):
         document = _inside(manifest, peer, source) if _files(manifest, peer, source) else None
         return nvidia.read(
             document,
@@ -114,23 +114,25 @@ def _meaning(document: Any, peer: Format, domain: str | None) -> peer_file.Impor
 
 def _inside(manifest: manifests.Found, written_for: Format, source: str) -> Any:
     """Return the one configuration that the manifests hold."""
-    found = _files(manifest, written_for, source)
-    if not found:
+    documents = _files(manifest, written_for, source)
+    if not documents:
         problem = f"these manifests hold no configuration of {written_for}'s"
         raise settings.BadSettings([f"{source}: {problem}"])
-    if len(found) > 1:
-        files = ", ".join(name for name, _ in found)
+    if len(documents) > 1:
+        files = ", ".join(name for name, _ in documents)
         raise settings.BadSettings([f"{source}: several configurations: {files}; give one file"])
-    return found[0][1]
+    return documents[0][1]
 
 
 def _files(manifest: manifests.Found, written_for: Format, source: str) -> list[tuple[str, Any]]:
     """Return the configurations that the manifests hold, each with its file's name."""
-    found: list[tuple[str, Any]] = []
+    documents_: list[tuple[str, Any]] = []
     for name, text in manifest.files:
         documents = settings.parse(text.encode(), source=f"{source}: {name}")
-        found.extend((name, one) for one in documents if _is_like(one, written_for))
-    return found
+        documents_.extend(
+            (name, document) for document in documents if _is_like(document, written_for)
+        )
+    return documents_
 
 
 def _is_like(document: Any, written_for: Format) -> bool:

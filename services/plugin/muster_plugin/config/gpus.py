@@ -140,7 +140,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
         errors.raise_if_any(self._problems())
 
     @property
-    def listed(self) -> tuple[int | str, ...]:
+    def listed_devices(self) -> tuple[int | str, ...]:
         """The references that name its devices, if it is told which."""
         return self.devices if isinstance(self.devices, tuple) else ()
 
@@ -152,7 +152,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
             yield "give replicas, or perGb: true, one of the two"
         if self.devices == ():
             yield "devices: none is given; leave the key out to share all"
-        yield from (f"devices{problem}" for problem in selectors.problems(self.listed))
+        yield from (f"devices{problem}" for problem in selectors.problems(self.listed_devices))
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
@@ -167,31 +167,31 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
         """Refuse entries that leave nothing to each other."""
         errors.raise_if_any(self._problems())
 
-    def called(self, shared: Shared) -> str:
+    def advertised_name(self, shared: Shared) -> str:
         """Return the name under which an entry's devices are shared."""
         by_default = shared.name + SHARED_SUFFIX if self.rename_by_default else shared.name
         return shared.rename or by_default
 
-    def becomes(self, name: str) -> tuple[str, ...]:
+    def possible_names(self, name: str) -> tuple[str, ...]:
         """Return every name that devices of this one may have once they are shared."""
         of_it = [shared for shared in self.resources if shared.name == name]
         kept = () if any(shared.devices is None for shared in of_it) else (name,)
-        return tuple(dict.fromkeys([*kept, *map(self.called, of_it)]))
+        return tuple(dict.fromkeys([*kept, *map(self.advertised_name, of_it)]))
 
     def _problems(self) -> Iterator[str]:
         for at, shared in enumerate(self.resources):
             if self.rename_by_default and not shared.rename:
                 yield from _name_problems(f"resources[{at}].name", shared.name + SHARED_SUFFIX)
-            for before, other in enumerate(self.resources[:at]):
-                if other.name == shared.name and other.devices is None:
+            for before, later in enumerate(self.resources[:at]):
+                if later.name == shared.name and later.devices is None:
                     yield f"resources[{at}]: resources[{before}] shares all {shared.name} already"
                     break
-        for (before, one), (at, other) in itertools.combinations(enumerate(self.resources), 2):
-            if one.name == other.name:
+        for (before, earlier), (at, later) in itertools.combinations(enumerate(self.resources), 2):
+            if earlier.name == later.name:
                 yield from (
-                    f"resources[{at}].devices: {errors.quoted(given)} is shared by "
+                    f"resources[{at}].devices: {errors.quoted(selector)} is shared by "
                     f"resources[{before}] already"
-                    for given in _named_twice(one.listed, other.listed)
+                    for selector in _named_twice(earlier.listed_devices, later.listed_devices)
                 )
 
 
@@ -283,17 +283,17 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
         """Refuse what the kubelet would refuse, or what cannot be meant."""
         errors.raise_if_any(self._problems())
 
-    def lasting(self) -> tuple[str, ...]:
+    def always_advertised(self) -> tuple[str, ...]:
         """Return every resource that is advertised even while it has no devices."""
         whole = [naming.name for naming in self.resources if naming.product] or [DEFAULT_NAME]
         parts = [naming.name for naming in self.resources if naming.mig]
-        return _flat(map(self.sharing.becomes, [*whole, *parts]))
+        return _flat(map(self.sharing.possible_names, [*whole, *parts]))
 
     def names(self) -> tuple[str, ...]:
         """Return every resource there may be, but for those that a MIG profile names."""
-        renamed = [self.sharing.called(shared) for shared in self.sharing.resources]
-        usual = () if self._names_everything() else self.sharing.becomes(DEFAULT_NAME)
-        return _flat([self.lasting(), usual, renamed])
+        renamed = [self.sharing.advertised_name(shared) for shared in self.sharing.resources]
+        usual = () if self._names_everything() else self.sharing.possible_names(DEFAULT_NAME)
+        return _flat([self.always_advertised(), usual, renamed])
 
     def _names_everything(self) -> bool:
         """Say whether nothing is left that would have the usual name."""
@@ -327,18 +327,20 @@ def _name_problems(field: str, name: str) -> Iterator[str]:
         yield f"{field}: {problem.removeprefix('name: ')}"
 
 
-def _takes_all(one: Naming, other: Naming) -> bool:
-    if one.product and other.product:
-        return selectors.matches(one.product, other.product)
-    return bool(one.mig and other.mig) and selectors.matches(one.mig, other.mig)
+def _takes_all(earlier: Naming, later: Naming) -> bool:
+    if earlier.product and later.product:
+        return selectors.matches(earlier.product, later.product)
+    return bool(earlier.mig and later.mig) and selectors.matches(earlier.mig, later.mig)
 
 
-def _named_twice(one: Iterable[int | str], other: Iterable[int | str]) -> Iterator[int | str]:
-    before = [selectors.parse(given) for given in one]
-    for given in other:
-        meant = selectors.parse(given)
-        if any(selectors.includes(b, meant) or selectors.includes(meant, b) for b in before):
-            yield given
+def _named_twice(earlier: Iterable[int | str], later: Iterable[int | str]) -> Iterator[int | str]:
+    selectors_before = [selectors.parse(text) for text in earlier]
+    for text in later:
+        meant = selectors.parse(text)
+        if any(
+            selectors.includes(b, meant) or selectors.includes(meant, b) for b in selectors_before
+        ):
+            yield text
 
 
 def _flat(lists: Iterable[Iterable[str]]) -> tuple[str, ...]:

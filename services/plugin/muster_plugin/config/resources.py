@@ -296,7 +296,7 @@ class Resource(
 
 
 def _glob_problems(glob: str) -> Iterator[str]:
-    found = [*patterns.glob_problems(glob)] or [*errors.path_problems(glob)]
-    yield from found
-    if not found and not patterns.is_literal(glob.split("/")[1]):
+    problems = [*patterns.glob_problems(glob)] or [*errors.path_problems(glob)]
+    yield from problems
+    if not problems and not patterns.is_literal(glob.split("/")[1]):
         yield f"{errors.quoted(glob)} would search everything; begin with a directory's name"

@@ -111,7 +111,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
         yield self._socket_problems
 
     @property
-    def book(self) -> document.Document:
+    def device_document(self) -> document.Document:
         """Return what is said about devices. Raises ValueError if it cannot stand together."""
         return document.Document(
             api_version=self.api_version,
@@ -122,18 +122,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
 
     def at(self, node: str) -> document.NodeConfiguration:
         """Return what holds on one node. Raises ValueError if that cannot stand together."""
-        return self.book.at(node, self.labels)
+        return self.device_document.at(node, self.labels)
 
-    def hash_at(self, node: str) -> str:
+    def hash_for(self, node: str) -> str:
         """Tell what is said of one node's devices from what else could be; nothing else counts.
 
         Who watches for lost devices takes other settings of devices for a reason to have fewer. The
         level of a log is none. Raises ValueError as `at`.
         """
-        said = msgspec.json.encode((self.at(node), self.simulated_gpus), order="sorted")
-        return hashlib.sha256(said).hexdigest()[:12]
+        canonical = msgspec.json.encode((self.at(node), self.simulated_gpus), order="sorted")
+        return hashlib.sha256(canonical).hexdigest()[:12]
 
-    def changed_for_the_process(self, other: "Settings") -> tuple[str, ...]:
+    def restart_needed_for(self, other: "Settings") -> tuple[str, ...]:
         """Name the sections that differ and are read at the start only."""
         sections = tuple(
             field.encode_name
@@ -154,10 +154,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"api_version":
 
     def _socket_problems(self) -> Iterator[str]:
         lists: list[tuple[config_resources.Resource | None, ...]] = [self.resources]
-        lists += [some.resources for _, some in validation.whole(self.nodes)]
-        resources = {resource.name for given in lists for _, resource in validation.whole(given)}
-        gpus = [self._gpus, *(some.gpus for _, some in validation.whole(self.nodes))]
-        for name in sorted(resources.union(*(one.names() for one in gpus if one))):
+        lists += [override.resources for _, override in validation.whole(self.nodes)]
+        resources = {
+            resource.name for entries in lists for _, resource in validation.whole(entries)
+        }
+        gpus = [self._gpus, *(override.gpus for _, override in validation.whole(self.nodes))]
+        for name in sorted(resources.union(*(gpus_.names() for gpus_ in gpus if gpus_))):
             longest = endpoint(
                 name.replace(names.WILDCARD, "x" * names.LABEL_MAX),
                 process="0" * 2 * PROCESS_BYTES,
@@ -176,8 +178,8 @@ def endpoint(resource: str, *, process: str, serial: int) -> str:
 
 def slug_of(endpoint: str) -> str:
     """Return the slug of the resource whose socket is called so; empty if it is none of ours."""
-    found = _ENDPOINT.fullmatch(endpoint)
-    return found[1] if found else ""
+    match = _ENDPOINT.fullmatch(endpoint)
+    return match[1] if match else ""
 
 
 def slug(resource: str) -> str:

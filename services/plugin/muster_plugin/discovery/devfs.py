@@ -37,13 +37,13 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
     the targets of links lie.
     """
 
-    seen: scan_result.ScanResult = scan_result.ScanResult()
+    result: scan_result.ScanResult = scan_result.ScanResult()
     directories: frozenset[Path] = frozenset()
 
 
 def scan(wanted: Iterable[resources.Entry]) -> scan_result.ScanResult:
     """Return everything that these rules may mean; what `look` sees."""
-    return look(wanted).seen
+    return look(wanted).result
 
 
 def look(
@@ -68,12 +68,12 @@ def look(
             names.setdefault(real, set()).add(name)
     facts = sysfs.Sysfs(root, entries)
     nodes = (_node(real, names[real], root=root, facts=facts) for real in sorted(names))
-    seen = scan_result.ScanResult(
+    result = scan_result.ScanResult(
         nodes=tuple(node for node in nodes if node is not None),
         problems=tuple(sorted(set(walk.problems))),
     )
     above = walk.directories | {real.rpartition("/")[0] for real in names}
-    return Scan(seen=seen, directories=frozenset(Path(walk.inside(p) or "/") for p in above))
+    return Scan(result=result, directories=frozenset(Path(walk.mounted(p) or "/") for p in above))
 
 
 class _Walk:
@@ -102,7 +102,7 @@ class _Walk:
         for glob in sorted(globs):
             self._expand("", patterns.glob(glob).components)
 
-    def inside(self, path: str) -> str:
+    def mounted(self, path: str) -> str:
         """Return where a path of the host is for us."""
         return self._root + path
 
@@ -122,7 +122,7 @@ class _Walk:
             if part == "..":
                 done = done.rpartition("/")[0]
             elif part not in {"", "."}:
-                target = _target(self.inside(f"{done}/{part}"))
+                target = _target(self.mounted(f"{done}/{part}"))
                 if target is None:
                     done = f"{done}/{part}"
                     continue
@@ -178,7 +178,7 @@ class _Walk:
 
     def _is_directory(self, path: str) -> bool:
         real = self.resolve(path)
-        return real is not None and os.path.isdir(self.inside(real))  # noqa: PTH112  # a Path for each of thousands costs more than the look
+        return real is not None and os.path.isdir(self.mounted(real))  # noqa: PTH112  # a Path for each of thousands costs more than the look
 
     def _list(self, at: str) -> tuple[str, ...]:
         if at not in self._read:
@@ -188,7 +188,7 @@ class _Walk:
     def _names_in(self, at: str) -> tuple[str, ...]:
         real = self.resolve(at)
         try:
-            with os.scandir(self.inside(real or at)) as opened:
+            with os.scandir(self.mounted(real or at)) as opened:
                 names = tuple(e.name for e in itertools.islice(opened, self._entries_left + 1))
         except (FileNotFoundError, NotADirectoryError):
             return ()
@@ -211,16 +211,16 @@ def _target(path: str) -> str | None:
 
 def _node(path: str, names: set[str], *, root: Path, facts: sysfs.Sysfs) -> scan_result.Node | None:
     try:
-        seen = os.stat(f"{str(root).rstrip('/')}{path}", follow_symlinks=False)  # noqa: PTH116  # the same
+        status = os.stat(f"{str(root).rstrip('/')}{path}", follow_symlinks=False)  # noqa: PTH116  # the same
     except OSError:
         return None  # gone meanwhile, or a link that leads nowhere
-    kind = _kind(seen.st_mode)
-    major, minor = os.major(seen.st_rdev), os.minor(seen.st_rdev)
+    kind = _kind(status.st_mode)
+    major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     node = scan_result.Node(
         path=path, kind=kind, major=major, minor=minor, links=tuple(sorted(names - {path}))
     )
     if kind in {scan_result.Kind.CHAR, scan_result.Kind.BLOCK}:
-        return facts.described(node)
+        return facts.describe(node)
     return node
 
 

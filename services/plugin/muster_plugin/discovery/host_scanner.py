@@ -42,11 +42,11 @@ class HostScanner:
         self._planning = blocking.Lane()
 
     @property
-    def is_blind(self) -> bool:
+    def is_dev_hanging(self) -> bool:
         """Whether not even /dev can be looked at."""
         return self._dev.hangs
 
-    def looks(
+    def scan_times(
         self, others: Callable[[], Iterable[Path]]
     ) -> contextlib.aclosing[AsyncGenerator[None, None]]:
         """Yield when it is time to look, at what changes in `others` as well; to be entered."""
@@ -61,19 +61,19 @@ class HostScanner:
         )
 
     async def plan(
-        self, configured: Sequence[resources.Resource], *, standing: Mapping[str, str]
+        self, configured: Sequence[resources.Resource], *, current_names: Mapping[str, str]
     ) -> resource_plan.Plan:
         """Look, and say what every resource consists of (`units.plan`)."""
-        seen = await self.look([nodes for rule in configured for _, nodes in rule.nodes()])
+        result = await self.scan([nodes for rule in configured for _, nodes in rule.nodes()])
 
         def plan() -> resource_plan.Plan:
-            return resource_plan.plan(configured, seen, standing=standing)
+            return resource_plan.plan(configured, result, current_names=current_names)
 
-        if len(seen.nodes) <= _FEW_NODES:
+        if len(result.nodes) <= _FEW_NODES:
             return plan()
         return await self._planning.run(plan, timeout_s=None)
 
-    async def look(self, wanted: Sequence[resources.Entry]) -> scan_result.ScanResult:
+    async def scan(self, wanted: Sequence[resources.Entry]) -> scan_result.ScanResult:
         """Return everything that these rules may mean, and which look hangs."""
         dev = [entry for entry in wanted if _is_below_dev(entry)]
         others = [entry for entry in wanted if not _is_below_dev(entry)]
@@ -91,7 +91,7 @@ class HostScanner:
             if look.hangs and entries
         )
         return scan_result.merged(
-            scan_result.merged(here.seen, there.seen), scan_result.ScanResult(problems=hanging)
+            scan_result.merged(here.result, there.result), scan_result.ScanResult(problems=hanging)
         )
 
 
@@ -100,11 +100,11 @@ def _is_below_dev(entry: resources.Entry) -> bool:
 
 
 async def _look(
-    look: blocking.Look[devfs.Scan], entries: Sequence[resources.Entry], *, timeout_s: float
+    repeated: blocking.Look[devfs.Scan], entries: Sequence[resources.Entry], *, timeout_s: float
 ) -> devfs.Scan:
     if not entries:
         return devfs.Scan()
-    return await look.again(lambda: devfs.look(entries), timeout_s=timeout_s)
+    return await repeated.again(lambda: devfs.look(entries), timeout_s=timeout_s)
 
 
 def _hangs(entries: Sequence[resources.Entry]) -> str:

@@ -33,13 +33,13 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     node: scan_result.Node
-    plugged: bool = False
+    is_usb: bool = False
 
     @property
     def key(self) -> str:
         """What the match is called: the same after a restart, and after it was plugged in again."""
         usb = self.node.usb
-        if not self.plugged or usb is None:
+        if not self.is_usb or usb is None:
             return self.path
         return "-".join(
             part for part in ("usb", usb.vendor, usb.product, usb.serial, usb.port) if part
@@ -52,7 +52,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
         A USB device is told by its ids and port, a persistent name of udev's (`/dev/disk/by-id/x`)
         by itself, anything else by its path, kind and device number.
         """
-        if self.plugged or _PERSISTENT in self.path.rpartition("/")[0] + "/":
+        if self.is_usb or _PERSISTENT in self.path.rpartition("/")[0] + "/":
             return self.key
         return f"{self.path} {self.node.kind} {self.node.major}:{self.node.minor}"
 
@@ -60,13 +60,13 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 class NodeIndex:
     """Everything that was seen, by each of its names."""
 
-    def __init__(self, seen: Iterable[scan_result.Node]) -> None:
-        self.nodes = tuple(seen)
+    def __init__(self, nodes: Iterable[scan_result.Node]) -> None:
+        self.nodes = tuple(nodes)
         self._nodes = {name: node for node in self.nodes for name in node.links}
         self._nodes |= {node.path: node for node in self.nodes}
         self._sorted = sorted(self._nodes)
 
-    def beginning(self, prefix: str) -> Iterator[tuple[str, scan_result.Node]]:
+    def with_prefix(self, prefix: str) -> Iterator[tuple[str, scan_result.Node]]:
         """Give every name that begins so, in order, with its node."""
         for at in range(bisect.bisect_left(self._sorted, prefix), len(self._sorted)):
             name = self._sorted[at]
@@ -74,32 +74,32 @@ class NodeIndex:
                 return
             yield name, self._nodes[name]
 
-    def exactly(self, name: str) -> Iterator[tuple[str, scan_result.Node]]:
+    def named(self, name: str) -> Iterator[tuple[str, scan_result.Node]]:
         """Give the name, if it was seen."""
         if name in self._nodes:
             yield name, self._nodes[name]
 
 
 def matches(
-    rule: resources.Entry, seen: NodeIndex, *, every_name: bool = False
+    rule: resources.Entry, index: NodeIndex, *, every_name: bool = False
 ) -> tuple[Match, ...]:
     """Return what the rule means, sorted by key."""
-    met = [
+    usable = [
         match
-        for match in _matches(rule, seen, every_name=every_name)
+        for match in _matches(rule, index, every_name=every_name)
         if _is_usable(rule, match.node, every_name=every_name) and not _is_excluded(rule, match)
     ]
-    return tuple(sorted(met, key=lambda match: match.key))
+    return tuple(sorted(usable, key=lambda match: match.key))
 
 
-def _matches(rule: resources.Entry, seen: NodeIndex, *, every_name: bool) -> Iterable[Match]:
+def _matches(rule: resources.Entry, index: NodeIndex, *, every_name: bool) -> Iterable[Match]:
     if rule.usb is not None:
-        plugged = (node for node in seen.nodes if _is_plugged(rule.usb, node))
-        return (Match(path=node.path, node=node, plugged=True) for node in plugged)
+        usb_nodes = (node for node in index.nodes if _is_plugged(rule.usb, node))
+        return (Match(path=node.path, node=node, is_usb=True) for node in usb_nodes)
     if rule.udev is not None:
-        nodes = (node for node in seen.nodes if _has(rule.udev, node))
+        nodes = (node for node in index.nodes if _has(rule.udev, node))
         return (Match(path=node.path, node=node) for node in nodes)
-    named = [Match(path=name, node=node) for name, node in _named(rule, seen)]
+    named = [Match(path=name, node=node) for name, node in _named(rule, index)]
     if every_name:
         return named
     named.sort(key=lambda match: (match.path != match.node.path, match.path))
@@ -109,15 +109,15 @@ def _matches(rule: resources.Entry, seen: NodeIndex, *, every_name: bool) -> Ite
     return one_each.values()
 
 
-def _named(rule: resources.Entry, seen: NodeIndex) -> Iterator[tuple[str, scan_result.Node]]:
+def _named(rule: resources.Entry, index: NodeIndex) -> Iterator[tuple[str, scan_result.Node]]:
     if rule.regex:
-        for name, node in seen.beginning(DEV):
+        for name, node in index.with_prefix(DEV):
             if patterns.regex_matches(rule.regex, name.removeprefix(DEV)):
                 yield name, node
     elif patterns.is_literal(rule.path):
-        yield from seen.exactly(rule.path)
+        yield from index.named(rule.path)
     else:
-        for name, node in seen.beginning(patterns.literal_prefix(rule.path)):
+        for name, node in index.with_prefix(patterns.literal_prefix(rule.path)):
             if patterns.glob(rule.path).fullmatch(name):
                 yield name, node
 

@@ -48,26 +48,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(
     resources: Sequence[resources.Resource],
-    seen: scan_result.ScanResult,
+    result: scan_result.ScanResult,
     *,
-    standing: Mapping[str, str] = _NOTHING_STANDS,
+    current_names: Mapping[str, str] = _NOTHING_STANDS,
 ) -> Plan:
     """Say what every resource consists of now.
 
     A resource that matches name (`per_match`) is several offers, one for each match that is there.
-    Of two matches under one name the one counts that `standing` says had it before, by name.
+    Of two matches under one name the one counts that `current_names` says had it before, by name.
     Raises nothing: what cannot be is left out, with a problem that says so.
     """
-    index = matching.NodeIndex(seen.nodes)
-    problems = list(seen.problems)
+    index = matching.NodeIndex(result.nodes)
+    problems = list(result.problems)
     offers: dict[str, PlannedResource] = {}
-    left = TOTAL_DEVICES_MAX
+    remaining = TOTAL_DEVICES_MAX
     for resource in resources:
         problems.extend(f"{resource.name}: {warning}" for warning in resource.warnings())
-        by_name = _by_name(resource, index, standing, problems, most=min(DEVICES_MAX, left))
+        by_name = _by_name(
+            resource, index, current_names, problems, limit=min(DEVICES_MAX, remaining)
+        )
         for name, units in by_name.items():
             offer = PlannedResource(name=name, rule=resource, units=_kept(name, units, problems))
-            left -= len(offer.units)
+            remaining -= len(offer.units)
             if offers.setdefault(name, offer) is not offer:
                 problems.append(f"{name}: given by two rules; the first counts")
     shared = _shared(resources, index)
@@ -75,51 +77,54 @@ def plan(
     return Plan(offers=tuple(offers.values()), problems=tuple(dict.fromkeys(problems)))
 
 
-def merged(one: Plan, other: Plan) -> Plan:
+def merged(first: Plan, second: Plan) -> Plan:
     """Return what both say; of two offers under one name the first counts, and that is told."""
-    named = {offer.name for offer in one.offers}
-    twice = [offer.name for offer in other.offers if offer.name in named]
+    names_of_first = {offer.name for offer in first.offers}
+    duplicates = [offer.name for offer in second.offers if offer.name in names_of_first]
     return Plan(
-        offers=(*one.offers, *(offer for offer in other.offers if offer.name not in named)),
+        offers=(
+            *first.offers,
+            *(offer for offer in second.offers if offer.name not in names_of_first),
+        ),
         problems=(
-            *one.problems,
-            *other.problems,
-            *(f"{name}: given by two rules; the first counts" for name in twice),
+            *first.problems,
+            *second.problems,
+            *(f"{name}: given by two rules; the first counts" for name in duplicates),
         ),
     )
 
 
-def limited(whole: Plan, most: int, *, standing: Collection[str]) -> Plan:
+def limited(plan: Plan, most: int, *, current_names: Collection[str]) -> Plan:
     """Return a plan of so many resources at most, those that stand already first."""
-    if len(whole.offers) <= most:
-        return whole
-    offers = sorted(whole.offers, key=lambda offer: offer.name not in standing)
+    if len(plan.offers) <= most:
+        return plan
+    offers = sorted(plan.offers, key=lambda offer: offer.name not in current_names)
     left = [offer.name for offer in offers[most:]]
     more = f" and {len(left) - _NAMED_MAX} more" if len(left) > _NAMED_MAX else ""
     problem = (
         f"{len(offers)} resources are more than the {most} that the limit of open files allows; "
         f"left out: {', '.join(left[:_NAMED_MAX])}{more}"
     )
-    return Plan(offers=tuple(offers[:most]), problems=(*whole.problems, problem))
+    return Plan(offers=tuple(offers[:most]), problems=(*plan.problems, problem))
 
 
 def _by_name(
     resource: resources.Resource,
-    seen: matching.NodeIndex,
-    standing: Mapping[str, str],
+    index: matching.NodeIndex,
+    current_names: Mapping[str, str],
     problems: list[str],
     *,
-    most: int,
+    limit: int,
 ) -> dict[str, list[advertised.Unit]]:
     """Give the units of a resource under the name each is advertised under."""
     units: dict[str, list[advertised.Unit]] = {} if resource.per_match else {resource.name: []}
-    keys = _keys(resource, seen, problems)
-    owners = _owners(resource.name, keys, standing, problems) if resource.per_match else {}
-    made = itertools.islice(_units(resource, keys, owners, problems), most + 1)
-    for at, (name, unit) in enumerate(made):
-        if at == most:
+    keys = _keys(resource, index, problems)
+    owners = _owners(resource.name, keys, current_names, problems) if resource.per_match else {}
+    named_units = itertools.islice(_units(resource, keys, owners, problems), limit + 1)
+    for at, (name, unit) in enumerate(named_units):
+        if at == limit:
             bound = f"{DEVICES_MAX} devices"
-            if most < DEVICES_MAX:
+            if limit < DEVICES_MAX:
                 bound = f"{TOTAL_DEVICES_MAX} devices in all resources"
             problems.append(f"{resource.name}: more than {bound}; the rest is left out")
         else:
@@ -131,27 +136,27 @@ _Gives = tuple[str, str, str, bool]
 _Keyed = Sequence[tuple[str, resources.Group, Row]]
 
 
-def _keys(resource: resources.Resource, seen: matching.NodeIndex, problems: list[str]) -> _Keyed:
+def _keys(resource: resources.Resource, index: matching.NodeIndex, problems: list[str]) -> _Keyed:
     """Return every row under what its unit is called after, with its group."""
     taken: dict[str, int] = {}
     keys = []
     for number, group in enumerate(resource.groups):
-        columns = group_columns(group, seen, every_name=resource.per_match)
+        columns = group_columns(group, index, every_name=resource.per_match)
         problems.extend(
             f"{resource.name}: groups[{number}].{problem}" for problem in limiting_entries(columns)
         )
-        given = set[frozenset[_Gives]]()
+        taken_specs = set[frozenset[_Gives]]()
         for row in group_rows(columns):
-            gives = frozenset(_gives(entry, match) for entry, match in row.values())
+            specs = frozenset(_gives(entry, match) for entry, match in row.values())
             key = _key(group, row)
-            if gives in given:
+            if specs in taken_specs:
                 # to advertise it twice is what `count` is for
                 problems.append(
                     f"{resource.name}: groups[{number}]: {key} would give what another device gives"
                 )
             elif taken.setdefault(key, number) == number:
                 keys.append((key, group, row))
-                given.add(gives)
+                taken_specs.add(specs)
             else:
                 problems.append(
                     f"{resource.name}: groups {taken[key]} and {number} both give {key}"
@@ -160,16 +165,16 @@ def _keys(resource: resources.Resource, seen: matching.NodeIndex, problems: list
 
 
 def _owners(
-    rule: str, keys: _Keyed, standing: Mapping[str, str], problems: list[str]
+    rule: str, keys: _Keyed, current_names: Mapping[str, str], problems: list[str]
 ) -> dict[str, str]:
     """Return by its key which match has which name, where each match is a resource."""
-    wanted: dict[str, dict[str, None]] = {}
+    keys_by_name: dict[str, dict[str, None]] = {}
     for key, _, _ in keys:
-        wanted.setdefault(names.derived_name(rule, _short(key)), {})[key] = None
+        keys_by_name.setdefault(names.derived_name(rule, _short(key)), {})[key] = None
     owners = {}
-    for name, rivals in wanted.items():
-        before = standing.get(name, "")
-        owner = before if before in rivals else next(iter(rivals))
+    for name, rivals in keys_by_name.items():
+        owner_before = current_names.get(name, "")
+        owner = owner_before if owner_before in rivals else next(iter(rivals))
         owners[owner] = name
         problems.extend(
             f"{name}: {owner} and {key} would both be named so" for key in rivals if key != owner
@@ -244,10 +249,10 @@ def _inside(entry: resources.Entry, match: matching.Match) -> str:
     return entry.mount_path
 
 
-def _numa(seen: Iterable[int | None]) -> int | None:
+def _numa(values: Iterable[int | None]) -> int | None:
     """Return the NUMA node that all agree on; no hint is better than one that is half true."""
-    told = {numa for numa in seen if numa is not None and numa >= 0}
-    return told.pop() if len(told) == 1 else None
+    numbers = {numa for numa in values if numa is not None and numa >= 0}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def _kept(
@@ -271,19 +276,19 @@ def _overlaps(offers: Iterable[PlannedResource], *, shared: frozenset[str]) -> I
             other = first.setdefault(path, offer.name)
             if other != offer.name and path not in shared:
                 both.setdefault((other, offer.name), {})[path] = None
-    for (one, two), paths in both.items():
+    for (first_name, second_name), paths in both.items():
         more = f" and {len(paths) - _NAMED_MAX} more" if len(paths) > _NAMED_MAX else ""
-        yield f"{one} and {two} both hand out {', '.join([*paths][:_NAMED_MAX])}{more}"
+        yield f"{first_name} and {second_name} both hand out {', '.join([*paths][:_NAMED_MAX])}{more}"
 
 
-def _shared(resources: Iterable[resources.Resource], seen: matching.NodeIndex) -> frozenset[str]:
+def _shared(resources: Iterable[resources.Resource], index: matching.NodeIndex) -> frozenset[str]:
     """Return the nodes that rules say may belong to several resources."""
     return frozenset(
         match.node.path
         for resource in resources
         for _, entry in resource.nodes()
         if entry.shared
-        for match in matching.matches(entry, seen)
+        for match in matching.matches(entry, index)
     )
 
 
@@ -295,26 +300,28 @@ def _short(key: str) -> str:
     return key.removeprefix(matching.DEV).removeprefix("/")
 
 
-def group_columns(group: resources.Group, seen: matching.NodeIndex, *, every_name: bool) -> Columns:
+def group_columns(
+    group: resources.Group, index: matching.NodeIndex, *, every_name: bool
+) -> Columns:
     """Return what each entry of a group finds; an optional one that finds nothing is left out."""
-    found = {
-        number: (entry, matching.matches(entry, seen, every_name=every_name))
+    columns = {
+        number: (entry, matching.matches(entry, index, every_name=every_name))
         for number, entry in enumerate(group.devices)
     }
-    return {n: column for n, column in found.items() if column[1] or not column[0].optional}
+    return {n: column for n, column in columns.items() if column[1] or not column[0].optional}
 
 
 def group_rows(columns: Columns) -> Iterator[Row]:
     """Lay the matches of a group's entries side by side."""
     for at in range(_length(columns)):
-        yield {n: (entry, met[at % len(met)]) for n, (entry, met) in columns.items()}
+        yield {n: (entry, matches[at % len(matches)]) for n, (entry, matches) in columns.items()}
 
 
 def limiting_entries(columns: Columns) -> Iterator[str]:
     """Say which optional entry, now that it is there, leaves fewer units than without it."""
     length = _length(columns)
-    for number, (entry, met) in columns.items():
-        if entry.optional and len(met) * entry.limit == length:
+    for number, (entry, matches) in columns.items():
+        if entry.optional and len(matches) * entry.limit == length:
             without = _length({n: column for n, column in columns.items() if n != number})
             if without > length:
                 yield (
@@ -324,5 +331,5 @@ def limiting_entries(columns: Columns) -> Iterator[str]:
 
 
 def _length(columns: Columns) -> int:
-    reusable = min((len(met) * entry.limit for entry, met in columns.values()), default=0)
-    return min(reusable, max((len(met) for _, met in columns.values()), default=0))
+    reusable = min((len(matches) * entry.limit for entry, matches in columns.values()), default=0)
+    return min(reusable, max((len(matches) for _, matches in columns.values()), default=0))

@@ -25,15 +25,17 @@ class Sysfs:
 
     def __init__(self, root: Path, wanted: Iterable[resources.Entry]) -> None:
         entries = tuple(wanted)
-        asked = [entry.udev for entry in entries if entry.udev is not None]
+        udev_rules = [entry.udev for entry in entries if entry.udev is not None]
         self._sys = f"{str(root).rstrip('/')}/sys"
-        self._wants_attributes = bool(asked)
-        self._attributes = sorted({name for udev in asked for name in udev.attrs if _is_name(name)})
+        self._wants_attributes = bool(udev_rules)
+        self._attributes = sorted(
+            {name for udev in udev_rules for name in udev.attrs if _is_name(name)}
+        )
         self._plugged: dict[str, scan_result.Usb] = {}
         if any(entry.usb for entry in entries):
             self._plugged.update(_plugged(Path(self._sys) / "bus/usb/devices"))
 
-    def described(self, node: scan_result.Node) -> scan_result.Node:
+    def describe(self, node: scan_result.Node) -> scan_result.Node:
         """Return the node with what is known about it."""
         levels = self._levels(node)
         described = msgspec.structs.replace(

@@ -33,12 +33,12 @@ class AllocationContext(msgspec.Struct, frozen=True, kw_only=True):
     """What has to be known of the node's GPUs to give them away: the rules, and the last look."""
 
     rules: gpus.Gpus = gpus.Gpus()
-    look: gpu.Scan = gpu.Scan()
+    scan: gpu.Scan = gpu.Scan()
 
 
 def container_response(
-    asked: Sequence[gpu.Device],
-    given: gpus.ContainerOptions,
+    requested: Sequence[gpu.Device],
+    options: gpus.ContainerOptions,
     *,
     caps: Mapping[str, int],
     present: Collection[str],
@@ -50,81 +50,83 @@ def container_response(
     no other answer has, for CDI by annotation; `caps` are those of `gpu.Look`. A device stands once
     however many of its replicas are asked for.
     """
-    devices = tuple({device.uuid: device for device in asked}.values())
-    names = [_name(device, given.device_ids) for device in devices]
-    channels = [number for number in given.imex.channels if _channel_path(given, number) in present]
-    wanted = frozenset(given.device_list)
-    qualified = tuple(_qualified(names, channels, given)) if wanted & _CDI else ()
+    devices = tuple({device.uuid: device for device in requested}.values())
+    names = [_name(device, options.device_ids) for device in devices]
+    channels = [
+        number for number in options.imex.channels if _channel_path(options, number) in present
+    ]
+    wanted = frozenset(options.device_list)
+    qualified = tuple(_qualified(names, channels, options)) if wanted & _CDI else ()
     is_annotated = gpus.DeviceList.CDI_ANNOTATIONS in wanted
-    key = f"{given.cdi_annotation_prefix}nvidia-device-plugin_{annotation}"
+    key = f"{options.cdi_annotation_prefix}nvidia-device-plugin_{annotation}"
     specs = (
-        *(_spec(given, path) for path in CONTROL_NODES if _on_host(given, path) in present),
-        *device_nodes(devices, given, caps=caps),
-        *(_spec(given, _channel(number)) for number in channels),
+        *(_spec(options, path) for path in CONTROL_NODES if _on_host(options, path) in present),
+        *device_nodes(devices, options, caps=caps),
+        *(_spec(options, _channel(number)) for number in channels),
     )
     return advertised.ContainerResponse(
-        devices=specs if _passes_nodes(given) else (),
+        devices=specs if _passes_nodes(options) else (),
         mounts=tuple(_mounts(names, channels)) if _lists_below(wanted) else (),
-        environment=_environment(names, channels, given),
+        environment=_environment(names, channels, options),
         annotations={key: ",".join(qualified)} if is_annotated and qualified else {},
         cdi_devices=qualified if gpus.DeviceList.CDI_CRI in wanted else (),
     )
 
 
 def request_problem(
-    resource: str, asked: Sequence[advertised.Unit], terms: AllocationContext
+    resource: str, requested: Sequence[advertised.Unit], context: AllocationContext
 ) -> str:
     """Say why a container may not be given all of these units; empty if it may."""
-    rules = terms.rules
-    shared = [unit for unit in asked if unit.gpu and unit.id != unit.gpu.uuid]
-    refused = f'invalid allocation request for "{resource}": invalid request: '
-    if rules.sharing.one_per_request and shared and len(asked) > 1:
-        most = "maximum request size for shared resources is 1"
-        return f"{refused}{most}; found {len(asked)}"
+    rules = context.rules
+    shared = [unit for unit in requested if unit.gpu and unit.id != unit.gpu.uuid]
+    prefix = f'invalid allocation request for "{resource}": invalid request: '
+    if rules.sharing.one_per_request and shared and len(requested) > 1:
+        limit = "maximum request size for shared resources is 1"
+        return f"{prefix}{limit}; found {len(requested)}"
     if rules.placement is gpus.Placement.EXCLUSIVE:
-        counted = Counter(unit.physical for unit in asked)
-        twice = [f"{count} of {name}" for name, count in counted.items() if count > 1]
-        if twice:
-            found = ", ".join(twice)
-            return f"{refused}placement is exclusive, one replica of each GPU; found {found}"
+        replica_counts = Counter(unit.physical for unit in requested)
+        repeated = [f"{count} of {name}" for name, count in replica_counts.items() if count > 1]
+        if repeated:
+            counts = ", ".join(repeated)
+            return f"{prefix}placement is exclusive, one replica of each GPU; found {counts}"
     if _passes_nodes(rules.given):
-        for unit in asked:
-            missing = _unknown_node(unit.gpu, terms.look.caps) if unit.gpu else ""
+        for unit in requested:
+            missing = _unknown_node(unit.gpu, context.scan.caps) if unit.gpu else ""
             if missing:
                 return f"{resource}: {unit.id}: {missing}"
     return ""
 
 
-def missing_channel(given: gpus.ContainerOptions, present: Collection[str]) -> str:
+def missing_channel(options: gpus.ContainerOptions, present: Collection[str]) -> str:
     """Say which IMEX channel has to be there and is not; empty if none is missing."""
-    if given.imex.required:
-        for number in given.imex.channels:
-            if _channel_path(given, number) not in present:
+    if options.imex.required:
+        for number in options.imex.channels:
+            if _channel_path(options, number) not in present:
                 return (
-                    f"IMEX channel {number} is required; {_channel_path(given, number)} is absent"
+                    f"IMEX channel {number} is required; {_channel_path(options, number)} is absent"
                 )
     return ""
 
 
 def device_nodes(
-    devices: Sequence[gpu.Device], given: gpus.ContainerOptions, *, caps: Mapping[str, int]
+    devices: Sequence[gpu.Device], options: gpus.ContainerOptions, *, caps: Mapping[str, int]
 ) -> tuple[advertised.DeviceSpec, ...]:
     """Return the nodes that a container needs for these devices, if it is given nodes at all."""
-    if not _passes_nodes(given):
+    if not _passes_nodes(options):
         return ()
     paths = dict.fromkeys(path for device in devices for path in _nodes(device, caps))
-    return tuple(_spec(given, path) for path in paths)
+    return tuple(_spec(options, path) for path in paths)
 
 
-def optional_paths(given: gpus.ContainerOptions) -> tuple[str, ...]:
+def optional_paths(options: gpus.ContainerOptions) -> tuple[str, ...]:
     """Return the host's paths that are looked for at each Allocate, and left out if absent."""
-    control = [_on_host(given, path) for path in CONTROL_NODES] if _passes_nodes(given) else []
-    return (*control, *(_channel_path(given, number) for number in given.imex.channels))
+    control = [_on_host(options, path) for path in CONTROL_NODES] if _passes_nodes(options) else []
+    return (*control, *(_channel_path(options, number) for number in options.imex.channels))
 
 
-def _passes_nodes(given: gpus.ContainerOptions) -> bool:
+def _passes_nodes(options: gpus.ContainerOptions) -> bool:
     """Say whether containers are given device nodes; not where CDI alone gives everything."""
-    return given.device_specs and not _CDI.issuperset(given.device_list)
+    return options.device_specs and not _CDI.issuperset(options.device_list)
 
 
 def _name(device: gpu.Device, ids: gpus.DeviceIds) -> str:
@@ -132,19 +134,19 @@ def _name(device: gpu.Device, ids: gpus.DeviceIds) -> str:
 
 
 def _environment(
-    names: Sequence[str], channels: Sequence[int], given: gpus.ContainerOptions
+    names: Sequence[str], channels: Sequence[int], options: gpus.ContainerOptions
 ) -> dict[str, str]:
-    wanted = frozenset(given.device_list)
-    if wanted <= _CDI:
+    strategies = frozenset(options.device_list)
+    if strategies <= _CDI:
         return {}
     environment = {}
-    if gpus.DeviceList.ENVVAR in wanted:
+    if gpus.DeviceList.ENVVAR in strategies:
         environment[VISIBLE_DEVICES] = ",".join(names)
         if channels:
             environment[_IMEX_CHANNELS] = ",".join(map(str, channels))
-    if _lists_below(wanted):
+    if _lists_below(strategies):
         environment[VISIBLE_DEVICES] = _LISTED_BELOW
-    for feature in _features(given):
+    for feature in _features(options):
         environment[f"NVIDIA_{feature.upper()}"] = "enabled"
     return environment
 
@@ -161,15 +163,15 @@ def _mounts(names: Sequence[str], channels: Sequence[int]) -> Iterator[advertise
 
 
 def _qualified(
-    names: Sequence[str], channels: Sequence[int], given: gpus.ContainerOptions
+    names: Sequence[str], channels: Sequence[int], options: gpus.ContainerOptions
 ) -> Iterator[str]:
     yield from (f"{CDI_VENDOR}/gpu={name}" for name in names)
     yield from (f"{CDI_VENDOR}/imex-channel={number}" for number in channels)
-    yield from (f"{CDI_VENDOR}/{feature}=all" for feature in _features(given))
+    yield from (f"{CDI_VENDOR}/{feature}=all" for feature in _features(options))
 
 
-def _features(given: gpus.ContainerOptions) -> Iterator[str]:
-    wanted = {"gdrcopy": given.gdrcopy, "gds": given.gds, "mofed": given.mofed}
+def _features(options: gpus.ContainerOptions) -> Iterator[str]:
+    wanted = {"gdrcopy": options.gdrcopy, "gds": options.gds, "mofed": options.mofed}
     return (feature for feature, is_wanted in wanted.items() if is_wanted)
 
 
@@ -199,15 +201,15 @@ def _channel(number: int) -> str:
     return f"/dev/nvidia-caps-imex-channels/channel{number}"
 
 
-def _channel_path(given: gpus.ContainerOptions, number: int) -> str:
-    return _on_host(given, _channel(number))
+def _channel_path(options: gpus.ContainerOptions, number: int) -> str:
+    return _on_host(options, _channel(number))
 
 
-def _on_host(given: gpus.ContainerOptions, path: str) -> str:
-    return (given.dev_root or given.driver_root).rstrip("/") + path
+def _on_host(options: gpus.ContainerOptions, path: str) -> str:
+    return (options.dev_root or options.driver_root).rstrip("/") + path
 
 
-def _spec(given: gpus.ContainerOptions, path: str) -> advertised.DeviceSpec:
+def _spec(options: gpus.ContainerOptions, path: str) -> advertised.DeviceSpec:
     return advertised.DeviceSpec(
-        host_path=_on_host(given, path), container_path=path, permissions="rw"
+        host_path=_on_host(options, path), container_path=path, permissions="rw"
     )

@@ -29,22 +29,22 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         """What holds against the GPU from now on, if anything."""
         if self.action is xid_policy.Action.IGNORE:
             return None
-        return gpu.Effect.UNHEALTHY if self.action.takes else gpu.Effect.DEGRADED
+        return gpu.Effect.UNHEALTHY if self.action.is_unhealthy else gpu.Effect.DEGRADED
 
 
-def xid_verdict(xid: int, judge: xid_policy.Policy) -> Verdict:
+def xid_verdict(xid: int, policy: xid_policy.Policy) -> Verdict:
     """Say what an XID means."""
-    rule = judge.rule(xid)
+    rule = policy.rule(xid)
     reason = f"XID {xid}: {rule.title}"
     return Verdict(action=rule.action, code=f"xid-{xid}", reason=reason, policy=str(rule))
 
 
 def poll(uuid: str, xids: Iterable[int], at: datetime) -> gpu.Poll:
     """Return what a simulated GPU answers while these XIDs hold."""
-    holding = frozenset(xids)
-    if LOST in holding:
+    active = frozenset(xids)
+    if LOST in active:
         return gpu.Poll(gpu=uuid, at=at, error="GPU_IS_LOST")
-    action = 1 if holding & RESET else 0
+    action = 1 if active & RESET else 0
     return gpu.Poll(gpu=uuid, at=at, recovery_action=action, ecc_uncorrected=0)
 
 
@@ -76,18 +76,18 @@ _LINE = msgspec.json.Decoder(ScriptLine)
 
 def script(text: bytes) -> Script:
     """Read a whole fault script; a line that cannot be read is named and skipped."""
-    holding: set[tuple[int, int]] = set()
+    active: set[tuple[int, int]] = set()
     bad: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            said = _LINE.decode(line)
+            entry = _LINE.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             bad.append(f"line {number}: {error}")
             continue
-        if said.xid is not None:
-            holding.add((said.device, said.xid))
-        elif said.clear is not None:
-            holding.discard((said.device, said.clear))
-    return Script(holding=frozenset(holding), bad_lines=tuple(bad))
+        if entry.xid is not None:
+            active.add((entry.device, entry.xid))
+        elif entry.clear is not None:
+            active.discard((entry.device, entry.clear))
+    return Script(holding=frozenset(active), bad_lines=tuple(bad))

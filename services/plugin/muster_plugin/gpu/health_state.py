@@ -50,9 +50,9 @@ _Stamp: TypeAlias = tuple[float, datetime]
 class GpuHealth:
     """The health of all GPUs of a node. `judge` and `told` hold for what is seen from now on."""
 
-    def __init__(self, judge: xid_policy.Policy, told: gpus.Health) -> None:
-        self.judge = judge
-        self.told = told
+    def __init__(self, policy: xid_policy.Policy, rules: gpus.Health) -> None:
+        self.policy = policy
+        self.rules = rules
         self._gpus: dict[str, GpuCondition] = {}
         self._stamp: _Stamp | None = None
 
@@ -62,12 +62,12 @@ class GpuHealth:
 
     def tick(self, now: float) -> Sequence[gpu.FaultChange]:
         """Find who has not been polled for long; begin anew if we have not been here for long."""
-        late = [one for one in self._gpus.values() if self._due(one) <= now]
-        if any(now - self._due(one) > _STALL_S for one in late):
-            for one in late:
-                one.listens_anew(now)
+        overdue = [condition for condition in self._gpus.values() if self._due(condition) <= now]
+        if any(now - self._due(condition) > _STALL_S for condition in overdue):
+            for condition in overdue:
+                condition.restart_deadline(now)
             return []
-        return [found for one in late for found in self._unpolled(one, now)]
+        return [change for condition in overdue for change in self._unpolled(condition, now)]
 
     def next_deadline(self) -> float | None:
         """Return when the next GPU will not have been polled for long."""
@@ -81,46 +81,48 @@ class GpuHealth:
         self._stamp = now, event.at
         match event:
             case gpu.Poll(gpu=name):
-                yield from self._gpu(name).polled(event, now, self.told, self.judge)
+                yield from self._gpu(name).on_poll(event, now, self.rules, self.policy)
             case gpu.Xid(part=part):
-                yield from self._gpu(part.gpu).reported(event, now, self.judge)
+                yield from self._gpu(part.gpu).on_xid(event, now, self.policy)
             case gpu.MonitoringChanged(gpu=name):
-                yield from self._gpu(name).watched(event, now)
+                yield from self._gpu(name).on_monitoring_changed(event, now)
             case gpu.RepairReported(gpu=name):
-                yield from self._gpu(name).repaired(event, now, self.told)
+                yield from self._gpu(name).on_repair_reported(event, now, self.rules)
             case _:
                 assert_never(event)
 
-    def _looked(self, look: gpu.Scan, now: float) -> Iterator[gpu.FaultChange]:
-        for poll in look.polls:
+    def _looked(self, scan: gpu.Scan, now: float) -> Iterator[gpu.FaultChange]:
+        for poll in scan.polls:
             yield from self._received(poll, now)
-        polled = {poll.gpu for poll in look.polls}
+        polled = {poll.gpu for poll in scan.polls}
         at = self._at(now)
-        for one in look.unreadable:
-            if at is not None and one.uuid and one.uuid not in polled:
-                yield from self._received(gpu.Poll(gpu=one.uuid, at=at, error=one.error), now)
-        named = {one.uuid for one in look.gpus} | {one.uuid for one in look.unreadable if one.uuid}
+        for device in scan.unreadable:
+            if at is not None and device.uuid and device.uuid not in polled:
+                yield from self._received(gpu.Poll(gpu=device.uuid, at=at, error=device.error), now)
+        named = {device.uuid for device in scan.gpus} | {
+            device.uuid for device in scan.unreadable if device.uuid
+        }
         for name in sorted(named):
-            self._gpu(name).listed(now)
-        if at is not None and self._tells_who_is_gone(look):
+            self._gpu(name).on_listed(now)
+        if at is not None and self._tells_who_is_gone(scan):
             for name in sorted(self._gpus.keys() - named):
-                yield from self._gpus[name].went(now, at)
+                yield from self._gpus[name].on_gone(now, at)
 
-    def _tells_who_is_gone(self, look: gpu.Scan) -> bool:
+    def _tells_who_is_gone(self, scan: gpu.Scan) -> bool:
         """Tell whether a GPU that a look does not name is gone; any nameless one could be it."""
-        if look.driver is gpu.Driver.READY:
-            return all(one.uuid for one in look.unreadable)
-        return look.driver is gpu.Driver.NOT_LOADED
+        if scan.driver is gpu.Driver.READY:
+            return all(device.uuid for device in scan.unreadable)
+        return scan.driver is gpu.Driver.NOT_LOADED
 
-    def _unpolled(self, one: "GpuCondition", now: float) -> Iterator[gpu.FaultChange]:
+    def _unpolled(self, condition: "GpuCondition", now: float) -> Iterator[gpu.FaultChange]:
         at = self._at(now)
         assert at is not None, "only who was seen can be late"
-        yield from one.unpolled(now, at)
+        yield from condition.on_overdue(now, at)
 
-    def _due(self, one: "GpuCondition") -> float:
-        if one.heard_at is None or one.is_blind or self._stamp is None:
+    def _due(self, condition: "GpuCondition") -> float:
+        if condition.last_heard_at is None or condition.is_unmonitored or self._stamp is None:
             return _NEVER
-        return one.heard_at + max(OVERDUE_MIN_S, OVERDUE_POLLS * self.told.poll_s)
+        return condition.last_heard_at + max(OVERDUE_MIN_S, OVERDUE_POLLS * self.rules.poll_s)
 
     def _at(self, now: float) -> datetime | None:
         """Return the time of day at `now`, by the last fact that a door stamped."""
@@ -146,7 +148,7 @@ class GpuCondition:
     """One GPU, and what holds against its parts. `heard_at` is None while nobody need poll it."""
 
     def __init__(self, name: str) -> None:
-        self.heard_at: float | None = None
+        self.last_heard_at: float | None = None
         self._whole = gpu.Part(gpu=name)
         self._holds: dict[tuple[gpu.Part, str], recovery.ActiveFault] = {}
         self._histories: dict[gpu.Part, recovery.FlapHistory] = {}
@@ -157,72 +159,74 @@ class GpuCondition:
         self._last = ""
 
     @property
-    def is_blind(self) -> bool:
+    def is_unmonitored(self) -> bool:
         """Whether it is said already that nobody knows how it is."""
         return any(code in _BLIND for _, code in self._holds)
 
-    def listed(self, now: float) -> None:
+    def on_listed(self, now: float) -> None:
         """Take that a look names it: it is to be polled from now on."""
-        self.heard_at = now if self.heard_at is None else self.heard_at
+        self.last_heard_at = now if self.last_heard_at is None else self.last_heard_at
 
-    def listens_anew(self, now: float) -> None:
+    def restart_deadline(self, now: float) -> None:
         """Take that until now nobody could have heard of it, which says nothing of it."""
-        self.heard_at = now
+        self.last_heard_at = now
 
-    def went(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
+    def on_gone(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
         """Take that it is not there."""
-        self.heard_at = None
+        self.last_heard_at = None
         self._unanswered = 0
         self._is_lost = True
         for code in (UNANSWERED, UNPOLLED):
             yield from self._end(self._whole, code, at, "the GPU is not there")
-        for hold in self._holds.values():
-            hold.went(now)
+        for fault in self._holds.values():
+            fault.on_gone(now)
 
-    def watched(self, watch: gpu.MonitoringChanged, now: float) -> Iterator[gpu.FaultChange]:
+    def on_monitoring_changed(
+        self, change: gpu.MonitoringChanged, now: float
+    ) -> Iterator[gpu.FaultChange]:
         """Take whether somebody can see what befalls it."""
-        if watch.problem:
+        if change.problem:
             rule = f"watch/{UNWATCHED}: {gpu.Effect.UNMONITORED}"
-            yield from self._blind(UNWATCHED, watch.problem, now, watch.at, rule)
+            yield from self._blind(UNWATCHED, change.problem, now, change.at, rule)
             return
-        if self.heard_at is not None:
-            self.heard_at = now
-        yield from self._end(self._whole, UNWATCHED, watch.at, "it is watched again")
+        if self.last_heard_at is not None:
+            self.last_heard_at = now
+        yield from self._end(self._whole, UNWATCHED, change.at, "it is watched again")
 
-    def unpolled(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
+    def on_overdue(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
         """Take that nobody polls it."""
-        assert self.heard_at is not None, "only who was seen can be late"
-        reason = f"nobody has looked at it for {now - self.heard_at:.0f} s"
+        assert self.last_heard_at is not None, "only who was seen can be late"
+        reason = f"nobody has looked at it for {now - self.last_heard_at:.0f} s"
         rule = f"polled/{UNPOLLED}: {gpu.Effect.UNMONITORED}"
         yield from self._blind(UNPOLLED, reason, now, at, rule)
 
-    def repaired(
-        self, reset: gpu.RepairReported, now: float, told: gpus.Health
+    def on_repair_reported(
+        self, report: gpu.RepairReported, now: float, rules: gpus.Health
     ) -> Iterator[gpu.FaultChange]:
         """Take somebody's word that it was reset; what other XIDs did stays."""
-        spared = "" if reset.xid is None else f"xid-{reset.xid}"
-        for (_, code), hold in self._holds.items():
-            if not spared or code == spared or not code.startswith("xid-"):
-                hold.repaired(reset.by)
-        yield from self._recover(now, reset.at, told)
+        repaired_code = "" if report.xid is None else f"xid-{report.xid}"
+        for (_, code), fault in self._holds.items():
+            if not repaired_code or code == repaired_code or not code.startswith("xid-"):
+                fault.on_repair_reported(report.by)
+        yield from self._recover(now, report.at, rules)
 
-    def reported(
-        self, xid: gpu.Xid, now: float, judge: xid_policy.Policy
+    def on_xid(
+        self, xid: gpu.Xid, now: float, policy: xid_policy.Policy
     ) -> Iterator[gpu.FaultChange]:
         """Take an XID."""
-        verdict = faults.xid_verdict(xid.xid, judge)
+        verdict = faults.xid_verdict(xid.xid, policy)
         if verdict.effect is None:
             return
-        for (part, code), hold in self._holds.items():
+        for (part, code), fault in self._holds.items():
             if (part, code) == (xid.part, verdict.code):
-                hold.seen(now)
+                fault.on_repeated(now)
             elif xid.part.covers(part):
-                hold.disturbed(now)
+                fault.on_disturbance(now)
         if (xid.part, verdict.code) in self._holds:
             return
-        observed = [_evidence("nvml-events", f"XID {xid.xid}{_where(xid.part)}")]
+        evidence = [_evidence("nvml-events", f"XID {xid.xid}{_where(xid.part)}")]
         if self._last:
-            observed.append(_evidence("nvml-poll", f"before: {self._last}"))
+            evidence.append(_evidence("nvml-poll", f"before: {self._last}"))
         began = gpu.FaultBegan(
             part=xid.part,
             effect=verdict.effect,
@@ -230,20 +234,20 @@ class GpuCondition:
             reason=verdict.reason,
             at=xid.at,
             policy=verdict.policy,
-            evidence=tuple(observed),
+            evidence=tuple(evidence),
         )
-        hold = recovery.ActiveFault(
+        fault = recovery.ActiveFault(
             began, now, ends=poll_signals.EndsWhen.QUIET, action=verdict.action
         )
         if self._is_lost:
-            hold.went(now)
-        yield self._begin(hold, now)
+            fault.on_gone(now)
+        yield self._begin(fault, now)
 
-    def polled(
-        self, poll: gpu.Poll, now: float, told: gpus.Health, judge: xid_policy.Policy
+    def on_poll(
+        self, poll: gpu.Poll, now: float, rules: gpus.Health, policy: xid_policy.Policy
     ) -> Iterator[gpu.FaultChange]:
         """Take what it answered, or that it did not."""
-        self.heard_at = now
+        self.last_heard_at = now
         self._last = poll_signals.summary(poll)
         yield from self._end(self._whole, UNPOLLED, poll.at, "it is polled again")
         if poll.error and not poll_signals.is_conclusive(poll.error):
@@ -253,13 +257,13 @@ class GpuCondition:
         yield from self._end(self._whole, UNANSWERED, poll.at, f"NVML answers: {self._last}")
         reading = poll_signals.interpret(poll, ecc_before=self._ecc)
         self._count(poll)
-        yield from self._read(poll, reading, now, is_off=judge.is_off)
-        yield from self._recover(now, poll.at, told)
+        yield from self._read(poll, reading, now, is_off=policy.is_off)
+        yield from self._recover(now, poll.at, rules)
 
     def _not_answered(self, poll: gpu.Poll, now: float) -> Iterator[gpu.FaultChange]:
         self._unanswered += 1
-        for hold in self._holds.values():
-            hold.unanswered()
+        for fault in self._holds.values():
+            fault.on_unanswered()
         if self._unanswered >= UNANSWERED_POLLS:
             reason = f"NVML answered {poll.error} {self._unanswered} times in a row"
             rule = f"polled/{UNANSWERED}: {gpu.Effect.UNMONITORED}"
@@ -270,28 +274,30 @@ class GpuCondition:
         if poll.ecc_uncorrected is None:
             return
         if self._ecc is not None and poll.ecc_uncorrected < self._ecc:
-            for hold in self._holds.values():
-                hold.started_anew()
+            for fault in self._holds.values():
+                fault.on_counter_reset()
         self._ecc = poll.ecc_uncorrected
 
     def _read(
         self, poll: gpu.Poll, reading: poll_signals.PollReading, now: float, *, is_off: bool
     ) -> Iterator[gpu.FaultChange]:
         """Take what a poll shows and denies."""
-        shown = {sign.code: sign for sign in reading.shown}
+        signals = {signal.code: signal for signal in reading.signals}
         self._is_lost = bool(poll.error)
-        for (_, code), hold in self._holds.items():
-            if code in shown:
-                hold.seen(now)
+        for (_, code), fault in self._holds.items():
+            if code in signals:
+                fault.on_repeated(now)
             elif poll.error:
-                hold.went(now)
+                fault.on_gone(now)
             else:
-                hold.polled(reading, now)
-        self._in_a_row = {code: self._in_a_row.get(code, 0) + 1 for code in shown}
-        for code, sign in shown.items():
-            if (self._whole, code) not in self._holds and self._in_a_row[code] >= sign.polls:
-                began = _begun(self._whole, sign, poll, is_off=is_off)
-                yield self._begin(recovery.ActiveFault(began, now, ends=sign.ends), now)
+                fault.on_poll(reading, now)
+        self._in_a_row = {code: self._in_a_row.get(code, 0) + 1 for code in signals}
+        for code, signal in signals.items():
+            if (self._whole, code) not in self._holds and self._in_a_row[
+                code
+            ] >= signal.polls_in_a_row:
+                began = _begun(self._whole, signal, poll, is_off=is_off)
+                yield self._begin(recovery.ActiveFault(began, now, ends=signal.ends), now)
 
     def _blind(
         self, code: str, reason: str, now: float, at: datetime, rule: str
@@ -308,58 +314,60 @@ class GpuCondition:
         )
         yield self._begin(recovery.ActiveFault(began, now, ends=poll_signals.EndsWhen.NEVER), now)
 
-    def _begin(self, hold: recovery.ActiveFault, now: float) -> gpu.FaultChange:
-        began = hold.began
-        if hold.is_unhealthy and not self._is_bad(began.part):
-            flapped = self._history(began.part).fell(now)
+    def _begin(self, fault: recovery.ActiveFault, now: float) -> gpu.FaultChange:
+        began = fault.began
+        if fault.is_unhealthy and not self._is_bad(began.part):
+            flapped = self._history(began.part).on_unhealthy(now)
             if flapped:
                 evidence = (*began.evidence, _evidence("muster", flapped))
-                began = hold.began = msgspec.structs.replace(began, evidence=evidence)
-        self._holds[began.part, began.code] = hold
+                began = fault.began = msgspec.structs.replace(began, evidence=evidence)
+        self._holds[began.part, began.code] = fault
         return began
 
-    def _recover(self, now: float, at: datetime, told: gpus.Health) -> Iterator[gpu.FaultChange]:
-        for (part, code), hold in [*self._holds.items()]:
-            reason = hold.over(now, told=told, doublings=self._history(part).doublings)
+    def _recover(self, now: float, at: datetime, rules: gpus.Health) -> Iterator[gpu.FaultChange]:
+        for (part, code), fault in [*self._holds.items()]:
+            reason = fault.end_reason(now, rules=rules, doublings=self._history(part).doublings)
             if reason:
                 yield from self._end(part, code, at, reason)
-                if hold.is_unhealthy and not self._is_bad(part):
-                    self._history(part).rose(now)
+                if fault.is_unhealthy and not self._is_bad(part):
+                    self._history(part).on_recovered(now)
 
     def _end(
         self, part: gpu.Part, code: str, at: datetime, reason: str
     ) -> Iterator[gpu.FaultChange]:
-        hold = self._holds.pop((part, code), None)
-        if hold is not None:
+        fault = self._holds.pop((part, code), None)
+        if fault is not None:
             yield gpu.FaultEnded(
                 part=part,
-                effect=hold.began.effect,
+                effect=fault.began.effect,
                 code=code,
                 reason=f"{code} is over: {reason}",
                 at=at,
-                policy=hold.began.policy,
+                policy=fault.began.policy,
                 evidence=(_evidence("nvml-poll", self._last),) if self._last else (),
             )
 
     def _is_bad(self, part: gpu.Part) -> bool:
-        return any(hold.is_unhealthy for (of, _), hold in self._holds.items() if of == part)
+        return any(fault.is_unhealthy for (of, _), fault in self._holds.items() if of == part)
 
     def _history(self, part: gpu.Part) -> recovery.FlapHistory:
         return self._histories.setdefault(part, recovery.FlapHistory())
 
 
 def _begun(
-    whole: gpu.Part, sign: poll_signals.Signal, poll: gpu.Poll, *, is_off: bool
+    whole: gpu.Part, signal: poll_signals.Signal, poll: gpu.Poll, *, is_off: bool
 ) -> gpu.FaultBegan:
     """Return what a sign begins; nothing is taken out of use where all checks are disabled."""
-    is_spared = is_off and sign.effect is gpu.Effect.UNHEALTHY
+    is_downgraded = is_off and signal.effect is gpu.Effect.UNHEALTHY
     return gpu.FaultBegan(
         part=whole,
-        effect=gpu.Effect.DEGRADED if is_spared else sign.effect,
-        code=sign.code,
-        reason=sign.reason[:_SAID_MAX],
+        effect=gpu.Effect.DEGRADED if is_downgraded else signal.effect,
+        code=signal.code,
+        reason=signal.reason[:_SAID_MAX],
         at=poll.at,
-        policy=f"{xid_policy.DISABLE}=all spares {sign.policy}" if is_spared else sign.policy,
+        policy=f"{xid_policy.DISABLE}=all spares {signal.policy}"
+        if is_downgraded
+        else signal.policy,
         evidence=(_evidence("nvml-poll", poll_signals.summary(poll)),),
     )
 

@@ -36,202 +36,221 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def included_gpus(
-    look: gpu.Scan, told: config_gpus.Gpus, tell: NoteProblem
+    scan: gpu.Scan, rules: config_gpus.Gpus, note: NoteProblem
 ) -> tuple[vocabulary.Gpu, ...]:
     """Return the GPUs without what is excluded, by index; tell of references that name nothing."""
-    known = [*_known(look, tell)]
-    excluded = [selectors.parse(given, products=True) for given in told.exclude]
-    met: set[int] = set()
+    candidates = [*_known(scan, note)]
+    excluded = [selectors.parse(text, products=True) for text in rules.exclude]
+    matched: set[int] = set()
     kept = []
-    for one in known:
-        hits = {
-            at for at, r in enumerate(excluded) if selectors.selects(r, _whole(one), one.product)
+    for one in candidates:
+        matching = {
+            at
+            for at, selector in enumerate(excluded)
+            if selectors.selects(selector, _whole(one), one.product)
         }
         parts = []
         for number, mig, device in _parts(one):
-            inner = {
-                at for at, r in enumerate(excluded) if selectors.selects(r, device, one.product)
+            matching_mig = {
+                at
+                for at, selector in enumerate(excluded)
+                if selectors.selects(selector, device, one.product)
             }
-            met |= inner
-            if not inner:
+            matched |= matching_mig
+            if not matching_mig:
                 # it keeps its number, whoever before it is left out
                 parts.append(msgspec.structs.replace(mig, index=number))
-        met |= hits
-        if not hits and not (one.mig and not parts):
+        matched |= matching
+        if not matching and not (one.mig and not parts):
             kept.append(msgspec.structs.replace(one, mig=tuple(parts)))
     for at, reference in enumerate(excluded):
-        if at not in met and known and not is_unreadable(reference, look):
-            tell(f"exclude[{at}]: no GPU here is {told.exclude[at]}")
+        if at not in matched and candidates and not is_unreadable(reference, scan):
+            note(f"exclude[{at}]: no GPU here is {rules.exclude[at]}")
     return tuple(kept)
 
 
-def is_unreadable(reference: selectors.Selector, look: gpu.Scan) -> bool:
+def is_unreadable(selector: selectors.Selector, scan: gpu.Scan) -> bool:
     """Say whether a GPU is meant that is there, and cannot be read."""
     return any(
         selectors.selects(
-            reference,
-            gpu.Device(part=gpu.Part(gpu=one.uuid), uuid=one.uuid, index=str(one.index)),
+            selector,
+            gpu.Device(
+                part=gpu.Part(gpu=unreadable.uuid),
+                uuid=unreadable.uuid,
+                index=str(unreadable.index),
+            ),
             "",
         )
-        for one in look.unreadable
+        for unreadable in scan.unreadable
     )
 
 
 def by_name(
-    gpus: Iterable[vocabulary.Gpu], told: config_gpus.Gpus, tell: NoteProblem
+    gpus: Iterable[vocabulary.Gpu], rules: config_gpus.Gpus, note: NoteProblem
 ) -> dict[str, list[Candidate]]:
     """Return what is handed out under each name, before it is shared, in order of index."""
-    found: dict[str, list[Candidate]] = {}
-    for one in _handed_out(gpus, told.mig_strategy, tell):
-        name = _name(one, told, tell)
+    candidates: dict[str, list[Candidate]] = {}
+    for candidate in _handed_out(gpus, rules.mig_strategy, note):
+        name = _name(candidate, rules, note)
         if name:
-            found.setdefault(name, []).append(one)
-    return found
+            candidates.setdefault(name, []).append(candidate)
+    return candidates
 
 
-def gpu_label(one: vocabulary.Gpu) -> str:
+def gpu_label(device: vocabulary.Gpu) -> str:
     """Return what a person is told a GPU is."""
-    return f"GPU {one.index} ({one.uuid})" if one.index is not None else one.uuid
+    return f"GPU {device.index} ({device.uuid})" if device.index is not None else device.uuid
 
 
-def _known(look: gpu.Scan, tell: NoteProblem) -> Iterator[vocabulary.Gpu]:
+def _known(scan: gpu.Scan, note: NoteProblem) -> Iterator[vocabulary.Gpu]:
     """Give the GPUs that can be told apart, by index."""
-    seen: set[str] = set()
-    for one in sorted(look.gpus, key=lambda one: (one.index is None, one.index, one.uuid)):
-        uuids = [one.uuid, *(mig.uuid for mig in one.mig)]
-        if len({*uuids}) < len(uuids) or not seen.isdisjoint(uuids):
-            tell(
-                f"{gpu_label(one)}: another device has its uuid, or that of one of its MIG devices"
+    used: set[str] = set()
+    for device in sorted(
+        scan.gpus, key=lambda device: (device.index is None, device.index, device.uuid)
+    ):
+        uuids = [device.uuid, *(mig.uuid for mig in device.mig)]
+        if len({*uuids}) < len(uuids) or not used.isdisjoint(uuids):
+            note(
+                f"{gpu_label(device)}: another device has its uuid, or that of one of its MIG devices"
             )
-        elif bad := next((u for u in uuids if not 0 < len(u) <= _UUID_MAX), None):
-            tell(f"{gpu_label(one)}: {bad[:_UUID_MAX]!r} is no uuid: 1 to {_UUID_MAX} characters")
+        elif invalid := next((u for u in uuids if not 0 < len(u) <= _UUID_MAX), None):
+            note(
+                f"{gpu_label(device)}: {invalid[:_UUID_MAX]!r} is no uuid: 1 to {_UUID_MAX} characters"
+            )
         else:
-            seen.update(uuids)
-            yield one
+            used.update(uuids)
+            yield device
 
 
 def _handed_out(
-    gpus: Iterable[vocabulary.Gpu], strategy: config_gpus.MigStrategy, tell: NoteProblem
+    gpus: Iterable[vocabulary.Gpu], strategy: config_gpus.MigStrategy, note: NoteProblem
 ) -> Iterator[Candidate]:
     match strategy:
         case config_gpus.MigStrategy.NONE:
-            chosen = [*gpus]
-            yield from map(_of_whole, chosen)
+            selected = [*gpus]
+            yield from map(_of_whole, selected)
             return
         case config_gpus.MigStrategy.SINGLE:
-            chosen = _alike(_divided(gpus, tell), tell)
+            selected = _alike(_divided(gpus, note), note)
         case config_gpus.MigStrategy.MIXED:
-            chosen = _divided(gpus, tell)
+            selected = _divided(gpus, note)
         case _ as never:
             assert_never(never)
-    for one in chosen:
-        yield from _of_parts(one) if one.mig else [_of_whole(one)]
+    for device in selected:
+        yield from _of_parts(device) if device.mig else [_of_whole(device)]
 
 
-def _divided(gpus: Iterable[vocabulary.Gpu], tell: NoteProblem) -> list[vocabulary.Gpu]:
+def _divided(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
     """Leave out those in MIG mode that are not divided: there is nothing to hand out."""
-    found = []
-    for one in gpus:
-        if one.mig_enabled and not one.mig:
-            tell(
-                f"{gpu_label(one)}: MIG is enabled and it has no MIG device; nothing of it is given"
+    usable = []
+    for device in gpus:
+        if device.mig_enabled and not device.mig:
+            note(
+                f"{gpu_label(device)}: MIG is enabled and it has no MIG device; nothing of it is given"
             )
         else:
-            found.append(one)
-    return found
+            usable.append(device)
+    return usable
 
 
-def _alike(gpus: Sequence[vocabulary.Gpu], tell: NoteProblem) -> list[vocabulary.Gpu]:
+def _alike(gpus: Sequence[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
     """Return the GPUs that are divided like most: under one name everything has to be alike.
 
     Of as many of each, those in MIG mode are taken, and then the first by profile.
     """
     kinds: dict[str, str] = {}
-    for one in gpus:
-        profiles = sorted({mig.profile for mig in one.mig})
+    for device in gpus:
+        profiles = sorted({mig.profile for mig in device.mig})
         if len(profiles) > 1:
-            tell(
-                f"{gpu_label(one)}: has MIG devices of profiles {', '.join(profiles)}; migStrategy "
+            note(
+                f"{gpu_label(device)}: has MIG devices of profiles {', '.join(profiles)}; migStrategy "
                 "single needs one profile (mixed gives each a name)"
             )
         else:
-            kinds[one.uuid] = "".join(profiles)
+            kinds[device.uuid] = "".join(profiles)
     counts = Counter(kinds.values())
     most = min(counts, key=lambda kind: (-counts[kind], not kind, kind), default="")
-    for one in gpus:
-        if kinds.get(one.uuid, most) != most:
-            tell(
-                f"{gpu_label(one)}: is {_kind(kinds[one.uuid])} where most are {_kind(most)}; "
+    for device in gpus:
+        if kinds.get(device.uuid, most) != most:
+            note(
+                f"{gpu_label(device)}: is {_kind(kinds[device.uuid])} where most are {_kind(most)}; "
                 "migStrategy single needs all alike (mixed gives each a name)"
             )
-    return [one for one in gpus if kinds.get(one.uuid) == most]
+    return [device for device in gpus if kinds.get(device.uuid) == most]
 
 
 def _kind(profile: str) -> str:
     return f"divided into {profile}" if profile else "not in MIG mode"
 
 
-def _of_whole(one: vocabulary.Gpu) -> Candidate:
+def _of_whole(device: vocabulary.Gpu) -> Candidate:
     return Candidate(
-        device=_whole(one), product=one.product, memory_mib=one.memory_mib, numa=one.numa_node
+        device=_whole(device),
+        product=device.product,
+        memory_mib=device.memory_mib,
+        numa=device.numa_node,
     )
 
 
-def _of_parts(one: vocabulary.Gpu) -> Iterator[Candidate]:
-    for _, mig, device in _parts(one):
+def _of_parts(parent: vocabulary.Gpu) -> Iterator[Candidate]:
+    for _, mig, mig_device in _parts(parent):
         yield Candidate(
-            device=device,
-            product=one.product,
+            device=mig_device,
+            product=parent.product,
             profile=mig.profile,
             memory_mib=mig.memory_mib,
-            numa=one.numa_node,
+            numa=parent.numa_node,
         )
 
 
-def _whole(one: vocabulary.Gpu) -> gpu.Device:
+def _whole(device: vocabulary.Gpu) -> gpu.Device:
     return gpu.Device(
-        part=gpu.Part(gpu=one.uuid),
-        uuid=one.uuid,
-        index="" if one.index is None else str(one.index),
-        minor=one.minor,
+        part=gpu.Part(gpu=device.uuid),
+        uuid=device.uuid,
+        index="" if device.index is None else str(device.index),
+        minor=device.minor,
     )
 
 
-def _parts(one: vocabulary.Gpu) -> Iterator[tuple[int, vocabulary.MigDevice, gpu.Device]]:
-    for at, mig in enumerate(one.mig):
-        number = at if mig.index is None else mig.index
+def _parts(parent: vocabulary.Gpu) -> Iterator[tuple[int, vocabulary.MigDevice, gpu.Device]]:
+    for position, mig in enumerate(parent.mig):
+        number = position if mig.index is None else mig.index
         yield (
             number,
             mig,
             gpu.Device(
-                part=gpu.Part(gpu=one.uuid, gi=mig.gi, ci=mig.ci),
+                part=gpu.Part(gpu=parent.uuid, gi=mig.gi, ci=mig.ci),
                 uuid=mig.uuid,
-                index="" if one.index is None else f"{one.index}:{number}",
-                minor=one.minor,
+                index="" if parent.index is None else f"{parent.index}:{number}",
+                minor=parent.minor,
             ),
         )
 
 
-def _name(one: Candidate, told: config_gpus.Gpus, tell: NoteProblem) -> str:
+def _name(candidate: Candidate, rules: config_gpus.Gpus, note: NoteProblem) -> str:
     """Return the resource that something is, or nothing after telling why it is none."""
-    for naming in told.resources:
-        pattern, text = (naming.mig, one.profile) if one.profile else (naming.product, one.product)
+    for naming in rules.resources:
+        pattern, text = (
+            (naming.mig, candidate.profile)
+            if candidate.profile
+            else (naming.product, candidate.product)
+        )
         if pattern and selectors.matches(pattern, text):
             return naming.name
-    if not one.profile or told.mig_strategy is config_gpus.MigStrategy.SINGLE:
+    if not candidate.profile or rules.mig_strategy is config_gpus.MigStrategy.SINGLE:
         return config_gpus.DEFAULT_NAME
-    which = f"MIG device {one.device.index} ({one.device.uuid})"
-    if not _PROFILE.fullmatch(one.profile):
-        tell(f"{which}: its profile is not known ({one.profile[:40]!r}), so it has no name")
+    label = f"MIG device {candidate.device.index} ({candidate.device.uuid})"
+    if not _PROFILE.fullmatch(candidate.profile):
+        note(f"{label}: its profile is not known ({candidate.profile[:40]!r}), so it has no name")
         return ""
-    if _COMPUTE_SLICE.match(one.profile):
-        tell(
-            f"{which}: {one.profile} is a part of a GPU instance, which NVIDIA has no resource "
+    if _COMPUTE_SLICE.match(candidate.profile):
+        note(
+            f"{label}: {candidate.profile} is a part of a GPU instance, which NVIDIA has no resource "
             "for; name it in resources, with mig: that profile"
         )
         return ""
-    name = f"{config_gpus.DOMAIN}/mig-{one.profile.replace('+', '.')}"
+    name = f"{config_gpus.DOMAIN}/mig-{candidate.profile.replace('+', '.')}"
     for problem in names.name_problems(name):
-        tell(f"{which}: {problem}")
+        note(f"{label}: {problem}")
         return ""
     return name

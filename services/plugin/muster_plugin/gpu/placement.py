@@ -35,13 +35,13 @@ def prefer(
     must_include: Collection[str],
     size: int,
     *,
-    known: Units,
+    units: Units,
     policy: gpus.Placement,
     links: Links,
 ) -> list[str]:
     """Return `size` of the `available` ids, `must_include` first; fewer if there are fewer.
 
-    `known` are all units of the resource. What is known and not available is in use: that is how
+    `units` are all units of the resource. What is known and not available is in use: that is how
     the policies know how much each device serves, right after a start too. An id that is not known
     is advised only if nothing else is left.
 
@@ -52,12 +52,12 @@ def prefer(
     if len(chosen) >= size:
         return chosen[: max(size, 0)]
     free = sorted({*available}.difference(chosen))
-    taken = [known[name] for name in chosen if name in known]
-    open_to = [known[name] for name in free if name in known]
-    if _are_whole([*taken, *open_to], known):
-        chosen += _aligned(taken, open_to, size - len(chosen), links)
-    shelf = _Shelf(free, chosen, known, policy)
-    while len(chosen) < size and (name := shelf.take()) is not None:
+    included = [units[name] for name in chosen if name in units]
+    candidates = [units[name] for name in free if name in units]
+    if _are_whole([*included, *candidates], units):
+        chosen += _aligned(included, candidates, size - len(chosen), links)
+    pool = _Shelf(free, chosen, units, policy)
+    while len(chosen) < size and (name := pool.take()) is not None:
         chosen.append(name)
     return chosen
 
@@ -70,9 +70,9 @@ def pair_score(link: gpu.Link) -> int:
     return _NEAREST - link.level + _NVLINK * link.nvlinks
 
 
-def _are_whole(candidates: Sequence[advertised.Unit], known: Units) -> bool:
+def _are_whole(candidates: Sequence[advertised.Unit], units: Units) -> bool:
     """Say whether all of these are whole GPUs, and those of the resource few enough."""
-    if not 0 < len(candidates) <= GPUS_MAX or len(known) > GPUS_MAX:
+    if not 0 < len(candidates) <= GPUS_MAX or len(units) > GPUS_MAX:
         return False
     return all(
         unit.gpu is not None and unit.gpu.part.gi is None and unit.id == unit.gpu.uuid
@@ -81,25 +81,25 @@ def _are_whole(candidates: Sequence[advertised.Unit], known: Units) -> bool:
 
 
 def _aligned(
-    taken: Sequence[advertised.Unit],
+    included: Sequence[advertised.Unit],
     free: Sequence[advertised.Unit],
     count: int,
     links: Links,
 ) -> list[str]:
     """Return `count` of the free GPUs that are best joined, together with those taken."""
-    gpus = sorted([*taken, *free], key=lambda unit: unit.id)
+    gpus = sorted([*included, *free], key=lambda unit: unit.id)
     names = [unit.id for unit in gpus]
-    joined = [[_joined(one, other, links) for other in names] for one in names]
-    required = [names.index(unit.id) for unit in taken]
-    size = min(len(taken) + count, len(names))
-    best = topology.best(joined, size, required)
+    scores = [[_joined(first, second, links) for second in names] for first in names]
+    required = [names.index(unit.id) for unit in included]
+    size = min(len(included) + count, len(names))
+    best = topology.best(scores, size, required)
     return [names[at] for at in best if at not in required]
 
 
-def _joined(one: str, other: str, links: Links) -> int:
-    if one == other:
+def _joined(first: str, second: str, links: Links) -> int:
+    if first == second:
         return 0
-    return pair_score(links.get((min(one, other), max(one, other)), _UNKNOWN))
+    return pair_score(links.get((min(first, second), max(first, second)), _UNKNOWN))
 
 
 class _Pile(msgspec.Struct):
@@ -115,19 +115,19 @@ class _Shelf:
     """What is free, device by device, the best on top of a heap."""
 
     def __init__(
-        self, free: Sequence[str], chosen: Sequence[str], known: Units, policy: gpus.Placement
+        self, free: Sequence[str], chosen: Sequence[str], units: Units, policy: gpus.Placement
     ) -> None:
         self._policy = policy
         self._piles: dict[str, _Pile] = {}
-        left = set(free).difference(chosen)
-        self._unknown = [name for name in reversed(free) if name not in known and name in left]
-        self._held = {known[name].physical for name in chosen if name in known}
+        remaining = set(free).difference(chosen)
+        self._unknown = [name for name in reversed(free) if name not in units and name in remaining]
+        self._held = {units[name].physical for name in chosen if name in units}
         self._under: dict[str, set[str]] = {}
-        for unit in known.values():
+        for unit in units.values():
             parent = unit.gpu.part.gpu if unit.gpu else unit.physical
             pile = self._piles.setdefault(unit.physical, _Pile(parent=parent, names=[]))
             self._under.setdefault(parent, set()).add(unit.physical)
-            if unit.id in left:
+            if unit.id in remaining:
                 pile.names.append(unit.id)
             else:
                 pile.busy += 1

@@ -13,26 +13,26 @@ _BYTES_MAX: Final = 1024 * 1024
 _LOGGED_MAX: Final = 100
 
 
-def read(told: gpus.Health) -> xid_policy.Policy:
+def read(rules: gpus.Health) -> xid_policy.Policy:
     """Return the policy that is chosen. Raises settings.BadSettings with every problem."""
     return xid_policy.Policy(
         xid_policy.catalogue((_HERE / xid_policy.CATALOGUE).read_bytes()),
-        xid_policy.preset((_HERE / xid_policy.preset_file(told.preset)).read_bytes()),
-        overrides=_overrides(Path(told.policy)) if told.policy else None,
-        disable=told.disable,
-        enable=told.enable,
+        xid_policy.preset((_HERE / xid_policy.preset_file(rules.preset)).read_bytes()),
+        overrides=_overrides(Path(rules.policy)) if rules.policy else None,
+        disable=rules.disable,
+        enable=rules.enable,
     )
 
 
-def load(told: gpus.Health) -> xid_policy.Policy:
+def load(rules: gpus.Health) -> xid_policy.Policy:
     """Return the policy that is chosen; what is odd about it goes to the log, once.
 
     Raises settings.BadSettings.
     """
-    found = read(told)
-    for problem in found.problems:
+    policy = read(rules)
+    for problem in policy.problems:
         _log(problem)
-    return found
+    return policy
 
 
 @functools.lru_cache(_LOGGED_MAX)

@@ -70,14 +70,14 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     effect: gpu.Effect
     reason: str
-    said_by: str
+    source: str
     ends: EndsWhen = EndsWhen.DENIED
-    polls: int = 1
+    polls_in_a_row: int = 1
 
     @property
     def policy(self) -> str:
         """Return which rule decides, and who says so."""
-        return f"polled/{self.code}: {self.effect} ({self.said_by})"
+        return f"polled/{self.code}: {self.effect} ({self.source})"
 
 
 class PollReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,23 +87,23 @@ class PollReading(msgspec.Struct, frozen=True, kw_only=True):
     needs, and says: nothing.
     """
 
-    shown: tuple[Signal, ...]
-    denied: frozenset[str]
-    good: bool
-    proven: bool
+    signals: tuple[Signal, ...]
+    cleared: frozenset[str]
+    is_good: bool
+    is_proven_good: bool
 
 
 def interpret(poll: gpu.Poll, *, ecc_before: int | None = None) -> PollReading:
     """Say what a poll means; `ecc_before` is the last count of uncorrected errors."""
-    shown = tuple(_shown(poll, ecc_before))
+    signals = tuple(_shown(poll, ecc_before))
     is_good = not poll.error and poll.recovery_action in {0, None} and not poll.remap_failed
     return PollReading(
-        shown=shown,
-        denied=frozenset(_denied(poll)) - {sign.code for sign in shown}
+        signals=signals,
+        cleared=frozenset(_denied(poll)) - {sign.code for sign in signals}
         if not poll.error
         else _NONE,
-        good=is_good,
-        proven=is_good and poll.recovery_action == 0,
+        is_good=is_good,
+        is_proven_good=is_good and poll.recovery_action == 0,
     )
 
 
@@ -116,7 +116,7 @@ def summary(poll: gpu.Poll) -> str:
     """Return what a poll said, as evidence."""
     if poll.error:
         return f"NVML answered {poll.error}"
-    said = {
+    values = {
         "recovery action": poll.recovery_action,
         "uncorrected ECC errors": poll.ecc_uncorrected,
         "remap pending": poll.remap_pending,
@@ -125,8 +125,8 @@ def summary(poll: gpu.Poll) -> str:
         "fabric": poll.fabric,
         "temperature in C": poll.temperature_c,
     }
-    known = [f"{name} {value}".lower() for name, value in said.items() if value is not None]
-    return ", ".join(["it answers", *known])
+    parts = [f"{name} {value}".lower() for name, value in values.items() if value is not None]
+    return ", ".join(["it answers", *parts])
 
 
 def _shown(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Signal]:
@@ -137,7 +137,7 @@ def _shown(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Signal]:
                 code=code,
                 effect=_UNHEALTHY,
                 reason=reason,
-                said_by=f"NVML error {poll.error}",
+                source=f"NVML error {poll.error}",
                 ends=EndsWhen.QUIET,
             )
         return
@@ -154,7 +154,7 @@ def _recovery(action: int) -> Signal:
         code=code,
         effect=effect,
         reason=reason,
-        said_by=f"NVML field 230, recovery action {action}",
+        source=f"NVML field 230, recovery action {action}",
         ends=EndsWhen.QUIET if effect is _UNHEALTHY else EndsWhen.DENIED,
     )
 
@@ -165,7 +165,7 @@ def _memory(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Signal]:
             code=REMAP_FAILED,
             effect=_UNHEALTHY,
             reason="a memory row could not be remapped: the GPU has to be replaced",
-            said_by="NVML remapped rows, failure",
+            source="NVML remapped rows, failure",
             ends=EndsWhen.NEVER,
         )
     if poll.remap_pending:
@@ -173,21 +173,21 @@ def _memory(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Signal]:
             code=REMAP_PENDING,
             effect=_DEGRADED,
             reason="a memory row waits to be remapped at the next reset; new work may start",
-            said_by="NVML remapped rows, pending",
+            source="NVML remapped rows, pending",
         )
     if poll.retired_pending:
         yield Signal(
             code=RETIRED_PENDING,
             effect=_DEGRADED,
             reason="memory pages wait to be retired at the next reboot; new work may start",
-            said_by="NVML retired pages, pending",
+            source="NVML retired pages, pending",
         )
     if ecc_before is not None and (poll.ecc_uncorrected or 0) > ecc_before:
         yield Signal(
             code=ECC,
             effect=_DEGRADED,
             reason=f"uncorrected memory errors rose from {ecc_before} to {poll.ecc_uncorrected}",
-            said_by="NVML volatile ECC counter",
+            source="NVML volatile ECC counter",
             ends=EndsWhen.QUIET,
         )
 
@@ -198,22 +198,22 @@ def _surroundings(poll: gpu.Poll) -> Iterator[Signal]:
             code=SLOWDOWN,
             effect=_DEGRADED,
             reason=f"slowed down: {', '.join(poll.slowdowns)}{_heat(poll)}",
-            said_by="NVML clocks event reasons",
-            polls=SLOW_POLLS,
+            source="NVML clocks event reasons",
+            polls_in_a_row=SLOW_POLLS,
         )
     if poll.nvlinks_down:
         yield Signal(
             code=NVLINK,
             effect=_DEGRADED,
             reason=f"NVLinks down: {', '.join(map(str, poll.nvlinks_down))}",
-            said_by="NVML NVLink state",
+            source="NVML NVLink state",
         )
     if poll.fabric in _NOT_READY:
         yield Signal(
             code=FABRIC,
             effect=_UNHEALTHY,
             reason=f"not ready: CUDA cannot start, the GPU's fabric is {poll.fabric}",
-            said_by="NVML GPU fabric state",
+            source="NVML GPU fabric state",
         )
 
 

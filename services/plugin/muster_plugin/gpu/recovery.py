@@ -62,69 +62,71 @@ class ActiveFault:
         """Whether it takes the part out of use."""
         return self.began.effect is gpu.Effect.UNHEALTHY
 
-    def seen(self, now: float) -> None:
+    def on_repeated(self, now: float) -> None:
         """Take that it is so again: whatever spoke for its end is void."""
-        self.disturbed(now)
+        self.on_disturbance(now)
         self._is_away = False
         self._was_reset = ""
 
-    def disturbed(self, now: float) -> None:
+    def on_disturbance(self, now: float) -> None:
         """Take another fault on the same part, or a bad poll: all that has to pass begins anew."""
         self._seen_at = now
         self._good = self._proven = 0
         self._repaired = ""
 
-    def unanswered(self) -> None:
+    def on_unanswered(self) -> None:
         """Take a poll that says nothing."""
         self._good = self._proven = 0
 
-    def went(self, now: float) -> None:
+    def on_gone(self, now: float) -> None:
         """Take that the GPU is lost, or not there."""
-        self.disturbed(now)
+        self.on_disturbance(now)
         self._is_away = True
 
-    def started_anew(self) -> None:
+    def on_counter_reset(self) -> None:
         """Take that the GPU's error counter started anew, as after a reset."""
         self._was_reset = _ANEW
 
-    def repaired(self, by: str) -> None:
+    def on_repair_reported(self, by: str) -> None:
         """Take somebody's word for it."""
         self._repaired = by
 
-    def polled(self, reading: poll_signals.PollReading, now: float) -> None:
+    def on_poll(self, reading: poll_signals.PollReading, now: float) -> None:
         """Take an answered poll that does not show it."""
         if self._is_away:
             self._is_away = False
             self._was_reset = _AWAY
         is_sign = self._action is None
-        if is_sign and self.began.code not in reading.denied:
+        if is_sign and self.began.code not in reading.cleared:
             return
-        if not reading.good and (
+        if not reading.is_good and (
             self.is_unhealthy or self._ends is not poll_signals.EndsWhen.DENIED
         ):
-            self.disturbed(now)
+            self.on_disturbance(now)
             return
         self._good += 1
-        self._proven = self._proven + 1 if reading.proven else 0
+        self._proven = self._proven + 1 if reading.is_proven_good else 0
 
-    def over(self, now: float, *, told: gpus.Health, doublings: int) -> str:
+    def end_reason(self, now: float, *, rules: gpus.Health, doublings: int) -> str:
         """Say why it is over; empty while it holds."""
         if self._ends is poll_signals.EndsWhen.NEVER:
             return ""
         if self._repaired:
             return f"{self._repaired} says it is repaired, and it answers" if self._good else ""
-        if self._good < told.good:
+        if self._good < rules.good:
             return ""
         if self._ends is poll_signals.EndsWhen.DENIED:
             return f"no longer so in {self._good} polls in a row"
-        return self._quiet(now, told=told, doublings=doublings)
+        return self._quiet(now, rules=rules, doublings=doublings)
 
-    def _quiet(self, now: float, *, told: gpus.Health, doublings: int) -> str:
-        is_proven = self._proven >= told.good
-        is_known = is_proven or bool(self._was_reset)
-        needed = required_quiet_s(told.cooldown_s, doublings=doublings, is_proven=is_known)
+    def _quiet(self, now: float, *, rules: gpus.Health, doublings: int) -> str:
+        is_proven = self._proven >= rules.good
+        has_reset_evidence = is_proven or bool(self._was_reset)
+        required = required_quiet_s(
+            rules.cooldown_s, doublings=doublings, has_evidence=has_reset_evidence
+        )
         quiet_s = now - self._seen_at
-        if not self._is_reset(is_proven=is_proven) or quiet_s < needed:
+        if not self._is_reset(is_proven=is_proven) or quiet_s < required:
             return ""
         proof = "the driver asks for nothing" if is_proven else "the driver cannot say more"
         words = [f"{self._good} good polls in a row", f"no fault for {quiet_s:.0f} s", proof]
@@ -140,10 +142,10 @@ class ActiveFault:
                 return True
 
 
-def required_quiet_s(cooldown_s: float, *, doublings: int, is_proven: bool) -> float:
+def required_quiet_s(cooldown_s: float, *, doublings: int, has_evidence: bool) -> float:
     """Return how long quiet has to be."""
     longest = max(QUIET_MAX_S, cooldown_s * UNPROVEN_FACTOR)
-    return min(cooldown_s * 2.0**doublings * (1 if is_proven else UNPROVEN_FACTOR), longest)
+    return min(cooldown_s * 2.0**doublings * (1 if has_evidence else UNPROVEN_FACTOR), longest)
 
 
 class FlapHistory:
@@ -153,7 +155,7 @@ class FlapHistory:
         self.doublings = 0
         self._well_at: float | None = None
 
-    def fell(self, now: float) -> str:
+    def on_unhealthy(self, now: float) -> str:
         """Take that it went bad; return what is to be said of it, if it was not well for long."""
         if self._well_at is None or now - self._well_at >= FLAP_WINDOW_S:
             self.doublings = 0
@@ -161,6 +163,6 @@ class FlapHistory:
         self.doublings = min(self.doublings + 1, DOUBLINGS_MAX)
         return f"bad again {now - self._well_at:.0f} s after it was well"
 
-    def rose(self, now: float) -> None:
+    def on_recovered(self, now: float) -> None:
         """Take that it is well."""
         self._well_at = now

@@ -25,8 +25,8 @@ class _Share(msgspec.Struct, frozen=True, kw_only=True):
     """A device under the name it is advertised by; no `replicas` if it is not shared."""
 
     name: str
-    was: str
-    one: naming.Candidate
+    original_name: str
+    candidate: naming.Candidate
     replicas: int | None = None
 
 
@@ -38,112 +38,115 @@ class _Made(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def plan(look: gpu.Scan, told: gpus.Gpus) -> resource_plan.Plan:
+def plan(scan: gpu.Scan, rules: gpus.Gpus) -> resource_plan.Plan:
     """Say what every resource of GPUs consists of now.
 
     A resource with a name of the configuration's, or `nvidia.com/gpu`, is there even without
     devices; one that a MIG profile names is not.
     """
-    made = _made(look, told)
-    problems = [*made.problems]
-    lasting = told.lasting()
-    offered: dict[str, list[_Share]] = {name: [] for name in lasting}
-    for share in made.shares:
-        offered.setdefault(share.name, []).append(share)
-    offers = tuple(
+    devices = _made(scan, rules)
+    problems = [*devices.problems]
+    always_advertised = rules.always_advertised()
+    shares_by_name: dict[str, list[_Share]] = {name: [] for name in always_advertised}
+    for share in devices.shares:
+        shares_by_name.setdefault(share.name, []).append(share)
+    planned = tuple(
         resource_plan.PlannedResource(
             name=name,
-            rule=_rule(name, told, is_lasting=name in lasting),
+            rule=_rule(name, rules, is_always_advertised=name in always_advertised),
             units=_units(name, shares, problems),
         )
-        for name, shares in offered.items()
+        for name, shares in shares_by_name.items()
     )
-    return resource_plan.Plan(offers=offers, problems=tuple(dict.fromkeys(problems)))
+    return resource_plan.Plan(offers=planned, problems=tuple(dict.fromkeys(problems)))
 
 
-def node(look: gpu.Scan, told: gpus.Gpus) -> vocabulary.GpuNode:
+def node(scan: gpu.Scan, rules: gpus.Gpus) -> vocabulary.GpuNode:
     """Return what a snapshot tells about the GPUs; what is excluded is not among them."""
-    made = _made(look, told)
+    devices = _made(scan, rules)
     resources = (
         vocabulary.GpuResource(
             name=share.name,
-            was=share.was,
+            was=share.original_name,
             replicas=share.replicas or 1,
-            profile=share.one.profile,
+            profile=share.candidate.profile,
         )
-        for share in made.shares
+        for share in devices.shares
     )
     return vocabulary.GpuNode(
-        gpus=made.gpus,
+        gpus=devices.gpus,
         resources=tuple(dict.fromkeys(resources)),
-        mig_strategy=told.mig_strategy.value,
-        driver_version=look.driver_version,
-        cuda_version=look.cuda_version,
-        machine=look.machine,
-        problem="; ".join(made.problems)[:_TEXT_MAX],
-        simulated=look.simulated,
+        mig_strategy=rules.mig_strategy.value,
+        driver_version=scan.driver_version,
+        cuda_version=scan.cuda_version,
+        machine=scan.machine,
+        problem="; ".join(devices.problems)[:_TEXT_MAX],
+        simulated=scan.simulated,
     )
 
 
-def _made(look: gpu.Scan, told: gpus.Gpus) -> _Made:
-    if look.driver is not gpu.Driver.READY:
-        why = look.problem or "no more is known"
-        return _Made(problems=(f"no GPU can be used: {look.driver}: {why}",))
-    problems = [look.problem] if look.problem else []
-    for lost in look.unreadable:
-        uuid = f" ({lost.uuid})" if lost.uuid else ""
-        problems.append(f"GPU {lost.index}{uuid} cannot be read: {lost.error}")
-    if not look.gpus:
-        if not look.unreadable:
+def _made(scan: gpu.Scan, rules: gpus.Gpus) -> _Made:
+    if scan.driver is not gpu.Driver.READY:
+        why = scan.problem or "no more is known"
+        return _Made(problems=(f"no GPU can be used: {scan.driver}: {why}",))
+    problems = [scan.problem] if scan.problem else []
+    for unreadable in scan.unreadable:
+        uuid = f" ({unreadable.uuid})" if unreadable.uuid else ""
+        problems.append(f"GPU {unreadable.index}{uuid} cannot be read: {unreadable.error}")
+    if not scan.gpus:
+        if not scan.unreadable:
             problems.append("the driver is ready, and there is no GPU")
         return _Made(problems=tuple(problems))
-    gpus = naming.included_gpus(look, told, problems.append)
-    found = naming.by_name(gpus, told, problems.append)
-    for at, shared in enumerate(told.sharing.resources):
-        if shared.name not in found:
+    included = naming.included_gpus(scan, rules, problems.append)
+    candidates_by_name = naming.by_name(included, rules, problems.append)
+    for at, shared in enumerate(rules.sharing.resources):
+        if shared.name not in candidates_by_name:
             problems.append(f"sharing.resources[{at}]: there is no {shared.name} here")
     shares = [
         share
-        for name, candidates in found.items()
-        for share in _shares(name, candidates, told.sharing, look, problems)
+        for name, candidates in candidates_by_name.items()
+        for share in _shares(name, candidates, rules.sharing, scan, problems)
     ]
-    return _Made(gpus=gpus, shares=tuple(shares), problems=tuple(dict.fromkeys(problems)))
+    return _Made(gpus=included, shares=tuple(shares), problems=tuple(dict.fromkeys(problems)))
 
 
 def _shares(
     name: str,
     candidates: Sequence[naming.Candidate],
     sharing: gpus.Sharing,
-    look: gpu.Scan,
+    scan: gpu.Scan,
     problems: list[str],
 ) -> Iterator[_Share]:
     """Share the devices of one resource: each entry of its name takes of those that are left."""
-    left = {one.device.uuid: one for one in candidates}
+    remaining = {candidate.device.uuid: candidate for candidate in candidates}
     for at, shared in enumerate(sharing.resources):
         if shared.name != name:
             continue
         key = f"sharing.resources[{at}]"
-        for uuid in _chosen(shared, key, candidates, left, look, problems):
-            one = left.pop(uuid)
+        for uuid in _chosen(shared, key, candidates, remaining, scan, problems):
+            candidate = remaining.pop(uuid)
             yield _Share(
-                name=sharing.called(shared),
-                was=name,
-                one=one,
-                replicas=_replicas(shared, key, one, problems),
+                name=sharing.advertised_name(shared),
+                original_name=name,
+                candidate=candidate,
+                replicas=_replicas(shared, key, candidate, problems),
             )
-    yield from (_Share(name=name, was=name, one=one) for one in left.values())
+    yield from (
+        _Share(name=name, original_name=name, candidate=candidate)
+        for candidate in remaining.values()
+    )
 
 
 def _chosen(
     shared: gpus.Shared,
     key: str,
     candidates: Sequence[naming.Candidate],
-    left: Iterable[str],
-    look: gpu.Scan,
+    remaining: Iterable[str],
+    scan: gpu.Scan,
     problems: list[str],
 ) -> list[str]:
     """Return the uuids of the devices that an entry shares, of those that are left."""
-    free = [*left]
+    free = [*remaining]
     match shared.devices:
         case None:
             return free
@@ -154,7 +157,7 @@ def _chosen(
                 )
             return free[:count]
         case listed:
-            return _listed(listed, shared.name, f"{key}.devices", candidates, free, look, problems)
+            return _listed(listed, shared.name, f"{key}.devices", candidates, free, scan, problems)
 
 
 def _listed(
@@ -163,39 +166,43 @@ def _listed(
     key: str,
     candidates: Sequence[naming.Candidate],
     free: Sequence[str],
-    look: gpu.Scan,
+    scan: gpu.Scan,
     problems: list[str],
 ) -> list[str]:
-    chosen: dict[str, int] = {}
-    for at, given in enumerate(listed):
-        reference = selectors.parse(given)
-        meant = [
-            one.device.uuid
-            for one in candidates
-            if selectors.selects(reference, one.device, one.product)
+    selected: dict[str, int] = {}
+    for at, text in enumerate(listed):
+        selector = selectors.parse(text)
+        matching = [
+            candidate.device.uuid
+            for candidate in candidates
+            if selectors.selects(selector, candidate.device, candidate.product)
         ]
-        if not meant and not naming.is_unreadable(reference, look):
-            problems.append(f"{key}[{at}]: {given} is no device of {name}")
-        for uuid in meant:
-            if uuid in chosen:
-                problems.append(f"{key}[{at}]: {uuid} is named by [{chosen[uuid]}] already")
+        if not matching and not naming.is_unreadable(selector, scan):
+            problems.append(f"{key}[{at}]: {text} is no device of {name}")
+        for uuid in matching:
+            if uuid in selected:
+                problems.append(f"{key}[{at}]: {uuid} is named by [{selected[uuid]}] already")
             elif uuid not in free:
                 problems.append(f"{key}[{at}]: {uuid} is shared by an earlier entry already")
             else:
-                chosen[uuid] = at
-    return [*chosen]
+                selected[uuid] = at
+    return [*selected]
 
 
-def _replicas(shared: gpus.Shared, key: str, one: naming.Candidate, problems: list[str]) -> int:
+def _replicas(
+    shared: gpus.Shared, key: str, candidate: naming.Candidate, problems: list[str]
+) -> int:
     if shared.replicas is not None:
         return shared.replicas
-    if one.memory_mib is None:
-        problems.append(f"{key}: the memory of {one.device.uuid} is not known; it counts as 1 GB")
+    if candidate.memory_mib is None:
+        problems.append(
+            f"{key}: the memory of {candidate.device.uuid} is not known; it counts as 1 GB"
+        )
         return 1
-    wanted = max(one.memory_mib // _MIB_PER_REPLICA, 1)
+    wanted = max(candidate.memory_mib // _MIB_PER_REPLICA, 1)
     if wanted > gpus.REPLICAS_MAX:
         problems.append(
-            f"{key}: {one.device.uuid} would be {wanted} replicas; at most {gpus.REPLICAS_MAX}"
+            f"{key}: {candidate.device.uuid} would be {wanted} replicas; at most {gpus.REPLICAS_MAX}"
         )
     return min(wanted, gpus.REPLICAS_MAX)
 
@@ -204,15 +211,15 @@ def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[ad
     """Return the units of one resource by id, as many as the kubelet can be told."""
     made: list[advertised.Unit] = []
     for share in shares:
-        uuid = share.one.device.uuid
+        uuid = share.candidate.device.uuid
         numbered = (f"{uuid}::{number}" for number in range(share.replicas or 0))
         made.extend(
             advertised.Unit(
                 id=device_id,
                 physical=uuid,
                 identity={0: uuid},
-                numa=share.one.numa,
-                gpu=share.one.device,
+                numa=share.candidate.numa,
+                gpu=share.candidate.device,
             )
             for device_id in (numbered if share.replicas else (uuid,))
         )
@@ -223,18 +230,18 @@ def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[ad
     return tuple(sorted(made[: resource_plan.DEVICES_MAX], key=lambda unit: unit.id))
 
 
-def _rule(name: str, told: gpus.Gpus, *, is_lasting: bool) -> resources.Resource:
+def _rule(name: str, rules: gpus.Gpus, *, is_always_advertised: bool) -> resources.Resource:
     """Return how a resource is kept, in the words of device nodes.
 
     One that lasts only as long as its devices is `per_match`, and so has no name of its own.
     """
     domain = name.partition("/")[0]
     return resources.Resource(
-        name=name if is_lasting else f"{domain}/{names.WILDCARD}",
+        name=name if is_always_advertised else f"{domain}/{names.WILDCARD}",
         groups=(),
-        per_match=not is_lasting,
+        per_match=not is_always_advertised,
         env="",
-        expect=told.expect if is_lasting else None,
-        grace_s=told.grace_s,
-        registration=told.registration,
+        expect=rules.expect if is_always_advertised else None,
+        grace_s=rules.grace_s,
+        registration=rules.registration,
     )

@@ -28,30 +28,30 @@ _LOOK_PERIOD_S: Final = 30.0
 class SimulatedSource:
     """A `gpus.Source` of GPUs that answer every `poll_s` what the script says."""
 
-    def __init__(self, told: settings.SimulatedGpus, node: str, *, poll_s: float) -> None:
-        self._file = Path(told.faults) if told.faults else None
+    def __init__(self, settings_: settings.SimulatedGpus, node: str, *, poll_s: float) -> None:
+        self._file = Path(settings_.faults) if settings_.faults else None
         self._poll_s = poll_s
         self._is_due = asyncio.Event()
         self._gpus = tuple(
             vocabulary.Gpu(
                 uuid=names.gpu_uuid(node, index),
-                product=told.product,
-                memory_mib=told.memory_mib,
+                product=settings_.product,
+                memory_mib=settings_.memory_mib,
                 index=index,
                 minor=index,
             )
-            for index in range(told.count)
+            for index in range(settings_.count)
         )
         self._script = faults.Script()
         self._looked_at: float | None = None
-        self._log = logs.logger().bind(file=told.faults)
+        self._log = logs.logger().bind(file=settings_.faults)
 
     @property
     def checked_at(self) -> Mapping[str, float]:
         """When the script was last read."""
         return {} if self._looked_at is None else {KIND: self._looked_at}
 
-    async def first(self, timeout_s: float) -> gpu.Scan:
+    async def first_scan(self, timeout_s: float) -> gpu.Scan:
         """Look at all GPUs at once; those that the script calls broken are broken already."""
         del timeout_s
         self._read()
@@ -59,14 +59,14 @@ class SimulatedSource:
         polls = tuple(self._polls(at))
         return gpu.Scan(machine="simulated", gpus=self._gpus, polls=polls, simulated=True)
 
-    async def follow(self, seen: Callable[[source.Observed], None]) -> None:
+    async def observe(self, observer: Callable[[source.Observed], None]) -> None:
         """Tell what the script says whenever it changes, and what the GPUs answer on a period."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._poll(seen))
+            tasks.create_task(self._poll(observer))
             if self._file is not None:
-                tasks.create_task(self._follow_script(self._file, seen))
+                tasks.create_task(self._follow_script(self._file, observer))
 
-    def poll_every(self, seconds: float) -> None:
+    def set_poll_interval(self, seconds: float) -> None:
         """Ask each GPU so often from now on."""
         if seconds != self._poll_s:
             self._poll_s = seconds
@@ -75,46 +75,48 @@ class SimulatedSource:
     async def close(self) -> None:
         """Let go of nothing."""
 
-    async def _poll(self, seen: Callable[[source.Observed], None]) -> None:
+    async def _poll(self, observer: Callable[[source.Observed], None]) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_s):
                     await self._is_due.wait()
             self._is_due.clear()
             for poll in self._polls(datetime.now(UTC)):
-                seen(poll)
+                observer(poll)
 
-    async def _follow_script(self, file: Path, seen: Callable[[source.Observed], None]) -> None:
+    async def _follow_script(self, file: Path, observer: Callable[[source.Observed], None]) -> None:
         for xid in sorted(self._script.holding):
-            self._report(xid, seen)
-        looks = inotify.scan_times(
+            self._report(xid, observer)
+        times = inotify.scan_times(
             lambda: {file.parent}, period_s=_LOOK_PERIOD_S, mask=inotify.CONTENT_EVENTS
         )
-        async with contextlib.aclosing(looks):
-            async for _ in looks:
+        async with contextlib.aclosing(times):
+            async for _ in times:
                 before = self._script
                 self._read()
                 for xid in sorted(self._script.holding - before.holding):
-                    self._report(xid, seen)
+                    self._report(xid, observer)
                 for cleared in sorted(before.holding - self._script.holding):
-                    self._mended(cleared, seen)
+                    self._mended(cleared, observer)
                 if self._script.holding != before.holding:
                     for poll in self._polls(datetime.now(UTC)):
-                        seen(poll)
+                        observer(poll)
 
-    def _report(self, xid: tuple[int, int], seen: Callable[[source.Observed], None]) -> None:
+    def _report(self, xid: tuple[int, int], observer: Callable[[source.Observed], None]) -> None:
         index, number = xid
         if index >= len(self._gpus):
             self._log.warning("fault_script_unknown_gpu", device=index, xid=number)
             return
         part = gpu.Part(gpu=self._gpus[index].uuid)
-        seen(gpu.Xid(part=part, xid=number, at=datetime.now(UTC)))
+        observer(gpu.Xid(part=part, xid=number, at=datetime.now(UTC)))
 
-    def _mended(self, cleared: tuple[int, int], seen: Callable[[source.Observed], None]) -> None:
+    def _mended(
+        self, cleared: tuple[int, int], observer: Callable[[source.Observed], None]
+    ) -> None:
         index, xid = cleared
         if index < len(self._gpus):
             uuid, at = self._gpus[index].uuid, datetime.now(UTC)
-            seen(gpu.RepairReported(gpu=uuid, at=at, by="the fault script", xid=xid))
+            observer(gpu.RepairReported(gpu=uuid, at=at, by="the fault script", xid=xid))
 
     def _polls(self, at: datetime) -> Iterator[gpu.Poll]:
         for index, one in enumerate(self._gpus):

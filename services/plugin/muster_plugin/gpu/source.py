@@ -26,13 +26,13 @@ class Source(Protocol):
     def checked_at(self) -> Mapping[str, float]:
         """When each kind of looking last succeeded, in monotonic seconds."""
 
-    async def first(self, timeout_s: float) -> gpu.Scan:
+    async def first_scan(self, timeout_s: float) -> gpu.Scan:
         """Look for the first time; what cannot be seen in time is said in the look."""
 
-    async def follow(self, seen: Callable[[Observed], None]) -> None:
+    async def observe(self, observer: Callable[[Observed], None]) -> None:
         """Go on looking for ever."""
 
-    def poll_every(self, seconds: float) -> None:
+    def set_poll_interval(self, seconds: float) -> None:
         """Ask each GPU so often from now on."""
 
     async def close(self) -> None:
@@ -46,18 +46,18 @@ class GpuEvaluator:
         self,
         source: Source,
         health: "health_state.GpuHealth",
-        line: machine.MachineRunner[Observed, Evaluated],
+        runner: machine.MachineRunner[Observed, Evaluated],
     ) -> None:
         self.source = source
         self.xids: Counter[int] = Counter()
         """How often the driver reported each XID."""
         self._health = health
-        self._line = line
+        self._runner = runner
 
-    def judge_by(self, judge: "xid_policy.Policy", told: "gpus.Health") -> None:
+    def use_rules(self, policy: "xid_policy.Policy", rules: "gpus.Health") -> None:
         """Judge by other rules what is seen from now on; what holds ends as it would have."""
-        self._health.judge, self._health.told = judge, told
-        self.source.poll_every(told.poll_s)
+        self._health.policy, self._health.rules = policy, rules
+        self.source.set_poll_interval(rules.poll_s)
 
     async def watch(self, act: Callable[[Evaluated], Awaitable[None]]) -> None:
         """Have everything that is seen judged, for ever.
@@ -65,17 +65,17 @@ class GpuEvaluator:
         What holds against a GPU comes before the look that shows it, so that what begins badly is
         never called Healthy.
         """
-        self._line.send(await self.source.first(FIRST_SCAN_S))
+        self._runner.send(await self.source.first_scan(FIRST_SCAN_S))
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._line.drive(self, act))
-            tasks.create_task(self.source.follow(self._line.send))
+            tasks.create_task(self._runner.drive(self, act))
+            tasks.create_task(self.source.observe(self._runner.send))
 
     def receive(self, event: Observed, now: float) -> Sequence[Evaluated]:
         """Judge what is seen."""
         if isinstance(event, gpu.Xid):
             self.xids[event.xid] += 1
-        found = self._health.receive(event, now)
-        return [*found, event] if isinstance(event, gpu.Scan) else found
+        changes = self._health.receive(event, now)
+        return [*changes, event] if isinstance(event, gpu.Scan) else changes
 
     def tick(self, now: float) -> Sequence[Evaluated]:
         """Judge what time alone has changed."""

@@ -30,9 +30,9 @@ class _TooLongError(Exception):
     """The exact search took more steps than it may."""
 
 
-def best(joined: Matrix, size: int, required: Collection[int] = ()) -> tuple[int, ...]:
+def best(scores: Matrix, size: int, required: Collection[int] = ()) -> tuple[int, ...]:
     """Return the positions of the best `size` GPUs, all `required` among them, in order."""
-    count = len(joined)
+    count = len(scores)
     needed = frozenset(required)
     assert len(needed) <= size <= count, f"{len(needed)} of {size} of {count}"
     if size == count or len(needed) == size or size == 0:
@@ -40,26 +40,26 @@ def best(joined: Matrix, size: int, required: Collection[int] = ()) -> tuple[int
     if size == 1:
         return (0,)
     if count > EXACT_MAX:
-        return _Division(joined, size, needed).chosen()
+        return _Division(scores, size, needed).chosen()
     if count <= 2 * size:
-        return _all_but_few(joined, size, needed)
-    near = _Division(joined, size, needed)
+        return _all_but_few(scores, size, needed)
+    approximate = _Division(scores, size, needed)
     try:
-        return _Search(joined, size, near.total()).chosen(needed)
+        return _Search(scores, size, approximate.total()).chosen(needed)
     except _TooLongError:
-        return near.chosen()
+        return approximate.chosen()
 
 
 # Sets as bits: the first position is the highest bit, so that of two sets of one size the greater
 # number is the set that comes first
 
 
-def _sums(joined: Matrix, own: Sequence[int], size: int) -> list[dict[int, int]]:
+def _sums(scores: Matrix, own: Sequence[int], size: int) -> list[dict[int, int]]:
     """Return for every set, by its size, the sum of what its members and twice their pairs count.
 
     Each is made of the three sets that lack its lowest, its highest and both.
     """
-    last = len(joined) - 1
+    last = len(scores) - 1
     levels = [{0: 0}, {1 << last - at: counts for at, counts in enumerate(own)}]
     for _ in range(2, size + 1):
         shorter, short = levels[-2:]
@@ -68,7 +68,7 @@ def _sums(joined: Matrix, own: Sequence[int], size: int) -> list[dict[int, int]]
             high = members.bit_length() - 1
             inner = members ^ (1 << high)
             base = counts - shorter[inner]
-            row = joined[last - high]
+            row = scores[last - high]
             for low in range((members & -members).bit_length() - 1):
                 bit = 1 << low
                 level[members | bit] = base + short[inner | bit] + 2 * row[last - low]
@@ -84,50 +84,50 @@ def _bits(positions: Collection[int], count: int) -> int:
     return sum(1 << count - 1 - at for at in positions)
 
 
-def _all_but_few(joined: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
+def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
     """Return the best set where only one other, not greater, is left over: try each of those.
 
     What is joined in both is what all have, less what the others are joined with (their degrees),
     and what they are joined with among themselves has then been taken away twice.
     """
-    count = len(joined)
+    count = len(scores)
     everything = (1 << count) - 1
     needed = _bits(required, count)
-    rests = _sums(joined, [-sum(row) for row in joined], count - size)[-1]
+    rests = _sums(scores, [-sum(row) for row in scores], count - size)[-1]
     free = {rest: gain for rest, gain in rests.items() if not rest & needed}
     most = max(free.values())
     equals = (rest for rest, gain in free.items() if gain == most)
     rest = max(equals, key=lambda rest: max(rest, everything ^ rest))
-    sets = [_positions(one, count) for one in (everything ^ rest, rest)]
-    able = [one for one in sets if len(one) == size and required.issubset(one)]
-    return _first_best(joined, able)
+    sets = [_positions(members, count) for members in (everything ^ rest, rest)]
+    eligible = [members for members in sets if len(members) == size and required.issubset(members)]
+    return _first_best(scores, eligible)
 
 
-def _first_best(joined: Matrix, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _first_best(scores: Matrix, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the set that has most; of equals the first by position."""
-    return min(sets, key=lambda one: (-_has(joined, one), one))
+    return min(sets, key=lambda members: (-_has(scores, members), members))
 
 
-def _has(joined: Matrix, one: Sequence[int]) -> int:
-    return sum(joined[at][other] for at in one for other in one) // 2
+def _has(scores: Matrix, members: Sequence[int]) -> int:
+    return sum(scores[at][other] for at in members for other in members) // 2
 
 
 class _Search:
     """The exact search. `known` is how much is joined in the best division known so far."""
 
-    def __init__(self, joined: Matrix, size: int, known: int) -> None:
-        count = len(joined)
-        self._joined = joined
+    def __init__(self, scores: Matrix, size: int, best_total: int) -> None:
+        count = len(scores)
+        self._joined = scores
         self._size = size
         self._count = count
         self._needed = 0
         self._fit: list[tuple[int, int]] = []
-        most = [sum(sorted(row, reverse=True)[: size - 1]) for row in joined]
-        levels = _sums(joined, [-each for each in most], size)
+        most = [sum(sorted(row, reverse=True)[: size - 1]) for row in scores]
+        levels = _sums(scores, [-each for each in most], size)
         rest = levels[count % size]
         lack = -max(levels[size].values())
         lack_of_rest = -max(rest.values())
-        self._known = sum(most) - 2 * known - lack_of_rest - lack * (count // size)
+        self._known = sum(most) - 2 * best_total - lack_of_rest - lack * (count // size)
         # what alone lacks more than the best division known is part of no better one
         self._sets = _slacks(levels[size], lack, self._known)
         self._rests = _slacks(rest, lack_of_rest, self._known) if count % size else {}
@@ -140,29 +140,35 @@ class _Search:
     def chosen(self, required: frozenset[int]) -> tuple[int, ...]:
         """Return the best set of the best division, of equals the first. Raises _TooLongError."""
         self._needed = _bits(required, self._count)
-        fit = [(self._sets[one], one) for one in self._sets if not self._needed & ~one]
-        self._fit = sorted(fit) if required else []
+        containing = [
+            (self._sets[members], members) for members in self._sets if not self._needed & ~members
+        ]
+        self._fit = sorted(containing) if required else []
         left = (1 << self._count) - 1
         least = self._least_of(left, self._known + 1)
         sets = []
         while left:
-            one = self._first(left, least)
-            left ^= one
-            least -= self._sets[one] if one in self._sets else self._rests[one]
-            sets.append(_positions(one, self._count))
-        able = [one for one in sets if len(one) == self._size and required.issubset(one)]
-        return _first_best(self._joined, able)
+            members = self._first(left, least)
+            left ^= members
+            least -= self._sets[members] if members in self._sets else self._rests[members]
+            sets.append(_positions(members, self._count))
+        eligible = [
+            members for members in sets if len(members) == self._size and required.issubset(members)
+        ]
+        return _first_best(self._joined, eligible)
 
     def _first(self, left: int, least: int) -> int:
         """Return the first set of the first division of `left` that has no more than the least."""
         parts = (self._both if left.bit_count() % self._size else self._full)[left.bit_length() - 1]
-        for _, slack, one in sorted((-one, slack, one) for slack, one in parts if slack <= least):
+        for _, slack, members in sorted(
+            (-members, slack, members) for slack, members in parts if slack <= least
+        ):
             limit = least - slack + 1
-            is_short = bool(one & self._needed) and one not in self._sets
-            if one & ~left or is_short:
+            is_short = bool(members & self._needed) and members not in self._sets
+            if members & ~left or is_short:
                 continue
-            if self._least_of(left ^ one, limit) < limit:
-                return one
+            if self._least_of(left ^ members, limit) < limit:
+                return members
         raise AssertionError("what has the least slack is there to be found")
 
     def _least_of(self, left: int, limit: int) -> int:
@@ -172,11 +178,11 @@ class _Search:
         if self._needed & ~left:
             return limit
         least = limit
-        for slack, one in self._fit:
+        for slack, members in self._fit:
             if slack >= least:
                 break
-            if not one & ~left:
-                least = min(least, slack + self._cover(left ^ one, least - slack))
+            if not members & ~left:
+                least = min(least, slack + self._cover(left ^ members, least - slack))
         return least
 
     def _cover(self, left: int, limit: int) -> int:
@@ -185,8 +191,8 @@ class _Search:
         if size == 0:
             return 0
         if size <= self._size:
-            known = self._sets if size == self._size else self._rests
-            return min(known.get(left, limit), limit)
+            slacks = self._sets if size == self._size else self._rests
+            return min(slacks.get(left, limit), limit)
         if left in self._least:
             return min(self._least[left], limit)
         if self._at_least.get(left, 0) >= limit:
@@ -214,8 +220,8 @@ def _by_highest(count: int, slacks: Mapping[int, int]) -> list[list[tuple[int, i
     lists: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     for members, slack in slacks.items():
         lists[members.bit_length() - 1].append((slack, members))
-    for one in lists:
-        one.sort()
+    for entries in lists:
+        entries.sort()
     return lists
 
 
@@ -228,14 +234,14 @@ class _Swap(msgspec.Struct, frozen=True, order=True):
 class _Division:
     """A division that no swap of two GPUs makes better; the first set has all that is required."""
 
-    def __init__(self, joined: Matrix, size: int, required: frozenset[int]) -> None:
-        self._joined = joined
+    def __init__(self, scores: Matrix, size: int, required: frozenset[int]) -> None:
+        self._joined = scores
         self._size = size
         self._required = required
         self._sets = self._begun()
-        self._of = {at: number for number, one in enumerate(self._sets) for at in one}
+        self._of = {at: number for number, members in enumerate(self._sets) for at in members}
         self._pull = [
-            [sum(row[other] for other in one) for one in self._sets] for row in self._joined
+            [sum(row[other] for other in members) for members in self._sets] for row in self._joined
         ]
         for _ in range(_SWAPS_MAX):
             swap = self._best_swap()
@@ -245,11 +251,11 @@ class _Division:
 
     def total(self) -> int:
         """Return how much is joined in all sets."""
-        return sum(_has(self._joined, one) for one in self._sets)
+        return sum(_has(self._joined, members) for members in self._sets)
 
     def chosen(self) -> tuple[int, ...]:
         """Return the set to take."""
-        full = [tuple(sorted(one)) for one in self._sets if len(one) == self._size]
+        full = [tuple(sorted(members)) for members in self._sets if len(members) == self._size]
         if self._required:
             return full[0]
         return _first_best(self._joined, full)
@@ -258,15 +264,15 @@ class _Division:
         """Fill one set after the other with what joins it best."""
         free = [at for at in range(len(self._joined)) if at not in self._required]
         sets = []
-        one = sorted(self._required)
-        while free or one:
-            while free and len(one) < self._size:
-                rows = [self._joined[member] for member in one]
+        members = sorted(self._required)
+        while free or members:
+            while free and len(members) < self._size:
+                rows = [self._joined[member] for member in members]
                 gain = functools.partial(_gain, rows or [[max(row) for row in self._joined]])
-                one.append(max(free, key=gain))
-                free.remove(one[-1])
-            sets.append(one)
-            one = []
+                members.append(max(free, key=gain))
+                free.remove(members[-1])
+            sets.append(members)
+            members = []
         return sets
 
     def _best_swap(self) -> _Swap:

@@ -41,7 +41,7 @@ class Action(enum.StrEnum):
     """Unhealthy until the driver itself says that nothing more is needed."""
 
     @property
-    def takes(self) -> bool:
+    def is_unhealthy(self) -> bool:
         """Whether it takes the GPU out of use."""
         return self not in {Action.IGNORE, Action.DEGRADE}
 
@@ -78,14 +78,14 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         errors.raise_if_any(self._problems())
 
     def _problems(self) -> Iterator[str]:
-        said: dict[int, int] = {}
+        first_rule: dict[int, int] = {}
         for at, rule in enumerate(self.rules):
-            for again in sorted({xid for xid in rule.xids if rule.xids.count(xid) > 1}):
-                yield f"rules[{at}].xids: {again} stands there twice"
+            for repeated in sorted({xid for xid in rule.xids if rule.xids.count(xid) > 1}):
+                yield f"rules[{at}].xids: {repeated} stands there twice"
             for xid in sorted(set(rule.xids)):
-                if xid in said:
-                    yield f"rules[{at}].xids: {xid} stands in rules[{said[xid]}] too"
-                said.setdefault(xid, at)
+                if xid in first_rule:
+                    yield f"rules[{at}].xids: {xid} stands in rules[{first_rule[xid]}] too"
+                first_rule.setdefault(xid, at)
 
 
 class HealthCheckLists(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,20 +175,20 @@ class Policy:
 
     def __init__(
         self,
-        known: Catalogue,
-        chosen: Preset,
+        catalogue: Catalogue,
+        preset: Preset,
         *,
         overrides: Overrides | None = None,
         disable: str = "",
         enable: str = "",
     ) -> None:
-        self._known = known
-        self._preset = chosen
+        self._known = catalogue
+        self._preset = preset
         self._lists = parse_lists(disable, enable)
-        given = overrides.rules if overrides else ()
-        self._overrides = {xid: (at, r) for at, r in enumerate(given) for xid in r.xids}
+        override_rules = overrides.rules if overrides else ()
+        self._overrides = {xid: (at, r) for at, r in enumerate(override_rules) for xid in r.xids}
         self._rules: dict[int, _Named] = {}
-        for named in chosen.rules:
+        for named in preset.rules:
             for xid in named.xids:
                 self._rules.setdefault(xid, named)
         self.problems = self._lists.problems
@@ -203,14 +203,14 @@ class Policy:
         decided = self._given(xid) or self._by_preset(xid, self._rules.get(xid))
         if self._lists.disables(xid):
             return self._listed(xid, Action.IGNORE, DISABLE)
-        if self._lists.enables(xid) and not decided.action.takes:
+        if self._lists.enables(xid) and not decided.action.is_unhealthy:
             return self._listed(xid, self._severity(xid), ENABLE)
         return decided
 
     def _severity(self, xid: int) -> Action:
         """Return how an XID takes a GPU that the preset, or the user, would leave in use."""
         for named in self._preset.rules:
-            if xid in named.xids and named.action.takes:
+            if xid in named.xids and named.action.is_unhealthy:
                 return named.action
         return Action.UNHEALTHY
 
@@ -227,14 +227,14 @@ class Policy:
         )
 
     def _by_preset(self, xid: int, named: _Named | None) -> Rule:
-        found = named or self._preset.otherwise
-        said = self._known.xids.get(xid)
-        word = getattr(said, found.source) if said else "unhealthy"
+        rule = named or self._preset.otherwise
+        entry = self._known.xids.get(xid)
+        word = getattr(entry, rule.source) if entry else "unhealthy"
         return Rule(
-            action=found.action,
+            action=rule.action,
             title=self._title(xid),
-            rule=f"{self._preset.preset}/{found.name} v{self._preset.version}",
-            source=f"{self._known.sources[found.source]}: {word or 'no action'}",
+            rule=f"{self._preset.preset}/{rule.name} v{self._preset.version}",
+            source=f"{self._known.sources[rule.source]}: {word or 'no action'}",
         )
 
     def _listed(self, xid: int, action: Action, variable: str) -> Rule:
@@ -246,8 +246,8 @@ class Policy:
         )
 
     def _title(self, xid: int) -> str:
-        said = self._known.xids.get(xid)
-        return (said.title if said else "") or "of no known meaning"
+        entry = self._known.xids.get(xid)
+        return (entry.title if entry else "") or "of no known meaning"
 
 
 def warnings(gpus: gpus.Gpus | None) -> Iterator[str]:
@@ -266,23 +266,23 @@ def parse_lists(disable: str, enable: str) -> HealthCheckLists:
     Each is separated by commas, in any case; `all` or `xids` anywhere stands for every XID.
     Everything else that is no XID is left out, as NVIDIA does, but named.
     """
-    off, disabled, strange = _list(DISABLE, disable)
-    on, enabled, stranger = _list(ENABLE, enable)
+    off, disabled, unknown_disabled = _list(DISABLE, disable)
+    on, enabled, unknown_enabled = _list(ENABLE, enable)
     return HealthCheckLists(
         disabled=disabled,
         enabled=enabled,
         disables_rest=bool(off),
         enables_rest=bool(on),
         is_off="all" in off and not on,
-        problems=(*strange, *stranger),
+        problems=(*unknown_disabled, *unknown_enabled),
     )
 
 
 def _list(variable: str, text: str) -> tuple[frozenset[str], frozenset[int], tuple[str, ...]]:
     words = [word.strip() for word in text.lower().split(",")]
     numbers = {int(word) for word in words if _is_number(word)} - {0}
-    strange = [w for w in words if w and w not in _ALL and not (_is_number(w) and int(w))]
-    return _ALL & {*words}, frozenset(numbers), tuple(_unknown(variable, strange))
+    unknown = [w for w in words if w and w not in _ALL and not (_is_number(w) and int(w))]
+    return _ALL & {*words}, frozenset(numbers), tuple(_unknown(variable, unknown))
 
 
 def _is_number(word: str) -> bool:

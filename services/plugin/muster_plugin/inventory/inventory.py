@@ -202,7 +202,7 @@ class Inventory:
         advertised = self._resources.get(resource)
         if advertised is None or advertised.shortage:
             return advertised.shortage if advertised else ""
-        look = self.terms.look
+        look = self.terms.scan
         if advertised.rule.groups or look.driver is gpu.Driver.READY or not look.on_bus:
             return ""
         # a node without GPUs may be configured for them; only unusable GPUs are a problem

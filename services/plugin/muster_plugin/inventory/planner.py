@@ -42,7 +42,7 @@ class Planner:
         """The rules and capabilities for allocating GPUs; None without GPUs or before a look."""
         if self.gpu_look is None or self._here.gpus is None:
             return None
-        return container_spec.AllocationContext(rules=self._here.gpus, look=self.gpu_look)
+        return container_spec.AllocationContext(rules=self._here.gpus, scan=self.gpu_look)
 
     @property
     def gpus(self) -> vocabulary.GpuNode | None:
@@ -60,4 +60,6 @@ class Planner:
             self._gpu_rules.update({offer.name: offer.rule for offer in of_gpus.offers})
             configured += tuple(self._gpu_rules.values())
             plan = resource_plan.merged(plan, of_gpus)
-        return Planned(resource_plan.limited(plan, resources_max, standing=standing), configured)
+        return Planned(
+            resource_plan.limited(plan, resources_max, current_names=standing), configured
+        )

@@ -69,7 +69,7 @@ class Allocator:
         requested = [unit for ids in containers for unit in self._units(ids)]
         gpus = [unit.gpu for unit in requested if unit.gpu]
         terms = self._gpu_terms()
-        needed = container_spec.device_nodes(gpus, terms.rules.given, caps=terms.look.caps)
+        needed = container_spec.device_nodes(gpus, terms.rules.given, caps=terms.scan.caps)
         devices = (device.host_path for unit in requested for device in unit.devices)
         mounts = (mount.host_path for unit in requested for mount in unit.mounts)
         return tuple(dict.fromkeys([*(node.host_path for node in needed), *devices, *mounts]))
@@ -96,9 +96,9 @@ class Allocator:
             available,
             must_include,
             size,
-            known=offered,
+            units=offered,
             policy=terms.rules.placement if is_gpu else gpus.Placement.DISTRIBUTED,
-            links=terms.look.links,
+            links=terms.scan.links,
         )
 
     def _units(self, ids: Collection[str]) -> list[advertised.Unit]:
@@ -132,7 +132,7 @@ class Allocator:
         return container_spec.container_response(
             gpus,
             terms.rules.given,
-            caps=terms.look.caps,
+            caps=terms.scan.caps,
             present=present,
             annotation=annotation,
         )

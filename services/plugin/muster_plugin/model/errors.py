@@ -7,9 +7,9 @@ from muster.service import validation
 
 def raise_if_any(problems: Iterable[str]) -> None:
     """Raise ValueError if there are problems; it holds every one."""
-    found = [*problems]
-    if found:
-        raise validation.Refused(found)
+    texts = [*problems]
+    if texts:
+        raise validation.Refused(texts)
 
 
 def prefixed(key: str, problems: Iterable[str]) -> Iterator[str]:
@@ -19,13 +19,13 @@ def prefixed(key: str, problems: Iterable[str]) -> Iterator[str]:
 
 def duplicates(values: list[str]) -> Iterator[str]:
     """Give each value that stands there twice, once."""
-    seen: set[str] = set()
-    told: set[str] = set()
+    once: set[str] = set()
+    yielded: set[str] = set()
     for value in values:
-        if value in seen and value not in told:
-            told.add(value)
+        if value in once and value not in yielded:
+            yielded.add(value)
             yield value
-        seen.add(value)
+        once.add(value)
 
 
 quoted = validation.quoted

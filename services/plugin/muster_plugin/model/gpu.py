@@ -207,12 +207,12 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool = False
 
 
-def latest_scan(before: Scan | None, now: Scan) -> Scan:
+def latest_scan(previous: Scan | None, current: Scan) -> Scan:
     """Return what is to be believed after another look.
 
     A driver that only fails to answer for now says nothing new: its GPUs stay, and it is said that
     nobody watches them. One that has gone has taken them along.
     """
-    if before is None or now.driver not in {Driver.SILENT, Driver.FAILED}:
-        return now
-    return before
+    if previous is None or current.driver not in {Driver.SILENT, Driver.FAILED}:
+        return current
+    return previous

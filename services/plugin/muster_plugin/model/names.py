@@ -95,5 +95,5 @@ def device_id(key: str, number: int) -> str:
 
 def gpu_uuid(node: str, index: int) -> str:
     """Return the uuid of a simulated GPU: unique in the cluster, the same after every restart."""
-    told = hashlib.sha256(f"{node}/{index}".encode()).hexdigest()
-    return f"GPU-{told[:8]}-{told[8:12]}-{told[12:16]}-{told[16:20]}-{told[20:32]}"
+    digits = hashlib.sha256(f"{node}/{index}".encode()).hexdigest()
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:32]}"

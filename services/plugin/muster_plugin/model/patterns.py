@@ -60,11 +60,11 @@ class Glob:
 
     def _skips(self, at: int) -> set[int]:
         """Return what is reached from here when each `**` that follows stands for nothing."""
-        found = set()
+        positions = set()
         while at < len(self._parts) and self._parts[at] is None:
             at += 1
-            found.add(at)
-        return found
+            positions.add(at)
+        return positions
 
 
 @functools.lru_cache(_CACHED)
@@ -89,13 +89,13 @@ def literal_prefix(pattern: str) -> str:
     return pattern[: special.start()] if special else pattern
 
 
-def surely_overlap(one: str, other: str) -> bool:
+def surely_overlap(first: str, second: str) -> bool:
     """Say whether two globs surely have a path in common: equal, or one is a path of the other."""
-    if one == other:
+    if first == second:
         return True
-    if is_literal(one):
-        return glob(other).fullmatch(one)
-    return is_literal(other) and glob(one).fullmatch(other)
+    if is_literal(first):
+        return glob(second).fullmatch(first)
+    return is_literal(second) and glob(first).fullmatch(second)
 
 
 def name_matches(pattern: str, name: str) -> bool:
@@ -142,12 +142,14 @@ def regex_problems(pattern: str) -> Iterator[str]:
 @functools.lru_cache(_CACHED)
 def glob_warnings(pattern: str) -> tuple[str, ...]:
     """Say what is no wildcard here, though it is one elsewhere."""
-    found = []
+    warnings = []
     if _BRACES.search(pattern):
-        found.append(f"{_said(pattern)}: braces are no alternatives here; write an entry for each")
+        warnings.append(
+            f"{_said(pattern)}: braces are no alternatives here; write an entry for each"
+        )
     if "[!" in pattern:
-        found.append(f"{_said(pattern)}: ! in a set is itself; write [^...] for all others")
-    return tuple(found)
+        warnings.append(f"{_said(pattern)}: ! in a set is itself; write [^...] for all others")
+    return tuple(warnings)
 
 
 @functools.lru_cache(_CACHED)
@@ -254,6 +256,6 @@ def _said(pattern: str) -> str:
 
 
 def _refuse(problems: Iterable[str]) -> None:
-    found = "; ".join(problems)
-    if found:
-        raise ValueError(found)
+    text = "; ".join(problems)
+    if text:
+        raise ValueError(text)

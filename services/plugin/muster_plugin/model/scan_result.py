@@ -65,12 +65,12 @@ class ScanResult(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def merged(one: ScanResult, other: ScanResult) -> ScanResult:
+def merged(first: ScanResult, second: ScanResult) -> ScanResult:
     """Return what both saw; of a node that both saw, every name that either knows."""
-    nodes = {node.path: node for node in one.nodes}
-    for node in other.nodes:
-        known = nodes.get(node.path, node)
-        links = tuple(sorted({*known.links, *node.links}))
-        nodes[node.path] = msgspec.structs.replace(known, links=links)
-    problems = tuple(dict.fromkeys((*one.problems, *other.problems)))
+    nodes = {node.path: node for node in first.nodes}
+    for node in second.nodes:
+        existing = nodes.get(node.path, node)
+        links = tuple(sorted({*existing.links, *node.links}))
+        nodes[node.path] = msgspec.structs.replace(existing, links=links)
+    problems = tuple(dict.fromkeys((*first.problems, *second.problems)))
     return ScanResult(nodes=tuple(nodes[path] for path in sorted(nodes)), problems=problems)

@@ -60,10 +60,10 @@ def parse(given: int | str, *, products: bool = False) -> Selector:
     """
     text = str(given)
     if match := _INDEX.fullmatch(text):
-        found = Index(int(match[1]), int(match[2]) if match[2] else None)
-        if max(found.gpu, found.mig or 0) > INDEX_MAX:
+        index = Index(int(match[1]), int(match[2]) if match[2] else None)
+        if max(index.gpu, index.mig or 0) > INDEX_MAX:
             raise ValueError(f"{errors.quoted(given)}: no index is larger than {INDEX_MAX}")
-        return found
+        return index
     if _WHOLE.fullmatch(text):
         return Uuid(text.lower())
     if match := _INSTANCE.fullmatch(text):
@@ -74,33 +74,33 @@ def parse(given: int | str, *, products: bool = False) -> Selector:
     return Product(text)
 
 
-def problems(given: Iterable[int | str], *, products: bool = False) -> Iterator[str]:
+def problems(texts: Iterable[int | str], *, products: bool = False) -> Iterator[str]:
     """Say what is wrong with a list of references: each by itself, and two that mean the same."""
-    seen: dict[int, Selector] = {}
-    for at, one in enumerate(given):
+    selectors: dict[int, Selector] = {}
+    for at, text in enumerate(texts):
         try:
-            meant = parse(one, products=products)
+            selector = parse(text, products=products)
         except ValueError as error:
             yield f"[{at}]: {error}"
             continue
-        for before, other in seen.items():
-            if includes(other, meant) or includes(meant, other):
-                yield f"[{at}]: {errors.quoted(one)} is named by [{before}] already"
+        for before, other in selectors.items():
+            if includes(other, selector) or includes(selector, other):
+                yield f"[{at}]: {errors.quoted(text)} is named by [{before}] already"
                 break
-        seen[at] = meant
+        selectors[at] = selector
 
 
-def includes(one: Selector, other: Selector) -> bool:
-    """Say whether all that `other` means is meant by `one`, as far as the two alone tell."""
-    match one, other:
+def includes(wide: Selector, narrow: Selector) -> bool:
+    """Say whether all that `narrow` means is meant by `wide`, as far as the two alone tell."""
+    match wide, narrow:
         case Index(gpu=number, mig=None), Index():
-            return other.gpu == number
+            return narrow.gpu == number
         case Uuid(uuid=uuid), Instance():
-            return other.gpu == uuid
+            return narrow.gpu == uuid
         case Product(pattern=pattern), Product():
-            return matches(pattern, other.pattern)
+            return matches(pattern, narrow.pattern)
         case _:
-            return one == other
+            return wide == narrow
 
 
 def selects(reference: Selector, device: gpu.Device, product: str) -> bool:

@@ -41,17 +41,19 @@ _GENERAL: Final = (
 def read(configuration: object, *, domain: str | None = None) -> peer_file.ImportedConfiguration:
     """Return the rules that a file of generic's stands for. Raises tree.Unreadable."""
     reader = peer_file.Reader("generic")
-    given = reader.mapping(configuration, "", (*_LISTS, *_FLAGS))
+    entries = reader.mapping(configuration, "", (*_LISTS, *_FLAGS))
     for flag in _FLAGS[1:]:
-        if flag in given:
-            reader.differ(flag, "a setting of the process; set it where muster is deployed")
-    chosen = domain or reader.text(given.get("domain"), "domain") or None
+        if flag in entries:
+            reader.note_difference(
+                flag, "a setting of the process; set it where muster is deployed"
+            )
+    domain_ = domain or reader.text(entries.get("domain"), "domain") or None
     items = [
         (f"{key}[{at}]", item)
         for key in _LISTS
-        for at, item in enumerate(reader.items(given.get(key), key))
+        for at, item in enumerate(reader.items(entries.get(key), key))
     ]
-    return _imported(reader, items, chosen, flags=False)
+    return _imported(reader, items, domain_, flags=False)
 
 
 def read_flags(
@@ -66,13 +68,13 @@ def _imported(
     reader: peer_file.Reader, items: list[tuple[str, object]], domain: str | None, *, flags: bool
 ) -> peer_file.ImportedConfiguration:
     if domain is None:
-        reader.differ(
+        reader.note_difference(
             "domain",
             f"not given; {DOMAIN} is taken, which generic 0.1 takes; from 0.2.0 it takes devic.es",
         )
     for problem in names.name_problems(f"{domain or DOMAIN}/any"):
-        reader.refuse("domain", problem.removeprefix("name: "))
-    found = []
+        reader.reject("domain", problem.removeprefix("name: "))
+    imported = []
     for path, item in items:
         described = _device(reader, item, path, flags=flags)
         if described is None:
@@ -81,11 +83,11 @@ def _imported(
         named = f"{DOMAIN if reader.problems else domain or DOMAIN}/{name}"
         resource = reader.resource({"name": named, "groups": groups}, path, keys)
         if resource:
-            found.append(resource)
-    if not found and not reader.problems:
-        reader.refuse("", "no device is left to import")
+            imported.append(resource)
+    if not imported and not reader.problems:
+        reader.reject("", "no device is left to import")
     reader.differences.extend(_GENERAL)
-    return reader.imported(_shared(reader, found))
+    return reader.imported(_shared(reader, imported))
 
 
 def _device(
@@ -95,27 +97,29 @@ def _device(
     if isinstance(item, str) and "," in item:
         # the flag before 0.1: every path is a group of its own
         name, *paths = item.split(",")
-        item = {"name": name, "groups": [{"paths": [{"path": one}]} for one in paths]}
+        item = {"name": name, "groups": [{"paths": [{"path": path_}]} for path_ in paths]}
     before = len(reader.problems)
-    given = reader.mapping(item, path, ("name", "groups"))
+    entry = reader.mapping(item, path, ("name", "groups"))
     if len(reader.problems) > before:
         return None
-    name = reader.text(given.get("name"), f"{path}.name").strip()
+    name = reader.text(entry.get("name"), f"{path}.name").strip()
     if not _NAME.fullmatch(name):
-        reader.refuse(f"{path}.name", f"{errors.quoted(name)} is not two or more of a-z 0-9 -")
+        reader.reject(f"{path}.name", f"{errors.quoted(name)} is not two or more of a-z 0-9 -")
         name = _UNNAMED
     groups: list[_Group] = []
     keys: _Keys = {}
-    for at, inner in enumerate(reader.items(given.get("groups"), f"{path}.groups")):
+    for at, inner in enumerate(reader.items(entry.get("groups"), f"{path}.groups")):
         where = f"{path}.groups[{at}]"
         group = _group(reader, inner, where, flags=flags)
         if group in groups:
-            reader.differ(where, "the same as one before it, and so with the same ids; left out")
+            reader.note_difference(
+                where, "the same as one before it, and so with the same ids; left out"
+            )
         elif group:
             keys.update(_keys(where, f"groups[{len(groups)}]", group))
             groups.append(group)
     if not groups:
-        reader.differ(path, "has no group with a device; left out")
+        reader.note_difference(path, "has no group with a device; left out")
         return None
     return name, groups, keys
 
@@ -132,68 +136,70 @@ def _keys(theirs: str, ours: str, group: _Group) -> _Keys:
 
 
 def _group(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -> _Group | None:
-    given = reader.mapping(value, path, ("paths", "usb", "count"))
-    paths = reader.items(given.get("paths"), f"{path}.paths")
-    usb = reader.items(given.get("usb"), f"{path}.usb")
+    keys = reader.mapping(value, path, ("paths", "usb", "count"))
+    paths = reader.items(keys.get("paths"), f"{path}.paths")
+    usb = reader.items(keys.get("usb"), f"{path}.usb")
     if paths and usb:
-        reader.refuse(path, "has paths and usb; generic refuses to start with both in one group")
+        reader.reject(path, "has paths and usb; generic refuses to start with both in one group")
         return None
     devices = [_path(reader, item, f"{path}.paths[{at}]") for at, item in enumerate(paths)]
     for at, item in enumerate(usb):
-        found = _usb(reader, item, f"{path}.usb[{at}]", flags=flags)
+        entry = _usb(reader, item, f"{path}.usb[{at}]", flags=flags)
         # generic makes a unit of whatever it finds
-        devices.append({**found, "optional": True} if len(usb) > 1 else found)
+        devices.append({**entry, "optional": True} if len(usb) > 1 else entry)
     if usb:
-        reader.differ(
+        reader.note_difference(
             "usb",
             "two identical USB devices are two units here, each for a container of its own; generic"
             " gives one container all that match",
         )
     if not devices:
-        reader.differ(path, "has neither paths nor usb; left out")
+        reader.note_difference(path, "has neither paths nor usb; left out")
         return None
-    count = reader.whole(given.get("count"), f"{path}.count") or 1
+    count = reader.whole(keys.get("count"), f"{path}.count") or 1
     return {"devices": devices, "count": count}
 
 
 def _path(reader: peer_file.Reader, value: object, path: str) -> dict[str, object]:
-    known = ("path", "mountPath", "permissions", "limit", "optional", "type", "readOnly")
-    given = reader.mapping(value, path, known)
-    found: dict[str, object] = {"path": reader.text(given.get("path"), f"{path}.path")}
-    if not found["path"]:
-        reader.refuse(f"{path}.path", "required, and missing")
-    if mount_path := reader.text(given.get("mountPath"), f"{path}.mountPath"):
-        found["mountPath"] = mount_path
-    found["limit"] = reader.whole(given.get("limit"), f"{path}.limit") or 1
-    found["optional"] = reader.flag(given.get("optional"), f"{path}.optional")
-    read_only = reader.flag(given.get("readOnly"), f"{path}.readOnly")
-    permissions = reader.text(given.get("permissions"), f"{path}.permissions")
-    match reader.text(given.get("type"), f"{path}.type") or config_resources.NodeType.DEVICE:
+    keys = ("path", "mountPath", "permissions", "limit", "optional", "type", "readOnly")
+    theirs = reader.mapping(value, path, keys)
+    ours: dict[str, object] = {"path": reader.text(theirs.get("path"), f"{path}.path")}
+    if not ours["path"]:
+        reader.reject(f"{path}.path", "required, and missing")
+    if mount_path := reader.text(theirs.get("mountPath"), f"{path}.mountPath"):
+        ours["mountPath"] = mount_path
+    ours["limit"] = reader.whole(theirs.get("limit"), f"{path}.limit") or 1
+    ours["optional"] = reader.flag(theirs.get("optional"), f"{path}.optional")
+    read_only = reader.flag(theirs.get("readOnly"), f"{path}.readOnly")
+    permissions = reader.text(theirs.get("permissions"), f"{path}.permissions")
+    match reader.text(theirs.get("type"), f"{path}.type") or config_resources.NodeType.DEVICE:
         case config_resources.NodeType.MOUNT:
-            found["type"] = config_resources.NodeType.MOUNT.value
-            found["readOnly"] = read_only
+            ours["type"] = config_resources.NodeType.MOUNT.value
+            ours["readOnly"] = read_only
             if permissions:
-                reader.differ(f"{path}.permissions", "a Mount has none; left out")
+                reader.note_difference(f"{path}.permissions", "a Mount has none; left out")
         case other:
-            found["type"] = other
-            found["permissions"] = permissions or _PERMISSIONS
+            ours["type"] = other
+            ours["permissions"] = permissions or _PERMISSIONS
             if not permissions:
-                reader.differ(
+                reader.note_difference(
                     "permissions",
                     f"where none are given, {_PERMISSIONS} is written, as generic takes it; the "
                     "default here is rw",
                 )
             if read_only:
-                reader.differ(f"{path}.readOnly", "generic ignores it for a Device; left out")
-    return found
+                reader.note_difference(
+                    f"{path}.readOnly", "generic ignores it for a Device; left out"
+                )
+    return ours
 
 
 def _usb(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -> dict[str, object]:
-    given = reader.mapping(value, path, ("vendor", "product", "serial"))
+    theirs = reader.mapping(value, path, ("vendor", "product", "serial"))
     usb = {
-        "vendor": _usb_id(reader, given.get("vendor"), f"{path}.vendor", flags=flags),
-        "product": _usb_id(reader, given.get("product"), f"{path}.product", flags=flags),
-        "serial": reader.text(given.get("serial"), f"{path}.serial"),
+        "vendor": _usb_id(reader, theirs.get("vendor"), f"{path}.vendor", flags=flags),
+        "product": _usb_id(reader, theirs.get("product"), f"{path}.product", flags=flags),
+        "serial": reader.text(theirs.get("serial"), f"{path}.serial"),
     }
     return {"usb": usb}
 
@@ -202,9 +208,11 @@ def _usb_id(reader: peer_file.Reader, value: object, path: str, *, flags: bool) 
     """Return four hexadecimal digits, as sysfs writes them."""
     if isinstance(value, int) and not isinstance(value, bool):
         if flags and value in _DIGITS:
-            reader.differ(path, f"{value} is hexadecimal, as a --device flag reads it; quote it")
+            reader.note_difference(
+                path, f"{value} is hexadecimal, as a --device flag reads it; quote it"
+            )
             return str(value)
-        reader.refuse(
+        reader.reject(
             path,
             f"{errors.quoted(value)} is not in quotes: a file of generic's reads that as a decimal "
             "number, its --device flag as hexadecimal; write four hexadecimal digits in quotes",
@@ -218,10 +226,12 @@ def _shared(
 ) -> list[config_resources.Resource]:
     """Let resources have nodes in common, as generic does without a word."""
     common: dict[str, config_resources.Entry] = {}
-    for one, other in document.overlaps(document.claims(resources)):
-        if one.key not in common:
-            common[one.key] = one.nodes
-            reader.differ(one.key, f"{other.resource} counts the same nodes; marked as shared")
+    for narrow, wide in document.overlaps(document.claims(resources)):
+        if narrow.key not in common:
+            common[narrow.key] = narrow.nodes
+            reader.note_difference(
+                narrow.key, f"{wide.resource} counts the same nodes; marked as shared"
+            )
     shared = {id(nodes) for nodes in common.values()}
     return [
         msgspec.structs.replace(

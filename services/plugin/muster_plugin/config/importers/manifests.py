@@ -71,17 +71,21 @@ def _arguments(manifest: Mapping[object, object]) -> Iterator[str]:
     """Give the arguments of every container."""
     for container in _containers(manifest):
         for key in ("command", "args"):
-            given = container.get(key)
-            for text in given if isinstance(given, list) else []:
+            values = container.get(key)
+            for text in values if isinstance(values, list) else []:
                 yield text if isinstance(text, str) else ""
 
 
 def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
     """Give the variables of every container, as far as the manifest itself holds their values."""
     for container in _containers(manifest):
-        given = container.get("env")
-        for one in given if isinstance(given, list) else []:
-            name, value = (one.get("name"), one.get("value")) if isinstance(one, Mapping) else _NONE
+        variables = container.get("env")
+        for variable in variables if isinstance(variables, list) else []:
+            name, value = (
+                (variable.get("name"), variable.get("value"))
+                if isinstance(variable, Mapping)
+                else _NONE
+            )
             if isinstance(name, str) and isinstance(value, str) and value:
                 yield name, value
 
@@ -89,10 +93,10 @@ def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
 def _elsewhere(manifest: Mapping[object, object]) -> Iterator[str]:
     """Name the variables that get their values from somewhere else; of `envFrom` only itself."""
     for container in _containers(manifest):
-        given = container.get("env")
-        for one in given if isinstance(given, list) else []:
-            if isinstance(one, Mapping) and one.get("valueFrom"):
-                yield str(one.get("name"))
+        variables = container.get("env")
+        for variable in variables if isinstance(variables, list) else []:
+            if isinstance(variable, Mapping) and variable.get("valueFrom"):
+                yield str(variable.get("name"))
         if container.get("envFrom"):
             yield ENV_FROM
 

@@ -51,9 +51,12 @@ def has_settings(
     arguments: Sequence[str], environment: Variables, elsewhere: Sequence[str] = ()
 ) -> bool:
     """Say whether there is a setting among containers' arguments and variables."""
-    told = {_dashed(argument).partition("=")[0] for argument in arguments}
-    told |= {name for name, _ in environment} | {*elsewhere}
-    return any(not told.isdisjoint([*one.flags, *one.variables]) for one in nvidia_settings.EVERY)
+    names_ = {_dashed(argument).partition("=")[0] for argument in arguments}
+    names_ |= {name for name, _ in environment} | {*elsewhere}
+    return any(
+        not names_.isdisjoint([*setting.flags, *setting.variables])
+        for setting in nvidia_settings.EVERY
+    )
 
 
 def read(
@@ -76,14 +79,16 @@ def read(
     elif configuration is not None or not has_settings(arguments, environment, elsewhere):
         file = reader.mapping(configuration, "", _TOP)
         if configuration and not file and not reader.problems:
-            reader.refuse("", f"has none of the keys of NVIDIA's file: {', '.join(_TOP)}")
+            reader.reject("", f"has none of the keys of NVIDIA's file: {', '.join(_TOP)}")
     _read_version(reader, file)
-    found = {path: value for section in _SECTIONS for path, value in _keys(reader, file, section)}
+    settings_ = {
+        path: value for section in _SECTIONS for path, value in _keys(reader, file, section)
+    }
     arguments = [*map(_dashed, arguments)]
     for setting in nvidia_settings.TABLE:
-        given = _given(reader, setting, found, arguments, environment)
-        if given is not None:
-            _take(reader, setting, given, ours)
+        value_ = _given(reader, setting, settings_, arguments, environment)
+        if value_ is not None:
+            _take(reader, setting, value_, ours)
     fork = _given(reader, nvidia_settings.RESOURCE_CONFIG, {}, arguments, environment)
     if fork is not None:
         _read_fork(reader, str(fork.value), fork.path, ours)
@@ -98,12 +103,12 @@ def _tell_unread(
 ) -> None:
     for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
         if flag.startswith("--") and flag not in _FLAGS:
-            reader.differ(errors.quoted(flag), "no setting of GPUs is called so; left out")
+            reader.note_difference(errors.quoted(flag), "no setting of GPUs is called so; left out")
     for variable in dict.fromkeys(elsewhere):
         if variable in _VARIABLES:
-            reader.differ(variable, "its value stands elsewhere (valueFrom); not taken")
+            reader.note_difference(variable, "its value stands elsewhere (valueFrom); not taken")
         elif variable == manifests.ENV_FROM:
-            reader.differ(variable, "its variables stand elsewhere; not taken")
+            reader.note_difference(variable, "its variables stand elsewhere; not taken")
 
 
 def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.ImportedConfiguration:
@@ -123,7 +128,7 @@ def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.ImportedConfig
 def _read_version(reader: peer_file.Reader, file: Mapping[str, object]) -> None:
     version = file.get("version", "v1")
     if version != "v1":
-        reader.refuse("version", f"unknown version: {errors.quoted(version)}; it is v1")
+        reader.reject("version", f"unknown version: {errors.quoted(version)}; it is v1")
 
 
 def _keys(reader: peer_file.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
@@ -133,17 +138,17 @@ def _keys(reader: peer_file.Reader, file: _Tree, section: str) -> Iterator[tuple
         value = value.get(word) if isinstance(value, Mapping) else None
     if value is None:
         return
-    known = _known(section)
+    keys = _known(section)
     inner = [name.rpartition(".")[2] for name in _SECTIONS if name.startswith(f"{section}.")]
     fork = _FORK if section == "flags" else ()
-    for key, one in reader.mapping(value, section, (*known, *inner, *fork)).items():
-        if key in known:
-            yield f"{section}.{key}", one
+    for key, setting_value in reader.mapping(value, section, (*keys, *inner, *fork)).items():
+        if key in keys:
+            yield f"{section}.{key}", setting_value
         elif key in fork:
-            reader.differ(
+            reader.note_difference(
                 f"{section}.{key}", "taken, as the iktos fork does; NVIDIA reads it in flags.plugin"
             )
-            yield f"{section}.plugin.{key}", one
+            yield f"{section}.plugin.{key}", setting_value
 
 
 def _known(section: str) -> tuple[str, ...]:
@@ -161,18 +166,18 @@ def _given(
     """Return the value that counts; tell of others that would say something else."""
     values: list[_Given] = []
     for flag in setting.flags:
-        told = dict.fromkeys(_of_flag(arguments, flag, is_switch=setting.kind is Kind.FLAG))
-        if setting.kind in {Kind.LIST, Kind.NUMBERS} and told:
-            told = {",".join(told): None}
-        values += [_Given(value, flag) for value in told]
+        texts = dict.fromkeys(_of_flag(arguments, flag, is_switch=setting.kind is Kind.FLAG))
+        if setting.kind in {Kind.LIST, Kind.NUMBERS} and texts:
+            texts = {",".join(texts): None}
+        values += [_Given(value, flag) for value in texts]
     for variable in setting.variables:
         values += [_Given(text, name) for name, text in environment if name == variable]
     if file.get(setting.key) is not None:
         values.append(_Given(file[setting.key], setting.key, is_text=False))
     for other in values[1:]:
         if _plain(other.value) != _plain(values[0].value):
-            said = errors.quoted(values[0].value)
-            reader.differ(other.path, f"{values[0].path} goes before it, with {said}")
+            winner = errors.quoted(values[0].value)
+            reader.note_difference(other.path, f"{values[0].path} goes before it, with {winner}")
     return values[0] if values else None
 
 
@@ -197,49 +202,50 @@ def _of_flag(arguments: Sequence[str], flag: str, *, is_switch: bool) -> Iterato
 
 
 def _take(
-    reader: peer_file.Reader, setting: nvidia_settings.Setting, given: _Given, ours: _Tree
+    reader: peer_file.Reader, setting: nvidia_settings.Setting, source: _Given, ours: _Tree
 ) -> None:
     """Set what a setting is here, or tell what is done instead."""
     before = len(reader.problems)
-    value = _value(reader, setting.kind, given)
+    value = _value(reader, setting.kind, source)
     if len(reader.problems) > before or value in setting.usual:
         return
     if not setting.ours:
-        reader.differ(given.path, f"{errors.quoted(given.value)}: {setting.instead}")
+        reader.note_difference(source.path, f"{errors.quoted(source.value)}: {setting.instead}")
         return
     if setting.values:
-        wanted = value if isinstance(value, list) else [value]
-        for one in wanted:
-            if one not in setting.values:
-                reader.refuse(given.path, f"{setting.refusal}: {errors.quoted(one)}")
+        words = value if isinstance(value, list) else [value]
+        for word in words:
+            if word not in setting.values:
+                reader.reject(source.path, f"{setting.refusal}: {errors.quoted(word)}")
         if len(reader.problems) > before:
             return
-        mapped = [setting.values[str(one)] for one in wanted]
+        mapped = [setting.values[str(word)] for word in words]
         value = list(dict.fromkeys(mapped)) if isinstance(value, list) else mapped[0]
     if value == "packed":
-        reader.differ(
-            given.path, "GPUs that are not shared are packed too; NVIDIA's are aligned all the same"
+        reader.note_difference(
+            source.path,
+            "GPUs that are not shared are packed too; NVIDIA's are aligned all the same",
         )
     if value not in ([], ""):
         peer_file.put(ours, setting.ours, value)
 
 
-def _value(reader: peer_file.Reader, kind: nvidia_settings.Kind, given: _Given) -> object:
+def _value(reader: peer_file.Reader, kind: nvidia_settings.Kind, source: _Given) -> object:
     """Return a value as the file would have it; a problem is told."""
-    value, path = given.value, given.path
+    value, path = source.value, source.path
     match kind:
         case Kind.FLAG:
-            if given.is_text and value in _TRUE | _FALSE:
+            if source.is_text and value in _TRUE | _FALSE:
                 return value in _TRUE
             return reader.flag(value, path)
         case Kind.TEXT:
             return reader.text(value, path)
         case Kind.LIST:
             listed = str(value).split(",") if isinstance(value, str) else reader.items(value, path)
-            return [reader.text(_trimmed(one), f"{path}[{at}]") for at, one in enumerate(listed)]
+            return [reader.text(_trimmed(item), f"{path}[{at}]") for at, item in enumerate(listed)]
         case Kind.NUMBERS:
-            listed = _numbers(str(value)) if given.is_text else reader.items(value, path)
-            return [reader.whole(one, f"{path}[{at}]") for at, one in enumerate(listed)]
+            listed = _numbers(str(value)) if source.is_text else reader.items(value, path)
+            return [reader.whole(item, f"{path}[{at}]") for at, item in enumerate(listed)]
         case Kind.ANY:
             return value
 

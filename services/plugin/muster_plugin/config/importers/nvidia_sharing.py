@@ -29,22 +29,22 @@ def read_sharing(reader: peer_file.Reader, value: object, ours: dict[str, object
         return
     sharing = reader.mapping(value, "sharing", _SHARING)
     if sharing.get("mps") is not None:
-        reader.refuse("sharing.mps", _MPS)
+        reader.reject("sharing.mps", _MPS)
     if sharing.get("timeSlicing") is None:
         return
     path = "sharing.timeSlicing"
-    given = reader.mapping(sharing["timeSlicing"], path, _SHARED)
-    by_default = reader.flag(given.get("renameByDefault"), f"{path}.renameByDefault")
+    section = reader.mapping(sharing["timeSlicing"], path, _SHARED)
+    by_default = reader.flag(section.get("renameByDefault"), f"{path}.renameByDefault")
     if by_default:
         peer_file.put(ours, "sharing.renameByDefault", by_default)
     key = "failRequestsGreaterThanOne"
-    if reader.flag(given.get(key), f"{path}.{key}"):
+    if reader.flag(section.get(key), f"{path}.{key}"):
         peer_file.put(ours, "sharing.onePerRequest", True)  # noqa: FBT003  # it is the value itself
-    items = reader.items(given.get("resources"), f"{path}.resources")
+    items = reader.items(section.get("resources"), f"{path}.resources")
     if not items:
-        reader.refuse(f"{path}.resources", "no resources specified")
+        reader.reject(f"{path}.resources", "no resources specified")
     if "sharing" in ours and "resources" in peer_file.below(ours, "sharing"):
-        reader.refuse(f"{path}.resources", "the iktos fork's resource config says what is shared")
+        reader.reject(f"{path}.resources", "the iktos fork's resource config says what is shared")
         return
     shared = [_replicated(reader, item, f"{path}.resources[{at}]") for at, item in enumerate(items)]
     peer_file.put(ours, "sharing.resources", shared)
@@ -64,36 +64,40 @@ def read_resources(reader: peer_file.Reader, value: object, ours: dict[str, obje
             pattern = reader.text(entry.get("pattern"), f"{path}[{at}].pattern")
             name = _name(reader, entry.get("name"), f"{path}[{at}].name")
             if not pattern:
-                reader.refuse(f"{path}[{at}].pattern", "required, and missing")
+                reader.reject(f"{path}[{at}].pattern", "required, and missing")
             if (pattern, name) != (usual, gpus.DEFAULT_NAME):
                 namings.append({"name": name, key: pattern})
         if items:
-            reader.differ(path, f"{_DROPS}; what no pattern matches keeps its usual name")
+            reader.note_difference(path, f"{_DROPS}; what no pattern matches keeps its usual name")
             if section == "mig" and ours.get("migStrategy", "none") == "none":
-                reader.differ(path, "with migStrategy none it says nothing; left out")
-                namings = [one for one in namings if isinstance(one, dict) and "mig" not in one]
+                reader.note_difference(path, "with migStrategy none it says nothing; left out")
+                namings = [
+                    naming_
+                    for naming_ in namings
+                    if isinstance(naming_, dict) and "mig" not in naming_
+                ]
     if namings and "resources" in ours:
-        reader.refuse("resources", "the iktos fork's resource config gives names too")
+        reader.reject("resources", "the iktos fork's resource config gives names too")
     elif namings:
         ours["resources"] = namings
 
 
 def _replicated(reader: peer_file.Reader, item: object, path: str) -> dict[str, object]:
     entry = reader.mapping(item, path, _REPLICATED)
-    found: dict[str, object] = {"name": _name(reader, entry.get("name"), f"{path}.name")}
+    ours: dict[str, object] = {"name": _name(reader, entry.get("name"), f"{path}.name")}
     replicas = reader.whole(entry.get("replicas"), f"{path}.replicas")
-    found["replicas"] = replicas
+    ours["replicas"] = replicas
     if not _REPLICAS_MIN <= replicas <= gpus.REPLICAS_MAX:
         problem = f"number of replicas must be >= {_REPLICAS_MIN}"
-        reader.refuse(f"{path}.replicas", f"{problem}, and here <= {gpus.REPLICAS_MAX}")
+        reader.reject(f"{path}.replicas", f"{problem}, and here <= {gpus.REPLICAS_MAX}")
     if entry.get("rename"):
-        found["rename"] = _name(reader, entry["rename"], f"{path}.rename")
-        reader.differ(f"{path}.rename", _DROPS)
+        ours["rename"] = _name(reader, entry["rename"], f"{path}.rename")
+        reader.note_difference(f"{path}.rename", _DROPS)
     devices = entry.get("devices", "all")
     if devices != "all":
-        found["devices"] = _devices(reader, devices, f"{path}.devices")
-        reader.differ(f"{path}.devices", _DROPS)
-    return found
+        ours["devices"] = _devices(reader, devices, f"{path}.devices")
+        reader.note_difference(f"{path}.devices", _DROPS)
+    return ours
 
 
 def _devices(reader: peer_file.Reader, value: object, path: str) -> object:
@@ -101,17 +105,17 @@ def _devices(reader: peer_file.Reader, value: object, path: str) -> object:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     if not isinstance(value, list) or not value:
-        said = errors.quoted(value)
-        reader.refuse(path, f"{said} is none of all, a number above 0, or a list of devices")
+        quoted = errors.quoted(value)
+        reader.reject(path, f"{quoted} is none of all, a number above 0, or a list of devices")
         return 1
-    for at, one in enumerate(value):
-        if not isinstance(one, str | int) or isinstance(one, bool):
-            reader.refuse(f"{path}[{at}]", f"{errors.quoted(one)} names no device")
+    for at, item in enumerate(value):
+        if not isinstance(item, str | int) or isinstance(item, bool):
+            reader.reject(f"{path}[{at}]", f"{errors.quoted(item)} names no device")
             continue
         try:
-            selectors.parse(one)
+            selectors.parse(item)
         except ValueError as error:
-            reader.refuse(f"{path}[{at}]", str(error))
+            reader.reject(f"{path}[{at}]", str(error))
     return value
 
 
@@ -119,18 +123,18 @@ def _name(reader: peer_file.Reader, value: object, path: str) -> str:
     """Return a resource name with its domain (api/config/v1/resources.go, NewResourceName)."""
     text = reader.text(value, path)
     if not text:
-        reader.refuse(path, "required, and missing")
+        reader.reject(path, "required, and missing")
         return gpus.DEFAULT_NAME
     prefix = f"{gpus.DOMAIN}/"
     name = text if text.startswith(prefix) else prefix + text
     if len(name) > _NAME_MAX:
         problem = f"must be {_NAME_MAX} characters or less"
-        reader.refuse(path, f"fully-qualified resource name {problem}: {errors.quoted(name)}")
+        reader.reject(path, f"fully-qualified resource name {problem}: {errors.quoted(name)}")
     elif name != name.lower() or "_" in name:
-        reader.refuse(path, f"incorrect format for resource name {errors.quoted(name)}")
+        reader.reject(path, f"incorrect format for resource name {errors.quoted(name)}")
     else:
         for problem in names.name_problems(name):
-            reader.refuse(path, problem.removeprefix("name: "))
+            reader.reject(path, problem.removeprefix("name: "))
     return name
 
 
@@ -149,53 +153,55 @@ def read_iktos(text: str, path: str, reader: peer_file.Reader) -> tuple[list[obj
     """Return what is shared and what is only renamed, as trees of our configuration."""
     shared: list[object] = []
     renamed: list[object] = []
-    seen: set[str] = set()
+    originals: set[str] = set()
     for entry in (part.strip() for part in text.split(",")):
         if not entry:
             continue
         parts = entry.split(":")
         if len(parts) != _PARTS:
-            reader.refuse(path, f"{errors.quoted(entry)} is not original:new:replicas")
+            reader.reject(path, f"{errors.quoted(entry)} is not original:new:replicas")
             continue
-        was, now = (_named(part.strip()) for part in parts[:2])
-        if was in seen:
-            reader.refuse(path, f"{was} is named twice")
+        original, renamed_to = (_named(part.strip()) for part in parts[:2])
+        if original in originals:
+            reader.reject(path, f"{original} is named twice")
             continue
-        seen.add(was)
+        originals.add(original)
         count = parts[2].strip()
         if not _NUMBER.fullmatch(count):
-            reader.refuse(path, f"{errors.quoted(entry)}: replica must be an integer")
+            reader.reject(path, f"{errors.quoted(entry)}: replica must be an integer")
             continue
-        _add(was, now, int(count), path, reader, shared, renamed)
+        _add(original, renamed_to, int(count), path, reader, shared, renamed)
     for difference in _GENERAL:
-        reader.differ(path, difference)
+        reader.note_difference(path, difference)
     return shared, renamed
 
 
 def _add(
-    was: str,
-    now: str,
+    original: str,
+    renamed_to: str,
     count: int,
     path: str,
     reader: peer_file.Reader,
     shared: list[object],
     renamed: list[object],
 ) -> None:
-    rename = {} if now == was else {"rename": now}
+    rename = {} if renamed_to == original else {"rename": renamed_to}
     match count:
         case 1:
-            pattern = _pattern(was)
+            pattern = _pattern(original)
             if not pattern:
-                reader.refuse(path, f"{was}: no GPU or MIG device is called so, so none is renamed")
+                reader.reject(
+                    path, f"{original}: no GPU or MIG device is called so, so none is renamed"
+                )
             elif rename:
-                renamed.append({"name": now, **pattern})
+                renamed.append({"name": renamed_to, **pattern})
         case _ if count == _PER_GB:
-            shared.append({"name": was, "perGb": True, **rename})
+            shared.append({"name": original, "perGb": True, **rename})
         case _ if 1 < count <= gpus.REPLICAS_MAX:
-            shared.append({"name": was, "replicas": count, **rename})
+            shared.append({"name": original, "replicas": count, **rename})
         case _:
-            what = f"{was}: {count} replicas"
-            reader.refuse(path, f"{what}; it is -1, or 1 to {gpus.REPLICAS_MAX}")
+            what = f"{original}: {count} replicas"
+            reader.reject(path, f"{what}; it is -1, or 1 to {gpus.REPLICAS_MAX}")
 
 
 def _named(name: str) -> str:

@@ -41,31 +41,31 @@ class Reader:
         self.problems: list[str] = []
         self.differences: list[str] = []
 
-    def refuse(self, path: str, problem: str) -> None:
+    def reject(self, path: str, problem: str) -> None:
         """Note that the tree cannot be imported; an empty path is the whole of it."""
         self.problems.append(f"{path}: {problem}" if path else problem)
 
-    def differ(self, path: str, difference: str) -> None:
+    def note_difference(self, path: str, difference: str) -> None:
         """Note, once, that something will not be quite the same."""
-        told = f"{path}: {difference}"
-        if told not in self.differences:
-            self.differences.append(told)
+        line = f"{path}: {difference}"
+        if line not in self.differences:
+            self.differences.append(line)
 
-    def mapping(self, value: object, path: str, known: Sequence[str]) -> dict[str, object]:
+    def mapping(self, value: object, path: str, keys: Sequence[str]) -> dict[str, object]:
         """Return the known keys of a mapping; others are ignored as the peer does, but named."""
         if not isinstance(value, Mapping):
-            self.refuse(path, f"a mapping is expected, found {errors.quoted(value)}")
+            self.reject(path, f"a mapping is expected, found {errors.quoted(value)}")
             return {}
-        found: dict[str, object] = {}
+        entries: dict[str, object] = {}
         for key, inner in value.items():
-            if isinstance(key, str) and key in known:
-                found[key] = inner
+            if isinstance(key, str) and key in keys:
+                entries[key] = inner
                 continue
             name = key if isinstance(key, str) and key.isprintable() else errors.quoted(key)
             where = f"{path}.{name[:_NAME_MAX]}".removeprefix(".")
-            hint = validation.near(name, known, _NEAR)
-            self.differ(where, f"{self._peer} ignores this key{hint and f'; {hint}'}")
-        return found
+            hint = validation.near(name, keys, _NEAR)
+            self.note_difference(where, f"{self._peer} ignores this key{hint and f'; {hint}'}")
+        return entries
 
     def items(self, value: object, path: str) -> list[object]:
         """Return a list; a missing one is empty."""
@@ -73,7 +73,7 @@ class Reader:
             return []
         if isinstance(value, list):
             return value
-        self.refuse(path, f"a list is expected, found {errors.quoted(value)}")
+        self.reject(path, f"a list is expected, found {errors.quoted(value)}")
         return []
 
     def text(self, value: object, path: str) -> str:
@@ -82,7 +82,7 @@ class Reader:
             return ""
         if isinstance(value, str):
             return value
-        self.refuse(path, f"a text is expected; write {errors.quoted(value)} in quotes")
+        self.reject(path, f"a text is expected; write {errors.quoted(value)} in quotes")
         return ""
 
     def whole(self, value: object, path: str) -> int:
@@ -93,14 +93,14 @@ class Reader:
             value = int(value)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
-        self.refuse(path, f"a whole number of at least 0 is expected, found {errors.quoted(value)}")
+        self.reject(path, f"a whole number of at least 0 is expected, found {errors.quoted(value)}")
         return 0
 
     def flag(self, value: object, path: str) -> bool:
         """Return true or false; a missing one is false."""
         if value is None or isinstance(value, bool):
             return bool(value)
-        self.refuse(path, f"true or false is expected, found {errors.quoted(value)}")
+        self.reject(path, f"true or false is expected, found {errors.quoted(value)}")
         return False
 
     def resource(
@@ -112,24 +112,24 @@ class Reader:
         ours is below the peer's too.
         """
         problems: list[validation.Problem] = []
-        found: resources.Resource | None = validation.read(resources.Resource, tree, problems)
+        resource: resources.Resource | None = validation.read(resources.Resource, tree, problems)
         for problem in problems:
             ours = max((key for key in keys if _is_below(problem.path, key)), key=len, default="")
             theirs = f"{keys.get(ours, path)}.{problem.path.removeprefix(ours).lstrip('.')}"
-            self.refuse(theirs.rstrip("."), problem.text)
-        return found
+            self.reject(theirs.rstrip("."), problem.text)
+        return resource
 
     def imported(self, resources: Sequence[resources.Resource]) -> ImportedConfiguration:
         """Return everything that was read. Raises Unreadable if anything was refused."""
         if self.problems:
-            meant = [told for told in self.differences if _MEANT in told]
+            meant = [line for line in self.differences if _MEANT in line]
             raise ImportRejected([*self.problems, *meant])
         try:
-            found = document.Document(api_version=document.API_VERSION, resources=tuple(resources))
+            rules = document.Document(api_version=document.API_VERSION, resources=tuple(resources))
         except validation.Refused as error:
-            told = [problem.removeprefix("resources: ") for problem in error.problems]
-            raise ImportRejected(told) from None
-        return ImportedConfiguration(rules=found, differences=tuple(self.differences))
+            line = [problem.removeprefix("resources: ") for problem in error.problems]
+            raise ImportRejected(line) from None
+        return ImportedConfiguration(rules=rules, differences=tuple(self.differences))
 
 
 def _is_below(path: str, key: str) -> bool:

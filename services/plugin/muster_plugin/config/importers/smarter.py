@@ -26,7 +26,7 @@ _GENERAL: Final = (
 def read(entries: object) -> peer_file.ImportedConfiguration:
     """Return the rules that a list of smarter's stands for. Raises tree.Unreadable."""
     reader = peer_file.Reader("smarter")
-    found: dict[str, resources.Resource] = {}
+    by_pattern: dict[str, resources.Resource] = {}
     for at, item in enumerate(reader.items(entries, "")):
         path, before = f"[{at}]", len(reader.problems)
         entry = reader.mapping(item, path, ("devicematch", "nummaxdevices"))
@@ -35,31 +35,35 @@ def read(entries: object) -> peer_file.ImportedConfiguration:
         if len(reader.problems) > before:
             continue
         resource = _resource(reader, path, pattern, count)
-        if resource and pattern in found:
-            said = f"devicematch {errors.quoted(pattern)} stands here twice"
-            reader.differ(path, f"{said}; the later one is kept, as the kubelet does")
+        if resource and pattern in by_pattern:
+            repeated = f"devicematch {errors.quoted(pattern)} stands here twice"
+            reader.note_difference(path, f"{repeated}; the later one is kept, as the kubelet does")
         if resource:
-            found[pattern] = resource
-    if not found and not reader.problems:
-        reader.refuse("", "no device is left to import")
+            by_pattern[pattern] = resource
+    if not by_pattern and not reader.problems:
+        reader.reject("", "no device is left to import")
     reader.differences.extend(_GENERAL)
-    return reader.imported([*found.values()])
+    return reader.imported([*by_pattern.values()])
 
 
 def _resource(
     reader: peer_file.Reader, path: str, pattern: str, count: int
 ) -> resources.Resource | None:
     if pattern == _JETSON:
-        reader.differ(path, "Jetson GPUs (/sys/devices/gpu.N) are no device nodes; left out")
+        reader.note_difference(
+            path, "Jetson GPUs (/sys/devices/gpu.N) are no device nodes; left out"
+        )
         return None
     if not pattern:
-        reader.refuse(f"{path}.devicematch", "missing; smarter takes that for everything in /dev")
+        reader.reject(f"{path}.devicematch", "missing; smarter takes that for everything in /dev")
         return None
     if not count:
-        reader.differ(path, f"{errors.quoted(pattern)} has nummaxdevices 0, so no device; left out")
+        reader.note_difference(
+            path, f"{errors.quoted(pattern)} has nummaxdevices 0, so no device; left out"
+        )
         return None
     if not (pattern.startswith("^") and pattern.endswith("$")):
-        reader.differ(
+        reader.note_difference(
             path,
             f"devicematch {errors.quoted(pattern)} is not anchored: it takes every path below /dev "
             "that has such a part, with smarter and here; ^ and $ would make it exact",

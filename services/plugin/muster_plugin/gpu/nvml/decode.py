@@ -100,8 +100,8 @@ def library_paths(library: str, driver_root: str) -> tuple[str, ...]:
 
 def _roots(driver_root: str) -> tuple[str, ...]:
     """Leave out the root that is ours: the loader knows it better."""
-    given = driver_root.rstrip("/")
-    return tuple(dict.fromkeys(filter(None, (given, MOUNTED_DRIVER_ROOT))))
+    configured = driver_root.rstrip("/")
+    return tuple(dict.fromkeys(filter(None, (configured, MOUNTED_DRIVER_ROOT))))
 
 
 def library_problem(library: str, driver_root: str, why: str) -> str:
@@ -118,8 +118,8 @@ def library_problem(library: str, driver_root: str, why: str) -> str:
 
 def init_failure(code: int) -> tuple[gpu.Driver, str]:
     """Say what it means that NVML could not be initialised, and what to do."""
-    driver, told = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, "it is tried again"))
-    return driver, f"nvmlInit: {error_name(code)}: {told}"
+    driver, explanation = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, "it is tried again"))
+    return driver, f"nvmlInit: {error_name(code)}: {explanation}"
 
 
 def scan_failure(code: int) -> tuple[gpu.Driver, str]:

@@ -39,12 +39,12 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
     def on_bus(self) -> int:
         """Count NVIDIA's display and 3D controllers on the PCI bus, driver or not."""
         try:
-            found = [*(self.sysfs / _PCI).iterdir()]
+            entries = [*(self.sysfs / _PCI).iterdir()]
         except OSError:
             return 0
         return sum(
             _text(device / "vendor") == _NVIDIA and (_text(device / "class") or "")[:4] == "0x03"
-            for device in found
+            for device in entries
         )
 
     def capabilities(self) -> dict[str, int]:
@@ -72,7 +72,7 @@ class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
     handles: Mapping[str, library.Handle] = {}
-    silent: Mapping[str, str] = {}
+    lost: Mapping[str, str] = {}
     unreadable: tuple[gpu.UnreadableGpu, ...] = ()
     problems: tuple[str, ...] = ()
     count: int = 0
@@ -80,13 +80,13 @@ class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def discover_gpus(
-    nvml: library.Binding, files: KernelFiles, *, before: Sequence[vocabulary.Gpu]
+    nvml: library.Binding, files: KernelFiles, *, previous_gpus: Sequence[vocabulary.Gpu]
 ) -> DiscoveredGpus:
-    """Look at every GPU. `before` are those of an earlier look: what a lost one no longer tells.
+    """Look at every GPU. `previous_gpus` are those of an earlier look: what a lost one no longer tells.
 
     Raises NVMLError if NVML cannot even count them, or has to be initialised again.
     """
-    known = {one.uuid: one for one in before}
+    previous = {device.uuid: device for device in previous_gpus}
     gpus: dict[str, vocabulary.Gpu] = {}
     handles: dict[str, library.Handle] = {}
     failed: list[gpu.UnreadableGpu] = []
@@ -106,21 +106,21 @@ def discover_gpus(
             gpus[uuid] = _gpu(nvml, handle, files, uuid=uuid, index=index, problems=problems)
         except (nvml.NVMLError, UnicodeDecodeError) as error:
             name = _name(nvml, error)
-            if uuid not in known:
+            if uuid not in previous:
                 failed.append(gpu.UnreadableGpu(index=index, error=name, uuid=uuid))
                 continue
-            gpus[uuid] = msgspec.structs.replace(known[uuid], index=index)
+            gpus[uuid] = msgspec.structs.replace(previous[uuid], index=index)
         handles[uuid] = handle
-    silent, unreadable = _recognised(failed, before, found=gpus.keys())
+    silent, unreadable = _recognised(failed, previous_gpus, read_uuids=gpus.keys())
     return DiscoveredGpus(
         gpus=tuple(
             sorted(
-                (*gpus.values(), *(known[uuid] for uuid in silent)),
-                key=lambda one: (one.index or 0, one.uuid),
+                (*gpus.values(), *(previous[uuid] for uuid in silent)),
+                key=lambda device: (device.index or 0, device.uuid),
             )
         ),
         handles=handles,
-        silent=silent,
+        lost=silent,
         unreadable=unreadable,
         problems=tuple(problems),
         count=count,
@@ -136,32 +136,41 @@ def _name(nvml: library.Binding, error: Exception) -> str:
 
 
 def discover_links(
-    nvml: library.Binding, seen: DiscoveredGpus
+    nvml: library.Binding, discovered: DiscoveredGpus
 ) -> tuple[dict[tuple[str, str], gpu.Link], dict[str, frozenset[int]]]:
     """Return what joins each two GPUs, and the NVLinks that are up, by uuid."""
-    active = {uuid: _nvlinks(nvml, handle) for uuid, handle in seen.handles.items()}
-    names = {one.uuid: decode.sysfs_name(one.pci_bus_id) for one in seen.gpus if one.pci_bus_id}
+    active = {uuid: _nvlinks(nvml, handle) for uuid, handle in discovered.handles.items()}
+    names = {
+        first.uuid: decode.sysfs_name(first.pci_bus_id)
+        for first in discovered.gpus
+        if first.pci_bus_id
+    }
     joined = {
-        (one, other): gpu.Link(
-            level=_level(nvml, seen.handles[one], seen.handles[other]),
+        (first, second): gpu.Link(
+            level=_level(nvml, discovered.handles[first], discovered.handles[second]),
             # a link that one side calls down is none
             nvlinks=min(
-                sum(peer == names.get(other) for peer in active[one].values()),
-                sum(peer == names.get(one) for peer in active[other].values()),
+                sum(peer == names.get(second) for peer in active[first].values()),
+                sum(peer == names.get(first) for peer in active[second].values()),
             ),
         )
-        for one, other in itertools.combinations(sorted(seen.handles), 2)
+        for first, second in itertools.combinations(sorted(discovered.handles), 2)
     }
     return joined, {uuid: frozenset(links) for uuid, links in active.items()}
 
 
 def _recognised(
-    failed: Iterable[gpu.UnreadableGpu], before: Iterable[vocabulary.Gpu], *, found: Collection[str]
+    failed: Iterable[gpu.UnreadableGpu],
+    previous_gpus: Iterable[vocabulary.Gpu],
+    *,
+    read_uuids: Collection[str],
 ) -> tuple[dict[str, str], tuple[gpu.UnreadableGpu, ...]]:
     """Tell those of the failed that were known by their index from those that never were."""
-    by_index = {one.index: one.uuid for one in before if one.uuid not in found}
-    silent = {by_index[one.index]: one.error for one in failed if one.index in by_index}
-    return silent, tuple(one for one in failed if one.index not in by_index)
+    by_index = {
+        device.index: device.uuid for device in previous_gpus if device.uuid not in read_uuids
+    }
+    lost = {by_index[device.index]: device.error for device in failed if device.index in by_index}
+    return lost, tuple(device for device in failed if device.index not in by_index)
 
 
 def _gpu(
@@ -178,7 +187,7 @@ def _gpu(
     Raises NVMLError if the GPU is lost, or if it is not known what it is: its name, MIG or not.
     """
 
-    def known(call: Callable[..., Answer], *arguments: object) -> Answer | None:
+    def ask(call: Callable[..., Answer], *arguments: object) -> Answer | None:
         try:
             return library.call_if_supported(nvml, call, *arguments)
         except nvml.NVMLError as error:
@@ -188,23 +197,23 @@ def _gpu(
             problems.append(f"GPU {index}: {call.__name__}: {name}")
             return None
 
-    memory = known(nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     total = memory.total if memory else 0
-    compute = known(nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    pci = known(nvml.nvmlDeviceGetPciInfo, handle)
+    compute = ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    pci = ask(nvml.nvmlDeviceGetPciInfo, handle)
     bus_id = pci.busId if pci else ""
-    mode = known(nvml.nvmlDeviceGetVirtualizationMode, handle)
+    mode = ask(nvml.nvmlDeviceGetVirtualizationMode, handle)
     mig = nvml_mig.is_enabled(nvml, handle)
     read = nvml_mig.MigReader(nvml, handle, total_bytes=total)
     numa = files.pci(bus_id, "numa_node") or "" if bus_id else ""
-    fabric = known(fabric_info, nvml, handle)
-    made = vocabulary.Gpu(
+    fabric = ask(fabric_info, nvml, handle)
+    device = vocabulary.Gpu(
         uuid=uuid,
         product=nvml.nvmlDeviceGetName(handle),
         memory_mib=total // _MIB or None,
         index=index,
-        minor=known(nvml.nvmlDeviceGetMinorNumber, handle),
-        serial=known(nvml.nvmlDeviceGetSerial, handle),
+        minor=ask(nvml.nvmlDeviceGetMinorNumber, handle),
+        serial=ask(nvml.nvmlDeviceGetSerial, handle),
         compute_capability=f"{compute[0]}.{compute[1]}" if compute else None,
         pci_bus_id=bus_id or None,
         pci_class=files.pci(bus_id, "class") if bus_id else None,
@@ -219,7 +228,7 @@ def _gpu(
         vgpu=None if mode is None else mode == nvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU,
     )
     problems.extend(f"GPU {index}: {problem}" for problem in read.problems)
-    return made
+    return device
 
 
 def fabric_info(nvml: library.Binding, handle: library.Handle) -> Any | None:
@@ -227,10 +236,10 @@ def fabric_info(nvml: library.Binding, handle: library.Handle) -> Any | None:
     import ctypes  # noqa: PLC0415  # loaded with the library
 
     info = nvml.c_nvmlGpuFabricInfoV_t()
-    known = library.call_if_supported(
+    answered = library.call_if_supported(
         nvml, nvml.nvmlDeviceGetGpuFabricInfoV, handle, ctypes.byref(info)
     )
-    return None if known is None else info
+    return None if answered is None else info
 
 
 def nvlink_is_up(nvml: library.Binding, handle: library.Handle, link: int) -> bool | None:
@@ -263,16 +272,18 @@ def _nvlinks(nvml: library.Binding, handle: library.Handle) -> dict[int, str]:
     return up
 
 
-def _level(nvml: library.Binding, one: library.Handle, other: library.Handle) -> gpu.TopologyLevel:
+def _level(
+    nvml: library.Binding, first: library.Handle, second: library.Handle
+) -> gpu.TopologyLevel:
     try:
-        found = library.call_if_supported(
-            nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other
+        level = library.call_if_supported(
+            nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, first, second
         )
     except nvml.NVMLError as error:
         if library.is_session_ended(nvml, error.value):
             raise
         return gpu.TopologyLevel.SYSTEM
-    return gpu.TopologyLevel.SYSTEM if found is None else decode.topology_level(found)
+    return gpu.TopologyLevel.SYSTEM if level is None else decode.topology_level(level)
 
 
 def _text(path: Path) -> str | None:

@@ -69,9 +69,9 @@ class EventListener:
         *,
         slice_s: float,
     ) -> None:
-        self.answered_at = time.monotonic()
+        self.last_success_at = time.monotonic()
         """When a wait last came back without an error."""
-        self.asked_at: float | None = None
+        self.waiting_since: float | None = None
         """Since when NVML is being asked; None in a pause."""
         self._nvml = nvml
         self._handles = dict(handles)
@@ -110,7 +110,7 @@ class EventListener:
         """Why a GPU cannot be watched, by uuid; empty where all is well."""
         return {uuid: self._problems.get(uuid, "") for uuid in self._handles}
 
-    def misses(self, uuid: str) -> bool:
+    def needs_rearm(self, uuid: str) -> bool:
         """Say whether a GPU is not in the set, and might be let in if it were asked again."""
         return bool(self._problems.get(uuid)) and uuid not in self._refused
 
@@ -122,11 +122,11 @@ class EventListener:
         """Let the thread end with the slice it waits in."""
         self._stop.set()
 
-    def listen(self) -> None:
+    def wait_for_events(self) -> None:
         """Wait for events until told to stop; the body of the thread."""
         try:
             while not self._stop.is_set():
-                self.asked_at = time.monotonic()
+                self.waiting_since = time.monotonic()
                 if self._again.is_set():
                     self._again.clear()
                     self._lost.clear()
@@ -137,7 +137,7 @@ class EventListener:
         finally:
             if self._set is not None:
                 self._free(self._set)
-            self.asked_at = None
+            self.waiting_since = None
 
     def _register(
         self, made: library.Handle, excluded: Mapping[str, str]
@@ -169,7 +169,7 @@ class EventListener:
 
     def _wait(self) -> None:
         if self._set is None or not self._is_watching():
-            self.answered_at = time.monotonic()
+            self.last_success_at = time.monotonic()
             self._pause(self._slice_s)
             return
         began = time.monotonic()
@@ -191,7 +191,7 @@ class EventListener:
 
     def _well(self) -> None:
         """Note that the wait works (again)."""
-        self.answered_at = time.monotonic()
+        self.last_success_at = time.monotonic()
         if self._failures:
             self._failures = 0
             self._heard(MonitoringProblems(self.problems))
@@ -260,7 +260,7 @@ class EventListener:
             self._heard(MonitoringProblems(self.problems))
 
     def _pause(self, seconds: float) -> None:
-        self.asked_at = None
+        self.waiting_since = None
         self._stop.wait(seconds)
 
     def _drain(self, old: library.Handle) -> None:

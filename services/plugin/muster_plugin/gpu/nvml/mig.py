@@ -81,9 +81,9 @@ class MigReader:
     def _profile(self, device: library.Handle, gi: int, ci: int) -> str:
         """Return the profile: as NVIDIA's tools make it, else as the device's name tells it."""
         nvml = self._nvml
-        known = functools.partial(library.call_if_supported, nvml)
-        instance = known(nvml.nvmlDeviceGetGpuInstanceById, self._handle, gi)
-        compute = instance and known(nvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci)
+        ask = functools.partial(library.call_if_supported, nvml)
+        instance = ask(nvml.nvmlDeviceGetGpuInstanceById, self._handle, gi)
+        compute = instance and ask(nvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci)
         if instance and compute and self._total_bytes:
             gi_id = nvml.nvmlGpuInstanceGetInfo(instance).profileId
             ci_id = nvml.nvmlComputeInstanceGetInfo(compute).profileId
@@ -96,20 +96,20 @@ class MigReader:
                     memory_mib=gi_profile[1],
                     total_bytes=self._total_bytes,
                 )
-        return decode.named_profile(known(nvml.nvmlDeviceGetName, device) or "") or _UNKNOWN
+        return decode.named_profile(ask(nvml.nvmlDeviceGetName, device) or "") or _UNKNOWN
 
     def _known_gi_profiles(self) -> dict[int, tuple[int, int]]:
         """Return NVML's number and the memory of each GPU instance profile, by its id here."""
         if self._gi_profiles is None:
             nvml = self._nvml
-            found: dict[int, tuple[int, int]] = {}
+            profiles: dict[int, tuple[int, int]] = {}
             for number in range(decode.GI_PROFILES):
                 info = _profile_info(
                     nvml, nvml.nvmlDeviceGetGpuInstanceProfileInfo, self._handle, number, 1
                 )
                 if info is not None:
-                    found.setdefault(info.id, (number, info.memorySizeMB))
-            self._gi_profiles = found
+                    profiles.setdefault(info.id, (number, info.memorySizeMB))
+            self._gi_profiles = profiles
         return self._gi_profiles
 
     def _ci_profile(self, instance: library.Handle, profile_id: int) -> int | None:

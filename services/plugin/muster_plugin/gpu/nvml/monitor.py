@@ -28,14 +28,14 @@ class InflightCalls:
     def __init__(self) -> None:
         self._under_way: set[asyncio.Task[object]] = set()
 
-    def begin(self, lane: blocking.Lane, work: Callable[[], Result]) -> asyncio.Task[Result]:
+    def start(self, lane: blocking.Lane, work: Callable[[], Result]) -> asyncio.Task[Result]:
         """Begin something that may take for ever."""
         task = asyncio.ensure_future(lane.run(work, timeout_s=math.inf))
         self._under_way.add(task)
         task.add_done_callback(self._landed)
         return task
 
-    async def all_back(self, timeout_s: float) -> bool:
+    async def wait_all(self, timeout_s: float) -> bool:
         """Wait until nothing is under way any more; say whether that was in time."""
         if not self._under_way:
             return True
@@ -61,11 +61,11 @@ class EventQueue:
         self._lock = threading.Lock()
         self._waiting: dict[object, events.NvmlEvent] = {}
 
-    def put(self, heard: events.NvmlEvent) -> None:
+    def put(self, event: events.NvmlEvent) -> None:
         """Hear something; called by the thread."""
         with self._lock:
             is_first = not self._waiting
-            self._waiting[_key(heard)] = heard
+            self._waiting[_key(event)] = event
         if is_first:
             # the loop may have closed meanwhile
             with contextlib.suppress(RuntimeError):
@@ -80,14 +80,14 @@ class EventQueue:
         return taken
 
 
-def _key(heard: events.NvmlEvent) -> object:
-    match heard:
+def _key(event: events.NvmlEvent) -> object:
+    match event:
         case gpu.Xid(part=part, xid=xid):
             return part, xid
         case gpu.Poll(gpu=uuid) | events.PollRequested(gpu=uuid) | events.MigChanged(gpu=uuid):
-            return type(heard), uuid
+            return type(event), uuid
         case _:
-            return type(heard)
+            return type(event)
 
 
 Observer = Callable[[gpu.Scan | gpu.Observation], None]
@@ -107,11 +107,11 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     slice_s: float = 0.5
     """A wait for events is made of slices; the end waits for one."""
     guard_s: float = 1.0
-    look_again_s: float = 30.0
+    rescan_s: float = 30.0
     """How often is tried to read what could not be read."""
-    begin_first_s: float = 1.0
-    begin_max_s: float = 30.0
-    leave_s: float = 60.0
+    restart_first_s: float = 1.0
+    restart_max_s: float = 30.0
+    abandon_s: float = 60.0
     """What has not come back then is left behind."""
     close_s: float = 1.5
 
@@ -119,18 +119,18 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 class MonitoringStatus:
     """Whether somebody can see what befalls each GPU; tells when that changes."""
 
-    def __init__(self, seen: Observer) -> None:
-        self._seen = seen
+    def __init__(self, observer: Observer) -> None:
+        self._seen = observer
         self._problems: dict[str, dict[str, str]] = {}
         self._told: dict[str, str] = {}
 
-    def turn(self, gpus: Iterable[str], kind: str, problem: str) -> None:
+    def set_problem(self, gpus: Iterable[str], kind: str, problem: str) -> None:
         """Note what is wrong with one way to watch these GPUs; nothing if it is empty."""
         for uuid in gpus:
             self._problems.setdefault(uuid, {})[kind] = problem
             self._tell(uuid)
 
-    def begin_anew(self, kind: str, problems: Mapping[str, str]) -> None:
+    def reset(self, kind: str, problems: Mapping[str, str]) -> None:
         """Note what is wrong with each of the GPUs now; what was wrong before is over."""
         for uuid, problem in problems.items():
             self._problems[uuid] = {kind: problem}
@@ -149,26 +149,26 @@ class SessionMonitor:
     def __init__(
         self,
         session: session.Session,
-        inbox: EventQueue,
-        flights: InflightCalls,
-        watchers: MonitoringStatus,
+        queue: EventQueue,
+        calls: InflightCalls,
+        status: MonitoringStatus,
         *,
-        seen: Observer,
+        observer: Observer,
         poll_s: Callable[[], float],
         periods: Timeouts,
         checked_at: dict[str, float],
     ) -> None:
         self._session = session
-        self._inbox = inbox
-        self._flights = flights
-        self._watchers = watchers
-        self._seen = seen
+        self._inbox = queue
+        self._flights = calls
+        self._watchers = status
+        self._seen = observer
         self._poll_s = poll_s
         self._periods = periods
         self._checked_at = checked_at
-        self._look = session.look
-        self._gpus = [one.uuid for one in session.look.gpus]
-        self._fabric = {poll.gpu: poll.fabric for poll in session.look.polls}
+        self._look = session.scan
+        self._gpus = [device.uuid for device in session.scan.gpus]
+        self._fabric = {poll.gpu: poll.fabric for poll in session.scan.polls}
         self._polled_at = dict.fromkeys(self._gpus, time.monotonic())
         self._suspected = {uuid: asyncio.Event() for uuid in self._gpus}
         self._divided = asyncio.Event()
@@ -178,7 +178,7 @@ class SessionMonitor:
         now = time.monotonic()
         self._checked_at.update({SCAN_KIND: now, EVENTS_KIND: now, POLL_KIND: now})
         unwatched = {**dict.fromkeys(self._gpus, ""), **self._session.events.problems}
-        self._watchers.begin_anew(EVENTS_KIND, unwatched)
+        self._watchers.reset(EVENTS_KIND, unwatched)
         why = ""
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -200,56 +200,56 @@ class SessionMonitor:
 
     async def _listen(self) -> None:
         """Keep the thread that waits for events."""
-        listening = self._flights.begin(blocking.Lane(), self._session.events.listen)
+        listening = self._flights.start(blocking.Lane(), self._session.events.wait_for_events)
         await asyncio.wait([listening])
         listening.result()
 
     async def _hear(self) -> None:
         """Take what that thread heard."""
         while True:
-            for heard in await self._inbox.take():
-                self._take(heard)
+            for event in await self._inbox.take():
+                self._take(event)
 
-    def _take(self, heard: events.NvmlEvent) -> None:
-        match heard:
+    def _take(self, event: events.NvmlEvent) -> None:
+        match event:
             case gpu.Xid():
-                self._seen(self._whole(heard))
-                self._suspect(heard.part.gpu)
+                self._seen(self._whole(event))
+                self._suspect(event.part.gpu)
             case gpu.Poll():
-                self._seen(heard)
+                self._seen(event)
             case events.MonitoringProblems():
-                self._turn_events(heard.problems)
+                self._turn_events(event.problems)
             case events.PollRequested():
-                self._suspect(heard.gpu)
+                self._suspect(event.gpu)
             case events.MigChanged():
                 self._divided.set()
             case events.EventsEnded():
-                _begin_anew(f"events: {heard.error}")
+                _begin_anew(f"events: {event.error}")
             case _:
-                assert_never(heard)
+                assert_never(event)
 
     def _whole(self, xid: gpu.Xid) -> gpu.Xid:
         """Return the XID as one of the whole GPU where that has no instances."""
-        divided = any(one.uuid == xid.part.gpu and one.mig for one in self._look.gpus)
+        divided = any(device.uuid == xid.part.gpu and device.mig for device in self._look.gpus)
         return xid if divided else msgspec.structs.replace(xid, part=gpu.Part(gpu=xid.part.gpu))
 
     def _suspect(self, uuid: str) -> None:
-        for one in [uuid] if uuid else self._gpus:
-            self._suspected[one].set()
+        for name in [uuid] if uuid else self._gpus:
+            self._suspected[name].set()
 
     def _turn_events(self, problems: events.Problems) -> None:
         for uuid, problem in problems.items():
-            self._watchers.turn([uuid], EVENTS_KIND, problem)
+            self._watchers.set_problem([uuid], EVENTS_KIND, problem)
 
     async def _guard(self) -> None:
         """Notice when the wait for events does not come back."""
         late_s = self._periods.answer_s + self._periods.slice_s
         while True:
-            asked_at = self._session.events.asked_at
+            asked_at = self._session.events.waiting_since
             hangs = asked_at is not None and time.monotonic() - asked_at > late_s
             text = f"no wait for events has come back for {late_s:g} s" if hangs else ""
-            self._watchers.turn(self._gpus, f"{EVENTS_KIND}_late", text)
-            self._checked_at[EVENTS_KIND] = self._session.events.answered_at
+            self._watchers.set_problem(self._gpus, f"{EVENTS_KIND}_late", text)
+            self._checked_at[EVENTS_KIND] = self._session.events.last_success_at
             await asyncio.sleep(self._periods.guard_s)
 
     async def _poll(self, uuid: str, first_s: float) -> None:
@@ -269,26 +269,26 @@ class SessionMonitor:
     def _compare(self, answer: session.PollAnswer) -> None:
         """Notice what a GPU that answers has that the last look, or the event set, has not."""
         uuid, fabric = answer.poll.gpu, answer.poll.fabric
-        if answer.divided or fabric != self._fabric[uuid]:
+        if answer.mig_changed or fabric != self._fabric[uuid]:
             self._fabric[uuid] = fabric
             self._divided.set()
-        if self._session.events.misses(uuid):
+        if self._session.events.needs_rearm(uuid):
             self._session.events.rearm()
 
     async def _look_again(self) -> None:
         """Look again when something was divided, and now and then at what could not be read."""
         lane, looked_at = blocking.Lane(), time.monotonic()
         while True:
-            divided = await _set_within(self._divided, self._poll_s())
-            is_due = time.monotonic() - looked_at > self._periods.look_again_s
-            if divided or (is_due and not self._session.is_whole):
-                look = await self._asked(lane, self._session.look_again, self._gpus, SCAN_KIND)
+            mig_changed = await _set_within(self._divided, self._poll_s())
+            is_due = time.monotonic() - looked_at > self._periods.rescan_s
+            if mig_changed or (is_due and not self._session.is_complete):
+                scan = await self._asked(lane, self._session.rescan, self._gpus, SCAN_KIND)
                 looked_at = time.monotonic()
-                if not _is_same(look, self._look):
-                    self._look = look
-                    self._seen(look)
+                if not _is_same(scan, self._look):
+                    self._look = scan
+                    self._seen(scan)
             else:
-                await self._asked(lane, self._session.count, self._gpus, SCAN_KIND)
+                await self._asked(lane, self._session.check_gpu_count, self._gpus, SCAN_KIND)
             self._checked_at[SCAN_KIND] = time.monotonic()
             if not self._gpus:
                 self._checked_at[POLL_KIND] = self._checked_at[SCAN_KIND]
@@ -297,13 +297,13 @@ class SessionMonitor:
         self, lane: blocking.Lane, work: Callable[[], Result], gpus: Collection[str], kind: str
     ) -> Result:
         """Return the answer, however long it takes; tell if it is late, and when it came."""
-        asked = self._flights.begin(lane, work)
+        call = self._flights.start(lane, work)
         late_s = self._periods.answer_s
-        if not (await asyncio.wait([asked], timeout=late_s))[0]:
-            self._watchers.turn(gpus, kind, f"NVML has not answered for {late_s:g} s")
-            await asyncio.wait([asked])
-        self._watchers.turn(gpus, kind, "")
-        return asked.result()
+        if not (await asyncio.wait([call], timeout=late_s))[0]:
+            self._watchers.set_problem(gpus, kind, f"NVML has not answered for {late_s:g} s")
+            await asyncio.wait([call])
+        self._watchers.set_problem(gpus, kind, "")
+        return call.result()
 
 
 async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
@@ -317,9 +317,9 @@ async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-def _is_same(look: gpu.Scan, before: gpu.Scan) -> bool:
+def _is_same(scan: gpu.Scan, previous: gpu.Scan) -> bool:
     """Say whether nothing changed but what the polls tell."""
-    return msgspec.structs.replace(look, polls=()) == msgspec.structs.replace(before, polls=())
+    return msgspec.structs.replace(scan, polls=()) == msgspec.structs.replace(previous, polls=())
 
 
 def _begin_anew(why: str) -> NoReturn:

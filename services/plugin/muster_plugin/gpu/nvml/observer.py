@@ -28,7 +28,7 @@ Observer = monitor.Observer
 class _Begun(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a beginning; no session if NVML cannot be asked."""
 
-    look: gpu.Scan
+    scan: gpu.Scan
     inbox: monitor.EventQueue
     session: nvml_session.Session | None = None
 
@@ -60,35 +60,35 @@ class NvmlSource:
         self._told: gpu.Scan | None = None
         self._log = logs.logger()
 
-    async def first(self, timeout_s: float) -> gpu.Scan:
+    async def first_scan(self, timeout_s: float) -> gpu.Scan:
         """Look for the first time. That there is no answer in time is one; `follow` goes on."""
-        beginning = self._begin()
-        await asyncio.wait([beginning], timeout=timeout_s)
-        self._told = beginning.result().look if beginning.done() else _silent(timeout_s)
+        starting = self._begin()
+        await asyncio.wait([starting], timeout=timeout_s)
+        self._told = starting.result().scan if starting.done() else _silent(timeout_s)
         return self._told
 
-    async def follow(self, seen: Observer) -> None:
+    async def observe(self, observer: Observer) -> None:
         """Tell for ever what is observed, and every look but the one that `first` gave."""
-        watchers = monitor.MonitoringStatus(seen)
-        pause_s = self._periods.begin_first_s
+        status = monitor.MonitoringStatus(observer)
+        pause_s = self._periods.restart_first_s
         while True:
-            begun = await self._begun(seen)
-            self._tell(begun.look, seen)
-            began_at = time.monotonic()
-            if begun.session is not None:
-                self._log.info("nvml_begun", gpus=len(begun.look.gpus))
-                why = await self._watch(begun.session, begun.inbox, watchers, seen)
+            started = await self._begun(observer)
+            self._tell(started.scan, observer)
+            started_at = time.monotonic()
+            if started.session is not None:
+                self._log.info("nvml_begun", gpus=len(started.scan.gpus))
+                why = await self._watch(started.session, started.inbox, status, observer)
                 self._log.warning("nvml_given_up", reason=why)
                 # what befalls them until it is begun anew, nobody sees
-                uuids = [one.uuid for one in begun.look.gpus]
-                watchers.begin_anew("begin", dict.fromkeys(uuids, f"NVML is begun anew: {why}"))
-                await self._end(begun.session, watchers)
-            if time.monotonic() - began_at > self._periods.begin_max_s:
-                pause_s = self._periods.begin_first_s
+                uuids = [device.uuid for device in started.scan.gpus]
+                status.reset("begin", dict.fromkeys(uuids, f"NVML is begun anew: {why}"))
+                await self._end(started.session, status)
+            if time.monotonic() - started_at > self._periods.restart_max_s:
+                pause_s = self._periods.restart_first_s
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._periods.begin_max_s)
+            pause_s = min(2 * pause_s, self._periods.restart_max_s)
 
-    def poll_every(self, seconds: float) -> None:
+    def set_poll_interval(self, seconds: float) -> None:
         """Ask each GPU so often from now on."""
         if seconds != self._poll_s:
             self._poll_s = seconds
@@ -99,84 +99,84 @@ class NvmlSource:
         """Give NVML up, if it can be; a call that hangs ends with the process."""
         if self._session is not None:
             self._session.events.stop()
-        if not await self._flights.all_back(self._periods.close_s):
+        if not await self._flights.wait_all(self._periods.close_s):
             self._log.warning("nvml_hangs_at_the_end", waited_s=self._periods.close_s)
             return
         session = self._session or (self._beginning and self._beginning.result().session)
         if session:
-            self._flights.begin(self._lane, session.end)
-            await self._flights.all_back(self._periods.close_s)
+            self._flights.start(self._lane, session.end)
+            await self._flights.wait_all(self._periods.close_s)
 
     def _begin(self) -> asyncio.Task[_Begun]:
         if self._beginning is None:
-            inbox = monitor.EventQueue()
-            self._beginning = self._flights.begin(self._lane, lambda: self._make(inbox))
+            queue = monitor.EventQueue()
+            self._beginning = self._flights.start(self._lane, lambda: self._make(queue))
         return self._beginning
 
-    def _make(self, inbox: monitor.EventQueue) -> _Begun:
+    def _make(self, queue: monitor.EventQueue) -> _Begun:
         """Begin NVML; runs in a thread."""
         try:
             session = nvml_session.Session(
                 self._rules,
                 self._files,
-                inbox.put,
-                before=self._known,
+                queue.put,
+                previous=self._known,
                 slice_s=self._periods.slice_s,
             )
-        except library.NvmlUnavailable as no:
-            look = gpu.Scan(
-                driver=no.driver,
-                problem=no.problem,
+        except library.NvmlUnavailable as error:
+            scan = gpu.Scan(
+                driver=error.driver,
+                problem=error.problem,
                 machine=self._files.machine(),
                 on_bus=self._files.on_bus(),
             )
-            return _Begun(look=look, inbox=inbox)
-        return _Begun(look=session.look, inbox=inbox, session=session)
+            return _Begun(scan=scan, inbox=queue)
+        return _Begun(scan=session.scan, inbox=queue, session=session)
 
-    async def _begun(self, seen: Observer) -> _Begun:
-        beginning, late_s = self._begin(), self._periods.answer_s
-        await asyncio.wait([beginning], timeout=late_s)
-        if not beginning.done():
-            self._tell(_silent(late_s), seen)
-            await asyncio.wait([beginning])
-        begun = beginning.result()
-        self._session, self._beginning = begun.session, None
-        return begun
+    async def _begun(self, observer: Observer) -> _Begun:
+        starting, late_s = self._begin(), self._periods.answer_s
+        await asyncio.wait([starting], timeout=late_s)
+        if not starting.done():
+            self._tell(_silent(late_s), observer)
+            await asyncio.wait([starting])
+        started = starting.result()
+        self._session, self._beginning = started.session, None
+        return started
 
     async def _watch(
         self,
         session: nvml_session.Session,
-        inbox: monitor.EventQueue,
-        watchers: monitor.MonitoringStatus,
-        seen: Observer,
+        queue: monitor.EventQueue,
+        status: monitor.MonitoringStatus,
+        observer: Observer,
     ) -> str:
-        self._watching = watch = monitor.SessionMonitor(
+        self._watching = monitoring = monitor.SessionMonitor(
             session,
-            inbox,
+            queue,
             self._flights,
-            watchers,
-            seen=seen,
+            status,
+            observer=observer,
             poll_s=lambda: self._poll_s,
             periods=self._periods,
             checked_at=self.checked_at,
         )
-        return await watch.watch()
+        return await monitoring.watch()
 
-    async def _end(self, session: nvml_session.Session, watchers: monitor.MonitoringStatus) -> None:
+    async def _end(self, session: nvml_session.Session, status: monitor.MonitoringStatus) -> None:
         """End NVML once all that is under way has come back, and remember what it told."""
         session.events.stop()
-        late_s, longest_s = self._periods.answer_s, self._periods.leave_s
-        is_over = await self._flights.all_back(late_s)
+        late_s, longest_s = self._periods.answer_s, self._periods.abandon_s
+        is_over = await self._flights.wait_all(late_s)
         if not is_over:
-            uuids = [one.uuid for one in session.look.gpus]
-            watchers.turn(uuids, "end", f"NVML has not answered for {late_s:g} s")
-            is_over = await self._flights.all_back(longest_s)
-        self._known, self._session = session.known, None
+            uuids = [device.uuid for device in session.scan.gpus]
+            status.set_problem(uuids, "end", f"NVML has not answered for {late_s:g} s")
+            is_over = await self._flights.wait_all(longest_s)
+        self._known, self._session = session.as_previous_scan, None
         self._left.append((self._flights, session))
         if not is_over:
             self._log.error("nvml_left_behind", waited_s=late_s + longest_s)
-        elif all([await flights.all_back(0) for flights, _ in self._left]):
-            ended = self._flights.begin(self._lane, self._end_all)
+        elif all([await calls.wait_all(0) for calls, _ in self._left]):
+            ended = self._flights.start(self._lane, self._end_all)
             if (await asyncio.wait([ended], timeout=longest_s))[0]:
                 return
             self._log.error("nvml_hangs_at_the_end", waited_s=longest_s)
@@ -189,14 +189,14 @@ class NvmlSource:
         while self._left:
             self._left.pop()[1].end()
 
-    def _tell(self, look: gpu.Scan, seen: Observer) -> None:
+    def _tell(self, scan: gpu.Scan, observer: Observer) -> None:
         """Tell a look; one that says again why there is nothing to see is no news."""
-        is_known = look is self._told or (
-            look.driver is not gpu.Driver.READY and look == self._told
+        is_known = scan is self._told or (
+            scan.driver is not gpu.Driver.READY and scan == self._told
         )
-        self._told = look
+        self._told = scan
         if not is_known:
-            seen(look)
+            observer(scan)
 
 
 def _silent(seconds: float) -> gpu.Scan:

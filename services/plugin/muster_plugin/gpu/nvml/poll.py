@@ -37,24 +37,24 @@ def poll_gpu(
     Raises NVMLError if NVML has to be initialised again.
     """
     at = datetime.now(UTC)
-    asked = _Asked(nvml)
+    query = _Asked(nvml)
     try:
-        fields = asked.fields(handle)
+        fields = query.fields(handle)
         rows = None
         if _REMAP_PENDING not in fields or _REMAP_FAILED not in fields:
-            rows = asked(nvml.nvmlDeviceGetRemappedRows, handle)
+            rows = query(nvml.nvmlDeviceGetRemappedRows, handle)
         retired = fields.get(_RETIRED_PENDING)
         if retired is None:
-            retired = asked(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
-        reasons = asked(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+            retired = query(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+        reasons = query(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
         if reasons is None:  # what drivers before 535 call it
-            reasons = asked(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-        fabric = asked(discovery.fabric_info, nvml, handle)
-        found = gpu.Poll(
+            reasons = query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        fabric = query(discovery.fabric_info, nvml, handle)
+        poll = gpu.Poll(
             gpu=uuid,
             at=at,
             recovery_action=fields.get(_RECOVERY_ACTION),
-            ecc_uncorrected=asked(
+            ecc_uncorrected=query(
                 nvml.nvmlDeviceGetTotalEccErrors,
                 handle,
                 nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
@@ -64,8 +64,8 @@ def poll_gpu(
             remap_failed=_truth(fields.get(_REMAP_FAILED, rows[3] if rows else None)),
             retired_pending=_truth(retired),
             slowdowns=decode.slowdowns(reasons or 0),
-            temperature_c=asked(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-            slowdown_c=asked(
+            temperature_c=query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            slowdown_c=query(
                 nvml.nvmlDeviceGetTemperatureThreshold,
                 handle,
                 nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
@@ -73,25 +73,25 @@ def poll_gpu(
             nvlinks_down=tuple(
                 link
                 for link in sorted(links)
-                if asked(discovery.nvlink_is_up, nvml, handle, link) is False
+                if query(discovery.nvlink_is_up, nvml, handle, link) is False
             ),
             fabric=decode.fabric(fabric.state, fabric.status) if fabric else None,
         )
     except _Lost as lost:
         return gpu.Poll(gpu=uuid, at=at, error=str(lost))
-    if asked.answers == 0 and asked.failed:
-        return gpu.Poll(gpu=uuid, at=at, error=asked.failed)
-    return found
+    if query.answers == 0 and query.failed:
+        return gpu.Poll(gpu=uuid, at=at, error=query.failed)
+    return poll
 
 
 def is_lost(nvml: library.Binding, handle: library.Handle) -> str:
     """Return NVML's name of why nothing can be asked of a GPU; empty if it answers."""
-    asked = _Asked(nvml)
+    query = _Asked(nvml)
     try:
         # the one is kept by the library, the others need the hardware
-        asked(nvml.nvmlDeviceGetUUID, handle)
-        asked(nvml.nvmlDeviceGetMemoryInfo, handle)
-        asked(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+        query(nvml.nvmlDeviceGetUUID, handle)
+        query(nvml.nvmlDeviceGetMemoryInfo, handle)
+        query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     except _Lost as lost:
         return str(lost)
     return ""
@@ -119,15 +119,15 @@ class _Asked:
 
     def fields(self, handle: library.Handle) -> Mapping[int, int]:
         """Return the values of those fields that have one."""
-        found: dict[int, int] = {}
+        values: dict[int, int] = {}
         for value in self(self._nvml.nvmlDeviceGetFieldValues, handle, _FIELDS) or ():
             # each has a return code of its own; the call as a whole succeeds
             self._judge(value.nvmlReturn)
             if value.nvmlReturn == decode.Code.SUCCESS:
-                found[value.fieldId] = int(
+                values[value.fieldId] = int(
                     getattr(value.value, decode.value_member(value.valueType))
                 )
-        return found
+        return values
 
     def _judge(self, code: int) -> None:
         if library.is_session_ended(self._nvml, code):

@@ -30,7 +30,7 @@ class PollAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """How a GPU is, and whether it is divided otherwise than at the last look."""
 
     poll: gpu.Poll
-    divided: bool = False
+    mig_changed: bool = False
 
 
 class Session:
@@ -43,9 +43,9 @@ class Session:
         self,
         rules: gpus.Gpus,
         files: discovery.KernelFiles,
-        heard: Callable[[events.NvmlEvent], None],
+        on_event: Callable[[events.NvmlEvent], None],
         *,
-        before: PreviousScan,
+        previous: PreviousScan,
         slice_s: float,
     ) -> None:
         self._nvml = nvml = library.initialise(rules)
@@ -53,27 +53,27 @@ class Session:
         self._answered: set[str] = set()
         try:
             self._kernel_gpus = files.kernel_gpus()
-            self._seen = discovery.discover_gpus(nvml, files, before=before.gpus)
+            self._seen = discovery.discover_gpus(nvml, files, previous_gpus=previous.gpus)
             self._joined, active = discovery.discover_links(nvml, self._seen)
-            products = {one.uuid: one.product for one in self._seen.gpus}
-            self._links = decode.expected_links(active, products, before.links)
-            self.events = events.EventListener(nvml, self._seen.handles, heard, slice_s=slice_s)
+            products = {device.uuid: device.product for device in self._seen.gpus}
+            self._links = decode.expected_links(active, products, previous.links)
+            self.events = events.EventListener(nvml, self._seen.handles, on_event, slice_s=slice_s)
             # what befalls a GPU from here on is an event; what befell it before, the polls tell
             self.events.arm()
-            self.look = self._told()
+            self.scan = self._told()
         except nvml.NVMLError as error:
             library.shut_down(nvml)
             raise library.NvmlUnavailable(*decode.scan_failure(error.value)) from None
 
     @property
-    def known(self) -> PreviousScan:
+    def as_previous_scan(self) -> PreviousScan:
         """What another look should remember of this one."""
         return PreviousScan(gpus=self._seen.gpus, links=self._links)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every GPU that NVML counts could be read."""
-        return not (self._seen.silent or self._seen.unreadable or self._seen.problems)
+        return not (self._seen.lost or self._seen.unreadable or self._seen.problems)
 
     def poll(self, uuid: str) -> PollAnswer:
         """Ask one GPU how it is. Raises Over."""
@@ -82,11 +82,11 @@ class Session:
             if poll.error == decode.Code.INVALID_ARGUMENT.name and uuid in self._answered:
                 # a handle that was good, and is stale
                 raise SessionEnded(f"poll: {poll.error}")
-            return PollAnswer(poll=poll, divided=not poll.error and self._is_divided_anew(uuid))
+            return PollAnswer(poll=poll, mig_changed=not poll.error and self._is_divided_anew(uuid))
         except self._nvml.NVMLError as error:
             raise SessionEnded(f"poll: {decode.error_name(error.value)}") from None
 
-    def count(self) -> None:
+    def check_gpu_count(self) -> None:
         """Make sure that there are as many GPUs as at the start. Raises Over if not."""
         now = self._files.kernel_gpus()
         if now != self._kernel_gpus:
@@ -99,21 +99,23 @@ class Session:
         if count != self._seen.count:
             raise SessionEnded(f"NVML counts {count} GPUs instead of {self._seen.count}")
 
-    def look_again(self) -> gpu.Scan:
+    def rescan(self) -> gpu.Scan:
         """Look at every GPU again. Raises Over if there are others than before."""
         try:
-            seen = discovery.discover_gpus(self._nvml, self._files, before=self._seen.gpus)
+            discovered = discovery.discover_gpus(
+                self._nvml, self._files, previous_gpus=self._seen.gpus
+            )
             # one that was lost meanwhile gets no new handle, and is polled by its old one
-            kept = {u: self._seen.handles[u] for u in seen.silent if u in self._seen.handles}
-            handles = {**seen.handles, **kept}
+            kept = {u: self._seen.handles[u] for u in discovered.lost if u in self._seen.handles}
+            handles = {**discovered.handles, **kept}
             if handles.keys() != self._seen.handles.keys():
                 raise SessionEnded("other GPUs answer than before")
-            silent = {u: error for u, error in seen.silent.items() if u not in kept}
-            self._seen = msgspec.structs.replace(seen, handles=handles, silent=silent)
-            self.look = self._told()
+            silent = {u: error for u, error in discovered.lost.items() if u not in kept}
+            self._seen = msgspec.structs.replace(discovered, handles=handles, lost=silent)
+            self.scan = self._told()
         except self._nvml.NVMLError as error:
             raise SessionEnded(f"look: {decode.error_name(error.value)}") from None
-        return self.look
+        return self.scan
 
     def end(self) -> None:
         """Give NVML up; nothing may be in flight."""
@@ -129,18 +131,18 @@ class Session:
             machine=self._files.machine(),
             gpus=self._seen.gpus,
             unreadable=self._seen.unreadable,
-            polls=tuple(self._poll(one.uuid) for one in self._seen.gpus),
+            polls=tuple(self._poll(device.uuid) for device in self._seen.gpus),
             links=self._joined,
             caps=self._files.capabilities(),
         )
 
     def _poll(self, uuid: str) -> gpu.Poll:
-        seen = self._seen
-        handle = seen.handles.get(uuid)
+        discovered = self._seen
+        handle = discovered.handles.get(uuid)
         if handle is None:
-            return gpu.Poll(gpu=uuid, at=datetime.now(UTC), error=seen.silent[uuid])
+            return gpu.Poll(gpu=uuid, at=datetime.now(UTC), error=discovered.lost[uuid])
         # a GPU that is divided uses no NVLinks
-        links = () if _gpu(seen, uuid).mig_enabled else self._links.get(uuid, ())
+        links = () if _gpu(discovered, uuid).mig_enabled else self._links.get(uuid, ())
         poll = nvml_poll.poll_gpu(self._nvml, handle, uuid, links=links)
         if not poll.error:
             self._answered.add(uuid)
@@ -153,9 +155,11 @@ class Session:
             if library.is_session_ended(self._nvml, error.value):
                 raise
             return False
-        before = _gpu(self._seen, uuid)
-        return now != (tuple(one.uuid for one in before.mig) if before.mig_enabled else None)
+        previous = _gpu(self._seen, uuid)
+        return now != (
+            tuple(device.uuid for device in previous.mig) if previous.mig_enabled else None
+        )
 
 
-def _gpu(seen: discovery.DiscoveredGpus, uuid: str) -> vocabulary.Gpu:
-    return next(one for one in seen.gpus if one.uuid == uuid)
+def _gpu(discovered: discovery.DiscoveredGpus, uuid: str) -> vocabulary.Gpu:
+    return next(device for device in discovered.gpus if device.uuid == uuid)
