@@ -369,7 +369,7 @@ def test_a_gpu_is_well_again_after_quiet_and_needs_twice_as_much_the_next_time()
             after = here.events.items.index(well) + 1
             worse = await here.event(Changed, after=after, health=UNHEALTHY)
             better = await here.event(Changed, after=after, health=HEALTHY)
-            assert worse.evidence[-1].observed == "bad again 0 s after it was well"
+            assert worse.evidence[-1].observed == "unhealthy again 0 s after it recovered"
             assert (better.at - worse.at).total_seconds() > 2 * quiet_s - late_s
 
     node.run(story)

@@ -232,7 +232,7 @@ def test_a_gpu_that_nobody_polls_is_unmonitored() -> None:
     story.see(FINE)
     assert story.tick() == ["+unmonitored unpolled"]
     assert story.now == 1030
-    assert story.said[-1].reason == "nobody has looked at it for 30 s"
+    assert story.said[-1].reason == "it has not been polled for 30 s"
     assert story.said[-1].at == START + timedelta(seconds=1030)
     assert story.machine.next_deadline() is None
     assert story.see(FINE, after=100) == ["-unmonitored unpolled"]
@@ -294,7 +294,7 @@ def test_every_end_says_why_it_is_believed() -> None:
     story.xid(94, MIG3)
     story.polls(MUTE, 18)
     assert story.said[-1].reason == (
-        "xid-94 is over: 18 good polls in a row, no fault for 180 s, the driver cannot say more"
+        "xid-94 is over: 18 good polls in a row, no fault for 180 s, the driver cannot say what it needs"
     )
 
 
@@ -303,11 +303,13 @@ def test_where_the_driver_cannot_say_a_reset_is_believed_from_what_it_does() -> 
     away.xid(95)
     away.polls(LOST, 1)
     assert away.polls(MUTE, 6) == ["6: -unhealthy xid-95"]
-    assert away.said[-1].reason.endswith("the driver cannot say more, it was away and came back")
+    assert away.said[-1].reason.endswith(
+        "the driver cannot say what it needs, it disappeared and came back"
+    )
     anew.see(poll(recovery_action=None, ecc_uncorrected=2))
     anew.xid(95)
     assert anew.polls(poll(recovery_action=None), 6) == ["6: -unhealthy xid-95"]
-    assert anew.said[-1].reason.endswith("its error counter started anew")
+    assert anew.said[-1].reason.endswith("its error counter was reset")
 
 
 def test_a_gpu_that_was_lost_before_its_xid_was_told_came_back_all_the_same() -> None:
@@ -395,7 +397,7 @@ def test_what_somebody_calls_repaired_ends_with_one_good_poll() -> None:
     story.polls(LOST, 1)
     assert story.see(gpu.RepairReported(gpu="GPU-a", at=START, by="a person")) == []
     assert story.polls(FINE, 1) == ["1: -unhealthy xid-79", "1: -unhealthy gpu-lost"]
-    assert story.said[-1].reason == "gpu-lost is over: a person says it is repaired, and it answers"
+    assert story.said[-1].reason == "gpu-lost is over: reported as repaired by a person, and it answers"
 
 
 def test_what_is_good_already_ends_at_once_by_somebody_s_word() -> None:
@@ -453,7 +455,7 @@ def test_a_flap_is_named_in_the_evidence() -> None:
     story.polls(FINE, 6)
     story.xid(95, after=25)
     assert story.said[-1].evidence[-1] == vocabulary.Evidence(
-        source="muster", observed="bad again 25 s after it was well"
+        source="muster", observed="unhealthy again 25 s after it recovered"
     )
 
 

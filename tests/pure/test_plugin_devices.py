@@ -10,7 +10,7 @@ from muster.pb import deviceplugin_pb2 as dp
 from muster.vocabulary import Health
 from muster_plugin.config import gpus, resources
 from muster_plugin.discovery import resource_plan
-from muster_plugin.gpu import container_spec, faults
+from muster_plugin.gpu import container_spec, simulated
 from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import allocation, cdi, protobuf, resource_status
 from muster_plugin.model import advertised, gpu, names, scan_result
@@ -431,8 +431,8 @@ def test_a_fault_script_comes_to_what_holds_at_its_end() -> None:
     {"device": 0, "clear": 79}
     {"device": 0, "xid": 1, "clear": 1}
     """
-    assert faults.script(text) == faults.Script(
-        holding=frozenset({(1, 48)}),
+    assert simulated.parse_script(text) == simulated.Script(
+        active=frozenset({(1, 48)}),
         bad_lines=(
             "line 4: JSON is malformed: invalid character (byte 8)",
             "line 6: give either xid or clear",
@@ -442,7 +442,7 @@ def test_a_fault_script_comes_to_what_holds_at_its_end() -> None:
 
 @given(st.binary(max_size=200))
 def test_no_bytes_break_a_fault_script(text: bytes) -> None:
-    faults.script(text)
+    simulated.parse_script(text)
 
 
 # Allocation

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import muster_plugin
 from muster.service import settings
 from muster_plugin.config import gpus
-from muster_plugin.gpu import faults, xid_policy
+from muster_plugin.gpu import simulated, xid_policy
 from muster_plugin.model import gpu
 
 HERE = Path(muster_plugin.__file__).parent
@@ -123,7 +123,7 @@ def test_an_event_names_the_rule_the_action_and_the_source() -> None:
     assert str(judge().rule(999)) == (
         "nvidia-compatible/any-other v1: unhealthy (NVIDIA/k8s-device-plugin 1b826ac: unhealthy)"
     )
-    assert judge().rule(999).title == "of no known meaning"
+    assert judge().rule(999).title == "unknown XID"
 
 
 @pytest.mark.parametrize(
@@ -135,14 +135,14 @@ def test_an_event_names_the_rule_the_action_and_the_source() -> None:
         (79, "reboot", gpu.Effect.UNHEALTHY),
     ],
 )
-def test_a_verdict_tells_the_effect(xid: int, action: str, effect: gpu.Effect | None) -> None:
-    found = faults.xid_verdict(xid, judge())
-    assert (found.action, found.effect, found.code) == (action, effect, f"xid-{xid}")
-    assert found.reason == f"XID {xid}: {KNOWN.xids[xid].title}"
+def test_an_action_has_an_effect(xid: int, action: str, effect: gpu.Effect | None) -> None:
+    rule = judge().rule(xid)
+    assert (rule.action, rule.action.effect) == (action, effect)
+    assert rule.title == KNOWN.xids[xid].title
 
 
-def test_a_verdict_of_degrade_does_not_take_the_gpu() -> None:
-    assert faults.xid_verdict(94, judge(file=DEGRADE_94)).effect is gpu.Effect.DEGRADED
+def test_degrade_does_not_take_the_gpu_out_of_use() -> None:
+    assert judge(file=DEGRADE_94).rule(94).action.effect is gpu.Effect.DEGRADED
 
 
 # The user's file
@@ -195,8 +195,8 @@ def test_two_rules_for_one_xid_are_refused() -> None:
     with pytest.raises(settings.BadSettings) as caught:
         judge(file=file)
     assert caught.value.problems == [
-        "rules[0].xids: 94 stands there twice",
-        "rules[1].xids: 63 stands in rules[0] too",
+        "rules[0].xids: 94 is listed twice",
+        "rules[1].xids: 63 is also in rules[0]",
     ]
 
 
@@ -232,11 +232,11 @@ def test_a_list_is_read_as_nvidia_reads_it(text: str, numbers: set[int]) -> None
 
 def test_what_is_left_out_of_a_list_is_named() -> None:
     assert xid_policy.parse_lists("68,not-an-int, -5", "0").problems == (
-        "DP_DISABLE_HEALTHCHECKS: 'not-an-int' is no XID; left out",
-        "DP_DISABLE_HEALTHCHECKS: '-5' is no XID; left out",
-        "DP_ENABLE_HEALTHCHECKS: '0' is no XID; left out",
+        "DP_DISABLE_HEALTHCHECKS: 'not-an-int' is not an XID; ignored",
+        "DP_DISABLE_HEALTHCHECKS: '-5' is not an XID; ignored",
+        "DP_ENABLE_HEALTHCHECKS: '0' is not an XID; ignored",
     )
-    assert judge(disable="x").problems == ("DP_DISABLE_HEALTHCHECKS: 'x' is no XID; left out",)
+    assert judge(disable="x").problems == ("DP_DISABLE_HEALTHCHECKS: 'x' is not an XID; ignored",)
 
 
 LISTED = [
@@ -325,7 +325,7 @@ def test_no_text_in_the_lists_is_an_error(disable: str, enable: str, xid: int) -
 def test_a_simulated_gpu_answers_what_its_faults_would_make_a_real_one_answer(
     xids: set[int], error: str, action: int | None
 ) -> None:
-    found = faults.poll("GPU-a", xids, AT)
+    found = simulated.answer("GPU-a", xids, AT)
     assert (found.gpu, found.error, found.recovery_action) == ("GPU-a", error, action)
 
 

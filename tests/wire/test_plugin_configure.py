@@ -203,12 +203,12 @@ def test_words_that_are_no_xid_are_a_warning(
     )
     _, _, told = called(capfd, "validate", str(file))
     assert told.splitlines() == [
-        f"muster config: {file}: warning: gpus.health.disable: 'lots' is no XID; left out",
-        f"muster config: {file}: warning: nodes[0].gpus.health.enable: 'xid79' is no XID; left out",
+        f"muster config: {file}: warning: gpus.health.disable: 'lots' is not an XID; ignored",
+        f"muster config: {file}: warning: nodes[0].gpus.health.enable: 'xid79' is not an XID; ignored",
     ]
     _, _, told = called(capfd, "show", str(file), "--node", "a-1")
     assert told.splitlines() == [
-        f"muster config: {file}: warning: gpus.health.enable: 'xid79' is no XID; left out"
+        f"muster config: {file}: warning: gpus.health.enable: 'xid79' is not an XID; ignored"
     ]
 
 

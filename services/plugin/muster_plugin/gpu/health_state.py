@@ -1,10 +1,10 @@
-"""Pure: What holds against each part of each GPU, by what was seen of it: a `machine.Machine`.
+"""Pure: what is wrong with each part of each GPU, by what was observed: a `machine.Machine`.
 
-What a GPU is told, and what becomes of it; every finding has a code, and holds on its own:
+Every fault has a code and holds on its own:
 
-    seen                              | begins, on the part that it is about
+    observed                          | begins, on the part that it concerns
     ----------------------------------|-------------------------------------------------------------
-    XID: ignore                       | nothing; it disturbs nothing
+    XID: ignore                       | nothing, and delays no recovery
     XID: degrade                      | Degraded   xid-<n>
     XID: unhealthy, reset, reboot     | Unhealthy  xid-<n>
     poll: GPU_IS_LOST, RESET_REQUIRED | Unhealthy  gpu-lost, reset-required
@@ -17,12 +17,12 @@ What a GPU is told, and what becomes of it; every finding has a code, and holds 
     poll: uncorrected ECC rises       | Degraded   ecc-uncorrected
     poll: slowed down, some in a row  | Degraded   slowdown
     poll: an NVLink is down           | Degraded   nvlink-down
-    watch: a problem                  | Unmonitored unwatched, until there is none
+    monitoring: a problem             | Unmonitored unwatched, until there is none
     no poll for long                  | Unmonitored unpolled, until there is one
 
-A part is Healthy while nothing Unhealthy holds against it (`findings`). When each ends:
-`gpu_recovery`. What is not known begins nothing but Unmonitored, and ends nothing. Nothing is
-remembered over a restart but what NVML says: a GPU that it calls bad is bad at the first look.
+A part is Healthy while no Unhealthy fault holds (`active_faults`). When each ends: `recovery`. An
+unknown value begins nothing but Unmonitored, and ends nothing. Nothing survives a restart except
+what NVML reports: a GPU that NVML calls bad is Unhealthy in the first scan.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,50 +33,57 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import gpus
-from muster_plugin.gpu import faults, poll_signals, recovery, xid_policy
+from muster_plugin.gpu import poll_signals, recovery, xid_policy
 from muster_plugin.model import gpu
 
 OVERDUE_POLLS: Final = 3
 OVERDUE_MIN_S: Final = 30.0
-"""A GPU that was not polled for so many periods, and so long, is unmonitored."""
+"""A GPU is unmonitored once both this time and so many poll intervals have passed without a poll."""
+UNANSWERED: Final = "unanswered"
+UNWATCHED: Final = "unwatched"
+UNPOLLED: Final = "unpolled"
+UNANSWERED_POLLS: Final = 3
 
 _STALL_S: Final = 5.0
-"""Who comes so late to see that nobody polled stood still, and could hear of no poll."""
+"""A tick that comes so late means that this process stood still, and could receive no poll."""
 _NEVER: Final = float("inf")
-_Seen: TypeAlias = gpu.Scan | gpu.Observation
-_Stamp: TypeAlias = tuple[float, datetime]
+_UNMONITORED: Final = frozenset({UNANSWERED, UNWATCHED, UNPOLLED})
+_TEXT_MAX: Final = 1000
+_Observed: TypeAlias = gpu.Scan | gpu.Observation
 
 
 class GpuHealth:
-    """The health of all GPUs of a node. `judge` and `told` hold for what is seen from now on."""
+    """The health of all GPUs of a node. A new `policy` and new `rules` hold from then on."""
 
     def __init__(self, policy: xid_policy.Policy, rules: gpus.Health) -> None:
         self.policy = policy
         self.rules = rules
         self._gpus: dict[str, GpuCondition] = {}
-        self._stamp: _Stamp | None = None
+        self._stamp: tuple[float, datetime] | None = None
 
-    def receive(self, event: _Seen, now: float) -> Sequence[gpu.FaultChange]:
-        """Take what was seen; return what began and ended by it."""
+    def receive(self, event: _Observed, now: float) -> Sequence[gpu.FaultChange]:
+        """Return the faults that began and ended with this event."""
         return [*self._received(event, now), *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[gpu.FaultChange]:
-        """Find who has not been polled for long; begin anew if we have not been here for long."""
+        """Return the GPUs that are overdue; restart all deadlines after a stall of this process."""
         overdue = [condition for condition in self._gpus.values() if self._due(condition) <= now]
         if any(now - self._due(condition) > _STALL_S for condition in overdue):
             for condition in overdue:
                 condition.restart_deadline(now)
             return []
-        return [change for condition in overdue for change in self._unpolled(condition, now)]
+        at = self._at(now)
+        assert at is not None or not overdue, "only a GPU that was observed can be overdue"
+        return [change for condition in overdue if at for change in condition.on_overdue(now, at)]
 
     def next_deadline(self) -> float | None:
-        """Return when the next GPU will not have been polled for long."""
+        """Return when the next GPU becomes overdue."""
         due = min(map(self._due, self._gpus.values()), default=_NEVER)
         return due if due < _NEVER else None
 
-    def _received(self, event: _Seen, now: float) -> Iterator[gpu.FaultChange]:
+    def _received(self, event: _Observed, now: float) -> Iterator[gpu.FaultChange]:
         if isinstance(event, gpu.Scan):
-            yield from self._looked(event, now)
+            yield from self._scanned(event, now)
             return
         self._stamp = now, event.at
         match event:
@@ -91,33 +98,22 @@ class GpuHealth:
             case _:
                 assert_never(event)
 
-    def _looked(self, scan: gpu.Scan, now: float) -> Iterator[gpu.FaultChange]:
+    def _scanned(self, scan: gpu.Scan, now: float) -> Iterator[gpu.FaultChange]:
         for poll in scan.polls:
             yield from self._received(poll, now)
         polled = {poll.gpu for poll in scan.polls}
         at = self._at(now)
-        for device in scan.unreadable:
-            if at is not None and device.uuid and device.uuid not in polled:
-                yield from self._received(gpu.Poll(gpu=device.uuid, at=at, error=device.error), now)
-        named = {device.uuid for device in scan.gpus} | {
-            device.uuid for device in scan.unreadable if device.uuid
-        }
-        for name in sorted(named):
+        for failed in scan.unreadable:
+            if at is not None and failed.uuid and failed.uuid not in polled:
+                poll = gpu.Poll(gpu=failed.uuid, at=at, error=failed.error)
+                yield from self._received(poll, now)
+        listed = {device.uuid for device in scan.gpus}
+        listed |= {failed.uuid for failed in scan.unreadable if failed.uuid}
+        for name in sorted(listed):
             self._gpu(name).on_listed(now)
-        if at is not None and self._tells_who_is_gone(scan):
-            for name in sorted(self._gpus.keys() - named):
+        if at is not None and _is_exhaustive(scan):
+            for name in sorted(self._gpus.keys() - listed):
                 yield from self._gpus[name].on_gone(now, at)
-
-    def _tells_who_is_gone(self, scan: gpu.Scan) -> bool:
-        """Tell whether a GPU that a look does not name is gone; any nameless one could be it."""
-        if scan.driver is gpu.Driver.READY:
-            return all(device.uuid for device in scan.unreadable)
-        return scan.driver is gpu.Driver.NOT_LOADED
-
-    def _unpolled(self, condition: "GpuCondition", now: float) -> Iterator[gpu.FaultChange]:
-        at = self._at(now)
-        assert at is not None, "only who was seen can be late"
-        yield from condition.on_overdue(now, at)
 
     def _due(self, condition: "GpuCondition") -> float:
         if condition.last_heard_at is None or condition.is_unmonitored or self._stamp is None:
@@ -125,7 +121,7 @@ class GpuHealth:
         return condition.last_heard_at + max(OVERDUE_MIN_S, OVERDUE_POLLS * self.rules.poll_s)
 
     def _at(self, now: float) -> datetime | None:
-        """Return the time of day at `now`, by the last fact that a door stamped."""
+        """Return the time of day at `now`, counted from the last event that an adapter stamped."""
         if self._stamp is None:
             return None
         then, at = self._stamp
@@ -135,77 +131,66 @@ class GpuHealth:
         return self._gpus.setdefault(name, GpuCondition(name))
 
 
-UNANSWERED: Final = "unanswered"
-UNWATCHED: Final = "unwatched"
-UNPOLLED: Final = "unpolled"
-UNANSWERED_POLLS: Final = 3
-
-_BLIND: Final = frozenset({UNANSWERED, UNWATCHED, UNPOLLED})
-_SAID_MAX: Final = 1000
-
-
 class GpuCondition:
-    """One GPU, and what holds against its parts. `heard_at` is None while nobody need poll it."""
+    """The faults of one GPU. `last_heard_at` is None while it need not be polled."""
 
     def __init__(self, name: str) -> None:
         self.last_heard_at: float | None = None
         self._whole = gpu.Part(gpu=name)
-        self._holds: dict[tuple[gpu.Part, str], recovery.ActiveFault] = {}
+        self._faults: dict[tuple[gpu.Part, str], recovery.ActiveFault] = {}
         self._histories: dict[gpu.Part, recovery.FlapHistory] = {}
         self._in_a_row: dict[str, int] = {}
         self._unanswered = 0
         self._is_lost = False
         self._ecc: int | None = None
-        self._last = ""
+        self._last_summary = ""
 
     @property
     def is_unmonitored(self) -> bool:
-        """Whether it is said already that nobody knows how it is."""
-        return any(code in _BLIND for _, code in self._holds)
+        """Whether an Unmonitored fault holds already."""
+        return any(code in _UNMONITORED for _, code in self._faults)
 
     def on_listed(self, now: float) -> None:
-        """Take that a look names it: it is to be polled from now on."""
+        """A scan lists the GPU: it has to be polled from now on."""
         self.last_heard_at = now if self.last_heard_at is None else self.last_heard_at
 
     def restart_deadline(self, now: float) -> None:
-        """Take that until now nobody could have heard of it, which says nothing of it."""
+        """This process stood still, so a missing poll means nothing yet."""
         self.last_heard_at = now
 
     def on_gone(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
-        """Take that it is not there."""
+        """The GPU is no longer there."""
         self.last_heard_at = None
         self._unanswered = 0
         self._is_lost = True
         for code in (UNANSWERED, UNPOLLED):
-            yield from self._end(self._whole, code, at, "the GPU is not there")
-        for fault in self._holds.values():
+            yield from self._end(self._whole, code, at, "the GPU is gone")
+        for fault in self._faults.values():
             fault.on_gone(now)
 
     def on_monitoring_changed(
         self, change: gpu.MonitoringChanged, now: float
     ) -> Iterator[gpu.FaultChange]:
-        """Take whether somebody can see what befalls it."""
+        """The GPU can be monitored, or no longer."""
         if change.problem:
-            rule = f"watch/{UNWATCHED}: {gpu.Effect.UNMONITORED}"
-            yield from self._blind(UNWATCHED, change.problem, now, change.at, rule)
+            yield from self._begin_unmonitored(UNWATCHED, change.problem, now, change.at, "watch")
             return
         if self.last_heard_at is not None:
             self.last_heard_at = now
-        yield from self._end(self._whole, UNWATCHED, change.at, "it is watched again")
+        yield from self._end(self._whole, UNWATCHED, change.at, "it is monitored again")
 
     def on_overdue(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
-        """Take that nobody polls it."""
-        assert self.last_heard_at is not None, "only who was seen can be late"
-        reason = f"nobody has looked at it for {now - self.last_heard_at:.0f} s"
-        rule = f"polled/{UNPOLLED}: {gpu.Effect.UNMONITORED}"
-        yield from self._blind(UNPOLLED, reason, now, at, rule)
+        """No poll came in time."""
+        assert self.last_heard_at is not None, "only a GPU that was observed can be overdue"
+        reason = f"it has not been polled for {now - self.last_heard_at:.0f} s"
+        yield from self._begin_unmonitored(UNPOLLED, reason, now, at, "polled")
 
     def on_repair_reported(
         self, report: gpu.RepairReported, now: float, rules: gpus.Health
     ) -> Iterator[gpu.FaultChange]:
-        """Take somebody's word that it was reset; what other XIDs did stays."""
+        """A repair is reported: of one XID, whose fault it concerns, or of everything."""
         repaired_code = "" if report.xid is None else f"xid-{report.xid}"
-        for (_, code), fault in self._holds.items():
+        for (_, code), fault in self._faults.items():
             if not repaired_code or code == repaired_code or not code.startswith("xid-"):
                 fault.on_repair_reported(report.by)
         yield from self._recover(now, report.at, rules)
@@ -213,32 +198,31 @@ class GpuCondition:
     def on_xid(
         self, xid: gpu.Xid, now: float, policy: xid_policy.Policy
     ) -> Iterator[gpu.FaultChange]:
-        """Take an XID."""
-        verdict = faults.xid_verdict(xid.xid, policy)
-        if verdict.effect is None:
+        """The driver reported an XID."""
+        rule, code = policy.rule(xid.xid), f"xid-{xid.xid}"
+        if rule.action.effect is None:
             return
-        for (part, code), fault in self._holds.items():
-            if (part, code) == (xid.part, verdict.code):
+        for (part, other), fault in self._faults.items():
+            if (part, other) == (xid.part, code):
                 fault.on_repeated(now)
             elif xid.part.covers(part):
                 fault.on_disturbance(now)
-        if (xid.part, verdict.code) in self._holds:
+        if (xid.part, code) in self._faults:
             return
-        evidence = [_evidence("nvml-events", f"XID {xid.xid}{_where(xid.part)}")]
-        if self._last:
-            evidence.append(_evidence("nvml-poll", f"before: {self._last}"))
+        evidence = [_evidence("nvml-events", f"XID {xid.xid}{_location(xid.part)}")]
+        if self._last_summary:
+            evidence.append(_evidence("nvml-poll", f"before: {self._last_summary}"))
         began = gpu.FaultBegan(
             part=xid.part,
-            effect=verdict.effect,
-            code=verdict.code,
-            reason=verdict.reason,
+            effect=rule.action.effect,
+            code=code,
+            reason=f"XID {xid.xid}: {rule.title}",
             at=xid.at,
-            policy=verdict.policy,
+            policy=str(rule),
             evidence=tuple(evidence),
         )
-        fault = recovery.ActiveFault(
-            began, now, ends=poll_signals.EndsWhen.QUIET, action=verdict.action
-        )
+        ends = poll_signals.EndsWhen.QUIET
+        fault = recovery.ActiveFault(began, now, ends=ends, action=rule.action)
         if self._is_lost:
             fault.on_gone(now)
         yield self._begin(fault, now)
@@ -246,45 +230,45 @@ class GpuCondition:
     def on_poll(
         self, poll: gpu.Poll, now: float, rules: gpus.Health, policy: xid_policy.Policy
     ) -> Iterator[gpu.FaultChange]:
-        """Take what it answered, or that it did not."""
+        """The GPU was polled: it answered, or NVML gave an error."""
         self.last_heard_at = now
-        self._last = poll_signals.summary(poll)
+        self._last_summary = poll_signals.summary(poll)
         yield from self._end(self._whole, UNPOLLED, poll.at, "it is polled again")
         if poll.error and not poll_signals.is_conclusive(poll.error):
             yield from self._not_answered(poll, now)
             return
         self._unanswered = 0
-        yield from self._end(self._whole, UNANSWERED, poll.at, f"NVML answers: {self._last}")
+        answers = f"NVML answers: {self._last_summary}"
+        yield from self._end(self._whole, UNANSWERED, poll.at, answers)
         reading = poll_signals.interpret(poll, ecc_before=self._ecc)
-        self._count(poll)
-        yield from self._read(poll, reading, now, is_off=policy.is_off)
+        self._count_ecc(poll)
+        yield from self._apply(poll, reading, now, is_off=policy.is_off)
         yield from self._recover(now, poll.at, rules)
 
     def _not_answered(self, poll: gpu.Poll, now: float) -> Iterator[gpu.FaultChange]:
         self._unanswered += 1
-        for fault in self._holds.values():
+        for fault in self._faults.values():
             fault.on_unanswered()
         if self._unanswered >= UNANSWERED_POLLS:
             reason = f"NVML answered {poll.error} {self._unanswered} times in a row"
-            rule = f"polled/{UNANSWERED}: {gpu.Effect.UNMONITORED}"
-            yield from self._blind(UNANSWERED, reason, now, poll.at, rule)
+            yield from self._begin_unmonitored(UNANSWERED, reason, now, poll.at, "polled")
 
-    def _count(self, poll: gpu.Poll) -> None:
-        """Remember the error counter; one that fell was reset, and its GPU with it."""
+    def _count_ecc(self, poll: gpu.Poll) -> None:
+        """Remember the error counter; it only falls when the GPU is reset."""
         if poll.ecc_uncorrected is None:
             return
         if self._ecc is not None and poll.ecc_uncorrected < self._ecc:
-            for fault in self._holds.values():
+            for fault in self._faults.values():
                 fault.on_counter_reset()
         self._ecc = poll.ecc_uncorrected
 
-    def _read(
+    def _apply(
         self, poll: gpu.Poll, reading: poll_signals.PollReading, now: float, *, is_off: bool
     ) -> Iterator[gpu.FaultChange]:
-        """Take what a poll shows and denies."""
+        """Begin what the poll shows, and count it for or against the end of what holds."""
         signals = {signal.code: signal for signal in reading.signals}
         self._is_lost = bool(poll.error)
-        for (_, code), fault in self._holds.items():
+        for (_, code), fault in self._faults.items():
             if code in signals:
                 fault.on_repeated(now)
             elif poll.error:
@@ -293,50 +277,52 @@ class GpuCondition:
                 fault.on_poll(reading, now)
         self._in_a_row = {code: self._in_a_row.get(code, 0) + 1 for code in signals}
         for code, signal in signals.items():
-            if (self._whole, code) not in self._holds and self._in_a_row[
-                code
-            ] >= signal.polls_in_a_row:
-                began = _begun(self._whole, signal, poll, is_off=is_off)
+            is_new = (self._whole, code) not in self._faults
+            if is_new and self._in_a_row[code] >= signal.polls_in_a_row:
+                began = _began(self._whole, signal, poll, is_off=is_off)
                 yield self._begin(recovery.ActiveFault(began, now, ends=signal.ends), now)
 
-    def _blind(
-        self, code: str, reason: str, now: float, at: datetime, rule: str
+    def _begin_unmonitored(
+        self, code: str, reason: str, now: float, at: datetime, source: str
     ) -> Iterator[gpu.FaultChange]:
-        if (self._whole, code) in self._holds:
+        if (self._whole, code) in self._faults:
             return
         began = gpu.FaultBegan(
             part=self._whole,
             effect=gpu.Effect.UNMONITORED,
             code=code,
-            reason=reason[:_SAID_MAX],
+            reason=reason[:_TEXT_MAX],
             at=at,
-            policy=rule,
+            policy=f"{source}/{code}: {gpu.Effect.UNMONITORED}",
         )
-        yield self._begin(recovery.ActiveFault(began, now, ends=poll_signals.EndsWhen.NEVER), now)
+        never = poll_signals.EndsWhen.NEVER
+        yield self._begin(recovery.ActiveFault(began, now, ends=never), now)
 
     def _begin(self, fault: recovery.ActiveFault, now: float) -> gpu.FaultChange:
         began = fault.began
-        if fault.is_unhealthy and not self._is_bad(began.part):
+        if fault.is_unhealthy and not self._is_unhealthy(began.part):
             flapped = self._history(began.part).on_unhealthy(now)
             if flapped:
                 evidence = (*began.evidence, _evidence("muster", flapped))
                 began = fault.began = msgspec.structs.replace(began, evidence=evidence)
-        self._holds[began.part, began.code] = fault
+        self._faults[began.part, began.code] = fault
         return began
 
     def _recover(self, now: float, at: datetime, rules: gpus.Health) -> Iterator[gpu.FaultChange]:
-        for (part, code), fault in [*self._holds.items()]:
-            reason = fault.end_reason(now, rules=rules, doublings=self._history(part).doublings)
+        for (part, code), fault in [*self._faults.items()]:
+            doublings = self._history(part).doublings
+            reason = fault.end_reason(now, rules=rules, doublings=doublings)
             if reason:
                 yield from self._end(part, code, at, reason)
-                if fault.is_unhealthy and not self._is_bad(part):
+                if fault.is_unhealthy and not self._is_unhealthy(part):
                     self._history(part).on_recovered(now)
 
     def _end(
         self, part: gpu.Part, code: str, at: datetime, reason: str
     ) -> Iterator[gpu.FaultChange]:
-        fault = self._holds.pop((part, code), None)
+        fault = self._faults.pop((part, code), None)
         if fault is not None:
+            summary = self._last_summary
             yield gpu.FaultEnded(
                 part=part,
                 effect=fault.began.effect,
@@ -344,39 +330,45 @@ class GpuCondition:
                 reason=f"{code} is over: {reason}",
                 at=at,
                 policy=fault.began.policy,
-                evidence=(_evidence("nvml-poll", self._last),) if self._last else (),
+                evidence=(_evidence("nvml-poll", summary),) if summary else (),
             )
 
-    def _is_bad(self, part: gpu.Part) -> bool:
-        return any(fault.is_unhealthy for (of, _), fault in self._holds.items() if of == part)
+    def _is_unhealthy(self, part: gpu.Part) -> bool:
+        return any(fault.is_unhealthy for (of, _), fault in self._faults.items() if of == part)
 
     def _history(self, part: gpu.Part) -> recovery.FlapHistory:
         return self._histories.setdefault(part, recovery.FlapHistory())
 
 
-def _begun(
+def _is_exhaustive(scan: gpu.Scan) -> bool:
+    """Return whether an unlisted GPU is gone; an unreadable GPU without a uuid could be it."""
+    if scan.driver is gpu.Driver.READY:
+        return all(failed.uuid for failed in scan.unreadable)
+    return scan.driver is gpu.Driver.NOT_LOADED
+
+
+def _began(
     whole: gpu.Part, signal: poll_signals.Signal, poll: gpu.Poll, *, is_off: bool
 ) -> gpu.FaultBegan:
-    """Return what a sign begins; nothing is taken out of use where all checks are disabled."""
+    """Return the fault that a signal begins; only degraded where all health checks are off."""
     is_downgraded = is_off and signal.effect is gpu.Effect.UNHEALTHY
+    spared = f"{xid_policy.DISABLE}=all spares {signal.policy}"
     return gpu.FaultBegan(
         part=whole,
         effect=gpu.Effect.DEGRADED if is_downgraded else signal.effect,
         code=signal.code,
-        reason=signal.reason[:_SAID_MAX],
+        reason=signal.reason[:_TEXT_MAX],
         at=poll.at,
-        policy=f"{xid_policy.DISABLE}=all spares {signal.policy}"
-        if is_downgraded
-        else signal.policy,
+        policy=spared if is_downgraded else signal.policy,
         evidence=(_evidence("nvml-poll", poll_signals.summary(poll)),),
     )
 
 
 def _evidence(source: str, observed: str) -> vocabulary.Evidence:
-    return vocabulary.Evidence(source=source, observed=observed[:_SAID_MAX])
+    return vocabulary.Evidence(source=source, observed=observed[:_TEXT_MAX])
 
 
-def _where(part: gpu.Part) -> str:
+def _location(part: gpu.Part) -> str:
     if part.gi is None:
         return ""
     inner = "" if part.ci is None else f", compute instance {part.ci}"

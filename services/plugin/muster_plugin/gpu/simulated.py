@@ -1,79 +1,85 @@
-"""Adapter: GPUs that exist only here, and to a script that says what befalls them.
+"""Adapter: simulated GPUs, whose faults a script sets.
 
 Each line of the script is a JSON object: `{"device": 0, "xid": 79}`, or `clear` in place of `xid`.
-The whole file is read at every look, so it may be appended to, rewritten or removed.
+The whole file is read at every change, so it may be appended to, rewritten or removed.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from muster import vocabulary
 from muster.service import logs
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
-from muster_plugin.gpu import faults, source
+from muster_plugin.gpu import source, xid_policy
 from muster_plugin.model import gpu, names
 
 KIND: Final = "fault_script"
 
 _BYTES_MAX: Final = 1024 * 1024
-_LOOK_PERIOD_S: Final = 30.0
+_READ_PERIOD_S: Final = 30.0
+_LOST: Final = 79
+"""After it NVML answers GPU_IS_LOST."""
+_RESET: Final = frozenset({46, 62, 64, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158})
+"""After these a simulated GPU asks for a reset: those that NVIDIA's catalogue answers with one, and
+NVIDIA's plugin does not ignore."""
 
 
 class SimulatedSource:
-    """A `gpus.Source` of GPUs that answer every `poll_s` what the script says."""
+    """A `source.Source` of GPUs that answer every `poll_s` with what the script sets."""
 
-    def __init__(self, settings_: settings.SimulatedGpus, node: str, *, poll_s: float) -> None:
-        self._file = Path(settings_.faults) if settings_.faults else None
+    def __init__(self, simulated: settings.SimulatedGpus, node: str, *, poll_s: float) -> None:
+        self._file = Path(simulated.faults) if simulated.faults else None
         self._poll_s = poll_s
         self._is_due = asyncio.Event()
         self._gpus = tuple(
             vocabulary.Gpu(
                 uuid=names.gpu_uuid(node, index),
-                product=settings_.product,
-                memory_mib=settings_.memory_mib,
+                product=simulated.product,
+                memory_mib=simulated.memory_mib,
                 index=index,
                 minor=index,
             )
-            for index in range(settings_.count)
+            for index in range(simulated.count)
         )
-        self._script = faults.Script()
-        self._looked_at: float | None = None
-        self._log = logs.logger().bind(file=settings_.faults)
+        self._script = Script()
+        self._read_at: float | None = None
+        self._log = logs.logger().bind(file=simulated.faults)
 
     @property
     def checked_at(self) -> Mapping[str, float]:
         """When the script was last read."""
-        return {} if self._looked_at is None else {KIND: self._looked_at}
+        return {} if self._read_at is None else {KIND: self._read_at}
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Look at all GPUs at once; those that the script calls broken are broken already."""
+        """Return all GPUs; a GPU that the script breaks is broken from the start."""
         del timeout_s
         self._read()
-        at = datetime.now(UTC)
-        polls = tuple(self._polls(at))
+        polls = tuple(self._polls(datetime.now(UTC)))
         return gpu.Scan(machine="simulated", gpus=self._gpus, polls=polls, simulated=True)
 
     async def observe(self, observer: Callable[[source.Observed], None]) -> None:
-        """Tell what the script says whenever it changes, and what the GPUs answer on a period."""
+        """Report every change of the script, and a poll of each GPU at each interval."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poll(observer))
             if self._file is not None:
                 tasks.create_task(self._follow_script(self._file, observer))
 
     def set_poll_interval(self, seconds: float) -> None:
-        """Ask each GPU so often from now on."""
+        """Poll each GPU at this interval from now on."""
         if seconds != self._poll_s:
             self._poll_s = seconds
             self._is_due.set()
 
     async def close(self) -> None:
-        """Let go of nothing."""
+        """Release nothing."""
 
     async def _poll(self, observer: Callable[[source.Observed], None]) -> None:
         while True:
@@ -85,56 +91,52 @@ class SimulatedSource:
                 observer(poll)
 
     async def _follow_script(self, file: Path, observer: Callable[[source.Observed], None]) -> None:
-        for xid in sorted(self._script.holding):
-            self._report(xid, observer)
+        for fault in sorted(self._script.active):
+            self._report(fault, observer)
         times = inotify.scan_times(
-            lambda: {file.parent}, period_s=_LOOK_PERIOD_S, mask=inotify.CONTENT_EVENTS
+            lambda: {file.parent}, period_s=_READ_PERIOD_S, mask=inotify.CONTENT_EVENTS
         )
         async with contextlib.aclosing(times):
             async for _ in times:
-                before = self._script
+                before = self._script.active
                 self._read()
-                for xid in sorted(self._script.holding - before.holding):
-                    self._report(xid, observer)
-                for cleared in sorted(before.holding - self._script.holding):
-                    self._mended(cleared, observer)
-                if self._script.holding != before.holding:
+                after = self._script.active
+                for fault in sorted(after - before):
+                    self._report(fault, observer)
+                for index, xid in sorted(before - after):
+                    if index < len(self._gpus):
+                        uuid, at = self._gpus[index].uuid, datetime.now(UTC)
+                        by = "the fault script"
+                        observer(gpu.RepairReported(gpu=uuid, at=at, by=by, xid=xid))
+                if after != before:
                     for poll in self._polls(datetime.now(UTC)):
                         observer(poll)
 
-    def _report(self, xid: tuple[int, int], observer: Callable[[source.Observed], None]) -> None:
-        index, number = xid
+    def _report(self, fault: tuple[int, int], observer: Callable[[source.Observed], None]) -> None:
+        index, xid = fault
         if index >= len(self._gpus):
-            self._log.warning("fault_script_unknown_gpu", device=index, xid=number)
+            self._log.warning("fault_script_unknown_gpu", device=index, xid=xid)
             return
         part = gpu.Part(gpu=self._gpus[index].uuid)
-        observer(gpu.Xid(part=part, xid=number, at=datetime.now(UTC)))
-
-    def _mended(
-        self, cleared: tuple[int, int], observer: Callable[[source.Observed], None]
-    ) -> None:
-        index, xid = cleared
-        if index < len(self._gpus):
-            uuid, at = self._gpus[index].uuid, datetime.now(UTC)
-            observer(gpu.RepairReported(gpu=uuid, at=at, by="the fault script", xid=xid))
+        observer(gpu.Xid(part=part, xid=xid, at=datetime.now(UTC)))
 
     def _polls(self, at: datetime) -> Iterator[gpu.Poll]:
-        for index, one in enumerate(self._gpus):
-            xids = frozenset(xid for device, xid in self._script.holding if device == index)
-            yield faults.poll(one.uuid, xids, at)
+        for index, device in enumerate(self._gpus):
+            xids = {xid for of, xid in self._script.active if of == index}
+            yield answer(device.uuid, xids, at)
 
     def _read(self) -> None:
-        self._looked_at = time.monotonic()
+        self._read_at = time.monotonic()
         if self._file is None:
             return
-        before, self._script = self._script, faults.script(self._text(self._file))
+        before, self._script = self._script, parse_script(self._text(self._file))
         if self._script.bad_lines not in {(), before.bad_lines}:
             self._log.warning("fault_script_unreadable", lines=self._script.bad_lines[:5])
 
     def _text(self, file: Path) -> bytes:
         try:
             if file.exists() and not file.is_file():
-                self._log.warning("fault_script_unreadable", error="it is no regular file")
+                self._log.warning("fault_script_unreadable", error="it is not a regular file")
                 return b""
             with file.open("rb") as opened:
                 return opened.read(_BYTES_MAX)
@@ -143,3 +145,54 @@ class SimulatedSource:
         except OSError as error:
             self._log.warning("fault_script_unreadable", error=str(error))
             return b""
+
+
+class _ScriptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a fault script: an XID occurs on a GPU, or is cleared."""
+
+    device: Annotated[int, msgspec.Meta(ge=0, le=63)]
+    xid: xid_policy.Xid | None = None
+    clear: xid_policy.Xid | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a line that sets both or neither."""
+        if (self.xid is None) == (self.clear is None):
+            raise ValueError("give either xid or clear")
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fault script amounts to: the active XIDs, as (GPU index, XID), and bad lines."""
+
+    active: frozenset[tuple[int, int]] = frozenset()
+    bad_lines: tuple[str, ...] = ()
+
+
+_LINE: Final = msgspec.json.Decoder(_ScriptLine)
+
+
+def parse_script(text: bytes) -> Script:
+    """Parse a whole fault script; a line that cannot be parsed is named and skipped."""
+    active: set[tuple[int, int]] = set()
+    bad: list[str] = []
+    for number, text_line in enumerate(text.splitlines(), start=1):
+        if not text_line.strip():
+            continue
+        try:
+            line = _LINE.decode(text_line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            bad.append(f"line {number}: {error}")
+            continue
+        if line.xid is not None:
+            active.add((line.device, line.xid))
+        elif line.clear is not None:
+            active.discard((line.device, line.clear))
+    return Script(active=frozenset(active), bad_lines=tuple(bad))
+
+
+def answer(uuid: str, xids: Iterable[int], at: datetime) -> gpu.Poll:
+    """Return what a simulated GPU answers while these XIDs are active."""
+    active = frozenset(xids)
+    if _LOST in active:
+        return gpu.Poll(gpu=uuid, at=at, error="GPU_IS_LOST")
+    action = 1 if active & _RESET else 0
+    return gpu.Poll(gpu=uuid, at=at, recovery_action=action, ecc_uncorrected=0)

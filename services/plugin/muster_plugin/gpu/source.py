@@ -1,4 +1,4 @@
-"""Adapter: the node's GPUs: whoever sees them is heard, and what is seen of them is judged."""
+"""Adapter: the node's GPUs: runs the source that observes them, and evaluates what it reports."""
 
 import asyncio
 from collections import Counter
@@ -13,34 +13,34 @@ if TYPE_CHECKING:
     from muster_plugin.gpu import health_state, xid_policy
 
 FIRST_SCAN_S: Final = 10.0
-"""How long a resource waits for the first look before it is registered without devices."""
+"""How long a resource waits for the first scan before it is registered without devices."""
 
 Observed: TypeAlias = gpu.Scan | gpu.Observation
 Evaluated: TypeAlias = gpu.FaultChange | gpu.Scan
 
 
 class Source(Protocol):
-    """Whoever sees GPUs: NVML, or a simulation."""
+    """Observes GPUs: NVML, or a simulation."""
 
     @property
     def checked_at(self) -> Mapping[str, float]:
-        """When each kind of looking last succeeded, in monotonic seconds."""
+        """When each kind of check last succeeded, in monotonic seconds."""
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Look for the first time; what cannot be seen in time is said in the look."""
+        """Scan for the first time; the scan names what could not be read in time."""
 
     async def observe(self, observer: Callable[[Observed], None]) -> None:
-        """Go on looking for ever."""
+        """Report every observation, for ever."""
 
     def set_poll_interval(self, seconds: float) -> None:
-        """Ask each GPU so often from now on."""
+        """Poll each GPU at this interval from now on."""
 
     async def close(self) -> None:
-        """Let go of the GPUs."""
+        """Release the GPUs."""
 
 
 class GpuEvaluator:
-    """The GPUs of a node, judged; a `machine.Machine` around `gpu_health`."""
+    """Evaluates the GPUs of a node; a `machine.Machine` around `health_state.GpuHealth`."""
 
     def __init__(
         self,
@@ -55,15 +55,15 @@ class GpuEvaluator:
         self._runner = runner
 
     def use_rules(self, policy: "xid_policy.Policy", rules: "gpus.Health") -> None:
-        """Judge by other rules what is seen from now on; what holds ends as it would have."""
+        """Evaluate new events by other rules; faults that hold end as they would have."""
         self._health.policy, self._health.rules = policy, rules
         self.source.set_poll_interval(rules.poll_s)
 
     async def watch(self, act: Callable[[Evaluated], Awaitable[None]]) -> None:
-        """Have everything that is seen judged, for ever.
+        """Evaluate everything that is observed, for ever.
 
-        What holds against a GPU comes before the look that shows it, so that what begins badly is
-        never called Healthy.
+        The faults of a GPU come before the scan that shows it, so that a GPU which is broken from
+        the start is never called Healthy.
         """
         self._runner.send(await self.source.first_scan(FIRST_SCAN_S))
         async with asyncio.TaskGroup() as tasks:
@@ -71,14 +71,14 @@ class GpuEvaluator:
             tasks.create_task(self.source.observe(self._runner.send))
 
     def receive(self, event: Observed, now: float) -> Sequence[Evaluated]:
-        """Judge what is seen."""
+        """Return the faults that began and ended, then the scan itself."""
         if isinstance(event, gpu.Xid):
             self.xids[event.xid] += 1
         changes = self._health.receive(event, now)
         return [*changes, event] if isinstance(event, gpu.Scan) else changes
 
     def tick(self, now: float) -> Sequence[Evaluated]:
-        """Judge what time alone has changed."""
+        """Return what time alone has changed."""
         return self._health.tick(now)
 
     def next_deadline(self) -> float | None:

@@ -1,9 +1,8 @@
-"""Pure: Which XID takes a GPU out of use, what makes it well again, and who says so.
+"""Pure: which XID takes a GPU out of use, what its recovery needs, and the source of that rule.
 
-The data lies in `policies/`: `xids.json` is what each source says of each XID, a preset is a list
-of rules of which the first that names an XID decides. Over the preset lie the user's file, XID by
-XID, and over both NVIDIA's two lists, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS. A door
-reads the files; nothing here does.
+`policies/xids.json` holds what each source says about each XID. A preset is a list of rules; the
+first that names an XID decides. The user's file overrides the preset, XID by XID, and NVIDIA's two
+lists, DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS, override both. `policy_files` reads them.
 """
 
 import enum
@@ -14,23 +13,23 @@ import msgspec
 
 from muster import vocabulary
 from muster_plugin.config import gpus
-from muster_plugin.model import errors
+from muster_plugin.model import errors, gpu
 
 CATALOGUE: Final = "policies/xids.json"
-"""Below the folder of this module, as are the presets."""
+"""Below the package's directory, as are the presets."""
 DISABLE: Final = "DP_DISABLE_HEALTHCHECKS"
 ENABLE: Final = "DP_ENABLE_HEALTHCHECKS"
 
 _ALL: Final = frozenset({"all", "xids"})
 _DIGITS_MAX: Final = 9
-_SAID_MAX: Final = 10
+_LISTED_MAX: Final = 10
 
 Xid = Annotated[int, msgspec.Meta(ge=1, le=999)]
 Xids = Annotated[tuple[Xid, ...], msgspec.Meta(min_length=1, max_length=999)]
 
 
 class Action(enum.StrEnum):
-    """What an XID does to a GPU, and by that what makes it well again (`gpu_health`)."""
+    """What an XID does to a GPU, and with it what recovery needs (`recovery`)."""
 
     IGNORE = "ignore"
     DEGRADE = "degrade"
@@ -43,11 +42,22 @@ class Action(enum.StrEnum):
     @property
     def is_unhealthy(self) -> bool:
         """Whether it takes the GPU out of use."""
-        return self not in {Action.IGNORE, Action.DEGRADE}
+        return self.effect is gpu.Effect.UNHEALTHY
+
+    @property
+    def effect(self) -> gpu.Effect | None:
+        """The effect on the GPU; None for none."""
+        match self:
+            case Action.IGNORE:
+                return None
+            case Action.DEGRADE:
+                return gpu.Effect.DEGRADED
+            case _:
+                return gpu.Effect.UNHEALTHY
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """What decided about an XID: the action, the rule's name, and who says so."""
+    """What decided about an XID: the action, the rule's name and its source."""
 
     action: Action
     title: str
@@ -55,12 +65,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __str__(self) -> str:
-        """Return it as every event tells it."""
+        """Return it as it stands in every event."""
         return f"{self.rule}: {self.action} ({self.source})"
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the user says of some XIDs, and why."""
+    """The user's action for some XIDs, and the reason for it."""
 
     xids: Xids
     action: Action
@@ -68,7 +78,7 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The user's policy file: rules over those of the preset."""
+    """The user's policy file: rules that override those of the preset."""
 
     version: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
     rules: Annotated[tuple[Override, ...], msgspec.Meta(max_length=999)] = ()
@@ -81,18 +91,18 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         first_rule: dict[int, int] = {}
         for at, rule in enumerate(self.rules):
             for repeated in sorted({xid for xid in rule.xids if rule.xids.count(xid) > 1}):
-                yield f"rules[{at}].xids: {repeated} stands there twice"
+                yield f"rules[{at}].xids: {repeated} is listed twice"
             for xid in sorted(set(rule.xids)):
                 if xid in first_rule:
-                    yield f"rules[{at}].xids: {xid} stands in rules[{first_rule[xid]}] too"
+                    yield f"rules[{at}].xids: {xid} is also in rules[{first_rule[xid]}]"
                 first_rule.setdefault(xid, at)
 
 
 class HealthCheckLists(msgspec.Struct, frozen=True, kw_only=True):
-    """NVIDIA's two lists, read; what is enabled wins.
+    """NVIDIA's two lists, parsed; enabled wins over disabled.
 
-    `is_off` is `all` without the opposite `all`: then what NVML says of the GPU itself does not
-    take it out of use either. `xids` is about XIDs alone.
+    `is_off` is a disabled `all` without an enabled one: then what NVML reports about the GPU itself
+    does not take it out of use either. `xids` concerns XIDs alone.
     """
 
     disabled: frozenset[int] = frozenset()
@@ -103,16 +113,16 @@ class HealthCheckLists(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
     def enables(self, xid: int) -> bool:
-        """Whether an XID counts because a list says so."""
+        """Return whether a list enables the XID."""
         return self.enables_rest or xid in self.enabled
 
     def disables(self, xid: int) -> bool:
-        """Whether an XID does not count because a list says so."""
+        """Return whether a list disables the XID."""
         return not self.enables(xid) and (self.disables_rest or xid in self.disabled)
 
 
 class CatalogueEntry(msgspec.Struct, frozen=True, array_like=True):
-    """What each source says of one XID; the columns of `xids.json`, in their order."""
+    """What each source says about one XID; the columns of `xids.json`, in their order."""
 
     title: str
     nvidia: str
@@ -125,7 +135,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is said of every XID, and by whom, in which state of theirs, and where."""
+    """What each source says about every XID; the version and place of each source."""
 
     version: int
     sources: Mapping[str, str]
@@ -134,7 +144,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     xids: Mapping[int, CatalogueEntry]
 
 
-class _Named(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _PresetRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: vocabulary.Name
     action: Action
     source: str
@@ -142,13 +152,13 @@ class _Named(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One preset: the first rule that names an XID decides, `otherwise` about all others."""
+    """One preset: the first rule that names an XID decides, `otherwise` for all others."""
 
     version: int
     preset: gpus.Preset
     says: str
-    rules: tuple[_Named, ...]
-    otherwise: _Named
+    rules: tuple[_PresetRule, ...]
+    otherwise: _PresetRule
 
 
 _CATALOGUE: Final = msgspec.json.Decoder(Catalogue)
@@ -156,7 +166,7 @@ _PRESET: Final = msgspec.json.Decoder(Preset)
 
 
 def preset_file(preset: gpus.Preset) -> str:
-    """Return where a preset lies, below the folder of this module."""
+    """Return the path of a preset, below the package's directory."""
     return f"policies/{preset}.json"
 
 
@@ -171,7 +181,7 @@ def preset(text: bytes) -> Preset:
 
 
 class Policy:
-    """What every XID does here; `problems` are what could not be understood, for people."""
+    """The rule for every XID; `problems` name what could not be parsed."""
 
     def __init__(
         self,
@@ -182,12 +192,12 @@ class Policy:
         disable: str = "",
         enable: str = "",
     ) -> None:
-        self._known = catalogue
+        self._catalogue = catalogue
         self._preset = preset
         self._lists = parse_lists(disable, enable)
         override_rules = overrides.rules if overrides else ()
         self._overrides = {xid: (at, r) for at, r in enumerate(override_rules) for xid in r.xids}
-        self._rules: dict[int, _Named] = {}
+        self._rules: dict[int, _PresetRule] = {}
         for named in preset.rules:
             for xid in named.xids:
                 self._rules.setdefault(xid, named)
@@ -195,12 +205,12 @@ class Policy:
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing that is polled takes a GPU out of use."""
+        """Whether poll results never take a GPU out of use."""
         return self._lists.is_off
 
     def rule(self, xid: int) -> Rule:
-        """Return what decides about an XID. One that nobody knows is taken seriously."""
-        decided = self._given(xid) or self._by_preset(xid, self._rules.get(xid))
+        """Return the rule for an XID; an unknown one takes the GPU out of use."""
+        decided = self._override(xid) or self._by_preset(xid, self._rules.get(xid))
         if self._lists.disables(xid):
             return self._listed(xid, Action.IGNORE, DISABLE)
         if self._lists.enables(xid) and not decided.action.is_unhealthy:
@@ -208,13 +218,13 @@ class Policy:
         return decided
 
     def _severity(self, xid: int) -> Action:
-        """Return how an XID takes a GPU that the preset, or the user, would leave in use."""
+        """Return the action for an enabled XID that the preset or the user ignores."""
         for named in self._preset.rules:
             if xid in named.xids and named.action.is_unhealthy:
                 return named.action
         return Action.UNHEALTHY
 
-    def _given(self, xid: int) -> Rule | None:
+    def _override(self, xid: int) -> Rule | None:
         at, rule = self._overrides.get(xid, (0, None))
         if rule is None:
             return None
@@ -226,15 +236,15 @@ class Policy:
             source=source,
         )
 
-    def _by_preset(self, xid: int, named: _Named | None) -> Rule:
+    def _by_preset(self, xid: int, named: _PresetRule | None) -> Rule:
         rule = named or self._preset.otherwise
-        entry = self._known.xids.get(xid)
+        entry = self._catalogue.xids.get(xid)
         word = getattr(entry, rule.source) if entry else "unhealthy"
         return Rule(
             action=rule.action,
             title=self._title(xid),
             rule=f"{self._preset.preset}/{rule.name} v{self._preset.version}",
-            source=f"{self._known.sources[rule.source]}: {word or 'no action'}",
+            source=f"{self._catalogue.sources[rule.source]}: {word or 'no action'}",
         )
 
     def _listed(self, xid: int, action: Action, variable: str) -> Rule:
@@ -242,16 +252,16 @@ class Policy:
             action=action,
             title=self._title(xid),
             rule=variable,
-            source=self._known.sources["plugin"],
+            source=self._catalogue.sources["plugin"],
         )
 
     def _title(self, xid: int) -> str:
-        entry = self._known.xids.get(xid)
-        return (entry.title if entry else "") or "of no known meaning"
+        entry = self._catalogue.xids.get(xid)
+        return (entry.title if entry else "") or "unknown XID"
 
 
 def warnings(gpus: gpus.Gpus | None) -> Iterator[str]:
-    """Say what the configuration's two lists leave out, by their keys there."""
+    """Yield what is ignored in the configuration's two lists, by key."""
     if gpus is None:
         return
     keys = {DISABLE: "disable", ENABLE: "enable"}
@@ -261,10 +271,10 @@ def warnings(gpus: gpus.Gpus | None) -> Iterator[str]:
 
 
 def parse_lists(disable: str, enable: str) -> HealthCheckLists:
-    """Read NVIDIA's two lists (health.go, newHealthCheckXIDs).
+    """Parse NVIDIA's two lists (health.go, newHealthCheckXIDs).
 
     Each is separated by commas, in any case; `all` or `xids` anywhere stands for every XID.
-    Everything else that is no XID is left out, as NVIDIA does, but named.
+    Anything else that is not an XID is ignored, as by NVIDIA, but reported.
     """
     off, disabled, unknown_disabled = _list(DISABLE, disable)
     on, enabled, unknown_enabled = _list(ENABLE, enable)
@@ -290,5 +300,5 @@ def _is_number(word: str) -> bool:
 
 
 def _unknown(variable: str, words: Iterable[str]) -> Iterator[str]:
-    for word in [*dict.fromkeys(words)][:_SAID_MAX]:
-        yield f"{variable}: {errors.quoted(word)} is no XID; left out"
+    for word in [*dict.fromkeys(words)][:_LISTED_MAX]:
+        yield f"{variable}: {errors.quoted(word)} is not an XID; ignored"
