@@ -397,7 +397,10 @@ def test_what_somebody_calls_repaired_ends_with_one_good_poll() -> None:
     story.polls(LOST, 1)
     assert story.see(gpu.RepairReported(gpu="GPU-a", at=START, by="a person")) == []
     assert story.polls(FINE, 1) == ["1: -unhealthy xid-79", "1: -unhealthy gpu-lost"]
-    assert story.said[-1].reason == "gpu-lost is over: reported as repaired by a person, and it answers"
+    assert (
+        story.said[-1].reason
+        == "gpu-lost is over: reported as repaired by a person, and it answers"
+    )
 
 
 def test_what_is_good_already_ends_at_once_by_somebody_s_word() -> None:

@@ -89,7 +89,7 @@ STRATEGIES: list[tuple[str, list[vocabulary.Gpu], str, dict[str, list[str]], lis
         [card(0, *ONE_G), card(1, mig=True)],
         "single",
         {USUAL: ["0:0", "0:1"]},
-        ["GPU 1 (U): MIG is enabled and it has no MIG device; nothing of it is given"],
+        ["GPU 1 (U): MIG is enabled, but it has no MIG device; left out"],
     ),
     (
         "single: one GPU is not in MIG mode",
@@ -148,7 +148,7 @@ STRATEGIES: list[tuple[str, list[vocabulary.Gpu], str, dict[str, list[str]], lis
         [card(0, mig=True), card(1, "1g.5gb")],
         "mixed",
         {USUAL: [], "nvidia.com/mig-1g.5gb": ["1:0"]},
-        ["GPU 0 (U): MIG is enabled and it has no MIG device; nothing of it is given"],
+        ["GPU 0 (U): MIG is enabled, but it has no MIG device; left out"],
     ),
     (
         "mixed: a part of a GPU instance has no name of NVIDIA's",
@@ -162,7 +162,7 @@ STRATEGIES: list[tuple[str, list[vocabulary.Gpu], str, dict[str, list[str]], lis
         [card(0, "unknown", "1g.5gb")],
         "mixed",
         {USUAL: [], "nvidia.com/mig-1g.5gb": ["0:1"]},
-        ["MIG device 0:0 (U): its profile is not known ('unknown'), so it has no name"],
+        ["MIG device 0:0 (U): it has no resource name: unknown profile 'unknown'"],
     ),
 ]
 
@@ -360,9 +360,9 @@ SHARINGS: list[tuple[str, dict[str, Any], dict[str, list[str]], list[str]]] = [
         sharing({"name": USUAL, "replicas": 2, "devices": [7, "0:0", uuid(9), 3]}),
         {USUAL: ["0", "1", "2", "3::0", "3::1"]},
         [
-            "sharing.resources[0].devices[0]: 7 is no device of nvidia.com/gpu",
-            "sharing.resources[0].devices[1]: 0:0 is no device of nvidia.com/gpu",
-            f"sharing.resources[0].devices[2]: {uuid(9)} is no device of nvidia.com/gpu",
+            "sharing.resources[0].devices[0]: 7 is not a device of nvidia.com/gpu",
+            "sharing.resources[0].devices[1]: 0:0 is not a device of nvidia.com/gpu",
+            f"sharing.resources[0].devices[2]: {uuid(9)} is not a device of nvidia.com/gpu",
         ],
     ),
     (
@@ -485,7 +485,7 @@ LOST = gpu.UnreadableGpu(index=3, error="GPU_IS_LOST", uuid=uuid(3))
 @pytest.mark.parametrize(
     ("seen", "expected", "problems"),
     [
-        (look(), [], ("the driver is ready, and there is no GPU",)),
+        (look(), [], ("the driver is ready, but there is no GPU",)),
         (look(unreadable=(LOST,)), [], (f"GPU 3 ({uuid(3)}) cannot be read: GPU_IS_LOST",)),
         (
             look(*FOUR[:3], unreadable=(LOST,), problem="odd"),
@@ -500,15 +500,15 @@ LOST = gpu.UnreadableGpu(index=3, error="GPU_IS_LOST", uuid=uuid(3))
                     f"GPU 0 ({uuid(0)}): another device has its uuid, or that of one of its MIG "
                     "devices"
                 ),
-                "sharing.resources[0].devices[1]: 3 is no device of nvidia.com/gpu",
+                "sharing.resources[0].devices[1]: 3 is not a device of nvidia.com/gpu",
             ),
         ),
         (
             look(card(0), msgspec.structs.replace(card(3), uuid="x" * 59)),
             ["0::0", "0::1"],
             (
-                f"GPU 3 ({'x' * 59}): {'x' * 58!r} is no uuid: 1 to 58 characters",
-                "sharing.resources[0].devices[1]: 3 is no device of nvidia.com/gpu",
+                f"GPU 3 ({'x' * 59}): {'x' * 58!r} is not a uuid of 1 to 58 characters",
+                "sharing.resources[0].devices[1]: 3 is not a device of nvidia.com/gpu",
             ),
         ),
     ],

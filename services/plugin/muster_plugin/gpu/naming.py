@@ -1,4 +1,4 @@
-"""Pure: Which GPUs and MIG devices there are to hand out, and what each is called.
+"""Pure: which GPUs and MIG devices are advertised, and under which resource name.
 
 The MIG strategies and names are NVIDIA's (internal/rm/device_map.go, internal/lm/mig-strategy.go,
 v0.20). Where NVIDIA's plugin gives up all GPUs because one does not fit, only that one is left out
@@ -26,7 +26,7 @@ NoteProblem: TypeAlias = Callable[[str], None]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU or MIG device that can be handed out; `profile` is empty for a whole GPU."""
+    """A GPU or MIG device that can be advertised; `profile` is empty for a whole GPU."""
 
     device: gpu.Device
     product: str
@@ -38,218 +38,202 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def included_gpus(
     scan: gpu.Scan, rules: config_gpus.Gpus, note: NoteProblem
 ) -> tuple[vocabulary.Gpu, ...]:
-    """Return the GPUs without what is excluded, by index; tell of references that name nothing."""
-    candidates = [*_known(scan, note)]
+    """Return the GPUs without the excluded ones, by index; note selectors that match nothing."""
+    distinct = [*_distinct(scan, note)]
     excluded = [selectors.parse(text, products=True) for text in rules.exclude]
     matched: set[int] = set()
-    kept = []
-    for one in candidates:
-        matching = {
-            at
-            for at, selector in enumerate(excluded)
-            if selectors.selects(selector, _whole(one), one.product)
-        }
-        parts = []
-        for number, mig, device in _parts(one):
-            matching_mig = {
-                at
-                for at, selector in enumerate(excluded)
-                if selectors.selects(selector, device, one.product)
-            }
-            matched |= matching_mig
-            if not matching_mig:
-                # it keeps its number, whoever before it is left out
-                parts.append(msgspec.structs.replace(mig, index=number))
-        matched |= matching
-        if not matching and not (one.mig and not parts):
-            kept.append(msgspec.structs.replace(one, mig=tuple(parts)))
-    for at, reference in enumerate(excluded):
-        if at not in matched and candidates and not is_unreadable(reference, scan):
+    included = []
+    for physical in distinct:
+        hits = _matching(excluded, _whole(physical), physical.product)
+        mig_devices = []
+        for number, mig, device in _mig_devices(physical):
+            mig_hits = _matching(excluded, device, physical.product)
+            matched |= mig_hits
+            if not mig_hits:
+                # it keeps its number, whichever devices before it are left out
+                mig_devices.append(msgspec.structs.replace(mig, index=number))
+        matched |= hits
+        if not hits and not (physical.mig and not mig_devices):
+            included.append(msgspec.structs.replace(physical, mig=tuple(mig_devices)))
+    for at, selector in enumerate(excluded):
+        if at not in matched and distinct and not is_unreadable(selector, scan):
             note(f"exclude[{at}]: no GPU here is {rules.exclude[at]}")
-    return tuple(kept)
+    return tuple(included)
 
 
 def is_unreadable(selector: selectors.Selector, scan: gpu.Scan) -> bool:
-    """Say whether a GPU is meant that is there, and cannot be read."""
+    """Return whether the selector names a GPU that is there and cannot be read."""
     return any(
         selectors.selects(
             selector,
-            gpu.Device(
-                part=gpu.Part(gpu=unreadable.uuid),
-                uuid=unreadable.uuid,
-                index=str(unreadable.index),
-            ),
+            gpu.Device(part=gpu.Part(gpu=failed.uuid), uuid=failed.uuid, index=str(failed.index)),
             "",
         )
-        for unreadable in scan.unreadable
+        for failed in scan.unreadable
     )
 
 
 def by_name(
     gpus: Iterable[vocabulary.Gpu], rules: config_gpus.Gpus, note: NoteProblem
 ) -> dict[str, list[Candidate]]:
-    """Return what is handed out under each name, before it is shared, in order of index."""
-    candidates: dict[str, list[Candidate]] = {}
-    for candidate in _handed_out(gpus, rules.mig_strategy, note):
+    """Return the devices under each resource name, before they are shared, in order of index."""
+    named: dict[str, list[Candidate]] = {}
+    for candidate in _candidates(gpus, rules.mig_strategy, note):
         name = _name(candidate, rules, note)
         if name:
-            candidates.setdefault(name, []).append(candidate)
-    return candidates
+            named.setdefault(name, []).append(candidate)
+    return named
 
 
-def gpu_label(device: vocabulary.Gpu) -> str:
-    """Return what a person is told a GPU is."""
-    return f"GPU {device.index} ({device.uuid})" if device.index is not None else device.uuid
+def gpu_label(physical: vocabulary.Gpu) -> str:
+    """Return the name of a GPU in a text for people."""
+    if physical.index is None:
+        return physical.uuid
+    return f"GPU {physical.index} ({physical.uuid})"
 
 
-def _known(scan: gpu.Scan, note: NoteProblem) -> Iterator[vocabulary.Gpu]:
-    """Give the GPUs that can be told apart, by index."""
+def _matching(excluded: Sequence[selectors.Selector], device: gpu.Device, product: str) -> set[int]:
+    return {
+        at for at, selector in enumerate(excluded) if selectors.selects(selector, device, product)
+    }
+
+
+def _distinct(scan: gpu.Scan, note: NoteProblem) -> Iterator[vocabulary.Gpu]:
+    """Yield the GPUs with a valid and unique uuid, by index."""
     used: set[str] = set()
-    for device in sorted(
-        scan.gpus, key=lambda device: (device.index is None, device.index, device.uuid)
-    ):
-        uuids = [device.uuid, *(mig.uuid for mig in device.mig)]
+    for physical in sorted(scan.gpus, key=lambda g: (g.index is None, g.index, g.uuid)):
+        label = gpu_label(physical)
+        uuids = [physical.uuid, *(mig.uuid for mig in physical.mig)]
         if len({*uuids}) < len(uuids) or not used.isdisjoint(uuids):
-            note(
-                f"{gpu_label(device)}: another device has its uuid, or that of one of its MIG devices"
-            )
+            note(f"{label}: another device has its uuid, or that of one of its MIG devices")
         elif invalid := next((u for u in uuids if not 0 < len(u) <= _UUID_MAX), None):
-            note(
-                f"{gpu_label(device)}: {invalid[:_UUID_MAX]!r} is no uuid: 1 to {_UUID_MAX} characters"
-            )
+            note(f"{label}: {invalid[:_UUID_MAX]!r} is not a uuid of 1 to {_UUID_MAX} characters")
         else:
             used.update(uuids)
-            yield device
+            yield physical
 
 
-def _handed_out(
+def _candidates(
     gpus: Iterable[vocabulary.Gpu], strategy: config_gpus.MigStrategy, note: NoteProblem
 ) -> Iterator[Candidate]:
     match strategy:
         case config_gpus.MigStrategy.NONE:
-            selected = [*gpus]
-            yield from map(_of_whole, selected)
+            yield from map(_whole_candidate, gpus)
             return
         case config_gpus.MigStrategy.SINGLE:
-            selected = _alike(_divided(gpus, note), note)
+            selected = _uniform(_partitioned(gpus, note), note)
         case config_gpus.MigStrategy.MIXED:
-            selected = _divided(gpus, note)
+            selected = _partitioned(gpus, note)
         case _ as never:
             assert_never(never)
-    for device in selected:
-        yield from _of_parts(device) if device.mig else [_of_whole(device)]
+    for physical in selected:
+        yield from _mig_candidates(physical) if physical.mig else [_whole_candidate(physical)]
 
 
-def _divided(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
-    """Leave out those in MIG mode that are not divided: there is nothing to hand out."""
+def _partitioned(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
+    """Leave out GPUs in MIG mode without a MIG device: they have nothing to advertise."""
     usable = []
-    for device in gpus:
-        if device.mig_enabled and not device.mig:
-            note(
-                f"{gpu_label(device)}: MIG is enabled and it has no MIG device; nothing of it is given"
-            )
+    for physical in gpus:
+        if physical.mig_enabled and not physical.mig:
+            note(f"{gpu_label(physical)}: MIG is enabled, but it has no MIG device; left out")
         else:
-            usable.append(device)
+            usable.append(physical)
     return usable
 
 
-def _alike(gpus: Sequence[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
-    """Return the GPUs that are divided like most: under one name everything has to be alike.
+def _uniform(gpus: Sequence[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
+    """Return the GPUs that are partitioned like most: one name needs devices that are all alike.
 
-    Of as many of each, those in MIG mode are taken, and then the first by profile.
+    Of equally many, those in MIG mode are taken, and then the first by profile.
     """
     kinds: dict[str, str] = {}
-    for device in gpus:
-        profiles = sorted({mig.profile for mig in device.mig})
+    for physical in gpus:
+        profiles = sorted({mig.profile for mig in physical.mig})
         if len(profiles) > 1:
             note(
-                f"{gpu_label(device)}: has MIG devices of profiles {', '.join(profiles)}; migStrategy "
-                "single needs one profile (mixed gives each a name)"
+                f"{gpu_label(physical)}: has MIG devices of profiles {', '.join(profiles)}; "
+                "migStrategy single needs one profile (mixed gives each a name)"
             )
         else:
-            kinds[device.uuid] = "".join(profiles)
+            kinds[physical.uuid] = "".join(profiles)
     counts = Counter(kinds.values())
     most = min(counts, key=lambda kind: (-counts[kind], not kind, kind), default="")
-    for device in gpus:
-        if kinds.get(device.uuid, most) != most:
+    for physical in gpus:
+        if kinds.get(physical.uuid, most) != most:
             note(
-                f"{gpu_label(device)}: is {_kind(kinds[device.uuid])} where most are {_kind(most)}; "
-                "migStrategy single needs all alike (mixed gives each a name)"
+                f"{gpu_label(physical)}: is {_kind(kinds[physical.uuid])} where most are "
+                f"{_kind(most)}; migStrategy single needs all alike (mixed gives each a name)"
             )
-    return [device for device in gpus if kinds.get(device.uuid) == most]
+    return [physical for physical in gpus if kinds.get(physical.uuid) == most]
 
 
 def _kind(profile: str) -> str:
     return f"divided into {profile}" if profile else "not in MIG mode"
 
 
-def _of_whole(device: vocabulary.Gpu) -> Candidate:
+def _whole_candidate(physical: vocabulary.Gpu) -> Candidate:
     return Candidate(
-        device=_whole(device),
-        product=device.product,
-        memory_mib=device.memory_mib,
-        numa=device.numa_node,
+        device=_whole(physical),
+        product=physical.product,
+        memory_mib=physical.memory_mib,
+        numa=physical.numa_node,
     )
 
 
-def _of_parts(parent: vocabulary.Gpu) -> Iterator[Candidate]:
-    for _, mig, mig_device in _parts(parent):
+def _mig_candidates(physical: vocabulary.Gpu) -> Iterator[Candidate]:
+    for _, mig, device in _mig_devices(physical):
         yield Candidate(
-            device=mig_device,
-            product=parent.product,
+            device=device,
+            product=physical.product,
             profile=mig.profile,
             memory_mib=mig.memory_mib,
-            numa=parent.numa_node,
+            numa=physical.numa_node,
         )
 
 
-def _whole(device: vocabulary.Gpu) -> gpu.Device:
+def _whole(physical: vocabulary.Gpu) -> gpu.Device:
     return gpu.Device(
-        part=gpu.Part(gpu=device.uuid),
-        uuid=device.uuid,
-        index="" if device.index is None else str(device.index),
-        minor=device.minor,
+        part=gpu.Part(gpu=physical.uuid),
+        uuid=physical.uuid,
+        index="" if physical.index is None else str(physical.index),
+        minor=physical.minor,
     )
 
 
-def _parts(parent: vocabulary.Gpu) -> Iterator[tuple[int, vocabulary.MigDevice, gpu.Device]]:
-    for position, mig in enumerate(parent.mig):
+def _mig_devices(
+    physical: vocabulary.Gpu,
+) -> Iterator[tuple[int, vocabulary.MigDevice, gpu.Device]]:
+    for position, mig in enumerate(physical.mig):
         number = position if mig.index is None else mig.index
-        yield (
-            number,
-            mig,
-            gpu.Device(
-                part=gpu.Part(gpu=parent.uuid, gi=mig.gi, ci=mig.ci),
-                uuid=mig.uuid,
-                index="" if parent.index is None else f"{parent.index}:{number}",
-                minor=parent.minor,
-            ),
+        device = gpu.Device(
+            part=gpu.Part(gpu=physical.uuid, gi=mig.gi, ci=mig.ci),
+            uuid=mig.uuid,
+            index="" if physical.index is None else f"{physical.index}:{number}",
+            minor=physical.minor,
         )
+        yield number, mig, device
 
 
 def _name(candidate: Candidate, rules: config_gpus.Gpus, note: NoteProblem) -> str:
-    """Return the resource that something is, or nothing after telling why it is none."""
+    """Return the resource name of a device; empty, after noting why, if it has none."""
+    profile = candidate.profile
     for naming in rules.resources:
-        pattern, text = (
-            (naming.mig, candidate.profile)
-            if candidate.profile
-            else (naming.product, candidate.product)
-        )
-        if pattern and selectors.matches(pattern, text):
+        pattern = naming.mig if profile else naming.product
+        if pattern and selectors.matches(pattern, profile or candidate.product):
             return naming.name
-    if not candidate.profile or rules.mig_strategy is config_gpus.MigStrategy.SINGLE:
+    if not profile or rules.mig_strategy is config_gpus.MigStrategy.SINGLE:
         return config_gpus.DEFAULT_NAME
     label = f"MIG device {candidate.device.index} ({candidate.device.uuid})"
-    if not _PROFILE.fullmatch(candidate.profile):
-        note(f"{label}: its profile is not known ({candidate.profile[:40]!r}), so it has no name")
+    if not _PROFILE.fullmatch(profile):
+        note(f"{label}: it has no resource name: unknown profile {profile[:40]!r}")
         return ""
-    if _COMPUTE_SLICE.match(candidate.profile):
+    if _COMPUTE_SLICE.match(profile):
         note(
-            f"{label}: {candidate.profile} is a part of a GPU instance, which NVIDIA has no resource "
-            "for; name it in resources, with mig: that profile"
+            f"{label}: {profile} is a part of a GPU instance, which NVIDIA has no resource for; "
+            "name it in resources, with mig: that profile"
         )
         return ""
-    name = f"{config_gpus.DOMAIN}/mig-{candidate.profile.replace('+', '.')}"
+    name = f"{config_gpus.DOMAIN}/mig-{profile.replace('+', '.')}"
     for problem in names.name_problems(name):
         note(f"{label}: {problem}")
         return ""

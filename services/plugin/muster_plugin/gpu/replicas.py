@@ -1,8 +1,8 @@
-"""Pure: From what was seen of GPUs and the rules to units: what is one device for the kubelet.
+"""Pure: the devices of GPU resources: each GPU or MIG device, or its replicas where it is shared.
 
 A device that is not shared is one unit, under its uuid; a shared one is several, `<uuid>::0` and so
-on, as with NVIDIA's plugin (internal/rm/devices.go, v0.20). Nothing is raised: what cannot be is
-left out, with a problem that says so.
+on, as with NVIDIA's plugin (internal/rm/devices.go, v0.20). Nothing raises: an impossible device is
+left out, with a problem that names it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,8 +30,8 @@ class _Share(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int | None = None
 
 
-class _Made(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of one look."""
+class _Shares(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs of one scan, and what is advertised of them."""
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
     shares: tuple[_Share, ...] = ()
@@ -39,31 +39,31 @@ class _Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(scan: gpu.Scan, rules: gpus.Gpus) -> resource_plan.Plan:
-    """Say what every resource of GPUs consists of now.
+    """Return what every GPU resource consists of now.
 
-    A resource with a name of the configuration's, or `nvidia.com/gpu`, is there even without
-    devices; one that a MIG profile names is not.
+    A resource named in the configuration, or `nvidia.com/gpu`, is there even without devices; one
+    that is named after a MIG profile is not.
     """
-    devices = _made(scan, rules)
-    problems = [*devices.problems]
+    made = _make_shares(scan, rules)
+    problems = [*made.problems]
     always_advertised = rules.always_advertised()
-    shares_by_name: dict[str, list[_Share]] = {name: [] for name in always_advertised}
-    for share in devices.shares:
-        shares_by_name.setdefault(share.name, []).append(share)
+    by_name: dict[str, list[_Share]] = {name: [] for name in always_advertised}
+    for share in made.shares:
+        by_name.setdefault(share.name, []).append(share)
     planned = tuple(
         resource_plan.PlannedResource(
             name=name,
-            rule=_rule(name, rules, is_always_advertised=name in always_advertised),
+            rule=_rule(name, rules, is_permanent=name in always_advertised),
             units=_units(name, shares, problems),
         )
-        for name, shares in shares_by_name.items()
+        for name, shares in by_name.items()
     )
     return resource_plan.Plan(offers=planned, problems=tuple(dict.fromkeys(problems)))
 
 
 def node(scan: gpu.Scan, rules: gpus.Gpus) -> vocabulary.GpuNode:
-    """Return what a snapshot tells about the GPUs; what is excluded is not among them."""
-    devices = _made(scan, rules)
+    """Return what a snapshot contains about the GPUs, without the excluded ones."""
+    made = _make_shares(scan, rules)
     resources = (
         vocabulary.GpuResource(
             name=share.name,
@@ -71,149 +71,138 @@ def node(scan: gpu.Scan, rules: gpus.Gpus) -> vocabulary.GpuNode:
             replicas=share.replicas or 1,
             profile=share.candidate.profile,
         )
-        for share in devices.shares
+        for share in made.shares
     )
     return vocabulary.GpuNode(
-        gpus=devices.gpus,
+        gpus=made.gpus,
         resources=tuple(dict.fromkeys(resources)),
         mig_strategy=rules.mig_strategy.value,
         driver_version=scan.driver_version,
         cuda_version=scan.cuda_version,
         machine=scan.machine,
-        problem="; ".join(devices.problems)[:_TEXT_MAX],
+        problem="; ".join(made.problems)[:_TEXT_MAX],
         simulated=scan.simulated,
     )
 
 
-def _made(scan: gpu.Scan, rules: gpus.Gpus) -> _Made:
+def _make_shares(scan: gpu.Scan, rules: gpus.Gpus) -> _Shares:
     if scan.driver is not gpu.Driver.READY:
         why = scan.problem or "no more is known"
-        return _Made(problems=(f"no GPU can be used: {scan.driver}: {why}",))
+        return _Shares(problems=(f"no GPU can be used: {scan.driver}: {why}",))
     problems = [scan.problem] if scan.problem else []
-    for unreadable in scan.unreadable:
-        uuid = f" ({unreadable.uuid})" if unreadable.uuid else ""
-        problems.append(f"GPU {unreadable.index}{uuid} cannot be read: {unreadable.error}")
+    for failed in scan.unreadable:
+        uuid = f" ({failed.uuid})" if failed.uuid else ""
+        problems.append(f"GPU {failed.index}{uuid} cannot be read: {failed.error}")
     if not scan.gpus:
         if not scan.unreadable:
-            problems.append("the driver is ready, and there is no GPU")
-        return _Made(problems=tuple(problems))
+            problems.append("the driver is ready, but there is no GPU")
+        return _Shares(problems=tuple(problems))
     included = naming.included_gpus(scan, rules, problems.append)
-    candidates_by_name = naming.by_name(included, rules, problems.append)
+    by_name = naming.by_name(included, rules, problems.append)
     for at, shared in enumerate(rules.sharing.resources):
-        if shared.name not in candidates_by_name:
+        if shared.name not in by_name:
             problems.append(f"sharing.resources[{at}]: there is no {shared.name} here")
-    shares = [
-        share
-        for name, candidates in candidates_by_name.items()
-        for share in _shares(name, candidates, rules.sharing, scan, problems)
-    ]
-    return _Made(gpus=included, shares=tuple(shares), problems=tuple(dict.fromkeys(problems)))
+    sharer = _Sharer(rules.sharing, scan, problems)
+    shares = [share for name, devices in by_name.items() for share in sharer.shares(name, devices)]
+    return _Shares(gpus=included, shares=tuple(shares), problems=tuple(dict.fromkeys(problems)))
 
 
-def _shares(
-    name: str,
-    candidates: Sequence[naming.Candidate],
-    sharing: gpus.Sharing,
-    scan: gpu.Scan,
-    problems: list[str],
-) -> Iterator[_Share]:
-    """Share the devices of one resource: each entry of its name takes of those that are left."""
-    remaining = {candidate.device.uuid: candidate for candidate in candidates}
-    for at, shared in enumerate(sharing.resources):
-        if shared.name != name:
-            continue
-        key = f"sharing.resources[{at}]"
-        for uuid in _chosen(shared, key, candidates, remaining, scan, problems):
-            candidate = remaining.pop(uuid)
-            yield _Share(
-                name=sharing.advertised_name(shared),
-                original_name=name,
-                candidate=candidate,
-                replicas=_replicas(shared, key, candidate, problems),
-            )
-    yield from (
-        _Share(name=name, original_name=name, candidate=candidate)
-        for candidate in remaining.values()
-    )
+class _Sharer:
+    """Shares the devices of each resource by the configuration's entries; notes `problems`."""
 
+    def __init__(self, sharing: gpus.Sharing, scan: gpu.Scan, problems: list[str]) -> None:
+        self._sharing = sharing
+        self._scan = scan
+        self._problems = problems
 
-def _chosen(
-    shared: gpus.Shared,
-    key: str,
-    candidates: Sequence[naming.Candidate],
-    remaining: Iterable[str],
-    scan: gpu.Scan,
-    problems: list[str],
-) -> list[str]:
-    """Return the uuids of the devices that an entry shares, of those that are left."""
-    free = [*remaining]
-    match shared.devices:
-        case None:
-            return free
-        case int() as count:
-            if count > len(free):
-                problems.append(
-                    f"{key}.devices: {count} of {shared.name} are to be shared, {len(free)} can be"
+    def shares(self, name: str, candidates: Sequence[naming.Candidate]) -> Iterator[_Share]:
+        """Yield the shares of one resource; each entry takes from the devices that remain."""
+        remaining = {candidate.device.uuid: candidate for candidate in candidates}
+        for at, shared in enumerate(self._sharing.resources):
+            if shared.name != name:
+                continue
+            key = f"sharing.resources[{at}]"
+            for uuid in self._selected(shared, key, candidates, [*remaining]):
+                candidate = remaining.pop(uuid)
+                yield _Share(
+                    name=self._sharing.advertised_name(shared),
+                    original_name=name,
+                    candidate=candidate,
+                    replicas=self._replicas(shared, key, candidate),
                 )
-            return free[:count]
-        case listed:
-            return _listed(listed, shared.name, f"{key}.devices", candidates, free, scan, problems)
+        for candidate in remaining.values():
+            yield _Share(name=name, original_name=name, candidate=candidate)
 
+    def _selected(
+        self,
+        shared: gpus.Shared,
+        key: str,
+        candidates: Sequence[naming.Candidate],
+        free: Sequence[str],
+    ) -> Iterable[str]:
+        """Return the uuids of the devices that an entry shares, of those that are free."""
+        match shared.devices:
+            case None:
+                return free
+            case int() as count:
+                if count > len(free):
+                    wanted = f"{count} of {shared.name} are to be shared"
+                    self._problems.append(f"{key}.devices: {wanted}, {len(free)} can be")
+                return free[:count]
+            case listed:
+                return self._listed(listed, shared.name, f"{key}.devices", candidates, free)
 
-def _listed(
-    listed: Sequence[int | str],
-    name: str,
-    key: str,
-    candidates: Sequence[naming.Candidate],
-    free: Sequence[str],
-    scan: gpu.Scan,
-    problems: list[str],
-) -> list[str]:
-    selected: dict[str, int] = {}
-    for at, text in enumerate(listed):
-        selector = selectors.parse(text)
-        matching = [
-            candidate.device.uuid
-            for candidate in candidates
-            if selectors.selects(selector, candidate.device, candidate.product)
-        ]
-        if not matching and not naming.is_unreadable(selector, scan):
-            problems.append(f"{key}[{at}]: {text} is no device of {name}")
-        for uuid in matching:
-            if uuid in selected:
-                problems.append(f"{key}[{at}]: {uuid} is named by [{selected[uuid]}] already")
-            elif uuid not in free:
-                problems.append(f"{key}[{at}]: {uuid} is shared by an earlier entry already")
-            else:
-                selected[uuid] = at
-    return [*selected]
+    def _listed(
+        self,
+        listed: Sequence[int | str],
+        name: str,
+        key: str,
+        candidates: Sequence[naming.Candidate],
+        free: Sequence[str],
+    ) -> Iterable[str]:
+        selected: dict[str, int] = {}
+        for at, text in enumerate(listed):
+            selector = selectors.parse(text)
+            matching = [
+                candidate.device.uuid
+                for candidate in candidates
+                if selectors.selects(selector, candidate.device, candidate.product)
+            ]
+            if not matching and not naming.is_unreadable(selector, self._scan):
+                self._problems.append(f"{key}[{at}]: {text} is not a device of {name}")
+            for uuid in matching:
+                if uuid in selected:
+                    problem = f"{uuid} is named by [{selected[uuid]}] already"
+                    self._problems.append(f"{key}[{at}]: {problem}")
+                elif uuid not in free:
+                    problem = f"{uuid} is shared by an earlier entry already"
+                    self._problems.append(f"{key}[{at}]: {problem}")
+                else:
+                    selected[uuid] = at
+        return selected
 
-
-def _replicas(
-    shared: gpus.Shared, key: str, candidate: naming.Candidate, problems: list[str]
-) -> int:
-    if shared.replicas is not None:
-        return shared.replicas
-    if candidate.memory_mib is None:
-        problems.append(
-            f"{key}: the memory of {candidate.device.uuid} is not known; it counts as 1 GB"
-        )
-        return 1
-    wanted = max(candidate.memory_mib // _MIB_PER_REPLICA, 1)
-    if wanted > gpus.REPLICAS_MAX:
-        problems.append(
-            f"{key}: {candidate.device.uuid} would be {wanted} replicas; at most {gpus.REPLICAS_MAX}"
-        )
-    return min(wanted, gpus.REPLICAS_MAX)
+    def _replicas(self, shared: gpus.Shared, key: str, candidate: naming.Candidate) -> int:
+        if shared.replicas is not None:
+            return shared.replicas
+        uuid = candidate.device.uuid
+        if candidate.memory_mib is None:
+            problem = f"the memory of {uuid} is not known; it counts as 1 GB"
+            self._problems.append(f"{key}: {problem}")
+            return 1
+        wanted = max(candidate.memory_mib // _MIB_PER_REPLICA, 1)
+        if wanted > gpus.REPLICAS_MAX:
+            problem = f"{uuid} would be {wanted} replicas; at most {gpus.REPLICAS_MAX}"
+            self._problems.append(f"{key}: {problem}")
+        return min(wanted, gpus.REPLICAS_MAX)
 
 
 def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[advertised.Unit, ...]:
-    """Return the units of one resource by id, as many as the kubelet can be told."""
-    made: list[advertised.Unit] = []
+    """Return the units of one resource by id, as many as fit into one message to the kubelet."""
+    units: list[advertised.Unit] = []
     for share in shares:
         uuid = share.candidate.device.uuid
         numbered = (f"{uuid}::{number}" for number in range(share.replicas or 0))
-        made.extend(
+        units.extend(
             advertised.Unit(
                 id=device_id,
                 physical=uuid,
@@ -223,25 +212,24 @@ def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[ad
             )
             for device_id in (numbered if share.replicas else (uuid,))
         )
-    if len(made) > resource_plan.DEVICES_MAX:
-        problems.append(
-            f"{name}: more than {resource_plan.DEVICES_MAX} devices; the rest is left out"
-        )
-    return tuple(sorted(made[: resource_plan.DEVICES_MAX], key=lambda unit: unit.id))
+    most = resource_plan.DEVICES_MAX
+    if len(units) > most:
+        problems.append(f"{name}: more than {most} devices; the rest is left out")
+    return tuple(sorted(units[:most], key=lambda unit: unit.id))
 
 
-def _rule(name: str, rules: gpus.Gpus, *, is_always_advertised: bool) -> resources.Resource:
-    """Return how a resource is kept, in the words of device nodes.
+def _rule(name: str, rules: gpus.Gpus, *, is_permanent: bool) -> resources.Resource:
+    """Return the rule of a GPU resource, in the form that device nodes have.
 
-    One that lasts only as long as its devices is `per_match`, and so has no name of its own.
+    A resource that lasts only as long as its devices is `per_match`, without a name of its own.
     """
     domain = name.partition("/")[0]
     return resources.Resource(
-        name=name if is_always_advertised else f"{domain}/{names.WILDCARD}",
+        name=name if is_permanent else f"{domain}/{names.WILDCARD}",
         groups=(),
-        per_match=not is_always_advertised,
+        per_match=not is_permanent,
         env="",
-        expect=rules.expect if is_always_advertised else None,
+        expect=rules.expect if is_permanent else None,
         grace_s=rules.grace_s,
         registration=rules.registration,
     )
