@@ -46,7 +46,7 @@ def test_a_gpu_lost_while_running_leaves_alone_makes_nobody_spin_and_comes_back(
             assert (lost.health, lost.code, lost.reason) == (
                 UNHEALTHY,
                 "gpu-lost",
-                "NVML says that it has lost the GPU",
+                "NVML reports that the GPU is lost",
             )
             unwatched = await here.event(Turned, device_id=UUIDS[5], holds=True)
             assert (unwatched.condition, unwatched.reason) == (

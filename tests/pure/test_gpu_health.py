@@ -294,7 +294,8 @@ def test_every_end_says_why_it_is_believed() -> None:
     story.xid(94, MIG3)
     story.polls(MUTE, 18)
     assert story.said[-1].reason == (
-        "xid-94 is over: 18 good polls in a row, no fault for 180 s, the driver cannot say what it needs"
+        "xid-94 is over: 18 good polls in a row, no fault for 180 s, "
+        "the driver cannot say what it needs"
     )
 
 

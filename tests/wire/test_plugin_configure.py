@@ -202,9 +202,10 @@ def test_words_that_are_no_xid_are_a_warning(
         "nodes: [{match: a-*, gpus: {health: {enable: xid79}}}]\n"
     )
     _, _, told = called(capfd, "validate", str(file))
+    warning = f"muster config: {file}: warning:"
     assert told.splitlines() == [
-        f"muster config: {file}: warning: gpus.health.disable: 'lots' is not an XID; ignored",
-        f"muster config: {file}: warning: nodes[0].gpus.health.enable: 'xid79' is not an XID; ignored",
+        f"{warning} gpus.health.disable: 'lots' is not an XID; ignored",
+        f"{warning} nodes[0].gpus.health.enable: 'xid79' is not an XID; ignored",
     ]
     _, _, told = called(capfd, "show", str(file), "--node", "a-1")
     assert told.splitlines() == [

@@ -278,7 +278,8 @@ def _overlaps(offers: Iterable[PlannedResource], *, shared: frozenset[str]) -> I
                 both.setdefault((other, offer.name), {})[path] = None
     for (first_name, second_name), paths in both.items():
         more = f" and {len(paths) - _NAMED_MAX} more" if len(paths) > _NAMED_MAX else ""
-        yield f"{first_name} and {second_name} both hand out {', '.join([*paths][:_NAMED_MAX])}{more}"
+        listed = ", ".join([*paths][:_NAMED_MAX])
+        yield f"{first_name} and {second_name} both hand out {listed}{more}"
 
 
 def _shared(resources: Iterable[resources.Resource], index: matching.NodeIndex) -> frozenset[str]:

@@ -1,9 +1,9 @@
-"""Pure: What a container is given with its GPUs: what NVIDIA's device plugin would answer.
+"""Pure: what a container gets with its GPUs: the answer that NVIDIA's device plugin would give.
 
 Sources: k8s-device-plugin 1b826ac, internal/plugin/server.go getAllocateResponse and what it calls,
-internal/cdi/cdi.go, internal/rm/rm.go ValidateRequest. What differs on purpose: a device's number
-stands in the order asked for, not in a map's; a node stands once, not once for each replica; IMEX
-channels and control nodes are those that are there at the time, on the host.
+internal/cdi/cdi.go, internal/rm/rm.go ValidateRequest. Three differences on purpose: devices are in
+the order of the request, not of a map; a device node is listed once, not once for each replica;
+IMEX channels and control nodes are those that exist on the host at that time.
 """
 
 from collections import Counter
@@ -24,13 +24,13 @@ CONTROL_NODES: Final = (
     "/dev/nvidia-modeset",
 )
 _IMEX_CHANNELS: Final = "NVIDIA_IMEX_CHANNELS"
-_LISTED_BELOW: Final = "/var/run/nvidia-container-devices"
-_NOTHING: Final = "/dev/null"
+_MOUNTS_ROOT: Final = "/var/run/nvidia-container-devices"
+_DEV_NULL: Final = "/dev/null"
 _CDI: Final = frozenset({gpus.DeviceList.CDI_ANNOTATIONS, gpus.DeviceList.CDI_CRI})
 
 
 class AllocationContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What has to be known of the node's GPUs to give them away: the rules, and the last look."""
+    """What an allocation of GPUs needs: the rules, and the last scan."""
 
     rules: gpus.Gpus = gpus.Gpus()
     scan: gpu.Scan = gpu.Scan()
@@ -44,11 +44,11 @@ def container_response(
     present: Collection[str],
     annotation: str,
 ) -> advertised.ContainerResponse:
-    """Return what a container is given that is given these devices, in the order asked for.
+    """Return the response for a container that gets these devices, in the order of the request.
 
-    `present` are the host's paths that are there, of `optional_paths`; `annotation` is a name that
-    no other answer has, for CDI by annotation; `caps` are those of `gpu.Look`. A device stands once
-    however many of its replicas are asked for.
+    `present` are those of `optional_paths` that exist on the host; `annotation` is a name that no
+    other response has, for CDI by annotation; `caps` are those of `gpu.Scan`. A device is listed
+    once however many of its replicas are requested.
     """
     devices = tuple({device.uuid: device for device in requested}.values())
     names = [_name(device, options.device_ids) for device in devices]
@@ -66,7 +66,7 @@ def container_response(
     )
     return advertised.ContainerResponse(
         devices=specs if _passes_nodes(options) else (),
-        mounts=tuple(_mounts(names, channels)) if _lists_below(wanted) else (),
+        mounts=tuple(_mounts(names, channels)) if _uses_mounts(wanted) else (),
         environment=_environment(names, channels, options),
         annotations={key: ",".join(qualified)} if is_annotated and qualified else {},
         cdi_devices=qualified if gpus.DeviceList.CDI_CRI in wanted else (),
@@ -76,7 +76,7 @@ def container_response(
 def request_problem(
     resource: str, requested: Sequence[advertised.Unit], context: AllocationContext
 ) -> str:
-    """Say why a container may not be given all of these units; empty if it may."""
+    """Return why a container may not get all of these units; empty if it may."""
     rules = context.rules
     shared = [unit for unit in requested if unit.gpu and unit.id != unit.gpu.uuid]
     prefix = f'invalid allocation request for "{resource}": invalid request: '
@@ -91,14 +91,14 @@ def request_problem(
             return f"{prefix}placement is exclusive, one replica of each GPU; found {counts}"
     if _passes_nodes(rules.given):
         for unit in requested:
-            missing = _unknown_node(unit.gpu, context.scan.caps) if unit.gpu else ""
+            missing = _unknown_number(unit.gpu, context.scan.caps) if unit.gpu else ""
             if missing:
                 return f"{resource}: {unit.id}: {missing}"
     return ""
 
 
 def missing_channel(options: gpus.ContainerOptions, present: Collection[str]) -> str:
-    """Say which IMEX channel has to be there and is not; empty if none is missing."""
+    """Return which required IMEX channel is absent; empty if none is."""
     if options.imex.required:
         for number in options.imex.channels:
             if _channel_path(options, number) not in present:
@@ -111,7 +111,7 @@ def missing_channel(options: gpus.ContainerOptions, present: Collection[str]) ->
 def device_nodes(
     devices: Sequence[gpu.Device], options: gpus.ContainerOptions, *, caps: Mapping[str, int]
 ) -> tuple[advertised.DeviceSpec, ...]:
-    """Return the nodes that a container needs for these devices, if it is given nodes at all."""
+    """Return the device nodes that a container needs for these devices, if it gets any."""
     if not _passes_nodes(options):
         return ()
     paths = dict.fromkeys(path for device in devices for path in _nodes(device, caps))
@@ -119,13 +119,13 @@ def device_nodes(
 
 
 def optional_paths(options: gpus.ContainerOptions) -> tuple[str, ...]:
-    """Return the host's paths that are looked for at each Allocate, and left out if absent."""
+    """Return the host's paths that each Allocate checks, and leaves out if they are absent."""
     control = [_on_host(options, path) for path in CONTROL_NODES] if _passes_nodes(options) else []
     return (*control, *(_channel_path(options, number) for number in options.imex.channels))
 
 
 def _passes_nodes(options: gpus.ContainerOptions) -> bool:
-    """Say whether containers are given device nodes; not where CDI alone gives everything."""
+    """Return whether containers get device nodes; not where CDI alone provides everything."""
     return options.device_specs and not _CDI.issuperset(options.device_list)
 
 
@@ -144,21 +144,21 @@ def _environment(
         environment[VISIBLE_DEVICES] = ",".join(names)
         if channels:
             environment[_IMEX_CHANNELS] = ",".join(map(str, channels))
-    if _lists_below(strategies):
-        environment[VISIBLE_DEVICES] = _LISTED_BELOW
+    if _uses_mounts(strategies):
+        environment[VISIBLE_DEVICES] = _MOUNTS_ROOT
     for feature in _features(options):
         environment[f"NVIDIA_{feature.upper()}"] = "enabled"
     return environment
 
 
-def _lists_below(wanted: Collection[gpus.DeviceList]) -> bool:
-    return gpus.DeviceList.VOLUME_MOUNTS in wanted
+def _uses_mounts(strategies: Collection[gpus.DeviceList]) -> bool:
+    return gpus.DeviceList.VOLUME_MOUNTS in strategies
 
 
 def _mounts(names: Sequence[str], channels: Sequence[int]) -> Iterator[advertised.Mount]:
     for name in (*names, *(f"imex/{number}" for number in channels)):
         yield advertised.Mount(
-            host_path=_NOTHING, container_path=f"{_LISTED_BELOW}/{name}", read_only=False
+            host_path=_DEV_NULL, container_path=f"{_MOUNTS_ROOT}/{name}", read_only=False
         )
 
 
@@ -182,17 +182,17 @@ def _nodes(device: gpu.Device, caps: Mapping[str, int]) -> Iterator[str]:
 
 
 def _capabilities(device: gpu.Device) -> tuple[str, ...]:
-    """Return the names of what a MIG device needs in /proc/driver/nvidia-caps/mig-minors."""
+    """Return a MIG device's capabilities, as /proc/driver/nvidia-caps/mig-minors names them."""
     if device.part.gi is None:
         return ()
     instance = f"gpu{device.minor}/gi{device.part.gi}"
     return f"{instance}/access", f"{instance}/ci{device.part.ci}/access"
 
 
-def _unknown_node(device: gpu.Device, caps: Mapping[str, int]) -> str:
-    """Say which number of a device node is not known; empty if all are."""
+def _unknown_number(device: gpu.Device, caps: Mapping[str, int]) -> str:
+    """Return which device number is unknown; empty if none is."""
     if device.minor is None:
-        return "the number of its device node is not known"
+        return "the number of its device node is unknown"
     unknown = [name for name in _capabilities(device) if name not in caps]
     return f"mig-minors has no {unknown[0]}" if unknown else ""
 

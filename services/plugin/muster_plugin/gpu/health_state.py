@@ -38,7 +38,7 @@ from muster_plugin.model import gpu
 
 OVERDUE_POLLS: Final = 3
 OVERDUE_MIN_S: Final = 30.0
-"""A GPU is unmonitored once both this time and so many poll intervals have passed without a poll."""
+"""A GPU is unmonitored after this time and so many poll intervals without a poll."""
 UNANSWERED: Final = "unanswered"
 UNWATCHED: Final = "unwatched"
 UNPOLLED: Final = "unpolled"
@@ -151,15 +151,15 @@ class GpuCondition:
         return any(code in _UNMONITORED for _, code in self._faults)
 
     def on_listed(self, now: float) -> None:
-        """A scan lists the GPU: it has to be polled from now on."""
+        """Start the deadline: a scan lists the GPU, so it has to be polled from now on."""
         self.last_heard_at = now if self.last_heard_at is None else self.last_heard_at
 
     def restart_deadline(self, now: float) -> None:
-        """This process stood still, so a missing poll means nothing yet."""
+        """Start the deadline anew: while this process stood still no poll could arrive."""
         self.last_heard_at = now
 
     def on_gone(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
-        """The GPU is no longer there."""
+        """End what only concerns a GPU that is there."""
         self.last_heard_at = None
         self._unanswered = 0
         self._is_lost = True
@@ -171,7 +171,7 @@ class GpuCondition:
     def on_monitoring_changed(
         self, change: gpu.MonitoringChanged, now: float
     ) -> Iterator[gpu.FaultChange]:
-        """The GPU can be monitored, or no longer."""
+        """Begin or end `unwatched`."""
         if change.problem:
             yield from self._begin_unmonitored(UNWATCHED, change.problem, now, change.at, "watch")
             return
@@ -180,7 +180,7 @@ class GpuCondition:
         yield from self._end(self._whole, UNWATCHED, change.at, "it is monitored again")
 
     def on_overdue(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
-        """No poll came in time."""
+        """Begin `unpolled`: no poll came in time."""
         assert self.last_heard_at is not None, "only a GPU that was observed can be overdue"
         reason = f"it has not been polled for {now - self.last_heard_at:.0f} s"
         yield from self._begin_unmonitored(UNPOLLED, reason, now, at, "polled")
@@ -188,7 +188,7 @@ class GpuCondition:
     def on_repair_reported(
         self, report: gpu.RepairReported, now: float, rules: gpus.Health
     ) -> Iterator[gpu.FaultChange]:
-        """A repair is reported: of one XID, whose fault it concerns, or of everything."""
+        """Accept that one XID was repaired, or everything; faults of other XIDs remain."""
         repaired_code = "" if report.xid is None else f"xid-{report.xid}"
         for (_, code), fault in self._faults.items():
             if not repaired_code or code == repaired_code or not code.startswith("xid-"):
@@ -198,7 +198,7 @@ class GpuCondition:
     def on_xid(
         self, xid: gpu.Xid, now: float, policy: xid_policy.Policy
     ) -> Iterator[gpu.FaultChange]:
-        """The driver reported an XID."""
+        """Begin the fault of an XID, or begin its recovery again."""
         rule, code = policy.rule(xid.xid), f"xid-{xid.xid}"
         if rule.action.effect is None:
             return
@@ -230,7 +230,7 @@ class GpuCondition:
     def on_poll(
         self, poll: gpu.Poll, now: float, rules: gpus.Health, policy: xid_policy.Policy
     ) -> Iterator[gpu.FaultChange]:
-        """The GPU was polled: it answered, or NVML gave an error."""
+        """Begin and end faults by a poll, whether the GPU answered or NVML gave an error."""
         self.last_heard_at = now
         self._last_summary = poll_signals.summary(poll)
         yield from self._end(self._whole, UNPOLLED, poll.at, "it is polled again")

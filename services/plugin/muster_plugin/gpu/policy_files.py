@@ -1,4 +1,4 @@
-"""Adapter: the files that say what an XID does: the presets that come with us, the user's own."""
+"""Adapter: reads the XID policy: the presets that ship with muster, and the user's own file."""
 
 import functools
 from pathlib import Path
@@ -8,16 +8,16 @@ from muster.service import logs, settings
 from muster_plugin.config import gpus
 from muster_plugin.gpu import xid_policy
 
-_HERE: Final = Path(__file__).parents[1]
+_PACKAGE: Final = Path(__file__).parents[1]
 _BYTES_MAX: Final = 1024 * 1024
 _LOGGED_MAX: Final = 100
 
 
 def read(rules: gpus.Health) -> xid_policy.Policy:
-    """Return the policy that is chosen. Raises settings.BadSettings with every problem."""
+    """Return the configured policy. Raises settings.BadSettings with every problem."""
     return xid_policy.Policy(
-        xid_policy.catalogue((_HERE / xid_policy.CATALOGUE).read_bytes()),
-        xid_policy.preset((_HERE / xid_policy.preset_file(rules.preset)).read_bytes()),
+        xid_policy.catalogue((_PACKAGE / xid_policy.CATALOGUE).read_bytes()),
+        xid_policy.preset((_PACKAGE / xid_policy.preset_file(rules.preset)).read_bytes()),
         overrides=_overrides(Path(rules.policy)) if rules.policy else None,
         disable=rules.disable,
         enable=rules.enable,
@@ -25,10 +25,7 @@ def read(rules: gpus.Health) -> xid_policy.Policy:
 
 
 def load(rules: gpus.Health) -> xid_policy.Policy:
-    """Return the policy that is chosen; what is odd about it goes to the log, once.
-
-    Raises settings.BadSettings.
-    """
+    """Return the configured policy, and log each of its problems once. Raises BadSettings."""
     policy = read(rules)
     for problem in policy.problems:
         _log(problem)
@@ -42,7 +39,7 @@ def _log(problem: str) -> None:
 
 def _overrides(file: Path) -> xid_policy.Overrides:
     if file.is_fifo():
-        raise settings.BadSettings([f"{file}: no regular file"])
+        raise settings.BadSettings([f"{file}: not a regular file"])
     try:
         with file.open("rb") as opened:
             text = opened.read(_BYTES_MAX + 1)

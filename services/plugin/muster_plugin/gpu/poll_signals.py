@@ -1,7 +1,7 @@
-"""Pure: What one poll of a GPU shows, and what it denies.
+"""Pure: what one poll of a GPU shows, and what it rules out.
 
-A sign is something that NVML itself says of the GPU. What it does not say is unknown: it shows
-nothing and denies nothing. Numbers and names are those of nvml.h 13.3.
+A signal is something that NVML itself reports about the GPU. A value that it does not report is
+unknown: it shows nothing and rules nothing out. Numbers and names are those of nvml.h 13.3.
 """
 
 import enum
@@ -23,12 +23,12 @@ NVLINK: Final = "nvlink-down"
 FABRIC: Final = "fabric-not-ready"
 RECOVERY_OTHER: Final = "recovery-other"
 SLOW_POLLS: Final = 3
-"""A slowdown of one moment is daily life; one of so many polls in a row is a condition."""
+"""A short slowdown is normal; only one that lasts so many polls is reported."""
 
 _UNHEALTHY, _DEGRADED = gpu.Effect.UNHEALTHY, gpu.Effect.DEGRADED
 _ERRORS: Final = {
-    "GPU_IS_LOST": (LOST, "NVML says that it has lost the GPU"),
-    "RESET_REQUIRED": (RESET_REQUIRED, "NVML says that the GPU has to be reset"),
+    "GPU_IS_LOST": (LOST, "NVML reports that the GPU is lost"),
+    "RESET_REQUIRED": (RESET_REQUIRED, "NVML reports that the GPU has to be reset"),
 }
 _ACTIONS: Final = {
     1: ("recovery-reset", _UNHEALTHY, "the driver asks for a reset of the GPU"),
@@ -54,7 +54,7 @@ _READY: Final = frozenset({"completed", "not_supported"})
 
 
 class EndsWhen(enum.StrEnum):
-    """When what a sign began is over: after polls that deny it, quiet as well, or not at all."""
+    """When the fault of a signal ends: after polls that rule it out, quiet as well, or never."""
 
     DENIED = "denied"
     QUIET = "quiet"
@@ -62,9 +62,9 @@ class EndsWhen(enum.StrEnum):
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a poll shows; it begins after so many `polls` in a row. `said_by` is who says.
+    """Something that a poll shows; its fault begins after so many `polls_in_a_row`.
 
-    The `code` is unique for what it says: another recovery action is another sign.
+    The `code` is unique for its meaning: another recovery action is another signal.
     """
 
     code: str
@@ -76,15 +76,15 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> str:
-        """Return which rule decides, and who says so."""
+        """Return the rule that decides, and its source."""
         return f"polled/{self.code}: {self.effect} ({self.source})"
 
 
 class PollReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a poll shows and what it denies.
+    """What a poll shows, and which codes it rules out.
 
-    A `good` poll was answered, and asks for nothing; it is `proven` if the driver can say what it
-    needs, and says: nothing.
+    A good poll was answered, and asks for nothing; it is proven if the driver can say what it
+    needs, and says that it needs nothing.
     """
 
     signals: tuple[Signal, ...]
@@ -94,7 +94,7 @@ class PollReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def interpret(poll: gpu.Poll, *, ecc_before: int | None = None) -> PollReading:
-    """Say what a poll means; `ecc_before` is the last count of uncorrected errors."""
+    """Return what a poll means; `ecc_before` is the last count of uncorrected errors."""
     signals = tuple(_shown(poll, ecc_before))
     is_good = not poll.error and poll.recovery_action in {0, None} and not poll.remap_failed
     return PollReading(
@@ -108,12 +108,12 @@ def interpret(poll: gpu.Poll, *, ecc_before: int | None = None) -> PollReading:
 
 
 def is_conclusive(error: str) -> bool:
-    """Tell whether an error says something about the GPU, and not only that nobody knows."""
+    """Return whether an error proves a fault of the GPU, rather than a missing answer."""
     return error in _ERRORS
 
 
 def summary(poll: gpu.Poll) -> str:
-    """Return what a poll said, as evidence."""
+    """Return a poll's values, as evidence."""
     if poll.error:
         return f"NVML answered {poll.error}"
     values = {
@@ -148,7 +148,7 @@ def _shown(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Signal]:
 
 
 def _recovery(action: int) -> Signal:
-    unknown = RECOVERY_OTHER, _DEGRADED, f"the driver asks for something not known here: {action}"
+    unknown = RECOVERY_OTHER, _DEGRADED, f"the driver asks for an unknown recovery action: {action}"
     code, effect, reason = _ACTIONS.get(action, unknown)
     return Signal(
         code=code,
@@ -172,14 +172,14 @@ def _memory(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Signal]:
         yield Signal(
             code=REMAP_PENDING,
             effect=_DEGRADED,
-            reason="a memory row waits to be remapped at the next reset; new work may start",
+            reason="a memory row is to be remapped at the next reset; new work may start",
             source="NVML remapped rows, pending",
         )
     if poll.retired_pending:
         yield Signal(
             code=RETIRED_PENDING,
             effect=_DEGRADED,
-            reason="memory pages wait to be retired at the next reboot; new work may start",
+            reason="memory pages are to be retired at the next reboot; new work may start",
             source="NVML retired pages, pending",
         )
     if ecc_before is not None and (poll.ecc_uncorrected or 0) > ecc_before:
@@ -225,7 +225,7 @@ def _heat(poll: gpu.Poll) -> str:
 
 
 def _denied(poll: gpu.Poll) -> Iterator[str]:
-    """Give the codes of which an answered poll says that they do not hold."""
+    """Yield the codes that an answered poll rules out."""
     yield from (LOST, RESET_REQUIRED)
     if poll.recovery_action is not None:
         yield from _RECOVERY

@@ -64,36 +64,36 @@ class ActiveFault:
         return self.began.effect is gpu.Effect.UNHEALTHY
 
     def on_repeated(self, now: float) -> None:
-        """The same fault was observed again: all evidence for its end is void."""
+        """Drop all evidence for the end: the same fault was observed again."""
         self.on_disturbance(now)
         self._is_away = False
         self._reset_evidence = ""
 
     def on_disturbance(self, now: float) -> None:
-        """Another fault on the part, or a bad poll: quiet and good polls count from zero."""
+        """Count quiet and good polls from zero: another fault on the part, or a bad poll."""
         self._disturbed_at = now
         self._good_polls = self._proven_polls = 0
         self._repaired_by = ""
 
     def on_unanswered(self) -> None:
-        """A poll had no answer."""
+        """Count good polls from zero: a poll had no answer."""
         self._good_polls = self._proven_polls = 0
 
     def on_gone(self, now: float) -> None:
-        """The GPU is lost, or not there."""
+        """Note that the GPU is lost, or not there."""
         self.on_disturbance(now)
         self._is_away = True
 
     def on_counter_reset(self) -> None:
-        """The GPU's error counter fell, as after a reset."""
+        """Note that the GPU's error counter fell, as it does after a reset."""
         self._reset_evidence = _COUNTER_RESET
 
     def on_repair_reported(self, by: str) -> None:
-        """A person or a program reports that it was repaired."""
+        """Note that a person or a program reports it as repaired."""
         self._repaired_by = by
 
     def on_poll(self, reading: poll_signals.PollReading, now: float) -> None:
-        """A poll was answered, and does not show the fault."""
+        """Count an answered poll that does not show the fault."""
         if self._is_away:
             self._is_away = False
             self._reset_evidence = _REAPPEARED
@@ -169,5 +169,5 @@ class FlapHistory:
         return f"unhealthy again {now - self._recovered_at:.0f} s after it recovered"
 
     def on_recovered(self, now: float) -> None:
-        """The part is healthy."""
+        """Note that the part is healthy."""
         self._recovered_at = now

@@ -1,15 +1,16 @@
-"""Pure: Which GPUs of those that are free are best joined, as a set of a given size.
+"""Pure: the best connected set of a given size among the free GPUs.
 
-As NVIDIA's allocator has it (go-gpuallocator 876e7b7, gpuallocator/besteffort_policy.go): all that
-are free are divided into sets of the size, what is left over into one smaller set, so that as much
-as possible is joined in total; then the best joined of these sets is taken. So the next pods are
-served well too. Of equal divisions the first in the order of positions counts, and of equal sets.
+As in NVIDIA's allocator (go-gpuallocator 876e7b7, gpuallocator/besteffort_policy.go), all free GPUs
+are partitioned into sets of that size, and a smaller one of the rest, with the highest total score;
+then the set with the highest score is taken. So the next pods get good sets too. Ties between
+partitions, and between sets, go to the first by position.
 
-Up to 16 GPUs the answer is exact. Each GPU is joined at best with its `size - 1` best partners; the
-slack of a set is by how much its members miss that, less what every set misses. Slacks are never
-negative and add up, so a division whose slack reaches the best known is given up early (branch and
-bound); the best known comes from a local search. That search alone answers for more than 16 GPUs,
-and where the exact one would take too many steps: no machine does, 1 in 1000 of random matrices.
+Up to 16 GPUs the answer is exact. At best a GPU is connected to its `size - 1` best partners; the
+slack of a set is how much its members fall short of that, less what every set falls short. Slacks
+are never negative and add up, so a partition whose slack reaches the best so far is abandoned early
+(branch and bound); the first bound comes from a local search. That search alone answers for more
+than 16 GPUs, and where the exact one would take too many steps: on no real machine, and for 1 in
+1000 random matrices.
 """
 
 import functools
@@ -23,11 +24,11 @@ _STEPS_MAX: Final = 100_000
 _SWAPS_MAX: Final = 128
 
 Matrix: TypeAlias = Sequence[Sequence[int]]
-"""How well each is joined with each: symmetric, not negative, and 0 with itself."""
+"""How well each pair is connected: symmetric, not negative, and 0 on the diagonal."""
 
 
 class _TooLongError(Exception):
-    """The exact search took more steps than it may."""
+    """The exact search exceeded its number of steps."""
 
 
 def best(scores: Matrix, size: int, required: Collection[int] = ()) -> tuple[int, ...]:
@@ -40,10 +41,10 @@ def best(scores: Matrix, size: int, required: Collection[int] = ()) -> tuple[int
     if size == 1:
         return (0,)
     if count > EXACT_MAX:
-        return _Division(scores, size, needed).chosen()
+        return _Partition(scores, size, needed).chosen()
     if count <= 2 * size:
         return _all_but_few(scores, size, needed)
-    approximate = _Division(scores, size, needed)
+    approximate = _Partition(scores, size, needed)
     try:
         return _Search(scores, size, approximate.total()).chosen(needed)
     except _TooLongError:
@@ -55,9 +56,9 @@ def best(scores: Matrix, size: int, required: Collection[int] = ()) -> tuple[int
 
 
 def _sums(scores: Matrix, own: Sequence[int], size: int) -> list[dict[int, int]]:
-    """Return for every set, by its size, the sum of what its members and twice their pairs count.
+    """Return for every set, by size, the sum of its members' `own` and twice their pairs' scores.
 
-    Each is made of the three sets that lack its lowest, its highest and both.
+    Each sum is made from the three sets that lack its lowest member, its highest, and both.
     """
     last = len(scores) - 1
     levels = [{0: 0}, {1 << last - at: counts for at, counts in enumerate(own)}]
@@ -85,10 +86,10 @@ def _bits(positions: Collection[int], count: int) -> int:
 
 
 def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
-    """Return the best set where only one other, not greater, is left over: try each of those.
+    """Return the best set where only one other, not larger set remains: try each remainder.
 
-    What is joined in both is what all have, less what the others are joined with (their degrees),
-    and what they are joined with among themselves has then been taken away twice.
+    The score within both sets is the total, less the degrees of the remainder's members, plus the
+    score among themselves, which the degrees count twice.
     """
     count = len(scores)
     everything = (1 << count) - 1
@@ -104,20 +105,20 @@ def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[i
 
 
 def _first_best(scores: Matrix, sets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the set that has most; of equals the first by position."""
-    return min(sets, key=lambda members: (-_has(scores, members), members))
+    """Return the set with the highest score; of equals the first by position."""
+    return min(sets, key=lambda members: (-_total(scores, members), members))
 
 
-def _has(scores: Matrix, members: Sequence[int]) -> int:
+def _total(scores: Matrix, members: Sequence[int]) -> int:
     return sum(scores[at][other] for at in members for other in members) // 2
 
 
 class _Search:
-    """The exact search. `known` is how much is joined in the best division known so far."""
+    """The exact search. `best_total` is the score of the best partition so far."""
 
     def __init__(self, scores: Matrix, size: int, best_total: int) -> None:
         count = len(scores)
-        self._joined = scores
+        self._scores = scores
         self._size = size
         self._count = count
         self._needed = 0
@@ -127,10 +128,10 @@ class _Search:
         rest = levels[count % size]
         lack = -max(levels[size].values())
         lack_of_rest = -max(rest.values())
-        self._known = sum(most) - 2 * best_total - lack_of_rest - lack * (count // size)
-        # what alone lacks more than the best division known is part of no better one
-        self._sets = _slacks(levels[size], lack, self._known)
-        self._rests = _slacks(rest, lack_of_rest, self._known) if count % size else {}
+        self._bound = sum(most) - 2 * best_total - lack_of_rest - lack * (count // size)
+        # a set whose own slack exceeds that of the best partition is part of no better one
+        self._sets = _slacks(levels[size], lack, self._bound)
+        self._rests = _slacks(rest, lack_of_rest, self._bound) if count % size else {}
         self._full = _by_highest(count, self._sets)
         self._both = _by_highest(count, self._sets | self._rests) if self._rests else self._full
         self._least: dict[int, int] = {}
@@ -138,14 +139,14 @@ class _Search:
         self._steps = 0
 
     def chosen(self, required: frozenset[int]) -> tuple[int, ...]:
-        """Return the best set of the best division, of equals the first. Raises _TooLongError."""
+        """Return the best set of the best partition, of equals the first. Raises _TooLongError."""
         self._needed = _bits(required, self._count)
         containing = [
             (self._sets[members], members) for members in self._sets if not self._needed & ~members
         ]
         self._fit = sorted(containing) if required else []
         left = (1 << self._count) - 1
-        least = self._least_of(left, self._known + 1)
+        least = self._least_of(left, self._bound + 1)
         sets = []
         while left:
             members = self._first(left, least)
@@ -155,10 +156,10 @@ class _Search:
         eligible = [
             members for members in sets if len(members) == self._size and required.issubset(members)
         ]
-        return _first_best(self._joined, eligible)
+        return _first_best(self._scores, eligible)
 
     def _first(self, left: int, least: int) -> int:
-        """Return the first set of the first division of `left` that has no more than the least."""
+        """Return the first set of the first partition of `left` that has the least slack."""
         parts = (self._both if left.bit_count() % self._size else self._full)[left.bit_length() - 1]
         for _, slack, members in sorted(
             (-members, slack, members) for slack, members in parts if slack <= least
@@ -169,10 +170,10 @@ class _Search:
                 continue
             if self._least_of(left ^ members, limit) < limit:
                 return members
-        raise AssertionError("what has the least slack is there to be found")
+        raise AssertionError("a partition with the least slack exists")
 
     def _least_of(self, left: int, limit: int) -> int:
-        """Return the least slack of a division of `left` with all that is required in one set."""
+        """Return the least slack of a partition of `left` with all required GPUs in one set."""
         if not left & self._needed:
             return self._cover(left, limit)
         if self._needed & ~left:
@@ -186,7 +187,7 @@ class _Search:
         return least
 
     def _cover(self, left: int, limit: int) -> int:
-        """Return the least slack of a division of `left`; `limit` if it is not below that."""
+        """Return the least slack of a partition of `left`; `limit` if it is not below that."""
         size = left.bit_count()
         if size == 0:
             return 0
@@ -231,17 +232,17 @@ class _Swap(msgspec.Struct, frozen=True, order=True):
     other: int
 
 
-class _Division:
-    """A division that no swap of two GPUs makes better; the first set has all that is required."""
+class _Partition:
+    """A partition that no swap of two GPUs improves; the first set holds all required GPUs."""
 
     def __init__(self, scores: Matrix, size: int, required: frozenset[int]) -> None:
-        self._joined = scores
+        self._scores = scores
         self._size = size
         self._required = required
-        self._sets = self._begun()
+        self._sets = self._initial()
         self._of = {at: number for number, members in enumerate(self._sets) for at in members}
         self._pull = [
-            [sum(row[other] for other in members) for members in self._sets] for row in self._joined
+            [sum(row[other] for other in members) for members in self._sets] for row in self._scores
         ]
         for _ in range(_SWAPS_MAX):
             swap = self._best_swap()
@@ -250,25 +251,25 @@ class _Division:
             self._exchange(swap.one, swap.other)
 
     def total(self) -> int:
-        """Return how much is joined in all sets."""
-        return sum(_has(self._joined, members) for members in self._sets)
+        """Return the score of all sets."""
+        return sum(_total(self._scores, members) for members in self._sets)
 
     def chosen(self) -> tuple[int, ...]:
-        """Return the set to take."""
+        """Return the best set."""
         full = [tuple(sorted(members)) for members in self._sets if len(members) == self._size]
         if self._required:
             return full[0]
-        return _first_best(self._joined, full)
+        return _first_best(self._scores, full)
 
-    def _begun(self) -> list[list[int]]:
-        """Fill one set after the other with what joins it best."""
-        free = [at for at in range(len(self._joined)) if at not in self._required]
+    def _initial(self) -> list[list[int]]:
+        """Fill one set after the other with the GPUs that are best connected to it."""
+        free = [at for at in range(len(self._scores)) if at not in self._required]
         sets = []
         members = sorted(self._required)
         while free or members:
             while free and len(members) < self._size:
-                rows = [self._joined[member] for member in members]
-                gain = functools.partial(_gain, rows or [[max(row) for row in self._joined]])
+                rows = [self._scores[member] for member in members]
+                gain = functools.partial(_gain, rows or [[max(row) for row in self._scores]])
                 members.append(max(free, key=gain))
                 free.remove(members[-1])
             sets.append(members)
@@ -277,9 +278,9 @@ class _Division:
 
     def _best_swap(self) -> _Swap:
         gain, swap = 0, (0, 0)
-        movable = [at for at in range(len(self._joined)) if at not in self._required]
+        movable = [at for at in range(len(self._scores)) if at not in self._required]
         for place, at in enumerate(movable):
-            row, pull, here = self._joined[at], self._pull[at], self._of[at]
+            row, pull, here = self._scores[at], self._pull[at], self._of[at]
             for other in movable[:place]:
                 there = self._of[other]
                 theirs = self._pull[other]
@@ -290,7 +291,7 @@ class _Division:
 
     def _exchange(self, at: int, other: int) -> None:
         here, there = self._of[at], self._of[other]
-        for pull, row in zip(self._pull, self._joined, strict=True):
+        for pull, row in zip(self._pull, self._scores, strict=True):
             moved = row[other] - row[at]
             pull[here] += moved
             pull[there] -= moved
