@@ -253,7 +253,9 @@ def test_of_two_matches_under_one_name_the_one_that_was_there_first_keeps_it() -
         look(devices, first, configured=(rule,))
         assert devices.matched_devices == {"b.com/net_tun": first.path}
         plan = resource_plan.plan(
-            [rule], scan_result.ScanResult(nodes=(first, second)), current_names=devices.matched_devices
+            [rule],
+            scan_result.ScanResult(nodes=(first, second)),
+            current_names=devices.matched_devices,
         )
         assert plan.problems == (
             f"b.com/net_tun: {first.path} and {second.path} would both be named so",

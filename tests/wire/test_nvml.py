@@ -139,7 +139,7 @@ def test_of_two_gpus_with_one_uuid_the_first_counts_and_that_is_told(node: fake.
                 followed.UUIDS[1],
                 *followed.UUIDS[3:],
             ]
-            assert look.problem == f"GPU 2: its uuid {first} is that of GPU 0 too; it is left out"
+            assert look.problem == f"GPU 2: its uuid {first} is also that of GPU 0; it is left out"
 
     asyncio.run(story())
 
@@ -154,9 +154,13 @@ def test_of_two_gpus_with_one_uuid_the_first_counts_and_that_is_told(node: fake.
         (4, gpu.Driver.NO_PERMISSION, "NO_PERMISSION: not permitted; let this container open"),
         (17, gpu.Driver.NO_PERMISSION, "OPERATING_SYSTEM: the operating system refuses"),
         (13, gpu.Driver.TOO_OLD, "FUNCTION_NOT_FOUND: the driver lacks a function"),
-        (18, gpu.Driver.REPLACED, "LIB_RM_VERSION_MISMATCH: the loaded driver is another"),
+        (
+            18,
+            gpu.Driver.REPLACED,
+            "LIB_RM_VERSION_MISMATCH: the loaded driver and the library have different versions",
+        ),
         (999, gpu.Driver.FAILED, "UNKNOWN: often the container's device cgroup"),
-        (4242, gpu.Driver.FAILED, "4242: it is tried again"),
+        (4242, gpu.Driver.FAILED, "4242: it will be tried again"),
     ],
 )
 def test_why_nvml_cannot_begin_is_told_and_it_begins_by_itself_once_it_can(

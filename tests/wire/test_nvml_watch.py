@@ -152,7 +152,7 @@ def test_a_wait_for_events_that_hangs_leaves_all_unwatched(node: fake.Fake) -> N
             node.add("hang call=nvmlEventSetWait_v2")
             await story.of_each(gpu.MonitoringChanged)
             assert {watch.problem for watch in story.of(gpu.MonitoringChanged)} == {
-                "no wait for events has come back for 0.35 s"
+                "no wait for events has returned for 0.35 s"
             }
             story.told.clear()
             node.drop()
@@ -167,8 +167,8 @@ def test_nvml_that_hangs_as_a_whole_ends_in_time_without_a_shutdown(node: fake.F
     node.write(scenes.h100x8())
 
     async def story() -> None:
-        periods = msgspec.structs.replace(followed.PERIODS, close_s=0.3)
-        async with followed.followed(node, periods=periods) as (story, _):
+        timeouts = msgspec.structs.replace(followed.TIMEOUTS, close_s=0.3)
+        async with followed.followed(node, timeouts=timeouts) as (story, _):
             node.add("hang")
             await story.of_each(gpu.MonitoringChanged)
             began = time.monotonic()
@@ -296,7 +296,7 @@ def test_waits_that_fail_or_are_cut_short_do_not_spin(node: fake.Fake) -> None:
         async with followed.followed(node) as (story, _):
             await story.of_each(gpu.MonitoringChanged)
             assert {watch.problem for watch in story.of(gpu.MonitoringChanged)} == {
-                "NVML does not tell events: UNKNOWN"
+                "NVML reports no events: UNKNOWN"
             }
             await asyncio.sleep(0.5)
             assert node.counts()["nvmlEventSetWait_v2"] < 10
@@ -318,10 +318,10 @@ def test_a_call_that_never_comes_back_is_left_behind_and_the_others_are_watched_
     kernel = tmp_path / "proc/driver/nvidia/gpus"
     (kernel / "0000:1b:00.0").mkdir(parents=True)
     node.write(scenes.h100x8())
-    hasty = msgspec.structs.replace(followed.PERIODS, abandon_s=0.2)
+    hasty = msgspec.structs.replace(followed.TIMEOUTS, abandon_s=0.2)
 
     async def story() -> None:
-        async with followed.followed(node, periods=hasty) as (here, _):
+        async with followed.followed(node, timeouts=hasty) as (here, _):
             await here.of_each(gpu.Poll)
             node.add("hang call=nvmlDeviceGetTemperature gpu=6 times=1")
             await here.until(gpu.MonitoringChanged, is_it=lambda one: one.problem != "")
@@ -457,8 +457,8 @@ def test_a_close_during_a_beginning_that_hangs_ends_in_time(node: fake.Fake) -> 
     node.write(scenes.h100x8().also("hang call=nvmlInitWithFlags"))
 
     async def story() -> None:
-        periods = msgspec.structs.replace(followed.PERIODS, close_s=0.2)
-        async with followed.followed(node, periods=periods, first_s=0.1) as (story, look):
+        timeouts = msgspec.structs.replace(followed.TIMEOUTS, close_s=0.2)
+        async with followed.followed(node, timeouts=timeouts, first_s=0.1) as (story, look):
             assert look.driver is gpu.Driver.SILENT
             began = time.monotonic()
             await story.nvml.close()

@@ -17,7 +17,7 @@ Told = gpu.Scan | gpu.Observation
 Kind = TypeVar("Kind", gpu.Scan, gpu.Poll, gpu.Xid, gpu.MonitoringChanged)
 
 UUIDS: Final = tuple(one.uuid for one in scenes.h100x8().gpus)
-PERIODS: Final = observer.Timeouts(
+TIMEOUTS: Final = observer.Timeouts(
     answer_s=0.3,
     slice_s=0.05,
     guard_s=0.05,
@@ -44,11 +44,11 @@ def here(state: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
 class Story:
     """NVML as it is followed, and everything it told since `forget`."""
 
-    def __init__(self, node: fake.Fake, directory: Path, periods: observer.Timeouts) -> None:
+    def __init__(self, node: fake.Fake, directory: Path, timeouts: observer.Timeouts) -> None:
         self.node = node
         rules = gpus.Gpus(library=str(fake.built()), health=gpus.Health(poll_s=POLL_S))
         self.nvml = observer.NvmlSource(
-            rules, sysfs=directory / "sys", proc=directory / "proc", periods=periods
+            rules, sysfs=directory / "sys", proc=directory / "proc", timeouts=timeouts
         )
         self.told: list[Told] = []
         self._came = asyncio.Event()
@@ -99,10 +99,10 @@ class Story:
 
 @contextlib.asynccontextmanager
 async def followed(
-    node: fake.Fake, *, periods: observer.Timeouts = PERIODS, first_s: float = 5.0
+    node: fake.Fake, *, timeouts: observer.Timeouts = TIMEOUTS, first_s: float = 5.0
 ) -> AsyncIterator[tuple[Story, gpu.Scan]]:
     """Take the first look, follow what comes, and close; NVML was never misused."""
-    story = Story(node, node.state_file.parent, periods)
+    story = Story(node, node.state_file.parent, timeouts)
     async with asyncio.timeout(100):
         look = await story.nvml.first_scan(first_s)
         following = asyncio.ensure_future(story.nvml.observe(story.seen))

@@ -1,7 +1,7 @@
-"""Pure: NVML's numbers in words: return codes, field values, MIG profiles, bus ids, capabilities.
+"""Pure: decodes NVML's numbers: return codes, field values, MIG profiles, bus ids, capabilities.
 
-Numbers are those of nvml.h 13.3 and, for MIG profiles, those that the names NVIDIA's tools print
-are made of (go-nvlib pkg/nvlib/device/mig_profile.go).
+Numbers are those of nvml.h 13.3. MIG profiles are named as NVIDIA's tools name them (go-nvlib
+pkg/nvlib/device/mig_profile.go).
 """
 
 import enum
@@ -61,13 +61,13 @@ UNSUPPORTED: Final = frozenset(
         Code.DEPRECATED,
     }
 )
-"""The product, the driver or our rights lack this; that says nothing about the GPU's health."""
+"""Product, driver or our rights do not support the call; no sign of a bad GPU."""
 LOST: Final = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED})
-"""Nothing can be asked of this GPU."""
+"""This GPU cannot be queried."""
 SESSION_ENDED: Final = frozenset(
     {Code.UNINITIALIZED, Code.DRIVER_NOT_LOADED, Code.LIB_RM_VERSION_MISMATCH, Code.GPU_NOT_FOUND}
 )
-"""Nothing can be asked at all before NVML has been initialised again."""
+"""NVML has to be initialised again before any other call."""
 ABSENT: Final = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
 """There is no MIG device at this index, or no longer."""
 
@@ -85,12 +85,12 @@ _FOLDERS: Final = (
 
 
 def error_name(code: int) -> str:
-    """Return NVML's name of a return code, or the number where there is none."""
+    """Return NVML's name of a return code, or the number if it has none."""
     return Code(code).name if code in set(Code) else str(code)
 
 
 def library_paths(library: str, driver_root: str) -> tuple[str, ...]:
-    """Return where the library is looked for before the loader is asked; first come first."""
+    """Return the paths to try, in order, before the dynamic loader's own search."""
     if library:
         return (library,)
     return tuple(
@@ -99,31 +99,31 @@ def library_paths(library: str, driver_root: str) -> tuple[str, ...]:
 
 
 def _roots(driver_root: str) -> tuple[str, ...]:
-    """Leave out the root that is ours: the loader knows it better."""
+    """Leave out our own root, which the loader searches better."""
     configured = driver_root.rstrip("/")
     return tuple(dict.fromkeys(filter(None, (configured, MOUNTED_DRIVER_ROOT))))
 
 
 def library_problem(library: str, driver_root: str, why: str) -> str:
-    """Say where the library was looked for in vain, and what to do."""
+    """Return where the library was not found, and what to do."""
     if library:
         return f"{why}; gpus.library names it, so nothing else was tried"
     roots = " or ".join(_roots(driver_root))
     return (
         f"{LIBRARY} is neither below {roots} ({', '.join(_FOLDERS)}) "
-        f"nor known to the loader ({why}); install NVIDIA's driver, mount it into this container, "
+        f"nor found by the loader ({why}); install NVIDIA's driver, mount it into this container, "
         "or set gpus.library"
     )
 
 
 def init_failure(code: int) -> tuple[gpu.Driver, str]:
-    """Say what it means that NVML could not be initialised, and what to do."""
-    driver, explanation = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, "it is tried again"))
+    """Return the state of the driver when NVML cannot be initialised, and what to do."""
+    driver, explanation = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, "it will be tried again"))
     return driver, f"nvmlInit: {error_name(code)}: {explanation}"
 
 
 def scan_failure(code: int) -> tuple[gpu.Driver, str]:
-    """Say what it means that NVML was initialised, and could not be asked at all."""
+    """Return the state of the driver when NVML is initialised, but cannot list GPUs."""
     driver, _ = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, ""))
     return driver, f"NVML is initialised, but does not list GPUs: {error_name(code)}"
 
@@ -139,7 +139,7 @@ _CANNOT_INIT: Final[Mapping[int, tuple[gpu.Driver, str]]] = {
     ),
     Code.FUNCTION_NOT_FOUND: (
         gpu.Driver.TOO_OLD,
-        "the driver lacks a function that is needed; upgrade it",
+        "the driver lacks a function that muster needs; upgrade it",
     ),
     Code.NO_PERMISSION: (gpu.Driver.NO_PERMISSION, f"not permitted; {_NODES}"),
     Code.OPERATING_SYSTEM: (
@@ -149,15 +149,15 @@ _CANNOT_INIT: Final[Mapping[int, tuple[gpu.Driver, str]]] = {
     Code.LIB_RM_VERSION_MISMATCH: (
         gpu.Driver.REPLACED,
         (
-            "the loaded driver is another than the library; "
-            "this process has to be replaced, or the node rebooted to finish the driver's upgrade"
+            "the loaded driver and the library have different versions; "
+            "restart this process, or reboot the node to finish the upgrade"
         ),
     ),
     Code.UNKNOWN: (
         gpu.Driver.FAILED,
         (
             "often the container's device cgroup was rewritten (systemctl daemon-reload); "
-            "it is tried again, and a new container helps"
+            "it will be tried again; a new container helps"
         ),
     ),
 }
@@ -169,9 +169,9 @@ def cuda_version(number: int) -> str:
 
 
 def sysfs_name(bus_id: str) -> str:
-    """Return what the kernel calls a PCI device: `0000:1a:00.0` for `00000000:1A:00.0`.
+    """Return the kernel's name of a PCI device: `0000:1a:00.0` for `00000000:1A:00.0`.
 
-    Four of eight zeros go; a domain that needs more than four digits keeps them all.
+    A domain that needs more than four digits keeps all eight.
     """
     name = bus_id.lower()
     return name[4:] if re.match("0{4}[0-9a-f]{4}:", name) else name
@@ -191,7 +191,7 @@ _COMPLETED: Final = 3
 
 
 def fabric(state: int, status: int) -> str | None:
-    """Return how far a GPU has come into its NVLink fabric (nvmlGpuFabricState_t)."""
+    """Return the state of a GPU's NVLink fabric (nvmlGpuFabricState_t)."""
     if state == _COMPLETED and status != Code.SUCCESS:
         return "failed"
     return _FABRIC_STATES[state] if state < len(_FABRIC_STATES) else None
@@ -215,12 +215,12 @@ _SLOWDOWNS: Final[Mapping[int, str]] = {
 
 
 def slowdowns(reasons: int) -> tuple[str, ...]:
-    """Return which of nvmlClocksEventReasons slow the GPU down against its will."""
+    """Return which of nvmlClocksEventReasons are involuntary slowdowns."""
     return tuple(name for bit, name in _SLOWDOWNS.items() if reasons & bit)
 
 
 def topology_level(number: int) -> gpu.TopologyLevel:
-    """Return how near two GPUs are; what is not known counts as far."""
+    """Return how near two GPUs are; an unknown level counts as far."""
     return (
         gpu.TopologyLevel(number) if number in set(gpu.TopologyLevel) else gpu.TopologyLevel.SYSTEM
     )
@@ -236,7 +236,7 @@ NO_INSTANCE: Final = 0xFFFFFFFF
 
 
 def event_part(uuid: str, gi: int, ci: int) -> gpu.Part:
-    """Return what an event befell: the whole GPU unless it names an instance."""
+    """Return the part that an event concerns: the whole GPU unless it names an instance."""
     if gi == NO_INSTANCE:
         return gpu.Part(gpu=uuid)
     return gpu.Part(gpu=uuid, gi=gi, ci=None if ci == NO_INSTANCE else ci)
@@ -244,7 +244,7 @@ def event_part(uuid: str, gi: int, ci: int) -> gpu.Part:
 
 GI_PROFILES: Final = 18
 CI_PROFILES: Final = 9
-# NVML_GPU_INSTANCE_PROFILE_*: the number of slices, and what the name ends with
+# NVML_GPU_INSTANCE_PROFILE_*: the number of slices, and the suffix of the name
 _GI: Final = (
     *((1, ""), (2, ""), (3, ""), (4, ""), (7, ""), (8, ""), (6, "")),
     *((1, "+me"), (2, "+me"), (1, "")),
@@ -276,9 +276,9 @@ def _gigabytes(memory_mib: int, total_bytes: int) -> int:
 
 
 def named_profile(name: str) -> str:
-    """Return the profile that a MIG device's name ends with, or an empty text.
+    """Return the profile at the end of a MIG device's name; empty if there is none.
 
-    Newer drivers say `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+    Newer drivers name it `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
     """
     _, _, after = name.rpartition(" MIG ")
     return after if re.fullmatch(r"(\d+c\.)?\d+g\.\d+gb([+-][a-z.]+)*", after) else ""
@@ -291,8 +291,8 @@ def expected_links(
 ) -> dict[str, frozenset[int]]:
     """Return the NVLinks that should be up on each GPU, by uuid.
 
-    Those that were up before; and those that are up on more than half of the GPUs of its product:
-    a link that is down from the start cannot be told from one that has no cable, but for these.
+    These are the links that were up before, and those that are up on more than half of the GPUs of
+    the product: only that tells a link that was down from the start from one without a cable.
     """
     expected: dict[str, frozenset[int]] = {}
     for uuid, links in active.items():
@@ -307,5 +307,5 @@ def expected_links(
 
 
 def join_problems(problems: Iterable[str]) -> str:
-    """Join the problems that there are."""
+    """Join the problems that are not empty."""
     return "; ".join(dict.fromkeys(filter(None, problems)))

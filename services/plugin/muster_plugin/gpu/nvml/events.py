@@ -1,8 +1,8 @@
-"""Adapter: NVML's events: one thread waits for what befalls any of the GPUs.
+"""Adapter: NVML's events: one thread waits for the events of all GPUs.
 
-The thread alone touches the event set while it runs. A wait cannot be cut short from outside, so it
-is made of slices. After every error the wait pauses, longer each time: with a lost GPU in the set
-NVML answers GPU_IS_LOST at once, for ever, so it is found and left out of the next set.
+Only this thread touches the event set while it runs. A wait cannot be interrupted, so it is made of
+slices. After every error the thread pauses, longer each time: with a lost GPU in the set NVML
+answers GPU_IS_LOST at once, for ever, so the lost GPU is identified and left out of the next set.
 """
 
 import threading
@@ -28,13 +28,13 @@ _DRAIN_MAX: Final = 256
 
 
 class MonitoringProblems(msgspec.Struct, frozen=True):
-    """Who can be watched now: `problems` by uuid, empty where all is well."""
+    """Why each GPU's events cannot be received, by uuid; empty where they can."""
 
-    problems: "Problems"
+    problems: Mapping[str, str]
 
 
 class PollRequested(msgspec.Struct, frozen=True):
-    """Something befell this GPU, or any of them if it is empty: better look at once."""
+    """Something happened to this GPU, or to any if it is empty, so poll it at once."""
 
     gpu: str = ""
 
@@ -46,50 +46,48 @@ class MigChanged(msgspec.Struct, frozen=True):
 
 
 class EventsEnded(msgspec.Struct, frozen=True):
-    """NVML has to be initialised again before anything more can be heard."""
+    """NVML has to be initialised again before another event can be received."""
 
     error: str
 
 
-Problems: TypeAlias = Mapping[str, str]
-"""Why a GPU cannot be watched, by uuid; empty where all is well."""
 NvmlEvent: TypeAlias = (
     gpu.Xid | gpu.Poll | MonitoringProblems | PollRequested | MigChanged | EventsEnded
 )
 
 
 class EventListener:
-    """The events of the GPUs with these handles; `heard` is called from the thread."""
+    """Receives the events of the GPUs with these handles; calls `on_event` in the thread."""
 
     def __init__(
         self,
         nvml: library.Binding,
         handles: Mapping[str, library.Handle],
-        heard: Callable[[NvmlEvent], None],
+        on_event: Callable[[NvmlEvent], None],
         *,
         slice_s: float,
     ) -> None:
         self.last_success_at = time.monotonic()
-        """When a wait last came back without an error."""
+        """When a wait last returned without an error."""
         self.waiting_since: float | None = None
-        """Since when NVML is being asked; None in a pause."""
+        """When the current call of NVML began; None in a pause."""
         self._nvml = nvml
         self._handles = dict(handles)
         self._uuids = {library.handle_address(handle): uuid for uuid, handle in handles.items()}
-        self._heard = heard
+        self._on_event = on_event
         self._slice_s = slice_s
         self._set: library.Handle | None = None
         self._failures = 0
         self._lost: dict[str, str] = {}
         self._problems: dict[str, str] = {}
         self._refused: frozenset[str] = frozenset()
-        self._again = threading.Event()
+        self._rearm_requested = threading.Event()
         self._stop = threading.Event()
 
     def arm(self) -> None:
-        """Make a new set of all GPUs that are not lost; what the old one still holds is heard.
+        """Make a new set of all GPUs that are not lost, and drain the old one.
 
-        Raises NVMLError if there can be no set.
+        Raises NVMLError if no set can be made.
         """
         old, excluded = self._set, dict(self._lost)
         while True:
@@ -97,7 +95,7 @@ class EventListener:
             problems, undefined = self._register(made, excluded)
             if undefined is None:
                 break
-            # after UNKNOWN nobody knows what is in the set (nvml.h, nvmlDeviceRegisterEvents)
+            # after UNKNOWN the content of the set is undefined (nvml.h, nvmlDeviceRegisterEvents)
             self._free(made)
             excluded[undefined] = problems[undefined]
         self._set, self._problems = made, problems
@@ -107,33 +105,33 @@ class EventListener:
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Why a GPU cannot be watched, by uuid; empty where all is well."""
+        """Why a GPU's events cannot be received, by uuid; empty where they can."""
         return {uuid: self._problems.get(uuid, "") for uuid in self._handles}
 
     def needs_rearm(self, uuid: str) -> bool:
-        """Say whether a GPU is not in the set, and might be let in if it were asked again."""
+        """Return whether a GPU is not in the set, and might be accepted in a new one."""
         return bool(self._problems.get(uuid)) and uuid not in self._refused
 
     def rearm(self) -> None:
-        """Have a new set made, with the lost GPUs too: they may be back."""
-        self._again.set()
+        """Request a new set, with the lost GPUs as well: they may be back."""
+        self._rearm_requested.set()
 
     def stop(self) -> None:
-        """Let the thread end with the slice it waits in."""
+        """Let the thread end after the current slice."""
         self._stop.set()
 
     def wait_for_events(self) -> None:
-        """Wait for events until told to stop; the body of the thread."""
+        """Receive events until `stop`; the body of the thread."""
         try:
             while not self._stop.is_set():
                 self.waiting_since = time.monotonic()
-                if self._again.is_set():
-                    self._again.clear()
+                if self._rearm_requested.is_set():
+                    self._rearm_requested.clear()
                     self._lost.clear()
                     self._rearm()
                 self._wait()
         except self._nvml.NVMLError as error:
-            self._heard(EventsEnded(decode.error_name(error.value)))
+            self._on_event(EventsEnded(decode.error_name(error.value)))
         finally:
             if self._set is not None:
                 self._free(self._set)
@@ -142,7 +140,7 @@ class EventListener:
     def _register(
         self, made: library.Handle, excluded: Mapping[str, str]
     ) -> tuple[dict[str, str], str | None]:
-        """Return why GPUs could not be registered, and after which one the set is undefined."""
+        """Return the problems of registering, and the GPU after which the set is undefined."""
         problems: dict[str, str] = dict(excluded)
         refused: set[str] = set()
         for uuid, handle in self._handles.items():
@@ -156,9 +154,7 @@ class EventListener:
                     continue
                 self._nvml.nvmlDeviceRegisterEvents(handle, mask, made)
             except self._nvml.NVMLError as error:
-                if library.is_session_ended(self._nvml, error.value):
-                    raise
-                name = decode.error_name(error.value)
+                name = library.raise_if_ended(self._nvml, error)
                 problems[uuid] = f"its events cannot be registered: {name}"
                 if error.value in decode.UNSUPPORTED:
                     refused.add(uuid)
@@ -168,7 +164,7 @@ class EventListener:
         return problems, None
 
     def _wait(self) -> None:
-        if self._set is None or not self._is_watching():
+        if self._set is None or all(uuid in self._problems for uuid in self._handles):
             self.last_success_at = time.monotonic()
             self._pause(self._slice_s)
             return
@@ -179,61 +175,55 @@ class EventListener:
             if error.value != decode.Code.TIMEOUT:
                 self._failed(error)
                 return
-            self._well()
+            self._succeeded()
             if time.monotonic() - began < self._slice_s / 2:
                 self._pause(_PAUSE_SHORT_S)
         else:
-            self._well()
-            self._tell(data)
+            self._succeeded()
+            self._report(data)
 
-    def _is_watching(self) -> bool:
-        return any(uuid not in self._problems for uuid in self._handles)
-
-    def _well(self) -> None:
-        """Note that the wait works (again)."""
+    def _succeeded(self) -> None:
+        """Note that waiting works, perhaps again."""
         self.last_success_at = time.monotonic()
         if self._failures:
             self._failures = 0
-            self._heard(MonitoringProblems(self.problems))
+            self._on_event(MonitoringProblems(self.problems))
 
     def _failed(self, error: library.Error) -> None:
-        """Find whom an error is about; otherwise pause, and try a new set."""
-        if library.is_session_ended(self._nvml, error.value):
-            raise error
+        """Identify the GPU that causes the error; otherwise pause, and try a new set."""
+        name = library.raise_if_ended(self._nvml, error)
         if error.value in decode.LOST and self._find_lost():
             self._rearm()
             return
         pause_s = min(_PAUSE_FIRST_S * 2.0 ** min(self._failures, 16), _PAUSE_MAX_S)
         self._failures += 1
-        name = decode.error_name(error.value)
-        unheard = f"NVML does not tell events: {name}"
-        self._heard(
-            MonitoringProblems({u: self._problems.get(u) or unheard for u in self._handles})
-        )
+        problem = f"NVML reports no events: {name}"
+        problems = {uuid: self._problems.get(uuid) or problem for uuid in self._handles}
+        self._on_event(MonitoringProblems(problems))
         self._pause(pause_s)
         if not self._stop.is_set():
             self._rearm(quietly=True)
 
     def _find_lost(self) -> bool:
-        """Look for GPUs that spoil the set, by asking each, then by waiting for each alone."""
+        """Find the GPUs that break the set: query each, then wait for each alone."""
         watched = [uuid for uuid in self._handles if uuid not in self._problems]
         lost = {uuid: poll.is_lost(self._nvml, self._handles[uuid]) for uuid in watched}
         for uuid, name in lost.items():
             if name:
-                self._heard(gpu.Poll(gpu=uuid, at=datetime.now(UTC), error=name))
+                self._on_event(gpu.Poll(gpu=uuid, at=datetime.now(UTC), error=name))
                 self._lost[uuid] = f"it is lost: {name}"
         if not any(lost.values()):
-            spoiling = {uuid for uuid in watched if self._spoils(self._handles[uuid])}
-            self._lost.update(dict.fromkeys(spoiling, "a wait for its events fails at once"))
-            return bool(spoiling)
+            breaking = {uuid for uuid in watched if self._breaks_wait(self._handles[uuid])}
+            self._lost.update(dict.fromkeys(breaking, "a wait for its events fails at once"))
+            return bool(breaking)
         return True
 
-    def _spoils(self, handle: library.Handle) -> bool:
-        """Say whether a wait for the events of this GPU alone fails."""
+    def _breaks_wait(self, handle: library.Handle) -> bool:
+        """Return whether a wait for the events of this GPU alone fails."""
         alone = self._nvml.nvmlEventSetCreate()
         try:
             self._nvml.nvmlDeviceRegisterEvents(handle, _XID, alone)
-            self._tell(self._nvml.nvmlEventSetWait_v2(alone, 0))
+            self._report(self._nvml.nvmlEventSetWait_v2(alone, 0))
         except self._nvml.NVMLError as error:
             return error.value in decode.LOST
         finally:
@@ -241,33 +231,28 @@ class EventListener:
         return False
 
     def _rearm(self, *, quietly: bool = False) -> None:
-        """Make a new set, and say who is in it; if that fails it is tried again."""
+        """Make a new set, and report which GPUs are in it; try again if that fails."""
         try:
             self.arm()
         except self._nvml.NVMLError as error:
-            if library.is_session_ended(self._nvml, error.value):
-                raise
-            name = decode.error_name(error.value)
-            self._heard(
-                MonitoringProblems(
-                    dict.fromkeys(self._handles, f"no event set can be made: {name}")
-                )
-            )
+            name = library.raise_if_ended(self._nvml, error)
+            problem = f"no event set can be made: {name}"
+            self._on_event(MonitoringProblems(dict.fromkeys(self._handles, problem)))
             self._pause(_PAUSE_FIRST_S)
-            self._again.set()
+            self._rearm_requested.set()
             return
         if not quietly:
-            self._heard(MonitoringProblems(self.problems))
+            self._on_event(MonitoringProblems(self.problems))
 
     def _pause(self, seconds: float) -> None:
         self.waiting_since = None
         self._stop.wait(seconds)
 
     def _drain(self, old: library.Handle) -> None:
-        """Hear what a set holds that is about to go."""
+        """Receive what is left in a set that is about to be freed."""
         try:
             for _ in range(_DRAIN_MAX):
-                self._tell(self._nvml.nvmlEventSetWait_v2(old, 0))
+                self._report(self._nvml.nvmlEventSetWait_v2(old, 0))
         except self._nvml.NVMLError:
             return  # TIMEOUT: it is empty; anything else ends it too
 
@@ -275,22 +260,22 @@ class EventListener:
         try:
             self._nvml.nvmlEventSetFree(old)
         except self._nvml.NVMLError:
-            return  # what NVML no longer knows need not be freed
+            return  # a set that NVML no longer has need not be freed
 
-    def _tell(self, data: library.EventData) -> None:
+    def _report(self, data: library.EventData) -> None:
         uuid = self._uuids.get(library.handle_address(data.device)) or self._uuid(data.device)
         if not uuid:
-            self._heard(PollRequested())
+            self._on_event(PollRequested())
         elif data.eventType == _XID:
             part = decode.event_part(uuid, data.gpuInstanceId, data.computeInstanceId)
-            self._heard(gpu.Xid(part=part, xid=data.eventData, at=datetime.now(UTC)))
+            self._on_event(gpu.Xid(part=part, xid=data.eventData, at=datetime.now(UTC)))
         elif data.eventType == _MIG_CHANGED:
-            self._heard(MigChanged(uuid))
+            self._on_event(MigChanged(uuid))
         else:
-            self._heard(PollRequested(uuid))
+            self._on_event(PollRequested(uuid))
 
     def _uuid(self, device: library.Handle) -> str:
-        """Ask whose event it is, where the handle is not one of ours."""
+        """Query the uuid of a handle that is not one of ours."""
         try:
             uuid = str(self._nvml.nvmlDeviceGetUUID(device))
         except self._nvml.NVMLError:

@@ -1,8 +1,8 @@
-"""Adapter: libnvidia-ml: finds and loads it, begins and ends NVML, says why it cannot be asked.
+"""Adapter: libnvidia-ml: loads it, initialises NVML and shuts it down, explains why it cannot.
 
 Everything here blocks, and may do so for minutes: it runs in threads, never on the event loop.
-`pynvml` and `ctypes` are loaded only where there is a library to load (3 MiB, 10 ms). What has been
-loaded stays loaded: a driver that is replaced underneath needs a new process.
+`pynvml` and `ctypes` are loaded only where there is a library to load (3 MiB, 10 ms). A library
+that was loaded stays loaded: a driver that is replaced underneath needs a new process.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from muster_plugin.model import gpu
 Binding: TypeAlias = Any
 """The module pynvml, which has no types."""
 Handle: TypeAlias = Any
-"""A device of NVML's, or an event set."""
+"""NVML's handle of a device, or of an event set."""
 EventData: TypeAlias = Any
 Error: TypeAlias = Any
 """A pynvml.NVMLError; its `value` is the return code."""
@@ -27,7 +27,7 @@ _loaded: Final[list[object]] = []
 
 
 class NvmlUnavailable(Exception):
-    """NVML cannot be asked at all, and why not."""
+    """NVML cannot be used at all, and why not."""
 
     def __init__(self, driver: gpu.Driver, problem: str) -> None:
         super().__init__(problem)
@@ -36,9 +36,9 @@ class NvmlUnavailable(Exception):
 
 
 def initialise(rules: gpus.Gpus) -> Binding:
-    """Load the library, initialise NVML, return the binding. Raises Unusable.
+    """Load the library, initialise NVML, return the binding. Raises NvmlUnavailable.
 
-    Each beginning needs an end; nothing may be in flight then.
+    Each call needs a `shut_down`, with no other call in flight.
     """
     _load(rules.library, rules.given.driver_root)
     lean.load("pynvml")
@@ -48,14 +48,14 @@ def initialise(rules: gpus.Gpus) -> Binding:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         if error.value == decode.Code.LIBRARY_NOT_FOUND:
-            what = f"what was loaded does not call itself {decode.LIBRARY}"
-            raise NvmlUnavailable(gpu.Driver.NO_LIBRARY, what) from None
+            problem = f"the library that was loaded is not named {decode.LIBRARY}"
+            raise NvmlUnavailable(gpu.Driver.NO_LIBRARY, problem) from None
         raise NvmlUnavailable(*decode.init_failure(error.value)) from None
     return pynvml
 
 
 def shut_down(nvml: Binding) -> None:
-    """Give NVML up. A driver that has gone meanwhile does not matter."""
+    """Shut NVML down; it does not matter if the driver has gone meanwhile."""
     try:
         nvml.nvmlShutdown()
     except nvml.NVMLError:
@@ -65,9 +65,9 @@ def shut_down(nvml: Binding) -> None:
 def call_if_supported(
     nvml: Binding, call: Callable[..., Answer], *arguments: object
 ) -> Answer | None:
-    """Return what a function answers; None where the product, the driver or our rights lack it.
+    """Return the answer; None where the product, the driver or our rights do not support the call.
 
-    A text that is no UTF-8 is no answer either. Raises NVMLError for any other failure.
+    A text that is not UTF-8 is no answer either. Raises NVMLError for any other failure.
     """
     try:
         return call(*arguments)
@@ -79,26 +79,28 @@ def call_if_supported(
         raise
 
 
-def is_session_ended(nvml: Binding, code: int) -> bool:
-    """Tell whether an answer about one GPU concerns all: then they cannot be counted either."""
-    if code not in decode.SESSION_ENDED:
-        return False
-    try:
-        nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError:
-        return True
-    return False
+def raise_if_ended(nvml: Binding, error: Error) -> str:
+    """Return NVML's name of an error of one GPU; raise one that concerns all.
+
+    That is so if the GPUs cannot be counted either.
+    """
+    if error.value in decode.SESSION_ENDED:
+        try:
+            nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError:
+            raise error from None
+    return decode.error_name(error.value)
 
 
 def handle_address(handle: Handle) -> int:
-    """Return what tells handles apart; a device keeps its address while NVML is initialised."""
+    """Return the address of a handle: a device keeps its own while NVML is initialised."""
     import ctypes  # noqa: PLC0415  # loaded with the library
 
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
 def _load(library: str, driver_root: str) -> None:
-    """Load the library from where it is told to be; pynvml then finds it by its SONAME."""
+    """Load the library from its configured place; pynvml then finds it by its SONAME."""
     if _loaded:
         return
     import ctypes  # noqa: PLC0415  # not without need
@@ -115,7 +117,5 @@ def _load(library: str, driver_root: str) -> None:
             failures.append(str(error))
         else:
             return
-    raise NvmlUnavailable(
-        gpu.Driver.NO_LIBRARY,
-        decode.library_problem(library, driver_root, "; ".join(failures)),
-    )
+    problem = decode.library_problem(library, driver_root, "; ".join(failures))
+    raise NvmlUnavailable(gpu.Driver.NO_LIBRARY, problem)

@@ -1,6 +1,6 @@
-"""Adapter: NVML's MIG devices: which there are, what they are called, what they consist of.
+"""Adapter: NVML's MIG devices, their profiles and properties.
 
-A MIG device may vanish between two calls; then it is none.
+A MIG device may vanish between two calls; then it is left out.
 """
 
 import functools
@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 _DEVICES_MAX: Final = 64
 _UNKNOWN: Final = "unknown"
-_FACTS: Final = (
+_ATTRIBUTES: Final = (
     ("multiprocessors", "multiprocessorCount"),
     ("gi_slices", "gpuInstanceSliceCount"),
     ("ci_slices", "computeInstanceSliceCount"),
@@ -28,20 +28,20 @@ _FACTS: Final = (
 
 
 def is_enabled(nvml: library.Binding, handle: library.Handle) -> bool | None:
-    """Say whether a GPU is divided; None where it cannot be."""
+    """Return whether MIG mode is on; None where it is not supported."""
     mode = library.call_if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
     return None if mode is None else bool(mode[0])
 
 
 def uuids(nvml: library.Binding, handle: library.Handle) -> tuple[str, ...] | None:
-    """Return the uuids of a GPU's MIG devices, cheaply; None where MIG is off or cannot be."""
+    """Return the uuids of a GPU's MIG devices; None where MIG is off or not supported."""
     if not is_enabled(nvml, handle):
         return None
     return tuple(nvml.nvmlDeviceGetUUID(device) for _, device in _handles(nvml, handle))
 
 
 class MigReader:
-    """The MIG devices of one GPU, and which of them could not be read."""
+    """Reads the MIG devices of one GPU; `problems` name those that could not be read."""
 
     def __init__(self, nvml: library.Binding, handle: library.Handle, *, total_bytes: int) -> None:
         self._nvml = nvml
@@ -51,35 +51,35 @@ class MigReader:
         self.problems: list[str] = []
 
     def devices(self) -> Iterator[vocabulary.MigDevice]:
-        """Give every MIG device that can be read; holes and what vanishes meanwhile are none."""
+        """Yield every MIG device that can be read, without unused indices and vanished devices."""
         for index, device in _handles(self._nvml, self._handle):
             try:
                 yield self._device(index, device)
             except self._nvml.NVMLError as error:
-                if error.value in decode.LOST or library.is_session_ended(self._nvml, error.value):
+                if error.value in decode.LOST:
                     raise
+                name = library.raise_if_ended(self._nvml, error)
                 if error.value not in decode.ABSENT:
-                    name = decode.error_name(error.value)
                     self.problems.append(f"MIG device {index} cannot be read: {name}")
 
     def _device(self, index: int, device: library.Handle) -> vocabulary.MigDevice:
         nvml = self._nvml
-        gi, ci = (
-            nvml.nvmlDeviceGetGpuInstanceId(device),
-            nvml.nvmlDeviceGetComputeInstanceId(device),
-        )
-        facts = library.call_if_supported(nvml, nvml.nvmlDeviceGetAttributes, device)
+        gi = nvml.nvmlDeviceGetGpuInstanceId(device)
+        ci = nvml.nvmlDeviceGetComputeInstanceId(device)
+        attributes = library.call_if_supported(nvml, nvml.nvmlDeviceGetAttributes, device)
         return vocabulary.MigDevice(
             uuid=nvml.nvmlDeviceGetUUID(device),
             index=index,
             profile=self._profile(device, gi, ci),
             gi=gi,
             ci=ci,
-            **{ours: int(getattr(facts, theirs)) for ours, theirs in _FACTS if facts},
+            **{
+                ours: int(getattr(attributes, theirs)) for ours, theirs in _ATTRIBUTES if attributes
+            },
         )
 
     def _profile(self, device: library.Handle, gi: int, ci: int) -> str:
-        """Return the profile: as NVIDIA's tools make it, else as the device's name tells it."""
+        """Return the profile as NVIDIA's tools derive it, else the one in the device's name."""
         nvml = self._nvml
         ask = functools.partial(library.call_if_supported, nvml)
         instance = ask(nvml.nvmlDeviceGetGpuInstanceById, self._handle, gi)
@@ -87,7 +87,7 @@ class MigReader:
         if instance and compute and self._total_bytes:
             gi_id = nvml.nvmlGpuInstanceGetInfo(instance).profileId
             ci_id = nvml.nvmlComputeInstanceGetInfo(compute).profileId
-            gi_profile = self._known_gi_profiles().get(gi_id)
+            gi_profile = self._profiles_by_id().get(gi_id)
             ci_profile = self._ci_profile(instance, ci_id)
             if gi_profile is not None and ci_profile is not None:
                 return decode.profile(
@@ -98,8 +98,8 @@ class MigReader:
                 )
         return decode.named_profile(ask(nvml.nvmlDeviceGetName, device) or "") or _UNKNOWN
 
-    def _known_gi_profiles(self) -> dict[int, tuple[int, int]]:
-        """Return NVML's number and the memory of each GPU instance profile, by its id here."""
+    def _profiles_by_id(self) -> dict[int, tuple[int, int]]:
+        """Return NVML's number and the memory of each GPU instance profile, by its id."""
         if self._gi_profiles is None:
             nvml = self._nvml
             profiles: dict[int, tuple[int, int]] = {}
@@ -126,7 +126,7 @@ class MigReader:
 def _profile_info(
     nvml: library.Binding, call: Callable[..., Answer], *arguments: object
 ) -> Answer | None:
-    """Return a profile's facts; this product may not have it, or the driver may not know it."""
+    """Return a profile; None if the product does not have it, or the driver does not know it."""
     try:
         return library.call_if_supported(nvml, call, *arguments)
     except nvml.NVMLError as error:

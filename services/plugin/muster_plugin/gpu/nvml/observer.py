@@ -1,11 +1,11 @@
-"""Adapter: NVML for the event loop: what is seen of the GPUs, in order, even while NVML hangs.
+"""Adapter: NVML for the event loop: what is observed of the GPUs, in order, even while NVML hangs.
 
-No call of NVML is made on the loop. No call can be cut short either: each is waited for as long as
-it takes, and told of when it is late, for then nobody watches that GPU. NVML is given up and begun
-anew when GPUs came or went, when the driver went away or handles are stale, and then nothing may be
-under way; between two beginnings there is a pause, longer each time. What never comes back is left
-behind: NVML counts its beginnings, so that the other GPUs are watched by a new one, and the ends
-are made up for when nothing is under way any more.
+No call of NVML is made on the loop. No call can be interrupted either: each is awaited for as long
+as it takes, and reported when it is late, because then nothing monitors that GPU. NVML is shut down
+and initialised again when GPUs came or went, when the driver went away or handles are stale; then
+no call may be in flight. Between two sessions there is a pause, longer each time. A call that never
+returns is abandoned: NVML counts its initialisations, so a new session monitors the other GPUs, and
+the missing shutdowns follow when no call is in flight any more.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ Timeouts = monitor.Timeouts
 Observer = monitor.Observer
 
 
-class _Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a beginning; no session if NVML cannot be asked."""
+class _Started(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of an initialisation; no session if NVML is unavailable."""
 
     scan: gpu.Scan
-    inbox: monitor.EventQueue
+    queue: monitor.EventQueue
     session: nvml_session.Session | None = None
 
 
 class NvmlSource:
-    """The GPUs of this node, as NVML tells of them."""
+    """The GPUs of this node, as NVML reports them."""
 
     def __init__(
         self,
@@ -42,86 +42,87 @@ class NvmlSource:
         *,
         sysfs: Path = Path("/sys"),
         proc: Path = Path("/proc"),
-        periods: Timeouts | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         self.checked_at: dict[str, float] = {}
-        """When looks, waits for events and polls last succeeded, in monotonic seconds."""
+        """When scans, waits for events and polls last succeeded, in monotonic seconds."""
         self._rules = rules
         self._poll_s = rules.health.poll_s
         self._files = discovery.KernelFiles(sysfs=sysfs, proc=proc)
-        self._periods = periods or Timeouts()
+        self._timeouts = timeouts or Timeouts()
         self._lane = blocking.Lane()
-        self._flights = monitor.InflightCalls()
-        self._beginning: asyncio.Task[_Begun] | None = None
+        self._calls = monitor.InflightCalls()
+        self._starting: asyncio.Task[_Started] | None = None
         self._session: nvml_session.Session | None = None
-        self._left: list[tuple[monitor.InflightCalls, nvml_session.Session]] = []
-        self._known = nvml_session.PreviousScan()
-        self._watching: monitor.SessionMonitor | None = None
-        self._told: gpu.Scan | None = None
+        self._open: list[tuple[monitor.InflightCalls, nvml_session.Session]] = []
+        self._previous = nvml_session.PreviousScan()
+        self._monitor: monitor.SessionMonitor | None = None
+        self._reported: gpu.Scan | None = None
         self._log = logs.logger()
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Look for the first time. That there is no answer in time is one; `follow` goes on."""
-        starting = self._begin()
+        """Scan for the first time. A timeout is a result, too; `observe` goes on from there."""
+        starting = self._start()
         await asyncio.wait([starting], timeout=timeout_s)
-        self._told = starting.result().scan if starting.done() else _silent(timeout_s)
-        return self._told
+        self._reported = starting.result().scan if starting.done() else _silent(timeout_s)
+        return self._reported
 
     async def observe(self, observer: Observer) -> None:
-        """Tell for ever what is observed, and every look but the one that `first` gave."""
+        """Report for ever what is observed, and every scan but the first."""
         status = monitor.MonitoringStatus(observer)
-        pause_s = self._periods.restart_first_s
+        pause_s = self._timeouts.restart_first_s
         while True:
-            started = await self._begun(observer)
-            self._tell(started.scan, observer)
+            started = await self._started(observer)
+            self._report(started.scan, observer)
             started_at = time.monotonic()
             if started.session is not None:
-                self._log.info("nvml_begun", gpus=len(started.scan.gpus))
-                why = await self._watch(started.session, started.inbox, status, observer)
-                self._log.warning("nvml_given_up", reason=why)
-                # what befalls them until it is begun anew, nobody sees
+                self._log.info("nvml_initialised", gpus=len(started.scan.gpus))
+                reason = await self._run(started.session, started.queue, status, observer)
+                self._log.warning("nvml_session_ended", reason=reason)
+                # nothing monitors them until the next session
                 uuids = [device.uuid for device in started.scan.gpus]
-                status.reset("begin", dict.fromkeys(uuids, f"NVML is begun anew: {why}"))
+                restarting = f"NVML is being initialised again: {reason}"
+                status.reset("begin", dict.fromkeys(uuids, restarting))
                 await self._end(started.session, status)
-            if time.monotonic() - started_at > self._periods.restart_max_s:
-                pause_s = self._periods.restart_first_s
+            if time.monotonic() - started_at > self._timeouts.restart_max_s:
+                pause_s = self._timeouts.restart_first_s
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._periods.restart_max_s)
+            pause_s = min(2 * pause_s, self._timeouts.restart_max_s)
 
     def set_poll_interval(self, seconds: float) -> None:
-        """Ask each GPU so often from now on."""
+        """Poll each GPU at this interval from now on."""
         if seconds != self._poll_s:
             self._poll_s = seconds
-            if self._watching is not None:
-                self._watching.poll_now()
+            if self._monitor is not None:
+                self._monitor.poll_now()
 
     async def close(self) -> None:
-        """Give NVML up, if it can be; a call that hangs ends with the process."""
+        """Shut NVML down if no call hangs; one that does ends with the process."""
         if self._session is not None:
             self._session.events.stop()
-        if not await self._flights.wait_all(self._periods.close_s):
-            self._log.warning("nvml_hangs_at_the_end", waited_s=self._periods.close_s)
+        if not await self._calls.wait_all(self._timeouts.close_s):
+            self._log.warning("nvml_shutdown_hangs", waited_s=self._timeouts.close_s)
             return
-        session = self._session or (self._beginning and self._beginning.result().session)
+        session = self._session or (self._starting and self._starting.result().session)
         if session:
-            self._flights.start(self._lane, session.end)
-            await self._flights.wait_all(self._periods.close_s)
+            self._calls.start(self._lane, session.close)
+            await self._calls.wait_all(self._timeouts.close_s)
 
-    def _begin(self) -> asyncio.Task[_Begun]:
-        if self._beginning is None:
+    def _start(self) -> asyncio.Task[_Started]:
+        if self._starting is None:
             queue = monitor.EventQueue()
-            self._beginning = self._flights.start(self._lane, lambda: self._make(queue))
-        return self._beginning
+            self._starting = self._calls.start(self._lane, lambda: self._initialise(queue))
+        return self._starting
 
-    def _make(self, queue: monitor.EventQueue) -> _Begun:
-        """Begin NVML; runs in a thread."""
+    def _initialise(self, queue: monitor.EventQueue) -> _Started:
+        """Initialise NVML; runs in a thread."""
         try:
             session = nvml_session.Session(
                 self._rules,
                 self._files,
                 queue.put,
-                previous=self._known,
-                slice_s=self._periods.slice_s,
+                previous=self._previous,
+                slice_s=self._timeouts.slice_s,
             )
         except library.NvmlUnavailable as error:
             scan = gpu.Scan(
@@ -130,72 +131,72 @@ class NvmlSource:
                 machine=self._files.machine(),
                 on_bus=self._files.on_bus(),
             )
-            return _Begun(scan=scan, inbox=queue)
-        return _Begun(scan=session.scan, inbox=queue, session=session)
+            return _Started(scan=scan, queue=queue)
+        return _Started(scan=session.scan, queue=queue, session=session)
 
-    async def _begun(self, observer: Observer) -> _Begun:
-        starting, late_s = self._begin(), self._periods.answer_s
+    async def _started(self, observer: Observer) -> _Started:
+        starting, late_s = self._start(), self._timeouts.answer_s
         await asyncio.wait([starting], timeout=late_s)
         if not starting.done():
-            self._tell(_silent(late_s), observer)
+            self._report(_silent(late_s), observer)
             await asyncio.wait([starting])
         started = starting.result()
-        self._session, self._beginning = started.session, None
+        self._session, self._starting = started.session, None
         return started
 
-    async def _watch(
+    async def _run(
         self,
         session: nvml_session.Session,
         queue: monitor.EventQueue,
         status: monitor.MonitoringStatus,
         observer: Observer,
     ) -> str:
-        self._watching = monitoring = monitor.SessionMonitor(
+        self._monitor = monitor.SessionMonitor(
             session,
             queue,
-            self._flights,
+            self._calls,
             status,
             observer=observer,
             poll_s=lambda: self._poll_s,
-            periods=self._periods,
+            timeouts=self._timeouts,
             checked_at=self.checked_at,
         )
-        return await monitoring.watch()
+        return await self._monitor.run()
 
     async def _end(self, session: nvml_session.Session, status: monitor.MonitoringStatus) -> None:
-        """End NVML once all that is under way has come back, and remember what it told."""
+        """Shut NVML down once all calls have returned, and remember the last scan."""
         session.events.stop()
-        late_s, longest_s = self._periods.answer_s, self._periods.abandon_s
-        is_over = await self._flights.wait_all(late_s)
-        if not is_over:
+        late_s, abandon_s = self._timeouts.answer_s, self._timeouts.abandon_s
+        all_returned = await self._calls.wait_all(late_s)
+        if not all_returned:
             uuids = [device.uuid for device in session.scan.gpus]
             status.set_problem(uuids, "end", f"NVML has not answered for {late_s:g} s")
-            is_over = await self._flights.wait_all(longest_s)
-        self._known, self._session = session.as_previous_scan, None
-        self._left.append((self._flights, session))
-        if not is_over:
-            self._log.error("nvml_left_behind", waited_s=late_s + longest_s)
-        elif all([await calls.wait_all(0) for calls, _ in self._left]):
-            ended = self._flights.start(self._lane, self._end_all)
-            if (await asyncio.wait([ended], timeout=longest_s))[0]:
+            all_returned = await self._calls.wait_all(abandon_s)
+        self._previous, self._session = session.as_previous_scan, None
+        self._open.append((self._calls, session))
+        if not all_returned:
+            self._log.error("nvml_calls_abandoned", waited_s=late_s + abandon_s)
+        elif all([await calls.wait_all(0) for calls, _ in self._open]):
+            closed = self._calls.start(self._lane, self._close_all)
+            if (await asyncio.wait([closed], timeout=abandon_s))[0]:
                 return
-            self._log.error("nvml_hangs_at_the_end", waited_s=longest_s)
+            self._log.error("nvml_shutdown_hangs", waited_s=abandon_s)
         else:
             return
-        self._flights, self._lane = monitor.InflightCalls(), blocking.Lane()
+        self._calls, self._lane = monitor.InflightCalls(), blocking.Lane()
 
-    def _end_all(self) -> None:
-        """Make up for every beginning; runs in a thread, with nothing under way."""
-        while self._left:
-            self._left.pop()[1].end()
+    def _close_all(self) -> None:
+        """Shut NVML down once for every session; runs in a thread, with no call in flight."""
+        while self._open:
+            self._open.pop()[1].close()
 
-    def _tell(self, scan: gpu.Scan, observer: Observer) -> None:
-        """Tell a look; one that says again why there is nothing to see is no news."""
-        is_known = scan is self._told or (
-            scan.driver is not gpu.Driver.READY and scan == self._told
+    def _report(self, scan: gpu.Scan, observer: Observer) -> None:
+        """Report a scan, unless it repeats the reason why there is nothing to scan."""
+        is_repeated = scan is self._reported or (
+            scan.driver is not gpu.Driver.READY and scan == self._reported
         )
-        self._told = scan
-        if not is_known:
+        self._reported = scan
+        if not is_repeated:
             observer(scan)
 
 

@@ -1,7 +1,7 @@
-"""Adapter: the state of one GPU: what NVML answers when asked how it is.
+"""Adapter: polls the state of one GPU through NVML.
 
-Runs in threads. What product or driver lacks is None. A poll fails as a whole only where the GPU is
-lost, or where nothing at all was answered: one failed question is no proof of a bad GPU.
+Runs in threads. A value that product or driver does not support is None. A poll fails as a whole
+only if the GPU is lost, or if no query was answered: one failed query does not prove a bad GPU.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -22,7 +22,7 @@ _FIELDS: Final = (_RECOVERY_ACTION, _RETIRED_PENDING, _REMAP_PENDING, _REMAP_FAI
 
 
 class _Lost(Exception):
-    """The GPU cannot be asked; the text is NVML's name of the reason."""
+    """The GPU cannot be queried; the text is NVML's name of the error."""
 
 
 def poll_gpu(
@@ -32,12 +32,12 @@ def poll_gpu(
     *,
     links: Collection[int],
 ) -> gpu.Poll:
-    """Ask a GPU how it is. `links` are the NVLinks that should be up.
+    """Return the state of a GPU. `links` are the NVLinks that should be up.
 
     Raises NVMLError if NVML has to be initialised again.
     """
     at = datetime.now(UTC)
-    query = _Asked(nvml)
+    query = _Query(nvml)
     try:
         fields = query.fields(handle)
         rows = None
@@ -47,7 +47,7 @@ def poll_gpu(
         if retired is None:
             retired = query(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
         reasons = query(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-        if reasons is None:  # what drivers before 535 call it
+        if reasons is None:  # the name before driver 535
             reasons = query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         fabric = query(discovery.fabric_info, nvml, handle)
         poll = gpu.Poll(
@@ -60,9 +60,9 @@ def poll_gpu(
                 nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
                 nvml.NVML_VOLATILE_ECC,
             ),
-            remap_pending=_truth(fields.get(_REMAP_PENDING, rows[2] if rows else None)),
-            remap_failed=_truth(fields.get(_REMAP_FAILED, rows[3] if rows else None)),
-            retired_pending=_truth(retired),
+            remap_pending=_as_bool(fields.get(_REMAP_PENDING, rows[2] if rows else None)),
+            remap_failed=_as_bool(fields.get(_REMAP_FAILED, rows[3] if rows else None)),
+            retired_pending=_as_bool(retired),
             slowdowns=decode.slowdowns(reasons or 0),
             temperature_c=query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             slowdown_c=query(
@@ -85,10 +85,10 @@ def poll_gpu(
 
 
 def is_lost(nvml: library.Binding, handle: library.Handle) -> str:
-    """Return NVML's name of why nothing can be asked of a GPU; empty if it answers."""
-    query = _Asked(nvml)
+    """Return NVML's name of the error why a GPU cannot be queried; empty if it can."""
+    query = _Query(nvml)
     try:
-        # the one is kept by the library, the others need the hardware
+        # the library caches the uuid; the other two need the hardware
         query(nvml.nvmlDeviceGetUUID, handle)
         query(nvml.nvmlDeviceGetMemoryInfo, handle)
         query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
@@ -97,44 +97,44 @@ def is_lost(nvml: library.Binding, handle: library.Handle) -> str:
     return ""
 
 
-class _Asked:
-    """Asks question after question, and remembers whether any was answered."""
+class _Query:
+    """Makes queries, and counts those that were answered."""
 
     def __init__(self, nvml: library.Binding) -> None:
         self._nvml = nvml
         self.answers = 0
         self.failed = ""
-        """NVML's name of the first failure."""
+        """NVML's name of the first error."""
 
     def __call__(self, call: Callable[..., Answer], *arguments: object) -> Answer | None:
-        """Return the answer, or None where there is none."""
+        """Return the answer, or None without one."""
         try:
             answer = library.call_if_supported(self._nvml, call, *arguments)
         except self._nvml.NVMLError as error:
-            self._judge(error.value)
-            self.failed = self.failed or decode.error_name(error.value)
+            name = self._check(error)
+            self.failed = self.failed or name
             return None
         self.answers += answer is not None
         return answer
 
     def fields(self, handle: library.Handle) -> Mapping[int, int]:
-        """Return the values of those fields that have one."""
+        """Return the values of the fields that have one."""
         values: dict[int, int] = {}
         for value in self(self._nvml.nvmlDeviceGetFieldValues, handle, _FIELDS) or ():
             # each has a return code of its own; the call as a whole succeeds
-            self._judge(value.nvmlReturn)
+            self._check(self._nvml.NVMLError(value.nvmlReturn))
             if value.nvmlReturn == decode.Code.SUCCESS:
                 values[value.fieldId] = int(
                     getattr(value.value, decode.value_member(value.valueType))
                 )
         return values
 
-    def _judge(self, code: int) -> None:
-        if library.is_session_ended(self._nvml, code):
-            raise self._nvml.NVMLError(code)
-        if code in decode.LOST:
-            raise _Lost(decode.error_name(code))
+    def _check(self, error: library.Error) -> str:
+        name = library.raise_if_ended(self._nvml, error)
+        if error.value in decode.LOST:
+            raise _Lost(name)
+        return name
 
 
-def _truth(number: int | None) -> bool | None:
+def _as_bool(number: int | None) -> bool | None:
     return None if number is None else bool(number)

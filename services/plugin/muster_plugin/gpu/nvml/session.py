@@ -1,6 +1,6 @@
-"""Adapter: NVML while it is initialised: one look at everything, then GPU by GPU.
+"""Adapter: an NVML session: initialised, one scan of everything, then polls GPU by GPU.
 
-Everything here blocks and runs in threads; at the end nothing of it may be in flight.
+Everything here blocks and runs in threads; it may be closed only with no call in flight.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,24 +20,21 @@ class SessionEnded(Exception):
 
 
 class PreviousScan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an earlier look knew: the GPUs, and the NVLinks that were up, by uuid."""
+    """What an earlier scan found: the GPUs, and the NVLinks that were up, by uuid."""
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
     links: Mapping[str, Collection[int]] = {}
 
 
 class PollAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """How a GPU is, and whether it is divided otherwise than at the last look."""
+    """The state of a GPU, and whether its MIG devices differ from the last scan."""
 
     poll: gpu.Poll
     mig_changed: bool = False
 
 
 class Session:
-    """NVML, initialised, and what it said at the last look.
-
-    Raises nvml_library.Unusable if it cannot be initialised.
-    """
+    """NVML, initialised, and its last `scan`. Raises library.NvmlUnavailable."""
 
     def __init__(
         self,
@@ -53,41 +50,43 @@ class Session:
         self._answered: set[str] = set()
         try:
             self._kernel_gpus = files.kernel_gpus()
-            self._seen = discovery.discover_gpus(nvml, files, previous_gpus=previous.gpus)
-            self._joined, active = discovery.discover_links(nvml, self._seen)
-            products = {device.uuid: device.product for device in self._seen.gpus}
-            self._links = decode.expected_links(active, products, previous.links)
-            self.events = events.EventListener(nvml, self._seen.handles, on_event, slice_s=slice_s)
-            # what befalls a GPU from here on is an event; what befell it before, the polls tell
+            self._discovered = discovery.discover_gpus(nvml, files, previous.gpus)
+            self._links, active = discovery.discover_links(nvml, self._discovered)
+            products = {device.uuid: device.product for device in self._discovered.gpus}
+            self._expected_links = decode.expected_links(active, products, previous.links)
+            handles = self._discovered.handles
+            self.events = events.EventListener(nvml, handles, on_event, slice_s=slice_s)
+            # from here on a fault is an event; the polls of the scan show earlier ones
             self.events.arm()
-            self.scan = self._told()
+            self.scan = self._make_scan()
         except nvml.NVMLError as error:
             library.shut_down(nvml)
             raise library.NvmlUnavailable(*decode.scan_failure(error.value)) from None
 
     @property
     def as_previous_scan(self) -> PreviousScan:
-        """What another look should remember of this one."""
-        return PreviousScan(gpus=self._seen.gpus, links=self._links)
+        """What the next session should remember of this one."""
+        return PreviousScan(gpus=self._discovered.gpus, links=self._expected_links)
 
     @property
     def is_complete(self) -> bool:
         """Whether every GPU that NVML counts could be read."""
-        return not (self._seen.lost or self._seen.unreadable or self._seen.problems)
+        discovered = self._discovered
+        return not (discovered.lost or discovered.unreadable or discovered.problems)
 
     def poll(self, uuid: str) -> PollAnswer:
-        """Ask one GPU how it is. Raises Over."""
+        """Poll one GPU. Raises SessionEnded."""
         try:
             poll = self._poll(uuid)
             if poll.error == decode.Code.INVALID_ARGUMENT.name and uuid in self._answered:
-                # a handle that was good, and is stale
+                # a handle that was valid, and is stale
                 raise SessionEnded(f"poll: {poll.error}")
-            return PollAnswer(poll=poll, mig_changed=not poll.error and self._is_divided_anew(uuid))
+            return PollAnswer(poll=poll, mig_changed=not poll.error and self._mig_changed(uuid))
         except self._nvml.NVMLError as error:
             raise SessionEnded(f"poll: {decode.error_name(error.value)}") from None
 
     def check_gpu_count(self) -> None:
-        """Make sure that there are as many GPUs as at the start. Raises Over if not."""
+        """Check that the number of GPUs is that of the start. Raises SessionEnded if not."""
         now = self._files.kernel_gpus()
         if now != self._kernel_gpus:
             came, went = sorted(now - self._kernel_gpus), sorted(self._kernel_gpus - now)
@@ -96,70 +95,64 @@ class Session:
             count = self._nvml.nvmlDeviceGetCount()
         except self._nvml.NVMLError as error:
             raise SessionEnded(f"nvmlDeviceGetCount: {decode.error_name(error.value)}") from None
-        if count != self._seen.count:
-            raise SessionEnded(f"NVML counts {count} GPUs instead of {self._seen.count}")
+        if count != self._discovered.count:
+            raise SessionEnded(f"NVML counts {count} GPUs instead of {self._discovered.count}")
 
     def rescan(self) -> gpu.Scan:
-        """Look at every GPU again. Raises Over if there are others than before."""
+        """Scan every GPU again. Raises SessionEnded if other GPUs answer than before."""
+        before = self._discovered
         try:
-            discovered = discovery.discover_gpus(
-                self._nvml, self._files, previous_gpus=self._seen.gpus
-            )
-            # one that was lost meanwhile gets no new handle, and is polled by its old one
-            kept = {u: self._seen.handles[u] for u in discovered.lost if u in self._seen.handles}
+            discovered = discovery.discover_gpus(self._nvml, self._files, before.gpus)
+            # a GPU that was lost meanwhile gets no new handle, and is polled by its old one
+            kept = {u: before.handles[u] for u in discovered.lost if u in before.handles}
             handles = {**discovered.handles, **kept}
-            if handles.keys() != self._seen.handles.keys():
+            if handles.keys() != before.handles.keys():
                 raise SessionEnded("other GPUs answer than before")
-            silent = {u: error for u, error in discovered.lost.items() if u not in kept}
-            self._seen = msgspec.structs.replace(discovered, handles=handles, lost=silent)
-            self.scan = self._told()
+            lost = {u: error for u, error in discovered.lost.items() if u not in kept}
+            self._discovered = msgspec.structs.replace(discovered, handles=handles, lost=lost)
+            self.scan = self._make_scan()
         except self._nvml.NVMLError as error:
-            raise SessionEnded(f"look: {decode.error_name(error.value)}") from None
+            raise SessionEnded(f"rescan: {decode.error_name(error.value)}") from None
         return self.scan
 
-    def end(self) -> None:
-        """Give NVML up; nothing may be in flight."""
+    def close(self) -> None:
+        """Shut NVML down; no call may be in flight."""
         library.shut_down(self._nvml)
 
-    def _told(self) -> gpu.Scan:
+    def _make_scan(self) -> gpu.Scan:
         nvml = self._nvml
         cuda = library.call_if_supported(nvml, nvml.nvmlSystemGetCudaDriverVersion)
         return gpu.Scan(
-            problem="; ".join(self._seen.problems),
+            problem="; ".join(self._discovered.problems),
             driver_version=library.call_if_supported(nvml, nvml.nvmlSystemGetDriverVersion),
             cuda_version=None if cuda is None else decode.cuda_version(cuda),
             machine=self._files.machine(),
-            gpus=self._seen.gpus,
-            unreadable=self._seen.unreadable,
-            polls=tuple(self._poll(device.uuid) for device in self._seen.gpus),
-            links=self._joined,
+            gpus=self._discovered.gpus,
+            unreadable=self._discovered.unreadable,
+            polls=tuple(self._poll(device.uuid) for device in self._discovered.gpus),
+            links=self._links,
             caps=self._files.capabilities(),
         )
 
     def _poll(self, uuid: str) -> gpu.Poll:
-        discovered = self._seen
-        handle = discovered.handles.get(uuid)
+        handle = self._discovered.handles.get(uuid)
         if handle is None:
-            return gpu.Poll(gpu=uuid, at=datetime.now(UTC), error=discovered.lost[uuid])
-        # a GPU that is divided uses no NVLinks
-        links = () if _gpu(discovered, uuid).mig_enabled else self._links.get(uuid, ())
+            return gpu.Poll(gpu=uuid, at=datetime.now(UTC), error=self._discovered.lost[uuid])
+        # a GPU in MIG mode uses no NVLinks
+        links = () if self._gpu(uuid).mig_enabled else self._expected_links.get(uuid, ())
         poll = nvml_poll.poll_gpu(self._nvml, handle, uuid, links=links)
         if not poll.error:
             self._answered.add(uuid)
         return poll
 
-    def _is_divided_anew(self, uuid: str) -> bool:
+    def _mig_changed(self, uuid: str) -> bool:
         try:
-            now = mig.uuids(self._nvml, self._seen.handles[uuid])
+            now = mig.uuids(self._nvml, self._discovered.handles[uuid])
         except self._nvml.NVMLError as error:
-            if library.is_session_ended(self._nvml, error.value):
-                raise
+            library.raise_if_ended(self._nvml, error)
             return False
-        previous = _gpu(self._seen, uuid)
-        return now != (
-            tuple(device.uuid for device in previous.mig) if previous.mig_enabled else None
-        )
+        before = self._gpu(uuid)
+        return now != (tuple(device.uuid for device in before.mig) if before.mig_enabled else None)
 
-
-def _gpu(discovered: discovery.DiscoveredGpus, uuid: str) -> vocabulary.Gpu:
-    return next(device for device in discovered.gpus if device.uuid == uuid)
+    def _gpu(self, uuid: str) -> vocabulary.Gpu:
+        return next(device for device in self._discovered.gpus if device.uuid == uuid)
