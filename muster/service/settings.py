@@ -2,9 +2,9 @@
 
 Precedence: environment over file over defaults. The variable of a key is the prefix and its path,
 upper case, levels joined by two underscores: `bus.url` of the plugin is `MUSTER_PLUGIN__BUS__URL`.
-A variable's value is read as YAML. Aliases and repeated keys are refused: a few lines of aliases
-can stand for gigabytes, and a repeated key hides the first. Problems are told as far as they can be
-seen at once (`shapes`), with the file or variable, the path of the key and the value.
+A variable's value is read as YAML. Aliases and duplicate keys are refused: a few lines of aliases
+can expand to gigabytes, and a duplicate key hides the first. All problems that can be detected at
+once are reported together, each with the file or variable, the path of the key and the value.
 """
 
 import functools
@@ -22,13 +22,13 @@ from muster.service import validation
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 _FILE_BYTES_MAX = 1024 * 1024
-_OUR_FILES: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-_NONE_HELD: Final = "these manifests hold no configuration of muster's"
+_INHERITED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+_NO_CONFIGURATION: Final = "these manifests contain no configuration of muster"
 _UNREADABLE = (
     yaml.YAMLError,
     ValueError,
     RecursionError,
-    # what PyYAML's constructors let through: `!!int ''`, `!!bool x`, `!!timestamp x`
+    # what PyYAML's constructors raise as well: `!!int ''`, `!!bool x`, `!!timestamp x`
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -45,7 +45,7 @@ class BadSettings(ValueError):
 
 
 Foreign = Callable[[bytes, str], dict[str, Any]]
-"""From the text of a file that was written for something else, and its name, to our tree."""
+"""Converts the text of another program's file, with its name, to our tree."""
 
 
 def load(
@@ -62,24 +62,24 @@ def load(
     if file:
         tree = foreign(_bytes(file), str(file)) if foreign else _read(file, shape)
     variables = _overlay(tree, f"{prefix}__", environment, problems)
-    found, wrong = _validated(shape, tree)
-    problems.extend(_told(problem, variables, str(file or "")) for problem in wrong)
-    if found is None or problems:
+    settings, invalid = _validated(shape, tree)
+    problems.extend(_located(problem, variables, str(file or "")) for problem in invalid)
+    if settings is None or problems:
         raise BadSettings(problems)
-    return found
+    return settings
 
 
 def validate(shape: type[Settings], tree: object, *, source: str = "") -> Settings:
-    """Return a tree, read elsewhere, as validated settings. Raises BadSettings like `load`."""
+    """Return a tree that was read elsewhere as validated settings. Raises BadSettings like `load`."""
     if not isinstance(tree, Mapping):
         problem = validation.Problem(
             "", f"expected a mapping of keys, found {validation.quoted(tree)}"
         )
-        raise BadSettings([_told(problem, {}, source)])
-    found, wrong = _validated(shape, tree)
-    if found is None:
-        raise BadSettings([_told(problem, {}, source) for problem in wrong])
-    return found
+        raise BadSettings([_located(problem, {}, source)])
+    settings, invalid = _validated(shape, tree)
+    if settings is None:
+        raise BadSettings([_located(problem, {}, source) for problem in invalid])
+    return settings
 
 
 def parse(text: bytes, *, source: str) -> list[Any]:
@@ -93,31 +93,31 @@ def parse(text: bytes, *, source: str) -> list[Any]:
 
 
 def only(documents: list[Any], shape: type[Settings], *, source: str) -> Any:
-    """Return the one document of a file, or of the ConfigMap that stands around it.
+    """Return the single document of a file, or of the ConfigMap that contains it.
 
-    Raises BadSettings where that is not one.
+    Raises BadSettings unless there is exactly one.
     """
-    maps = [one for one in documents if isinstance(one, dict) and "kind" in one]
-    if not maps:
+    manifests = [d for d in documents if isinstance(d, dict) and "kind" in d]
+    if not manifests:
         if len(documents) > 1:
             raise BadSettings([f"{source}: {len(documents)} YAML documents, expected one"])
         return documents[0] if documents else None
     keys = {field.encode_name for field in msgspec.structs.fields(shape)}
-    found = [
+    configurations = [
         (name, tree)
-        for name, text in _data(maps)
+        for name, text in _data(manifests)
         for tree in parse(text.encode(), source=f"{source}: {name}")
         if isinstance(tree, dict) and not keys.isdisjoint(tree)
     ]
-    if len(found) != 1:
-        held = ", ".join(name for name, _ in found)
-        problem = f"several configurations: {held}; give one file" if held else _NONE_HELD
+    if len(configurations) != 1:
+        names = ", ".join(name for name, _ in configurations)
+        problem = f"several configurations: {names}; give one file" if names else _NO_CONFIGURATION
         raise BadSettings([f"{source}: {problem}"])
-    return found[0][1]
+    return configurations[0][1]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which every value is written where it stands, once."""
+    """YAML without aliases and duplicate keys."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -131,49 +131,49 @@ class _Loader(yaml.SafeLoader):
         deep: bool = False,  # noqa: FBT001, FBT002  # PyYAML's
     ) -> dict[Hashable, Any]:
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        seen: set[str] = set()
+        names: set[str] = set()
         for key in keys:
-            if key.value in seen:
-                problem = f"the key {validation.quoted(key.value)} stands here twice"
+            if key.value in names:
+                problem = f"duplicate key {validation.quoted(key.value)}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
+            names.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def _parse(text: str) -> Any:
-    """Return the tree that YAML says. Raises one of `_UNREADABLE`."""
+    """Return the tree of a YAML text. Raises one of `_UNREADABLE`."""
     return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
 
 
 def _bytes(file: Path) -> bytes:
-    """Return what a file holds, and a byte more than is allowed if it does. Raises BadSettings.
+    """Return the content of a file, at most one byte more than is allowed. Raises BadSettings.
 
-    Never waits for a writer, except where the file is one that we were started with (`<(...)`).
+    Never waits for a writer, except of a pipe that we were started with (`<(...)`).
     """
-    is_ours = str(file).startswith(_OUR_FILES)
+    is_inherited = str(file).startswith(_INHERITED)
     try:
-        return _given(file) if is_ours and file.is_fifo() else _regular(file)
+        return _read_pipe(file) if is_inherited and file.is_fifo() else _read_regular(file)
     except OSError as error:
         raise BadSettings([f"{file}: {error.strerror}"]) from None
 
 
 @functools.cache
-def _given(file: Path) -> bytes:
-    """Return what comes through a pipe; it comes once only, and settings are read again."""
+def _read_pipe(file: Path) -> bytes:
+    """Return the content of a pipe; cached, since it comes only once and settings are reloaded."""
     with file.open("rb") as opened:
         return opened.read(_FILE_BYTES_MAX + 1)
 
 
-def _regular(file: Path) -> bytes:
-    """Return what a file holds, for a Path takes no opener. Raises OSError, BadSettings."""
-    with open(file, "rb", opener=_at_once) as opened:
+def _read_regular(file: Path) -> bytes:
+    """Return the content of a regular file. Raises OSError, BadSettings."""
+    with open(file, "rb", opener=_open_nonblocking) as opened:
         mode = os.fstat(opened.fileno()).st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-            raise BadSettings([f"{file}: no regular file"])
+            raise BadSettings([f"{file}: not a regular file"])
         return opened.read(_FILE_BYTES_MAX + 1) or b""
 
 
-def _at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -188,11 +188,11 @@ def _read(file: Path, shape: type[msgspec.Struct]) -> dict[Any, Any]:
 
 
 def _data(documents: list[dict[Any, Any]]) -> Iterator[tuple[str, str]]:
-    """Give each file of the ConfigMaps in manifests, with its name."""
+    """Yield each file of the ConfigMaps in manifests, with its name."""
     for document in documents:
         items, data = document.get("items"), document.get("data")
         if document["kind"] == "List" and isinstance(items, list):
-            yield from _data([one for one in items if isinstance(one, dict) and "kind" in one])
+            yield from _data([i for i in items if isinstance(i, dict) and "kind" in i])
         elif document["kind"] == "ConfigMap" and isinstance(data, dict):
             for name, text in data.items():
                 if isinstance(text, str):
@@ -202,8 +202,8 @@ def _data(documents: list[dict[Any, Any]]) -> Iterator[tuple[str, str]]:
 def _overlay(
     tree: dict[Any, Any], prefix: str, environment: Mapping[str, str], problems: list[str]
 ) -> dict[str, str]:
-    """Lay the variables that start with `prefix` over the tree; return each by its path."""
-    laid: dict[str, str] = {}
+    """Overwrite the tree with the variables that start with `prefix`; return each by its path."""
+    variables: dict[str, str] = {}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(prefix):
             continue
@@ -221,8 +221,8 @@ def _overlay(
                 break
         else:
             branch[path[-1]] = value
-            laid[".".join(path)] = variable
-    return laid
+            variables[".".join(path)] = variable
+    return variables
 
 
 def _validated(
@@ -232,8 +232,8 @@ def _validated(
     return validation.read(shape, tree, problems), problems
 
 
-def _told(problem: validation.Problem, variables: Mapping[str, str], source: str) -> str:
-    """Return a problem behind where the value came from: a variable, or the file."""
+def _located(problem: validation.Problem, variables: Mapping[str, str], source: str) -> str:
+    """Return a problem with the origin of its value: a variable, or the file."""
     for path, variable in variables.items():
         if problem.path == path or problem.path.startswith((f"{path}.", f"{path}[")):
             return f"{variable}: {problem}"

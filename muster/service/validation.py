@@ -1,8 +1,8 @@
-"""Pure: A tree of plain values becomes a frozen object, or everything that is wrong with it.
+"""Pure: validation: turns a tree of plain values into a frozen object, or reports every problem.
 
-A shape is a msgspec Struct. What must hold of its fields together it gives as `demands`; where some
-fields are wrong, every demand that needs none of them is still heard. In a list of sections one
-that is wrong is None for them (`whole` leaves it out).
+A shape is a msgspec Struct. Conditions across its fields are its `demands`; where some fields are
+invalid, every demand that needs none of them is still checked. In a list of sections an invalid one
+is None for them (`whole` leaves it out).
 
 A problem begins with the path of its key, and says what is expected and what was found, in the
 words of YAML.
@@ -49,19 +49,19 @@ _KEY: Final = re.compile(r"[A-Za-z_]\w*(?=[:.\[])")
 
 
 Demand = Callable[[], Iterable[str]]
-"""Gives what is wrong; a text may begin with the key that it concerns."""
+"""Yields the problems; a text may begin with the key that it concerns."""
 
 
 @runtime_checkable
 class Demanding(Protocol):
-    """A shape whose fields have to fit together."""
+    """A shape with conditions across its fields."""
 
     def demands(self) -> Iterable[Demand]:
-        """Give each demand apart."""
+        """Yield each demand."""
 
 
 class Refused(ValueError):
-    """Values that do not fit together; each of the `problems` may begin with the key concerned."""
+    """Values that contradict each other; each of `problems` may begin with the key concerned."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -69,7 +69,7 @@ class Refused(ValueError):
 
 
 class Problem(typing.NamedTuple):
-    """What is wrong, and the path of the key where it is; an empty path is the whole tree."""
+    """One problem, and the path of its key; an empty path is the whole tree."""
 
     path: str
     text: str
@@ -86,31 +86,31 @@ def read(shape: type[msgspec.Struct], tree: Mapping[Any, Any], problems: list[Pr
 
 def refuse(shape: Demanding) -> None:
     """Raise Refused with every problem of the demands, if there are any."""
-    found = [problem for demand in shape.demands() for problem in demand()]
-    if found:
-        raise Refused(found)
+    problems = [problem for demand in shape.demands() for problem in demand()]
+    if problems:
+        raise Refused(problems)
 
 
 def whole(items: Iterable[Item | None]) -> Iterator[tuple[int, Item]]:
-    """Give the items with their numbers, but for those that could not be read."""
+    """Yield the items with their index, without those that are invalid."""
     return ((at, item) for at, item in enumerate(items) if item is not None)
 
 
-class _Unread(AttributeError):
-    """A demand asked for a field that could not be read."""
+class _InvalidField(AttributeError):
+    """A demand needs a field that is invalid."""
 
 
-class _Partly:
-    """A shape of which some fields could not be read; the rest of it is as it will be."""
+class _Partial:
+    """A shape with some invalid fields; the others have their values."""
 
     def __init__(
-        self, shape: type[msgspec.Struct], values: Mapping[str, Any], unread: Collection[str]
+        self, shape: type[msgspec.Struct], values: Mapping[str, Any], invalid: Collection[str]
     ) -> None:
-        self._shape, self._values, self._unread = shape, values, unread
+        self._shape, self._values, self._invalid = shape, values, invalid
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._unread:
-            raise _Unread(name)
+        if name in self._invalid:
+            raise _InvalidField(name)
         if name in self._values:
             return self._values[name]
         return inspect.getattr_static(self._shape, name).__get__(self, self._shape)
@@ -121,12 +121,12 @@ def _section(
 ) -> Any:
     fields = {field.encode_name: field for field in msgspec.structs.fields(shape)}
     values: dict[str, Any] = {}
-    unread: set[str] = set()
+    invalid: set[str] = set()
     before = len(problems)
     for name, value in tree.items():
         if name not in fields:
             hint = near(key_name(name), fields)
-            unread.update(field.name for known, field in fields.items() if f" {known}?" in hint)
+            invalid.update(field.name for known, field in fields.items() if f" {known}?" in hint)
             hint = hint or f"known keys: {', '.join(fields)}"
             shown = _shown(value, _below(path, key_name(name)))
             text = f"unknown key (value {quoted(shown)}); {hint}"
@@ -135,13 +135,13 @@ def _section(
         field, so_far = fields[name], len(problems)
         found = _value(field.type, value, _below(path, name), problems)
         if found is None and len(problems) > so_far:
-            unread.add(field.name)
+            invalid.add(field.name)
         else:
             values[field.name] = found
     for name, field in fields.items():
         if field.required and name not in tree:
             problems.append(Problem(_below(path, name), "required, and missing"))
-            unread.add(field.name)
+            invalid.add(field.name)
     if len(problems) == before:
         try:
             return shape(**values)
@@ -150,23 +150,23 @@ def _section(
         except ValueError as error:
             problems.append(_placed(path, str(error), fields.values()))
     else:
-        problems.extend(_refused(shape, values, unread, path))
+        problems.extend(_refused(shape, values, invalid, path))
     return None
 
 
 def _refused(
-    shape: type[msgspec.Struct], values: Mapping[str, Any], unread: Collection[str], path: str
+    shape: type[msgspec.Struct], values: Mapping[str, Any], invalid: Collection[str], path: str
 ) -> list[Problem]:
-    """Return the problems of each demand that can be heard."""
+    """Return the problems of each demand that can be checked."""
     if not issubclass(shape, Demanding):
         return []
     fields = msgspec.structs.fields(shape)
-    partly = _Partly(shape, {**_defaults(fields), **values}, unread)
+    partial = _Partial(shape, {**_defaults(fields), **values}, invalid)
     found: list[Problem] = []
-    for demand in shape.demands(partly):
+    for demand in shape.demands(partial):
         try:
             found.extend(_placed(path, text, fields) for text in demand())
-        except _Unread:
+        except _InvalidField:
             continue
     return found
 
@@ -195,7 +195,7 @@ def _below(path: str, name: str) -> str:
 
 
 def _value(kind: Any, value: Any, path: str, problems: list[Problem]) -> Any:
-    """Convert one value; sections and lists of sections are walked, the rest msgspec judges."""
+    """Convert one value; sections and lists of sections are walked, the rest is left to msgspec."""
     listed, shape = section_in(kind)
     if shape is not None and not listed and isinstance(value, Mapping):
         return _section(shape, value, path, problems)
@@ -243,7 +243,7 @@ def section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
 
 
 def _wrong(kind: Any, value: Any, path: str, error: str) -> Problem:
-    """Say in our words what msgspec found."""
+    """Return in our words what msgspec reports."""
     place = _AT.search(error)
     error = error[: place.start()] if place else error
     for index, name in _STEP.findall(place["at"]) if place else ():
@@ -256,7 +256,7 @@ def _wrong(kind: Any, value: Any, path: str, error: str) -> Problem:
 
 
 def _shown(value: Any, path: str) -> Any:
-    """Return a value as it may be told: people write secrets where only their place belongs."""
+    """Return a value as it may be shown: people write secrets where a reference belongs."""
     if isinstance(value, str) and _SECRET.search(path.rpartition(".")[2]):
         return "(not shown)"
     if isinstance(value, str) and "://" in value:
@@ -298,9 +298,9 @@ def _expectation(found: re.Match[str]) -> str:
 
 
 def _choices(kind: Any) -> Iterator[str]:
-    """Give every value that a type of few values has."""
+    """Yield every value of an enumeration."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        yield from (str(one.value) for one in kind)
+        yield from (str(member.value) for member in kind)
     elif typing.get_origin(kind) is typing.Literal:
         yield from map(str, typing.get_args(kind))
     else:
@@ -309,7 +309,7 @@ def _choices(kind: Any) -> Iterator[str]:
 
 
 def _described(kind: Any) -> Iterator[str]:
-    """Give what the types themselves say that they expect."""
+    """Yield the descriptions that the types themselves have."""
     for inner in typing.get_args(kind):
         if isinstance(inner, msgspec.Meta):
             if inner.description:
@@ -327,19 +327,19 @@ _NEAR: Final = 0.5
 
 
 def quoted(value: object) -> str:
-    """Return what the user wrote as YAML says it, short enough for a line."""
+    """Return what the user wrote as YAML, short enough for a line."""
     text = _quoted(value)
     return text if len(text) <= _QUOTED_MAX else text[: _QUOTED_MAX - 3] + "..."
 
 
-def near(name: str, known: Collection[str], cutoff: float = _NEAR) -> str:
-    """Ask whether the nearest of the known names was meant; empty if none is near."""
-    found = difflib.get_close_matches(name[:_QUOTED_MAX], known, n=1, cutoff=cutoff)
-    return f"did you mean {found[0]}?" if found else ""
+def near(name: str, names: Collection[str], cutoff: float = _NEAR) -> str:
+    """Return a suggestion of the nearest name; empty if none is near."""
+    nearest = difflib.get_close_matches(name[:_QUOTED_MAX], names, n=1, cutoff=cutoff)
+    return f"did you mean {nearest[0]}?" if nearest else ""
 
 
 def key_name(name: object) -> str:
-    """Return the name of a key as it may stand in a path."""
+    """Return the name of a key as it is shown in a path."""
     return name[:_QUOTED_MAX] if isinstance(name, str) and name.isprintable() else quoted(name)
 
 
@@ -367,7 +367,7 @@ def _gathered(values: Collection[object], depth: int) -> str:
     some = itertools.islice(values, _ITEMS_MAX)
     if isinstance(values, Mapping):
         return f"{{{', '.join(f'{_plain(k)}: {_quoted(values[k], depth)}' for k in some)}}}"
-    return f"[{', '.join(_quoted(one, depth) for one in some)}]"
+    return f"[{', '.join(_quoted(item, depth) for item in some)}]"
 
 
 def _plain(name: object) -> str:

@@ -134,7 +134,7 @@ def test_every_problem_is_named_at_once_with_path_value_and_the_nearest_name(
         ),
         ("node: a\n1: x", "1: unknown key (value 'x'); known keys: "),
         ("node: a\nmode: {}", "mode: expected fast or slow, found {}"),
-        ("node: a\nnode: b", "FILE: not YAML: the key 'node' stands here twice"),
+        ("node: a\nnode: b", "FILE: not YAML: duplicate key 'node'"),
         ("- node", "FILE: expected a mapping of keys, found ['node']"),
         ("node: [", "FILE: not YAML: while parsing a flow node"),
         (b"\x00\x01", "FILE: not YAML: unacceptable character #x0000"),
@@ -174,7 +174,7 @@ def test_a_file_that_is_not_there_or_never_ends_is_refused(tmp_path: Path) -> No
     for file, problem in [
         (tmp_path / "absent", f"{tmp_path}/absent: No such file or directory"),
         (tmp_path, f"{tmp_path}: Is a directory"),
-        (fifo, f"{fifo}: no regular file"),
+        (fifo, f"{fifo}: not a regular file"),
         (Path("/dev/zero"), "/dev/zero: larger than 1048576 bytes"),
     ]:
         with pytest.raises(ours.BadSettings) as refused:
@@ -254,7 +254,7 @@ def test_a_text_of_several_documents_is_read_as_strictly_as_a_file() -> None:
     assert ours.parse(b"a: 1\n---\n[b]\n", source="X") == [{"a": 1}, ["b"]]
     for text, problem in [
         (b"a: &a 1\nb: *a", "X: not YAML: aliases are not allowed"),
-        (b"a: 1\n---\nb: 1\nb: 2", "X: not YAML: the key 'b' stands here twice"),
+        (b"a: 1\n---\nb: 1\nb: 2", "X: not YAML: duplicate key 'b'"),
         (b"x" * 1_100_000, "X: larger than 1048576 bytes"),
     ]:
         with pytest.raises(ours.BadSettings, match=problem):
@@ -396,7 +396,7 @@ def test_the_file_may_be_the_configmap_that_holds_it(tmp_path: Path) -> None:
         "FILE: several configurations: other.yaml, a.yaml; give one file"
     ]
     assert problems(tmp_path, service) == [
-        "FILE: these manifests hold no configuration of muster's"
+        "FILE: these manifests contain no configuration of muster"
     ]
 
 
