@@ -1,4 +1,4 @@
-"""Adapter: NATS for outside tools: the events of a muster, as they happen or from a time on."""
+"""Adapter: the SDK: follows the events of a fleet over NATS, from now or from an earlier time."""
 
 import asyncio
 import contextlib
@@ -30,28 +30,28 @@ async def events(
     url: str | None = None,
     follow: bool = True,
 ) -> AsyncGenerator[codec.CloudEvent, None]:
-    """Give every event whose type and node match two shell patterns, for ever.
+    """Yield every event whose type and node match two shell patterns, for ever.
 
-    `since` starts in the past (a time, or that long ago), else at now. The past comes in the order
-    of its times, 10,000 events at most in order; with `follow` False nothing comes after it. `url`
-    is where NATS is, by default `NATS_URL` or this machine. A lost connection heals by itself,
+    `since` is where to start: a time, or that long ago; by default now. Past events come in the
+    order of their times, up to 10,000 of them; with `follow` False nothing comes after them. `url`
+    is the address of NATS, by default `NATS_URL` or this machine. A lost connection is restored
     without gaps.
 
-    Raises ValueError when no event type matches, no node can, or `url` is no address of NATS; and
-    with `follow` False ConnectionError when NATS is not reached within some seconds.
+    Raises ValueError when no event type matches, no node can, or `url` is not an address of NATS;
+    and with `follow` False ConnectionError when NATS is not reached within some seconds.
     """
     filters = vocabulary.subject_filters(types, node)
     start = datetime.now(UTC) - since if isinstance(since, timedelta) else since
-    found: asyncio.Queue[codec.CloudEvent] = asyncio.Queue(_QUEUE_MAX)
+    queue: asyncio.Queue[codec.CloudEvent] = asyncio.Queue(_QUEUE_MAX)
     target = url or os.environ.get("NATS_URL") or DEFAULT_URL
     try:
         msgspec.convert({"url": target}, sections.Bus)
     except msgspec.ValidationError:
-        raise ValueError(f"{target!r} is no address of NATS, such as {DEFAULT_URL}") from None
+        raise ValueError(f"{target!r} is not an address of NATS, such as {DEFAULT_URL}") from None
 
     async def keep(stream: streams.Stream, subjects: list[str]) -> None:
         async for event in consumers.follow(connected.link, stream, filters=subjects, since=start):
-            await found.put(event)
+            await queue.put(event)
 
     async with bus.Bus(target, producer="clients/subscriber", name="subscriber") as connected:
         by_stream: dict[streams.Stream, list[str]] = {}
@@ -62,11 +62,11 @@ async def events(
         following = [asyncio.create_task(keep(s, f)) for s, f in by_stream.items()]
         try:
             await _reach(connected, target, timeout_s=None if follow else _REACH_S)
-            for event in await _history(found, following) if start else []:
+            for event in await _history(queue, following) if start else []:
                 if fnmatch.fnmatchcase(event.node, node):
                     yield event
             while follow:
-                event = await _next(found, following)
+                event = await _next(queue, following)
                 if fnmatch.fnmatchcase(event.node, node):
                     yield event
         finally:
@@ -77,7 +77,7 @@ async def events(
 
 
 async def _reach(connected: bus.Bus, target: str, *, timeout_s: float | None) -> None:
-    """Wait until NATS is there. Raises ConnectionError when it takes too long."""
+    """Wait until NATS is reached. Raises ConnectionError when that takes too long."""
     try:
         async with asyncio.timeout(timeout_s):
             await connected.link.client()
@@ -87,22 +87,22 @@ async def _reach(connected: bus.Bus, target: str, *, timeout_s: float | None) ->
 
 
 async def _history(
-    found: asyncio.Queue[codec.CloudEvent], following: list[asyncio.Task[None]]
+    queue: asyncio.Queue[codec.CloudEvent], following: list[asyncio.Task[None]]
 ) -> list[codec.CloudEvent]:
-    """Return what comes until nothing more has come for a moment, in the order of its times."""
+    """Return the events that come until there is a short pause, in the order of their times."""
     past: list[codec.CloudEvent] = []
     with contextlib.suppress(TimeoutError):
         while len(past) < _HISTORY_MAX:
             async with asyncio.timeout(_QUIET_S):
-                past.append(await _next(found, following))
+                past.append(await _next(queue, following))
     return sorted(past, key=lambda event: event.time)
 
 
 async def _next(
-    found: asyncio.Queue[codec.CloudEvent], following: list[asyncio.Task[None]]
+    queue: asyncio.Queue[codec.CloudEvent], following: list[asyncio.Task[None]]
 ) -> codec.CloudEvent:
     """Return the next event, or raise what ended one of the followers."""
-    getting = asyncio.ensure_future(found.get())
+    getting = asyncio.ensure_future(queue.get())
     try:
         await asyncio.wait([getting, *following], return_when=asyncio.FIRST_COMPLETED)
         for task in following:

@@ -1,8 +1,8 @@
-"""Pure: Events and heartbeats to and from bytes; MalformedEvent says what was wrong with them.
+"""Pure: encodes and decodes events and heartbeats; MalformedEvent says why bytes are neither.
 
-Events travel as CloudEvents 1.0 in structured JSON mode, so that any tool can read them; beats as
-compact JSON. A receiver believes the subject, not the payload, about who speaks: permissions bind
-a sender to its subjects, and to nothing else.
+Events travel as CloudEvents 1.0 in structured JSON mode, so that any tool can read them; heartbeats
+as compact JSON. The sender is known by the subject, not by the payload: permissions bind a sender
+to its subjects, and to nothing else.
 """
 
 import enum
@@ -26,7 +26,7 @@ _SCHEMA = re.compile(re.escape(SCHEMA_PREFIX) + r"v(\d{1,9})(?:\.\d{1,9})*/([a-z
 
 
 class MalformedReason(enum.StrEnum):
-    """Why a message was set aside."""
+    """Why a message was rejected."""
 
     OVERSIZED = "oversized"
     NOT_A_CLOUDEVENT = "not_a_cloudevent"
@@ -37,7 +37,7 @@ class MalformedReason(enum.StrEnum):
 
 
 class MalformedEvent(ValueError):
-    """A message that cannot be believed; `reason` is counted, `detail` is for people."""
+    """A message that is not a valid event; `reason` is counted, `detail` is for people."""
 
     def __init__(self, reason: MalformedReason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -46,11 +46,11 @@ class MalformedEvent(ValueError):
 
 
 class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event as a subscriber meets it: CloudEvents' attributes, and our typed `data`.
+    """One event as a subscriber receives it: CloudEvents' attributes, and our typed `data`.
 
     `id` is unique and repeats only when the same fact is sent again. `instance` and `sequence`
-    order the events of one producer; `boot` tells a restart of the process from one of the node.
-    `position` is where its stream has it; 0 if it came from elsewhere.
+    order the events of one producer; `boot` distinguishes a restart of the process from one of the
+    node. `position` is its sequence in the stream; 0 if it came from elsewhere.
     """
 
     id: str
@@ -69,10 +69,10 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
         return self.data.node
 
     def precedes(self, other: "CloudEvent") -> bool:
-        """Tell whether this fact is older than `other`: a message that comes again comes late.
+        """Return whether this fact is older than `other`: a redelivered message comes late.
 
-        One producer counts its own events, also when their stream was lost and made again; between
-        producers the stream's order decides.
+        One producer numbers its own events, also when their stream was lost and created again;
+        between producers the stream's order decides.
         """
         if (self.source, self.instance) == (other.source, other.instance):
             return self.sequence < other.sequence
@@ -134,7 +134,7 @@ def encode(
 
 
 def dump(event: CloudEvent) -> bytes:
-    """Return an event as CloudEvents 1.0 JSON; what `decode` read is written as it was."""
+    """Return an event as CloudEvents 1.0 JSON; an event from `decode` is written as it was."""
     return msgspec.json.encode(
         _Envelope(
             specversion="1.0",
@@ -191,28 +191,28 @@ def decode(subject: str, payload: bytes, *, position: int = 0) -> CloudEvent:
     )
 
 
-def encode_heartbeat(beat: vocabulary.Heartbeat) -> bytes:
-    """Return the beat as compact JSON: about 250 bytes with one resource."""
-    return msgspec.json.encode(beat)
+def encode_heartbeat(heartbeat: vocabulary.Heartbeat) -> bytes:
+    """Return the heartbeat as compact JSON: about 250 bytes with one resource."""
+    return msgspec.json.encode(heartbeat)
 
 
 def decode_heartbeat(payload: bytes, *, subject: str | None = None) -> vocabulary.Heartbeat:
-    """Return the beat; with `subject`, only if it came on its sender's own.
+    """Return the heartbeat; with `subject`, only if it came on its sender's own.
 
     Raises MalformedEvent.
     """
     if len(payload) > HEARTBEAT_BYTES_MAX:
         raise MalformedEvent(MalformedReason.OVERSIZED, f"{len(payload)} bytes")
     try:
-        beat = _HEARTBEAT.decode(payload)
-        expected = beat.subject
+        heartbeat = _HEARTBEAT.decode(payload)
+        expected = heartbeat.subject
     except (*UNREADABLE, ValueError) as error:
         raise MalformedEvent(MalformedReason.INVALID_DATA, str(error)) from None
-    if beat.v != vocabulary.SCHEMA_VERSION:
-        raise MalformedEvent(MalformedReason.UNKNOWN_VERSION, f"v={beat.v}")
+    if heartbeat.v != vocabulary.SCHEMA_VERSION:
+        raise MalformedEvent(MalformedReason.UNKNOWN_VERSION, f"v={heartbeat.v}")
     if subject is not None and subject != expected:
         raise MalformedEvent(MalformedReason.WRONG_SUBJECT, f"came on {subject}, claims {expected}")
-    return beat
+    return heartbeat
 
 
 def schema_uri(event_type: str) -> str:
@@ -227,4 +227,4 @@ def _short(value: object) -> str:
 
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises on bytes; too deep a nesting ends in the last, before any signature."""
+"""What msgspec raises for bytes of others; too deep a nesting raises the last."""

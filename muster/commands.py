@@ -1,4 +1,4 @@
-"""Adapter: the installed commands: says which extra is missing before it imports anything of it."""
+"""Adapter: the installed commands: reports a missing extra before anything of it is imported."""
 
 import getpass
 import importlib
@@ -48,7 +48,7 @@ def gate() -> int:
 
 
 def missing(*extras: str) -> str | None:
-    """Return what to say when extras are not installed, or None."""
+    """Return the message that extras are not installed, or None."""
     absent = [e for e in extras if not all(_is_there(m) for m in _NEEDS.get(e, ()))]
     if not absent:
         return None

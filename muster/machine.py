@@ -1,7 +1,7 @@
-"""Pure: The one shape of a state machine: time comes in as an argument, actions come out as values.
+"""Pure: the interface of every state machine: time is an argument, actions are returned as values.
 
-`now` is the receiver's monotonic clock in seconds. A machine never asks for the time, never waits
-and never does anything; `muster.service.runtime.drive` feeds it and acts on what it returns.
+`now` is the receiver's monotonic clock in seconds. A machine never reads the time, never waits and
+never acts; `muster.service.runtime.drive` feeds it and executes what it returns.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -12,10 +12,10 @@ Out_co = TypeVar("Out_co", covariant=True)
 
 
 class Machine(Protocol[In_contra, Out_co]):
-    """What `drive` can drive."""
+    """A state machine that `drive` can drive."""
 
     def receive(self, event: In_contra, now: float) -> Sequence[Out_co]:
-        """Take one input; return what is to be done about it, in order."""
+        """Handle one input; return the actions it leads to, in order."""
 
     def tick(self, now: float) -> Sequence[Out_co]:
         """Do what is due at `now`; afterwards `next_deadline` lies after `now`."""

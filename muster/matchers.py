@@ -1,7 +1,7 @@
-"""Pure: Matchers of labels, in Alertmanager's words: `severity="critical"`, `node=~"gpu-.*"`.
+"""Pure: label matchers in Alertmanager's syntax: `severity="critical"`, `node=~"gpu-.*"`.
 
-A label that an alert has not is empty. Regular expressions match whole values, as there
-(prometheus/alertmanager pkg/labels/matcher.go), and are RE2's: whoever may write a silence must not
+A missing label is empty. Regular expressions match whole values, as in Alertmanager
+(prometheus/alertmanager pkg/labels/matcher.go), and are RE2's: nobody who may write a silence shall
 be able to keep the notifier busy for ever with one expression.
 """
 
@@ -41,12 +41,12 @@ class Matcher:
     pattern: "re2._Regexp | None" = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        """Write it as Alertmanager does."""
+        """Return it in Alertmanager's syntax."""
         value = self.value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return f'{self.name}{self.operator}"{value}"'
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Tell whether labels meet the condition."""
+        """Return whether the labels meet the condition."""
         value = labels.get(self.name, "")
         match self.operator:
             case Operator.EQUAL:
@@ -66,7 +66,7 @@ class Matcher:
 
 
 def matcher(name: str, operator: Operator, value: str) -> Matcher:
-    """Return a matcher. Raises ValueError for a regular expression that is none."""
+    """Return a matcher. Raises ValueError for an invalid regular expression."""
     if operator in {Operator.EQUAL, Operator.NOT_EQUAL}:
         return Matcher(name, operator, value)
     try:
@@ -76,49 +76,49 @@ def matcher(name: str, operator: Operator, value: str) -> Matcher:
 
 
 def parse(text: str) -> tuple[Matcher, ...]:
-    """Return the matchers in a text: one, or several with commas between, with or without `{}`.
+    """Return the matchers in a text: one, or several separated by commas, with or without `{}`.
 
-    Raises ValueError that names what is wrong.
+    Raises ValueError, whose text names the problem.
     """
     rest = text.strip()
     if rest.startswith("{"):
         if not rest.endswith("}"):
-            raise ValueError(f"{text[:_SHOWN_MAX]!r}: a brace is not closed")
+            raise ValueError(f"{text[:_SHOWN_MAX]!r}: unclosed brace")
         rest = rest[1:-1].strip()
-    found = []
+    matchers = []
     while rest:
         head = _NAME.match(rest)
         if head is None:
             raise ValueError(
-                f'{text[:_SHOWN_MAX]!r}: a matcher such as severity="critical" is expected'
+                f'{text[:_SHOWN_MAX]!r}: expected a matcher such as severity="critical"'
             )
         rest = rest[head.end() :]
         value = _QUOTED.match(rest)
         if value is not None:
-            given = re.sub(r"\\(.)", _unescape, value[1], flags=re.DOTALL)
+            value_text = re.sub(r"\\(.)", _unescape, value[1], flags=re.DOTALL)
         else:
             value = _BARE.match(rest)
             if value is None or not value[0].strip():
-                raise ValueError(f"{text[:_SHOWN_MAX]!r}: {head[1]}: a value is missing")
-            given = value[0].strip()
-        found.append(matcher(head[1], Operator(head[2]), given))
+                raise ValueError(f"{text[:_SHOWN_MAX]!r}: {head[1]}: missing value")
+            value_text = value[0].strip()
+        matchers.append(matcher(head[1], Operator(head[2]), value_text))
         rest = rest[value.end() :]
         if rest and not rest.startswith(","):
-            raise ValueError(f"{text[:_SHOWN_MAX]!r}: a comma is expected before {rest[:20]!r}")
+            raise ValueError(f"{text[:_SHOWN_MAX]!r}: expected a comma before {rest[:20]!r}")
         rest = rest[1:].strip()
-    if not found:
+    if not matchers:
         raise ValueError(f"{text[:_SHOWN_MAX]!r}: no matcher")
-    return tuple(found)
+    return tuple(matchers)
 
 
 def parse_all(texts: Iterable[str]) -> tuple[Matcher, ...]:
     """Return the matchers in several texts; all of them must hold."""
-    return tuple(found for text in texts for found in parse(text))
+    return tuple(parsed for text in texts for parsed in parse(text))
 
 
 def all_hold(matchers: Iterable[Matcher], labels: Mapping[str, str]) -> bool:
-    """Tell whether labels meet every condition."""
-    return all(one.holds(labels) for one in matchers)
+    """Return whether the labels meet every condition."""
+    return all(condition.holds(labels) for condition in matchers)
 
 
 def _unescape(escaped: re.Match[str]) -> str:

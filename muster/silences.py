@@ -1,4 +1,4 @@
-"""Pure: Silences: who wants to hear nothing of what, from when to when, and why.
+"""Pure: silences: which alerts cause no notification, from when to when, who said so, and why.
 
 Each is one value in the bucket `muster_silences`, under its id. An expired one is kept for a while,
 so that people can see what was silenced.
@@ -14,7 +14,7 @@ from muster import matchers, vocabulary
 from muster.service import validation
 
 LABELS: Final = ("alertname", "device", "kind", "node", "plugin", "resource", "severity")
-"""Those that alerts have."""
+"""The labels that alerts have."""
 
 _KINDS: Final = tuple(map(str, vocabulary.AlertKind))
 _VALUES: Final = {
@@ -25,11 +25,11 @@ _VALUES: Final = {
 
 
 class MalformedSilence(ValueError):
-    """A value that is no silence."""
+    """A value that is not a silence."""
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """While it lasts, alerts whose labels meet every matcher are told to nobody."""
+    """While it is active, nobody is notified of alerts whose labels meet every matcher."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
     matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)]
@@ -39,7 +39,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     comment: Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
 
     def __post_init__(self) -> None:
-        """Refuse what can silence nothing, or everything."""
+        """Refuse a silence that could match nothing, or everything."""
         for name, at in (("starts_at", self.starts_at), ("ends_at", self.ends_at)):
             if at.tzinfo is None:
                 raise ValueError(f"{name}: a time without a time zone")
@@ -51,17 +51,17 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("matchers: these match everything; ask for at least one label")
 
     def is_active(self, at: datetime) -> bool:
-        """Tell whether it silences at this time."""
+        """Return whether it silences alerts at this time."""
         return self.starts_at <= at < self.ends_at
 
     def expired(self, at: datetime) -> "Silence":
-        """Return it ended at this time, if it has not ended before."""
+        """Return a copy that ends at this time, if it has not ended before."""
         ends_at = min(self.ends_at, max(at, self.starts_at))
         return msgspec.structs.replace(self, ends_at=ends_at)
 
 
 def doubt(matcher: matchers.Matcher) -> str:
-    """Return why a matcher can mean nothing: a label or a value that no alert has; else nothing."""
+    """Return why a matcher can match no alert: unknown label or value; empty if it can."""
     if matcher.name not in LABELS:
         hint = validation.near(matcher.name, LABELS) or f"there are: {', '.join(LABELS)}"
         return f"no alert has a label {matcher.name}; {hint}"

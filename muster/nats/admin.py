@@ -1,4 +1,4 @@
-"""Adapter: JetStream: makes streams and buckets, and removes what others leave behind in them."""
+"""Adapter: JetStream: creates streams and buckets, and removes abandoned consumers."""
 
 import contextlib
 import time
@@ -14,14 +14,14 @@ from muster.service import runtime
 _OTHER_CONFIGURATION: Final = 10058
 """nats-server's JSStreamNameExistErr: the stream is there with another configuration."""
 _DUPLICATES_S: Final = 120.0
-_PASSING_S: Final = 600.0
-"""So long at most a consumer without a name may outlive its user; ours take 30 s."""
+_EPHEMERAL_S: Final = 600.0
+"""How long an ephemeral consumer may outlive its user; ours last 30 s."""
 
 
 async def create_streams(client: Client, *, replicas: int = 1) -> None:
-    """Make what is missing and bring what differs up to date; several may do so at once.
+    """Create what is missing and update what differs; several processes may do so at once.
 
-    Nothing gets fewer replicas than it has: who was not told of them would take them from the rest.
+    The number of replicas is never reduced: a process with another setting would undo ours.
     """
     jetstream = client.jetstream()
     for stream in streams.STREAMS:
@@ -48,23 +48,24 @@ async def create_streams(client: Client, *, replicas: int = 1) -> None:
         except nats.js.errors.BadRequestError as error:
             if error.err_code != _OTHER_CONFIGURATION:
                 raise
-            there = (await jetstream.stream_info(stream.name)).config.num_replicas or 1
-            await jetstream.update_stream(config.evolve(num_replicas=max(replicas, there)))
+            replicas_now = (await jetstream.stream_info(stream.name)).config.num_replicas or 1
+            await jetstream.update_stream(config.evolve(num_replicas=max(replicas, replicas_now)))
     for bucket in streams.BUCKETS:
         try:
-            found = (await jetstream.stream_info(f"KV_{bucket.name}")).config
-            if (found.num_replicas or 1) < replicas:
-                await jetstream.update_stream(found.evolve(num_replicas=replicas))
+            existing = (await jetstream.stream_info(f"KV_{bucket.name}")).config
+            if (existing.num_replicas or 1) < replicas:
+                await jetstream.update_stream(existing.evolve(num_replicas=replicas))
         except nats.js.errors.NotFoundError:
             await _create_bucket(client, bucket, replicas=replicas)
 
 
 async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: int) -> None:
-    """Make a bucket as nats-py does (client.py, create_key_value; 2.16), but for where it begins.
+    """Create a bucket as nats-py does (client.py, create_key_value; 2.16), with a first revision.
 
-    The revisions of a lock must not begin anew with the bucket: whoever remembers one of a bucket
-    that was lost would take every later holder for a former one. So they begin with the time, which
-    no claims outrun; only a clock that is set back further than the lost bucket was old undoes it.
+    The revisions of a lock must not restart with the bucket: whoever remembers a revision of a lost
+    bucket would take every later holder for an earlier one. So they start at the time in ms, which
+    grows faster than any claims; only setting the clock back by more than the lost bucket's age
+    breaks this.
     """
     config = api.StreamConfig(
         name=f"KV_{bucket.name}",
@@ -84,37 +85,38 @@ async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: in
     try:
         await client.jetstream().add_stream(config)
     except nats.js.errors.BadRequestError as error:
-        # another was faster, and began a moment earlier
+        # another process was faster
         if error.err_code != _OTHER_CONFIGURATION:
             raise
 
 
 async def sweep(client: Client) -> int:
-    """Remove passing consumers that would stay long after whoever made them; return how many.
+    """Remove ephemeral consumers that would long outlive their users; return how many.
 
-    nats-server takes 1,000 for each stream, from whoever may read it, and then no more from anybody
-    (2.15). Raises what nats-py raises.
+    nats-server allows 1,000 for each stream, whoever created them (2.15). Raises what nats-py
+    raises.
     """
     removed = 0
     for stream in (streams.EVENTS, streams.ALERTS):
-        for name in await _left_behind(client, stream.name):
-            # its own time may have come first
+        for name in await _abandoned(client, stream.name):
+            # the server may have removed it first
             with contextlib.suppress(nats.js.errors.NotFoundError):
                 removed += await client.jetstream().delete_consumer(stream.name, name)
             runtime.end_if_cancelled()
     return removed
 
 
-async def _left_behind(client: Client, stream: str) -> list[str]:
-    found: list[api.ConsumerInfo] = []
+async def _abandoned(client: Client, stream: str) -> list[str]:
+    consumers: list[api.ConsumerInfo] = []
     while True:
-        some = await client.jetstream().consumers_info(stream, offset=len(found))
+        page = await client.jetstream().consumers_info(stream, offset=len(consumers))
         runtime.end_if_cancelled()
-        found += some
-        if not some:
+        consumers += page
+        if not page:
             break
     return [
-        one.name
-        for one in found
-        if not one.config.durable_name and (one.config.inactive_threshold or 0) > _PASSING_S
+        consumer.name
+        for consumer in consumers
+        if not consumer.config.durable_name
+        and (consumer.config.inactive_threshold or 0) > _EPHEMERAL_S
     ]

@@ -1,9 +1,9 @@
-"""Adapter: the environment: who we are to NATS, and how we know that it is NATS.
+"""Adapter: the environment: how we authenticate to NATS, and which certificates we trust.
 
-A user and password stand in the address. `NATS_CREDS` is a file of credentials, `NATS_TOKEN_FILE`
-one with a token: both are read again for each connection, so that what is renewed is used.
-`NATS_CA` has the certificates to believe. Answers come to inboxes of our own: of the user in the
-address, the credentials or the token, or at `NATS_INBOX_PREFIX`.
+A user and password are part of the address. `NATS_CREDS` is a .creds file, `NATS_TOKEN_FILE` a file
+with a token: both are read again for each connection, so that a renewed one is used. `NATS_CA` has
+the trusted certificates. Replies come to inboxes of our own, named after the user in the address,
+the .creds file or the token, or at `NATS_INBOX_PREFIX`.
 """
 
 import os
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Unusable(OSError):
-    """A file of ours is there and of no use; the text names it, and repeats nothing of it."""
+    """A file exists and is invalid; the text names it, and repeats nothing of its content."""
 
 
 class Options(TypedDict, total=False):
-    """What nats-py is told besides the address."""
+    """Options of nats-py besides the address."""
 
     inbox_prefix: str
     user_jwt_cb: Callable[[], bytes]
@@ -39,28 +39,28 @@ class Options(TypedDict, total=False):
 
 
 def options(url: str) -> Options:
-    """Return who we are. Raises OSError for a file that cannot be read or used."""
-    found_user = re.match(r"[a-z]+://([^:@/,]+)(:[^@/,]*)?@", url)
-    user = urllib.parse.unquote(found_user[1]) if found_user else ""
-    found = Options()
+    """Return our credentials. Raises OSError for a file that cannot be read or used."""
+    user_in_url = re.match(r"[a-z]+://([^:@/,]+)(:[^@/,]*)?@", url)
+    user = urllib.parse.unquote(user_in_url[1]) if user_in_url else ""
+    chosen = Options()
     if creds := os.environ.get("NATS_CREDS"):
         user = _credentials(creds).name
-        found["user_jwt_cb"] = lambda: _credentials(creds).jwt.encode()  # noqa: PLW0108  # read anew
-        found["signature_cb"] = lambda nonce: _credentials(creds).sign(nonce)
+        chosen["user_jwt_cb"] = lambda: _credentials(creds).jwt.encode()  # noqa: PLW0108  # read anew
+        chosen["signature_cb"] = lambda nonce: _credentials(creds).sign(nonce)
     if token := os.environ.get("NATS_TOKEN_FILE"):
         user = _user(_token(token))
-        found["token"] = lambda: _token(token)
+        chosen["token"] = lambda: _token(token)
     if authority := os.environ.get("NATS_CA"):
-        # OpenSSL costs memory: only who speaks TLS loads it
+        # OpenSSL costs memory: only a process that uses TLS loads it
         import ssl  # noqa: PLC0415
 
-        found["tls"] = ssl.create_default_context(cafile=authority)
-    found["inbox_prefix"] = os.environ.get("NATS_INBOX_PREFIX") or permissions.inbox(user)
-    return found
+        chosen["tls"] = ssl.create_default_context(cafile=authority)
+    chosen["inbox_prefix"] = os.environ.get("NATS_INBOX_PREFIX") or permissions.inbox(user)
+    return chosen
 
 
 def _credentials(file: str) -> "nkeys.Credentials":
-    # as above; and not everybody has the extra `auth`
+    # as above; and the extra `auth` may not be installed
     try:
         from muster.nats.auth import nkeys  # noqa: PLC0415
     except ImportError as error:
@@ -76,9 +76,9 @@ def _token(file: str) -> str:
         token = Path(file).read_text("ascii").strip()
     except UnicodeDecodeError:
         token = ""
-    # nats-server takes 4 KiB a line
+    # nats-server accepts lines of up to 4 KiB
     if not re.fullmatch(r"[!-~]{1,3500}", token):
-        raise Unusable(f"{file}: no token, or one longer than 3,500 letters")
+        raise Unusable(f"{file}: no token, or longer than 3,500 characters")
     return token
 
 
@@ -95,7 +95,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _user(token: str) -> str:
-    """Return the user that the gate makes of a token; it is only for finding our own inboxes."""
+    """Return the user that the gate derives from a token; only for the name of our inboxes."""
     try:
         bound = msgspec.json.decode(jws.split(token).claims, type=_Claims).bound
         return permissions.plugin_user(vocabulary.node_token(bound.node.name))

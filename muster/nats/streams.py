@@ -1,7 +1,7 @@
-"""Pure: The JetStream streams and buckets muster keeps, with every limit said.
+"""Pure: the JetStream streams and buckets of muster, with all their limits.
 
-Two streams: what plugins report, and what muster concludes and does. Plugins may write the first
-and never the second. The dead-letter stream holds what could not be read or delivered.
+Plugins report to EVENTS and may not write to ALERTS, which has what the central services conclude
+and do. DEAD_LETTERS has what could not be read or delivered, OUTBOX the notifications to deliver.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One stream. Old messages make room for new ones when a limit is reached."""
+    """One stream. New messages replace the oldest when a limit is reached."""
 
     name: str
     subjects: tuple[str, ...]
@@ -22,11 +22,11 @@ class Stream:
     per_subject_max: int
     message_bytes_max: int = _MIB
     duplicate_window_s: float = 600.0
-    """As long as a publisher goes on repeating one message after an outage."""
+    """As long as a publisher may repeat a message after an outage."""
     rolls_up: bool = False
-    """A message may take the place of others: whoever may write to the stream may then empty it."""
+    """Whether a message may replace others (Nats-Rollup): any publisher can empty the stream."""
     is_queue: bool = False
-    """A message stays until it was worked on, and when there is no room none is taken."""
+    """Whether a message stays until it is acknowledged, and a full stream refuses new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Bucket:
     value_bytes_max: int = 1_000_000
     age_max_s: float = 0.0
     is_lock: bool = False
-    """Its revisions tell who came later, also when the bucket was lost in between."""
+    """Whether its revisions must go on growing when the bucket is lost and created again."""
 
 
 EVENTS: Final = Stream(
@@ -55,7 +55,7 @@ ALERTS: Final = Stream(
         "muster.alert.>",
         "muster.label.>",
         "muster.notification.>",
-        # the watchdog goes where alerts go, so that its coming proves that they come
+        # the watchdog takes the same way as alerts, so that its arrival proves that they arrive
         "muster.sys.>",
     ),
     age_max_s=90 * _DAY_S,
@@ -75,7 +75,7 @@ OUTBOX: Final = Stream(
     subjects=("muster.outbox.>",),
     age_max_s=30 * _DAY_S,
     bytes_max=512 * _MIB,
-    # what is newer about a group takes the place of what still waits
+    # a newer notification of a group replaces the one that still waits
     per_subject_max=1,
     is_queue=True,
 )
@@ -84,16 +84,16 @@ STREAMS: Final = (EVENTS, ALERTS, DEAD_LETTERS, OUTBOX)
 STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)
 LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 * _DAY_S)
 LEADER: Final = Bucket(name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
-"""Who leads, for as long as the claim says. No limit markers: those would have to expire too."""
+"""The leading health service, while its claim lasts. No limit markers: those would not expire."""
 TENURE: Final = Bucket(name="muster_tenure", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
-"""Which notifier acts; apart from health's, so that neither can take the other's place."""
+"""The leading notifier; a bucket of its own, so that neither service can take the other's lock."""
 SILENCES: Final = Bucket(name="muster_silences", bytes_max=16 * _MIB, value_bytes_max=16_384)
 BUCKETS: Final = (STATE, LEDGER, LEADER, TENURE, SILENCES)
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a key holds after it was claimed, and whether this claim wrote it; revision 0: none."""
+    """The value of a key after a claim, and whether this claim wrote it; revision 0: no value."""
 
     revision: int
     value: bytes
@@ -101,6 +101,6 @@ class Claimed:
 
 
 def stream_of(subject: str) -> Stream | None:
-    """Return the stream that keeps a subject or filter, or None."""
+    """Return the stream that stores a subject or filter, or None."""
     kind = subject.split(".")[1]
     return next((s for s in STREAMS if f"muster.{kind}.>" in s.subjects), None)

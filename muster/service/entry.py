@@ -1,7 +1,7 @@
-"""Adapter: the command line of a service: settings in, exit code out, never a traceback for a user.
+"""Adapter: the command line of a service: reads its settings, serves, returns the exit code.
 
-Exit codes: 0 ended in order, 1 a bug or a broken invariant (with traceback), 2 what the user gave
-cannot be used (one line for each problem on stderr).
+Exit codes: 0 ended in order, 1 a bug or a broken invariant (with traceback), 2 invalid settings or
+arguments (one line for each problem on stderr).
 """
 
 import argparse
@@ -26,7 +26,7 @@ CannotStart = runtime.CannotStart
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[Settings]):
-    """Where the settings came from; `read` reads them again, and raises BadSettings."""
+    """Where the settings come from; `read` reads them again, and raises BadSettings."""
 
     file: Path | None
     read: Callable[[], Settings]
@@ -42,7 +42,7 @@ def main(
 
     `serve` may raise CannotStart.
     """
-    return run(service, shape, lambda found, _: serve(found), argv=argv)
+    return run(service, shape, lambda current, _: serve(current), argv=argv)
 
 
 def run(
@@ -54,7 +54,7 @@ def run(
     resolve: Callable[[Settings], object] | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Do what `main` does for a service that reads its settings again, or others' `formats`.
+    """Do what `main` does for a service that reloads its settings, or reads other `formats`.
 
     `resolve` returns what `--check` prints, where that depends on more than the settings; it may
     raise CannotStart.
@@ -70,13 +70,13 @@ def run(
 
     try:
         if not chosen.check:
-            # reading others' files has something to tell
+            # reading other formats logs warnings
             logs.configure(service)
-        found = read()
+        current = read()
         if chosen.check:
-            sys.stdout.buffer.write(msgspec.yaml.encode(resolve(found) if resolve else found))
+            sys.stdout.buffer.write(msgspec.yaml.encode(resolve(current) if resolve else current))
             return 0
-        asyncio.run(serve(found, Source(chosen.config, read)))
+        asyncio.run(serve(current, Source(chosen.config, read)))
     except settings.BadSettings as error:
         for problem in error.problems:
             sys.stderr.write(f"muster-{service}: {problem}\n")

@@ -1,7 +1,7 @@
 """Adapter: stdout: structured log lines, one JSON object each.
 
-A line is a constant event name in lower case with facts as keys. Doors and entry points log, once
-per change of state; pure code returns reasons instead.
+A line is a constant event name in lower case with facts as keys. Adapters and entry points log,
+once per change of state; pure code returns reasons instead.
 """
 
 import json
@@ -17,7 +17,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class _Stdout:
-    """Standard output, written without a buffer: what its reader left undone cannot pile up."""
+    """Standard output, written without a buffer: a slow reader cannot make lines pile up."""
 
     lost = 0
 
@@ -25,7 +25,7 @@ class _Stdout:
         self._descriptor = sys.stdout.fileno()
 
     def msg(self, line: bytes) -> None:
-        """Write a line; a reader that is gone costs the line, never the service."""
+        """Write a line; if the reader is gone the line is lost, not the service."""
         rest = line + b"\n"
         try:
             while rest:
@@ -51,19 +51,19 @@ def configure(service: str, *, level: str = "info", **facts: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service, **facts)
-    # nats-py and grpc speak through logging; their errors reach us as exceptions and callbacks
+    # nats-py logs too; its errors reach us as exceptions and callbacks
     logging.getLogger("nats").setLevel(logging.CRITICAL)
 
 
 def lines_lost() -> int:
-    """Count the lines that stdout did not take."""
+    """Return how many lines could not be written to stdout."""
     return _Stdout.lost
 
 
 def logger() -> structlog.typing.FilteringBoundLogger:
     """Return the logger of this process.
 
-    A program that never called `configure` only uses our SDK: it hears warnings, through `logging`.
+    A program that never called `configure` only uses our SDK: it gets warnings, through `logging`.
     """
     if structlog.is_configured():
         return structlog.get_logger()  # type: ignore[no-any-return]  # as `configure` made it

@@ -20,12 +20,14 @@ _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: 
 
 
 class _LostLines(registry.Collector):
-    """Shows what logs counts; its own counter would make every start wait for this library."""
+    """Exports the count of `logs`, which must not load this library before a plugin registers."""
 
     def collect(self) -> Iterator[core.Metric]:
         """Read the count."""
         yield core.CounterMetricFamily(
-            "muster_log_lines_lost", "Lines that stdout did not take.", value=logs.lines_lost()
+            "muster_log_lines_lost",
+            "Log lines that could not be written to stdout.",
+            value=logs.lines_lost(),
         )
 
 
@@ -33,18 +35,18 @@ prometheus_client.REGISTRY.register(_LostLines())
 
 
 def always() -> str | None:
-    """Find nothing wrong."""
+    """Return no problem."""
     return None
 
 
 def check(problem: Callable[[], str | None]) -> Route:
-    """Make a probe of a question: 200 while it answers None, else 503 and what it says."""
+    """Make a probe of a check: 200 while it returns None, otherwise 503 with the problem."""
 
     def answer() -> Answer:
-        found = problem()
-        if found is None:
+        reason = problem()
+        if reason is None:
             return 200, "text/plain", b"ok\n"
-        return 503, "text/plain", f"{found}\n".encode()
+        return 503, "text/plain", f"{reason}\n".encode()
 
     return answer
 
@@ -59,10 +61,10 @@ async def serve(
     registry: prometheus_client.CollectorRegistry = prometheus_client.REGISTRY,
     more: Mapping[str, Route] | None = None,
 ) -> AsyncIterator[str]:
-    """Serve until the block ends; give the address, `http://host:port`. Port 0 is a free port.
+    """Serve until the block ends; yield the address, `http://host:port`. Port 0 is a free port.
 
-    `ready` and `healthy` say what is wrong, or None. `more` adds routes, such as `/state`. Raises
-    CannotStart when the port cannot be had.
+    `ready` and `healthy` return a problem, or None. `more` adds routes, such as `/state`. Raises
+    CannotStart when the port is not available.
     """
     routes: dict[str, Route] = {
         "/healthz": check(healthy),
@@ -80,8 +82,8 @@ async def serve(
         task = asyncio.current_task()
         assert task is not None, "streams run this as a task"
         if len(clients) >= _CONNECTIONS_MAX:
-            # who has waited longest is the least likely to be a probe
-            _cut(clients.pop(next(iter(clients))))
+            # the oldest connection is the least likely to be a probe
+            _abort(clients.pop(next(iter(clients))))
         clients[task] = writer
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
@@ -90,15 +92,15 @@ async def serve(
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-            pass  # a client that goes away or talks nonsense loses its connection
+            pass  # a client that goes away or sends no HTTP loses its connection
         finally:
             clients.pop(task, None)
-            _cut(writer)
+            _abort(writer)
 
     try:
         server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
     except OSError as error:
-        # asyncio says the address once more
+        # asyncio repeats the address
         reason = (error.strerror or str(error)).rpartition(": ")[2]
         raise runtime.CannotStart(f"http: {host}:{port}: {reason}") from None
     try:
@@ -106,15 +108,15 @@ async def serve(
         yield f"http://{host}:{bound}"
     finally:
         server.close()
-        left = list(clients)
+        open_tasks = list(clients)
         for writer in clients.values():
-            _cut(writer)
-        await asyncio.gather(*left, return_exceptions=True)
+            _abort(writer)
+        await asyncio.gather(*open_tasks, return_exceptions=True)
 
 
-def _cut(writer: asyncio.StreamWriter) -> None:
+def _abort(writer: asyncio.StreamWriter) -> None:
     """End a connection at once."""
-    # one that ended by itself while it was being closed has lost its loop, and abort does not look
+    # a transport that ended while it was being closed has no loop any more, which abort ignores
     # (CPython 3.11, asyncio/selector_events.py, _force_close after _write_ready)
     with contextlib.suppress(AttributeError):
         writer.transport.abort()

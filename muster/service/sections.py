@@ -1,4 +1,4 @@
-"""Pure: The configuration sections that every service has; they read the same everywhere."""
+"""Pure: the configuration sections and value types that several services have in common."""
 
 import enum
 import re
@@ -14,7 +14,7 @@ _URLS = re.compile(rf"{_URL}(,{_URL})*")
 
 
 class LogLevel(enum.StrEnum):
-    """How much a service tells on stdout."""
+    """The least severe log lines that a service writes."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -23,9 +23,9 @@ class LogLevel(enum.StrEnum):
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Period = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-"""Seconds, more than none and at most a day."""
+"""Seconds, more than 0 and at most a day."""
 Pause = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
-"""Seconds between two times of something that costs: at least a tenth, at most a day."""
+"""Seconds between two expensive actions: at least a tenth, at most a day."""
 
 
 class Bus(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,22 +34,22 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
     url: str = "nats://127.0.0.1:4222"
 
     def __post_init__(self) -> None:
-        """Refuse what nats-py would dial for ever."""
+        """Refuse an address that nats-py would dial for ever."""
         if not _URLS.fullmatch(self.url):
-            raise ValueError(f"url: {self.url!r} is not like nats://host:4222")
+            raise ValueError(f"url: {self.url!r} is not an address such as nats://host:4222")
 
 
 class Streams(msgspec.Struct, frozen=True, kw_only=True):
-    """How many servers of NATS keep each stream: 1, or 3 or 5 of as many that find one another.
+    """How many NATS servers store each stream: 1, or 3 or 5 servers of a cluster.
 
-    What has more keeps them.
+    A stream that has more replicas keeps them.
     """
 
     replicas: Literal[1, 3, 5] = 1
 
 
 class Http(msgspec.Struct, frozen=True, kw_only=True):
-    """Where probes and metrics are served; port 0 is a free port, told in the log."""
+    """Where probes and metrics are served; port 0 is a free port, which is logged."""
 
     host: vocabulary.Name = "127.0.0.1"
     port: Port = 0

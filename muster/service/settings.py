@@ -70,7 +70,7 @@ def load(
 
 
 def validate(shape: type[Settings], tree: object, *, source: str = "") -> Settings:
-    """Return a tree that was read elsewhere as validated settings. Raises BadSettings like `load`."""
+    """Return an already parsed tree as validated settings. Raises BadSettings like `load`."""
     if not isinstance(tree, Mapping):
         problem = validation.Problem(
             "", f"expected a mapping of keys, found {validation.quoted(tree)}"

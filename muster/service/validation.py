@@ -126,18 +126,20 @@ def _section(
     for name, value in tree.items():
         if name not in fields:
             hint = near(key_name(name), fields)
-            invalid.update(field.name for known, field in fields.items() if f" {known}?" in hint)
+            invalid.update(
+                field.name for encoded, field in fields.items() if f" {encoded}?" in hint
+            )
             hint = hint or f"known keys: {', '.join(fields)}"
             shown = _shown(value, _below(path, key_name(name)))
             text = f"unknown key (value {quoted(shown)}); {hint}"
             problems.append(Problem(_below(path, key_name(name)), text))
             continue
-        field, so_far = fields[name], len(problems)
-        found = _value(field.type, value, _below(path, name), problems)
-        if found is None and len(problems) > so_far:
+        field, count_before = fields[name], len(problems)
+        converted = _value(field.type, value, _below(path, name), problems)
+        if converted is None and len(problems) > count_before:
             invalid.add(field.name)
         else:
-            values[field.name] = found
+            values[field.name] = converted
     for name, field in fields.items():
         if field.required and name not in tree:
             problems.append(Problem(_below(path, name), "required, and missing"))
@@ -162,13 +164,13 @@ def _refused(
         return []
     fields = msgspec.structs.fields(shape)
     partial = _Partial(shape, {**_defaults(fields), **values}, invalid)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for demand in shape.demands(partial):
         try:
-            found.extend(_placed(path, text, fields) for text in demand())
+            problems.extend(_placed(path, text, fields) for text in demand())
         except _InvalidField:
             continue
-    return found
+    return problems
 
 
 def _defaults(fields: Iterable[msgspec.structs.FieldInfo]) -> dict[str, Any]:
@@ -201,19 +203,19 @@ def _value(kind: Any, value: Any, path: str, problems: list[Problem]) -> Any:
         return _section(shape, value, path, problems)
     if shape is not None and listed and isinstance(value, list):
         _check_length(kind, value, path, problems)
-        found = []
+        sections = []
         for index, item in enumerate(value):
             if isinstance(item, Mapping):
-                found.append(_section(shape, item, f"{path}[{index}]", problems))
+                sections.append(_section(shape, item, f"{path}[{index}]", problems))
             else:
                 text = f"expected a mapping of keys, found {quoted(_shown(item, path))}"
                 problems.append(Problem(f"{path}[{index}]", text))
-                found.append(None)
-        return tuple(found)
+                sections.append(None)
+        return tuple(sections)
     try:
         return msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
-        problems.append(_wrong(kind, value, path, str(error)))
+        problems.append(_translated(kind, value, path, str(error)))
     return None
 
 
@@ -224,7 +226,7 @@ def _check_length(kind: Any, value: list[Any], path: str, problems: list[Problem
     try:
         msgspec.convert([None] * len(value), Annotated[(tuple[None, ...], *kind.__metadata__)])
     except msgspec.ValidationError as error:
-        problems.append(_wrong(kind, value, path, str(error)))
+        problems.append(_translated(kind, value, path, str(error)))
 
 
 def section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
@@ -232,17 +234,17 @@ def section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return section_in(arguments[0])
-    held = [found for found in map(section_in, arguments) if found[1] is not None]
+    inner = [section for section in map(section_in, arguments) if section[1] is not None]
     if origin is tuple:
-        return True, held[0][1] if held else None
+        return True, inner[0][1] if inner else None
     if origin in {typing.Union, types.UnionType}:
-        return held[0] if held else (False, None)
-    assert not held, f"{kind}: a section stands alone or in a tuple, else its keys go unchecked"
+        return inner[0] if inner else (False, None)
+    assert not inner, f"{kind}: a section stands alone or in a tuple, else its keys go unchecked"
     is_section = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     return False, kind if is_section else None
 
 
-def _wrong(kind: Any, value: Any, path: str, error: str) -> Problem:
+def _translated(kind: Any, value: Any, path: str, error: str) -> Problem:
     """Return in our words what msgspec reports."""
     place = _AT.search(error)
     error = error[: place.start()] if place else error
@@ -275,10 +277,10 @@ def _complaint(kind: Any, value: Any, error: str) -> str:
         return f"{quoted(value)} is not of the form {error.partition(' matching regex ')[2]}"
     if expected is None:
         return f"{error[:1].lower()}{error[1:]} (value {quoted(value)})"
-    return f"expected {_expectation(expected)}, found {_found(expected, value)}"
+    return f"expected {_expectation(expected)}, found {_shown_value(expected, value)}"
 
 
-def _found(expected: re.Match[str], value: Any) -> str:
+def _shown_value(expected: re.Match[str], value: Any) -> str:
     return str(len(value)) if expected["length"] else quoted(value)
 
 
@@ -286,15 +288,15 @@ def _either(choices: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
 
 
-def _expectation(found: re.Match[str]) -> str:
-    kinds = [kind for kind in found["kinds"].split(" | ") if kind != "null"]
+def _expectation(expected: re.Match[str]) -> str:
+    kinds = [kind for kind in expected["kinds"].split(" | ") if kind != "null"]
     words = " or ".join(_WORDS.get(kind, kind) for kind in kinds)
-    if not found["bound"]:
+    if not expected["bound"]:
         return words
-    limit = found["limit"].removesuffix(".0")
-    part = _PARTS[kinds[0]] if found["length"] else ""
+    limit = expected["limit"].removesuffix(".0")
+    part = _PARTS[kinds[0]] if expected["length"] else ""
     plural = "" if limit == "1" or not part else "s"
-    return f"{words} of {_BOUNDS[found['bound']]} {limit} {part}{plural}".strip()
+    return f"{words} of {_BOUNDS[expected['bound']]} {limit} {part}{plural}".strip()
 
 
 def _choices(kind: Any) -> Iterator[str]:

@@ -185,7 +185,7 @@ def subject_filters(type_pattern: str, node_pattern: str = "*") -> tuple[str, ..
     """
     types = [e for e in EVENTS if fnmatch.fnmatchcase(e.TYPE, type_pattern)]
     if not types:
-        known = ", ".join(sorted(BY_TYPE))
-        raise ValueError(f"no event type matches {type_pattern!r}; there are: {known}")
+        names = ", ".join(sorted(BY_TYPE))
+        raise ValueError(f"no event type matches {type_pattern!r}; there are: {names}")
     node = "*" if re.search(r"[*?\[]", node_pattern) else node_token(node_pattern)
     return tuple(re.sub(r"\{\w+\}", "*", e.SUBJECT.replace("{node}", node)) for e in types)

@@ -216,7 +216,7 @@ def test_credentials_in_a_file_are_for_its_owner_alone(tmp_path: Path, ran: Run)
     [
         (("node", "node-a"), ".seed: not there; make all keys with `muster auth init"),
         (("node", "Not_A_Node"), "is not a Kubernetes node name"),
-        (("node", "_fleet"), "is no node's token"),
+        (("node", "_fleet"), "is not the token of a node"),
         (("node", "node-a", "--valid", "soon"), "--valid: 'soon' is not like 12h, 30d or 1y"),
         (("node", "node-a", "--valid", "99y"), "at most 10y"),
         (("reader", "--name", "two words"), "letters, digits, '-' and '_'"),

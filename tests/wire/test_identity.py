@@ -44,7 +44,7 @@ def test_what_is_no_token_is_said_and_not_repeated(token: Path, text: str) -> No
     token.write_text(text)
     with pytest.raises(credentials.Unusable) as error:
         credentials.options(URL)
-    assert str(error.value) == f"{token}: no token, or one longer than 3,500 letters"
+    assert str(error.value) == f"{token}: no token, or longer than 3,500 characters"
 
 
 def test_credentials_are_read_again_and_a_user_in_the_address_is_not_asked(

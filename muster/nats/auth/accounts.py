@@ -1,10 +1,10 @@
-"""Pure: The same rights as `permissions` for a nats-server that believes keys instead of passwords.
+"""Pure: writes the rights of `permissions` for a nats-server that trusts keys instead of passwords.
 
 An operator signs the accounts, an account names the keys that may sign its users. Each role has a
-signing key of its own with a scope: whoever holds it makes users of that role and no others, and
-what the role may do stands in the account, not in the user (nats-io/jwt v2, scoped signing keys).
+signing key of its own with a scope: its holder can create users of that role and no others, and the
+account, not the user, says what the role may do (nats-io/jwt v2, scoped signing keys).
 
-Who brings a token instead of credentials lands in the account AUTH, which asks the gate.
+A client with a token instead of credentials lands in the account AUTH, which asks the gate.
 """
 
 import enum
@@ -17,10 +17,10 @@ from muster.nats.auth import nkeys, permissions
 Claims: TypeAlias = dict[str, object]
 
 CALLOUT: Final = "$SYS.REQ.USER.AUTH"
-"""Where nats-server asks about who is neither known nor refused (server/auth_callout.go; 2.15)."""
+"""Where nats-server asks about clients it does not know (server/auth_callout.go; 2.15)."""
 NODE_TAG: Final = "node"
 _CALLOUT_S: Final = 4
-"""How long nats-server waits for the gate; clients wait for 2 s and come again."""
+"""How long nats-server waits for the gate; clients wait for 2 s and try again."""
 _NO_LIMIT: Final = -1
 _SUBSCRIPTIONS_MAX: Final = 20
 _PAYLOAD_MAX: Final = 1_048_576
@@ -30,7 +30,7 @@ _OF_SERVERS: Final = ("LAMEDUCK", "SHUTDOWN")
 
 
 class Role(enum.StrEnum):
-    """Who somebody is on the bus; each has a signing key."""
+    """The roles on the bus; each has a signing key."""
 
     NODE = "node"
     READER = "reader"
@@ -41,12 +41,12 @@ class Role(enum.StrEnum):
 
 
 CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.ADMIN)
-"""Those of which there is one each."""
+"""The roles that exist once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """What accounts are made of: the four that sign, and the public halves that they name."""
+    """The keys of the accounts: the four that sign, and the public keys that accounts name."""
 
     operator: nkeys.Key
     system: nkeys.Key
@@ -54,18 +54,18 @@ class Keys:
     muster: nkeys.Key
     plugins: nkeys.Key
     gate: str
-    """The one user of the account AUTH."""
+    """The only user of the account AUTH."""
     answers: Sequence[str]
     """Keys the gate may sign its answers with."""
     roles: Mapping[Role, Sequence[str]]
-    """Keys that may sign users, by role: one, or while they are changed several."""
+    """Keys that may sign users, by role: several while they are rotated."""
 
 
 def user(role: Role, public: str, *, name: str, account: str, until: float | None = None) -> Claims:
     """Return the claims of a user of `name`, for a key of its role to sign.
 
-    The name of a role of which there is one each is the role. A user with a scope may say nothing
-    of its rights itself.
+    A user of a role that exists once has the name of the role. A user with a scope must not name
+    rights itself.
     """
     nats: Claims = {"type": "user", "version": _VERSION, "issuer_account": account}
     claims: Claims = {"sub": public, "name": name, "nats": nats}
@@ -87,8 +87,8 @@ def gate_user(public: str) -> Claims:
 def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
     """Return accounts.conf for nats-server; there is no secret in it.
 
-    `sentinel` is the public key of a user that nobody is: who brings a token and no credentials is
-    taken for it until the gate has answered.
+    `sentinel` is the public key of a user without rights: a client with a token and no credentials
+    is taken for it until the gate has answered.
     """
     accounts = (
         (keys.system, _system()),
@@ -105,7 +105,7 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
     operator_jwt = nkeys.encode_jwt(_named(keys.operator, "muster", operator), keys.operator, at=0)
     lines = [
         "# made by `muster auth`; what it says is signed, and no secret",
-        # nats-server reloads nothing at all once this is another text (server/reload.go; 2.15)
+        # nats-server refuses any reload once this text has changed (server/reload.go; 2.15)
         f"operator: {operator_jwt}",
         f"system_account: {keys.system.public}",
         "resolver: MEMORY",
@@ -122,7 +122,7 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
 
 
 def _system() -> Claims:
-    # who imports what is in the accounts, which only the operator can write
+    # the accounts say who imports this, and only the operator can write them
     subjects = [f"$SYS.ACCOUNT.*.{what}" for what in _OF_CLIENTS]
     subjects += [f"$SYS.SERVER.*.{what}" for what in _OF_SERVERS]
     exports = [_stream(subject) for subject in subjects]
@@ -186,24 +186,24 @@ def _service(subject: str) -> Claims:
 
 
 def _from(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
-    """Return an import of what an account shares, below `muster.nats` where `to` says so."""
+    """Return an import of what an account shares, below `muster.nats` if `to` is given."""
     whole = {**shared, "account": account.public}
     return whole | {"local_subject": f"muster.nats.{to}"} if to else whole
 
 
 def _template(role: Role) -> Claims:
     grant = _grant(role)
-    found = _unlimited() | {
+    claims = _unlimited() | {
         "pub": _allowed(grant.publish, grant.publish_denied),
         "sub": _allowed(grant.subscribe, grant.subscribe_denied),
         "allowed_connection_types": ["STANDARD"],
     }
     if grant.answers:
-        found["resp"] = {"max": 1, "ttl": permissions.ANSWER_S * 10**9}
+        claims["resp"] = {"max": 1, "ttl": permissions.ANSWER_S * 10**9}
     if role in {Role.NODE, Role.READER}:
-        # of credentials; for whom the gate lets in only the server's limits hold (auth_callout.go)
-        found |= {"subs": _SUBSCRIPTIONS_MAX, "payload": _PAYLOAD_MAX}
-    return found
+        # for .creds files; what the gate admits has only the limits of the server (auth_callout.go)
+        claims |= {"subs": _SUBSCRIPTIONS_MAX, "payload": _PAYLOAD_MAX}
+    return claims
 
 
 def _grant(role: Role) -> permissions.Grant:
@@ -215,8 +215,8 @@ def _grant(role: Role) -> permissions.Grant:
 
 
 def _allowed(allowed: Collection[str], denied: Collection[str]) -> Claims:
-    found: Claims = {"allow": list(allowed)}
-    return found | {"deny": list(denied)} if denied else found
+    claims: Claims = {"allow": list(allowed)}
+    return claims | {"deny": list(denied)} if denied else claims
 
 
 def _named(key: nkeys.Key, name: str, nats: Claims) -> Claims:

@@ -1,6 +1,6 @@
-"""Pure: The accounts of the bus as nats-server's configuration, for users with passwords.
+"""Pure: writes the accounts of the bus as nats-server's configuration, for users with passwords.
 
-`accounts` says the same in signed tokens.
+`accounts` writes the same rights as signed tokens.
 """
 
 import json
@@ -18,7 +18,7 @@ EXPORTS: Final = """\
       {stream: "$SYS.SERVER.*.SHUTDOWN", accounts: [MUSTER]}
     ]
 """
-"""What the system account lets others hear; of clients, each account its own."""
+"""What the system account exports; about clients, to each account about its own."""
 IMPORTS: Final = """\
     imports: [
       {stream: {account: SYS, subject: "$SYS.ACCOUNT.MUSTER.CONNECT"}, to: muster.nats.connect}
@@ -28,7 +28,7 @@ IMPORTS: Final = """\
       {stream: {account: SYS, subject: "$SYS.SERVER.*.SHUTDOWN"}, to: muster.nats.shutdown.*}
     ]
 """
-"""Under which subjects muster hears it."""
+"""The subjects on which muster receives it."""
 _OF_PLUGINS: Final = """\
     exports: [
       {stream: "muster.heartbeat.>", accounts: [MUSTER]}
@@ -71,7 +71,7 @@ def variable(user: str) -> str:
 
 
 def _longer(block: str, lines: str) -> str:
-    """Return a list with more in it."""
+    """Return a block with more lines in its list."""
     return block.removesuffix("    ]\n") + lines + "    ]\n"
 
 

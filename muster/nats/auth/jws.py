@@ -1,6 +1,7 @@
-"""Pure: Signed tokens in the compact form (RFC 7515): three parts in base64, with dots between.
+"""Pure: splits signed tokens in compact form (RFC 7515): three base64 parts separated by dots.
 
-What they claim is believed nowhere here; who checks the signature checks `signed`.
+Nothing is verified here: `signature` has to be checked against `signed`. Apart from `nkeys`, since
+a process that only sends a token must not load `cryptography`.
 """
 
 import base64
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 
 class Parts(NamedTuple):
-    """A token taken apart; `signed` is the text that `signature` is for."""
+    """The parts of a token; `signed` is the text that `signature` is for."""
 
     header: bytes
     claims: bytes
@@ -27,12 +28,12 @@ def split(text: str) -> Parts:
 
 
 def to_base64(raw: bytes) -> str:
-    """Return bytes in the alphabet of URLs, without padding."""
+    """Return bytes as base64url, without padding."""
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def from_base64(text: str) -> bytes:
-    """Return the bytes. Raises ValueError for any other spelling than `to_base64` has."""
+    """Return the bytes. Raises ValueError for any other form than that of `to_base64`."""
     try:
         raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), b"-_", validate=True)
     except (binascii.Error, UnicodeEncodeError):

@@ -29,7 +29,7 @@ _KEY_CHARS_MAX: Final = 64
 
 
 class Kind(enum.IntEnum):
-    """What a key is for; the text of a public key begins with the letter."""
+    """What a key is for; the text of a public key begins with a letter for it."""
 
     ACCOUNT = 0
     SERVER = 13 << 3
@@ -38,7 +38,7 @@ class Kind(enum.IntEnum):
 
 
 class BadKey(ValueError):
-    """A text that is no key of the kind that is needed; it is not repeated, it may be a secret."""
+    """A text that is not a key of the required kind; it is not repeated, it may be a secret."""
 
 
 class Key:
@@ -49,11 +49,11 @@ class Key:
         self._secret = secret
         self._private = ed25519.Ed25519PrivateKey.from_private_bytes(secret)
         self.public = _text(bytes([kind]) + self._private.public_key().public_bytes_raw())
-        """Its public half as a text: `A...`, `U...`."""
+        """The public key as a text: `A...`, `U...`."""
 
     @classmethod
     def from_seed(cls, seed: str, kind: Kind) -> Self:
-        """Return the pair that a seed (`SA...`, `SU...`) stands for. Raises BadKey."""
+        """Return the pair of a seed (`SA...`, `SU...`). Raises BadKey."""
         raw = _bytes(seed.strip())
         if len(raw) != 2 + SECRET_BYTES or raw[:2] != _seed_prefix(kind):
             raise BadKey(f"not the seed of a key of kind {kind.name.lower()}")
@@ -61,7 +61,7 @@ class Key:
 
     @property
     def seed(self) -> str:
-        """Its secret as a text."""
+        """The secret key as a text."""
         return _text(_seed_prefix(self.kind) + self._secret)
 
     def sign(self, message: bytes) -> bytes:
@@ -76,7 +76,7 @@ def check(public: str, kind: Kind) -> str:
 
 
 def is_signed(public: str, kind: Kind, message: bytes, signature: bytes) -> bool:
-    """Tell whether the owner of a public key signed this; no key signs nothing."""
+    """Return whether the owner of a public key signed this; False for an invalid key."""
     try:
         raw = _public_bytes(public, kind)
         ed25519.Ed25519PublicKey.from_public_bytes(raw).verify(signature, message)
@@ -93,7 +93,7 @@ def _public_bytes(public: str, kind: Kind) -> bytes:
 
 
 def _seed_prefix(kind: Kind) -> bytes:
-    # five bits say that it is a seed, the next five which; base32 shows them as two letters
+    # five bits mark it as a seed, the next five its kind; in base32 these are two letters
     return bytes([_SEED | kind >> 5, (kind & 31) << 3])
 
 
@@ -109,7 +109,7 @@ def _bytes(text: str) -> bytes:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
     except (binascii.Error, ValueError):
         raise BadKey("not a key: not base32") from None
-    # spare bits and lower case would let two texts stand for one key
+    # spare bits and lower case would allow two texts for one key
     if len(raw) <= 2 or _text(raw[:-2]) != text:  # noqa: PLR2004  # the checksum
         raise BadKey("not a key: its checksum is wrong")
     return raw[:-2]
@@ -127,7 +127,7 @@ _JWT_CHARS_MAX: Final = 64 * 1024
 
 
 class BadToken(ValueError):
-    """What is no token of NATS', or not signed by whom it names."""
+    """Not a token of NATS, or not signed by its issuer."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -161,7 +161,7 @@ def decode_jwt(text: str, shape: type[Claims], kind: Kind) -> Claims:
     except (*codec.UNREADABLE, ValueError):
         raise BadToken("unreadable") from None
     if header != _Header(typ="JWT", alg="ed25519-nkey"):
-        raise BadToken("not of NATS' algorithm")
+        raise BadToken("not signed with NATS' algorithm")
     if not is_signed(issuer, kind, parts.signed, parts.signature):
         raise BadToken("not signed by its issuer")
     return claims
@@ -187,7 +187,7 @@ Keep this file to yourself: whoever has it is you.
 
 
 class BadCredentials(ValueError):
-    """What is no file of credentials; the text says what is missing."""
+    """Not a .creds file; the text says what is missing."""
 
 
 class _User(msgspec.Struct, frozen=True):
@@ -196,25 +196,25 @@ class _User(msgspec.Struct, frozen=True):
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Who somebody is, and how to show it."""
+    """A user's token, and the seed of the key that proves it."""
 
     jwt: str
     seed: str
     name: str
 
     def sign(self, nonce: str) -> bytes:
-        """Return what answers a server's nonce."""
+        """Return the answer to a server's nonce."""
         key = Key.from_seed(self.seed, Kind.USER)
         return jws.to_base64(key.sign(nonce.encode())).encode()
 
 
 def write_creds(jwt: str, key: Key) -> str:
-    """Return the text of a file of credentials."""
+    """Return the text of a .creds file."""
     return _FILE.format(jwt=jwt, seed=key.seed)
 
 
 def read_creds(text: str) -> Credentials:
-    """Return the credentials in a file's text. Raises BadCredentials."""
+    """Return the credentials in the text of a .creds file. Raises BadCredentials."""
     jwt, seed = _JWT_IN_FILE.search(text), _SEED_IN_FILE.search(text)
     if jwt is None or seed is None:
         missing = "token" if jwt is None else "seed"
@@ -225,5 +225,5 @@ def read_creds(text: str) -> Credentials:
     except ValueError as error:
         raise BadCredentials(f"no credentials: {error}") from None
     if key.public != user.sub:
-        raise BadCredentials("no credentials: the seed is not the token's")
+        raise BadCredentials("no credentials: the seed does not belong to the token")
     return Credentials(jwt=jwt[1], seed=seed[1], name=user.name)

@@ -1,7 +1,7 @@
-"""Pure: Who may say and hear what on the bus: the subjects of each role.
+"""Pure: permissions on the bus: which subjects each role may publish and subscribe to.
 
-A plugin speaks for one node, and never asks JetStream for anything: it only adds to a stream.
-Nobody but who concludes may write what is concluded. Answers come to inboxes of one user's own.
+A plugin publishes for its own node only, and makes no JetStream requests: it only adds to a stream.
+Only the service that concludes something may publish it. Each user has inboxes of its own.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from muster.nats import streams
 
 ACCOUNT: Final = "MUSTER"
 PLUGINS: Final = "PLUGINS"
-"""Plugins have an account of their own. JetStream sends its acknowledgement wherever a message asks
-it to, with nobody's rights: within one account a plugin could have it written to any bucket."""
+"""Plugins have an account of their own. JetStream sends its acknowledgement to any subject that a
+message names, without checking rights: within one account a plugin could write to any bucket."""
 DURABLES: Final = ("notifier",)
 OWN_INBOX: Final = "_INBOX.{{name()}}.>"
 ANSWER_S: Final = 10
@@ -24,7 +24,7 @@ _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9_]{0,251}[a-z0-9])?")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What one user may do, and nothing else. What is denied is taken from what is allowed."""
+    """Everything that a user may do; denied subjects are exceptions from the allowed ones."""
 
     user: str
     publish: tuple[str, ...]
@@ -33,7 +33,7 @@ class Grant:
     subscribe_denied: tuple[str, ...] = ()
     account: str = ACCOUNT
     answers: bool = False
-    """Whether a request may be answered, once, wherever the answer is to go, within ANSWER_S."""
+    """Whether a request may be answered once, to any reply subject, within ANSWER_S."""
 
 
 def inbox(user: str) -> str:
@@ -44,20 +44,20 @@ def inbox(user: str) -> str:
 def plugin(node: str) -> Grant:
     """Return the rights of the plugins on one node, by its token (`vocabulary.node_token`).
 
-    Raises ValueError for what is no token of a node.
+    Raises ValueError for anything that is no token of a node.
     """
     if not _NODE.fullmatch(node):
-        raise ValueError(f"{node!r} is no node's token")
+        raise ValueError(f"{node!r} is not the token of a node")
     return _plugin(plugin_user(node), node)
 
 
 def plugin_user(node: str) -> str:
-    """Return the user that the plugins on one node are, by its token."""
+    """Return the user of the plugins on one node, by its token."""
     return f"plugin_{node}"
 
 
 def any_plugin() -> Grant:
-    """Return the rights of all plugins together, where they cannot be told from one another."""
+    """Return the rights of all plugins together, where they share one user."""
     return _plugin("plugin", "*")
 
 
@@ -73,7 +73,7 @@ def each_plugin() -> Grant:
 
 
 def each_reader() -> Grant:
-    """Return the rights of an outside tool, by whatever name."""
+    """Return the rights of an outside tool of any name."""
     return dataclasses.replace(reader(""), subscribe=("muster.heartbeat.>", OWN_INBOX))
 
 
@@ -137,30 +137,30 @@ def notifier() -> Grant:
 
 
 def reader(name: str) -> Grant:
-    """Return the rights of an outside tool: to hear every event and beat, to say nothing."""
+    """Return the rights of an outside tool: to receive every event and heartbeat, nothing more."""
     return _grant(
         f"reader_{name}" if name else "reader",
         publish=tuple(
-            right for one in (streams.EVENTS, streams.ALERTS) for right in _reads(one.name)
+            right for stream in (streams.EVENTS, streams.ALERTS) for right in _reads(stream.name)
         ),
         publish_denied=tuple(
-            right for one in (streams.EVENTS, streams.ALERTS) for right in _of_others(one, "")
+            right for stream in (streams.EVENTS, streams.ALERTS) for right in _of_others(stream, "")
         ),
         subscribe=("muster.heartbeat.>",),
     )
 
 
 def admin() -> Grant:
-    """Return the rights of who mends things by hand: everything in muster's account but one.
+    """Return the rights of an administrator: everything in muster's account but one thing.
 
-    Who listened to requests too would be taken for the plugin: one that is dead would be called
-    slow, because NATS no longer said that nobody is there.
+    A subscriber to a plugin's requests would be taken for the plugin: a dead plugin would be called
+    slow, because NATS no longer reported that there is no responder.
     """
     return Grant(user="admin", publish=(">",), subscribe=(">",), subscribe_denied=("muster.rpc.>",))
 
 
 def central() -> tuple[Grant, ...]:
-    """Return those of which there is one each."""
+    """Return the rights of the services and tools that exist once."""
     return (health(), labeler(), notifier(), reader(""), admin())
 
 
@@ -184,7 +184,7 @@ def _grant(
     account: str = ACCOUNT,
 ) -> Grant:
     if not _USER.fullmatch(user):
-        raise ValueError(f"{user!r} is no user: letters, digits, '-' and '_'")
+        raise ValueError(f"{user!r} is not a user name: letters, digits, '-' and '_'")
     return Grant(
         user=user,
         publish=tuple(dict.fromkeys(publish)),
@@ -204,7 +204,7 @@ def _durable(stream: streams.Stream, name: str) -> tuple[str, ...]:
 
 
 def _reads(stream: str) -> tuple[str, ...]:
-    """Return what a look at a stream by a passing consumer takes; the server names those itself."""
+    """Return what reading a stream with an ephemeral consumer needs; the server names those."""
     return (
         f"$JS.API.STREAM.INFO.{stream}",
         f"$JS.API.STREAM.MSG.GET.{stream}",
@@ -214,7 +214,7 @@ def _reads(stream: str) -> tuple[str, ...]:
 
 
 def _of_others(stream: streams.Stream, own: str) -> tuple[str, ...]:
-    """Return what would take messages from the durable consumers of the services."""
+    """Return what would take messages from other services' durable consumers."""
     return tuple(
         f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{name}" for name in DURABLES if name != own
     )
@@ -225,7 +225,7 @@ def _writes(bucket: streams.Bucket) -> tuple[str, ...]:
 
 
 def _holds(lock: streams.Bucket) -> tuple[str, ...]:
-    """Return what taking a lock and leaving it takes."""
+    """Return what claiming and releasing a lock needs."""
     stream = f"KV_{lock.name}"
     return (
         *_writes(lock),
@@ -235,11 +235,11 @@ def _holds(lock: streams.Bucket) -> tuple[str, ...]:
 
 
 def _keeps_streams() -> tuple[str, ...]:
-    """Return what making and changing streams takes, and sweeping them; not removing them.
+    """Return what creating, changing and cleaning streams needs; not what removing them needs.
 
-    One role alone has this: what a stream takes in, and how long it keeps it, is everything.
+    Only one role has this: the configuration of a stream decides what it accepts and for how long.
     """
-    names = [one.name for one in streams.STREAMS] + [f"KV_{b.name}" for b in streams.BUCKETS]
+    names = [s.name for s in streams.STREAMS] + [f"KV_{b.name}" for b in streams.BUCKETS]
     kept = [
         f"$JS.API.STREAM.{verb}.{name}" for name in names for verb in ("INFO", "CREATE", "UPDATE")
     ]
