@@ -142,7 +142,7 @@ PANELS: Final = (
         "The labeler's decisions, and nodes that wait",
         (
             ("sum by (action) (increase(muster_labeler_decisions_total[15m]))", "{{action}}"),
-            ("max(muster_labeler_waiting)", "waiting"),
+            ("max(muster_labeler_waiting_nodes)", "waiting"),
         ),
     ),
 )

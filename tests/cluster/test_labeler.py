@@ -180,7 +180,7 @@ def test_a_conflict_is_refused_and_names_its_owner(real: Real) -> None:
     assert "owned by kubectl" in out
     assert real.labels(a)[KEY] == "l4"
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": a, "labels": {KEY: "h100"}}}
-    query = {"fieldManager": model.MANAGER, "force": "false"}
+    query = {"fieldManager": model.FIELD_MANAGER, "force": "false"}
     refused = real.ask("PATCH", f"/api/v1/nodes/{a}", body, kubernetes_api.APPLY, **query)
     assert (refused.status, "kubectl" in refused.problem) == (409, True)
     assert real.run("label-gpus", "--apply", "--yes", "--overwrite")[0] == 0
@@ -193,7 +193,7 @@ def test_a_node_that_is_gone_is_not_made_again(real: Real) -> None:
     real.good("DELETE", f"/api/v1/nodes/{a}")
     metadata = {"name": a, "uid": uid, "labels": {KEY: "h100"}}
     body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
-    query = {"fieldManager": model.MANAGER, "force": "false"}
+    query = {"fieldManager": model.FIELD_MANAGER, "force": "false"}
     refused = real.ask("PATCH", f"/api/v1/nodes/{a}", body, kubernetes_api.APPLY, **query)
     assert refused.status == 409, refused.problem
 
@@ -203,7 +203,7 @@ def test_missing_rights_are_named(real: Real) -> None:
     rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
     limited = real.account("default", "muster-test-viewer", rules)
     code, _, told = real.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
-    assert (code, told) == (4, "muster label-gpus: no right to patch nodes\n")
+    assert (code, told) == (4, "muster label-gpus: not allowed to patch nodes\n")
     code, out, _ = real.run("check", "all", "--output", "json", kubeconfig=limited)
     found = [(f["id"], f["object"]) for f in orjson.loads(out)["findings"]]
     assert (code, ("ACCESS", "pods") in found) == (4, True)
@@ -230,7 +230,7 @@ def test_the_admission_policy_lets_the_labeler_change_labels_of_accelerators_onl
 
     def status(patch: object, below: str = "", content: str = kubernetes_api.MERGE) -> int:
         path = f"/api/v1/nodes/{a}{below}"
-        query = {"fieldManager": model.MANAGER}
+        query = {"fieldManager": model.FIELD_MANAGER}
         return real.ask("PATCH", path, patch, content, kubeconfig=labeler, **query).status
 
     async def held() -> None:

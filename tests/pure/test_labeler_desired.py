@@ -31,7 +31,9 @@ L4_VIRTUAL = Product("NVIDIA L4", 23034, is_vgpu=True)
 T400 = Product("NVIDIA T400 4GB", 4096)
 NODE = model.Node(name="a", uid="u")
 WELL = model.Node(name="a", labels={KEY: "l4"}, owners={KEY: ("kubectl",)})
-WRONG = model.Node(name="a", labels={KEY: "t4"}, owners={KEY: (model.MANAGER,)}, ours={KEY: "t4"})
+WRONG = model.Node(
+    name="a", labels={KEY: "t4"}, owners={KEY: (model.FIELD_MANAGER,)}, our_labels={KEY: "t4"}
+)
 FOREIGN = model.Node(name="a", labels={KEY: "t4"}, owners={KEY: ("kubectl",)})
 ELSEWHERE = model.Node(name="a", is_selected=False)
 LABEL = {KEY: "l4"}
@@ -51,7 +53,7 @@ def decide(
     **more: Any,
 ) -> Decision:
     agents = {} if kinds is None else {"a": kinds}
-    one = node_labels.standing(node, sources.Views(agents, {}, aliases or {}))
+    one = node_labels.label_status(node, sources.Evidence(agents, {}, aliases or {}))
     rules = decisions.Rules(
         mode=mode, policy=policy or config.Policy(), may_label_simulated=may_label_simulated
     )
@@ -69,7 +71,7 @@ def decision(action: Action, labels: Mapping[str, str], reason: str) -> Decision
         (Mode.OFF, {L4: 2}, NODE, Decision(Action.NOTHING, {}, "off")),
         (Mode.SUGGEST, {}, NODE, decision(Action.NOTHING, {}, "no GPU")),
         (Mode.APPLY, {}, NODE, decision(Action.NOTHING, {}, "no GPU")),
-        (Mode.APPLY, None, NODE, Decision(Action.NOTHING, {}, "nobody knows its GPUs")),
+        (Mode.APPLY, None, NODE, Decision(Action.NOTHING, {}, "no source names its GPUs")),
         (Mode.SUGGEST, {L4: 2}, WELL, decision(Action.NOTHING, LABEL, "labelled already")),
         (Mode.APPLY, {L4: 2}, WELL, decision(Action.NOTHING, LABEL, "labelled already")),
         (Mode.SUGGEST, {L4: 2}, NODE, decision(Action.SUGGEST, LABEL, EXACT)),
@@ -106,7 +108,12 @@ def decision(action: Action, labels: Mapping[str, str], reason: str) -> Decision
                 "mixed: 1 x NVIDIA T400 4GB (4096 MiB), 2 x NVIDIA L4 (23034 MiB)",
             ),
         ),
-        (Mode.APPLY, {}, WRONG, decision(Action.WITHDRAW, {}, "withdrawn: no GPU any more")),
+        (
+            Mode.APPLY,
+            {},
+            WRONG,
+            decision(Action.WITHDRAW, {}, "withdrawn: the node has no GPU any more"),
+        ),
         (Mode.SUGGEST, {}, WRONG, decision(Action.NOTHING, {}, "no GPU")),
         (Mode.APPLY, {}, FOREIGN, decision(Action.NOTHING, {}, "no GPU")),
     ],
@@ -150,7 +157,10 @@ def test_a_scheme_that_covers_the_cluster_leaves_nothing_to_do() -> None:
     both = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.MUSTER))
     beside = decide(Mode.APPLY, {L4: 2}, covering="x/y", policy=both)
     assert (beside.action, KEY in beside.labels, len(beside.labels)) == (Action.APPLY, False, 3)
-    assert decide(Mode.APPLY, {L4: 2}, objection="held", covering="x/y", policy=both) == beside
+    assert (
+        decide(Mode.APPLY, {L4: 2}, objection="held", covering="x/y", policy=both)
+        == beside
+    )
 
 
 def test_an_objection_holds_new_labels_and_no_corrections() -> None:
@@ -244,27 +254,27 @@ def made(
     rules = decisions.Rules(
         mode=Mode.APPLY, policy=policy or config.Policy(), may_label_simulated=simulated
     )
-    found = fleet.Fleet(rules, aliases={}, is_blind=not nodes)
+    found = fleet.Fleet(rules, aliases={}, are_nodes_unknown=not nodes)
     found.replace(nodes)
     return found
 
 
 def test_a_node_has_the_gpus_of_all_its_plugins_as_each_reported_last() -> None:
     found = made()
-    assert found.take(report("NVIDIA L4", "NVIDIA L4", sequence=1))
-    assert found.take(report(sequence=2, plugin="serial"))
+    assert found.observe_inventory(report("NVIDIA L4", "NVIDIA L4", sequence=1))
+    assert found.observe_inventory(report(sequence=2, plugin="serial"))
     assert found.report("a").kinds == {L4: 2}
-    assert found.take(report("NVIDIA L4", sequence=3))
-    assert not found.take(report("NVIDIA L4", "NVIDIA L4", sequence=1))
-    assert not found.take(report("NVIDIA L4", sequence=3))
+    assert found.observe_inventory(report("NVIDIA L4", sequence=3))
+    assert not found.observe_inventory(report("NVIDIA L4", "NVIDIA L4", sequence=1))
+    assert not found.observe_inventory(report("NVIDIA L4", sequence=3))
     assert found.report("a").kinds == {L4: 1}
     assert found.report("b") == decisions.NO_REPORT
 
 
 def test_gpus_that_could_not_be_read_are_not_gone() -> None:
     found = made()
-    found.take(report("NVIDIA L4", sequence=1))
-    found.take(report(sequence=2, problem="NVML: driver not loaded"))
+    found.observe_inventory(report("NVIDIA L4", sequence=1))
+    found.observe_inventory(report(sequence=2, problem="NVML: driver not loaded"))
     assert found.report("a").kinds == {L4: 1}
 
 
@@ -274,7 +284,7 @@ def test_of_a_node_that_changed_in_nothing_that_matters_nothing_is_thought() -> 
     assert [found.put(ready), found.put(WRONG), found.put(WRONG)] == [False, True, False]
     assert found.replace([WRONG]) == []
     assert found.replace([]) == []
-    assert found.standing("a") is None
+    assert found.status("a") is None
 
 
 def test_a_suggestion_is_news_once_until_something_else_is_true() -> None:
@@ -282,7 +292,7 @@ def test_a_suggestion_is_news_once_until_something_else_is_true() -> None:
     suggests = Decision(Action.SUGGEST, LABEL, EXACT)
     nothing = Decision(Action.NOTHING, LABEL, "labelled already")
     story = [suggests, suggests, nothing, nothing, suggests]
-    news = [found.settle("a", decision_, cause="c") for decision_ in story]
+    news = [found.record_decision("a", decision_, cause="c") for decision_ in story]
     assert news == [True, False, True, False, True]
 
 
@@ -291,14 +301,19 @@ def test_every_write_is_news_and_finding_it_there_is_none() -> None:
     applied = Decision(Action.APPLY, LABEL, EXACT)
     there = Decision(Action.NOTHING, LABEL, "labelled already")
     story = [applied, there, there, applied]
-    assert [found.settle("a", one, cause="c") for one in story] == [True, False, False, True]
+    assert [found.record_decision("a", one, cause="c") for one in story] == [
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_node_that_waits_is_tried_again_until_it_is_settled() -> None:
     found = made()
-    assert not found.settle("a", Decision(Action.WAIT, LABEL, "away"), cause="c1")
+    assert not found.record_decision("a", Decision(Action.WAIT, LABEL, "away"), cause="c1")
     assert found.waiting() == {"a": "c1"}
-    assert found.settle("a", Decision(Action.APPLY, LABEL, EXACT), cause="c1")
+    assert found.record_decision("a", Decision(Action.APPLY, LABEL, EXACT), cause="c1")
     assert found.waiting() == {}
 
 
@@ -307,9 +322,9 @@ def test_no_node_is_labelled_before_every_gpu_node_has_a_name() -> None:
     found = made(*here)
     held = "held: all GPU nodes or none, and the policy cannot label"
     assert found.objection() == f"{held} a, b"
-    found.take(report("NVIDIA L4", sequence=1))
+    found.observe_inventory(report("NVIDIA L4", sequence=1))
     assert found.objection() == f"{held} b"
-    found.take(report("NVIDIA L4", sequence=1, node="b"))
+    found.observe_inventory(report("NVIDIA L4", sequence=1, node="b"))
     assert found.objection() is None
     found.put(WRONG)
     found.put(model.Node(name="c", capacity={"nvidia.com/gpu": 1}))
@@ -352,22 +367,22 @@ def test_the_service_labels_all_gpu_nodes_or_none_whatever_the_policy_says(
     policy: config.Policy, other: model.Node, more: dict[str, Any], held: str | None
 ) -> None:
     found = made(model.Node(name="a", capacity=GPU), other, policy=policy)
-    found.take(report("NVIDIA L4", sequence=1))
-    found.take(report("NVIDIA L4", sequence=1, node="b", **more))
+    found.observe_inventory(report("NVIDIA L4", sequence=1))
+    found.observe_inventory(report("NVIDIA L4", sequence=1, node="b", **more))
     assert found.objection() == held
 
 
 def test_a_policy_that_takes_guesses_is_held_by_none() -> None:
     reasons = (accelerators.Reason.EXACT, accelerators.Reason.FALLBACK)
     found = made(model.Node(name="a", capacity=GPU), policy=config.Policy(reasons=reasons))
-    found.take(report("NVIDIA T400 4GB", sequence=1))
+    found.observe_inventory(report("NVIDIA T400 4GB", sequence=1))
     assert found.objection() is None
 
 
 def test_what_was_reported_of_a_node_goes_with_it() -> None:
     born = model.Node(name="a", uid="1", created=T0, capacity=GPU)
     found = made(born)
-    found.take(report("NVIDIA L4", sequence=1))
+    found.observe_inventory(report("NVIDIA L4", sequence=1))
     assert found.reported()[0] == {"a": {L4: 1}}
     found.drop("a")
     found.put(dataclasses.replace(born, uid="2"))
@@ -375,24 +390,24 @@ def test_what_was_reported_of_a_node_goes_with_it() -> None:
     # what comes late is of the former node
     later = T0 + dt.timedelta(hours=1)
     found.put(dataclasses.replace(born, uid="3", created=later))
-    assert not found.take(report("NVIDIA L4", sequence=2))
+    assert not found.observe_inventory(report("NVIDIA L4", sequence=2))
     assert found.reported()[0] == {}
 
 
 def test_a_node_made_anew_unseen_is_another_and_an_older_inventory_not_its() -> None:
     born = model.Node(name="a", uid="1", created=T0, capacity=GPU)
     found = made(born)
-    found.take(report("NVIDIA L4", sequence=1))
+    found.observe_inventory(report("NVIDIA L4", sequence=1))
     found.put(dataclasses.replace(born, uid="2"))
     assert found.report("a") == decisions.NO_REPORT
     blind = made()
-    blind.take(report("NVIDIA L4", sequence=1))
-    blind.is_blind = False
+    blind.observe_inventory(report("NVIDIA L4", sequence=1))
+    blind.are_nodes_unknown = False
     blind.replace([dataclasses.replace(born, created=T0 + dt.timedelta(hours=1))])
     assert blind.report("a") == decisions.NO_REPORT
 
 
-OURS = {KEY: (model.MANAGER,)}
+OURS = {KEY: (model.FIELD_MANAGER,)}
 
 
 def ours(value: str, product: str, **labels: str) -> model.Node:
@@ -400,9 +415,9 @@ def ours(value: str, product: str, **labels: str) -> model.Node:
     return model.Node(
         name="a",
         labels={KEY: value, **labels},
-        owners=dict.fromkeys((KEY, *labels), (model.MANAGER,)),
-        ours={KEY: value, **labels},
-        told_of=(AGENT, product),
+        owners=dict.fromkeys((KEY, *labels), (model.FIELD_MANAGER,)),
+        our_labels={KEY: value, **labels},
+        labelled_from=(AGENT, product),
     )
 
 
@@ -448,8 +463,8 @@ def test_our_own_labels_are_no_second_opinion() -> None:
     policy = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.NVIDIA))
     assert decide(Mode.APPLY, {L4: 2}, node, policy=policy).action is Action.APPLY
     bare = dataclasses.replace(node, labels={schemes.GFD_PRODUCT: "Tesla-T4"}, capacity=GPU)
-    assert made(bare).covering() is None
-    assert made(dataclasses.replace(bare, ours={})).covering() == schemes.GFD_PRODUCT
+    assert made(bare).covering_scheme() is None
+    assert made(dataclasses.replace(bare, our_labels={})).covering_scheme() == schemes.GFD_PRODUCT
 
 
 def test_labels_of_ours_that_nothing_speaks_for_any_more_go() -> None:
@@ -478,7 +493,7 @@ def test_with_one_set_alone_skypilots_label_decides_nothing() -> None:
 
 def test_a_node_that_is_held_says_why_and_is_not_tried_again_and_again() -> None:
     found = made()
-    assert not found.settle("a", Decision(Action.HOLD, LABEL, "held: b"), cause="c")
+    assert not found.record_decision("a", Decision(Action.HOLD, LABEL, "held: b"), cause="c")
     assert (found.waiting(), found.held()) == ({}, {"a": "c"})
     shown = found.view()["a"]
     assert (shown.is_waiting, shown.reason) == (True, "held: b")
@@ -487,10 +502,10 @@ def test_a_node_that_is_held_says_why_and_is_not_tried_again_and_again() -> None
 def test_what_the_api_refused_is_told_once_and_tried_again() -> None:
     found = made()
     refused = Decision(Action.REFUSE, LABEL, "label node a: HTTP 403 no")
-    assert found.settle("a", refused, cause="c", may_pass=True)
-    assert not found.settle("a", refused, cause="c", may_pass=True)
+    assert found.record_decision("a", refused, cause="c", is_retriable=True)
+    assert not found.record_decision("a", refused, cause="c", is_retriable=True)
     assert found.denied() == {"a": "c"}
-    assert found.settle("a", Decision(Action.APPLY, LABEL, EXACT), cause="c")
+    assert found.record_decision("a", Decision(Action.APPLY, LABEL, EXACT), cause="c")
     assert found.denied() == {}
 
 
@@ -498,19 +513,19 @@ def test_what_the_api_refused_is_told_once_and_tried_again() -> None:
 def test_one_node_is_never_written_more_often_than_that_in_twice_the_time(
     story: list[tuple[str, float]],
 ) -> None:
-    restraint = pace.Restraint(3, 60.0)
+    limit = pace.WriteLimit(3, 60.0)
     now, written = 0.0, list[tuple[str, float]]()
     for node, later in story:
         now += later
-        if restraint.may(node, now):
-            restraint.wrote(node, now)
+        if limit.may_write(node, now):
+            limit.note_write(node, now)
             written.append((node, now))
-        restraint.forget(now)
+        limit.forget(now)
     for node, first in written:
         within = [at for name, at in written if name == node and first <= at < first + 60]
         assert len(within) <= 6
     # a little more: sums of such times are rounded
-    assert all(restraint.may(node, now + 60.001) for node in "ab")
+    assert all(limit.may_write(node, now + 60.001) for node in "ab")
 
 
 LABELS = st.sampled_from(
@@ -520,7 +535,7 @@ LABELS = st.sampled_from(
 CLUSTERS = st.dictionaries(st.sampled_from("abcde"), st.tuples(LABELS, st.integers(0, 2)))
 
 
-def cluster(drawn: Mapping[str, tuple[dict[str, str], int]]) -> list[node_labels.Standing]:
+def cluster(drawn: Mapping[str, tuple[dict[str, str], int]]) -> list[node_labels.LabelStatus]:
     nodes = [
         model.Node(
             name=name,
@@ -530,7 +545,7 @@ def cluster(drawn: Mapping[str, tuple[dict[str, str], int]]) -> list[node_labels
         )
         for name, (labels, count) in drawn.items()
     ]
-    return node_labels.fleet(nodes)
+    return node_labels.label_statuses(nodes)
 
 
 @given(CLUSTERS)
@@ -538,9 +553,9 @@ def test_after_a_plan_that_is_not_refused_all_gpu_nodes_are_seen_or_none_was_tou
     drawn: Mapping[str, tuple[dict[str, str], int]],
 ) -> None:
     standings = cluster(drawn)
-    rows = label_plan.rows(standings, label_plan.Allowed())
+    rows = label_plan.plan(standings, label_plan.Allowed())
     refused = label_plan.objection(
-        rows, label_plan.Allowed(), covering=node_labels.covering(standings)
+        rows, label_plan.Allowed(), covering=node_labels.covering_scheme(standings)
     )
     before = {one.node.name for one in standings if one.current}
     after = {row.node for row in rows if row.is_labelled_after}
@@ -552,16 +567,19 @@ def test_after_a_plan_that_is_not_refused_all_gpu_nodes_are_seen_or_none_was_tou
 def test_the_guard_that_is_kept_up_to_date_says_what_one_made_anew_says(
     story: list[Mapping[str, tuple[dict[str, str], int]]],
 ) -> None:
-    kept = all_or_nothing.Guard()
+    kept = all_or_nothing.AllOrNothing()
     for drawn in story:
         standings = {one.node.name: one for one in cluster(drawn)}
-        fresh = all_or_nothing.Guard()
+        fresh = all_or_nothing.AllOrNothing()
         for name in "abcde":
             one = standings.get(name)
             kept.update(name, one, may_label=one is not None and one.wanted is not None)
             fresh.update(name, one, may_label=one is not None and one.wanted is not None)
-        assert (kept.objection(), kept.covering()) == (fresh.objection(), fresh.covering())
-        assert kept.covering() == node_labels.covering(list(standings.values()))
+        assert (kept.objection(), kept.covering_scheme()) == (
+            fresh.objection(),
+            fresh.covering_scheme(),
+        )
+        assert kept.covering_scheme() == node_labels.covering_scheme(list(standings.values()))
 
 
 @pytest.mark.parametrize(
@@ -576,13 +594,13 @@ def test_the_guard_that_is_kept_up_to_date_says_what_one_made_anew_says(
 def test_what_was_done_is_told_as_its_fact(
     action: Action, shape: type[vocabulary.LabelEvent]
 ) -> None:
-    told = decisions.event_of(decision(action, LABEL, "why"), node="a", at=T0)
+    told = decisions.to_event(decision(action, LABEL, "why"), node="a", at=T0)
     assert told == shape(node="a", at=T0, labels=LABEL, reason="why", source=AGENT)
 
 
 @pytest.mark.parametrize("action", [Action.NOTHING, Action.WAIT])
 def test_what_was_not_done_is_no_fact(action: Action) -> None:
-    assert decisions.event_of(Decision(action, LABEL, "why"), node="a", at=T0) is None
+    assert decisions.to_event(Decision(action, LABEL, "why"), node="a", at=T0) is None
 
 
 @pytest.mark.parametrize(

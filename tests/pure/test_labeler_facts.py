@@ -63,7 +63,7 @@ def test_of_a_node_only_what_says_something_about_accelerators_is_kept() -> None
         version="7",
         labels={schemes.SKYPILOT: "t4"},
         owners={schemes.SKYPILOT: ("muster-labeler",)},
-        ours={schemes.SKYPILOT: "t4"},
+        our_labels={schemes.SKYPILOT: "t4"},
         capacity={"nvidia.com/gpu": 8, "muster.dev/fuse": 1000},
         allocatable={"nvidia.com/gpu": 7, "muster.dev/fuse": 0},
         ready_since=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
@@ -172,18 +172,18 @@ def test_an_odd_time_is_no_time_and_leaves_no_node_out(time: str) -> None:
 def test_in_no_second_more_arrives_than_the_budget_however_long_each_write_is_on_its_way(
     rate: float, writes: list[tuple[float, float, float]]
 ) -> None:
-    pace = kubernetes_pace.Budget(rate)
+    pace = kubernetes_pace.WriteRate(rate)
     now, arrivals, answers = 0.0, [], list[float]()
     for late, lasts, share in writes:
         while (wait := pace.wait_s(now)) != 0 or (answers and answers[0] <= now):
             if answers and (wait is None or answers[0] <= now + wait):
                 now = max(now, heapq.heappop(answers))
-                pace.answered(now)
+                pace.finish(now)
             else:
                 assert wait is not None, "nothing is under way, and yet it waits"
                 # no shorter than can be told from nothing
                 now += max(wait, 1e-9)
-        pace.take(now)
+        pace.start(now)
         arrivals.append(now + share * lasts)
         heapq.heappush(answers, now + lasts)
         now += late
@@ -221,7 +221,7 @@ def test_a_pod_tells_its_requests_and_what_its_containers_said() -> None:
         is_agent=False,
         is_ready=False,
         started=None,
-        told=("fuse: device not found",),
+        messages=("fuse: device not found",),
     )
 
 
@@ -238,7 +238,7 @@ def test_a_slice_tells_products_and_memory_of_both_versions() -> None:
         found = projection.slice_of(
             msgspec.json.decode(orjson.dumps(raw), type=objects.ResourceSlice)
         )
-        assert found == model.Slice(
+        assert found == model.ResourceSlice(
             node="a",
             driver="gpu.nvidia.com",
             is_all_nodes=False,

@@ -6,9 +6,9 @@ import pytest
 from muster_labeler import model
 from muster_labeler.naming import node_labels, schemes, sources
 from muster_labeler.naming.accelerators import Name, Reason
-from muster_labeler.naming.node_labels import State
+from muster_labeler.naming.node_labels import LabelState
 from muster_labeler.naming.schemes import Fault
-from muster_labeler.naming.sources import Claim, Product, Source, Views
+from muster_labeler.naming.sources import Claim, Evidence, Product, Source
 
 GPU = {"nvidia.com/gpu": 8}
 KEY = schemes.SKYPILOT
@@ -22,7 +22,10 @@ def node(name: Any = "a", **more: Any) -> model.Node:
 
 
 def owned(value: str, *managers: str, **labels: str) -> dict[str, object]:
-    return {"labels": {KEY: value, **labels}, "owners": {KEY: managers or (node_labels.MANAGER,)}}
+    return {
+        "labels": {KEY: value, **labels},
+        "owners": {KEY: managers or (node_labels.FIELD_MANAGER,)},
+    }
 
 
 @pytest.mark.parametrize(
@@ -129,15 +132,15 @@ def test_empty_values_on_cpu_nodes_of_coreweave_say_nothing() -> None:
 
 
 def test_sources_are_believed_in_their_order() -> None:
-    views = Views(
+    views = Evidence(
         {"a": {Product("NVIDIA H100 80GB HBM3", 81559): 1}},
         {"a": {Product("NVIDIA H100 80GB HBM3"): 1}},
         {},
     )
     labels = {GFD: "NVIDIA-H100-80GB-HBM3", "nebius.com/gpu-name": "H100", TYPE: "p5.48xlarge"}
-    full = sources.known(node(labels=labels), views)
+    full = sources.identify(node(labels=labels), views)
     assert [claim.source for claim in full.claims] == list(Source)
-    assert full.of == Claim(
+    assert full.best == Claim(
         Source.AGENT,
         "1 x NVIDIA H100 80GB HBM3 (81559 MiB)",
         Name("h100", Reason.EXACT),
@@ -146,13 +149,13 @@ def test_sources_are_believed_in_their_order() -> None:
     )
     assert not full.is_conflict
     without = [
-        sources.known(node(labels=labels), Views({}, views.slices, {})),
-        sources.known(node(labels=labels)),
-        sources.known(node(labels={k: labels[k] for k in ("nebius.com/gpu-name", TYPE)})),
-        sources.known(node(labels={TYPE: "p5.48xlarge"})),
-        sources.known(node()),
+        sources.identify(node(labels=labels), Evidence({}, views.slices, {})),
+        sources.identify(node(labels=labels)),
+        sources.identify(node(labels={k: labels[k] for k in ("nebius.com/gpu-name", TYPE)})),
+        sources.identify(node(labels={TYPE: "p5.48xlarge"})),
+        sources.identify(node()),
     ]
-    assert [known.of.source if known.of else None for known in without] == [
+    assert [known.best.source if known.best else None for known in without] == [
         Source.DRA,
         Source.GFD,
         Source.CLOUD,
@@ -174,14 +177,14 @@ def test_sources_are_believed_in_their_order() -> None:
 def test_who_cannot_both_be_right_is_in_conflict(
     product: str, memory_mib: int, label: str, *, is_conflict: bool
 ) -> None:
-    views = Views({"a": {Product(product, memory_mib): 1}}, {}, {})
-    assert sources.known(node(labels={GFD: label}), views).is_conflict == is_conflict
+    views = Evidence({"a": {Product(product, memory_mib): 1}}, {}, {})
+    assert sources.identify(node(labels={GFD: label}), views).is_conflict == is_conflict
 
 
 def test_an_instance_type_names_only_when_it_was_asked_for() -> None:
     hinted = node(labels={TYPE: "Standard_NC24ads_A100_v4"})
-    unasked = sources.known(hinted).name
-    asked = sources.known(hinted, Views({}, {}, {}, may_use_instance_type=True)).name
+    unasked = sources.identify(hinted).name
+    asked = sources.identify(hinted, Evidence({}, {}, {}, may_use_instance_type=True)).name
     assert unasked == Name("a100-80gb", Reason.FALLBACK)
     assert asked == Name("a100-80gb", Reason.EXACT)
 
@@ -189,49 +192,54 @@ def test_an_instance_type_names_only_when_it_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("given", "state"),
     [
-        ({"capacity": {}, "allocatable": {}}, State.NOT_GPU),
-        ({"labels": {GFD: "Tesla-T4"}}, State.UNLABELLED),
-        (owned("t4", **{GFD: "Tesla-T4"}), State.LABELLED_OK),
-        (owned("t4", "kubectl-label", **{GFD: "Tesla-T4"}), State.FOREIGN_OWNED),
-        (owned("l4", **{GFD: "Tesla-T4"}), State.WRONG),
-        (owned("a100", **{GFD: "NVIDIA-A100-SXM4-80GB"}), State.WRONG),
-        (owned("T4", **{GFD: "Tesla-T4"}), State.INVALID),
-        (owned("", **{GFD: "Tesla-T4"}), State.EMPTY),
-        ({**owned("t4", **{GFD: "Tesla-T4"}), "allocatable": {"nvidia.com/gpu": 0}}, State.NO_GPU),
-        ({**owned("t4"), "capacity": {}, "allocatable": {}}, State.NO_GPU),
-        ({"labels": {GFD: "NVIDIA-A100"}}, State.AMBIGUOUS),
-        ({"labels": {GFD: "NVIDIA-T400-4GB"}}, State.UNKNOWN_MODEL),
-        ({"labels": {GFD: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}}, State.MIG),
-        (owned("a100", **{GFD: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}), State.MIG),
-        ({"labels": {GFD: "NVIDIA-A40-48Q"}}, State.VGPU),
-        ({"labels": {GFD: "Tesla-T4", "nebius.com/gpu-name": "L4"}}, State.CONFLICT),
-        ({}, State.UNREACHABLE),
-        (owned("t4"), State.UNREACHABLE),
+        ({"capacity": {}, "allocatable": {}}, LabelState.NOT_GPU),
+        ({"labels": {GFD: "Tesla-T4"}}, LabelState.UNLABELLED),
+        (owned("t4", **{GFD: "Tesla-T4"}), LabelState.LABELLED_OK),
+        (owned("t4", "kubectl-label", **{GFD: "Tesla-T4"}), LabelState.FOREIGN_OWNED),
+        (owned("l4", **{GFD: "Tesla-T4"}), LabelState.WRONG),
+        (owned("a100", **{GFD: "NVIDIA-A100-SXM4-80GB"}), LabelState.WRONG),
+        (owned("T4", **{GFD: "Tesla-T4"}), LabelState.INVALID),
+        (owned("", **{GFD: "Tesla-T4"}), LabelState.EMPTY),
+        (
+            {**owned("t4", **{GFD: "Tesla-T4"}), "allocatable": {"nvidia.com/gpu": 0}},
+            LabelState.NO_GPU,
+        ),
+        ({**owned("t4"), "capacity": {}, "allocatable": {}}, LabelState.NO_GPU),
+        ({"labels": {GFD: "NVIDIA-A100"}}, LabelState.AMBIGUOUS),
+        ({"labels": {GFD: "NVIDIA-T400-4GB"}}, LabelState.UNKNOWN_MODEL),
+        ({"labels": {GFD: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}}, LabelState.MIG),
+        (owned("a100", **{GFD: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}), LabelState.MIG),
+        ({"labels": {GFD: "NVIDIA-A40-48Q"}}, LabelState.VGPU),
+        ({"labels": {GFD: "Tesla-T4", "nebius.com/gpu-name": "L4"}}, LabelState.CONFLICT),
+        ({}, LabelState.UNREACHABLE),
+        (owned("t4"), LabelState.UNREACHABLE),
         (
             {
                 "capacity": {},
                 "allocatable": {},
                 "labels": {"feature.node.kubernetes.io/pci-0302_10de.present": "true"},
             },
-            State.UNREACHABLE,
+            LabelState.UNREACHABLE,
         ),
     ],
 )
-def test_a_nodes_label_stands_as_the_table_says(given: dict[str, object], state: State) -> None:
-    assert node_labels.standing(node(**given)).state is state
+def test_a_nodes_label_stands_as_the_table_says(
+    given: dict[str, object], state: LabelState
+) -> None:
+    assert node_labels.label_status(node(**given)).state is state
 
 
 def test_several_models_on_a_node_are_mixed_and_stay_so() -> None:
-    views = Views({"a": {Product("Tesla T4", 15360): 1, Product("NVIDIA L4", 23034): 1}}, {}, {})
-    assert node_labels.standing(node(), views).state is State.MIXED
-    assert node_labels.standing(node(**owned("t4")), views).state is State.MIXED
+    views = Evidence({"a": {Product("Tesla T4", 15360): 1, Product("NVIDIA L4", 23034): 1}}, {}, {})
+    assert node_labels.label_status(node(), views).state is LabelState.MIXED
+    assert node_labels.label_status(node(**owned("t4")), views).state is LabelState.MIXED
 
 
 def test_a_scheme_covers_when_it_names_every_gpu_node_and_ours_names_none() -> None:
     t4, l4 = node("a", labels={GFD: "Tesla-T4"}), node("b", labels={GFD: "NVIDIA-L4"})
     odd, ours = node("c", labels={GFD: "NVIDIA-T400-4GB"}), node("d", **owned("t4"))
-    assert node_labels.covering(node_labels.fleet([t4, l4])) == GFD
-    assert node_labels.covering(node_labels.fleet([t4, l4, odd])) is None
-    assert node_labels.covering(node_labels.fleet([t4, l4, ours])) is None
-    assert node_labels.partial(node_labels.fleet([t4, l4])) == {}
-    assert node_labels.partial(node_labels.fleet([t4, ours])) == {KEY: 1, GFD: 1}
+    assert node_labels.covering_scheme(node_labels.label_statuses([t4, l4])) == GFD
+    assert node_labels.covering_scheme(node_labels.label_statuses([t4, l4, odd])) is None
+    assert node_labels.covering_scheme(node_labels.label_statuses([t4, l4, ours])) is None
+    assert node_labels.partial_schemes(node_labels.label_statuses([t4, l4])) == {}
+    assert node_labels.partial_schemes(node_labels.label_statuses([t4, ours])) == {KEY: 1, GFD: 1}

@@ -493,8 +493,8 @@ def test_missing_rights_give_unknown_lines_and_are_named(here: Cluster) -> None:
     assert (code, found(report)) == (
         4,
         [
-            ("ACCESS", "unknown", "events", "cannot be seen: no right to list events"),
-            ("ACCESS", "unknown", "pods", "cannot be seen: no right to list pods"),
+            ("ACCESS", "unknown", "events", "cannot be read: not allowed to list events"),
+            ("ACCESS", "unknown", "pods", "cannot be read: not allowed to list pods"),
         ],
     )
     assert here.check("gpu", kubeconfig=limited)[0] == 0
@@ -526,7 +526,7 @@ def test_an_api_that_refuses_lists_is_no_crash(here: Cluster, reason: refusals.R
     code, report = here.check("all", "--timeout", "5s")
     ids = [one[0] for one in found(report)]
     assert (code, ids, found(report)[1][2]) == (1, ["GPU002", "UNREAD"], "/api/v1/pods")
-    assert found(report)[1][3].startswith("cannot be seen: get /api/v1/pods: HTTP ")
+    assert found(report)[1][3].startswith("cannot be read: get /api/v1/pods: HTTP ")
 
 
 @pytest.mark.parametrize("path", ["/api/v1/nodes", "/apis/resource.k8s.io", "/api/v1/namespaces"])

@@ -284,7 +284,7 @@ def test_unlabel_removes_the_labelers_objects_when_told_to(here: Cluster) -> Non
     wanted = node_conditions.condition_of({"device-plugin": Verdict.PLUGIN_DOWN})
     uid = here.node("a")["metadata"]["uid"]
     body = node_conditions.condition_patch("a", uid, wanted, at=dt.datetime.now(dt.UTC))
-    path = f"/api/v1/nodes/a/status?fieldManager={model.MANAGER}"
+    path = f"/api/v1/nodes/a/status?fieldManager={model.FIELD_MANAGER}"
     here.send("PATCH", path, body, "application/apply-patch+yaml")
     words = ("unlabel-gpus", "--objects", "--muster-namespace", "default")
     kinds = [[c["type"] for c in here.node("a")["status"]["conditions"]]]
@@ -373,7 +373,7 @@ def test_a_missing_right_is_named_before_anything_is_done(here: Cluster) -> None
     here.put(node("a", labels=DO))
     limited = here.user(("patch", "nodes"))
     code, out, told = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
-    assert (code, out, told) == (4, "", "muster label-gpus: no right to patch nodes\n")
+    assert (code, out, told) == (4, "", "muster label-gpus: not allowed to patch nodes\n")
     assert here.run("label-gpus", kubeconfig=limited)[0] == 0
 
 

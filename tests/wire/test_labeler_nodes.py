@@ -27,7 +27,7 @@ class Cluster:
     def __init__(self, http: aiohttp.ClientSession, api: kubernetes_api.Api) -> None:
         self.http = http
         self.api = api
-        self.labeler = cluster_api.Nodes(api, pace.Pace(1000), timeout_s=5)
+        self.labeler = cluster_api.NodeApi(api, pace.WritePace(1000), timeout_s=5)
         self.server: kubernetes.KubernetesApi
 
     async def make(self, name: str, **labels: str) -> None:
@@ -88,13 +88,13 @@ def test_labels_are_written_beside_those_of_others_and_change_with_us(
         before = await cluster.node("a")
         after = await cluster.label(before)
         assert isinstance(after, model.Node)
-        assert (after.labels, after.ours) == (LABELS, LABELS)
+        assert (after.labels, after.our_labels) == (LABELS, LABELS)
         assert await cluster.labels("a") == {"zone": "x", **LABELS}
         assert isinstance(await cluster.label(before, "t4"), model.Node)
         assert await cluster.labels("a") == {"zone": "x", decisions.KEY: "t4"}
         gone = await cluster.labeler.unlabel(await cluster.node("a"))
         assert isinstance(gone, model.Node)
-        assert (await cluster.labels("a"), gone.ours) == ({"zone": "x"}, {})
+        assert (await cluster.labels("a"), gone.our_labels) == ({"zone": "x"}, {})
 
     play(story, tmp_path)
 
@@ -115,12 +115,14 @@ def test_a_label_of_another_manager_stays_and_the_refusal_names_it(tmp_path: pat
 def test_who_may_not_write_any_more_when_its_turn_comes_does_not(tmp_path: pathlib.Path) -> None:
     async def story(cluster: Cluster) -> None:
         await cluster.make("a")
-        turns = pace.Pace(1000)
+        turns = pace.WritePace(1000)
         turns.may_write = lambda: False
-        door = cluster_api.Nodes(cluster.api, turns, timeout_s=5)
+        door = cluster_api.NodeApi(cluster.api, turns, timeout_s=5)
         found = await cluster.node("a")
         done = await door.label(found, {decisions.KEY: "l4"}, provenance="{}")
-        assert done == cluster_api.Failure("label node a: another leads by now", is_passing=True)
+        assert done == cluster_api.Failure(
+            "label node a: another replica leads by now", is_passing=True
+        )
         assert (await cluster.node("a")).labels == {}
 
     play(story, tmp_path)
@@ -157,7 +159,7 @@ def test_an_api_that_is_away_may_be_back_another_time(tmp_path: pathlib.Path) ->
         server = kubernetes.KubernetesApi()
         server.url = f"http://127.0.0.1:{nats.free_port()}"
         async with await found(server, tmp_path) as api:
-            away = await cluster_api.Nodes(api, pace.Pace(9), timeout_s=5).get("a")
+            away = await cluster_api.NodeApi(api, pace.WritePace(9), timeout_s=5).get("a")
         assert isinstance(away, cluster_api.Failure)
         assert away.is_passing
 
@@ -167,7 +169,7 @@ def test_an_api_that_is_away_may_be_back_another_time(tmp_path: pathlib.Path) ->
 def served(
     answers: Sequence[bytes],
     directory: pathlib.Path,
-    ask: Callable[[cluster_api.Nodes], Awaitable[object]],
+    ask: Callable[[cluster_api.NodeApi], Awaitable[object]],
 ) -> object:
     """Ask a server that gives these answers, the last one again and again."""
     given = list(answers)
@@ -189,7 +191,7 @@ def served(
             api_ = kubernetes.KubernetesApi()
             api_.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             async with await found(api_, directory) as api:
-                return await ask(cluster_api.Nodes(api, pace.Pace(100), timeout_s=5))
+                return await ask(cluster_api.NodeApi(api, pace.WritePace(100), timeout_s=5))
 
     return asyncio.run(story())
 
@@ -230,7 +232,7 @@ def test_what_is_read_back_otherwise_is_a_failure(tmp_path: pathlib.Path) -> Non
     def node(value: str) -> bytes:
         return answer(orjson.dumps({"metadata": {"name": "a", "labels": {decisions.KEY: value}}}))
 
-    def label(labeler: cluster_api.Nodes) -> Awaitable[object]:
+    def label(labeler: cluster_api.NodeApi) -> Awaitable[object]:
         return labeler.label(model.Node(name="a", uid="u"), LABELS, provenance="{}")
 
     told = served([node("l4"), node("t4")], tmp_path, label)

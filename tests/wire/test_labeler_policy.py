@@ -34,7 +34,7 @@ def judge(here: Cluster, verdict: Verdict) -> None:
     found = here.node("a")["metadata"]
     wanted = node_conditions.condition_of({"device-plugin": verdict})
     body = node_conditions.condition_patch("a", found["uid"], wanted, at=NOW)
-    path = f"/api/v1/nodes/a/status?fieldManager={model.MANAGER}"
+    path = f"/api/v1/nodes/a/status?fieldManager={model.FIELD_MANAGER}"
     here.send("PATCH", path, body, APPLY)
 
 

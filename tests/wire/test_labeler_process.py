@@ -116,7 +116,7 @@ class World:
             return response.status, await response.read()
 
     async def is_waiting(self) -> bool:
-        """Tell whether the labeler means to try the node again."""
+        """Return whether the labeler means to try the node again."""
         nodes = orjson.loads((await self.get("/state"))[1])["nodes"]
         return bool(nodes.get("node-a", {}).get("is_waiting"))
 

@@ -187,7 +187,7 @@ def test_what_drifts_comes_back_what_is_swapped_is_noticed_what_is_gone_is_withd
             "source": "agent inventory",
             "product": "1 x NVIDIA L4 (23034 MiB)",
             "memMiB": 23034,
-            "actor": model.MANAGER,
+            "actor": model.FIELD_MANAGER,
         }
         await made.merge("node-a", {KEY: None})
         await settled("LabelsApplied", "l4")
@@ -357,7 +357,7 @@ def test_a_right_that_comes_back_is_noticed_and_a_label_fight_ends(tmp_path: pat
 
         await made.until(reasons, ["LabelsRefused"])
         lines = (tmp_path / "labeler-0.log").read_text().splitlines()
-        told = [line["rights"] for line in map(orjson.loads, lines) if "rights" in line]
+        told = [line["permissions"] for line in map(orjson.loads, lines) if "permissions" in line]
         assert told == [["patch nodes"]]
         made.api.grant("limited", "patch", "nodes")
         await made.labelled(**{"node-a": "l4"})
@@ -369,8 +369,8 @@ def test_a_right_that_comes_back_is_noticed_and_a_label_fight_ends(tmp_path: pat
         (http,) = [labeler.addresses["http"] for labeler in made.labelers]
         async with aiohttp.ClientSession() as session, session.get(f"{http}/state") as answer:
             reason = (await answer.json())["nodes"]["node-a"]["reason"]
-        assert reason == "written 10 times within a minute: somebody else changes it, too"
-        assert made.log().count("label_fought") == 1
+        assert reason == "written 10 times within a minute: somebody else keeps changing it"
+        assert made.log().count("label_contested") == 1
 
     play(story, tmp_path)
 

@@ -74,7 +74,9 @@ class Cluster:
         found: dict[str, str] = self.node(name)["metadata"].get("labels", {})
         return found
 
-    def apply(self, name: str, labels: dict[str, str], manager: str = node_labels.MANAGER) -> None:
+    def apply(
+        self, name: str, labels: dict[str, str], manager: str = node_labels.FIELD_MANAGER
+    ) -> None:
         """Write labels by server-side apply, as we do."""
         path = f"/api/v1/nodes/{name}?fieldManager={manager}"
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}

@@ -170,7 +170,7 @@ def read_question(payload: bytes) -> Question:
 
 
 def speaks_for_itself(name: str, node: str) -> bool:
-    """Tell whether a connection is not named like a plugin of another node: `<plugin> <node>`.
+    """Return whether a connection is not named like a plugin of another node: `<plugin> <node>`.
 
     Health knows from these names whose connection ended.
     """
@@ -214,7 +214,7 @@ class Pace:
         """By node, oldest first: how much was spent, when."""
 
     def takes(self, node: str, now: float) -> bool:
-        """Tell whether this node may connect once more now, and count it if so."""
+        """Return whether this node may connect once more now, and count it if so."""
         spent, since = self._spent.pop(node, (0.0, now))
         spent = max(0.0, spent - (now - since) * self._per_s)
         is_free = spent + 1 <= self._burst

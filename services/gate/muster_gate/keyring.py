@@ -38,7 +38,7 @@ class PublicKey:
     check: Check
 
     def is_signed(self, signed: bytes, signature: bytes) -> bool:
-        """Tell whether the owner of this key signed that."""
+        """Return whether the owner of this key signed that."""
         try:
             self.check(signed, signature)
         except (exceptions.InvalidSignature, ValueError):

@@ -85,10 +85,10 @@ async def _kubernetes(settings: config.Settings) -> api.Api | None:
 
 def _labeler(
     settings: config.Settings, connected: bus.Bus, kubernetes: api.Api | None
-) -> reconciler.Service:
+) -> reconciler.Reconciler:
     cluster = None
     if kubernetes is not None:
-        where, turns = settings.kubernetes, pace.Pace(settings.policy.writes_per_s)
+        where, turns = settings.kubernetes, pace.WritePace(settings.policy.writes_per_s)
         keep = functools.partial(projection.read_node, selector=settings.policy.nodes)
 
         def elect(on_change: leadership.OnChange) -> lease.Lease:
@@ -101,12 +101,12 @@ def _labeler(
             )
 
         cluster = reconciler.Cluster(
-            door=cluster_api.Nodes(kubernetes, turns, timeout_s=where.timeout_s),
+            node_api=cluster_api.NodeApi(kubernetes, turns, timeout_s=where.timeout_s),
             pace=turns,
-            name_missing_rights=lambda: cluster_api.log_missing_rights(
+            log_missing_permissions=lambda: cluster_api.log_missing_permissions(
                 kubernetes, _rights(settings), timeout_s=where.timeout_s
             ),
-            notes=decision_publisher.Notes(
+            records=decision_publisher.ClusterRecords(
                 kubernetes, turns, namespace=where.namespace, timeout_s=where.timeout_s
             ),
             reflector=lambda sink: watch.Reflector(
@@ -117,31 +117,31 @@ def _labeler(
             ),
             elect=elect if settings.lease.enabled else None,
         )
-    return reconciler.Service(settings, _ears(settings, connected), cluster)
+    return reconciler.Reconciler(settings, _ears(settings, connected), cluster)
 
 
-def _rights(settings: config.Settings) -> list[cluster_api.Right]:
+def _rights(settings: config.Settings) -> list[cluster_api.Permission]:
     """Return the rights without which these settings cannot be followed."""
     own = settings.kubernetes.namespace
-    rights = [cluster_api.Right(verb, "nodes") for verb in ("get", "list", "watch")]
+    rights = [cluster_api.Permission(verb, "nodes") for verb in ("get", "list", "watch")]
     if settings.mode is config.Mode.APPLY:
-        rights.append(cluster_api.Right("patch", "nodes"))
+        rights.append(cluster_api.Permission("patch", "nodes"))
     if settings.condition:
-        rights.append(cluster_api.Right("patch", "nodes/status"))
+        rights.append(cluster_api.Permission("patch", "nodes/status"))
     if settings.kubernetes.events:
-        rights.append(cluster_api.Right("create", "events", namespace="default"))
+        rights.append(cluster_api.Permission("create", "events", namespace="default"))
     if settings.lease.enabled:
         group = "coordination.k8s.io"
-        rights.append(cluster_api.Right("create", "leases", group, own))
+        rights.append(cluster_api.Permission("create", "leases", group, own))
         # the role names the one Lease
         name = settings.lease.name
         rights += [
-            cluster_api.Right(verb, "leases", group, own, name) for verb in ("get", "update")
+            cluster_api.Permission(verb, "leases", group, own, name) for verb in ("get", "update")
         ]
     return rights
 
 
-def _ears(settings: config.Settings, connected: bus.Bus) -> reconciler.Ears:
+def _ears(settings: config.Settings, connected: bus.Bus) -> reconciler.Bus:
     since = datetime.now(UTC) - _OVERLAP
     kinds = [_INVENTORIES, *([_VERDICTS] if settings.condition else [])]
 
@@ -156,7 +156,7 @@ def _ears(settings: config.Settings, connected: bus.Bus) -> reconciler.Ears:
     async def publish(event: vocabulary.Event, event_id: str) -> None:
         await connected.publish(event, event_id=event_id)
 
-    return reconciler.Ears(
+    return reconciler.Bus(
         newest=newest, follow=[functools.partial(follow, kind) for kind in kinds], publish=publish
     )
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from muster_labeler.naming import schemes
 
-MANAGER: Final = "muster-labeler"
+FIELD_MANAGER: Final = "muster-labeler"
 """Our field manager, the service's and the commands': what it owns, either may change."""
 PROVENANCE: Final = "muster.dev/label-provenance"
 CONDITION: Final = "DevicePluginHealthy"
@@ -43,8 +43,8 @@ class Node:
     version: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    ours: Mapping[str, str] = field(default_factory=dict)
-    told_of: tuple[str, str] = ("", "")
+    our_labels: Mapping[str, str] = field(default_factory=dict)
+    labelled_from: tuple[str, str] = ("", "")
     created: datetime | None = None
     has_condition: bool = False
     is_selected: bool = True
@@ -68,22 +68,22 @@ class Node:
 
     @property
     def has_accelerators(self) -> bool:
-        """Tell whether resources or PCI labels say that it has accelerators."""
+        """Return whether resources or PCI labels say that it has accelerators."""
         return bool(self.accelerators) or any(_PCI.fullmatch(key) for key in self.labels)
 
     @property
     def has_partitions(self) -> bool:
-        """Tell whether it offers parts of GPUs (MIG, strategy mixed)."""
+        """Return whether it offers parts of GPUs (MIG, strategy mixed)."""
         return any(count and name.startswith(_PARTS) for name, count in self.capacity.items())
 
     @property
     def is_virtual(self) -> bool:
-        """Tell whether GPU feature discovery says that its GPUs are virtual."""
+        """Return whether GPU feature discovery says that its GPUs are virtual."""
         return self.labels.get(schemes.VGPU) == "true"
 
     def is_ours_alone(self, key: str) -> bool:
-        """Tell whether we own a label, and nobody else does."""
-        return key in self.ours and self.owners.get(key) == (MANAGER,)
+        """Return whether we own a label, and nobody else does."""
+        return key in self.our_labels and self.owners.get(key) == (FIELD_MANAGER,)
 
     @property
     def usable(self) -> int:
@@ -107,11 +107,11 @@ class Pod:
     is_agent: bool
     is_ready: bool
     started: datetime | None
-    told: tuple[str, ...]
+    messages: tuple[str, ...]
 
     @property
     def is_annotated(self) -> bool:
-        """Tell whether it asks for fuse by annotation."""
+        """Return whether it asks for fuse by annotation."""
         return any(
             (key == FUSE_ANNOTATION or key.startswith(f"{FUSE_ANNOTATION}.container."))
             and value == "true"
@@ -120,7 +120,7 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class KubernetesEvent:
     """A Kubernetes Event: about what, why, and its text."""
 
     kind: str
@@ -131,7 +131,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ResourceSlice:
     """The devices of a DRA ResourceSlice: product, memory, and whether it is a part of a GPU."""
 
     node: str
@@ -142,7 +142,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Sink:
+class NodeSink:
     """Who wants to know of nodes: of all at once, of one that is new or changed, of one gone."""
 
     replace: Callable[[list[Node]], None]
@@ -151,15 +151,15 @@ class Sink:
 
 
 def is_accelerator(resource: str) -> bool:
-    """Tell whether a resource makes a node one with accelerators."""
+    """Return whether a resource makes a node one with accelerators."""
     return _ACCELERATORS.fullmatch(resource) is not None
 
 
 def is_pci_label(key: str) -> bool:
-    """Tell whether a label says that a node has NVIDIA's or AMD's hardware."""
+    """Return whether a label says that a node has NVIDIA's or AMD's hardware."""
     return _PCI.fullmatch(key) is not None
 
 
 def is_fuse(resource: str) -> bool:
-    """Tell whether an extended resource stands for /dev/fuse."""
+    """Return whether an extended resource stands for /dev/fuse."""
     return _FUSE.fullmatch(resource) is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_labeler import model
-from muster_labeler.check.findings import Finding, Fix, Id, Scope, Severity, Where, World
+from muster_labeler.check.findings import ClusterView, Commands, Finding, Fix, Id, Scope, Severity
 
 _NOT_TRIGGERED: Final = "NotTriggerScaleUp"
 _INSUFFICIENT: Final = re.compile(r"Insufficient ([-a-z0-9.]+/fuse[-_.A-Za-z0-9]*)")
@@ -18,7 +18,7 @@ _STALE: Final = dt.timedelta(minutes=5)
 _DOCS: Final = "docs/check.md"
 
 
-def found(world: World, where: Where, *, only: str | None = None) -> list[Finding]:
+def evaluate(world: ClusterView, where: Commands, *, only: str | None = None) -> list[Finding]:
     """Return the findings about autoscalers and fuse; a check of `only` one node has few."""
     nodes = [node for node in world.nodes or () if only in {None, node.name}]
     pending = [p for p in world.pods or () if p.phase == "Pending" and not p.node and p.requests]
@@ -26,23 +26,23 @@ def found(world: World, where: Where, *, only: str | None = None) -> list[Findin
     if only is not None:
         return result
     for pod in pending:
-        result.extend(_waiting(pod, where))
+        result.extend(_pending(pod, where))
     refused = [e for e in world.events or () if e.reason == _NOT_TRIGGERED]
     result.extend(_not_triggered(refused, where))
     result.extend(_templates(world, nodes, pending, where))
     result.extend(_gate(world, where))
-    result.extend(_asleep(world, where))
+    result.extend(_stale_status(world, where))
     return result
 
 
-def resources(world: World) -> list[str]:
+def resources(world: ClusterView) -> list[str]:
     """Return the fuse resources that nodes offer or pods ask for."""
     offered = {name for node in world.nodes or () for name in node.fuse}
-    asked = {name for pod in world.pods or () for name in pod.requests}
-    return sorted(offered | asked)
+    requested = {name for pod in world.pods or () for name in pod.requests}
+    return sorted(offered | requested)
 
 
-def _waiting(pod: model.Pod, where: Where) -> Iterable[Finding]:
+def _pending(pod: model.Pod, where: Commands) -> Iterable[Finding]:
     name = f"{pod.namespace}/{pod.name}"
     yield Finding(
         id=Id.AS001,
@@ -50,14 +50,14 @@ def _waiting(pod: model.Pod, where: Where) -> Iterable[Finding]:
         scope=Scope.POD,
         object=name,
         message=f"pending on {', '.join(pod.requests)}: a request that autoscalers may not know",
-        evidence=pod.told[:3],
+        evidence=pod.messages[:3],
         fix=Fix(
             command=where.kubectl("describe", "pod", pod.name, "-n", pod.namespace), docs=_DOCS
         ),
     )
 
 
-def _not_triggered(events: Iterable[model.Told], where: Where) -> Iterable[Finding]:
+def _not_triggered(events: Iterable[model.KubernetesEvent], where: Commands) -> Iterable[Finding]:
     for event in events:
         if not (_INSUFFICIENT.search(event.text) or "cannot allocate all claims" in event.text):
             continue
@@ -76,7 +76,7 @@ def _not_triggered(events: Iterable[model.Told], where: Where) -> Iterable[Findi
 
 
 def _templates(
-    world: World, nodes: list[model.Node], pending: list[model.Pod], where: Where
+    world: ClusterView, nodes: list[model.Node], pending: list[model.Pod], where: Commands
 ) -> Iterable[Finding]:
     """Tell what templates must say, where an autoscaler would have to know the resource."""
     in_use = resources(world)
@@ -106,11 +106,11 @@ def _templates(
 
 
 def _ignores(arguments: Iterable[str]) -> bool:
-    """Tell whether a scheduler configuration may make the autoscaler ignore the resource."""
+    """Return whether a scheduler configuration may make the autoscaler ignore the resource."""
     return any(argument.startswith("--scheduler-config-file") for argument in arguments)
 
 
-def _gate(world: World, where: Where) -> Iterable[Finding]:
+def _gate(world: ClusterView, where: Commands) -> Iterable[Finding]:
     karpenter = world.karpenter
     if karpenter is None or _GATE.search(karpenter.gates) or not resources(world):
         return
@@ -138,7 +138,7 @@ def _with_gate(gates: str) -> str:
     return ",".join([*others, "NodeOverlay=true"])
 
 
-def _node_local(slices: Iterable[model.Slice], where: Where) -> Iterable[Finding]:
+def _node_local(slices: Iterable[model.ResourceSlice], where: Commands) -> Iterable[Finding]:
     for driver in sorted({s.driver for s in slices if s.node and _is_fuse(s)}):
         yield Finding(
             id=Id.AS004,
@@ -151,11 +151,11 @@ def _node_local(slices: Iterable[model.Slice], where: Where) -> Iterable[Finding
         )
 
 
-def _is_fuse(slice_: model.Slice) -> bool:
+def _is_fuse(slice_: model.ResourceSlice) -> bool:
     return "fuse" in slice_.driver or any("fuse" in device for device in slice_.devices)
 
 
-def _asleep(world: World, where: Where) -> Iterable[Finding]:
+def _stale_status(world: ClusterView, where: Commands) -> Iterable[Finding]:
     """Tell of an autoscaler whose loop fails: no event tells, and its health check passes."""
     autoscaler = world.autoscaler
     if autoscaler is None or autoscaler.renewed is None:
@@ -208,24 +208,24 @@ class TemplateSetting:
 
 
 def template_settings(
-    nodes: Iterable[model.Node], resource: str, where: Where, *, groups: Sequence[str] = ()
+    nodes: Iterable[model.Node], resource: str, where: Commands, *, groups: Sequence[str] = ()
 ) -> list[TemplateSetting]:
     """Return the setting for each node group that nodes show, or an autoscaler names."""
-    found: set[TemplateSetting] = set()
+    settings: set[TemplateSetting] = set()
     platforms = set()
     for node in nodes:
         platform = node.provider_id.partition("://")[0]
         platforms.add(platform)
         if platform == "gce":
-            found.add(_gke(node, resource, where))
+            settings.add(_gke(node, resource, where))
         elif platform == "azure":
-            found.add(_azure(node, resource))
+            settings.add(_azure(node, resource))
     if "aws" in platforms:
-        found.update(_aws(group, resource) for group in groups)
-    return sorted(found)
+        settings.update(_aws(group, resource) for group in groups)
+    return sorted(settings)
 
 
-def overlay(resource: str, where: Where) -> TemplateSetting:
+def overlay(resource: str, where: Commands) -> TemplateSetting:
     """Return Karpenter's NodeOverlay: it gives the resource to every instance type."""
     document = (
         '{"apiVersion":"karpenter.sh/v1alpha1","kind":"NodeOverlay","metadata":{"name":"fuse"},'
@@ -254,7 +254,7 @@ def _aws(group: str, resource: str) -> TemplateSetting:
     return TemplateSetting("aws", group, f"tag {key}={SLOTS}", command)
 
 
-def _gke(node: model.Node, resource: str, where: Where) -> TemplateSetting:
+def _gke(node: model.Node, resource: str, where: Commands) -> TemplateSetting:
     key = f"clusterautoscaler-nodetemplate-resources.{resource}"
     pool = node.labels.get("cloud.google.com/gke-nodepool", "")
     command = ""
@@ -271,12 +271,12 @@ def _gke(node: model.Node, resource: str, where: Where) -> TemplateSetting:
 def _azure(node: model.Node, resource: str) -> TemplateSetting:
     name = resource.replace("_", "~2").replace("/", "_")
     key = f"k8s.io_cluster-autoscaler_node-template_resources_{name}"
-    found = _AZURE.fullmatch(node.provider_id)
-    scale_set = found[2] if found else "the scale set"
+    match = _AZURE.fullmatch(node.provider_id)
+    scale_set = match[2] if match else "the scale set"
     # `az vmss update --set tags.KEY` would take the dots of the key for a path
     identity = node.provider_id.removeprefix("azure://").rpartition("/virtualMachines/")[0]
     words = ["az", "tag", "update", "--operation", "Merge", "--resource-id", identity]
     words += ["--tags", f"{key}={SLOTS}"]
     return TemplateSetting(
-        "azure", scale_set, f"tag {key}={SLOTS}", shlex.join(words) if found else ""
+        "azure", scale_set, f"tag {key}={SLOTS}", shlex.join(words) if match else ""
     )

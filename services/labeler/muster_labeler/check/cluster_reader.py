@@ -29,12 +29,16 @@ _OVERLAYS: Final = "/apis/karpenter.sh/v1alpha1/nodeoverlays"
 _AUTOSCALER: Final = re.compile(r"(^|.*[-/])cluster-autoscaler([-:@].*)?$")
 _EVENT_REASONS: Final = ("NotTriggerScaleUp", "FailedMount")
 _GROUP_NAMES: Final = re.compile(r"^\s*(?:- )?[Nn]ame:\s+(\S+)\s*$", re.MULTILINE)
-_RENEWED: Final = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
+_TIMESTAMP: Final = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
 _NODES_FLAG: Final = re.compile(r"--nodes=\d+:\d+:(\S+)")
 
-GPU: Final = (cluster_api.Right("list", "nodes"),)
-FUSE: Final = (*GPU, cluster_api.Right("list", "pods"), cluster_api.Right("list", "events"))
-AUTOSCALER: Final = (*FUSE, cluster_api.Right("list", "deployments", "apps"))
+GPU: Final = (cluster_api.Permission("list", "nodes"),)
+FUSE: Final = (
+    *GPU,
+    cluster_api.Permission("list", "pods"),
+    cluster_api.Permission("list", "events"),
+)
+AUTOSCALER: Final = (*FUSE, cluster_api.Permission("list", "deployments", "apps"))
 
 
 class Unreachable(Exception):
@@ -49,26 +53,26 @@ class _Overlay(msgspec.Struct, frozen=True):
     spec: _OverlaySpec = _OverlaySpec()
 
 
-class Survey:
+class ClusterReader:
     """One reading of a cluster, within `timeout_s` in all."""
 
-    def __init__(self, api: api.Api, *, timeout_s: float, say: Callable[[str], None]) -> None:
+    def __init__(self, api: api.Api, *, timeout_s: float, progress: Callable[[str], None]) -> None:
         self.unread: list[findings.Unread] = []
         self._api = api
         self._clock = asyncio.get_running_loop().time
         self._deadline = self._clock() + timeout_s
-        self._say = say
-        self._missing: frozenset[cluster_api.Right] = frozenset()
+        self._progress = progress
+        self._missing: frozenset[cluster_api.Permission] = frozenset()
 
-    async def begin(self, rights: Sequence[cluster_api.Right]) -> None:
+    async def check_access(self, rights: Sequence[cluster_api.Permission]) -> None:
         """Ask which rights are missing. Raises Unreachable."""
         answer = await self._api.ask("GET", "/version", timeout_s=self._left_s(), attempts=2)
         if not answer.status or answer.status == HTTPStatus.UNAUTHORIZED:
             raise Unreachable(answer.problem)
-        lacking = await cluster_api.missing_rights(self._api, rights, timeout_s=self._left_s())
+        lacking = await cluster_api.missing_permissions(self._api, rights, timeout_s=self._left_s())
         self._missing = frozenset(lacking)
         self.unread.extend(
-            findings.Unread(right.resource, f"no right to {right}", is_forbidden=True)
+            findings.Unread(right.resource, f"not allowed to {right}", is_forbidden=True)
             for right in lacking
         )
 
@@ -78,37 +82,39 @@ class Survey:
 
     async def pods(self) -> list[model.Pod] | None:
         """Return the pods that have to do with fuse."""
-        right = cluster_api.Right("list", "pods")
+        right = cluster_api.Permission("list", "pods")
         return await self._all("/api/v1/pods", objects.Pod, projection.pod, right=right)
 
-    async def events(self) -> list[model.Told] | None:
+    async def events(self) -> list[model.KubernetesEvent] | None:
         """Return the Kubernetes Events that may tell of fuse."""
-        right = cluster_api.Right("list", "events")
-        found: list[model.Told] = []
+        right = cluster_api.Permission("list", "events")
+        events: list[model.KubernetesEvent] = []
         for reason in _EVENT_REASONS:
             query = {"fieldSelector": f"reason={reason}"}
-            some = await self._all(
+            page = await self._all(
                 "/api/v1/events", objects.Event, projection.event, right=right, query=query
             )
-            if some is None:
+            if page is None:
                 return None
-            found.extend(some)
-        return found
+            events.extend(page)
+        return events
 
     async def namespaces(self) -> Mapping[str, Mapping[str, str]] | None:
         """Return the namespaces' labels."""
-        found = await self._all("/api/v1/namespaces", objects.ConfigMap, lambda raw: raw.metadata)
-        return None if found is None else {one.name: one.labels or {} for one in found}
+        metadata = await self._all(
+            "/api/v1/namespaces", objects.ConfigMap, lambda raw: raw.metadata
+        )
+        return None if metadata is None else {entry.name: entry.labels or {} for entry in metadata}
 
-    async def slices(self) -> list[model.Slice]:
+    async def slices(self) -> list[model.ResourceSlice]:
         """Return DRA's devices; none where there is no DRA or no right."""
-        known = len(self.unread)
+        unread_before = len(self.unread)
         for path in _SLICES:
-            found = await self._all(
+            slices = await self._all(
                 path, objects.ResourceSlice, projection.slice_of, is_optional=True
             )
-            if found is not None or len(self.unread) > known:
-                return found or []
+            if slices is not None or len(self.unread) > unread_before:
+                return slices or []
         return []
 
     async def reports(self, namespace: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
@@ -119,8 +125,10 @@ class Survey:
             self._note(path, answer, is_optional=True)
             return {}, frozenset()
         try:
-            found = msgspec.json.decode(answer.body, type=objects.ConfigMap)
-            return projection.decode_inventory((found.data or {}).get(projection.INVENTORY_KEY, ""))
+            config_map = msgspec.json.decode(answer.body, type=objects.ConfigMap)
+            return projection.decode_inventory(
+                (config_map.data or {}).get(projection.INVENTORY_KEY, "")
+            )
         except (*api.UNREADABLE, projection.UnreadableInventory) as error:
             self.unread.append(findings.Unread(path, f"unreadable: {error}"))
             return {}, frozenset()
@@ -155,12 +163,12 @@ class Survey:
             )
         karpenter = None
         if karpenters or overlays:
-            given = {name for one in overlays or () for name in one.spec.capacity or {}}
+            overlaid = {name for overlay in overlays or () for name in overlay.spec.capacity or {}}
             karpenter = findings.Karpenter(
                 namespace=karpenters[0].metadata.namespace if karpenters else "",
                 name=karpenters[0].metadata.name if karpenters else "",
                 gates=_gates(karpenters[0]) if karpenters else "",
-                overlays=tuple(sorted(given)),
+                overlays=tuple(sorted(overlaid)),
             )
         return scaler, karpenter
 
@@ -170,7 +178,7 @@ class Survey:
         shape: type[Raw],
         read: Callable[[Raw], Found | None],
         *,
-        right: cluster_api.Right | None = None,
+        right: cluster_api.Permission | None = None,
         query: Mapping[str, str] | None = None,
         is_optional: bool = False,
     ) -> list[Found] | None:
@@ -179,20 +187,20 @@ class Survey:
             return None
         decoder = msgspec.json.Decoder(shape)
         for _ in range(3):
-            found: list[Found] = []
+            kept: list[Found] = []
             bad = 0
             try:
                 pages = self._api.pages(path, query=query, timeout_s=self._left_s())
                 async for page in pages:
                     for item in page.items:
                         try:
-                            one = read(decoder.decode(item))
+                            item_kept = read(decoder.decode(item))
                         except api.UNREADABLE:
                             bad += 1
                             continue
-                        if one is not None:
-                            found.append(one)
-                    self._say(f"{path.rpartition('/')[2]}: {len(found)}")
+                        if item_kept is not None:
+                            kept.append(item_kept)
+                    self._progress(f"{path.rpartition('/')[2]}: {len(kept)}")
             except api.Refused as error:
                 if error.answer.status == HTTPStatus.GONE:
                     continue
@@ -200,7 +208,7 @@ class Survey:
                 return None
             if bad:
                 self.unread.append(findings.Unread(path, f"{bad} unreadable"))
-            return found
+            return kept
         self.unread.append(findings.Unread(path, "the list expired again and again"))
         return None
 
@@ -220,46 +228,48 @@ class Survey:
         return max(0.001, self._deadline - self._clock())
 
 
-def of_slices(slices: Sequence[model.Slice]) -> dict[str, sources.Kinds]:
+def gpus_by_node(slices: Sequence[model.ResourceSlice]) -> dict[str, sources.Kinds]:
     """Return the GPUs of each node as DRA's drivers tell of them."""
-    found: dict[str, Counter[sources.Product]] = {}
-    for one in slices:
-        if one.node and one.driver in _GPU_DRIVERS and one.products:
-            kinds = [sources.Product(*product) for product in one.products]
-            found.setdefault(one.node, Counter()).update(kinds)
-    return dict(found)
+    counts: dict[str, Counter[sources.Product]] = {}
+    for entry in slices:
+        if entry.node and entry.driver in _GPU_DRIVERS and entry.products:
+            kinds = [sources.Product(*product) for product in entry.products]
+            counts.setdefault(entry.node, Counter()).update(kinds)
+    return dict(counts)
 
 
-def _is_autoscaler(found: objects.Deployment) -> bool:
-    image = _image(found)
+def _is_autoscaler(deployment: objects.Deployment) -> bool:
+    image = _image(deployment)
     return _AUTOSCALER.match(image) is not None or "karpenter/controller" in image
 
 
-def _image(found: objects.Deployment) -> str:
-    return _container(found).image
+def _image(deployment: objects.Deployment) -> str:
+    return _container(deployment).image
 
 
-def _container(found: objects.Deployment) -> objects.Container:
-    return next(iter(found.pod_spec.containers or ()), objects.Container())
+def _container(deployment: objects.Deployment) -> objects.Container:
+    return next(iter(deployment.pod_spec.containers or ()), objects.Container())
 
 
-def _arguments(found: objects.Deployment) -> tuple[str, ...]:
-    container = _container(found)
+def _arguments(deployment: objects.Deployment) -> tuple[str, ...]:
+    container = _container(deployment)
     return (*(container.command or ()), *(container.args or ()))
 
 
-def _gates(found: objects.Deployment) -> str:
-    variables = _container(found).env or ()
+def _gates(deployment: objects.Deployment) -> str:
+    variables = _container(deployment).env or ()
     return next((v.value for v in variables if v.name == "FEATURE_GATES"), "")
 
 
 def _status(body: bytes) -> tuple[str, datetime | None]:
     """Return the autoscaler's status and when it was written, by its annotation or its text."""
     try:
-        found = msgspec.json.decode(body, type=objects.ConfigMap)
+        config_map = msgspec.json.decode(body, type=objects.ConfigMap)
     except api.UNREADABLE:
         return "", None
-    text = (found.data or {}).get("status", "")
-    said = (found.metadata.annotations or {}).get("cluster-autoscaler.kubernetes.io/last-updated")
-    when = _RENEWED.search(said or text)
-    return text, objects.parse_time(f"{when[1]}T{when[2]}+00:00") if when else None
+    text = (config_map.data or {}).get("status", "")
+    annotated = (config_map.metadata.annotations or {}).get(
+        "cluster-autoscaler.kubernetes.io/last-updated"
+    )
+    match = _TIMESTAMP.search(annotated or text)
+    return text, objects.parse_time(f"{match[1]}T{match[2]}+00:00") if match else None

@@ -13,7 +13,7 @@ from muster_labeler import model
 from muster_labeler.naming import sources
 
 SCHEMA_VERSION: Final = 1
-DOCS: Final = "docs/check.md"
+CHECK_DOCS: Final = "docs/check.md"
 
 
 class Severity(enum.StrEnum):
@@ -73,7 +73,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     """What to do: a command that runs as it stands, and where to read about it."""
 
     command: str = ""
-    docs: str = DOCS
+    docs: str = CHECK_DOCS
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -113,7 +113,7 @@ class Exit(enum.IntEnum):
     INTERNAL = 5
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True):
+class Commands(msgspec.Struct, frozen=True, kw_only=True):
     """How commands reach the cluster that was looked at, and see what was seen.
 
     `aliases` is a file of reviewed names; `namespace` is muster's where it is not the usual one.
@@ -140,7 +140,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report(
-    found: Iterable[Finding],
+    findings: Iterable[Finding],
     *,
     cluster: str,
     time: datetime,
@@ -148,12 +148,14 @@ def report(
     checked: dict[str, int],
     notes: Sequence[str] = (),
 ) -> Report:
-    """Return the report of what was found, worst first, then by id and object."""
+    """Return the report of these findings, worst first, then by id and object."""
     order = tuple(Severity)
-    findings = sorted(found, key=lambda one: (order.index(one.severity), one.id, one.object))
+    ordered = sorted(
+        findings, key=lambda finding: (order.index(finding.severity), finding.id, finding.object)
+    )
     summary = {str(severity): 0 for severity in Severity}
-    for one in findings:
-        summary[one.severity] += 1
+    for finding in ordered:
+        summary[finding.severity] += 1
     return Report(
         cluster=cluster,
         time=time,
@@ -161,19 +163,19 @@ def report(
         checked=checked,
         summary=summary,
         notes=tuple(notes),
-        findings=tuple(findings),
+        findings=tuple(ordered),
     )
 
 
-def exit_code(found: Report, *, strict: bool) -> Exit:
+def exit_code(report: Report, *, strict: bool) -> Exit:
     """Return what a report amounts to.
 
     What could not be seen counts only where nothing worse was: what is known to be broken is.
     """
-    counts = {Severity(word) for word, count in found.summary.items() if count}
+    counts = {Severity(word) for word, count in report.summary.items() if count}
     if Severity.ERROR in counts or (strict and counts & {Severity.WARN, Severity.SUGGEST}):
         return Exit.PROBLEMS
-    ids = {one.id for one in found.findings}
+    ids = {finding.id for finding in report.findings}
     if Id.ACCESS in ids:
         return Exit.NO_RIGHTS
     return Exit.UNREACHABLE if Id.UNREAD in ids else Exit.FINE
@@ -214,16 +216,16 @@ class Karpenter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class ClusterView:
     """A cluster. `now` is the API server's own clock, so that ours may be wrong."""
 
     now: datetime
     nodes: Sequence[model.Node] | None = None
-    views: sources.Views = sources.NOTHING_MORE
+    evidence: sources.Evidence = sources.NO_EVIDENCE
     simulated: frozenset[str] = frozenset()
-    slices: Sequence[model.Slice] = ()
+    slices: Sequence[model.ResourceSlice] = ()
     pods: Sequence[model.Pod] | None = None
-    events: Sequence[model.Told] | None = None
+    events: Sequence[model.KubernetesEvent] | None = None
     namespaces: Mapping[str, Mapping[str, str]] | None = None
     autoscaler: ClusterAutoscaler | None = None
     karpenter: Karpenter | None = None

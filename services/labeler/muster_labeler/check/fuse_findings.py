@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from muster_labeler import model
-from muster_labeler.check.findings import Finding, Fix, Id, Scope, Severity, Where, World
+from muster_labeler.check.findings import ClusterView, Commands, Finding, Fix, Id, Scope, Severity
 
 REQUIRED: Final = "required-plugins.noderesource.dev"
 ALLOW: Final = "muster.dev/allow-fuse"
 
-_SAID: Final = tuple(
+_MESSAGES: Final = tuple(
     (id_, re.compile(pattern, re.IGNORECASE), meaning)
     for id_, pattern, meaning in (
         (Id.FUSE001, r"try .?modprobe fuse", "the fuse module is not loaded"),
@@ -38,7 +38,7 @@ _NRI_SINCE: Final = {"containerd": (1, 7), "cri-o": (1, 26)}
 _NRI_ON_SINCE: Final = {"containerd": (2, 0)}
 
 
-def found(world: World, where: Where, *, only: str | None = None) -> list[Finding]:
+def evaluate(world: ClusterView, where: Commands, *, only: str | None = None) -> list[Finding]:
     """Return the findings about fuse; about `only` one node, if it is named."""
     nodes = {node.name: node for node in world.nodes or ()}
     pods = [pod for pod in world.pods or () if only in {None, pod.node}]
@@ -51,16 +51,16 @@ def found(world: World, where: Where, *, only: str | None = None) -> list[Findin
     annotated = [pod for pod in pods if pod.is_annotated]
     result.extend(_runtimes(annotated, nodes, where))
     for pod in pods:
-        result.extend(_said(pod, where))
+        result.extend(_errors_of(pod, where))
     for pod in annotated:
         result.extend(_annotated(pod, agents.get(pod.node), where, world.namespaces))
     if only is None:
-        result.extend(_events(world.events or (), where))
+        result.extend(_from_events(world.events or (), where))
     return result
 
 
 def _stale(
-    node: model.Node, offered: Collection[str], agent: model.Pod | None, where: Where
+    node: model.Node, offered: Collection[str], agent: model.Pod | None, where: Commands
 ) -> Iterable[Finding]:
     """Tell of counts at 0: the plugin died, and its resource stays on the node."""
     if node.ready_since is None:
@@ -83,23 +83,23 @@ def _stale(
         )
 
 
-def _restart(node: model.Node, agent: model.Pod | None, where: Where) -> str:
+def _restart(node: model.Node, agent: model.Pod | None, where: Commands) -> str:
     if agent is None:
         return _pods_of(node.name, where)
     return where.kubectl("delete", "pod", agent.name, "-n", agent.namespace)
 
 
 def _runtimes(
-    annotated: Sequence[model.Pod], nodes: Mapping[str, model.Node], where: Where
+    annotated: Sequence[model.Pod], nodes: Mapping[str, model.Node], where: Commands
 ) -> Iterable[Finding]:
     """Tell of runtimes that cannot give a device by annotation, where a pod relies on it."""
     for name in sorted({pod.node for pod in annotated if pod.node in nodes}):
         runtime = nodes[name].runtime
-        known = _RUNTIME.fullmatch(runtime)
-        version = (int(known[2]), int(known[3])) if known else (0, 0)
-        if not runtime or (known and version >= _NRI_ON_SINCE.get(known[1], (99, 0))):
+        match = _RUNTIME.fullmatch(runtime)
+        version = (int(match[2]), int(match[3])) if match else (0, 0)
+        if not runtime or (match and version >= _NRI_ON_SINCE.get(match[1], (99, 0))):
             continue
-        has_it = known is not None and version >= _NRI_SINCE[known[1]]
+        has_it = match is not None and version >= _NRI_SINCE[match[1]]
         yield Finding(
             id=Id.FUSE003,
             severity=Severity.WARN if has_it else Severity.ERROR,
@@ -113,14 +113,14 @@ def _runtimes(
         )
 
 
-def _said(pod: model.Pod, where: Where) -> Iterable[Finding]:
+def _errors_of(pod: model.Pod, where: Commands) -> Iterable[Finding]:
     """Tell what its containers said when they failed."""
-    told: set[Id] = set()
-    for text in pod.told:
-        match = next(((i, m) for i, pattern, m in _SAID if pattern.search(text)), None)
-        if match is None or match[0] in told:
+    shown: set[Id] = set()
+    for text in pod.messages:
+        match = next(((i, m) for i, pattern, m in _MESSAGES if pattern.search(text)), None)
+        if match is None or match[0] in shown:
             continue
-        told.add(match[0])
+        shown.add(match[0])
         yield Finding(
             id=match[0],
             severity=Severity.ERROR,
@@ -128,11 +128,11 @@ def _said(pod: model.Pod, where: Where) -> Iterable[Finding]:
             object=f"{pod.namespace}/{pod.name}",
             message=match[1],
             evidence=(f"node {pod.node}", text[:300]),
-            fix=Fix(command=_mend(match[0], pod, where)),
+            fix=Fix(command=_fix_command(match[0], pod, where)),
         )
 
 
-def _mend(id_: Id, pod: model.Pod, where: Where) -> str:
+def _fix_command(id_: Id, pod: model.Pod, where: Commands) -> str:
     host = ("debug", f"node/{pod.node}", "--profile=sysadmin", "--image=busybox", "--")
     if id_ is Id.FUSE001 and pod.node:
         return where.kubectl(*host, "chroot", "/host", "modprobe", "fuse")
@@ -146,7 +146,7 @@ def _mend(id_: Id, pod: model.Pod, where: Where) -> str:
 def _annotated(
     pod: model.Pod,
     agent: model.Pod | None,
-    where: Where,
+    where: Commands,
     namespaces: Mapping[str, Mapping[str, str]] | None,
 ) -> Iterable[Finding]:
     name = f"{pod.namespace}/{pod.name}"
@@ -184,7 +184,7 @@ def _annotated(
         )
 
 
-def _no_agent(pod: model.Pod, agent: model.Pod | None, where: Where) -> Finding:
+def _no_agent(pod: model.Pod, agent: model.Pod | None, where: Commands) -> Finding:
     command = _pods_of(pod.node, where)
     if agent is not None:
         command = where.kubectl("logs", agent.name, "-n", agent.namespace, "--tail=50")
@@ -199,9 +199,9 @@ def _no_agent(pod: model.Pod, agent: model.Pod | None, where: Where) -> Finding:
     )
 
 
-def _events(events: Iterable[model.Told], where: Where) -> Iterable[Finding]:
+def _from_events(events: Iterable[model.KubernetesEvent], where: Commands) -> Iterable[Finding]:
     for event in events:
-        match = next(((i, m) for i, pattern, m in _SAID if pattern.search(event.text)), None)
+        match = next(((i, m) for i, pattern, m in _MESSAGES if pattern.search(event.text)), None)
         if match is None or event.kind != "Pod":
             continue
         yield Finding(
@@ -215,7 +215,7 @@ def _events(events: Iterable[model.Told], where: Where) -> Iterable[Finding]:
         )
 
 
-def _pods_of(node: str, where: Where) -> str:
+def _pods_of(node: str, where: Commands) -> str:
     return where.kubectl(
         "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node}"
     )

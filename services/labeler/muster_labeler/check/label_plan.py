@@ -9,7 +9,7 @@ from muster_labeler import model
 from muster_labeler.check import report
 from muster_labeler.naming import accelerators, node_labels, schemes
 from muster_labeler.naming.accelerators import Reason
-from muster_labeler.naming.node_labels import Standing, State
+from muster_labeler.naming.node_labels import LabelState, LabelStatus
 
 
 class Step(enum.StrEnum):
@@ -21,7 +21,9 @@ class Step(enum.StrEnum):
     REFUSE = "refuse"
 
 
-_UNLABELLABLE = frozenset({State.MIG, State.VGPU, State.MIXED, State.UNREACHABLE})
+_UNLABELLABLE = frozenset(
+    {LabelState.MIG, LabelState.VGPU, LabelState.MIXED, LabelState.UNREACHABLE}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +49,17 @@ class Row:
     new: str | None
     step: Step
     reason: str
-    standing: Standing
+    status: LabelStatus
 
     @property
     def is_labelled_after(self) -> bool:
-        """Tell whether the node has a usable label when all is done."""
+        """Return whether the node has a usable label when all is done."""
         value = self.new if self.step in {Step.WRITE, Step.REMOVE} else self.current
         return bool(value) and accelerators.is_name(value or "")
 
 
-def rows(
-    standings: Sequence[Standing],
+def plan(
+    standings: Sequence[LabelStatus],
     allowed: Allowed,
     *,
     simulated: Collection[str] = (),
@@ -65,33 +67,35 @@ def rows(
 ) -> list[Row]:
     """Return a row for each GPU node; of `only` these are any written, if some are named."""
     return [
-        _row(one, allowed, is_simulated=one.node.name in simulated)
-        if not only or one.node.name in only
-        else _made(one, Step.KEEP, one.current, "not asked for")
-        for one in standings
+        _row(status, allowed, is_simulated=status.node.name in simulated)
+        if not only or status.node.name in only
+        else _planned(status, Step.KEEP, status.current, "not asked for")
+        for status in standings
     ]
 
 
 def removals(nodes: Sequence[model.Node], *, only: Collection[str] = ()) -> list[Row]:
     """Return a row for each node with labels of ours, or with the label: others' stay."""
-    found = []
+    planned = []
     for node in sorted(nodes, key=lambda node: node.name):
-        one = node_labels.standing(node)
-        if one.current is None and not node.ours:
+        status = node_labels.label_status(node)
+        if status.current is None and not node.our_labels:
             continue
         if only and node.name not in only:
-            found.append(_made(one, Step.KEEP, one.current, "not asked for"))
-        elif not node.ours:
-            found.append(_made(one, Step.KEEP, one.current, f"owned by {one.foreign}"))
-        elif one.foreign:
-            reason = f"what is ours; {schemes.SKYPILOT} is owned by {one.foreign}"
-            found.append(_made(one, Step.REMOVE, one.current, reason))
+            planned.append(_planned(status, Step.KEEP, status.current, "not asked for"))
+        elif not node.our_labels:
+            planned.append(
+                _planned(status, Step.KEEP, status.current, f"owned by {status.foreign_owners}")
+            )
+        elif status.foreign_owners:
+            reason = f"what is ours; {schemes.SKYPILOT} is owned by {status.foreign_owners}"
+            planned.append(_planned(status, Step.REMOVE, status.current, reason))
         else:
-            found.append(_made(one, Step.REMOVE, None, "ours"))
-    return found
+            planned.append(_planned(status, Step.REMOVE, None, "ours"))
+    return planned
 
 
-def left_out(planned: Sequence[Row]) -> list[str]:
+def unlabelled_after(planned: Sequence[Row]) -> list[str]:
     """Return the GPU nodes that would have no usable label when all is done."""
     return [row.node for row in planned if not row.is_labelled_after]
 
@@ -105,7 +109,7 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
     is_new = any(row.step is Step.WRITE and not row.current for row in planned)
     if not is_new or allowed.partial:
         return None
-    left = left_out(planned)
+    left = unlabelled_after(planned)
     if covering is not None and left:
         return f"{covering} names every GPU node already; labels on some would hide {_named(left)}"
     if left:
@@ -116,51 +120,57 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
     return None
 
 
-def _row(one: Standing, allowed: Allowed, *, is_simulated: bool) -> Row:
-    reason = one.known.name.reason
-    if one.state is State.CONFLICT:
-        return _made(one, Step.REFUSE, None, f"sources disagree: {_claims(one)}")
-    if one.state in _UNLABELLABLE or one.wanted is None:
-        return _made(one, Step.REFUSE, None, f"{reason}")
-    if one.current == one.wanted:
-        return _made(one, Step.KEEP, one.current, "labelled already")
-    refusal = _refusal(one, reason, allowed, is_simulated=is_simulated)
+def _row(status: LabelStatus, allowed: Allowed, *, is_simulated: bool) -> Row:
+    reason = status.identity.name.reason
+    if status.state is LabelState.CONFLICT:
+        return _planned(status, Step.REFUSE, None, f"sources disagree: {_claims(status)}")
+    if status.state in _UNLABELLABLE or status.wanted is None:
+        return _planned(status, Step.REFUSE, None, f"{reason}")
+    if status.current == status.wanted:
+        return _planned(status, Step.KEEP, status.current, "labelled already")
+    refusal = _refusal(status, reason, allowed, is_simulated=is_simulated)
     if refusal is not None:
-        return _made(one, Step.REFUSE, one.wanted, refusal)
-    return _made(one, Step.WRITE, one.wanted, reason)
+        return _planned(status, Step.REFUSE, status.wanted, refusal)
+    return _planned(status, Step.WRITE, status.wanted, reason)
 
 
-def _refusal(one: Standing, reason: Reason, allowed: Allowed, *, is_simulated: bool) -> str | None:
+def _refusal(
+    status: LabelStatus, reason: Reason, allowed: Allowed, *, is_simulated: bool
+) -> str | None:
     """Return why a known name is not written, and which option lets it."""
     if is_simulated and not allowed.simulated:
         return "the GPUs are simulated; --simulated"
     if reason is Reason.MEMORY_UNKNOWN and not allowed.ambiguous:
         return "its memory is unknown, and decides; --force-ambiguous"
     if reason is Reason.FALLBACK and not allowed.unknown:
-        by_type = one.known.of is not None and one.known.of.source == "instance type"
+        by_type = (
+            status.identity.best is not None and status.identity.best.source == "instance type"
+        )
         option = "--from-instance-type" if by_type else "--allow-unknown, or an alias"
         return f"only a guess; {option}"
-    if one.foreign and not allowed.overwrite:
-        return f"owned by {one.foreign}; --overwrite"
+    if status.foreign_owners and not allowed.overwrite:
+        return f"owned by {status.foreign_owners}; --overwrite"
     return None
 
 
-def _made(one: Standing, step: Step, new: str | None, reason: str) -> Row:
-    of = one.known.of
+def _planned(status: LabelStatus, step: Step, new: str | None, reason: str) -> Row:
+    claim = status.identity.best
     return Row(
-        node=one.node.name,
-        gpu=of.text if of else "?",
-        source=of.source if of else "-",
-        current=one.current,
+        node=status.node.name,
+        gpu=claim.text if claim else "?",
+        source=claim.source if claim else "-",
+        current=status.current,
         new=new,
         step=step,
         reason=reason,
-        standing=one,
+        status=status,
     )
 
 
-def _claims(one: Standing) -> str:
-    return ", ".join(f"{c.source} says {c.name.value or c.name.reason}" for c in one.known.claims)
+def _claims(status: LabelStatus) -> str:
+    return ", ".join(
+        f"{c.source} says {c.name.value or c.name.reason}" for c in status.identity.claims
+    )
 
 
 def _named(nodes: Sequence[str]) -> str:
@@ -171,7 +181,7 @@ def _named(nodes: Sequence[str]) -> str:
 _HEAD: Final = ("NODE", "GPU", "SOURCE", "CURRENT", "NEW", "REASON")
 _CELL_MAX: Final = 60
 _ROWS_MAX: Final = 200
-_WORDS: Final = {
+_STEP_WORDS: Final = {
     Step.KEEP: "unchanged",
     Step.WRITE: "to write",
     Step.REMOVE: "to remove",
@@ -179,7 +189,7 @@ _WORDS: Final = {
 }
 
 
-def written(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """Return the rows for people, and how many of each kind; what needs a person stands first."""
     if not rows:
         return "no GPU node\n"
@@ -194,7 +204,9 @@ def written(rows: Sequence[Row]) -> str:
     if len(rows) > _ROWS_MAX:
         text.append(f"and {len(rows) - _ROWS_MAX} more nodes")
     counts = {step: sum(row.step is step for row in rows) for step in order}
-    text.append(", ".join(f"{count} {_WORDS[step]}" for step, count in counts.items() if count))
+    text.append(
+        ", ".join(f"{count} {_STEP_WORDS[step]}" for step, count in counts.items() if count)
+    )
     return "\n".join(text) + "\n"
 
 

@@ -23,7 +23,7 @@ class Output(enum.StrEnum):
     JUNIT = "junit"
 
 
-def written(report: Report, output: Output) -> str:
+def render(report: Report, output: Output) -> str:
     """Return a report, with a line's end."""
     match output:
         case Output.TEXT:
@@ -41,14 +41,16 @@ def plain(text: str) -> str:
 
 def _text(report: Report) -> Iterable[str]:
     shown: Counter[str] = Counter()
-    totals = Counter(one.id for one in report.findings)
-    for one in report.findings:
-        shown[one.id] += 1
-        if shown[one.id] <= _LINES_MAX:
-            yield plain(f"{one.severity.upper():<8} {one.id:<8} {one.object}: {one.message}")
-        elif shown[one.id] == totals[one.id]:
-            more = totals[one.id] - _LINES_MAX
-            yield f"{'':<8} {one.id:<8} and {more} more; --output json tells all"
+    totals = Counter(finding.id for finding in report.findings)
+    for finding in report.findings:
+        shown[finding.id] += 1
+        if shown[finding.id] <= _LINES_MAX:
+            yield plain(
+                f"{finding.severity.upper():<8} {finding.id:<8} {finding.object}: {finding.message}"
+            )
+        elif shown[finding.id] == totals[finding.id]:
+            more = totals[finding.id] - _LINES_MAX
+            yield f"{'':<8} {finding.id:<8} and {more} more; --output json tells all"
     for note in report.notes:
         yield plain(f"{'NOTE':<8} {note}")
     commands = _commands(report.findings)
@@ -58,32 +60,34 @@ def _text(report: Report) -> Iterable[str]:
         for command, ids in commands.items():
             yield f"  # {', '.join(ids)}"
             yield plain(f"  {command}")
-    said = ", ".join(f"{count} {severity}" for severity, count in report.summary.items() if count)
-    seen = ", ".join(f"{count} {what}" for what, count in report.checked.items())
+    summary = ", ".join(
+        f"{count} {severity}" for severity, count in report.summary.items() if count
+    )
+    checked = ", ".join(f"{count} {what}" for what, count in report.checked.items())
     if report.findings:
         yield ""
-    yield f"{report.cluster}: {said or 'nothing found'} ({seen})"
+    yield f"{report.cluster}: {summary or 'nothing found'} ({checked})"
 
 
-def _commands(found: Iterable[Finding]) -> dict[str, list[str]]:
+def _commands(findings: Iterable[Finding]) -> dict[str, list[str]]:
     """Return the commands, each once, with the findings that each mends; at most 20 for an id."""
     commands: dict[str, list[str]] = {}
     used: Counter[str] = Counter()
-    for one in found:
-        command = one.fix.command
-        if not command or (command not in commands and used[one.id] >= _LINES_MAX):
+    for finding in findings:
+        command = finding.fix.command
+        if not command or (command not in commands and used[finding.id] >= _LINES_MAX):
             continue
         if command not in commands:
-            used[one.id] += 1
+            used[finding.id] += 1
         ids = commands.setdefault(command, [])
-        if one.id not in ids:
-            ids.append(one.id)
+        if finding.id not in ids:
+            ids.append(finding.id)
     return commands
 
 
 def _junit(report: Report) -> Iterable[str]:
-    failures = sum(one.severity in _FAILING for one in report.findings)
-    skipped = sum(one.severity is Severity.UNKNOWN for one in report.findings)
+    failures = sum(finding.severity in _FAILING for finding in report.findings)
+    skipped = sum(finding.severity is Severity.UNKNOWN for finding in report.findings)
     count = len(report.findings) or 1
     yield '<?xml version="1.0" encoding="UTF-8"?>'
     yield (
@@ -92,18 +96,18 @@ def _junit(report: Report) -> Iterable[str]:
     )
     if not report.findings:
         yield f'  <testcase classname="muster" name={_quoted(", ".join(report.topics))}/>'
-    for one in report.findings:
-        head = f"  <testcase classname={_quoted(one.id)} name={_quoted(one.object)}"
-        body = _quoted(one.message)
-        details = saxutils.escape(plain("; ".join((*one.evidence, one.fix.command))))
-        match one.severity:
+    for finding in report.findings:
+        head = f"  <testcase classname={_quoted(finding.id)} name={_quoted(finding.object)}"
+        body = _quoted(finding.message)
+        details = saxutils.escape(plain("; ".join((*finding.evidence, finding.fix.command))))
+        match finding.severity:
             case Severity.ERROR | Severity.WARN:
-                yield f"{head}><failure type={_quoted(one.severity)} message={body}>{details}"
+                yield f"{head}><failure type={_quoted(finding.severity)} message={body}>{details}"
                 yield "  </failure></testcase>"
             case Severity.UNKNOWN:
                 yield f"{head}><skipped message={body}/></testcase>"
             case Severity.SUGGEST | Severity.INFO:
-                yield f"{head}><system-out>{saxutils.escape(plain(one.message))}</system-out>"
+                yield f"{head}><system-out>{saxutils.escape(plain(finding.message))}</system-out>"
                 yield "  </testcase>"
     yield "</testsuite>"
 
@@ -120,66 +124,68 @@ class Topic(enum.StrEnum):
     AUTOSCALER = "autoscaler"
 
 
-def report(
-    seen: findings.World,
+def evaluate(
+    view: findings.ClusterView,
     topics: Sequence[Topic],
-    where: findings.Where,
+    where: findings.Commands,
     *,
     cluster: str,
     only: str | None = None,
 ) -> findings.Report:
     """Return everything that is found in a cluster, about `only` one node if it is named."""
-    found: list[Finding] = list(_unread(seen.unread, where))
-    notes = [one.why for one in seen.unread if _is_notable(one)]
-    fleet = node_labels.fleet(seen.nodes or (), seen.views)
-    if Topic.GPU in topics and seen.nodes is not None:
-        found.extend(
-            gpu_findings.found(seen.nodes, seen.views, where, simulated=seen.simulated, only=only)
+    results: list[Finding] = list(_unread(view.unread, where))
+    notes = [entry.why for entry in view.unread if _is_notable(entry)]
+    fleet = node_labels.label_statuses(view.nodes or (), view.evidence)
+    if Topic.GPU in topics and view.nodes is not None:
+        results.extend(
+            gpu_findings.evaluate(
+                view.nodes, view.evidence, where, simulated=view.simulated, only=only
+            )
         )
-        covering = node_labels.covering(fleet)
+        covering = node_labels.covering_scheme(fleet)
         if covering is not None:
             notes.append(f"{covering} names the model of every GPU node: nothing to label")
     if Topic.FUSE in topics:
-        found.extend(fuse_findings.found(seen, where, only=only))
+        results.extend(fuse_findings.evaluate(view, where, only=only))
     if Topic.AUTOSCALER in topics:
-        found.extend(autoscaler_findings.found(seen, where, only=only))
-    checked = {"nodes": len(seen.nodes or ()), "gpuNodes": len(fleet)}
-    if seen.pods is not None:
-        checked["fusePods"] = sum(not pod.is_agent for pod in seen.pods)
+        results.extend(autoscaler_findings.evaluate(view, where, only=only))
+    checked = {"nodes": len(view.nodes or ()), "gpuNodes": len(fleet)}
+    if view.pods is not None:
+        checked["fusePods"] = sum(not pod.is_agent for pod in view.pods)
     return findings.report(
-        _once(found),
+        _deduplicated(results),
         cluster=cluster,
-        time=seen.now,
+        time=view.now,
         topics=topics,
         checked=checked,
         notes=notes,
     )
 
 
-def _unread(unread: Iterable[findings.Unread], where: findings.Where) -> Iterable[Finding]:
-    for one in unread:
-        if _is_notable(one):
+def _unread(unread: Iterable[findings.Unread], where: findings.Commands) -> Iterable[Finding]:
+    for entry in unread:
+        if _is_notable(entry):
             continue
-        path = one.what if one.what.startswith("/") else ""
-        asking = ("get", "--raw", path) if path else ("auth", "can-i", "list", one.what, "-A")
+        path = entry.what if entry.what.startswith("/") else ""
+        asking = ("get", "--raw", path) if path else ("auth", "can-i", "list", entry.what, "-A")
         yield Finding(
-            id=Id.ACCESS if one.is_forbidden else Id.UNREAD,
+            id=Id.ACCESS if entry.is_forbidden else Id.UNREAD,
             severity=Severity.UNKNOWN,
             scope=Scope.CLUSTER,
-            object=one.what,
-            message=f"cannot be seen: {one.why}",
+            object=entry.what,
+            message=f"cannot be read: {entry.why}",
             fix=Fix(command=where.kubectl(*asking)),
         )
 
 
-def _is_notable(one: findings.Unread) -> bool:
-    """Tell whether something may stay unseen: a source to which we have no right."""
-    return one.is_forbidden and not one.is_needed
+def _is_notable(entry: findings.Unread) -> bool:
+    """Return whether something may stay unseen: a source to which we have no right."""
+    return entry.is_forbidden and not entry.is_needed
 
 
-def _once(found: Iterable[Finding]) -> list[Finding]:
+def _deduplicated(results: Iterable[Finding]) -> list[Finding]:
     """Return each finding about an object once: a pod and its event tell the same."""
     kept: dict[tuple[str, str, str], Finding] = {}
-    for one in found:
-        kept.setdefault((one.id, one.object, one.message), one)
+    for finding in results:
+        kept.setdefault((finding.id, finding.object, finding.message), finding)
     return list(kept.values())

@@ -244,14 +244,14 @@ def run_check(chosen: argparse.Namespace) -> int:
         print_error("check", str(error))
         if chosen.output != report.Output.TEXT:
             # a program reads one document, whatever happened
-            unread = findings.World(
+            unread = findings.ClusterView(
                 now=datetime.now(UTC), unread=[findings.Unread("cluster", str(error))]
             )
             cluster = chosen.context or chosen.kubeconfig or "cluster"
-            result = report.report(unread, [], findings.Where(), cluster=cluster)
-            sys.stdout.write(report.written(result, report.Output(chosen.output)))
+            result = report.evaluate(unread, [], findings.Commands(), cluster=cluster)
+            sys.stdout.write(report.render(result, report.Output(chosen.output)))
         return Exit.UNREACHABLE
-    sys.stdout.write(report.written(result, report.Output(chosen.output)))
+    sys.stdout.write(report.render(result, report.Output(chosen.output)))
     return findings.exit_code(result, strict=chosen.strict)
 
 
@@ -259,13 +259,13 @@ async def _report(chosen: argparse.Namespace, aliases: dict[str, str]) -> findin
     topics = list(Topic) if chosen.topic == "all" else [Topic(chosen.topic)]
     progress = progress_printer()
     async with await connect(chosen) as api:
-        read = cluster_reader.Survey(api, timeout_s=chosen.timeout, say=progress)
-        await read.begin(_rights(topics))
+        read = cluster_reader.ClusterReader(api, timeout_s=chosen.timeout, progress=progress)
+        await read.check_access(_rights(topics))
         seen = await _read(read, topics, chosen, aliases, api)
         progress("")
     if chosen.node and seen.nodes is not None and chosen.node not in {n.name for n in seen.nodes}:
         raise UsageError(f"no such node: {chosen.node}")
-    where = findings.Where(
+    where = findings.Commands(
         context=api.context,
         kubeconfig=chosen.kubeconfig or os.environ.get("KUBECONFIG"),
         aliases=str(chosen.aliases) if chosen.aliases else None,
@@ -274,22 +274,22 @@ async def _report(chosen: argparse.Namespace, aliases: dict[str, str]) -> findin
         else None,
     )
     cluster = chosen.context or api.server
-    return report.report(seen, topics, where, cluster=cluster, only=chosen.node)
+    return report.evaluate(seen, topics, where, cluster=cluster, only=chosen.node)
 
 
-def _rights(topics: list[Topic]) -> tuple[cluster_api.Right, ...]:
+def _rights(topics: list[Topic]) -> tuple[cluster_api.Permission, ...]:
     if Topic.AUTOSCALER in topics:
         return cluster_reader.AUTOSCALER
     return cluster_reader.FUSE if Topic.FUSE in topics else cluster_reader.GPU
 
 
 async def _read(
-    read: cluster_reader.Survey,
+    read: cluster_reader.ClusterReader,
     topics: list[Topic],
     chosen: argparse.Namespace,
     aliases: dict[str, str],
     api: api.Api,
-) -> findings.World:
+) -> findings.ClusterView:
     wants_pods = topics != [Topic.GPU]
     nodes = await read.nodes()
     slices = await read.slices()
@@ -299,10 +299,10 @@ async def _read(
     is_annotated = any(pod.is_annotated for pod in pods or ())
     namespaces = await read.namespaces() if is_annotated else None
     scaler, karpenter = await read.autoscalers() if Topic.AUTOSCALER in topics else (None, None)
-    return findings.World(
+    return findings.ClusterView(
         now=api.now() or datetime.now(UTC),
         nodes=nodes,
-        views=sources.Views(agents, cluster_reader.of_slices(slices), aliases),
+        evidence=sources.Evidence(agents, cluster_reader.gpus_by_node(slices), aliases),
         simulated=simulated,
         slices=slices,
         pods=pods,

@@ -29,9 +29,9 @@ _WRITERS: Final = 32
 _RATE_MAX: Final = 1000.0
 _ONE_TIMEOUT_S: Final = 10.0
 _RIGHTS: Final = (
-    cluster_api.Right("list", "nodes"),
-    cluster_api.Right("get", "nodes"),
-    cluster_api.Right("patch", "nodes"),
+    cluster_api.Permission("list", "nodes"),
+    cluster_api.Permission("get", "nodes"),
+    cluster_api.Permission("patch", "nodes"),
 )
 _FAILURES_SHOWN_MAX: Final = 20
 
@@ -58,8 +58,10 @@ async def _run(chosen: argparse.Namespace, aliases: dict[str, str]) -> int:
     if chosen.command == "label-gpus" and chosen.features and (is_writing or not chosen.node):
         raise commands.UsageError("--features: name one --node, and do not --apply")
     async with await commands.connect(chosen) as api:
-        read = cluster_reader.Survey(api, timeout_s=chosen.timeout, say=commands.progress_printer())
-        await read.begin(_RIGHTS if is_writing else _RIGHTS[:1])
+        read = cluster_reader.ClusterReader(
+            api, timeout_s=chosen.timeout, progress=commands.progress_printer()
+        )
+        await read.check_access(_RIGHTS if is_writing else _RIGHTS[:1])
         forbidden = [one.why for one in read.unread if one.is_forbidden]
         if forbidden:
             commands.print_error(chosen.command, "; ".join(forbidden))
@@ -80,7 +82,7 @@ async def _run(chosen: argparse.Namespace, aliases: dict[str, str]) -> int:
         if chosen.command == "label-gpus" and chosen.features:
             objection = _unheard(chosen, read.unread) or objection
             return write(chosen, rows, views, objection=objection)
-        sys.stdout.write(label_plan.written(rows))
+        sys.stdout.write(label_plan.table(rows))
         if objection is None and is_writing:
             objection = _unheard(chosen, read.unread)
         elif read.unread:
@@ -96,18 +98,18 @@ async def _run(chosen: argparse.Namespace, aliases: dict[str, str]) -> int:
 async def _planned(
     chosen: argparse.Namespace,
     aliases: dict[str, str],
-    read: cluster_reader.Survey,
+    read: cluster_reader.ClusterReader,
     found: Sequence[model.Node],
-) -> tuple[list[Row], str | None, sources.Views]:
+) -> tuple[list[Row], str | None, sources.Evidence]:
     slices = await read.slices()
     agents, simulated = await read.reports(chosen.muster_namespace)
-    views = sources.Views(
+    views = sources.Evidence(
         agents,
-        cluster_reader.of_slices(slices),
+        cluster_reader.gpus_by_node(slices),
         aliases,
         may_use_instance_type=chosen.from_instance_type,
     )
-    fleet = node_labels.fleet(found, views)
+    fleet = node_labels.label_statuses(found, views)
     allowed = label_plan.Allowed(
         unknown=chosen.allow_unknown,
         ambiguous=chosen.force_ambiguous,
@@ -118,8 +120,8 @@ async def _planned(
     )
     # every node writes its own file of features: together they are all
     only = () if chosen.features else chosen.node or ()
-    rows = label_plan.rows(fleet, allowed, simulated=simulated, only=only)
-    covering = node_labels.covering(fleet)
+    rows = label_plan.plan(fleet, allowed, simulated=simulated, only=only)
+    covering = node_labels.covering_scheme(fleet)
     objection = label_plan.objection(rows, allowed, covering=covering)
     return rows, f"{objection}; --partial" if objection else None, views
 
@@ -145,7 +147,7 @@ async def _carry_out(
     work = [row for row in rows if row.step in {Step.WRITE, Step.REMOVE}]
     refused = [row for row in rows if row.step is Step.REFUSE]
     is_unlabelling = chosen.command == "unlabel-gpus"
-    hidden = label_plan.left_out(rows) if is_unlabelling else []
+    hidden = label_plan.unlabelled_after(rows) if is_unlabelling else []
     if work and hidden and len(hidden) < len(rows):
         commands.print_error(
             chosen.command, f"without the label SkyPilot does not see {_few(hidden)}"
@@ -159,8 +161,8 @@ async def _carry_out(
         return Exit.FINE
     if not chosen.yes and not await _agreed(chosen, api, len(work)):
         return Exit.USAGE if not sys.stdin.isatty() else Exit.PROBLEMS
-    turns = pace.Pace(chosen.rate)
-    door = cluster_api.Nodes(api, turns, timeout_s=_ONE_TIMEOUT_S)
+    turns = pace.WritePace(chosen.rate)
+    door = cluster_api.NodeApi(api, turns, timeout_s=_ONE_TIMEOUT_S)
     failures = await _written(chosen, door, work)
     done = len(work) - len(failures)
     for node, failure in failures[:_FAILURES_SHOWN_MAX]:
@@ -199,7 +201,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 async def _written(
-    chosen: argparse.Namespace, door: cluster_api.Nodes, work: Sequence[Row]
+    chosen: argparse.Namespace, door: cluster_api.NodeApi, work: Sequence[Row]
 ) -> list[tuple[str, cluster_api.Failure]]:
     """Write every node, several at a time and no faster than allowed; return what failed."""
     queue = list(reversed(work))
@@ -223,18 +225,18 @@ async def _written(
 
 
 async def _one(
-    chosen: argparse.Namespace, door: cluster_api.Nodes, row: Row, actor: str
+    chosen: argparse.Namespace, door: cluster_api.NodeApi, row: Row, actor: str
 ) -> model.Node | cluster_api.Failure:
     if row.step is Step.REMOVE:
-        return await door.unlabel(row.standing.node)
+        return await door.unlabel(row.status.node)
     assert row.new is not None, "what is written has a value"
     at = datetime.now(UTC).isoformat(timespec="seconds")
     written = node_labels.provenance(
-        row.standing, row.new, actor=actor, version=muster.__version__, at=at
+        row.status, row.new, actor=actor, version=muster.__version__, at=at
     )
-    force = chosen.overwrite and bool(row.standing.others)
+    force = chosen.overwrite and bool(row.status.other_owners)
     return await door.label(
-        row.standing.node,
+        row.status.node,
         {schemes.SKYPILOT: row.new},
         provenance=msgspec.json.encode(written).decode(),
         force=force,
@@ -266,7 +268,11 @@ _SETS: Final = (LabelSet.SKYPILOT, LabelSet.MUSTER)
 
 
 def write(
-    chosen: argparse.Namespace, rows: Sequence[Row], views: sources.Views, *, objection: str | None
+    chosen: argparse.Namespace,
+    rows: Sequence[Row],
+    views: sources.Evidence,
+    *,
+    objection: str | None,
 ) -> int:
     """Write the labels of the one node that was named; none where it must have none."""
     (name,) = chosen.node

@@ -1,7 +1,8 @@
-"""Adapter: the Kubernetes API: reads nodes, and writes our labels on them by server-side apply.
+"""Adapter: the Kubernetes API: which permissions we have; nodes read, labelled and unlabelled.
 
-A label that another manager owns stays as it is, and the answer names the owner, unless a person
-said `--overwrite`. What was written is read back; a difference is a failure.
+Labels are written by server-side apply as one field manager, so that the API itself knows whose
+each label is. A label that another manager owns stays as it is, and the error names that owner,
+unless a person asked for `--overwrite`. What was written is read back; a difference is a failure.
 """
 
 import asyncio
@@ -12,25 +13,28 @@ from typing import Final
 
 import msgspec
 
-from muster.kubernetes import api, objects
 from muster.kubernetes import api as kubernetes_api
+from muster.kubernetes import objects
 from muster.service import logs
 from muster_labeler import model
-from muster_labeler.kubernetes import pace, projection
 from muster_labeler.kubernetes import pace as pacing
+from muster_labeler.kubernetes import projection
 
 NODES_PATH: Final = "/api/v1/nodes"
 
-_TRIES: Final = 3
-_TRY_AGAIN_S: Final = 0.1
-_DECODER: Final = msgspec.json.Decoder(objects.Node)
+_ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_ATTEMPTS: Final = 3
+_RETRY_S: Final = 0.1
+_LEASE: Final = "muster-labeler"
+_NODE: Final = msgspec.json.Decoder(objects.Node)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """What was not done, and why.
 
-    `is_passing` if it may be in a moment, `is_gone` if never; `is_conflict` if it is another's.
+    `is_passing` if another attempt may succeed, `is_gone` if the node does not exist any more;
+    `is_conflict` if another manager owns the label.
     """
 
     text: str
@@ -39,10 +43,12 @@ class Failure:
     is_conflict: bool = False
 
 
-class Nodes:
+class NodeApi:
     """The nodes of one cluster, and the pace at which they are written."""
 
-    def __init__(self, api: kubernetes_api.Api, pace: pacing.Pace, *, timeout_s: float) -> None:
+    def __init__(
+        self, api: kubernetes_api.Api, pace: pacing.WritePace, *, timeout_s: float
+    ) -> None:
         self._api = api
         self._pace = pace
         self._timeout_s = timeout_s
@@ -63,29 +69,28 @@ class Nodes:
         drop: Collection[str] = (),
         force: bool = False,
     ) -> model.Node | Failure:
-        """Write labels and their provenance, keep what else is ours; return what was read back.
+        """Write labels and their provenance, and remove those to `drop`; return the node read back.
 
-        But for the labels of ours to `drop`.
+        Our other labels stay.
 
         The node's uid goes along: a node that was deleted meanwhile is a conflict, where without it
         server-side apply would create one (apiserver endpoints/handlers/patch.go).
         """
-        kept = {key: value for key, value in node.ours.items() if key not in drop}
-        wanted = {**kept, **labels}
+        kept = {key: value for key, value in node.our_labels.items() if key not in drop}
         metadata = {
             "name": node.name,
             "uid": node.uid,
-            "labels": wanted,
+            "labels": {**kept, **labels},
             "annotations": {model.PROVENANCE: provenance},
         }
         expected: dict[str, str | None] = {**dict.fromkeys(drop), **labels}
         return await self._apply(node, metadata, expected, force=force)
 
     async def unlabel(self, node: model.Node) -> model.Node | Failure:
-        """Remove everything of ours from a node: what an apply leaves out, goes; read it back."""
+        """Remove all our labels from a node, by applying none; return the node read back."""
         metadata = {"name": node.name, "uid": node.uid}
-        gone: dict[str, str | None] = dict.fromkeys(node.ours)
-        return await self._apply(node, metadata, gone, force=False)
+        removed: dict[str, str | None] = dict.fromkeys(node.our_labels)
+        return await self._apply(node, metadata, removed, force=False)
 
     async def _apply(
         self,
@@ -95,45 +100,89 @@ class Nodes:
         *,
         force: bool,
     ) -> model.Node | Failure:
-        body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
         answer = await write(
             self._api,
             self._pace,
             "PATCH",
             f"{NODES_PATH}/{node.name}",
-            query={"fieldManager": model.MANAGER, "force": str(force).lower()},
-            body=body,
+            query={"fieldManager": model.FIELD_MANAGER, "force": str(force).lower()},
+            body={"apiVersion": "v1", "kind": "Node", "metadata": metadata},
             timeout_s=self._timeout_s,
         )
         if not answer.is_ok:
             return await self._refused(node, answer)
-        now = await self.get(node.name)
-        if isinstance(now, Failure):
-            return now
-        there = {**now.labels, **now.ours}
-        # what another owns as well stays, and is not ours any more
+        after = await self.get(node.name)
+        if isinstance(after, Failure):
+            return after
+        labels = {**after.labels, **after.our_labels}
+        # a removed label that somebody else owns as well stays, and is no longer ours
         wrong = [
             key
             for key, value in sorted(expected.items())
-            if (key in now.ours if value is None else there.get(key) != value)
+            if (key in after.our_labels if value is None else labels.get(key) != value)
         ]
         if not wrong:
-            return now
-        read = ", ".join(f"{key}={there.get(key)!r}" for key in wrong)
+            return after
+        read = ", ".join(f"{key}={labels.get(key)!r}" for key in wrong)
         return Failure(f"label node {node.name}: written, then read back {read}")
 
     async def _refused(self, node: model.Node, answer: kubernetes_api.Answer) -> Failure:
         if answer.status == HTTPStatus.CONFLICT:
-            # of somebody's label, or of a node that is not there any more
-            now = await self.get(node.name)
-            if isinstance(now, Failure) and now.is_gone:
-                return now
+            # of a label, or of a node that does not exist any more
+            after = await self.get(node.name)
+            if isinstance(after, Failure) and after.is_gone:
+                return after
         return _failure("label", node.name, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """A verb on a resource, or on the object of that name; without a namespace in all of them."""
+
+    verb: str
+    resource: str
+    group: str = ""
+    namespace: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        group = f".{self.group}" if self.group else ""
+        name = f"/{self.name}" if self.name else ""
+        namespace = f" in namespace {self.namespace}" if self.namespace else ""
+        return f"{self.verb} {self.resource}{group}{name}{namespace}"
+
+
+class _ReviewStatus(msgspec.Struct, frozen=True):
+    allowed: bool = False
+
+
+class _Review(msgspec.Struct, frozen=True):
+    status: _ReviewStatus = _ReviewStatus()
+
+
+async def missing_permissions(
+    api: kubernetes_api.Api, permissions: Sequence[Permission], *, timeout_s: float
+) -> list[Permission]:
+    """Return the permissions that the API denies.
+
+    If it does not answer, we assume to have one: the request itself will show.
+    """
+    allowed = await asyncio.gather(*(_is_allowed(api, entry, timeout_s) for entry in permissions))
+    return [entry for entry, is_ours in zip(permissions, allowed, strict=True) if not is_ours]
+
+
+async def log_missing_permissions(
+    api: kubernetes_api.Api, permissions: Sequence[Permission], *, timeout_s: float
+) -> None:
+    """Log all missing permissions at once: each would show by itself, and late."""
+    missing = await missing_permissions(api, permissions, timeout_s=timeout_s)
+    if missing:
+        logs.logger().warning("permissions_missing", permissions=[str(entry) for entry in missing])
 
 
 async def write(
     api: kubernetes_api.Api,
-    pace: pacing.Pace,
+    pace: pacing.WritePace,
     verb: str,
     path: str,
     *,
@@ -142,14 +191,14 @@ async def write(
     query: Mapping[str, str] | None = None,
     content: str = kubernetes_api.APPLY,
 ) -> kubernetes_api.Answer:
-    """Write something; each try takes a turn: an API in trouble gets no more than usual.
+    """Write an object; each attempt waits its turn, so that retries do not exceed the rate.
 
-    Who may not write any more when the turn comes does not.
+    If we may not write any more when the turn comes, nothing is written.
     """
     answer = kubernetes_api.Answer(
-        what=f"{verb.lower()} {path}", status=0, body=b"another leads by now"
+        what=f"{verb.lower()} {path}", status=0, body=b"another replica leads by now"
     )
-    for attempt in range(1, _TRIES + 1):
+    for attempt in range(1, _ATTEMPTS + 1):
         async with pace.turn():
             if not pace.may_write():
                 break
@@ -162,87 +211,70 @@ async def write(
                 timeout_s=timeout_s,
                 attempts=1,
             )
-        if not answer.is_passing or attempt == _TRIES:
+        if not answer.is_passing or attempt == _ATTEMPTS:
             break
-        await asyncio.sleep(max(answer.wait_s, _TRY_AGAIN_S * 2**attempt))
+        await asyncio.sleep(max(answer.wait_s, _RETRY_S * 2**attempt))
     return answer
+
+
+async def remove_objects(
+    api: kubernetes_api.Api,
+    pace: pacing.WritePace,
+    *,
+    nodes: Sequence[str],
+    namespace: str,
+    timeout_s: float,
+) -> list[str]:
+    """Remove our condition from nodes, the inventory and the Lease; return what failed."""
+    answers = []
+    for name in nodes:
+        # what an apply leaves out is removed, if nobody else owns it
+        answer = await write(
+            api,
+            pace,
+            "PATCH",
+            f"{NODES_PATH}/{name}/status",
+            query={"fieldManager": model.FIELD_MANAGER, "force": "false"},
+            body={"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}},
+            timeout_s=timeout_s,
+        )
+        answers.append(answer)
+    for path in (
+        f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}",
+        f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{_LEASE}",
+    ):
+        async with pace.turn():
+            answers.append(await api.ask("DELETE", path, timeout_s=timeout_s))
+    failed = (a for a in answers if not a.is_ok and a.status != HTTPStatus.NOT_FOUND)
+    return [answer.problem for answer in failed]
 
 
 def _decoded(verb: str, name: str, answer: kubernetes_api.Answer) -> model.Node | Failure:
     try:
-        return projection.node(_DECODER.decode(answer.body))
+        return projection.node(_NODE.decode(answer.body))
     except kubernetes_api.UNREADABLE as error:
         return Failure(f"{verb} node {name}: {error}", is_passing=True)
 
 
 def _failure(verb: str, name: str, answer: kubernetes_api.Answer) -> Failure:
-    said = answer.problem.partition(": ")[2]
+    problem = answer.problem.partition(": ")[2]
     return Failure(
-        f"{verb} node {name}: {said}",
+        f"{verb} node {name}: {problem}",
         is_passing=answer.is_passing,
         is_gone=answer.status == HTTPStatus.NOT_FOUND,
         is_conflict=answer.status == HTTPStatus.CONFLICT,
     )
 
 
-_ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-
-
-@dataclass(frozen=True, slots=True)
-class Right:
-    """A verb on a resource, or on the one of that name; without a namespace in all of them."""
-
-    verb: str
-    resource: str
-    group: str = ""
-    namespace: str = ""
-    name: str = ""
-
-    def __str__(self) -> str:
-        group = f".{self.group}" if self.group else ""
-        name = f"/{self.name}" if self.name else ""
-        where = f" in namespace {self.namespace}" if self.namespace else ""
-        return f"{self.verb} {self.resource}{group}{name}{where}"
-
-
-class _Status(msgspec.Struct, frozen=True):
-    allowed: bool = False
-    reason: str = ""
-
-
-class _Review(msgspec.Struct, frozen=True):
-    status: _Status = _Status()
-
-
-async def missing_rights(
-    api: kubernetes_api.Api, rights: Sequence[Right], *, timeout_s: float
-) -> list[Right]:
-    """Return the rights that the API says we have not.
-
-    A right about which it says nothing counts as there: the request itself will tell.
-    """
-    allowed = await asyncio.gather(*(_allowed(api, right, timeout_s) for right in rights))
-    return [right for right, is_allowed in zip(rights, allowed, strict=True) if not is_allowed]
-
-
-async def log_missing_rights(
-    api: kubernetes_api.Api, rights: Sequence[Right], *, timeout_s: float
-) -> None:
-    """Say which rights are missing, all at once: each would come to light by itself, and late."""
-    lacking = await missing_rights(api, rights, timeout_s=timeout_s)
-    if lacking:
-        logs.logger().warning("rights_missing", rights=[str(right) for right in lacking])
-
-
-async def _allowed(api: kubernetes_api.Api, right: Right, timeout_s: float) -> bool:
-    resource, _, subresource = right.resource.partition("/")
-    attributes = {"verb": right.verb, "resource": resource, "group": right.group}
-    if right.name:
-        attributes["name"] = right.name
-    if subresource:
-        attributes["subresource"] = subresource
-    if right.namespace:
-        attributes["namespace"] = right.namespace
+async def _is_allowed(api: kubernetes_api.Api, permission: Permission, timeout_s: float) -> bool:
+    resource, _, subresource = permission.resource.partition("/")
+    attributes = {"verb": permission.verb, "resource": resource, "group": permission.group}
+    optional = {
+        "name": permission.name,
+        "subresource": subresource,
+        "namespace": permission.namespace,
+    }
+    attributes |= {key: value for key, value in optional.items() if value}
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
@@ -255,33 +287,3 @@ async def _allowed(api: kubernetes_api.Api, right: Right, timeout_s: float) -> b
         return msgspec.json.decode(answer.body, type=_Review).status.allowed
     except kubernetes_api.UNREADABLE:
         return True
-
-
-_LEASE: Final = "muster-labeler"
-
-
-async def remove_objects(
-    api: api.Api, turns: pace.Pace, *, nodes: Sequence[str], namespace: str, timeout_s: float
-) -> list[str]:
-    """Remove our condition from nodes, the inventory and the Lease; return what was not."""
-    left = []
-    for name in nodes:
-        # what an apply leaves out goes, if nobody else owns it
-        answer = await write(
-            api,
-            turns,
-            "PATCH",
-            f"{NODES_PATH}/{name}/status",
-            query={"fieldManager": model.MANAGER, "force": "false"},
-            body={"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}},
-            timeout_s=timeout_s,
-        )
-        left.append(answer)
-    here = f"namespaces/{namespace}"
-    for path in (
-        f"/api/v1/{here}/configmaps/{projection.INVENTORY_CONFIG_MAP}",
-        f"/apis/coordination.k8s.io/v1/{here}/leases/{_LEASE}",
-    ):
-        async with turns.turn():
-            left.append(await api.ask("DELETE", path, timeout_s=timeout_s))
-    return [one.problem for one in left if not one.is_ok and one.status != HTTPStatus.NOT_FOUND]

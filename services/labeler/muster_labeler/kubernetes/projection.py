@@ -106,15 +106,15 @@ def node(raw: objects.Node, selector: Mapping[str, str] | None = None) -> model.
         name=raw.metadata.name,
         uid=raw.metadata.uid,
         version=raw.metadata.resource_version,
-        labels=_words(tuple((key, labels[key]) for key in labels if _matters(key))),
-        owners=_managers(tuple(_owners(managed, labels).items())),
-        ours=_words(tuple(_ours(managed, labels).items())),
-        told_of=_told_of(raw.annotations.get(model.PROVENANCE)),
+        labels=_shared_labels(tuple((key, labels[key]) for key in labels if _matters(key))),
+        owners=_shared_owners(tuple(_owners(managed, labels).items())),
+        our_labels=_shared_labels(tuple(_ours(managed, labels).items())),
+        labelled_from=_labelled_from(raw.annotations.get(model.PROVENANCE)),
         created=raw.metadata.created_at,
         has_condition=objects.condition(raw.conditions, model.CONDITION) is not None,
         is_selected=not selector or selector.items() <= labels.items(),
-        capacity=_numbers(tuple(_counts(raw.capacity).items())),
-        allocatable=_numbers(tuple(_counts(raw.allocatable).items())),
+        capacity=_shared_counts(tuple(_counts(raw.capacity).items())),
+        allocatable=_shared_counts(tuple(_counts(raw.allocatable).items())),
         ready_since=_ready_since(raw.conditions),
         runtime=_shared_text(info.container_runtime_version) if info else "",
         provider_id=raw.spec.provider_id if raw.spec else "",
@@ -163,24 +163,24 @@ def pod(raw: objects.Pod) -> model.Pod | None:
         is_agent=is_agent,
         is_ready=bool(statuses) and all(entry.ready for entry in raw.container_statuses),
         started=_started(statuses) or objects.parse_time(status.start_time),
-        told=tuple(text for text in messages if "fuse" in text.lower())[:_MESSAGES_MAX],
+        messages=tuple(text for text in messages if "fuse" in text.lower())[:_MESSAGES_MAX],
     )
-    matters = is_agent or kept.requests or kept.told or kept.is_annotated
+    matters = is_agent or kept.requests or kept.messages or kept.is_annotated
     return kept if matters else None
 
 
-def event(raw: objects.Event) -> model.Told:
+def event(raw: objects.Event) -> model.KubernetesEvent:
     """Return what is kept of a Kubernetes Event."""
     about = raw.involved_object or objects.ObjectReference()
-    return model.Told(about.kind, about.namespace, about.name, raw.reason, raw.message)
+    return model.KubernetesEvent(about.kind, about.namespace, about.name, raw.reason, raw.message)
 
 
-def slice_of(raw: objects.ResourceSlice) -> model.Slice:
+def slice_of(raw: objects.ResourceSlice) -> model.ResourceSlice:
     """Return what is kept of a ResourceSlice."""
     spec = raw.spec or objects.ResourceSliceSpec()
     devices = spec.devices or ()
     products = [_product(device.basic or device) for device in devices]
-    return model.Slice(
+    return model.ResourceSlice(
         node=spec.node_name,
         driver=spec.driver,
         is_all_nodes=spec.all_nodes,
@@ -208,32 +208,34 @@ def encode_inventory(
 def decode_inventory(text: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
     """Return the GPUs by node, and which nodes are simulated. Raises UnreadableInventory."""
     try:
-        found = msgspec.json.decode(text, type=_ReportedInventory)
-        kinds = [sources.Product(p.name, p.memory_mib, p.is_mig, p.is_vgpu) for p in found.products]
+        decoded = msgspec.json.decode(text, type=_ReportedInventory)
+        kinds = [
+            sources.Product(p.name, p.memory_mib, p.is_mig, p.is_vgpu) for p in decoded.products
+        ]
         nodes: dict[str, sources.Kinds] = {
             name: {kinds[_index(number)]: count for number, count in counts.items()}
-            for name, counts in found.nodes.items()
+            for name, counts in decoded.nodes.items()
         }
     except (msgspec.MsgspecError, IndexError, ValueError) as error:
         raise UnreadableInventory(str(error)) from None
-    return nodes, frozenset(found.simulated)
+    return nodes, frozenset(decoded.simulated)
 
 
 # of ten thousand nodes most are alike in each of these, and share one mapping
 
 
 @functools.lru_cache(maxsize=_SHARED_MAX)
-def _words(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+def _shared_labels(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return dict(items)
 
 
 @functools.lru_cache(maxsize=_SHARED_MAX)
-def _numbers(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+def _shared_counts(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
     return dict(items)
 
 
 @functools.lru_cache(maxsize=_SHARED_MAX)
-def _managers(items: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[str, tuple[str, ...]]:
+def _shared_owners(items: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[str, tuple[str, ...]]:
     return dict(items)
 
 
@@ -251,18 +253,18 @@ def _counts(resources: Mapping[str, str | int]) -> dict[str, int]:
 
 
 @functools.lru_cache(maxsize=_SHARED_MAX)
-def _told(source: str, product: str) -> tuple[str, str]:
+def _shared_pair(source: str, product: str) -> tuple[str, str]:
     return source, product
 
 
-def _told_of(provenance: str | None) -> tuple[str, str]:
+def _labelled_from(provenance: str | None) -> tuple[str, str]:
     if provenance is None:
-        return _told("", "")
+        return _shared_pair("", "")
     try:
         decoded = msgspec.json.decode(provenance, type=_Provenance)
     except (msgspec.MsgspecError, RecursionError):
-        return _told("", "")
-    return _told(decoded.source, decoded.product)
+        return _shared_pair("", "")
+    return _shared_pair(decoded.source, decoded.product)
 
 
 def _ready_since(conditions: Iterable[objects.Condition]) -> datetime | None:
@@ -275,7 +277,7 @@ def _ready_since(conditions: Iterable[objects.Condition]) -> datetime | None:
 def _ours(managed: Iterable[objects.ManagedFields], labels: Mapping[str, str]) -> dict[str, str]:
     ours: dict[str, str] = {}
     for entry in managed:
-        if entry.manager == model.MANAGER and entry.owns("labels"):
+        if entry.manager == model.FIELD_MANAGER and entry.owns("labels"):
             fields = msgspec.json.decode(entry.fields_v1, type=_OwnedFields).metadata.labels
             keys = (field.removeprefix("f:") for field in fields)
             ours.update((key, labels[key]) for key in keys if key in labels)
@@ -341,7 +343,7 @@ def _is_modest(kinds: sources.Kinds) -> bool:
 
 
 def _encoded(nodes: Mapping[str, sources.Kinds], simulated: frozenset[str]) -> str:
-    kinds = sorted({p for found in nodes.values() for p in found}, key=repr)
+    kinds = sorted({p for kinds_of_node in nodes.values() for p in kinds_of_node}, key=repr)
     number = {product: index for index, product in enumerate(kinds)}
     written = _ReportedInventory(
         [_ReportedProduct(p.name, p.memory_mib, p.is_mig, p.is_vgpu) for p in kinds],

@@ -14,7 +14,7 @@ from typing import Final
 _NAME = re.compile(r"[a-z0-9]([a-z0-9_.-]{0,61}[a-z0-9])?")
 """A label value (apimachinery validation.IsValidLabelValue), in lower case, not empty."""
 
-_NO_NAMES: Final = ("failed", "error", "no devices")
+_ERROR_TEXTS: Final = ("failed", "error", "no devices")
 _PLACEHOLDERS: Final = frozenset({"[n/a]", "n/a", "err!", "[err!]", "[unknown]", "[not supported]"})
 """What nvidia-smi writes where it cannot tell."""
 _MIG = re.compile(r"\d+g\.\d+gb")
@@ -79,7 +79,7 @@ class _Words:
 
 
 def is_name(value: str) -> bool:
-    """Tell whether this can be the value of an accelerator label."""
+    """Return whether this can be the value of an accelerator label."""
     return _NAME.fullmatch(value) is not None
 
 
@@ -103,9 +103,9 @@ def name(
     refusal = _refusal(text, words, core, is_mig=is_mig, is_vgpu=is_vgpu)
     if refusal is not None:
         return Name(None, refusal, is_shared)
-    value, reason = _reviewed(words, aliases), Reason.ALIAS
+    value, reason = _alias(words, aliases), Reason.ALIAS
     if value is None:
-        memory = memory_mib if memory_mib and memory_mib > 0 else _memory_said(words)
+        memory = memory_mib if memory_mib and memory_mib > 0 else _memory_in(words)
         value, reason = _model(_Words(core=core, is_quadro="quadro" in words, memory_mib=memory))
     if value is not None and not is_name(value):
         return Name(None, Reason.NOT_A_NAME, is_shared)
@@ -114,12 +114,12 @@ def name(
 
 def of_node(names: Iterable[Name]) -> Name:
     """Return the one name of a node's GPUs; MIXED if they have several, or some have none."""
-    found = list(dict.fromkeys(names))
-    if len({known.value for known in found}) > 1:
+    distinct = list(dict.fromkeys(names))
+    if len({name.value for name in distinct}) > 1:
         return Name(None, Reason.MIXED)
-    if not found:
+    if not distinct:
         return Name(None, Reason.NO_NAME)
-    return max(found, key=lambda known: tuple(Reason).index(known.reason))
+    return max(distinct, key=lambda name: tuple(Reason).index(name.reason))
 
 
 def _refusal(
@@ -128,7 +128,7 @@ def _refusal(
     """Return why there must be no name, whatever people or rules say."""
     if not text:
         return Reason.NO_NAME
-    if text in _PLACEHOLDERS or any(word in text for word in _NO_NAMES):
+    if text in _PLACEHOLDERS or any(word in text for word in _ERROR_TEXTS):
         return Reason.NOT_A_NAME
     if is_mig or any(word == "mig" or _MIG.fullmatch(word) for word in words):
         return Reason.MIG
@@ -141,9 +141,9 @@ def _words(text: str) -> list[str]:
     return [word for word in re.split(r"[^a-z0-9.]+", text) if word]
 
 
-def _reviewed(words: Sequence[str], aliases: Mapping[str, str]) -> str | None:
+def _alias(words: Sequence[str], aliases: Mapping[str, str]) -> str | None:
     """Return the name of the whole product, however its words are joined: NVML and GFD differ."""
-    return next((aliases[known] for known in aliases if _words(known.lower()) == words), None)
+    return next((aliases[product] for product in aliases if _words(product.lower()) == words), None)
 
 
 def _model(words: _Words) -> tuple[str | None, Reason]:
@@ -191,6 +191,6 @@ def _joined(words: Iterable[str]) -> str:
     return "-".join(word for word in words if not _MEMORY_WORD.fullmatch(word))
 
 
-def _memory_said(words: Iterable[str]) -> int | None:
-    said = next((match for word in words if (match := _MEMORY.fullmatch(word))), None)
-    return int(said.group(1)[:9]) * _MIB_PER_GB if said else None
+def _memory_in(words: Iterable[str]) -> int | None:
+    memory = next((match for word in words if (match := _MEMORY.fullmatch(word))), None)
+    return int(memory.group(1)[:9]) * _MIB_PER_GB if memory else None

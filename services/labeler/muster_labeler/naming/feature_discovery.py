@@ -67,15 +67,15 @@ def labels(node: vocabulary.GpuNode, *, timestamp: int | None = None) -> dict[st
     if not node.gpus:
         return {}
     gpus = sorted(node.gpus, key=lambda gpu: gpu.uuid)
-    found = _of_node(node.machine, gpus) | _of_versions(node)
-    found |= _of_gpus(gpus, node.resources, is_single=node.mig_strategy == "single")
+    named = _of_node(node.machine, gpus) | _of_versions(node)
+    named |= _of_gpus(gpus, node.resources, is_single=node.mig_strategy == "single")
     if node.mig_strategy in {"single", "mixed"}:
-        found["mig.strategy"] = node.mig_strategy
+        named["mig.strategy"] = node.mig_strategy
     if node.mig_strategy == "mixed":
-        found |= _of_profiles(gpus, node.resources)
+        named |= _of_profiles(gpus, node.resources)
     if timestamp is not None:
-        found["gfd.timestamp"] = str(timestamp)
-    return {f"{DOMAIN}/{key}": value for key, value in sorted(found.items())}
+        named["gfd.timestamp"] = str(timestamp)
+    return {f"{DOMAIN}/{key}": value for key, value in sorted(named.items())}
 
 
 def sanitised(text: str) -> str:
@@ -85,38 +85,38 @@ def sanitised(text: str) -> str:
 
 def _of_node(machine: str | None, gpus: Sequence[vocabulary.Gpu]) -> dict[str, str]:
     modes = {_MODES.get((gpu.pci_class or "")[:6].lower(), "unknown") for gpu in gpus}
-    found = {
+    labels = {
         "gpu.machine": _value(sanitised((machine or "").strip())) or "unknown",
         "gpu.mode": modes.pop() if len(modes) == 1 else "unknown",
-        "mig.capable": _said(any(gpu.mig_enabled is not None or gpu.mig for gpu in gpus)),
+        "mig.capable": _flag(any(gpu.mig_enabled is not None or gpu.mig for gpu in gpus)),
         "mps.capable": "false",
     }
     virtual = {gpu.vgpu for gpu in gpus}
     if True in virtual or virtual == {False}:
-        found["vgpu.present"] = _said(True in virtual)
+        labels["vgpu.present"] = _flag(True in virtual)
     cliques = {gpu.clique for gpu in gpus if gpu.clique}
     if len(cliques) == 1 and _CLIQUE.fullmatch(clique := cliques.pop()):
         # a name shortened to fit would be another clique's
-        found["gpu.clique"] = clique
-    return found
+        labels["gpu.clique"] = clique
+    return labels
 
 
 def _of_versions(node: vocabulary.GpuNode) -> dict[str, str]:
     """Return the versions under NVIDIA's keys of today, and under the older ones that it keeps."""
-    found = {}
+    labels = {}
     driver = _DRIVER.fullmatch(node.driver_version or "")
     if driver is not None:
         major, minor, revision = driver.group(1), driver.group(2), driver.group(3) or ""
-        found["cuda.driver-version.full"] = driver.group()
-        found["cuda.driver-version.major"] = found["cuda.driver.major"] = major
-        found["cuda.driver-version.minor"] = found["cuda.driver.minor"] = minor
-        found["cuda.driver-version.revision"] = found["cuda.driver.rev"] = revision
+        labels["cuda.driver-version.full"] = driver.group()
+        labels["cuda.driver-version.major"] = labels["cuda.driver.major"] = major
+        labels["cuda.driver-version.minor"] = labels["cuda.driver.minor"] = minor
+        labels["cuda.driver-version.revision"] = labels["cuda.driver.rev"] = revision
     cuda = _PAIR.fullmatch(node.cuda_version or "")
     if cuda is not None:
-        found["cuda.runtime-version.full"] = cuda.group()
-        found["cuda.runtime-version.major"] = found["cuda.runtime.major"] = cuda.group(1)
-        found["cuda.runtime-version.minor"] = found["cuda.runtime.minor"] = cuda.group(2)
-    return found
+        labels["cuda.runtime-version.full"] = cuda.group()
+        labels["cuda.runtime-version.major"] = labels["cuda.runtime.major"] = cuda.group(1)
+        labels["cuda.runtime-version.minor"] = labels["cuda.runtime.minor"] = cuda.group(2)
+    return labels
 
 
 def _of_gpus(
@@ -129,15 +129,15 @@ def _of_gpus(
     whole = {gpu.product for gpu in gpus if not _is_mig(gpu)}
     model = _model((gpu.product for gpu in gpus), first=whole)
     alike = [gpu for gpu in gpus if gpu.product == model]
-    found = _of_architecture(alike)
+    labels = _of_architecture(alike)
     if is_single and any(_is_mig(gpu) for gpu in gpus):
-        return found | _of_single(gpus, resources)
+        return labels | _of_single(gpus, resources)
     share = _share(resources, "") if model in whole else _IN_PARTS
-    found |= _of_resource("gpu", (model,), count=len(alike), share=share)
+    labels |= _of_resource("gpu", (model,), count=len(alike), share=share)
     memory_mib = next((gpu.memory_mib for gpu in alike if gpu.memory_mib), None)
     if memory_mib is not None:
-        found["gpu.memory"] = str(memory_mib)
-    return found
+        labels["gpu.memory"] = str(memory_mib)
+    return labels
 
 
 def _of_single(
@@ -156,11 +156,11 @@ def _of_single(
 def _of_profiles(
     gpus: Iterable[vocabulary.Gpu], resources: Sequence[vocabulary.GpuResource]
 ) -> dict[str, str]:
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for profile, devices in _profiles(gpus).items():
         if _KEY_PART.fullmatch(profile):
-            found |= _of_profile(f"mig-{profile}", profile, devices, _share(resources, profile))
-    return found
+            labels |= _of_profile(f"mig-{profile}", profile, devices, _share(resources, profile))
+    return labels
 
 
 def _of_profile(
@@ -169,7 +169,7 @@ def _of_profile(
     """Return the labels of MIG devices of one profile, given with their GPU's products."""
     model = _model(product for product, _ in devices)
     mig = next(mig for product, mig in devices if product == model)
-    known = {
+    measured = {
         "memory": mig.memory_mib,
         "multiprocessors": mig.multiprocessors,
         "slices.gi": mig.gi_slices,
@@ -180,8 +180,8 @@ def _of_profile(
         "engines.jpeg": mig.jpeg_engines,
         "engines.ofa": mig.ofa_engines,
     }
-    found = _of_resource(key, (model, "MIG", profile), count=len(devices), share=share)
-    return found | {f"{key}.{name}": str(n) for name, n in known.items() if n is not None}
+    labels = _of_resource(key, (model, "MIG", profile), count=len(devices), share=share)
+    return labels | {f"{key}.{name}": str(n) for name, n in measured.items() if n is not None}
 
 
 def _of_resource(
@@ -189,21 +189,21 @@ def _of_resource(
 ) -> dict[str, str]:
     is_shared = share.replicas > 1
     marked = (*product, "SHARED") if is_shared and not share.is_renamed else product
-    found = {
+    labels = {
         f"{key}.count": str(count),
         f"{key}.replicas": str(share.replicas),
         f"{key}.sharing-strategy": "time-slicing" if is_shared else "none",
     }
     value = _product(*marked)
-    return found | {f"{key}.product": value} if value else found
+    return labels | {f"{key}.product": value} if value else labels
 
 
 def _of_architecture(gpus: Iterable[vocabulary.Gpu]) -> dict[str, str]:
-    told = (_PAIR.fullmatch(gpu.compute_capability or "") for gpu in gpus)
-    known = next((match for match in told if match is not None), None)
-    if known is None or int(known.group(1)) == 0:
+    matches = (_PAIR.fullmatch(gpu.compute_capability or "") for gpu in gpus)
+    capability = next((match for match in matches if match is not None), None)
+    if capability is None or int(capability.group(1)) == 0:
         return {}
-    major, minor = int(known.group(1)), int(known.group(2))
+    major, minor = int(capability.group(1)), int(capability.group(2))
     since = (row for row in _FAMILIES if (major, 0) <= row[0] <= (major, minor))
     family = max(since, default=((major, 0), "undefined"))
     return {
@@ -240,11 +240,11 @@ def _profiles(
     gpus: Iterable[vocabulary.Gpu],
 ) -> dict[str, list[tuple[str, vocabulary.MigDevice]]]:
     """Return the MIG devices by profile, each with the product of its GPU."""
-    found: dict[str, list[tuple[str, vocabulary.MigDevice]]] = {}
+    profiles: dict[str, list[tuple[str, vocabulary.MigDevice]]] = {}
     for gpu in gpus:
         for mig in sorted(gpu.mig, key=lambda mig: mig.uuid):
-            found.setdefault(_dotted(mig.profile), []).append((gpu.product, mig))
-    return found
+            profiles.setdefault(_dotted(mig.profile), []).append((gpu.product, mig))
+    return profiles
 
 
 def _share(resources: Iterable[vocabulary.GpuResource], profile: str) -> _Share:
@@ -266,5 +266,5 @@ def _is_mig(gpu: vocabulary.Gpu) -> bool:
     return bool(gpu.mig_enabled or gpu.mig)
 
 
-def _said(flag: bool) -> str:  # noqa: FBT001 -- it is the value itself
+def _flag(flag: bool) -> str:  # noqa: FBT001 -- it is the value itself
     return "true" if flag else "false"

@@ -10,10 +10,10 @@ from muster_labeler import model
 from muster_labeler.naming import accelerators, feature_discovery, schemes, sources
 from muster_labeler.naming.accelerators import Reason
 
-MANAGER: Final = model.MANAGER
+FIELD_MANAGER: Final = model.FIELD_MANAGER
 
 
-class State(enum.StrEnum):
+class LabelState(enum.StrEnum):
     """How a node's accelerator label stands."""
 
     NOT_GPU = "not-gpu"
@@ -33,17 +33,17 @@ class State(enum.StrEnum):
     UNREACHABLE = "unreachable"
 
 
-_UNLABELLED: Final[Mapping[Reason, State]] = {
-    Reason.EXACT: State.UNLABELLED,
-    Reason.ALIAS: State.UNLABELLED,
-    Reason.MEMORY_UNKNOWN: State.AMBIGUOUS,
-    Reason.FALLBACK: State.UNKNOWN_MODEL,
-    Reason.NO_MODEL: State.UNKNOWN_MODEL,
-    Reason.NOT_A_NAME: State.UNKNOWN_MODEL,
-    Reason.NO_NAME: State.UNREACHABLE,
-    Reason.MIXED: State.MIXED,
-    Reason.MIG: State.MIG,
-    Reason.VGPU: State.VGPU,
+_UNLABELLED: Final[Mapping[Reason, LabelState]] = {
+    Reason.EXACT: LabelState.UNLABELLED,
+    Reason.ALIAS: LabelState.UNLABELLED,
+    Reason.MEMORY_UNKNOWN: LabelState.AMBIGUOUS,
+    Reason.FALLBACK: LabelState.UNKNOWN_MODEL,
+    Reason.NO_MODEL: LabelState.UNKNOWN_MODEL,
+    Reason.NOT_A_NAME: LabelState.UNKNOWN_MODEL,
+    Reason.NO_NAME: LabelState.UNREACHABLE,
+    Reason.MIXED: LabelState.MIXED,
+    Reason.MIG: LabelState.MIG,
+    Reason.VGPU: LabelState.VGPU,
 }
 """How a node without a label stands, by how sure its name is."""
 _NEVER: Final = frozenset({Reason.MIXED, Reason.MIG, Reason.VGPU})
@@ -51,12 +51,12 @@ _NEVER: Final = frozenset({Reason.MIXED, Reason.MIG, Reason.VGPU})
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LabelStatus:
     """A node with its state, what is known of its GPUs, and what its label should be."""
 
     node: model.Node
-    state: State
-    known: sources.Known
+    state: LabelState
+    identity: sources.Identity
 
     @property
     def current(self) -> str | None:
@@ -66,66 +66,68 @@ class Standing:
     @property
     def wanted(self) -> str | None:
         """Return the value that the label should have, certain or not, if there is one."""
-        return None if self.known.is_conflict else self.known.name.value
+        return None if self.identity.is_conflict else self.identity.name.value
 
     @property
-    def others(self) -> tuple[str, ...]:
+    def other_owners(self) -> tuple[str, ...]:
         """Return the other field managers that own the label."""
-        return tuple(o for o in self.node.owners.get(schemes.SKYPILOT, ()) if o != MANAGER)
+        return tuple(o for o in self.node.owners.get(schemes.SKYPILOT, ()) if o != FIELD_MANAGER)
 
     @property
-    def foreign(self) -> str:
+    def foreign_owners(self) -> str:
         """Return in words whose label this is, empty if it is ours alone or there is none."""
-        if self.current is None or (self.is_ours and not self.others):
+        if self.current is None or (self.is_ours and not self.other_owners):
             return ""
-        return ", ".join(self.others) or "nobody that is known"
+        return ", ".join(self.other_owners) or "nobody that is known"
 
     @property
     def is_outdated(self) -> bool:
-        """Tell whether the label is ours, and was written of other GPUs than are there now."""
-        of, (source, product) = self.known.of, self.node.told_of
-        if of is None or not self.node.is_ours_alone(schemes.SKYPILOT):
+        """Return whether the label is ours, and was written of other GPUs than are there now."""
+        claim, (source, product) = self.identity.best, self.node.labelled_from
+        if claim is None or not self.node.is_ours_alone(schemes.SKYPILOT):
             return False
-        if self.known.name.reason in {Reason.NO_NAME, Reason.NOT_A_NAME}:
+        if self.identity.name.reason in {Reason.NO_NAME, Reason.NOT_A_NAME}:
             # trouble with a driver, not other GPUs
             return False
-        if self.known.name.reason in _NEVER:
+        if self.identity.name.reason in _NEVER:
             return True
-        is_other = source == of.source and sources.kinds_in(product) != sources.kinds_in(of.text)
+        is_other = source == claim.source and sources.without_counts(
+            product
+        ) != sources.without_counts(claim.text)
         return is_other and self.current != self.wanted
 
     @property
     def is_ours(self) -> bool:
-        """Tell whether we own the label."""
-        return MANAGER in self.node.owners.get(schemes.SKYPILOT, ())
+        """Return whether we own the label."""
+        return FIELD_MANAGER in self.node.owners.get(schemes.SKYPILOT, ())
 
 
-def standing(node: model.Node, views: sources.Views = sources.NOTHING_MORE) -> Standing:
+def label_status(node: model.Node, views: sources.Evidence = sources.NO_EVIDENCE) -> LabelStatus:
     """Return how a node stands."""
-    known = sources.known(node, views)
-    return Standing(node, _state(node, known), known)
+    identity = sources.identify(node, views)
+    return LabelStatus(node, _state(node, identity), identity)
 
 
-def fleet(
-    nodes: Sequence[model.Node], views: sources.Views = sources.NOTHING_MORE
-) -> list[Standing]:
+def label_statuses(
+    nodes: Sequence[model.Node], views: sources.Evidence = sources.NO_EVIDENCE
+) -> list[LabelStatus]:
     """Return how the nodes with accelerators stand, by name."""
-    found = [standing(node, views) for node in sorted(nodes, key=lambda node: node.name)]
-    return [one for one in found if one.state is not State.NOT_GPU]
+    statuses = [label_status(node, views) for node in sorted(nodes, key=lambda node: node.name)]
+    return [status for status in statuses if status.state is not LabelState.NOT_GPU]
 
 
 def provenance(
-    one: Standing, value: str | None, *, actor: str, version: str, at: str
+    status: LabelStatus, value: str | None, *, actor: str, version: str, at: str
 ) -> Mapping[str, object]:
     """Return what is written down of a label: who said so, from what, and what stood there."""
-    of = one.known.of
-    previous = {"previous": one.current} if one.current is not None else {}
+    claim = status.identity.best
+    previous = {"previous": status.current} if status.current is not None else {}
     return {
         "key": schemes.SKYPILOT,
         "value": value,
-        "source": of.source if of else "",
-        "product": of.text if of else "",
-        "memMiB": of.memory_mib if of else None,
+        "source": claim.source if claim else "",
+        "product": claim.text if claim else "",
+        "memMiB": claim.memory_mib if claim else None,
         "agentVersion": version,
         "time": at,
         "actor": actor,
@@ -133,28 +135,28 @@ def provenance(
     }
 
 
-def covering(standings: Sequence[Standing]) -> str | None:
+def covering_scheme(standings: Sequence[LabelStatus]) -> str | None:
     """Return the key of another scheme that names every GPU node with a known product, if any.
 
     SkyPilot then needs no label of ours, and one on some nodes would hide the others.
     """
-    if not standings or any(one.current is not None for one in standings):
+    if not standings or any(status.current is not None for status in standings):
         return None
     for scheme in schemes.SCHEMES:
         if not scheme.is_skypilots or scheme.key == schemes.SKYPILOT:
             continue
-        if all(names(one, scheme) for one in standings):
+        if all(is_named_by(status, scheme) for status in standings):
             return scheme.key
     return None
 
 
-def partial(standings: Sequence[Standing]) -> Mapping[str, int]:
+def partial_schemes(standings: Sequence[LabelStatus]) -> Mapping[str, int]:
     """Return how many GPU nodes each scheme of SkyPilot's names, where not all have the same.
 
     Empty when one scheme names them all, or none names any.
     """
     counts = {
-        scheme.key: sum(_has(one, scheme) for one in standings)
+        scheme.key: sum(_has_valid_label(status, scheme) for status in standings)
         for scheme in schemes.SCHEMES
         if scheme.is_skypilots
     }
@@ -165,56 +167,62 @@ def partial(standings: Sequence[Standing]) -> Mapping[str, int]:
     return used
 
 
-def _has(one: Standing, scheme: schemes.Scheme) -> bool:
-    return any(reading.scheme is scheme and not reading.fault for reading in one.known.readings)
+def _has_valid_label(status: LabelStatus, scheme: schemes.Scheme) -> bool:
+    return any(
+        reading.scheme is scheme and not reading.fault for reading in status.identity.readings
+    )
 
 
-def names(one: Standing, scheme: schemes.Scheme) -> bool:
-    """Tell whether a scheme names a node's model with certainty."""
+def is_named_by(status: LabelStatus, scheme: schemes.Scheme) -> bool:
+    """Return whether a scheme names a node's model with certainty."""
     return any(
         reading.scheme is scheme
         and reading.fault is None
         and reading.name.reason in {Reason.EXACT, Reason.ALIAS}
-        for reading in one.known.readings
+        for reading in status.identity.readings
     )
 
 
-def _state(node: model.Node, known: sources.Known) -> State:
+def _state(node: model.Node, identity: sources.Identity) -> LabelState:
     label = node.labels.get(schemes.SKYPILOT)
     is_reported = any(
         claim.source in {sources.Source.AGENT, sources.Source.DRA} and claim.text != sources.NO_GPU
-        for claim in known.claims
+        for claim in identity.claims
     )
     if not (node.has_accelerators or is_reported or label is not None):
-        return State.NOT_GPU
+        return LabelState.NOT_GPU
     if label is not None:
-        return _labelled(node, known, label)
-    if known.is_conflict:
-        return State.CONFLICT
-    return _UNLABELLED[known.name.reason]
+        return _labelled_state(node, identity, label)
+    if identity.is_conflict:
+        return LabelState.CONFLICT
+    return _UNLABELLED[identity.name.reason]
 
 
-def _labelled(node: model.Node, known: sources.Known, label: str) -> State:
+def _labelled_state(node: model.Node, identity: sources.Identity, label: str) -> LabelState:
     if not accelerators.is_name(label):
-        return State.INVALID if label else State.EMPTY
-    if known.is_conflict:
-        return State.CONFLICT
-    if known.name.reason in _NEVER:
-        return _UNLABELLED[known.name.reason]
-    if _differs(label, known.name):
-        return State.WRONG
+        return LabelState.INVALID if label else LabelState.EMPTY
+    if identity.is_conflict:
+        return LabelState.CONFLICT
+    if identity.name.reason in _NEVER:
+        return _UNLABELLED[identity.name.reason]
+    if _is_wrong(label, identity.name):
+        return LabelState.WRONG
     if not node.usable:
-        return State.NO_GPU
-    return State.UNREACHABLE if known.name.value is None else _owned(node)
+        return LabelState.NO_GPU
+    return LabelState.UNREACHABLE if identity.name.value is None else _owned_state(node)
 
 
-def _owned(node: model.Node) -> State:
+def _owned_state(node: model.Node) -> LabelState:
     owners = node.owners.get(schemes.SKYPILOT, ())
-    return State.FOREIGN_OWNED if owners and MANAGER not in owners else State.LABELLED_OK
+    return (
+        LabelState.FOREIGN_OWNED
+        if owners and FIELD_MANAGER not in owners
+        else LabelState.LABELLED_OK
+    )
 
 
-def _differs(label: str, wanted: accelerators.Name) -> bool:
-    """Tell whether a label is known to be wrong: a guess or an unknown memory proves little."""
+def _is_wrong(label: str, wanted: accelerators.Name) -> bool:
+    """Return whether a label is known to be wrong: a guess or an unknown memory proves little."""
     if wanted.value is None or wanted.reason is Reason.FALLBACK:
         return False
     if wanted.reason is Reason.MEMORY_UNKNOWN:
@@ -245,19 +253,19 @@ def wanted_labels(
 
     NVIDIA's can be told only where an agent reported `gpus`.
     """
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     if LabelSet.SKYPILOT in sets:
-        found[schemes.SKYPILOT] = name
+        labels[schemes.SKYPILOT] = name
     if LabelSet.MUSTER in sets:
-        found[schemes.MUSTER] = name
+        labels[schemes.MUSTER] = name
         if kinds:
-            found[COUNT_LABEL] = str(sum(kinds.values()))
+            labels[COUNT_LABEL] = str(sum(kinds.values()))
         memory = {kind.memory_mib for kind in kinds}
         if len(memory) == 1 and None not in memory:
-            found[MEMORY_LABEL] = str(memory.pop())
+            labels[MEMORY_LABEL] = str(memory.pop())
     if LabelSet.NVIDIA in sets and gpus is not None:
-        found.update(feature_discovery.labels(gpus))
-    return found
+        labels.update(feature_discovery.labels(gpus))
+    return labels
 
 
 def stale_labels(

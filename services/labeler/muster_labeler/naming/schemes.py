@@ -86,7 +86,7 @@ class Reading:
 
 def read(labels: Mapping[str, str]) -> list[Reading]:
     """Return what each scheme says about a node, SkyPilot's order first."""
-    found = []
+    readings = []
     for scheme in SCHEMES:
         value = labels.get(scheme.key)
         if value is None or (value == "" and scheme.may_be_empty):
@@ -95,8 +95,8 @@ def read(labels: Mapping[str, str]) -> list[Reading]:
         name = Name(None, Reason.NO_NAME) if fault else scheme.read(value, _memory(scheme, labels))
         if name.value is not None and not accelerators.is_name(name.value):
             name = Name(None, Reason.NOT_A_NAME)
-        found.append(Reading(scheme, value, name, fault))
-    return found
+        readings.append(Reading(scheme, value, name, fault))
+    return readings
 
 
 def _fault(scheme: Scheme, value: str) -> Fault | None:
@@ -110,18 +110,18 @@ def _fault(scheme: Scheme, value: str) -> Fault | None:
 
 
 def _memory(scheme: Scheme, labels: Mapping[str, str]) -> int | None:
-    found = _MIB.fullmatch(labels.get(scheme.memory_key, ""))
-    return int(found[0]) * scheme.memory_unit_mib or None if found else None
+    match = _MIB.fullmatch(labels.get(scheme.memory_key, ""))
+    return int(match[0]) * scheme.memory_unit_mib or None if match else None
 
 
-def _as_is(value: str, memory_mib: int | None) -> Name:
+def _vendor_name(value: str, memory_mib: int | None) -> Name:
     """Return a name that others have settled; memory tells apart what they do not."""
-    known = accelerators.name(value, memory_mib)
-    is_known = known.reason in {Reason.EXACT, Reason.MEMORY_UNKNOWN}
-    return known if is_known else Name(value.lower(), Reason.EXACT)
+    name = accelerators.name(value, memory_mib)
+    is_known = name.reason in {Reason.EXACT, Reason.MEMORY_UNKNOWN}
+    return name if is_known else Name(value.lower(), Reason.EXACT)
 
 
-def _settled(value: str, _: int | None) -> Name:
+def _lower_case(value: str, _: int | None) -> Name:
     return Name(value.lower(), Reason.EXACT)
 
 
@@ -140,12 +140,12 @@ def _nebius(value: str, _: int | None) -> Name:
 
 
 SCHEMES: Final = (
-    Scheme("skypilot", SKYPILOT, _settled, case=str.lower, is_skypilots=True),
+    Scheme("skypilot", SKYPILOT, _lower_case, case=str.lower, is_skypilots=True),
     Scheme("gke", "cloud.google.com/gke-accelerator", _gke, is_skypilots=True, may_be_empty=True),
     Scheme(
         "karpenter",
         "karpenter.k8s.aws/instance-gpu-name",
-        _as_is,
+        _vendor_name,
         memory_key="karpenter.k8s.aws/instance-gpu-memory",
         case=str.lower,
         is_skypilots=True,
@@ -161,16 +161,16 @@ SCHEMES: Final = (
         may_be_empty=True,
     ),
     Scheme("nebius", "nebius.com/gpu-name", _nebius, case=str.upper, is_skypilots=True),
-    Scheme("muster", MUSTER, _settled, case=str.lower),
+    Scheme("muster", MUSTER, _lower_case, case=str.lower),
     Scheme(
         "eks-auto",
         "eks.amazonaws.com/instance-gpu-name",
-        _as_is,
+        _vendor_name,
         memory_key="eks.amazonaws.com/instance-gpu-memory",
     ),
     Scheme("eks", "k8s.amazonaws.com/accelerator", _gke),
-    Scheme("karpenter-azure", "karpenter.azure.com/sku-gpu-name", _as_is),
-    Scheme("digitalocean", "doks.digitalocean.com/gpu-model", _as_is),
+    Scheme("karpenter-azure", "karpenter.azure.com/sku-gpu-name", _vendor_name),
+    Scheme("digitalocean", "doks.digitalocean.com/gpu-model", _vendor_name),
     Scheme("amd", "amd.com/gpu.product-name", accelerators.name),
     Scheme("amd-beta", "beta.amd.com/gpu.product-name", accelerators.name),
     Scheme("intel", "gpu.intel.com/product", accelerators.name),
@@ -249,7 +249,7 @@ def instance_type_hint(instance_type: str) -> str | None:
     """Return the accelerator that a type brings, or None for one that nobody listed."""
     text = instance_type.lower()
     for pattern, name in _INSTANCE_TYPES:
-        found = pattern.fullmatch(text)
-        if found:
-            return name or found[1]
+        match = pattern.fullmatch(text)
+        if match:
+            return name or match[1]
     return None

@@ -54,27 +54,27 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Identity:
     """All that is known of a node's accelerators; `of` is what is believed, if anything is."""
 
     claims: tuple[Claim, ...] = ()
-    of: Claim | None = None
+    best: Claim | None = None
     is_conflict: bool = False
     readings: tuple[schemes.Reading, ...] = ()
 
     @property
     def name(self) -> Name:
         """Return the name that is believed, certain or not."""
-        return self.of.name if self.of else Name(None, Reason.NO_NAME)
+        return self.best.name if self.best else Name(None, Reason.NO_NAME)
 
     @property
     def source(self) -> str:
         """Return who said so, and in which words."""
-        return f"{self.of.source}: {self.of.text}" if self.of else ""
+        return f"{self.best.source}: {self.best.text}" if self.best else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
+class Evidence:
     """What is known beside the nodes themselves: agents' reports and DRA's, by node."""
 
     agents: Mapping[str, Kinds]
@@ -84,46 +84,48 @@ class Views:
 
 
 NO_GPU: Final = "no GPU"
-NOTHING_MORE: Final = Views({}, {}, {})
+NO_EVIDENCE: Final = Evidence({}, {}, {})
 
 _PRODUCTS_SHOWN_MAX: Final = 5
 _COUNTS: Final = re.compile(r"(?:^|(?<=, ))\d+ x ")
-_FOREIGN: Final = frozenset({"skypilot", "muster"})
+_WRITTEN_SCHEMES: Final = frozenset({"skypilot", "muster"})
 """Schemes that people and we write: what they say is judged, and judges nothing."""
 
 
-def known(node: model.Node, views: Views = NOTHING_MORE) -> Known:
+def identify(node: model.Node, views: Evidence = NO_EVIDENCE) -> Identity:
     """Return what all sources say of a node, and what to believe."""
     readings = tuple(schemes.read(node.labels))
     claims = tuple(_claims(node, readings, views))
-    spoken = [claim for claim in claims if _speaks(claim)]
-    if not spoken:
-        return Known(claims, next(iter(claims), None), is_conflict=False, readings=readings)
-    judges = [claim for claim in spoken if claim.source is not Source.INSTANCE_TYPE]
-    is_conflict = any(_disagree(judges[0].name, claim.name) for claim in judges[1:])
-    best = judges[0] if judges else spoken[0]
-    return Known(claims, best, is_conflict=is_conflict, readings=readings)
+    conclusive = [claim for claim in claims if _is_conclusive(claim)]
+    if not conclusive:
+        return Identity(claims, next(iter(claims), None), is_conflict=False, readings=readings)
+    observed = [claim for claim in conclusive if claim.source is not Source.INSTANCE_TYPE]
+    is_conflict = any(_contradict(observed[0].name, claim.name) for claim in observed[1:])
+    best = observed[0] if observed else conclusive[0]
+    return Identity(claims, best, is_conflict=is_conflict, readings=readings)
 
 
-def shown(products: Kinds) -> str:
+def describe(products: Kinds) -> str:
     """Return the products as people write them; the same products, always the same words."""
-    told = sorted(
+    texts = sorted(
         f"{count} x {product.name[:100].strip() or 'nameless'}"
         + (f" ({product.memory_mib} MiB)" if product.memory_mib is not None else "")
         + (" partitioned" if product.is_mig else "")
         + (" virtual" if product.is_vgpu else "")
         for product, count in products.items()
     )
-    more = len(told) - _PRODUCTS_SHOWN_MAX
-    return ", ".join(told[:_PRODUCTS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+    more = len(texts) - _PRODUCTS_SHOWN_MAX
+    return ", ".join(texts[:_PRODUCTS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def kinds_in(text: str) -> str:
+def without_counts(text: str) -> str:
     """Return what was `shown` but for how many there are of each."""
     return _COUNTS.sub("", text)
 
 
-def _claims(node: model.Node, readings: Iterable[schemes.Reading], views: Views) -> Iterable[Claim]:
+def _claims(
+    node: model.Node, readings: Iterable[schemes.Reading], views: Evidence
+) -> Iterable[Claim]:
     if node.name in views.agents:
         yield _claim(Source.AGENT, views.agents[node.name], views.aliases)
     if node.name in views.slices:
@@ -133,7 +135,7 @@ def _claims(node: model.Node, readings: Iterable[schemes.Reading], views: Views)
         for reading in readings
         # what we wrote ourselves is no second opinion
         if reading.fault is None
-        and reading.scheme.id not in _FOREIGN
+        and reading.scheme.id not in _WRITTEN_SCHEMES
         and not node.is_ours_alone(reading.scheme.key)
     ]
     for reading in sorted(labels, key=lambda reading: reading.scheme.id != "gfd"):
@@ -169,7 +171,7 @@ def _claim(source: Source, products: Kinds, aliases: Mapping[str, str]) -> Claim
         )
         for product in products
     ]
-    text = shown(products) or NO_GPU
+    text = describe(products) or NO_GPU
     memory = {product.memory_mib for product in products}
     called = {product.name for product in products}
     return Claim(
@@ -183,12 +185,12 @@ def _claim(source: Source, products: Kinds, aliases: Mapping[str, str]) -> Claim
 
 def _memory(node: model.Node, reading: schemes.Reading) -> int | None:
     written = node.labels.get(reading.scheme.memory_key, "")
-    found = quantity.count(written) if reading.scheme.memory_key else 0
-    return found * reading.scheme.memory_unit_mib or None
+    amount = quantity.count(written) if reading.scheme.memory_key else 0
+    return amount * reading.scheme.memory_unit_mib or None
 
 
-def _speaks(claim: Claim) -> bool:
-    """Tell whether a source knows something, be it that there must be no name."""
+def _is_conclusive(claim: Claim) -> bool:
+    """Return whether a source knows something, be it that there must be no name."""
     return claim.name.value is not None or claim.name.reason in {
         Reason.MIG,
         Reason.VGPU,
@@ -196,16 +198,16 @@ def _speaks(claim: Claim) -> bool:
     }
 
 
-def _disagree(one: Name, other: Name) -> bool:
-    """Tell whether both cannot be true; who does not know the memory contradicts nobody."""
-    if one.value is None or other.value is None or Reason.FALLBACK in {one.reason, other.reason}:
+def _contradict(name: Name, other: Name) -> bool:
+    """Return whether both cannot be true; who does not know the memory contradicts nobody."""
+    if name.value is None or other.value is None or Reason.FALLBACK in {name.reason, other.reason}:
         # a cloud names the card, an agent knows that it is partitioned
         return False
-    if {one.value, other.value} == {"h100", "h100-nvl"}:
+    if {name.value, other.value} == {"h100", "h100-nvl"}:
         # SkyPilot serves requests for the plain card with it
         return False
-    if one.reason is Reason.MEMORY_UNKNOWN and other.value.startswith(one.value):
+    if name.reason is Reason.MEMORY_UNKNOWN and other.value.startswith(name.value):
         return False
-    if other.reason is Reason.MEMORY_UNKNOWN and one.value.startswith(other.value):
+    if other.reason is Reason.MEMORY_UNKNOWN and name.value.startswith(other.value):
         return False
-    return one.value != other.value
+    return name.value != other.value

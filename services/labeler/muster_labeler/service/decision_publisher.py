@@ -1,7 +1,7 @@
-"""Adapter: the bus and to Kubernetes Events: what was decided is told, without anybody waiting.
+"""Adapter: the bus and the Kubernetes API: publishes decisions, without anybody waiting for it.
 
-Labels are kept right while NATS is away: what is to be told waits in a queue with an end. What does
-not fit any more is counted; a plugin's next inventory has everything looked at again.
+Labelling goes on while NATS is disconnected: events wait in bounded queues. What does not fit is
+dropped and counted; a plugin's next inventory has its node evaluated again.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from muster_labeler.service import decisions, node_conditions
 
 Publish = Callable[[vocabulary.Event, str], Awaitable[None]]
 
-_WAITING_MAX: Final = 20_000
-_UNTOLD: Final = prometheus_client.Counter(
-    "muster_labeler_untold_total", "Decisions that were not told: too many waited.", ["to"]
+_QUEUE_MAX: Final = 20_000
+_DROPPED: Final = prometheus_client.Counter(
+    "muster_labeler_dropped_events_total", "Events that were dropped: too many waited.", ["to"]
 )
 _COMPONENT: Final = "muster-labeler"
 _MESSAGE_MAX: Final = 1024
@@ -37,15 +37,20 @@ _REASONS: Final = {
 }
 
 _FAILED: Final = prometheus_client.Counter(
-    "muster_labeler_notes_failed_total", "What was to be noted in Kubernetes and was not.", ["what"]
+    "muster_labeler_record_failures_total",
+    "Kubernetes Events, conditions and inventories that could not be written.",
+    ["what"],
 )
 
 
-class Notes:
-    """What a replica that leads writes down in the cluster besides labels."""
+class ClusterRecords:
+    """What the leader writes into the cluster besides labels.
+
+    Nothing depends on it: a failure is counted, logged once, and not retried here.
+    """
 
     def __init__(
-        self, api: api.Api, pace: pacing.Pace, *, namespace: str, timeout_s: float
+        self, api: api.Api, pace: pacing.WritePace, *, namespace: str, timeout_s: float
     ) -> None:
         self._api = api
         self._pace = pace
@@ -53,10 +58,10 @@ class Notes:
         self._timeout_s = timeout_s
         self._written = -1
         self._left_out = False
-        self._ails: set[str] = set()
+        self._failing: set[str] = set()
 
-    async def tell(self, node: model.Node, decision: decisions.Decision) -> None:
-        """Write a Kubernetes Event about a decision, if it is one to tell."""
+    async def write_event(self, node: model.Node, decision: decisions.Decision) -> None:
+        """Write a Kubernetes Event about a decision, if that has one."""
         if decision.action not in _REASONS:
             return
         kind, reason = _REASONS[decision.action]
@@ -85,25 +90,29 @@ class Notes:
         answer = await self._write("POST", path, event, content=api.JSON)
         self._note("event", answer)
 
-    async def judge(self, node: model.Node, wanted: node_conditions.Condition) -> bool:
-        """Write a node's condition; return whether it is there."""
+    async def write_condition(self, node: model.Node, wanted: node_conditions.Condition) -> bool:
+        """Write a node's condition; return whether that succeeded."""
         body = node_conditions.condition_patch(node.name, node.uid, wanted, at=datetime.now(UTC))
-        query = {"fieldManager": model.MANAGER, "force": "false"}
+        query = {"fieldManager": model.FIELD_MANAGER, "force": "false"}
         answer = await self._write(
             "PATCH", f"{cluster_api.NODES_PATH}/{node.name}/status", body, query=query
         )
         self._note("condition", answer)
         return answer.is_ok
 
-    async def list_gpus(self, kinds: dict[str, sources.Kinds], simulated: frozenset[str]) -> bool:
-        """Write down what agents reported, if it is not there yet; return whether it is."""
+    async def write_inventory(
+        self, kinds: dict[str, sources.Kinds], simulated: frozenset[str]
+    ) -> bool:
+        """Write what agents reported, unless it has not changed; return whether it is written."""
         text = projection.encode_inventory(kinds, simulated)
-        mark = zlib.crc32(text.encode())
+        checksum = zlib.crc32(text.encode())
         left_out = kinds.keys() - projection.decode_inventory(text)[0].keys()
         if left_out and not self._left_out:
-            logs.logger().warning("inventory_cut", nodes=len(left_out), such_as=min(left_out))
+            logs.logger().warning(
+                "inventory_truncated", nodes_left_out=len(left_out), such_as=min(left_out)
+            )
         self._left_out = bool(left_out)
-        if mark == self._written:
+        if checksum == self._written:
             return True
         path = f"/api/v1/namespaces/{self._namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}"
         body = {
@@ -112,11 +121,11 @@ class Notes:
             "metadata": {"name": projection.INVENTORY_CONFIG_MAP, "namespace": self._namespace},
             "data": {projection.INVENTORY_KEY: text},
         }
-        query = {"fieldManager": model.MANAGER, "force": "true"}
+        query = {"fieldManager": model.FIELD_MANAGER, "force": "true"}
         answer = await self._write("PATCH", path, body, query=query)
         self._note("inventory", answer)
         if answer.is_ok:
-            self._written = mark
+            self._written = checksum
         return answer.is_ok
 
     async def _write(
@@ -141,54 +150,54 @@ class Notes:
 
     def _note(self, what: str, answer: api.Answer) -> None:
         if answer.is_ok:
-            self._ails.discard(what)
+            self._failing.discard(what)
             return
         _FAILED.labels(what).inc()
-        if what not in self._ails:
-            self._ails.add(what)
-            logs.logger().warning("note_failed", what=what, error=answer.problem)
+        if what not in self._failing:
+            self._failing.add(what)
+            logs.logger().warning("record_failed", what=what, error=answer.problem)
 
 
-class Telling:
-    """Tells of decisions on the bus, and in the cluster if there are `notes`; `run` it."""
+class DecisionPublisher:
+    """Publishes decisions on the bus, and in the cluster if there are `records`; `run` it."""
 
-    def __init__(self, publish: Publish, notes: Notes | None) -> None:
+    def __init__(self, publish: Publish, records: ClusterRecords | None) -> None:
         self._publish = publish
-        self._notes = notes
-        self._news: asyncio.Queue[tuple[vocabulary.Event, str]] = asyncio.Queue(_WAITING_MAX)
+        self._records = records
+        self._bus_events: asyncio.Queue[tuple[vocabulary.Event, str]] = asyncio.Queue(_QUEUE_MAX)
         self._events: asyncio.Queue[tuple[model.Node, decisions.Decision]] = asyncio.Queue(
-            _WAITING_MAX
+            _QUEUE_MAX
         )
 
-    def tell(self, decision: decisions.Decision, *, node: str, cause: str) -> None:
-        """Have a decision told on the bus, once for each cause; not every decision is."""
-        event = decisions.event_of(decision, node=node, at=datetime.now(UTC))
+    def publish(self, decision: decisions.Decision, *, node: str, cause: str) -> None:
+        """Queue a decision for the bus, once for each cause; some decisions have no event."""
+        event = decisions.to_event(decision, node=node, at=datetime.now(UTC))
         if event is None:
             return
-        if self._news.full():
-            _UNTOLD.labels("bus").inc()
-            self._news.get_nowait()
-        self._news.put_nowait((event, f"{cause}:{event.TYPE}"))
+        if self._bus_events.full():
+            _DROPPED.labels("bus").inc()
+            self._bus_events.get_nowait()
+        self._bus_events.put_nowait((event, f"{cause}:{event.TYPE}"))
 
-    def note(self, node: model.Node, decision: decisions.Decision) -> None:
-        """Have a Kubernetes Event written about it."""
+    def record_event(self, node: model.Node, decision: decisions.Decision) -> None:
+        """Queue a decision for a Kubernetes Event."""
         if self._events.full():
-            _UNTOLD.labels("kubernetes").inc()
+            _DROPPED.labels("kubernetes").inc()
             self._events.get_nowait()
         self._events.put_nowait((node, decision))
 
     async def run(self) -> None:
-        """Tell, for ever."""
+        """Publish what is queued, for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._to_bus())
             tasks.create_task(self._to_cluster())
 
     async def _to_bus(self) -> NoReturn:
         while True:
-            await self._publish(*await self._news.get())
+            await self._publish(*await self._bus_events.get())
 
     async def _to_cluster(self) -> NoReturn:
         while True:
             node, decision = await self._events.get()
-            if self._notes is not None:
-                await self._notes.tell(node, decision)
+            if self._records is not None:
+                await self._records.write_event(node, decision)

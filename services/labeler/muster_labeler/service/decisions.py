@@ -1,4 +1,4 @@
-"""Pure: What the labels of a node should be, and what is to be done about it."""
+"""Pure: what to do about the labels of a node, and why."""
 
 import collections
 import enum
@@ -10,7 +10,7 @@ from typing import Final
 from muster import vocabulary
 from muster_labeler import config
 from muster_labeler.naming import node_labels, schemes, sources
-from muster_labeler.naming.node_labels import Standing, State
+from muster_labeler.naming.node_labels import LabelState, LabelStatus
 
 KEY: Final = schemes.SKYPILOT
 
@@ -29,7 +29,10 @@ class Action(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is done, with which labels, and why; `source` is who knew. `drop` are keys that go."""
+    """What is done, with which labels, and why.
+
+    `source` is what named the GPUs; labels with the keys in `drop` are removed.
+    """
 
     action: Action
     labels: Mapping[str, str]
@@ -40,7 +43,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How far the service may go."""
+    """What the settings allow the service to do."""
 
     mode: config.Mode
     policy: config.Policy
@@ -49,7 +52,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What agents report of a node."""
+    """What agents report about the GPUs of a node."""
 
     kinds: sources.Kinds
     is_simulated: bool = False
@@ -79,8 +82,8 @@ def kinds_of(node: vocabulary.GpuNode | None) -> dict[sources.Product, int]:
     )
 
 
-def decide(  # noqa: PLR0911  # a line for each rule, in order, is the point
-    one: Standing,
+def decide(  # noqa: PLR0911  # one line a rule, in order
+    status: LabelStatus,
     rules: Rules,
     *,
     report: Report = NO_REPORT,
@@ -89,85 +92,85 @@ def decide(  # noqa: PLR0911  # a line for each rule, in order, is the point
 ) -> Decision:
     """Return what to do about a node.
 
-    `covering` is another scheme that names every GPU node; `objection` is why no node may be
-    labelled that has no label yet. Both are about SkyPilot's label alone.
+    `covering` is another scheme that names every GPU node; `objection` is why no node without a
+    label may be labelled. Both concern SkyPilot's label only.
     """
-    name, of = one.known.name, one.known.of
-    source = str(of.source) if of else ""
+    name, claim = status.identity.name, status.identity.best
+    source = str(claim.source) if claim else ""
     if rules.mode is config.Mode.OFF:
         return Decision(Action.NOTHING, {}, "off")
-    if of is None or of.text == sources.NO_GPU:
-        return _without_gpu(one, rules, source)
-    if one.state is State.CONFLICT or name.value is None:
-        return _nameless(one, rules, source)
+    if claim is None or claim.text == sources.NO_GPU:
+        return _without_gpu(status, rules, source)
+    if status.state is LabelState.CONFLICT or name.value is None:
+        return _unnamed(status, rules, source)
     sets = rules.policy.labels
     labels = node_labels.wanted_labels(sets, name.value, kinds=report.kinds, gpus=report.gpus)
-    if covering is not None and not one.current:
+    if covering is not None and not status.current:
         labels.pop(KEY, None)
         if not labels:
             text = f"{covering} names every GPU node: nothing to label"
             return Decision(Action.NOTHING, labels, text, source)
-    drop = node_labels.stale_labels(one.node.ours, labels, sets, gpus=report.gpus)
-    if labels.items() <= {**one.node.labels, **one.node.ours}.items() and not drop:
+    drop = node_labels.stale_labels(status.node.our_labels, labels, sets, gpus=report.gpus)
+    if labels.items() <= {**status.node.labels, **status.node.our_labels}.items() and not drop:
         return Decision(Action.NOTHING, labels, "labelled already", source)
     simulated = "simulated, " if report.is_simulated else ""
-    reason = f"{simulated}{name.reason}: {of.text}"
-    if rules.mode is config.Mode.APPLY and may_label(one, rules, report):
+    reason = f"{simulated}{name.reason}: {claim.text}"
+    if rules.mode is config.Mode.APPLY and may_label(status, rules, report):
         wanted = Decision(Action.APPLY, labels, reason, source, drop)
-        return _applied(one, wanted, objection)
-    if KEY in labels and _may_withdraw(one, rules):
+        return _apply(status, wanted, objection)
+    if KEY in labels and _may_withdraw(status, rules):
         return Decision(Action.WITHDRAW, {}, f"withdrawn: {reason}", source)
     return Decision(Action.SUGGEST, labels, reason, source)
 
 
-def may_label(one: Standing, rules: Rules, report: Report) -> bool:
-    """Tell whether the policy lets a node have the name that its GPUs are known by."""
-    name = one.known.name
+def may_label(status: LabelStatus, rules: Rules, report: Report) -> bool:
+    """Return whether the policy allows a node the name of its GPUs."""
+    name = status.identity.name
     return (
         name.value is not None
-        and one.state is not State.CONFLICT
+        and status.state is not LabelState.CONFLICT
         and name.reason in rules.policy.reasons
-        and one.node.is_selected
+        and status.node.is_selected
         and (rules.may_label_simulated or not report.is_simulated)
     )
 
 
-def _nameless(one: Standing, rules: Rules, source: str) -> Decision:
-    """Return what becomes of a node whose GPUs must not be named, or nobody can name."""
-    assert one.known.of is not None, "somebody said something"
-    if one.state is State.CONFLICT:
-        said = "; ".join(f"{c.source}: {c.text}" for c in one.known.claims)
-        return Decision(_refused(rules), {}, f"sources disagree: {said}", source)
-    reason = f"{one.known.name.reason}: {one.known.of.text}"
-    if _may_withdraw(one, rules):
+def _unnamed(status: LabelStatus, rules: Rules, source: str) -> Decision:
+    """Return the decision for a node whose GPUs have no name, or must have none."""
+    assert status.identity.best is not None, "without any claim there is nothing to refuse"
+    if status.state is LabelState.CONFLICT:
+        claims = "; ".join(f"{c.source}: {c.text}" for c in status.identity.claims)
+        return Decision(_refusal(rules), {}, f"sources disagree: {claims}", source)
+    reason = f"{status.identity.name.reason}: {status.identity.best.text}"
+    if _may_withdraw(status, rules):
         return Decision(Action.WITHDRAW, {}, f"withdrawn: {reason}", source)
-    return Decision(_refused(rules), {}, reason, source)
+    return Decision(_refusal(rules), {}, reason, source)
 
 
-def _applied(one: Standing, wanted: Decision, objection: str | None) -> Decision:
-    """Return what becomes of labels that the policy allows."""
+def _apply(status: LabelStatus, wanted: Decision, objection: str | None) -> Decision:
+    """Return the decision about labels that the policy allows."""
     if KEY not in wanted.labels:
         return wanted
-    if one.current not in {None, wanted.labels[KEY]} and one.foreign:
-        reason = f"{KEY}={one.current} is owned by {one.foreign}"
+    if status.current not in {None, wanted.labels[KEY]} and status.foreign_owners:
+        reason = f"{KEY}={status.current} is owned by {status.foreign_owners}"
         return Decision(Action.REFUSE, wanted.labels, reason, wanted.source)
-    if objection is not None and not one.current:
+    if objection is not None and not status.current:
         return Decision(Action.HOLD, wanted.labels, objection, wanted.source)
     return wanted
 
 
-def event_of(decision: Decision, *, node: str, at: datetime) -> vocabulary.LabelEvent | None:
-    """Return the fact that tells of a decision, once it is carried out; None if none does."""
-    shapes: Mapping[Action, type[vocabulary.LabelEvent]] = {
+def to_event(decision: Decision, *, node: str, at: datetime) -> vocabulary.LabelEvent | None:
+    """Return the event for a decision that was carried out; None if it has none."""
+    kinds: Mapping[Action, type[vocabulary.LabelEvent]] = {
         Action.SUGGEST: vocabulary.LabelsSuggested,
         Action.APPLY: vocabulary.LabelsApplied,
         Action.WITHDRAW: vocabulary.LabelsApplied,
         Action.REFUSE: vocabulary.LabelsRefused,
     }
-    shape = shapes.get(decision.action)
-    if shape is None:
+    kind = kinds.get(decision.action)
+    if kind is None:
         return None
-    return shape(
+    return kind(
         node=node,
         at=at,
         labels=decision.labels,
@@ -176,18 +179,25 @@ def event_of(decision: Decision, *, node: str, at: datetime) -> vocabulary.Label
     )
 
 
-def _refused(rules: Rules) -> Action:
+def _refusal(rules: Rules) -> Action:
     return Action.REFUSE if rules.mode is config.Mode.APPLY else Action.NOTHING
 
 
-def _may_withdraw(one: Standing, rules: Rules) -> bool:
-    is_ours_to_do = rules.mode is config.Mode.APPLY and one.node.is_selected
-    return is_ours_to_do and one.is_outdated
+def _may_withdraw(status: LabelStatus, rules: Rules) -> bool:
+    may_write = rules.mode is config.Mode.APPLY and status.node.is_selected
+    return may_write and status.is_outdated
 
 
-def _without_gpu(one: Standing, rules: Rules, source: str) -> Decision:
-    """Take our labels back where an agent says that there is no GPU any more."""
-    is_known = one.known.of is not None
-    if is_known and one.node.ours and rules.mode is config.Mode.APPLY and one.node.is_selected:
-        return Decision(Action.WITHDRAW, {}, "withdrawn: no GPU any more", source)
-    return Decision(Action.NOTHING, {}, "no GPU" if is_known else "nobody knows its GPUs", source)
+def _without_gpu(status: LabelStatus, rules: Rules, source: str) -> Decision:
+    """Return the decision for a node without GPUs: our labels go if a source says so."""
+    is_certain = status.identity.best is not None
+    if (
+        is_certain
+        and status.node.our_labels
+        and rules.mode is config.Mode.APPLY
+        and status.node.is_selected
+    ):
+        return Decision(Action.WITHDRAW, {}, "withdrawn: the node has no GPU any more", source)
+    return Decision(
+        Action.NOTHING, {}, "no GPU" if is_certain else "no source names its GPUs", source
+    )

@@ -1,4 +1,4 @@
-"""Pure: What each plugin last reported, how each node stands, and what was last told about it."""
+"""Pure: the nodes with GPUs: what plugins reported, and what was last decided about each."""
 
 import dataclasses
 import functools
@@ -32,47 +32,47 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class Fleet:
     """The nodes with GPUs, by name.
 
-    While it `is_blind`, the cluster's nodes are not known, and those that are reported count as
-    there.
+    While `are_nodes_unknown`, the nodes of the cluster have not been listed, and every node that a
+    plugin reports counts as existing.
     """
 
     def __init__(
-        self, rules: decisions.Rules, *, aliases: Mapping[str, str], is_blind: bool = False
+        self, rules: decisions.Rules, *, aliases: Mapping[str, str], are_nodes_unknown: bool = False
     ) -> None:
-        self.is_blind = is_blind
+        self.are_nodes_unknown = are_nodes_unknown
         self._rules = rules
         self._aliases = aliases
-        # every detail of them is needed for these labels alone
+        # only these labels need every detail of the GPUs
         self._keeps_gpus = node_labels.LabelSet.NVIDIA in rules.policy.labels
         self._events: dict[str, dict[str, codec.CloudEvent]] = {}
         self._reports: dict[str, dict[str, decisions.Report]] = {}
         self._nodes: dict[str, model.Node] = {}
-        self._told: dict[str, decisions.Decision] = {}
+        self._decided: dict[str, decisions.Decision] = {}
         self._waiting: dict[str, tuple[str, str]] = {}
-        """For what cause each was looked at, and what it waits for."""
+        """Why each node was last evaluated, and what it waits for."""
         self._held: dict[str, tuple[str, str]] = {}
-        """The same of those that wait for all others, and need not be tried again till then."""
+        """The same for nodes that wait until all can be labelled, and need no retry until then."""
         self._denied: dict[str, str] = {}
-        self._guard = all_or_nothing.Guard()
-        self.heard = 0
-        """How many inventories were taken; the same number, the same `reported`."""
+        self._all_or_nothing = all_or_nothing.AllOrNothing()
+        self.inventory_version = 0
+        """Grows whenever what `reported` returns may have changed."""
 
-    def take(self, event: codec.CloudEvent) -> bool:
-        """Take a plugin's inventory; False if it says nothing newer than what is known."""
+    def observe_inventory(self, event: codec.CloudEvent) -> bool:
+        """Store a plugin's inventory; return False if it is not newer than the one we have."""
         inventory = event.data
         assert isinstance(inventory, vocabulary.InventoryReported), f"{event.type}: no inventory"
         events = self._events.setdefault(inventory.node, {})
-        known = events.get(inventory.plugin)
-        if known is not None and not known.precedes(event):
+        newest = events.get(inventory.plugin)
+        if newest is not None and not newest.precedes(event):
             return False
         node = self._nodes.get(inventory.node)
-        if node is not None and _is_of_another(event, node):
+        if node is not None and _predates(event, node):
             return False
-        self.heard += 1
-        events[inventory.plugin] = _place(event)
+        self.inventory_version += 1
+        events[inventory.plugin] = _ordering(event)
         gpus = inventory.gpus
         if gpus is not None and gpus.problem and not gpus.gpus:
-            # none could be read; that does not mean that there are none
+            # none could be read, which does not mean that there are none
             return True
         if gpus is not None:
             report = _shared_report(
@@ -83,87 +83,87 @@ class Fleet:
             self._reports.setdefault(inventory.node, {})[inventory.plugin] = report
         else:
             self._reports.get(inventory.node, {}).pop(inventory.plugin, None)
-        self._look(inventory.node)
+        self._update_all_or_nothing(inventory.node)
         return True
 
     def put(self, node: model.Node) -> bool:
-        """Take a node as it is now; False if nothing that matters changed."""
-        known = self._nodes.get(node.name)
-        if known is not None and _is_older(node, known):
-            # the watch has not come to what we read back
+        """Store a node as it is now; return False if nothing that matters changed."""
+        before = self._nodes.get(node.name)
+        if before is not None and _is_older(node, before):
+            # the watch lags behind what we read back ourselves
             return False
-        if known is not None and known.uid != node.uid:
-            # deleted and made again, and nobody told us
+        if before is not None and before.uid != node.uid:
+            # deleted and created again, and the watch missed it
             self.drop(node.name)
-            known = None
+            before = None
         self._nodes[node.name] = node
-        self._forget_others(node)
-        if known is not None and _alike(known, node):
+        self._forget_earlier(node)
+        if before is not None and _is_alike(before, node):
             return False
-        self._look(node.name)
+        self._update_all_or_nothing(node.name)
         return True
 
-    def written(self, before: model.Node, now: model.Node) -> None:
-        """Take a node as it was read back, unless it was heard of since: it may be another one."""
+    def put_written(self, before: model.Node, now: model.Node) -> None:
+        """Store a node as it was read back after a write, unless it has changed meanwhile."""
         if self._nodes.get(now.name) is before:
             self.put(now)
 
     def replace(self, nodes: Iterable[model.Node]) -> list[str]:
-        """Take all nodes there are; return the names of those that changed or went."""
-        there = {node.name: node for node in nodes}
-        gone = [name for name in self._nodes if name not in there]
+        """Store all nodes that exist; return the names of those that changed."""
+        present = {node.name: node for node in nodes}
+        gone = [name for name in self._nodes if name not in present]
         for name in gone:
             self.drop(name)
-        return [name for name, node in there.items() if self.put(node)]
+        return [name for name, node in present.items() if self.put(node)]
 
     def drop(self, name: str) -> None:
-        """Take that a node is gone, with its GPUs: what comes again by that name is another."""
-        for kept in (self._nodes, self._told, self._waiting, self._held, self._denied):
+        """Forget a node with its GPUs: a later node of this name is another one."""
+        for kept in (self._nodes, self._decided, self._waiting, self._held, self._denied):
             kept.pop(name, None)
         self._events.pop(name, None)
         self._reports.pop(name, None)
-        self.heard += 1
-        self._guard.update(name, None)
+        self.inventory_version += 1
+        self._all_or_nothing.update(name, None)
 
     def report(self, name: str) -> decisions.Report:
-        """Return the GPUs of a node, whichever of its plugins reported them."""
-        found = list(self._reports.get(name, {}).values())
-        if len(found) <= 1:
-            return found[0] if found else decisions.NO_REPORT
+        """Return the GPUs of a node, from the reports of all its plugins."""
+        reports = list(self._reports.get(name, {}).values())
+        if len(reports) <= 1:
+            return reports[0] if reports else decisions.NO_REPORT
         kinds: dict[sources.Product, int] = {}
-        for one in found:
-            for product, count in one.kinds.items():
+        for report in reports:
+            for product, count in report.kinds.items():
                 kinds[product] = kinds.get(product, 0) + count
-        gpus = next((one.gpus for one in found if one.gpus and one.gpus.gpus), None)
-        is_simulated = any(one.is_simulated for one in found)
+        gpus = next((report.gpus for report in reports if report.gpus and report.gpus.gpus), None)
+        is_simulated = any(report.is_simulated for report in reports)
         return decisions.Report(kinds=kinds, is_simulated=is_simulated, gpus=gpus)
 
-    def standing(self, name: str) -> node_labels.Standing | None:
-        """Return how a node stands; None if there is no such node in the cluster."""
+    def status(self, name: str) -> node_labels.LabelStatus | None:
+        """Return how a node is labelled; None if there is no such node in the cluster."""
         node = self._nodes.get(name)
         if node is None:
-            if not self.is_blind:
+            if not self.are_nodes_unknown:
                 return None
             node = model.Node(name=name)
         agents = {name: self.report(name).kinds} if self._reports.get(name) else {}
-        return node_labels.standing(node, sources.Views(agents, {}, self._aliases))
+        return node_labels.label_status(node, sources.Evidence(agents, {}, self._aliases))
 
     def objection(self) -> str | None:
-        """Return why nothing may be labelled that has no label yet, or None."""
-        return self._guard.objection()
+        """Return why no node without a label may be labelled, or None."""
+        return self._all_or_nothing.objection()
 
-    def covering(self) -> str | None:
-        """Return the key of another scheme that makes ours needless, if there is one."""
-        return self._guard.covering()
+    def covering_scheme(self) -> str | None:
+        """Return the key of another scheme that makes our label unnecessary, if there is one."""
+        return self._all_or_nothing.covering_scheme()
 
-    def settle(
-        self, node: str, decision: decisions.Decision, *, cause: str, may_pass: bool = False
+    def record_decision(
+        self, node: str, decision: decisions.Decision, *, cause: str, is_retriable: bool = False
     ) -> bool:
-        """Note a decision that was carried out; True if it is news.
+        """Store a decision that was carried out; return whether to publish it.
 
-        A write is always news; a suggestion or refusal once, until something else is true of the
-        node. A node that waits is tried again, for the same `cause`; so is, less often, one of
-        which the refusal `may_pass`, such as a right that is missing.
+        A write is always published; a suggestion or a refusal once, until the decision changes. A
+        node that waits is retried for the same `cause`; so is, less often, one whose refusal
+        `is_retriable`, such as a missing permission.
         """
         self._waiting.pop(node, None)
         self._denied.pop(node, None)
@@ -174,89 +174,91 @@ class Fleet:
         if decision.action is decisions.Action.HOLD:
             self._held[node] = (cause, decision.reason)
             return False
-        if may_pass:
+        if is_retriable:
             self._denied[node] = cause
-        told = self._told.get(node)
+        before = self._decided.get(node)
         is_write = decision.action in {decisions.Action.APPLY, decisions.Action.WITHDRAW}
         if (
             decision.action is decisions.Action.NOTHING
-            and told is not None
-            and told.action in {decisions.Action.APPLY, decisions.Action.WITHDRAW}
-            and told.labels == decision.labels
+            and before is not None
+            and before.action in {decisions.Action.APPLY, decisions.Action.WITHDRAW}
+            and before.labels == decision.labels
         ):
             # what we wrote is there
             return False
-        self._told[node] = _shared_decision(
+        self._decided[node] = _shared_decision(
             decision.action,
             tuple(decision.labels.items()),
             decision.reason,
             decision.source,
             decision.drop,
         )
-        return is_write or told != decision
+        return is_write or before != decision
 
     def waiting(self) -> dict[str, str]:
-        """Return the nodes that are to be tried again, and for what cause."""
+        """Return the nodes to retry, each with its cause."""
         return {node: cause for node, (cause, _) in self._waiting.items()}
 
     def held(self) -> dict[str, str]:
-        """Return the nodes that wait until all can be labelled, and for what cause."""
+        """Return the nodes that wait until all can be labelled, each with its cause."""
         return {node: cause for node, (cause, _) in self._held.items()}
 
     def denied(self) -> dict[str, str]:
-        """Return the nodes that the API refused to have labelled, and for what cause."""
+        """Return the nodes whose label the API refused to write, each with its cause."""
         return dict(self._denied)
 
     def names(self) -> list[str]:
-        """Return every node that is known, from the cluster or from reports."""
+        """Return every node that the cluster or a plugin has named."""
         return sorted(self._nodes.keys() | self._reports.keys())
 
     def reported(self) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
-        """Return the GPUs by node, and which are simulated, for the commands."""
+        """Return the GPUs by node, and which nodes are simulated, for the commands."""
         kinds = {
             name: self.report(name).kinds
-            for name, found in self._reports.items()
-            if found and (self.is_blind or name in self._nodes)
+            for name, reports in self._reports.items()
+            if reports and (self.are_nodes_unknown or name in self._nodes)
         }
-        kinds = {name: found for name, found in kinds.items() if found}
+        kinds = {name: gpus for name, gpus in kinds.items() if gpus}
         return kinds, frozenset(name for name in kinds if self.report(name).is_simulated)
 
     def view(self) -> dict[str, View]:
-        """Return every node of which something is known as it stands."""
+        """Return every node that was reported or decided about, as `/state` shows it."""
         views = {}
         waiting = {**self._waiting, **self._held}
-        for node in sorted(self._reports.keys() | self._told.keys() | waiting.keys()):
-            told = self._told.get(node)
+        for node in sorted(self._reports.keys() | self._decided.keys() | waiting.keys()):
+            decision = self._decided.get(node)
             waits_for = waiting.get(node, ("", ""))[1]
             views[node] = View(
                 gpus=sum(self.report(node).kinds.values()),
-                action=told.action if told else None,
-                labels=told.labels if told else {},
-                reason=waits_for or (told.reason if told else ""),
+                action=decision.action if decision else None,
+                labels=decision.labels if decision else {},
+                reason=waits_for or (decision.reason if decision else ""),
                 is_waiting=node in waiting,
             )
         return views
 
-    def _look(self, name: str) -> None:
-        one = self.standing(name)
-        may_label = one is not None and decisions.may_label(one, self._rules, self.report(name))
-        self._guard.update(name, one, may_label=may_label)
+    def _update_all_or_nothing(self, name: str) -> None:
+        status = self.status(name)
+        may_label = status is not None and decisions.may_label(
+            status, self._rules, self.report(name)
+        )
+        self._all_or_nothing.update(name, status, may_label=may_label)
 
-    def _forget_others(self, node: model.Node) -> None:
-        """Let go what was reported of a former node of this name."""
+    def _forget_earlier(self, node: model.Node) -> None:
+        """Forget what was reported about an earlier node of this name."""
         events = self._events.get(node.name, {})
-        for plugin in [name for name, event in events.items() if _is_of_another(event, node)]:
+        for plugin in [name for name, event in events.items() if _predates(event, node)]:
             del events[plugin]
             self._reports.get(node.name, {}).pop(plugin, None)
 
 
-def _place(event: codec.CloudEvent) -> codec.CloudEvent:
-    """Return what orders an event among others, without what ten thousand would keep in vain."""
+def _ordering(event: codec.CloudEvent) -> codec.CloudEvent:
+    """Return an event without its content: enough to order it, small enough for 10,000 nodes."""
     return msgspec.structs.replace(event, id="", type="", boot="", data=_NOTHING)
 
 
-def _is_of_another(event: codec.CloudEvent, node: model.Node) -> bool:
-    """Tell whether an inventory is of a former node of this name; clocks may differ a little."""
+def _predates(event: codec.CloudEvent, node: model.Node) -> bool:
+    """Return whether an inventory is of an earlier node of this name; clocks may differ."""
     return node.created is not None and event.time < node.created - _SKEW
 
 
@@ -268,33 +270,33 @@ def _shared_decision(
     source: str,
     drop: frozenset[str],
 ) -> decisions.Decision:
-    """Return the same decision for all nodes of which it is taken."""
+    """Return one object for all equal decisions."""
     return decisions.Decision(action, dict(labels), reason, source, drop)
 
 
 @functools.lru_cache(maxsize=_SHARED_MAX)
 def _shared_report(
     kinds: tuple[tuple[sources.Product, int], ...],
-    is_simulated: bool,  # noqa: FBT001  # a cache tells arguments by their order
+    is_simulated: bool,  # noqa: FBT001  # lru_cache keys depend on the order
 ) -> decisions.Report:
-    """Return the same report for all nodes with the same GPUs."""
+    """Return one object for all nodes with the same GPUs."""
     return decisions.Report(kinds=dict(kinds), is_simulated=is_simulated)
 
 
-def _is_older(one: model.Node, other: model.Node) -> bool:
-    """Tell whether a sight of the same node is older; versions of one resource are ordered."""
-    is_known = one.version.isdecimal() and other.version.isdecimal() and one.uid == other.uid
-    return is_known and int(one.version) < int(other.version)
+def _is_older(node: model.Node, other: model.Node) -> bool:
+    """Return whether `node` is an older version of the same node as `other`."""
+    is_comparable = node.version.isdecimal() and other.version.isdecimal() and node.uid == other.uid
+    return is_comparable and int(node.version) < int(other.version)
 
 
-def _alike(one: model.Node, other: model.Node) -> bool:
-    """Tell whether two sights of a node differ in nothing that decides a label."""
+def _is_alike(node: model.Node, other: model.Node) -> bool:
+    """Return whether two versions of a node are equal in all that decides its labels."""
     return (
-        one.uid == other.uid
-        and one.labels == other.labels
-        and one.ours == other.ours
-        and one.owners == other.owners
-        and one.told_of == other.told_of
-        and one.is_selected == other.is_selected
-        and one.accelerators == other.accelerators
+        node.uid == other.uid
+        and node.labels == other.labels
+        and node.our_labels == other.our_labels
+        and node.owners == other.owners
+        and node.labelled_from == other.labelled_from
+        and node.is_selected == other.is_selected
+        and node.accelerators == other.accelerators
     )

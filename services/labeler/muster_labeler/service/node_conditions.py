@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: what health concluded about a node's plugins, as its condition."""
+"""Adapter: the Kubernetes API: health's verdicts on a node's plugins, as a node condition."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
@@ -12,13 +12,13 @@ from muster_labeler import model
 
 TYPE: Final = model.CONDITION
 
-_WELL: Final = (Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED)
-_UNSEEN: Final = (Verdict.UNREACHABLE, Verdict.NODE_DOWN)
+_GOOD: Final = (Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED)
+_UNREACHABLE: Final = (Verdict.UNREACHABLE, Verdict.NODE_DOWN)
 _MESSAGE_MAX: Final = 1024
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A node condition but for its times; the same while nothing changed."""
+    """A node condition without its times: equal as long as nothing changed."""
 
     type: str = TYPE
     status: str
@@ -27,11 +27,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 Write = Callable[[model.Node, Condition], Awaitable[bool]]
-"""Writes the condition of a node; returns whether it is there."""
+"""Writes the condition of a node; returns whether that succeeded."""
 
 
-class Judging:
-    """The conditions of all nodes, as they should be and as we last wrote them."""
+class NodeConditionWriter:
+    """The conditions of all nodes, as they should be and as they were last written."""
 
     def __init__(self, write: Write | None) -> None:
         self._write = write
@@ -39,20 +39,20 @@ class Judging:
         self._written: dict[str, Condition] = {}
         self._unwritten: set[str] = set()
 
-    def hear(self, verdict: vocabulary.VerdictChanged) -> bool:
-        """Take a verdict; False if it is of a leader before the one who spoke last.
+    def observe_verdict(self, verdict: vocabulary.VerdictChanged) -> bool:
+        """Store a verdict; return False if it is of an earlier leader than the last one.
 
-        Leaders' numbers grow even across a lost bucket, see muster.nats.admin.
+        Leaders' terms grow even if their bucket is lost, see muster.nats.admin.
         """
-        known = self._verdicts.setdefault(verdict.node, {})
-        newest = known.get(verdict.plugin)
+        verdicts = self._verdicts.setdefault(verdict.node, {})
+        newest = verdicts.get(verdict.plugin)
         if newest is not None and newest[0] > verdict.leader:
             return False
-        known[verdict.plugin] = verdict.leader, verdict.verdict
+        verdicts[verdict.plugin] = verdict.leader, verdict.verdict
         return True
 
-    async def judge(self, node: model.Node) -> None:
-        """Write the condition of a node, if it is another than we last wrote."""
+    async def write(self, node: model.Node) -> None:
+        """Write the condition of a node, if it differs from the one last written."""
         verdicts = self._verdicts.get(node.name)
         if not verdicts or self._write is None:
             return
@@ -70,34 +70,34 @@ class Judging:
         return sorted(self._unwritten)
 
     def drop(self, name: str) -> None:
-        """Take that a node is gone."""
+        """Forget a node that is gone."""
         for kept in (self._verdicts, self._written):
             kept.pop(name, None)
         self._unwritten.discard(name)
 
-    def forget(self) -> None:
-        """Take that somebody else writes from now on: what stands there we do not know."""
+    def forget_written(self) -> None:
+        """Forget what was written: another replica writes from now on."""
         self._written.clear()
 
 
 def condition_of(verdicts: Mapping[str, Verdict]) -> Condition:
-    """Return the condition of a node from what health last concluded about each plugin.
+    """Return the condition of a node from the last verdict on each of its plugins.
 
-    The worst counts: one that is down before one that cannot be seen.
+    The worst counts: a plugin that is down comes before one that cannot be reached.
     """
-    bad = {name: v for name, v in verdicts.items() if v not in _WELL and v not in _UNSEEN}
-    unseen = {name: v for name, v in verdicts.items() if v in _UNSEEN}
-    worst = bad or unseen
-    status = "False" if bad else "Unknown" if unseen or not verdicts else "True"
+    down = {name: v for name, v in verdicts.items() if v not in _GOOD and v not in _UNREACHABLE}
+    unreachable = {name: v for name, v in verdicts.items() if v in _UNREACHABLE}
+    worst = down or unreachable
+    status = "False" if down else "Unknown" if unreachable or not verdicts else "True"
     shown = worst or verdicts
-    told = ", ".join(f"{name}: {shown[name]}" for name in sorted(shown))
+    message = ", ".join(f"{name}: {shown[name]}" for name in sorted(shown))
     first = shown[min(shown)] if shown else Verdict.UNREACHABLE
     reason = "".join(word.capitalize() for word in first.split("_"))
-    return Condition(status=status, reason=reason, message=told[:_MESSAGE_MAX])
+    return Condition(status=status, reason=reason, message=message[:_MESSAGE_MAX])
 
 
 def condition_patch(node: str, uid: str, wanted: Condition, *, at: datetime) -> dict[str, object]:
-    """Return the server-side apply of a condition; its times are those of this change."""
+    """Return the server-side apply of a condition that has changed at this time."""
     time = at.strftime("%Y-%m-%dT%H:%M:%SZ")
     condition = {**msgspec.to_builtins(wanted), "lastTransitionTime": time}
     return {

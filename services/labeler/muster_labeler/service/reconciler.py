@@ -1,8 +1,7 @@
-"""Adapter: the running service: inventories and nodes come, decisions are carried out and told.
+"""Adapter: the event loop: reconciles a node's labels whenever anything about the node changes.
 
-Level-triggered: whatever changes about a node, it is looked at again as a whole, so that a label
-that was removed comes back and a swapped GPU is noticed. Everything about one node goes through one
-worker, so that it is decided in order.
+Level-triggered: a node is always evaluated as a whole, so that a label that somebody removed comes
+back and a replaced GPU is noticed. One worker handles everything about one node, in order.
 """
 
 import asyncio
@@ -32,62 +31,65 @@ from muster_labeler.service import (
 
 _WORKERS: Final = 8
 _DENIED_ROUNDS: Final = 6
+"""A node whose write the API refused is retried once in so many rounds."""
 _INVENTORY_S: Final = 2.0
 
 _DECISIONS = prometheus_client.Counter(
-    "muster_labeler_decisions_total", "Decisions about nodes, by what was done.", ["action"]
+    "muster_labeler_decisions_total", "Decisions about nodes, by action.", ["action"]
 )
 _WAITING = prometheus_client.Gauge(
-    "muster_labeler_waiting", "Nodes that are to be labelled and cannot be yet."
+    "muster_labeler_waiting_nodes", "Nodes that are to be labelled and cannot be labelled yet."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The Kubernetes API as the service uses it."""
+    """The Kubernetes API, as far as the service uses it."""
 
-    door: cluster_api.Nodes
-    pace: pacing.Pace
-    name_missing_rights: Callable[[], Coroutine[None, None, None]]
-    notes: decision_publisher.Notes
-    reflector: Callable[[model.Sink], watch.Reflector[msgspec.Raw, model.Node]]
+    node_api: cluster_api.NodeApi
+    pace: pacing.WritePace
+    log_missing_permissions: Callable[[], Coroutine[None, None, None]]
+    records: decision_publisher.ClusterRecords
+    reflector: Callable[[model.NodeSink], watch.Reflector[msgspec.Raw, model.Node]]
     elect: Callable[[leadership.OnChange], leadership.Election] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ears:
-    """What the bus tells: all there was, then what comes."""
+class Bus:
+    """The bus: the newest event of each subject, then every new one; and how to publish."""
 
     newest: Callable[[], AsyncIterator[codec.CloudEvent]]
     follow: Sequence[Callable[[], AsyncIterator[codec.CloudEvent]]]
     publish: decision_publisher.Publish
 
 
-class Service:
+class Reconciler:
     """The labeler; `run` it."""
 
-    def __init__(self, settings: config.Settings, ears: Ears, cluster: Cluster | None) -> None:
+    def __init__(self, settings: config.Settings, bus: Bus, cluster: Cluster | None) -> None:
         self.is_restored = False
         self._settings = settings
-        self._ears = ears
+        self._bus = bus
         self._cluster = cluster
         rules = decisions.Rules(
             mode=settings.mode,
             policy=settings.policy,
             may_label_simulated=settings.simulated,
         )
-        self._fleet = fleet.Fleet(rules, aliases=settings.aliases, is_blind=True)
-        self._hand = label_writer.Hand(
-            self._fleet, rules, cluster.door if cluster else None, may_write=self._may_write
+        self._fleet = fleet.Fleet(rules, aliases=settings.aliases, are_nodes_unknown=True)
+        self._label_writer = label_writer.LabelWriter(
+            self._fleet, rules, cluster.node_api if cluster else None, may_write=self._may_write
         )
         self._queues: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(_WORKERS)]
         self._causes: dict[str, str] = {}
         self._is_held = False
-        self._covering: str | None = None
-        notes = cluster.notes if cluster else None
-        self._telling = decision_publisher.Telling(ears.publish, notes)
-        self._judging = node_conditions.Judging(notes.judge if notes else None)
-        sink = model.Sink(self._replaced, self._put, self._dropped)
+        self._covering_scheme: str | None = None
+        records = cluster.records if cluster else None
+        self._publisher = decision_publisher.DecisionPublisher(bus.publish, records)
+        self._conditions = node_conditions.NodeConditionWriter(
+            records.write_condition if records else None
+        )
+        sink = model.NodeSink(self._replaced, self._put, self._dropped)
         self._reflector = cluster.reflector(sink) if cluster else None
         elect = cluster.elect if cluster else None
         self._election = elect(self._leadership_changed) if elect else None
@@ -95,11 +97,11 @@ class Service:
             cluster.pace.may_write = self._may_write
 
     def view(self) -> dict[str, fleet.View]:
-        """Return every node as it stands."""
+        """Return every node, as `/state` shows it."""
         return self._fleet.view()
 
     async def run(self) -> None:
-        """Look at everything there is, then at each change, for ever."""
+        """Evaluate all nodes, then each node that changes, for ever."""
         if self._settings.mode is config.Mode.OFF:
             self.is_restored = True
             await asyncio.Event().wait()
@@ -112,23 +114,23 @@ class Service:
                 logs.logger().info(
                     "no_kubernetes_api", consequence="suggestions from inventories alone"
                 )
-            async for event in self._ears.newest():
-                self._hear(event)
-            await self._nodes_listed()
+            async for event in self._bus.newest():
+                self._observe(event)
+            await self._wait_for_nodes()
             self.is_restored = True
             for queue in self._queues:
                 tasks.create_task(self._work(queue))
-            for follow in self._ears.follow:
-                tasks.create_task(self._listen(follow))
-            tasks.create_task(self._telling.run())
+            for follow in self._bus.follow:
+                tasks.create_task(self._follow(follow))
+            tasks.create_task(self._publisher.run())
             if self._cluster is not None:
-                tasks.create_task(self._cluster.name_missing_rights())
-            tasks.create_task(self._try_again())
+                tasks.create_task(self._cluster.log_missing_permissions())
+            tasks.create_task(self._retry())
             if self._cluster is not None:
-                tasks.create_task(self._list_gpus())
+                tasks.create_task(self._write_inventory())
 
-    async def _nodes_listed(self) -> None:
-        """Wait for the nodes, but not for ever: suggestions need them less than writes do."""
+    async def _wait_for_nodes(self) -> None:
+        """Wait for the nodes, but not for ever: suggestions are possible without them."""
         if self._reflector is None:
             return
         try:
@@ -137,95 +139,97 @@ class Service:
         except TimeoutError:
             return
 
-    async def _listen(self, follow: Callable[[], AsyncIterator[codec.CloudEvent]]) -> None:
+    async def _follow(self, follow: Callable[[], AsyncIterator[codec.CloudEvent]]) -> None:
         async for event in follow():
-            self._hear(event)
+            self._observe(event)
 
-    def _hear(self, event: codec.CloudEvent) -> None:
+    def _observe(self, event: codec.CloudEvent) -> None:
         match event.data:
             case vocabulary.InventoryReported():
-                if self._fleet.take(event):
-                    self._look(event.node, event.id)
+                if self._fleet.observe_inventory(event):
+                    self._enqueue(event.node, event.id)
             case vocabulary.VerdictChanged() as verdict:
-                if self._judging.hear(verdict):
-                    self._look(verdict.node, event.id)
+                if self._conditions.observe_verdict(verdict):
+                    self._enqueue(verdict.node, event.id)
             case _:
                 pass
 
-    def _look(self, node: str, cause: str) -> None:
-        """Have a node looked at, once for all that happened to it."""
+    def _enqueue(self, node: str, cause: str) -> None:
+        """Queue a node for evaluation; it waits there once, however many changes there are."""
         if node not in self._causes:
             self._queues[zlib.crc32(node.encode()) % _WORKERS].put_nowait(node)
         self._causes[node] = cause
-        self._look_at_others()
+        self._enqueue_affected()
 
-    def _look_at_others(self) -> None:
-        """Have those looked at of which something else is true now that a node changed."""
-        held, covering = self._fleet.objection(), self._fleet.covering()
+    def _enqueue_affected(self) -> None:
+        """Queue other nodes whose decision depends on the node that has just changed."""
+        held, covering = self._fleet.objection(), self._fleet.covering_scheme()
         if (held is not None) != self._is_held:
             self._is_held = held is not None
             if self._settings.mode is config.Mode.APPLY:
-                logs.logger().info("held" if held else "held_no_more", reason=held or "")
+                logs.logger().info(
+                    "labelling_held" if held else "labelling_resumed", reason=held or ""
+                )
             for name, cause in self._fleet.held().items():
-                self._look(name, cause)
-        if covering != self._covering:
-            self._covering = covering
+                self._enqueue(name, cause)
+        if covering != self._covering_scheme:
+            self._covering_scheme = covering
             for name in self._fleet.names():
-                self._look(name, f"covering:{name}:{covering}")
+                self._enqueue(name, f"covering:{name}:{covering}")
 
-    def _replaced(self, found: list[model.Node]) -> None:
-        self._fleet.is_blind = False
-        for name in self._fleet.replace(found):
-            self._look(name, f"list:{name}")
+    def _replaced(self, nodes: list[model.Node]) -> None:
+        self._fleet.are_nodes_unknown = False
+        for name in self._fleet.replace(nodes):
+            self._enqueue(name, f"list:{name}")
         for name, cause in self._fleet.waiting().items():
-            self._look(name, cause)
+            self._enqueue(name, cause)
 
     def _put(self, node: model.Node) -> None:
         if self._fleet.put(node):
-            self._look(node.name, f"{node.uid}:{node.version}")
+            self._enqueue(node.name, f"{node.uid}:{node.version}")
 
     def _dropped(self, name: str) -> None:
         self._fleet.drop(name)
-        self._judging.drop(name)
-        self._hand.drop(name)
-        self._look_at_others()
+        self._conditions.drop(name)
+        self._label_writer.drop(name)
+        self._enqueue_affected()
 
     def _leadership_changed(self, _: leadership.Leadership, __: leadership.Leadership) -> None:
         if not self._may_write():
-            self._judging.forget()
+            self._conditions.forget_written()
         for name in self._fleet.names():
-            self._look(name, f"lead:{name}")
+            self._enqueue(name, f"leader:{name}")
 
-    async def _try_again(self) -> None:
+    async def _retry(self) -> None:
         for round_ in itertools.count(1):
             await asyncio.sleep(self._settings.retry_s)
-            self._hand.forget()
+            self._label_writer.forget()
             waiting = self._fleet.waiting()
             _WAITING.set(len(waiting) + len(self._fleet.held()))
             if round_ % _DENIED_ROUNDS == 0:
                 waiting |= self._fleet.denied()
             for node, cause in waiting.items():
-                self._look(node, cause)
-            for node in self._judging.unwritten():
-                self._look(node, f"condition:{node}")
+                self._enqueue(node, cause)
+            for node in self._conditions.unwritten():
+                self._enqueue(node, f"condition:{node}")
 
     async def _work(self, queue: asyncio.Queue[str]) -> None:
         while True:
             node = await queue.get()
             cause = self._causes.pop(node, node)
-            await self._settle(node, cause)
-            one = self._fleet.standing(node)
-            if self._settings.condition and one is not None and self._may_write():
-                await self._judging.judge(one.node)
+            await self._reconcile(node, cause)
+            status = self._fleet.status(node)
+            if self._settings.condition and status is not None and self._may_write():
+                await self._conditions.write(status.node)
 
-    async def _settle(self, node: str, cause: str) -> None:
-        """Decide about a node, do it, and have it told if it is news."""
-        if not self._may_tell():
+    async def _reconcile(self, node: str, cause: str) -> None:
+        """Decide about a node, act, and publish the decision if it is a new one."""
+        if not self._may_suggest():
             return
-        decision, may_pass = await self._hand.carry_out(node)
-        is_news = self._fleet.settle(node, decision, cause=cause, may_pass=may_pass)
+        decision, is_retriable = await self._label_writer.reconcile(node)
+        is_new = self._fleet.record_decision(node, decision, cause=cause, is_retriable=is_retriable)
         _DECISIONS.labels(decision.action).inc()
-        if not is_news or decision.source == "":
+        if not is_new or decision.source == "":
             return
         logs.logger().info(
             "decided",
@@ -234,21 +238,21 @@ class Service:
             labels=dict(decision.labels),
             reason=decision.reason,
         )
-        self._telling.tell(decision, node=node, cause=cause)
-        one = self._fleet.standing(node)
-        is_written_down = self._settings.kubernetes.events and self._may_write()
-        if one is not None and one.node.uid and is_written_down:
-            self._telling.note(one.node, decision)
+        self._publisher.publish(decision, node=node, cause=cause)
+        status = self._fleet.status(node)
+        has_events = self._settings.kubernetes.events and self._may_write()
+        if status is not None and status.node.uid and has_events:
+            self._publisher.record_event(status.node, decision)
 
-    async def _list_gpus(self) -> None:
-        """Write down, now and then, what agents report: the commands read it."""
-        assert self._cluster is not None, "there is a cluster to write it down in"
+    async def _write_inventory(self) -> None:
+        """Keep the ConfigMap with what agents report up to date: the commands read it."""
+        assert self._cluster is not None, "the inventory is written only where there is a cluster"
         written = -1
         while True:
-            heard = self._fleet.heard
-            is_due = heard != written and self._may_write()
-            if is_due and await self._cluster.notes.list_gpus(*self._fleet.reported()):
-                written = heard
+            version = self._fleet.inventory_version
+            is_due = version != written and self._may_write()
+            if is_due and await self._cluster.records.write_inventory(*self._fleet.reported()):
+                written = version
             await asyncio.sleep(_INVENTORY_S)
 
     def _may_write(self) -> bool:
@@ -256,7 +260,7 @@ class Service:
             self._election is None or self._election.term() is not None
         )
 
-    def _may_tell(self) -> bool:
-        """Suggest also where nobody can lead: the bus drops what two say alike."""
+    def _may_suggest(self) -> bool:
+        """Return whether to publish: also if nobody can lead, as the bus drops duplicates."""
         election = self._election
         return election is None or election.term() is not None or election.problem() is not None
