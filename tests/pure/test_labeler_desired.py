@@ -157,10 +157,7 @@ def test_a_scheme_that_covers_the_cluster_leaves_nothing_to_do() -> None:
     both = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.MUSTER))
     beside = decide(Mode.APPLY, {L4: 2}, covering="x/y", policy=both)
     assert (beside.action, KEY in beside.labels, len(beside.labels)) == (Action.APPLY, False, 3)
-    assert (
-        decide(Mode.APPLY, {L4: 2}, objection="held", covering="x/y", policy=both)
-        == beside
-    )
+    assert decide(Mode.APPLY, {L4: 2}, objection="held", covering="x/y", policy=both) == beside
 
 
 def test_an_objection_holds_new_labels_and_no_corrections() -> None:
