@@ -1,1 +1,6 @@
-"""Pure: package."""
+"""The Kubernetes API, as several services use it.
+
+`client` finds a cluster and our credentials, `api` sends requests, `watch` keeps all objects of one
+kind up to date, `lease` elects a leader. `objects`, `quantity` and `selectors` are pure: the shapes
+of objects that we read, resource quantities, and label selectors.
+"""

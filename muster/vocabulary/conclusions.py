@@ -11,7 +11,7 @@ from muster.vocabulary import facts
 
 
 class Verdict(enum.StrEnum):
-    """What health concludes about one plugin."""
+    """What health concludes about a plugin."""
 
     HEALTHY = "HEALTHY"
     DEGRADED = "DEGRADED"
@@ -28,9 +28,9 @@ class Verdict(enum.StrEnum):
 
 
 class AlertKind(enum.StrEnum):
-    """What an alert is about: a verdict that needs a person, devices, all the fleet, or muster.
+    """What an alert is about: a verdict that needs a person, devices, the whole fleet, or muster.
 
-    The notifier itself raises the last two.
+    The notifier raises the last two itself.
     """
 
     DEGRADED = "degraded"
@@ -64,7 +64,7 @@ class Severity(enum.StrEnum):
 
 
 class Remedy(enum.StrEnum):
-    """What became of a plan to restart a plugin."""
+    """The outcome of a decision to restart a plugin."""
 
     ACTED = "acted"
     DRY_RUN = "dry_run"
@@ -82,7 +82,7 @@ class AlertState(enum.StrEnum):
 class NotificationReason(enum.StrEnum):
     """Why a notification is sent now (Alertmanager notify/dedup_stage.go).
 
-    ACKNOWLEDGED is ours: what was told still fires, and somebody has silenced it meanwhile.
+    ACKNOWLEDGED is ours: an alert that people were notified of still fires, and is now silenced.
     """
 
     FIRST = "first"
@@ -116,7 +116,7 @@ class LabelsApplied(LabelEvent, frozen=True, kw_only=True):
 
 
 class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
-    """These labels were asked for and not written; `reason` says why."""
+    """These labels were requested and not written; `reason` says why."""
 
     TYPE = "labels.refused"
     SUBJECT = "muster.label.{node}.labels.refused"
@@ -125,8 +125,8 @@ class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
 class VerdictChanged(facts.Event, frozen=True, kw_only=True):
     """Health concluded something new about a plugin. `rule` names what decided.
 
-    `leader` is the fencing revision of the health service that says so: a lower one than before is
-    of a former leader.
+    `leader` is the fencing token of the health service that publishes it: one that is lower than
+    an earlier one is of a former leader.
     """
 
     TYPE = "verdict.changed"
@@ -141,7 +141,7 @@ class VerdictChanged(facts.Event, frozen=True, kw_only=True):
 
 
 class RemediationDecided(facts.Event, frozen=True, kw_only=True):
-    """Health restarted a plugin's pod, or says why it did not. `leader` as in VerdictChanged."""
+    """Health restarted a plugin's pod, or why it did not. `leader` as in VerdictChanged."""
 
     TYPE = "remediation.decided"
     SUBJECT = "muster.verdict.{node}.{plugin}.remediation.decided"
@@ -154,7 +154,7 @@ class RemediationDecided(facts.Event, frozen=True, kw_only=True):
 
 
 class AlertChanged(facts.Event, frozen=True, kw_only=True):
-    """An alert fires, fires otherwise, or is resolved. One fingerprint names it, first to last.
+    """An alert fires, changes, or is resolved. Its fingerprint stays the same from first to last.
 
     A firing alert may change what it is about (a plugin that is down is then on a node that is):
     the newest by fingerprint holds. `change` counts from 0 while it fires. `devices` and `pods`
@@ -183,7 +183,7 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
     leader: facts.Count = 0
 
     def __post_init__(self) -> None:
-        """Refuse the times of no time zone as well."""
+        """Refuse times without a time zone as well."""
         super().__post_init__()
         facts.check_time("starts_at", self.starts_at)
         if self.ends_at is not None:
@@ -191,9 +191,9 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
 
 
 class WatchdogTicked(facts.Event, frozen=True, kw_only=True):
-    """The leading health service watches. When this stops coming, nobody does: tell people so.
+    """The leading health service works. When these stop, nobody detects failures: notify people.
 
-    `leader` is its fencing revision, `holder` its name; the next is due in `interval_s`.
+    `leader` is its fencing token, `holder` its name; the next is due in `interval_s`.
     """
 
     TYPE = "watchdog.ticked"
@@ -204,7 +204,7 @@ class WatchdogTicked(facts.Event, frozen=True, kw_only=True):
 
 
 class NotificationEvent(facts.Event, frozen=True, kw_only=True):
-    """What became of one message about one group; the ledger speaking."""
+    """The outcome of one notification about one group of alerts."""
 
     receiver: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$")]
     group: facts.Text
@@ -215,16 +215,16 @@ class NotificationEvent(facts.Event, frozen=True, kw_only=True):
 
 
 class NotificationDelivered(NotificationEvent, frozen=True, kw_only=True):
-    """The receiver took it."""
+    """The receiver accepted it."""
 
     TYPE = "notification.delivered"
     SUBJECT = "muster.notification.{node}.{receiver}.notification.delivered"
 
 
 class NotificationFailed(NotificationEvent, frozen=True, kw_only=True):
-    """The receiver refused it, or was away for too long; it is kept among the dead letters.
+    """The receiver refused it, or was unavailable for too long; it is kept among the dead letters.
 
-    `outcome` is what the last attempt came to, in a word: `not_found`, `timed_out`.
+    `outcome` is the result of the last attempt, in a word: `not_found`, `timed_out`.
     """
 
     TYPE = "notification.failed"

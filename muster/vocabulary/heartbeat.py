@@ -10,7 +10,7 @@ from muster.vocabulary import facts
 
 
 class Phase(enum.StrEnum):
-    """Where in its life a plugin says it is."""
+    """Where in its life cycle a plugin is."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -32,20 +32,20 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     healthy: facts.Count = msgspec.field(name="up", default=0)
     allocated: facts.Count = msgspec.field(name="al", default=0)
     problem: facts.Text = msgspec.field(name="bad", default="")
-    """What keeps this resource from the kubelet, in words; empty when nothing does."""
+    """Why this resource is not registered with the kubelet; empty if it is."""
     short: facts.Text = msgspec.field(name="few", default="")
-    """That there are fewer devices than configured as expected, in words; else empty."""
+    """How many devices fewer than expected there are, in words; empty if none."""
     apart: facts.Text = msgspec.field(name="odd", default="")
-    """What the kubelet has listed otherwise than we told it, and for how long; else empty."""
+    """How the kubelet's list differs from ours, and for how long; empty if it does not."""
     degraded: facts.Count = msgspec.field(name="deg", default=0)
     unmonitored: facts.Count = msgspec.field(name="unm", default=0)
-    """How many of the devices are Healthy, but degraded; and how many nobody can watch."""
+    """How many devices are Healthy, but degraded; and how many cannot be monitored."""
     away: bool = msgspec.field(name="awy", default=False)
-    """The kubelet is away, or has just come: that is all that keeps this resource from it."""
+    """Whether it is not registered only because the kubelet is away or has just started."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A sign of life with what only the plugin itself can know; also the answer to a probe.
+    """A heartbeat, with what only the plugin itself can know; also the answer to a probe.
 
     Crosses core NATS as compact JSON: not stored, not acknowledged, its loss is the information.
     Order is (`instance`, `seq`); `wall` is shown and never compared.
@@ -74,9 +74,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     loop_lag_ms: float = msgspec.field(name="lag", default=0.0)
     reconnects: facts.Count = msgspec.field(name="rc", default=0)
     problems: tuple[facts.Text, ...] = msgspec.field(name="prb", default=())
-    """What is not as it was meant, and concerns no single resource; the first of it."""
+    """The first problems that concern no single resource."""
 
     @property
     def subject(self) -> str:
-        """The NATS subject this beat is published on. Raises ValueError for names without one."""
+        """The NATS subject it is published on. Raises ValueError for names without one."""
         return f"muster.heartbeat.{facts.node_token(self.node)}.{facts.plugin_token(self.plugin)}"

@@ -16,7 +16,7 @@ class Health(enum.StrEnum):
 
 
 class Condition(enum.StrEnum):
-    """What may be true of a Healthy device: it works, but worse; or nobody can watch it."""
+    """What may be true of a Healthy device: it works, but degraded; or it cannot be monitored."""
 
     DEGRADED = "degraded"
     UNMONITORED = "unmonitored"
@@ -38,7 +38,7 @@ class RegistrationReason(enum.StrEnum):
 
 
 class StopReason(enum.StrEnum):
-    """Why a plugin says goodbye."""
+    """Why a plugin stops."""
 
     SIGNAL = "signal"
     CONFIGURATION = "configuration"
@@ -106,7 +106,7 @@ class GpuResource(facts.Struct, frozen=True, kw_only=True):
 
 
 class GpuNode(facts.Struct, frozen=True, kw_only=True):
-    """Everything about a node's GPUs that is no device of the kubelet's.
+    """Everything about a node's GPUs that the kubelet has no device for.
 
     `problem` says why there are none, or which could not be read; empty if all is well.
     """
@@ -146,7 +146,7 @@ class PluginEvent(facts.Event, frozen=True, kw_only=True):
 
 
 class PluginStarted(PluginEvent, frozen=True, kw_only=True):
-    """A plugin process serves; sent at start and again after every (re)connect to the bus."""
+    """A plugin process serves; published at start and after every (re)connect to the bus."""
 
     TYPE = "plugin.started"
     SUBJECT = "muster.event.{node}.{plugin}.plugin.started"
@@ -157,7 +157,7 @@ class PluginStarted(PluginEvent, frozen=True, kw_only=True):
 
 
 class PluginRegistered(PluginEvent, frozen=True, kw_only=True):
-    """The kubelet took a registration and opened its stream."""
+    """The kubelet accepted a registration and opened its stream."""
 
     TYPE = "plugin.registered"
     SUBJECT = "muster.event.{node}.{plugin}.plugin.registered"
@@ -178,7 +178,7 @@ class PluginDeregistered(PluginEvent, frozen=True, kw_only=True):
 
 
 class PluginStopping(PluginEvent, frozen=True, kw_only=True):
-    """Goodbye: a planned end. `expected_return_s` is 0 when nobody expects it back."""
+    """A planned stop. `expected_return_s` is 0 if the plugin is not expected back."""
 
     TYPE = "plugin.stopping"
     SUBJECT = "muster.event.{node}.{plugin}.plugin.stopping"
@@ -187,7 +187,7 @@ class PluginStopping(PluginEvent, frozen=True, kw_only=True):
 
 
 class InventoryReported(PluginEvent, frozen=True, kw_only=True):
-    """The whole snapshot: at start, after every (re)connect, on a period and on request."""
+    """The whole snapshot: at start, after every (re)connect, periodically and on request."""
 
     TYPE = "inventory.reported"
     SUBJECT = "muster.event.{node}.{plugin}.inventory.reported"
@@ -236,11 +236,11 @@ class DeviceHealthChanged(PluginEvent, frozen=True, kw_only=True):
     policy: facts.Text = ""
     evidence: tuple[facts.Evidence, ...] = ()
     pods: tuple[facts.Text, ...] = ()
-    """`namespace/name` of those that hold the device, where podresources told it."""
+    """`namespace/name` of those that hold the device, where podresources reports it."""
 
 
 class DeviceConditionChanged(PluginEvent, frozen=True, kw_only=True):
-    """Something is to be known of a device that stays Healthy; `condition` began or ended."""
+    """A condition of a device that stays Healthy began or ended."""
 
     TYPE = "device.condition_changed"
     SUBJECT = "muster.event.{node}.{plugin}.device.condition_changed"
@@ -256,7 +256,7 @@ class DeviceConditionChanged(PluginEvent, frozen=True, kw_only=True):
 
 
 class AllocationObserved(PluginEvent, frozen=True, kw_only=True):
-    """The kubelet was given devices for a container; `pod` where podresources told it."""
+    """The kubelet was given devices for a container; `pod` where podresources reports it."""
 
     TYPE = "allocation.observed"
     SUBJECT = "muster.event.{node}.{plugin}.allocation.observed"
@@ -290,7 +290,7 @@ class ConfigurationApplied(PluginEvent, frozen=True, kw_only=True):
 
 
 class ConfigurationRefused(PluginEvent, frozen=True, kw_only=True):
-    """A changed configuration cannot be used; the one before stays in force."""
+    """A changed configuration is invalid; the previous one stays in force."""
 
     TYPE = "configuration.refused"
     SUBJECT = "muster.event.{node}.{plugin}.configuration.refused"
@@ -299,7 +299,7 @@ class ConfigurationRefused(PluginEvent, frozen=True, kw_only=True):
 
 
 class ProblemChanged(PluginEvent, frozen=True, kw_only=True):
-    """Something about the devices is not as it was meant, or no longer: no fault of a device."""
+    """A problem with the configured devices began or ended that is no fault of a device."""
 
     TYPE = "problem.changed"
     SUBJECT = "muster.event.{node}.{plugin}.problem.changed"
