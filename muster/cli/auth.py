@@ -1,8 +1,9 @@
-"""Adapter: people: `muster auth`, the keys and credentials of the bus."""
+"""Adapter: files: `muster auth` makes and changes the keys and credentials of the bus.
 
-import re
+It prints the commands that bring them into a cluster.
+"""
+
 import shlex
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,278 +13,45 @@ from typing import Annotated, Final
 import cyclopts
 from cyclopts import Parameter
 
-from muster import commands
+from muster import vocabulary
+from muster.cli import certificates, keyfiles, output, texts
+from muster.nats.auth import accounts as bus_accounts
+from muster.nats.auth import permissions
 
-auth = cyclopts.App(name="auth", help="Make and change the keys and credentials of the bus.")
+app = cyclopts.App(name="auth", help="Make and change the keys and credentials of the bus.")
 
-_UNITS: Final = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800, "y": 31_536_000}
-_VALID_MAX_S: Final = 10 * _UNITS["y"]
+_VALID_MAX: Final = timedelta(days=3650)
+_KEYS: Final = Path("muster-keys")
 _HOSTS: Final = ("localhost", "127.0.0.1", "::1", "muster-nats", "*.muster-nats")
-_IN_CLUSTER: Final = ("muster-nats.muster", "*.muster-nats.muster.svc.cluster.local")
+_HOSTS_IN_CLUSTER: Final = ("muster-nats.muster", "*.muster-nats.muster.svc.cluster.local")
 _BY_HAND: Final = {
     "node": "give nodes that have credentials new ones: muster auth node",
     "reader": "give readers new credentials: muster auth reader",
 }
 """What no command can bring to where it is needed."""
-_Keys = Annotated[Path, Parameter(name=["--keys", "-k"], env_var="MUSTER_AUTH_KEYS")]
-_KEYS: Final = Path("muster-keys")
-_Out = Annotated[Path | None, Parameter(name=["--out", "-o"])]
 
+_Keys = Annotated[
+    Path,
+    Parameter(
+        name=["--keys", "-k"],
+        env_var="MUSTER_AUTH_KEYS",
+        help="The directory that `muster auth init` made.",
+    ),
+]
+_Out = Annotated[
+    Path | None,
+    Parameter(
+        name=["--out", "-o"],
+        help="A file to write the credentials to instead, which nobody else can read.",
+    ),
+]
+_Valid = Annotated[
+    str | None,
+    Parameter(help="For how long: `30d`, `1y`; by default until the key is changed."),
+]
 
-def register(app: cyclopts.App) -> None:
-    """Add the command."""
-    app.command(auth)
-
-
-@auth.command
-def init(directory: Path) -> int:
-    """Make the keys of an installation, accounts.conf for NATS, and each service's credentials.
-
-    Parameters
-    ----------
-    directory
-        Where to; it must not hold keys yet.
-
-    """
-
-    def made() -> list[str]:
-        from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
-
-        if directory == Path():
-            raise ValueError("name a directory of its own for the keys")
-        return [
-            _wrote(directory, keyfiles.make(directory, at=time.time())),
-            f"Keep {directory} where only you can read it. What the cluster gets of it:\n",
-            *first(str(directory)),
-        ]
-
-    return _run("init", made)
-
-
-@auth.command
-def accounts(*, keys: _Keys = _KEYS) -> int:
-    """Make accounts.conf and the services' credentials anew from the keys, as after an upgrade.
-
-    Parameters
-    ----------
-    keys
-        The directory that `muster auth init` made.
-
-    """
-
-    def made() -> list[str]:
-        from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
-
-        wrote = _wrote(keys, keyfiles.derive(keys, at=time.time()))
-        return [f"{wrote}\n", *again(str(keys))]
-
-    return _run("accounts", made)
-
-
-@auth.command
-def node(node: str, *, valid: str | None = None, out: _Out = None, keys: _Keys = _KEYS) -> int:
-    """Print credentials for the plugins on one node, where nodes have no tokens to show.
-
-    Parameters
-    ----------
-    node
-        Its name.
-    valid
-        For how long: `30d`, `1y`; for ever, until the key is changed, if not said.
-    out
-        A file to write the credentials to instead, which nobody else can read.
-    keys
-        The directory that `muster auth init` made.
-
-    """
-
-    def made() -> list[str]:
-        from muster import vocabulary  # noqa: PLC0415  # as above
-        from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
-        from muster.nats.auth import accounts, permissions  # noqa: PLC0415  # as above
-
-        name = permissions.plugin(vocabulary.node_token(node)).user
-        at = time.time()
-        role = accounts.Role.NODE
-        text = keyfiles.user(keys, role, name=name, at=at, until=_until(valid, at))
-        return _given(text, out)
-
-    return _run("node", made)
-
-
-@auth.command
-def reader(
-    *,
-    name: str,
-    valid: str | None = None,
-    out: _Out = None,
-    url: str = "tls://muster-nats.muster:4222",
-    keys: _Keys = _KEYS,
-) -> int:
-    """Print credentials for an outside tool that listens, and a program that does.
-
-    Parameters
-    ----------
-    name
-        Whose they are: letters, digits, `-` and `_`.
-    valid
-        For how long: `30d`, `1y`; for ever, until the key is changed, if not said.
-    out
-        A file to write the credentials to instead, which nobody else can read.
-    url
-        Where NATS is, for the program.
-    keys
-        The directory that `muster auth init` made.
-
-    """
-
-    def made() -> list[str]:
-        from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
-        from muster.nats.auth import accounts, permissions  # noqa: PLC0415  # as above
-
-        if not name:
-            raise ValueError("--name: empty")
-        user, at = permissions.reader(name).user, time.time()
-        text = keyfiles.user(keys, accounts.Role.READER, name=user, at=at, until=_until(valid, at))
-        file = out or Path(f"{name}.creds")
-        return [*_given(text, out), *subscriber(str(file), url)]
-
-    return _run("reader", made)
-
-
-@auth.command
-def rotate(
-    key: str,
-    *,
-    drop: Annotated[bool, Parameter(negative="")] = False,
-    keys: _Keys = _KEYS,
-) -> int:
-    """Change a key that signs: first both are good, and after --drop only the new one.
-
-    Parameters
-    ----------
-    key
-        `answer`, `node`, `reader`, `health`, `labeler`, `notifier` or `admin`.
-    drop
-        End what the old key signed, once everybody has credentials of the new one.
-    keys
-        The directory that `muster auth init` made.
-
-    """
-
-    def made() -> list[str]:
-        from muster.cli import keyfiles  # noqa: PLC0415  # a command pays for its own imports
-
-        if key not in keyfiles.CHANGEABLE:
-            raise ValueError(f"{key!r} is none of {', '.join(keyfiles.CHANGEABLE)}")
-        if drop:
-            wrote = _wrote(keys, keyfiles.drop(keys, key, at=time.time()))
-            then = f"Once NATS has it, what the old key of {key} signed is refused:\n"
-            return [wrote, then, *dropped(str(keys))]
-        wrote = _wrote(keys, keyfiles.rotate(keys, key, at=time.time()))
-        where = "" if keys == _KEYS else f" --keys {shlex.quote(str(keys))}"
-        told = [f"Both keys of {key} are good, once NATS has it:\n"]
-        told += again(str(keys), key=key)
-        if key in _BY_HAND:
-            told.append(f"\nThen {_BY_HAND[key]}.")
-        return [wrote, *told, f"\nAt last: muster auth rotate {key} --drop{where}"]
-
-    return _run("rotate", made)
-
-
-@auth.command
-def local_ca(
-    directory: Path,
-    *,
-    host: tuple[str, ...] = (),
-    valid: str = "10y",
-    renew: Annotated[bool, Parameter(negative="")] = False,
-) -> int:
-    """Make an authority of one's own, and a certificate for NATS: ca.crt, tls.crt, tls.key.
-
-    Parameters
-    ----------
-    directory
-        Where to.
-    host
-        Another name or address of NATS; this machine's and those in the cluster are always in.
-    valid
-        For how long the certificate is good; the authority is for 20 years.
-    renew
-        Make a new certificate by the authority that is there; clients notice nothing.
-
-    """
-
-    def made() -> list[str]:
-        from muster.cli import certificates  # noqa: PLC0415  # a command pays for its own imports
-
-        if directory == Path():
-            raise ValueError("name a directory of its own for the certificates")
-        at = datetime.now(UTC)
-        lasts = timedelta(seconds=_lasts(valid))
-        hosts = list(dict.fromkeys((*_HOSTS, *_IN_CLUSTER, *host)))
-        change = certificates.renew if renew else certificates.make
-        names = change(directory, hosts, at=at, lasts=lasts)
-        told = renewed if renew else tls
-        return [
-            f"{_wrote(directory, names)}; the certificate is good until {at + lasts:%Y-%m-%d}",
-            f"ca.key stays with you. Clients: NATS_CA={directory / 'ca.crt'}. In a cluster:\n",
-            *told(str(directory)),
-        ]
-
-    return _run("local-ca", made)
-
-
-def _run(command: str, made: Callable[[], Sequence[str]]) -> int:
-    problem = commands.missing("auth")
-    if problem is not None:
-        print(f"muster auth {command}: {problem}", file=sys.stderr)
-        return 1
-    from muster.cli import keyfiles  # noqa: PLC0415  # needs the extra
-
-    try:
-        print("\n".join(made()))
-    except (ValueError, keyfiles.BadDirectory) as error:
-        print(f"muster auth {command}: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"muster auth {command}: {where}{error.strerror or error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _given(text: str, out: Path | None) -> list[str]:
-    """Return what is printed of a secret: nothing, if it goes to a file."""
-    from muster.cli import keyfiles  # noqa: PLC0415  # needs the extra
-
-    if out is None:
-        return [text]
-    if out.exists() and not out.is_file():
-        raise ValueError(f"--out: {out} is no file")
-    keyfiles.write(out, text)
-    return []
-
-
-def _wrote(directory: Path, names: Sequence[str]) -> str:
-    return f"wrote {', '.join(names)} in {directory}"
-
-
-def _until(valid: str | None, at: float) -> float | None:
-    return None if valid is None else at + _lasts(valid)
-
-
-def _lasts(text: str) -> int:
-    """Return seconds. Raises ValueError."""
-    found = re.fullmatch(r"([1-9][0-9]{0,8})([mhdwy])", text)
-    lasts = int(found[1]) * _UNITS[found[2]] if found else 0
-    if not 0 < lasts <= _VALID_MAX_S:
-        raise ValueError(f"--valid: {text!r} is not like 12h, 30d or 1y, and at most 10y")
-    return lasts
-
-
-SERVICES: Final = ("health", "labeler", "notifier")
-"""Who in the cluster shows credentials of its own."""
+_SERVICES: Final = ("health", "labeler", "notifier")
+"""Those in the cluster that have credentials of their own."""
 
 _KUBECTL: Final = "kubectl -n muster"
 _INTO: Final = f'into() {{ {_KUBECTL} create "$@" --dry-run=client -o yaml | kubectl apply -f -; }}'
@@ -304,28 +72,227 @@ async def main():
 asyncio.run(main())"""
 
 
-def first(directory: str) -> list[str]:
-    """Return what the cluster gets before NATS runs in it."""
-    return [_INTO, _accounts(directory), _gate(directory), *_services(directory, SERVICES)]
+@app.command
+def init(directory: Path) -> int:
+    """Make the keys of an installation, accounts.conf for NATS, and each service's credentials.
 
+    Parameters
+    ----------
+    directory
+        Where to; it must not have keys yet.
 
-def again(directory: str, *, key: str | None = None) -> list[str]:
-    """Return what the cluster gets when keys or permissions changed, or only one `key`: NATS first.
-
-    Whoever shows what NATS does not know yet is refused.
     """
-    changed = SERVICES if key is None else tuple({key}.intersection(SERVICES))
+
+    def make() -> list[str]:
+        if directory == Path():
+            raise ValueError("name a directory of its own for the keys")
+        files = keyfiles.make(directory, at=time.time())
+        return [
+            _written(directory, files),
+            f"Keep {directory} where only you can read it. To bring it into the cluster:\n",
+            *_first(str(directory)),
+        ]
+
+    return _run("init", make)
+
+
+@app.command
+def accounts(*, keys: _Keys = _KEYS) -> int:
+    """Make accounts.conf and the services' credentials anew from the keys, as after an upgrade."""
+
+    def make() -> list[str]:
+        files = keyfiles.derive(keys, at=time.time())
+        return [f"{_written(keys, files)}\n", *_again(str(keys))]
+
+    return _run("accounts", make)
+
+
+@app.command
+def node(node: str, *, valid: _Valid = None, out: _Out = None, keys: _Keys = _KEYS) -> int:
+    """Print credentials for the plugins of one node, where nodes have no tokens.
+
+    Parameters
+    ----------
+    node
+        Its name.
+
+    """
+
+    def make() -> list[str]:
+        name = permissions.plugin(vocabulary.node_token(node)).user
+        text = _credentials(keys, bus_accounts.Role.NODE, name, valid)
+        return _kept_secret(text, out)
+
+    return _run("node", make)
+
+
+@app.command
+def reader(
+    *,
+    name: str,
+    valid: _Valid = None,
+    out: _Out = None,
+    url: str = "tls://muster-nats.muster:4222",
+    keys: _Keys = _KEYS,
+) -> int:
+    """Print credentials for an outside tool that subscribes, and a program that does.
+
+    Parameters
+    ----------
+    name
+        Whose they are: letters, digits, `-` and `_`.
+    url
+        Address of NATS, for the program.
+
+    """
+
+    def make() -> list[str]:
+        if not name:
+            raise ValueError("--name: empty")
+        user = permissions.reader(name).user
+        text = _credentials(keys, bus_accounts.Role.READER, user, valid)
+        file = out or Path(f"{name}.creds")
+        return [*_kept_secret(text, out), *_subscriber(str(file), url)]
+
+    return _run("reader", make)
+
+
+@app.command
+def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
+    """Change a signing key: first both are valid, and after --drop only the new one.
+
+    Parameters
+    ----------
+    key
+        `answer`, `node`, `reader`, `health`, `labeler`, `notifier` or `admin`.
+    drop
+        End what the old key signed, once everybody has credentials of the new one.
+
+    """
+
+    def make() -> list[str]:
+        if key not in keyfiles.CHANGEABLE:
+            raise ValueError(f"{key!r} is none of {', '.join(keyfiles.CHANGEABLE)}")
+        if drop:
+            files = keyfiles.drop(keys, key, at=time.time())
+            then = f"Once NATS has it, what the old key of {key} signed is refused:\n"
+            return [_written(keys, files), then, *_dropped(str(keys))]
+        files = keyfiles.rotate(keys, key, at=time.time())
+        option = "" if keys == _KEYS else f" --keys {shlex.quote(str(keys))}"
+        by_hand = [f"\nThen {_BY_HAND[key]}."] if key in _BY_HAND else []
+        return [
+            _written(keys, files),
+            f"Both keys of {key} are valid, once NATS has it:\n",
+            *_again(str(keys), key=key),
+            *by_hand,
+            f"\nAt last: muster auth rotate {key} --drop{option}",
+        ]
+
+    return _run("rotate", make)
+
+
+@app.command
+def local_ca(
+    directory: Path,
+    *,
+    host: tuple[str, ...] = (),
+    valid: str = "10y",
+    renew: output.Flag = False,
+) -> int:
+    """Make a certificate authority, and a certificate for NATS: ca.crt, tls.crt, tls.key.
+
+    Parameters
+    ----------
+    directory
+        Where to.
+    host
+        Another name or address of NATS; this machine's and those in the cluster are always in.
+    valid
+        For how long the certificate is valid; the authority is for 20 years.
+    renew
+        Make a new certificate by the authority that is there; clients need no change.
+
+    """
+
+    def make() -> list[str]:
+        if directory == Path():
+            raise ValueError("name a directory of its own for the certificates")
+        at, lasts = datetime.now(UTC), _lasts(valid)
+        hosts = list(dict.fromkeys((*_HOSTS, *_HOSTS_IN_CLUSTER, *host)))
+        change = certificates.renew if renew else certificates.make
+        files = change(directory, hosts, at=at, lasts=lasts)
+        return [
+            f"{_written(directory, files)}; the certificate is valid until {at + lasts:%Y-%m-%d}",
+            f"ca.key stays with you. Clients: NATS_CA={directory / 'ca.crt'}. In a cluster:\n",
+            *_tls(str(directory)),
+            *(_RESTART if renew else ()),
+        ]
+
+    return _run("local-ca", make)
+
+
+def _run(command: str, make: Callable[[], Sequence[str]]) -> int:
+    name = f"auth {command}"
+    try:
+        lines = make()
+    except (ValueError, keyfiles.BadDirectory) as error:
+        return output.fail(name, str(error))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return output.fail(name, f"{where}{error.strerror or error}")
+    print("\n".join(lines))
+    return 0
+
+
+def _credentials(keys: Path, role: bus_accounts.Role, name: str, valid: str | None) -> str:
+    at = time.time()
+    until = None if valid is None else at + _lasts(valid).total_seconds()
+    return keyfiles.user(keys, role, name=name, at=at, until=until)
+
+
+def _kept_secret(text: str, out: Path | None) -> list[str]:
+    """Return what is printed of a secret: nothing, if it goes to a file."""
+    if out is None:
+        return [text]
+    if out.exists() and not out.is_file():
+        raise ValueError(f"--out: {out} is no file")
+    keyfiles.write(out, text)
+    return []
+
+
+def _written(directory: Path, names: Sequence[str]) -> str:
+    return f"wrote {', '.join(names)} in {directory}"
+
+
+def _lasts(text: str) -> timedelta:
+    try:
+        return texts.duration(text, longest=_VALID_MAX)
+    except ValueError:
+        raise ValueError(f"--valid: {text!r} is not like 12h, 30d or 1y, and at most 10y") from None
+
+
+def _first(directory: str) -> list[str]:
+    """Return the commands for what the cluster needs before NATS runs in it."""
+    return [_INTO, _accounts(directory), _gate(directory), *_services(directory, _SERVICES)]
+
+
+def _again(directory: str, *, key: str | None = None) -> list[str]:
+    """Return the commands after a change of keys or permissions, or of one `key`; NATS first.
+
+    NATS refuses credentials that it does not know yet.
+    """
+    changed = _SERVICES if key is None else tuple({key}.intersection(_SERVICES))
     gate = [_gate(directory)] if key in {None, "answer", "node"} else []
     return [_INTO, _accounts(directory), *_RESTART, *gate, *_services(directory, changed)]
 
 
-def dropped(directory: str) -> list[str]:
-    """Return what the cluster gets when an old key is to end."""
+def _dropped(directory: str) -> list[str]:
+    """Return the commands that end an old key."""
     return [_INTO, _accounts(directory), *_RESTART]
 
 
-def tls(directory: str) -> list[str]:
-    """Return how an authority, a certificate and its key come into the cluster.
+def _tls(directory: str) -> list[str]:
+    """Return the commands that bring an authority, a certificate and its key into the cluster.
 
     The key is in a Secret that only NATS refers to: a node may read whatever its pods refer to.
     """
@@ -337,19 +304,14 @@ def tls(directory: str) -> list[str]:
     ]
 
 
-def renewed(directory: str) -> list[str]:
-    """Return how a new certificate takes the place of the old one, the authority being the same."""
-    return [*tls(directory), *_RESTART]
-
-
-def subscriber(creds: str, url: str) -> list[str]:
-    """Return a program that listens with these credentials, and how it is run."""
+def _subscriber(creds: str, url: str) -> list[str]:
+    """Return a program that subscribes with these credentials, and how to run it."""
     variables = [f"NATS_CREDS={shlex.quote(creds)}"]
     if url.startswith("tls:"):
         variables.append("NATS_CA=ca.crt")
     run = f"# {' '.join(variables)} python this.py"
-    where = [_AUTHORITY] if url.startswith("tls:") else []
-    return [run, *where, _INSTALL, *_PROGRAM.format(url=url).splitlines()]
+    authority = [_AUTHORITY] if url.startswith("tls:") else []
+    return [run, *authority, _INSTALL, *_PROGRAM.format(url=url).splitlines()]
 
 
 def _accounts(directory: str) -> str:
@@ -363,8 +325,9 @@ def _gate(directory: str) -> str:
 
 def _services(directory: str, names: Collection[str]) -> list[str]:
     return [
-        f"into secret generic muster-{one}-creds {_file(directory, f'{one}.creds', 'nats.creds=')}"
-        for one in names
+        f"into secret generic muster-{name}-creds "
+        + _file(directory, f"{name}.creds", "nats.creds=")
+        for name in names
     ]
 
 

@@ -1,35 +1,41 @@
 """Adapter: NATS for the commands: connections with a time limit; everything on the bus."""
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
+
+from cyclopts import Parameter
 
 from muster import client, codec, vocabulary
+from muster.cli import output
 from muster.local import nats
 from muster.nats import bus, consumers, streams
 
-_PATIENCE_S: Final = 10.0
-Told = codec.CloudEvent | vocabulary.Heartbeat
+Url = Annotated[
+    str | None,
+    Parameter(env_var="NATS_URL", help="Address of NATS; by default that on this machine."),
+]
+Message = codec.CloudEvent | vocabulary.Heartbeat
 Event = TypeVar("Event", bound=vocabulary.Event)
+
+_TIMEOUT_S: Final = 10.0
+_START_TIMEOUT_S: Final = 20.0
 _KEPT_MAX: Final = 100_000
-_START_S: Final = 20.0
 
 
-def run_within(command: str, asked: Coroutine[object, object, int]) -> int:
-    """Do what a command asks; return its exit code."""
+def run_within(command: str, work: Coroutine[object, object, int]) -> int:
+    """Run a command's work, for ten seconds at most; return its exit code."""
 
-    async def within() -> int:
-        async with asyncio.timeout(_PATIENCE_S):
-            return await asked
+    async def limited() -> int:
+        async with asyncio.timeout(_TIMEOUT_S):
+            return await work
 
     try:
-        return asyncio.run(within())
+        return asyncio.run(limited())
     except TimeoutError:
-        print(f"muster {command}: NATS does not answer", file=sys.stderr)
-        return 1
+        return output.fail(command, "NATS does not answer", code=1)
 
 
 def connect(command: str, url: str | None) -> bus.Bus:
@@ -39,62 +45,58 @@ def connect(command: str, url: str | None) -> bus.Bus:
     )
 
 
-class Watch:
-    """What has been heard since the watch began, each with the loop's time of arrival."""
+class Recorder:
+    """Keeps the messages it receives, each with the loop's time of arrival."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[float, Told]] = []
-        self._news = asyncio.Condition()
+        self._messages: list[tuple[float, Message]] = []
+        self._changed = asyncio.Condition()
 
-    async def hear(self, told: Told) -> None:
-        """Keep one event or beat, and wake who waits for it."""
-        async with self._news:
-            if len(self.heard) >= _KEPT_MAX:
-                del self.heard[: _KEPT_MAX // 2]
-            self.heard.append((asyncio.get_running_loop().time(), told))
-            self._news.notify_all()
+    async def record(self, message: Message) -> None:
+        """Keep a message; wake whoever waits for one."""
+        async with self._changed:
+            if len(self._messages) >= _KEPT_MAX:
+                del self._messages[: _KEPT_MAX // 2]
+            self._messages.append((asyncio.get_running_loop().time(), message))
+            self._changed.notify_all()
 
     async def first(
-        self, kind: type[Event], wanted: Callable[[Event], bool], *, since: float
+        self, kind: type[Event], matches: Callable[[Event], bool], *, since: float
     ) -> tuple[float, Event]:
-        """Return when and what was first heard since a time, of a kind and as wanted."""
-        seen = 0
+        """Return the first event of a kind that matches, received since a time; and when."""
+        checked = 0
         while True:
-            async with self._news:
-                for at, told in self.heard[seen:]:
-                    data = told.data if isinstance(told, codec.CloudEvent) else None
-                    if at >= since and isinstance(data, kind) and wanted(data):
+            async with self._changed:
+                for at, message in self._messages[checked:]:
+                    data = message.data if isinstance(message, codec.CloudEvent) else None
+                    if at >= since and isinstance(data, kind) and matches(data):
                         return at, data
-                seen = len(self.heard)
-                while len(self.heard) == seen:
-                    await self._news.wait()
+                checked = len(self._messages)
+                while len(self._messages) == checked:
+                    await self._changed.wait()
 
 
 @asynccontextmanager
-async def everything(
-    url: str, hear: Callable[[Told], object], *, since: datetime | None = None
+async def subscribe_all(
+    url: str, receive: Callable[[Message], Awaitable[None]], *, since: datetime | None = None
 ) -> AsyncIterator[bus.Bus]:
-    """Tell `hear` of every event since then or now, and every beat; what it returns is awaited."""
-
-    async def told(what: Told) -> None:
-        result = hear(what)
-        if asyncio.iscoroutine(result):
-            await result
+    """Call `receive` with every heartbeat from now on and every event since a time, else now."""
 
     async def follow(stream: streams.Stream) -> None:
         async for event in consumers.follow(
             connected.link, stream, filters=stream.subjects, since=since
         ):
-            await told(event)
+            await receive(event)
 
     async with bus.Bus(url, producer="clients/muster", name="muster", owner=True) as connected:
-        await connected.heartbeats(told)
+        await connected.heartbeats(receive)
         try:
-            async with asyncio.timeout(_START_S):
+            async with asyncio.timeout(_START_TIMEOUT_S):
                 await connected.link.client()
         except TimeoutError:
             raise nats.NatsUnavailable(
-                f"{url}: not ready after {_START_S:g} s; JetStream needs about 1.4 GiB of free disk"
+                f"{url}: not ready after {_START_TIMEOUT_S:g} s; JetStream needs about 1.4 GiB of "
+                "free disk"
             ) from None
         tasks = [asyncio.create_task(follow(s)) for s in (streams.EVENTS, streams.ALERTS)]
         try:

@@ -1,7 +1,7 @@
-"""Adapter: people: the story of the demo on the containers of compose.yaml.
+"""Adapter: people: the story of `muster demo` on the containers of compose.yaml.
 
-It is played from one of them, which can signal none of the others: what it breaks is what the
-stand-ins break when they are asked.
+It is played from one of them, which cannot send a signal to any other: it breaks only what the
+stand-ins break on request.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from muster.cli import bus_client, demo, demo_steps
 from muster.local import layout
 
 _FAULTS: Final = Path("/faults")
-_HEARD_SINCE: Final = timedelta(hours=1)
+_EVENTS_AGE: Final = timedelta(hours=1)
 
 
 class Containers:
@@ -31,25 +31,27 @@ class Containers:
         return _FAULTS / f"{node}.jsonl"
 
 
-async def play(told: demo.Playing) -> None:
-    """Play on containers that run already, and go on running."""
-    told.say(f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n")
-    here = Containers()
-    began = asyncio.get_running_loop().time()
-    since = datetime.now(UTC) - _HEARD_SINCE
-    pod = f"{here.http('kubernetes')}/api/v1/namespaces/default/pods/{demo_steps.POD}"
+async def play(story: demo.Story) -> None:
+    """Play on containers that run already, and keep running."""
+    story.print(
+        f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n"
+    )
+    containers = Containers()
+    started = asyncio.get_running_loop().time()
+    since = datetime.now(UTC) - _EVENTS_AGE
+    pod = f"{containers.http('kubernetes')}/api/v1/namespaces/default/pods/{demo_steps.POD}"
     a, b, _ = (node.name for node in layout.NODES)
-    heard = bus_client.Watch()
-    played = demo_steps.Acts(here, heard)
-    async with bus_client.everything(os.environ["NATS_URL"], heard.hear, since=since):
-        told.took("connect", began, "to NATS, as admin")
+    recorder = bus_client.Recorder()
+    steps = demo_steps.Steps(containers, recorder)
+    async with bus_client.subscribe_all(os.environ["NATS_URL"], recorder.record, since=since):
+        story.add("connect", started, "to NATS, as admin")
         try:
-            await told.play([*played.at_first("a simulated one", a), *played.asked_for(a, b)])
+            await story.play([*steps.healthy("a simulated one", a), *steps.on_request(a, b)])
         finally:
             with contextlib.suppress(OSError):
                 await demo_steps.delete(f"{pod}?gracePeriodSeconds=0")
-    told.complete = True
+    story.is_complete = True
 
 
 if __name__ == "__main__":
-    sys.exit(demo.tell(play, as_json=False))
+    sys.exit(demo.run(play, as_json=False))

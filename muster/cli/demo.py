@@ -1,4 +1,4 @@
-"""Adapter: people: `muster demo` plays one story on the local stack and reports what was seen.
+"""Adapter: people: `muster demo` plays one story on the local stack and reports what happened.
 
 Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the story says so.
 """
@@ -6,23 +6,25 @@ Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the s
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+import cyclopts
 import msgspec
 
-from muster.cli import bus_client, demo_steps
+from muster.cli import bus_client, demo_steps, output
 from muster.local import layout, nats, processes, stack
 from muster.service import runtime
 from muster.vocabulary import AlertKind, Verdict
+
+app = cyclopts.App(name="demo")
 
 _STEP_TIMEOUT_S: Final = 20.0
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a story. `seconds` is how long it took; `detail` is what was seen."""
+    """One step of a story. `seconds` is how long it took; `detail` is what happened."""
 
     name: str
     ok: bool
@@ -31,101 +33,117 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A story as far as it was played; `ok` if every step came out."""
+    """A story as far as it was played; `ok` if every step succeeded."""
 
     ok: bool
     seconds: float
     steps: tuple[Step, ...]
 
 
-def run(*, as_json: bool) -> int:
-    """Play the story; return 0 if every step came out, 1 if one did not, 130 after Ctrl-C."""
-    return tell(_on_a_stack, as_json=as_json)
+@app.default
+def demo(*, json: output.Json = False) -> int:
+    """Play one story and exit: faults, verdicts, notifications, recovery, with measured times.
+
+    The exit code is 0 if every step succeeded, 1 if one failed, 130 after Ctrl-C.
+    """
+    return run(_on_a_stack, as_json=json)
 
 
-def tell(play: "Callable[[Playing], Coroutine[object, object, None]]", *, as_json: bool) -> int:
-    """Play a story and say what came of it; return the exit code."""
-    demo = Playing(quiet=as_json)
+def run(play: "Callable[[Story], Coroutine[object, object, None]]", *, as_json: bool) -> int:
+    """Play a story and print what came of it; return the exit code."""
+    story = Story(quiet=as_json)
     try:
-        asyncio.run(runtime.run(play(demo)))
+        asyncio.run(runtime.run(play(story)))
     except (nats.NatsUnavailable, processes.ProgramFailed) as error:
-        demo.note(Step(name="start", ok=False, seconds=0.0, detail=str(error)))
-    if not demo.complete and all(step.ok for step in demo.steps):
-        print("muster demo: interrupted", file=sys.stderr)
-        return 130
-    report = summarize(demo.steps, complete=demo.complete)
+        story.append(Step(name="start", ok=False, seconds=0.0, detail=str(error)))
+    failed = [step.name for step in story.steps if not step.ok]
+    if not (story.is_complete or failed):
+        return output.fail("demo", "interrupted", code=130)
+    report = story.report()
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+        output.print_json(report, indent=2)
     else:
-        failed = [step.name for step in demo.steps if not step.ok]
-        outcome = f"failed at: {', '.join(failed)}" if failed else "every step came out"
+        outcome = f"failed at: {', '.join(failed)}" if failed else "every step succeeded"
         print(f"\n{outcome}; {report.seconds} s")
     return 0 if report.ok else 1
 
 
-class Playing:
-    """One playing of the story: what came out so far, and whether that is all."""
+class Story:
+    """A story while it is played: its steps so far, and whether they are all."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.steps: list[Step] = []
-        self.complete = False
-        self._quiet = quiet
+        self.is_complete = False
+        self._is_quiet = quiet
 
-    def say(self, text: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line, unless only the report is wanted."""
-        if not self._quiet:
-            print(text, flush=True)
+        if not self._is_quiet:
+            print(line, flush=True)
 
-    def note(self, step: Step) -> None:
-        """Keep a step and print it."""
+    def append(self, step: Step) -> None:
+        """Keep a step, and print it with the time since the start of the story."""
         self.steps.append(step)
-        self.say(line(step, at_s=sum(s.seconds for s in self.steps)))
+        at_s = sum(step.seconds for step in self.steps)
+        outcome = "ok    " if step.ok else "FAILED"
+        name = f"{step.name:<20} {step.seconds:5.2f} s"
+        self.print(f"{at_s:6.1f} s  {outcome} {name}  {step.detail}")
 
-    def took(self, name: str, began: float, detail: str, *, ok: bool = True) -> None:
-        """Note a step that ends now."""
-        seconds = asyncio.get_running_loop().time() - began
-        self.note(Step(name=name, ok=ok, seconds=seconds, detail=detail))
+    def add(self, name: str, started: float, detail: str, *, ok: bool = True) -> None:
+        """Keep a step that ends now."""
+        seconds = asyncio.get_running_loop().time() - started
+        self.append(Step(name=name, ok=ok, seconds=seconds, detail=detail))
 
-    async def play(self, chapters: Sequence[tuple[str, demo_steps.Act]]) -> None:
-        """Play; stop at the first step that fails."""
-        for name, act in chapters:
-            began = asyncio.get_running_loop().time()
+    async def play(self, steps: Sequence[tuple[str, demo_steps.Play]]) -> None:
+        """Play steps; stop at the first that fails."""
+        for name, play in steps:
+            started = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(_STEP_TIMEOUT_S):
-                    self.took(name, began, await act())
+                    self.add(name, started, await play())
             except TimeoutError:
-                self.took(name, began, f"not seen within {_STEP_TIMEOUT_S:g} s", ok=False)
+                self.add(name, started, f"not within {_STEP_TIMEOUT_S:g} s", ok=False)
                 return
             except (demo_steps.StepFailed, processes.ProgramFailed, OSError) as error:
-                self.took(name, began, str(error), ok=False)
+                self.add(name, started, str(error), ok=False)
                 return
 
+    def report(self) -> Report:
+        """Return the report; a story that was not played to its end is not ok."""
+        return Report(
+            ok=self.is_complete and all(step.ok for step in self.steps),
+            seconds=round(sum(step.seconds for step in self.steps), 3),
+            steps=tuple(
+                msgspec.structs.replace(step, seconds=round(step.seconds, 3)) for step in self.steps
+            ),
+        )
 
-async def _on_a_stack(demo: Playing) -> None:
-    """Start the stack, play, end it."""
-    demo.say(f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n")
-    running = stack.Stack(say=lambda _: None, restart=False, nats_url=os.environ.get("NATS_URL"))
+
+async def _on_a_stack(story: Story) -> None:
+    """Start the stack, play, stop it."""
+    story.print(
+        f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n"
+    )
+    running = stack.Stack(show=lambda _: None, restart=False, nats_url=os.environ.get("NATS_URL"))
     clock = asyncio.get_running_loop().time
-    began = clock()
-    started = datetime.now(UTC)
-    pids: set[int] = set()
-    heard = bus_client.Watch()
+    started, since = clock(), datetime.now(UTC)
+    recorder = bus_client.Recorder()
     async with running:
         pids = running.pids()
-        async with bus_client.everything(running.nats_url, heard.hear, since=started):
-            demo.took("start", began, f"{len(pids)} processes")
-            await demo.play(_chapters(running, demo_steps.Acts(running, heard)))
+        async with bus_client.subscribe_all(running.nats_url, recorder.record, since=since):
+            story.add("start", started, f"{len(pids)} processes")
+            await story.play(_steps(running, demo_steps.Steps(running, recorder)))
         pids |= running.pids()
-        began = clock()
-    left = [f"process {pid}" for pid in sorted(pids) if _is_there(pid)]
+        started = clock()
+    left = [f"process {pid}" for pid in sorted(pids) if _is_running(pid)]
     left += [str(running.directory)] if running.directory.exists() else []
     detail = f"left: {', '.join(left)}" if left else "no process, no socket, no file left"
-    demo.took("stop", began, detail, ok=not left)
-    demo.complete = True
+    story.add("stop", started, detail, ok=not left)
+    story.is_complete = True
 
 
-def _chapters(running: stack.Stack, played: demo_steps.Acts) -> list[tuple[str, demo_steps.Act]]:
-    """Return the story: each fault on another node, noticed, delivered, mended, resolved."""
+def _steps(running: stack.Stack, steps: demo_steps.Steps) -> list[tuple[str, demo_steps.Play]]:
+    """Return the story: each fault on another node, detected, notified of, repaired, resolved."""
     a, b, c = (node.name for node in layout.NODES)
     plugin = {node.name: running.processes[f"plugin-{node.name}"] for node in layout.NODES}
     fuse = "a simulated one" if running.fuse_simulated else "this machine's own"
@@ -136,35 +154,19 @@ def _chapters(running: stack.Stack, played: demo_steps.Acts) -> list[tuple[str, 
     async def thaw() -> None:
         plugin[b].signal(signal.SIGCONT)
 
-    noticed, mended = played.noticed, played.mended
     return [
-        *played.at_first(fuse, a),
-        ("freeze_plugin", lambda: noticed(b, freeze, Verdict.STUCK)),
-        ("thaw_plugin", lambda: mended(b, thaw, AlertKind.STUCK)),
-        ("kill_plugin", lambda: noticed(c, plugin[c].kill, Verdict.PLUGIN_DOWN)),
-        ("restart_plugin", lambda: mended(c, plugin[c].start, AlertKind.PLUGIN_DOWN)),
-        *played.asked_for(a, b),
+        *steps.healthy(fuse, a),
+        ("freeze_plugin", lambda: steps.detect(b, freeze, Verdict.STUCK)),
+        ("thaw_plugin", lambda: steps.recover(b, thaw, AlertKind.STUCK)),
+        ("kill_plugin", lambda: steps.detect(c, plugin[c].kill, Verdict.PLUGIN_DOWN)),
+        ("restart_plugin", lambda: steps.recover(c, plugin[c].start, AlertKind.PLUGIN_DOWN)),
+        *steps.on_request(a, b),
     ]
 
 
-def _is_there(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     return True
-
-
-def summarize(steps: list[Step], *, complete: bool) -> Report:
-    """Return what the steps amount to; a story that was not played to its end is not ok."""
-    return Report(
-        ok=complete and all(step.ok for step in steps),
-        seconds=round(sum(step.seconds for step in steps), 3),
-        steps=tuple(msgspec.structs.replace(s, seconds=round(s.seconds, 3)) for s in steps),
-    )
-
-
-def line(step: Step, *, at_s: float) -> str:
-    """Return a step as one line of the timeline; `at_s` counts from the start of the story."""
-    mark = "ok    " if step.ok else "FAILED"
-    return f"{at_s:6.1f} s  {mark} {step.name:<20} {step.seconds:5.2f} s  {step.detail}"

@@ -1,5 +1,6 @@
-"""Adapter: health: where it is, and what it knows of the fleet."""
+"""Adapter: the health service: `muster status` and `muster why` ask it for its state."""
 
+import asyncio
 import contextlib
 import http.client
 import os
@@ -8,29 +9,123 @@ import tempfile
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-from muster.cli import status
+import cyclopts
+import orjson
+import yaml
+from cyclopts import Parameter
 
-_ANSWER_S: Final = 5.0
+from muster import client, codec, vocabulary
+from muster.cli import bus_client, output, status, texts, why
+
+status_command = cyclopts.App(name="status")
+why_command = cyclopts.App(name="why")
+
+_Health = Annotated[
+    str | None,
+    Parameter(
+        env_var="MUSTER_HEALTH_URL",
+        help="Address of the health service, `http://host:port`; by default that of `muster up` "
+        "on this machine.",
+    ),
+]
+
+_TIMEOUT_S: Final = 5.0
 _STATE_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Of a fleet of 100,000 nodes, several times over."""
+"""Several times the state of a fleet of 100,000 nodes."""
 _NO_HEALTH: Final = (
     "no health service runs on this machine as part of `muster up`; say where one is with --health "
     "or MUSTER_HEALTH_URL (in a cluster: kubectl -n muster port-forward deploy/muster-health 8080)"
 )
 
 
-def ask(given: str | None) -> tuple[str, str | None, status.State]:
-    """Return where health is, where NATS is beside it if that is known, and what health knows.
+@status_command.default
+def show_status(
+    *,
+    all: output.Flag = False,  # noqa: A002  # the option's name
+    json: output.Json = False,
+    health: _Health = None,
+) -> int:
+    """Show the fleet as the health service sees it: verdicts, alerts, plugins with problems.
 
-    Raises ConnectionError when nobody answers, ValueError for what is no address.
+    Parameters
+    ----------
+    all
+        Every plugin and every alert, not only plugins with problems, and the first 200.
+
     """
-    places: list[tuple[str, str | None]] = [(_address(given), None)] if given else _running_here()
-    problem = _NO_HEALTH
-    for url, beside in places:
+    try:
+        source, _, state = fetch(health)
+    except ConnectionError as error:
+        return output.fail("status", str(error), code=1)
+    except ValueError as error:
+        return output.fail("status", str(error))
+    if json:
+        output.print_json(status.summary(state, source=source, everything=all))
+    else:
+        print("\n".join(status.lines(state, source=source, everything=all)))
+    return 0
+
+
+@why_command.default
+def show_node(
+    node: str,
+    /,
+    *,
+    since: str = "1d",
+    json: output.Json = False,
+    health: _Health = None,
+    url: bus_client.Url = None,
+) -> int:
+    """Show a node's verdicts, evidence, devices, alerts, pods and last changes.
+
+    Where health or NATS does not answer, what the other knows is shown, and the exit code is 1.
+
+    Parameters
+    ----------
+    node
+        Its name.
+    since
+        From when on changes are shown: `15m`, `2h`, `7d` ago, or a time.
+
+    """
+    source, state, events, problems = None, None, None, list[str]()
+    try:
         try:
-            return url, beside, status.decode(_read(f"{url}/state"))
+            source, nats_url, state = fetch(health)
+            url = url or nats_url
+        except ConnectionError as error:
+            problems.append(str(error))
+        try:
+            events = asyncio.run(_past_events(node, since=since, url=url))
+        except ConnectionError as error:
+            problems.append(str(error))
+    except ValueError as error:
+        return output.fail("why", str(error))
+    view = why.NodeView(node=node, source=source, state=state, events=events, since=since)
+    for problem in problems:
+        output.warn("why", problem)
+    unknown = why.unknown_node(view)
+    if unknown:
+        return output.fail("why", unknown)
+    if json:
+        output.print_json(why.report(view))
+    else:
+        print("\n".join(why.lines(view)))
+    return 1 if problems else 0
+
+
+def fetch(address: str | None) -> tuple[str, str | None, status.State]:
+    """Return the address of health, that of NATS if it is known as well, and health's state.
+
+    Raises ConnectionError when nothing answers, ValueError for what is no address.
+    """
+    places = [(_checked(address), None)] if address else _running_here()
+    problem = _NO_HEALTH
+    for url, nats_url in places:
+        try:
+            return url, nats_url, status.decode(_read(f"{url}/state"))
         except ConnectionError as error:
             problem = f"health does not answer: {error}"
         except ValueError as error:
@@ -38,47 +133,50 @@ def ask(given: str | None) -> tuple[str, str | None, status.State]:
     raise ConnectionError(problem)
 
 
-def _address(given: str) -> str:
+async def _past_events(node: str, *, since: str, url: str | None) -> list[codec.CloudEvent]:
+    vocabulary.node_token(node)
+    events = client.events(node=node, since=texts.since(since), url=url, follow=False)
+    return [event async for event in events]
+
+
+def _checked(address: str) -> str:
     """Return the address of a health service. Raises ValueError for what is none."""
-    address = given.rstrip("/").removesuffix("/state")
+    url = address.rstrip("/").removesuffix("/state")
     try:
-        parts = urllib.parse.urlsplit(address)
+        parts = urllib.parse.urlsplit(url)
         good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
     except ValueError:
         good = False
-    if not good or not re.fullmatch(r"[!-~]+", address):
-        raise ValueError(f"{given!r} is no address of health, such as http://127.0.0.1:8080")
-    return address
+    if not good or not re.fullmatch(r"[!-~]+", url):
+        raise ValueError(f"{address!r} is no address of health, such as http://127.0.0.1:8080")
+    return url
 
 
 def _running_here() -> list[tuple[str, str | None]]:
-    """Return where health and NATS are of each `muster up` of ours, the newest first."""
-    import orjson  # noqa: PLC0415  # only who does not say where it is pays for it
-    import yaml  # noqa: PLC0415  # as above
-
-    found = []
+    """Return where health and NATS are of each `muster up` of this user, the newest first."""
+    places = []
     for log in Path(tempfile.gettempdir()).glob("muster-*/health.log"):
-        # one that ends meanwhile takes its files with it; others' directories are not for us
+        # one that ends meanwhile removes its files; other users' directories are not for us
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             if log.stat().st_uid != os.getuid():
                 continue
-            with log.open("rb") as told:
-                said = next((line for line in told if b'"event":"listening"' in line), b"")
+            with log.open("rb") as lines:
+                listening = next((line for line in lines if b'"event":"listening"' in line), b"")
             # written once, at the start
-            file = log.with_name("health.yaml")
+            settings = log.with_name("health.yaml")
             place = (
-                str(orjson.loads(said)["http"]),
-                str(yaml.safe_load(file.read_text("utf-8"))["bus"]["url"]),
+                str(orjson.loads(listening)["http"]),
+                str(yaml.safe_load(settings.read_text("utf-8"))["bus"]["url"]),
             )
-            found.append((file.stat().st_mtime, place))
-    return [place for _, place in sorted(found, reverse=True)]
+            places.append((settings.stat().st_mtime, place))
+    return [place for _, place in sorted(places, reverse=True)]
 
 
 def _read(url: str) -> bytes:
-    """Return what is there. Raises ConnectionError."""
+    """Return the body of an answer. Raises ConnectionError."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(url, timeout=_ANSWER_S) as answer:
+        with direct.open(url, timeout=_TIMEOUT_S) as answer:
             body: bytes = answer.read(_STATE_BYTES_MAX)
             return body
     except urllib.request.HTTPError as error:

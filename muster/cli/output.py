@@ -7,15 +7,23 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, TextIO
 
 import msgspec
 from cyclopts import Parameter
 
-Json = Annotated[bool, Parameter(name="--json", negative="")]
-"""The option `--json`, the same for every command."""
+from muster.cli import texts
 
-_GAP: Final = "  "
+Json = Annotated[
+    bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON.")
+]
+"""The option `--json`, the same for every command."""
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+"""An option without a value."""
+
+# the names under which services know them
+plain = texts.plain
+aligned = texts.aligned
 
 
 class Unwritable(Exception):
@@ -76,23 +84,13 @@ class _Guard(io.FileIO):
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]], *, nothing: str) -> None:
     """Print a table: drawn on a terminal, aligned text in a pipe; without rows, say `nothing`."""
-    cells = [[plain(cell) for cell in row] for row in rows]
+    cells = [[texts.plain(cell) for cell in row] for row in rows]
     if not cells:
         print(nothing)
     elif sys.stdout.isatty():
         _draw(names, cells)
     else:
-        print("\n".join(aligned([[name.upper() for name in names], *cells])))
-
-
-def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns; the last column is as wide as it is."""
-    cells = [[plain(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
+        print("\n".join(texts.aligned([[name.upper() for name in names], *cells])))
 
 
 def print_json(value: object, *, indent: int = 0) -> None:
@@ -108,18 +106,13 @@ def warn(command: str, text: str) -> None:
     name = f"muster {command}" if command else "muster"
     with contextlib.suppress(OSError):
         for line in text.splitlines():
-            sys.stderr.write(f"{name}: {plain(line)}\n")
+            sys.stderr.write(f"{name}: {texts.plain(line)}\n")
 
 
 def fail(command: str, problem: str, *, code: int = 2) -> int:
     """Print a problem to standard error; return the exit code: 2 for a usage error."""
     warn(command, problem)
     return code
-
-
-def plain(text: str) -> str:
-    """Return a text, which anybody may have written, without what would control a terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _draw(names: Sequence[str], cells: Iterable[Sequence[str]]) -> None:

@@ -1,72 +1,108 @@
-"""Adapter: NATS for the command: silences are added, listed and expired."""
+"""Adapter: NATS: `muster silence` adds, lists and expires silences."""
 
-import sys
 import uuid
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import cyclopts
 import msgspec
 
-from muster import commands, silences
-from muster import matchers as parsing
-from muster.cli import bus_client, status, tables
+from muster import commands, matchers, silences
+from muster.cli import bus_client, output, texts
 from muster.nats import buckets, bus, streams
 
-_BUS_S: Final = 5.0
+app = cyclopts.App(name="silence", help="Suppress the notifications of some alerts for a while.")
+
 _KEPT: Final = timedelta(days=5)
-"""For how long people can see what was silenced, as in Alertmanager."""
+"""For how long an expired silence can still be listed, as in Alertmanager."""
 
 
+@app.command
 def add(
-    matchers: Sequence[str],
-    *,
-    duration: timedelta,
+    *expressions: str,
+    duration: str = "1h",
     comment: str,
-    author: str | None,
-    url: str | None,
+    author: str | None = None,
+    url: bus_client.Url = None,
 ) -> int:
-    """Write a silence that begins now; print its id."""
-    if not matchers:
-        return _mistake("say what to silence, such as node=node-a")
+    """Silence the alerts that all matchers match, from now on; print the silence's id.
+
+    Parameters
+    ----------
+    expressions
+        Matchers as Alertmanager writes them: `node=node-a`, `'kind=~"stuck|missing"'`.
+    duration
+        For how long: `90s`, `15m`, `1h30m`, `7d`; a year at most.
+    comment
+        Why.
+    author
+        Who; by default the user who is logged in.
+
+    """
     try:
-        doubts = [f"{m}: {why}" for m in parsing.parse_all(matchers) if (why := silences.doubt(m))]
+        lasts = texts.duration(duration)
     except ValueError as error:
-        return _mistake(str(error))
+        return output.fail("silence", f"--duration: {error}")
+    if not expressions:
+        return output.fail("silence", "name what to silence, such as node=node-a")
+    try:
+        parsed = matchers.parse_all(expressions)
+    except ValueError as error:
+        return output.fail("silence", str(error))
+    doubts = [f"{matcher}: {doubt}" for matcher in parsed if (doubt := silences.doubt(matcher))]
     if doubts:
-        return _mistake("; ".join(doubts))
+        return output.fail("silence", "; ".join(doubts))
     now = datetime.now(UTC)
-    given = {
+    fields = {
         "id": uuid.uuid4().hex[:12],
-        "matchers": tuple(matchers),
+        "matchers": expressions,
         "starts_at": now,
-        "ends_at": now + duration,
+        "ends_at": now + lasts,
         "author": author or commands.user_name(),
         "comment": comment,
     }
     try:
-        silence = msgspec.convert(given, silences.Silence)
+        silence = msgspec.convert(fields, silences.Silence)
     except msgspec.ValidationError as error:
-        return _mistake(str(error))
-    return bus_client.run_within("silence", _write(silence, url))
+        return output.fail("silence", str(error))
+    return bus_client.run_within("silence", _add(silence, url))
 
 
-def expire(silence_id: str, *, url: str | None) -> int:
-    """End a silence now."""
+@app.command(name="list")
+def list_silences(
+    *,
+    all: output.Flag = False,  # noqa: A002  # the option's name
+    json: output.Json = False,
+    url: bus_client.Url = None,
+) -> int:
+    """Print the silences that are in force.
+
+    Parameters
+    ----------
+    all
+        Also those that have expired.
+
+    """
+    return bus_client.run_within("silence", _list(url, everything=all, as_json=json))
+
+
+@app.command
+def expire(silence_id: str, *, url: bus_client.Url = None) -> int:
+    """End a silence now.
+
+    Parameters
+    ----------
+    silence_id
+        Its id.
+
+    """
     return bus_client.run_within("silence", _expire(silence_id, url))
 
 
-def show(*, everything: bool, as_json: bool, url: str | None) -> int:
-    """Print the silences that last, or all that are remembered."""
-    return bus_client.run_within("silence", _show(url, everything=everything, as_json=as_json))
-
-
-async def _write(silence: silences.Silence, url: str | None) -> int:
+async def _add(silence: silences.Silence, url: str | None) -> int:
     async with bus_client.connect("silence", url) as connected:
-        await buckets.remember(
-            connected.link, streams.SILENCES, silence.id, silences.encode(silence)
-        )
-        for key, old in (await _all(connected)).items():
+        await _write(connected, silence)
+        for key, old in (await _read(connected)).items():
             if old.ends_at < silence.starts_at - _KEPT:
                 await buckets.remember(connected.link, streams.SILENCES, key, b"")
     print(silence.id)
@@ -75,20 +111,19 @@ async def _write(silence: silences.Silence, url: str | None) -> int:
 
 async def _expire(silence_id: str, url: str | None) -> int:
     async with bus_client.connect("silence", url) as connected:
-        found = await _all(connected)
-        if silence_id not in found:
-            return _mistake(f"no silence is called {silence_id}")
-        ended = found[silence_id].expired(datetime.now(UTC))
-        await buckets.remember(connected.link, streams.SILENCES, silence_id, silences.encode(ended))
+        by_id = await _read(connected)
+        if silence_id not in by_id:
+            return output.fail("silence", f"there is no silence {silence_id}")
+        await _write(connected, by_id[silence_id].expired(datetime.now(UTC)))
     return 0
 
 
-async def _show(url: str | None, *, everything: bool, as_json: bool) -> int:
+async def _list(url: str | None, *, everything: bool, as_json: bool) -> int:
     async with bus_client.connect("silence", url) as connected:
-        found = await _all(connected)
+        by_id = await _read(connected)
     now = datetime.now(UTC)
     shown = sorted(
-        (silence for silence in found.values() if everything or now < silence.ends_at),
+        (silence for silence in by_id.values() if everything or now < silence.ends_at),
         key=lambda silence: silence.ends_at,
     )
     if as_json:
@@ -99,33 +134,31 @@ async def _show(url: str | None, *, everything: bool, as_json: bool) -> int:
         (
             silence.id,
             " ".join(silence.matchers),
-            (
-                f"{silence.ends_at.astimezone():%Y-%m-%d %H:%M}"
-                f"{'' if now < silence.ends_at else ' (over)'}"
-            ),
+            f"{silence.ends_at.astimezone():%Y-%m-%d %H:%M}"
+            + ("" if now < silence.ends_at else " (expired)"),
             silence.author,
             silence.comment,
         )
         for silence in shown
     ]
-    tables.show(("id", "what", "until", "author", "comment"), rows, nothing="no silences")
+    output.table(("id", "matchers", "until", "author", "comment"), rows, nothing="no silences")
     return 0
 
 
-async def _all(connected: bus.Bus) -> dict[str, silences.Silence]:
-    found = {}
+async def _write(connected: bus.Bus, silence: silences.Silence) -> None:
+    await buckets.remember(connected.link, streams.SILENCES, silence.id, silences.encode(silence))
+
+
+async def _read(connected: bus.Bus) -> dict[str, silences.Silence]:
+    """Return the silences by id; those that cannot be read are reported."""
+    by_id = {}
     async for change in buckets.follow(connected.link, streams.SILENCES):
         if change is None:
             break
         key, value = change
         if value:
             try:
-                found[key] = silences.decode(value)
+                by_id[key] = silences.decode(value)
             except silences.MalformedSilence as error:
-                _mistake(status.plain(f"{key} is no silence: {error}"))
-    return found
-
-
-def _mistake(problem: str) -> int:
-    print(f"muster silence: {problem}", file=sys.stderr)
-    return 2
+                output.warn("silence", texts.plain(f"silence {key} cannot be read: {error}"))
+    return by_id

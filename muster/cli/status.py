@@ -1,35 +1,36 @@
-"""Pure: What the health service knows of the fleet, read from its `/state`, and shown.
+"""Pure: the fleet as the health service sees it: its `/state`, decoded and shown.
 
-The shapes are the command's own: it knows no room. A key that is not there has its default, a key
-that is not known here is left out, so an older command reads what a newer service says.
+The command imports no service, so the structs are its own. A missing key has its default, an
+unknown key is ignored: an older command can read the state of a newer service.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
 import msgspec
 
 from muster import vocabulary
+from muster.cli import texts
 
-WELL: Final = frozenset({vocabulary.Verdict.HEALTHY.value, vocabulary.Verdict.MAINTENANCE.value})
+_WELL: Final = frozenset({vocabulary.Verdict.HEALTHY.value, vocabulary.Verdict.MAINTENANCE.value})
 UNKNOWN: Final = "UNKNOWN"
-"""Shown of a plugin that is known and not judged yet."""
+"""Shown for a plugin that has no verdict yet."""
 
 _SHOWN_MAX: Final = 200
-_FIRST: Final = {severity.value: rank for rank, severity in enumerate(vocabulary.Severity)}
+_ADVISORIES_FINE: Final = frozenset({"", "they come", "received"})
+_RANK: Final = {severity.value: rank for rank, severity in enumerate(vocabulary.Severity)}
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """One observation: who saw it, and what."""
+    """One observation and its source."""
 
     source: str = ""
     observed: str = ""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One alert that fires."""
+    """One firing alert."""
 
     node: str = ""
     plugin: str = ""
@@ -48,7 +49,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A device with something wrong."""
+    """A faulty device."""
 
     kind: str = ""
     resource: str = ""
@@ -70,8 +71,8 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 0.0
     beat_age_s: float | None = None
     clock_skew_s: float = 0.0
-    expected: bool = False
-    frozen: bool = False
+    is_expected: bool = msgspec.field(default=False, name="expected")
+    is_suspended: bool = msgspec.field(default=False, name="frozen")
     resources: tuple[str, ...] = ()
     devices: dict[str, int] = msgspec.field(default_factory=dict)
     unhealthy: tuple[Device, ...] = ()
@@ -80,27 +81,27 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_well(self) -> bool:
-        """Tell whether there is nothing to be seen here."""
-        return self.verdict in WELL and not (self.alerts or self.frozen or self.problems)
+        """Whether there is no problem to show."""
+        return self.verdict in _WELL and not (self.alerts or self.is_suspended or self.problems)
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """What concerns no single plugin; `held` have an alert that waits for its turn."""
+    """What concerns no single plugin; the rate limit holds back alerts of `held` plugins."""
 
     alerts: tuple[Alert, ...] = ()
-    storms: int = 0
+    mass_failures: int = msgspec.field(default=0, name="storms")
     suspects: int = 0
     held: int = 0
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """Health about itself; `leads` is the revision it leads under, if it does."""
+    """The health service itself; `revision` is that of its leadership, if it is the leader."""
 
-    leads: int | None = None
+    revision: int | None = msgspec.field(default=None, name="leads")
     leader: str | None = None
-    blind: bool = False
+    is_disconnected: bool = msgspec.field(default=False, name="blind")
     advisories: str = ""
-    telling: str = ""
+    publishing_problem: str = msgspec.field(default="", name="telling")
     cluster: str | dict[str, str] = ""
 
 
@@ -113,9 +114,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alerts(self) -> list[Alert]:
-        """Return all alerts that fire, the most urgent and the oldest first."""
-        found = [*self.fleet.alerts, *(alert for one in self.plugins for alert in one.alerts)]
-        return sorted(found, key=_urgency)
+        """Return all firing alerts, the most urgent and the oldest first."""
+        of_plugins = (alert for plugin in self.plugins for alert in plugin.alerts)
+        return sorted([*self.fleet.alerts, *of_plugins], key=_urgency)
 
 
 def decode(body: bytes) -> State:
@@ -126,118 +127,111 @@ def decode(body: bytes) -> State:
         raise ValueError(str(error)) from None
 
 
-def plain(text: str) -> str:
-    """Return a text that a plugin may have written, as a terminal may be given it."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
 def at(time: datetime | None) -> str:
     """Return a time in the local time zone."""
     return "-" if time is None else f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def caveats(state: State) -> list[str]:
-    """Say what makes less true what the service says, or less complete."""
+    """Return what makes the state incomplete or out of date."""
     service = state.service
-    found = []
-    if service.blind:
-        found.append("health is blind: its link to NATS is gone, and this is what it last knew")
-    if service.leads is None:
-        leader = f"{service.leader} does" if service.leader else "nobody is known to"
-        found.append(f"this health service does not lead ({leader}); alerts are the leader's")
-    if state.fleet.storms:
-        found.append("a storm: many fell silent at once, and nobody of them is judged meanwhile")
-    found += [service.telling] if service.telling else []
-    found += [f"connections: {service.advisories}"] if _is_amiss(service.advisories) else []
+    notes = []
+    if service.is_disconnected:
+        notes.append("health is disconnected from NATS; this is what it last received")
+    if service.revision is None:
+        leader = service.leader or "unknown"
+        notes.append(f"this health service is not the leader ({leader}); alerts are the leader's")
+    if state.fleet.mass_failures:
+        notes.append("mass failure: many plugins went silent together; verdicts are suspended")
+    notes += [service.publishing_problem] if service.publishing_problem else []
+    if service.advisories not in _ADVISORIES_FINE:
+        notes.append(f"connections: {service.advisories}")
     if isinstance(service.cluster, str):
-        found += [f"Kubernetes: {service.cluster}"] if service.cluster else []
+        notes += [f"Kubernetes: {service.cluster}"] if service.cluster else []
     else:
-        found += [f"Kubernetes: {what}: {why}" for what, why in sorted(service.cluster.items())]
-    return [plain(one) for one in found]
+        notes += [f"Kubernetes: {what}: {why}" for what, why in sorted(service.cluster.items())]
+    return [texts.plain(note) for note in notes]
 
 
 def summary(state: State, *, source: str, everything: bool) -> dict[str, object]:
-    """Return the state as one object for programs; plugins that are well only on request."""
-    shown = [one for one in state.plugins if everything or not one.is_well]
+    """Return the state as one object for programs; healthy plugins only with `everything`."""
+    shown = [plugin for plugin in state.plugins if everything or not plugin.is_well]
     return {
         "health": source,
         "service": state.service,
         "plugins_total": len(state.plugins),
-        "nodes_total": len({one.node for one in state.plugins}),
+        "nodes_total": len({plugin.node for plugin in state.plugins}),
         "verdicts": dict(_verdicts(state)),
         "suspects": state.fleet.suspects,
-        "storms": state.fleet.storms,
+        "storms": state.fleet.mass_failures,
         "held": state.fleet.held,
         "alerts": state.alerts,
-        "plugins": sorted(shown, key=_place),
+        "plugins": sorted(shown, key=_position),
     }
 
 
 def lines(state: State, *, source: str, everything: bool) -> list[str]:
     """Return the state for people."""
-    nodes, most = len({one.node for one in state.plugins}), None if everything else _SHOWN_MAX
-    counted = ", ".join(f"{count} {verdict}" for verdict, count in _verdicts(state)) or "none"
-    fleet, alerts = state.fleet, state.alerts
-    found = [
-        f"health   {plain(source)}",
-        *(f"  note   {one}" for one in caveats(state)),
-        f"plugins  {len(state.plugins)} on {nodes} nodes: {counted}",
-        f"doubts   {fleet.suspects} suspected of silence, {fleet.storms} storms",
-        f"alerts   {len(alerts)} firing, of {fleet.held} plugins some wait for their turn"
-        if fleet.held
-        else f"alerts   {len(alerts)} firing",
-    ]
-    shown = sorted((p for p in state.plugins if everything or not p.is_well), key=_place)
+    most = None if everything else _SHOWN_MAX
+    shown = sorted((p for p in state.plugins if everything or not p.is_well), key=_position)
+    text = _overview(state, source)
     if shown:
         rows = [("NODE", "PLUGIN", "VERDICT", "SINCE", "DEVICES", "ALERTS")]
-        rows += [_row(one) for one in shown[:most]]
-        found += ["", *table(rows), *_more(len(shown) + 1 - len(rows))]
-    said = [(one.node, one.plugin, problem) for one in shown for problem in one.problems]
-    if said:
-        problems = [("NODE", "PLUGIN", "PROBLEM"), *said[:most]]
-        found += ["", *table(problems), *_more(len(said) + 1 - len(problems))]
-    if alerts:
-        told = [("FIRING SINCE", "SEVERITY", "KIND", "WHAT")]
-        told += [(at(a.starts_at), a.severity, a.kind, a.summary) for a in alerts[:most]]
-        found += ["", *table(told), *_more(len(alerts) + 1 - len(told))]
-    return found
+        rows += [_row(plugin) for plugin in shown[:most]]
+        text += ["", *texts.aligned(rows), *_more(len(shown) + 1 - len(rows))]
+    reported = [(p.node, p.plugin, problem) for p in shown for problem in p.problems]
+    if reported:
+        problems = [("NODE", "PLUGIN", "PROBLEM"), *reported[:most]]
+        text += ["", *texts.aligned(problems), *_more(len(reported) + 1 - len(problems))]
+    if state.alerts:
+        alerts = [("FIRING SINCE", "SEVERITY", "KIND", "SUMMARY")]
+        alerts += [(at(a.starts_at), a.severity, a.kind, a.summary) for a in state.alerts[:most]]
+        text += ["", *texts.aligned(alerts), *_more(len(state.alerts) + 1 - len(alerts))]
+    return text
 
 
-def table(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns; the last column is as wide as it is."""
-    cells = [[plain(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+def _overview(state: State, source: str) -> list[str]:
+    nodes = len({plugin.node for plugin in state.plugins})
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in _verdicts(state)) or "none"
+    fleet = state.fleet
+    held = f"; alerts of {fleet.held} plugins are held back by the rate limit" if fleet.held else ""
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
+        f"health    {texts.plain(source)}",
+        *(f"  note    {note}" for note in caveats(state)),
+        f"plugins   {len(state.plugins)} on {nodes} nodes: {counted}",
+        f"suspects  {fleet.suspects} silent, {fleet.mass_failures} mass failures",
+        f"alerts    {len(state.alerts)} firing{held}",
     ]
-
-
-def _is_amiss(advisories: str) -> bool:
-    return advisories not in {"", "they come"}
 
 
 def _verdicts(state: State) -> list[tuple[str, int]]:
-    counts = Counter(plain(one.verdict or UNKNOWN) for one in state.plugins)
+    counts = Counter(texts.plain(plugin.verdict or UNKNOWN) for plugin in state.plugins)
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _row(one: Plugin) -> tuple[str, str, str, str, str, str]:
-    devices = ", ".join(f"{name} {count}" for name, count in sorted(one.devices.items()))
-    bad = f"; {len(one.unhealthy)} with something wrong" if one.unhealthy else ""
-    verdict = f"{one.verdict or UNKNOWN}{' (in a storm)' if one.frozen else ''}"
-    kinds = ", ".join(sorted({alert.kind for alert in one.alerts})) or "-"
-    return (one.node, one.plugin, verdict, at(one.since), f"{devices or '-'}{bad}", kinds)
+def _row(plugin: Plugin) -> tuple[str, str, str, str, str, str]:
+    devices = ", ".join(f"{name} {count}" for name, count in sorted(plugin.devices.items()))
+    faulty = f"; {len(plugin.unhealthy)} faulty" if plugin.unhealthy else ""
+    verdict = f"{plugin.verdict or UNKNOWN}{' (suspended)' if plugin.is_suspended else ''}"
+    kinds = ", ".join(sorted({alert.kind for alert in plugin.alerts})) or "-"
+    return (
+        plugin.node,
+        plugin.plugin,
+        verdict,
+        at(plugin.since),
+        f"{devices or '-'}{faulty}",
+        kinds,
+    )
 
 
 def _more(left: int) -> list[str]:
     return [f"and {left} more; --all shows them"] if left else []
 
 
-def _place(one: Plugin) -> tuple[bool, str, str]:
-    return (one.is_well, one.node, one.plugin)
+def _position(plugin: Plugin) -> tuple[bool, str, str]:
+    return (plugin.is_well, plugin.node, plugin.plugin)
 
 
 def _urgency(alert: Alert) -> tuple[int, str, str, str]:
-    begun = alert.starts_at.isoformat() if alert.starts_at else ""
-    return (_FIRST.get(alert.severity, len(_FIRST)), begun, alert.node, alert.kind)
+    started = alert.starts_at.isoformat() if alert.starts_at else ""
+    return (_RANK.get(alert.severity, len(_RANK)), started, alert.node, alert.kind)

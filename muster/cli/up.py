@@ -1,4 +1,4 @@
-"""Adapter: people: `muster up` runs the whole of muster here and shows what happens."""
+"""Adapter: the terminal: `muster up` runs all of muster on this machine and shows what happens."""
 
 import asyncio
 import collections
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+import cyclopts
 import rich.console
 import rich.live
 import rich.table
@@ -17,15 +18,37 @@ from rich.markup import escape
 from rich.text import Text
 
 from muster import codec, vocabulary
-from muster.cli import bus_client, events
+from muster.cli import bus_client, events, output
 from muster.local import nats, processes, stack
 from muster.service import runtime
 
-_REDRAW_S = 0.25
-_GOOD = {"", vocabulary.Verdict.HEALTHY, vocabulary.Verdict.MAINTENANCE}
-_EVENTS_MIN = 3
-_FRAME_LINES = 11
+app = cyclopts.App(name="up")
+
+_REDRAW_S: Final = 0.25
+_HEALTHY: Final = {"", vocabulary.Verdict.HEALTHY, vocabulary.Verdict.MAINTENANCE}
+_EVENTS_MIN: Final = 3
+_FRAME_LINES: Final = 11
 _RECENT_MAX: Final = 12
+
+
+@app.default
+def up(*, plain: output.Flag = False) -> int:
+    """Run all of muster on this machine until Ctrl-C: NATS, services, simulated nodes.
+
+    Parameters
+    ----------
+    plain
+        Print one line an event instead of a live view.
+
+    """
+    # a closed terminal is a Ctrl-C too
+    signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        asyncio.run(runtime.run(_up(plain=plain)))
+    except (nats.NatsUnavailable, processes.ProgramFailed) as error:
+        return output.fail("up", str(error), code=1)
+    print("everything has stopped")
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,158 +66,125 @@ class Row:
 
 @dataclass(slots=True)
 class Fleet:
-    """The present state; `apply` and `beat` fold news into it, order within one node kept."""
+    """The present state of a fleet, as its messages tell it; those of one node come in order."""
 
     verdicts: dict[tuple[str, str], vocabulary.VerdictChanged] = field(default_factory=dict)
-    beats: dict[tuple[str, str], vocabulary.Heartbeat] = field(default_factory=dict)
+    heartbeats: dict[tuple[str, str], vocabulary.Heartbeat] = field(default_factory=dict)
     alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
-    labels: dict[str, vocabulary.LabelEvent] = field(default_factory=dict)
     recent: collections.deque[codec.CloudEvent] = field(
         default_factory=lambda: collections.deque(maxlen=_RECENT_MAX)
     )
 
-    def beat(self, beat: vocabulary.Heartbeat) -> None:
-        """Take a sign of life."""
-        self.beats[beat.node, beat.plugin] = beat
-
-    def apply(self, event: codec.CloudEvent) -> None:
-        """Take an event."""
-        self.recent.append(event)
-        match event.data:
+    async def receive(self, message: bus_client.Message) -> None:
+        """Update the state by an event or a heartbeat."""
+        if isinstance(message, vocabulary.Heartbeat):
+            self.heartbeats[message.node, message.plugin] = message
+            return
+        self.recent.append(message)
+        match message.data:
             case vocabulary.VerdictChanged() as verdict:
                 self.verdicts[verdict.node, verdict.plugin] = verdict
             case vocabulary.AlertChanged(state=vocabulary.AlertState.FIRING) as alert:
                 self.alerts[alert.fingerprint] = alert
             case vocabulary.AlertChanged() as alert:
                 self.alerts.pop(alert.fingerprint, None)
-            case vocabulary.LabelEvent() as labels:
-                self.labels[labels.node] = labels
             case _:
                 pass
 
     def rows(self) -> list[Row]:
         """Return the rows by node, plugin and resource name."""
         return [
-            self._row(beat, resource)
-            for _, beat in sorted(self.beats.items())
-            for resource in beat.resources
+            self._row(heartbeat, resource)
+            for _, heartbeat in sorted(self.heartbeats.items())
+            for resource in heartbeat.resources
         ]
 
     def firing(self) -> list[vocabulary.AlertChanged]:
-        """Return the alerts that fire, oldest first."""
+        """Return the firing alerts, oldest first."""
         return sorted(self.alerts.values(), key=lambda alert: (alert.starts_at, alert.fingerprint))
 
-    def _row(self, beat: vocabulary.Heartbeat, resource: vocabulary.ResourceBeat) -> Row:
-        verdict = self.verdicts.get((beat.node, beat.plugin))
+    def _row(self, heartbeat: vocabulary.Heartbeat, resource: vocabulary.ResourceBeat) -> Row:
+        verdict = self.verdicts.get((heartbeat.node, heartbeat.plugin))
+        unhealthy = resource.devices - resource.healthy
         return Row(
-            node=beat.node,
+            node=heartbeat.node,
             resource=resource.name,
             healthy=resource.healthy,
             devices=resource.devices,
             allocated=resource.allocated,
             verdict=verdict.verdict if verdict else "",
-            problem=resource.problem or _unhealthy(resource),
+            problem=resource.problem or (f"{unhealthy} Unhealthy" if unhealthy else ""),
         )
-
-
-def run(*, plain: bool) -> int:
-    """Run until Ctrl-C or SIGTERM; return the exit code."""
-    # a closed terminal is a Ctrl-C too
-    signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
-    try:
-        asyncio.run(runtime.run(_up(plain=plain)))
-    except (nats.NatsUnavailable, processes.ProgramFailed) as error:
-        print(f"muster up: {error}", file=sys.stderr)
-        return 1
-    print("everything has ended")
-    return 0
 
 
 async def _up(*, plain: bool) -> None:
     console = rich.console.Console()
-    live = console.is_terminal and not plain
-    console.print("starting muster on this machine; Ctrl-C ends it")
+    console.print("starting muster on this machine; Ctrl-C stops it")
 
-    def say(line: str) -> None:
+    def show(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
     started = datetime.now(UTC)
-    running = stack.Stack(say=say, restart=True, nats_url=os.environ.get("NATS_URL"))
+    running = stack.Stack(show=show, restart=True, nats_url=os.environ.get("NATS_URL"))
     try:
         async with running:
-            say(f"settings, logs  {running.directory}")
-            say(f"events          {sys.argv[0]} events --url {running.nats_url}")
-            if live:
+            show(f"settings, logs  {running.directory}")
+            show(f"events          {sys.argv[0]} events --url {running.nats_url}")
+            if console.is_terminal and not plain:
                 await _draw(console, running.nats_url, started)
             else:
                 await _print_events(console, running.nats_url, started)
     finally:
-        say("ending everything")
+        show("stopping everything")
 
 
 async def _draw(console: rich.console.Console, url: str, since: datetime) -> None:
-    """Redraw the tables while anything changes."""
-    found = Fleet()
-
-    def hear(told: bus_client.Told) -> None:
-        if isinstance(told, codec.CloudEvent):
-            found.apply(told)
-        else:
-            found.beat(told)
-
-    async with bus_client.everything(url, hear, since=since) as connected:
+    """Redraw the tables several times a second."""
+    fleet = Fleet()
+    async with bus_client.subscribe_all(url, fleet.receive, since=since) as connected:
         with rich.live.Live(console=console, auto_refresh=False, transient=True) as live:
             while True:
                 is_connected, height = connected.link.is_connected, console.height
-                shown = view(found, is_connected=is_connected, height=height)
-                live.update(shown, refresh=True)
+                live.update(view(fleet, is_connected=is_connected, height=height), refresh=True)
                 await asyncio.sleep(_REDRAW_S)
 
 
 async def _print_events(console: rich.console.Console, url: str, since: datetime) -> None:
     """Print one line an event: what a pipe or a log can take."""
-    received: asyncio.Queue[codec.CloudEvent] = asyncio.Queue()
-
-    def keep(told: bus_client.Told) -> None:
-        if isinstance(told, codec.CloudEvent):
-            received.put_nowait(told)
-
-    async with bus_client.everything(url, keep, since=since):
+    messages: asyncio.Queue[bus_client.Message] = asyncio.Queue()
+    async with bus_client.subscribe_all(url, messages.put, since=since):
         while True:
-            line = events.event_line(await received.get())
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+            message = await messages.get()
+            if isinstance(message, codec.CloudEvent):
+                line = events.event_line(message)
+                console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def view(found: Fleet, *, is_connected: bool, height: int) -> Group:
+def view(fleet: Fleet, *, is_connected: bool, height: int) -> Group:
     """Return the fleet as tables and the newest events, to fill `height` lines.
 
-    Without a connection to NATS nothing can be known, and the view says so.
+    Without a connection to NATS the view says that it is out of date.
     """
     nodes = rich.table.Table("node", "resource", "devices", "in use", "verdict", "problem")
-    for row in found.rows():
-        colour = "green" if row.verdict in _GOOD and row.healthy == row.devices else "red"
+    for row in fleet.rows():
+        colour = "green" if row.verdict in _HEALTHY and row.healthy == row.devices else "red"
         nodes.add_row(
             row.node,
             row.resource,
             Text(f"{row.healthy}/{row.devices}", style=colour),
             str(row.allocated),
-            Text(row.verdict or "-", style="green" if row.verdict in _GOOD else "red"),
+            Text(row.verdict or "-", style="green" if row.verdict in _HEALTHY else "red"),
             escape(row.problem),
         )
-    alerts = rich.table.Table("firing since", "severity", "what", title_justify="left")
-    for alert in found.firing():
+    alerts = rich.table.Table("firing since", "severity", "summary", title_justify="left")
+    for alert in fleet.firing():
         alerts.add_row(
             f"{alert.starts_at.astimezone():%H:%M:%S}", alert.severity, escape(alert.summary)
         )
-    if not found.alerts:
-        alerts.add_row("-", "-", "nothing")
-    banner = Text("" if is_connected else "NATS is away: this is what was last known", style="red")
+    if not fleet.alerts:
+        alerts.add_row("-", "-", "none")
+    banner = Text("" if is_connected else "disconnected from NATS: out of date", style="red")
     left = max(_EVENTS_MIN, height - nodes.row_count - alerts.row_count - _FRAME_LINES)
-    newest = "\n".join(events.event_line(event) for event in list(found.recent)[-left:])
+    newest = "\n".join(events.event_line(event) for event in list(fleet.recent)[-left:])
     recent = Text(newest, style="dim", no_wrap=True, overflow="ellipsis")
     return Group(banner, nodes, alerts, recent)
-
-
-def _unhealthy(resource: vocabulary.ResourceBeat) -> str:
-    count = resource.devices - resource.healthy
-    return f"{count} Unhealthy" if count else ""

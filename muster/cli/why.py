@@ -1,4 +1,4 @@
-"""Pure: What is known about one node: what health says of it now, and what happened there last."""
+"""Pure: what is known about one node: its state now by the health service, and its last events."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -6,160 +6,168 @@ from typing import Final
 import msgspec
 
 from muster import codec, vocabulary
-from muster.cli import status
+from muster.cli import status, texts
 from muster.service import validation
 
 _CHANGES_MAX: Final = 30
 _LINE_MAX: Final = 400
-_HEARD_MAX: Final = 10_000
-"""As many as `muster.events` brings into order; what comes after them is not heard."""
+_EVENTS_MAX: Final = 10_000
+"""As many as `muster.events` brings into order; later ones are not received."""
 _CUT: Final = "  and later ones: too many; give a later --since"
 _PERIODIC: Final = (vocabulary.InventoryReported, vocabulary.WatchdogTicked)
 """Repeated on a period, whether anything changed or not."""
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found about a node; None where nobody answered. `heard` is in order of time."""
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about a node; None where there was no answer. `events` are in order of time."""
 
     node: str
     source: str | None
-    """Where health is."""
+    """The address of health."""
     state: status.State | None
-    heard: Sequence[codec.CloudEvent] | None
+    events: Sequence[codec.CloudEvent] | None
     since: str
-    """From when on was heard, as it was asked for."""
+    """The start of the events, as the user wrote it."""
 
     @property
     def plugins(self) -> list[status.Plugin]:
         """Return its plugins."""
-        all_of_them = self.state.plugins if self.state else ()
-        return sorted((p for p in all_of_them if p.node == self.node), key=lambda p: p.plugin)
+        of_fleet = self.state.plugins if self.state else ()
+        return sorted((p for p in of_fleet if p.node == self.node), key=lambda p: p.plugin)
 
     @property
     def changes(self) -> list[codec.CloudEvent]:
         """Return the last changes, the newest last."""
-        told = [one for one in self.heard or () if not isinstance(one.data, _PERIODIC)]
-        return told[-_CHANGES_MAX:]
+        changes = [event for event in self.events or () if not isinstance(event.data, _PERIODIC)]
+        return changes[-_CHANGES_MAX:]
 
     @property
     def is_cut(self) -> bool:
-        """Tell whether more has happened than was heard, and later."""
-        return len(self.heard or ()) >= _HEARD_MAX
+        """Whether there are later events, which were not received."""
+        return len(self.events or ()) >= _EVENTS_MAX
 
     @property
     def pods(self) -> list[tuple[str, str]]:
-        """Return the pods that are told of on this node, each with what is told."""
-        found: dict[str, str] = {}
-        for one in self.heard or ():
-            if isinstance(one.data, vocabulary.AllocationObserved) and one.data.pod:
-                given = ", ".join(one.data.device_ids)
-                told = f"was given {one.data.resource} {given} at {status.at(one.time)}"
-                found[one.data.pod] = told
+        """Return the pods that events or alerts name, each with the reason to show it."""
+        reasons: dict[str, str] = {}
+        for event in self.events or ():
+            if isinstance(event.data, vocabulary.AllocationObserved) and event.data.pod:
+                devices = ", ".join(event.data.device_ids)
+                at = status.at(event.time)
+                reasons[event.data.pod] = f"got {event.data.resource} {devices} at {at}"
         for plugin in self.plugins:
             for alert in plugin.alerts:
-                found.update((pod, f"named by the alert {alert.kind}") for pod in alert.pods)
-        return sorted(found.items())
+                reasons.update((pod, f"named by the alert {alert.kind}") for pod in alert.pods)
+        return sorted(reasons.items())
 
 
-def stranger(known: Known) -> str:
-    """Say that nobody has heard of this node; empty if somebody has, or if not all answered."""
-    if known.state is None or known.heard is None or known.plugins or known.changes:
+def unknown_node(view: NodeView) -> str:
+    """Return why this can be no node of the fleet; empty if it is one, or if not all answered."""
+    if view.state is None or view.events is None or view.plugins or view.changes:
         return ""
-    names = sorted({plugin.node for plugin in known.state.plugins})
-    near = validation.near(known.node, names)
-    return f"nothing is known of node {validation.key_name(known.node)}{'; ' if near else ''}{near}"
+    names = sorted({plugin.node for plugin in view.state.plugins})
+    near = validation.near(view.node, names)
+    name = validation.key_name(view.node)
+    return f"no plugin and no event of node {name}{'; ' if near else ''}{near}"
 
 
-def report(known: Known) -> dict[str, object]:
-    """Return it as one object for programs."""
+def report(view: NodeView) -> dict[str, object]:
+    """Return the node as one object for programs."""
     return {
-        "node": known.node,
-        "health": known.source,
-        "caveats": status.caveats(known.state) if known.state else None,
-        "plugins": known.plugins if known.state else None,
-        "pods": [{"pod": pod, "told": told} for pod, told in known.pods],
+        "node": view.node,
+        "health": view.source,
+        "caveats": status.caveats(view.state) if view.state else None,
+        "plugins": view.plugins if view.state else None,
+        "pods": [{"pod": pod, "told": reason} for pod, reason in view.pods],
         "changes": None
-        if known.heard is None
-        else [msgspec.Raw(codec.dump(one)) for one in known.changes],
-        "changes_cut": known.is_cut,
+        if view.events is None
+        else [msgspec.Raw(codec.dump(event)) for event in view.changes],
+        "changes_cut": view.is_cut,
     }
 
 
-def lines(known: Known) -> list[str]:
-    """Return it for people."""
-    found: list[str] = []
-    if known.state is not None:
-        found.append(f"health   {status.plain(known.source or '')}")
-        found += [f"  note   {one}" for one in status.caveats(known.state)]
-        if not known.plugins:
-            found += ["", f"{status.plain(known.node)}: health knows no plugin here now"]
-        for plugin in known.plugins:
-            found += ["", *_plugin(plugin)]
-    if known.pods:
-        found += ["", "pods that are told of (some may have ended)"]
-        found += [f"  {status.plain(pod)}: {status.plain(told)}" for pod, told in known.pods]
-    if known.heard is not None:
-        found += ["", f"last changes (since {status.plain(known.since)})"]
-        found += [f"  {status.at(one.time)}  {_change(one)}" for one in known.changes]
-        found += [] if known.changes else ["  none"]
-        found += [_CUT] if known.is_cut else []
-    return found[1:] if found[:1] == [""] else found
+def lines(view: NodeView) -> list[str]:
+    """Return the node for people."""
+    text: list[str] = []
+    if view.state is not None:
+        text.append(f"health    {texts.plain(view.source or '')}")
+        text += [f"  note    {note}" for note in status.caveats(view.state)]
+        if not view.plugins:
+            text += ["", f"{texts.plain(view.node)}: health has no plugin of this node now"]
+        for plugin in view.plugins:
+            text += ["", *_plugin(plugin)]
+    if view.pods:
+        text += ["", "pods (some may have ended)"]
+        text += [f"  {texts.plain(pod)}: {texts.plain(reason)}" for pod, reason in view.pods]
+    if view.events is not None:
+        text += ["", f"last changes (since {texts.plain(view.since)})"]
+        text += [f"  {status.at(event.time)}  {_change(event)}" for event in view.changes]
+        text += [] if view.changes else ["  none"]
+        text += [_CUT] if view.is_cut else []
+    return text[1:] if text[:1] == [""] else text
 
 
-def _plugin(one: status.Plugin) -> Iterable[str]:
-    verdict = one.verdict or status.UNKNOWN
-    rule = f" ({one.rule})" if one.rule else ""
-    yield status.plain(f"{one.node} {one.plugin} is {verdict} since {status.at(one.since)}{rule}")
-    yield f"  heard      {_heard(one)}"
-    if one.frozen:
-        yield "  in a storm: many fell silent at once, and it is not judged before that is over"
-    for seen in one.evidence:
-        yield f"  evidence   {status.plain(f'{seen.source}: {seen.observed}')}"
-    for name in sorted({*one.resources, *one.devices}):
-        yield f"  devices    {status.plain(name)}: {one.devices.get(name, 'not told')}"
-    for problem in one.problems:
-        yield f"  problem    {status.plain(problem)}"
-    for bad in one.unhealthy:
-        yield f"  wrong      {status.plain(f'{bad.resource} {bad.device}: {bad.kind}: {bad.why}')}"
-    for alert in one.alerts:
-        told = f"{alert.severity} {alert.kind} since {status.at(alert.starts_at)}: {alert.summary}"
-        yield f"  alert      {status.plain(told)}"
-        for seen in alert.evidence if alert.evidence != one.evidence else ():
-            yield f"    evidence   {status.plain(f'{seen.source}: {seen.observed}')}"
-        if alert.pods_total > len(alert.pods):
-            yield f"    pods       {alert.pods_total}; the first {len(alert.pods)} are named below"
-        if alert.advice or alert.runbook:
-            todo = "; ".join(part for part in (alert.advice, alert.runbook) if part)
-            yield f"    what to do {status.plain(todo)}"
+def _plugin(plugin: status.Plugin) -> Iterable[str]:
+    verdict = plugin.verdict or status.UNKNOWN
+    rule = f" ({plugin.rule})" if plugin.rule else ""
+    since = status.at(plugin.since)
+    yield texts.plain(f"{plugin.node} {plugin.plugin} is {verdict} since {since}{rule}")
+    yield f"  heartbeat  {_heartbeat(plugin)}"
+    if plugin.is_suspended:
+        yield "  suspended  many plugins went silent together: no verdict until that is over"
+    for evidence in plugin.evidence:
+        yield f"  evidence   {texts.plain(f'{evidence.source}: {evidence.observed}')}"
+    for name in sorted({*plugin.resources, *plugin.devices}):
+        yield f"  devices    {texts.plain(name)}: {plugin.devices.get(name, 'not reported')}"
+    for problem in plugin.problems:
+        yield f"  problem    {texts.plain(problem)}"
+    for device in plugin.unhealthy:
+        fault = f"{device.resource} {device.device}: {device.kind}: {device.why}"
+        yield f"  faulty     {texts.plain(fault)}"
+    for alert in plugin.alerts:
+        yield from _alert(alert, plugin)
 
 
-def _heard(one: status.Plugin) -> str:
-    if one.beat_age_s is None:
-        expected = "expected, and " if one.expected else ""
-        return f"{expected}not since this health service started"
+def _alert(alert: status.Alert, plugin: status.Plugin) -> Iterable[str]:
+    since = status.at(alert.starts_at)
+    text = f"{alert.severity} {alert.kind} since {since}: {alert.summary}"
+    yield f"  alert      {texts.plain(text)}"
+    for evidence in alert.evidence if alert.evidence != plugin.evidence else ():
+        yield f"    evidence   {texts.plain(f'{evidence.source}: {evidence.observed}')}"
+    if alert.pods_total > len(alert.pods):
+        yield f"    pods       {alert.pods_total}; the first {len(alert.pods)} are named below"
+    if alert.advice or alert.runbook:
+        todo = "; ".join(part for part in (alert.advice, alert.runbook) if part)
+        yield f"    what to do {texts.plain(todo)}"
+
+
+def _heartbeat(plugin: status.Plugin) -> str:
+    if plugin.beat_age_s is None:
+        expected = "expected, but " if plugin.is_expected else ""
+        return f"{expected}none since this health service started"
     skew = ""
-    if abs(one.clock_skew_s) >= 1:
-        side = "behind" if one.clock_skew_s > 0 else "ahead of"
-        skew = f"; its clock is {abs(one.clock_skew_s):.1f} s {side} health's"
-    beats = f"{one.beat_age_s:.1f} s ago; a heartbeat is due every {one.interval_s:g} s"
-    return f"{beats}; state {status.plain(one.state)}{skew}"
+    if abs(plugin.clock_skew_s) >= 1:
+        side = "behind" if plugin.clock_skew_s > 0 else "ahead of"
+        skew = f"; its clock is {abs(plugin.clock_skew_s):.1f} s {side} health's"
+    age = f"{plugin.beat_age_s:.1f} s ago, due every {plugin.interval_s:g} s"
+    return f"{age}; state {texts.plain(plugin.state)}{skew}"
 
 
-def _change(one: codec.CloudEvent) -> str:
-    match one.data:
-        case vocabulary.VerdictChanged() as told:
-            before = f"{told.previous} -> " if told.previous else ""
-            why = "; ".join(f"{seen.source}: {seen.observed}" for seen in told.evidence)
-            text = f"verdict {told.plugin}: {before}{told.verdict} ({told.rule}) {why}"
-        case vocabulary.AlertChanged() as told:
-            text = f"alert {told.state} {told.severity} {told.kind}: {told.summary}"
-        case vocabulary.RemediationDecided() as told:
-            text = f"restart {told.outcome} {told.pod}: {told.reason}"
+def _change(event: codec.CloudEvent) -> str:
+    match event.data:
+        case vocabulary.VerdictChanged() as change:
+            before = f"{change.previous} -> " if change.previous else ""
+            why = "; ".join(f"{item.source}: {item.observed}" for item in change.evidence)
+            text = f"verdict {change.plugin}: {before}{change.verdict} ({change.rule}) {why}"
+        case vocabulary.AlertChanged() as change:
+            text = f"alert {change.state} {change.severity} {change.kind}: {change.summary}"
+        case vocabulary.RemediationDecided() as change:
+            text = f"restart {change.outcome} {change.pod}: {change.reason}"
         case vocabulary.DeviceAdded(device=device):
             reason = f" {device.reason}" if device.reason else ""
-            text = f"{one.type} {device.resource} {device.id}: {device.health}{reason}"
+            text = f"{event.type} {device.resource} {device.id}: {device.health}{reason}"
         case _:
             # without the time and the node, which stand beside and above it
-            text = str(one).split(" ", 2)[2]
-    text = status.plain(text.rstrip())
+            text = str(event).split(" ", 2)[2]
+    text = texts.plain(text.rstrip())
     return text if len(text) <= _LINE_MAX else f"{text[: _LINE_MAX - 3]}..."

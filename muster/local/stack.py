@@ -25,15 +25,15 @@ _RESTART_S: Final = (1.0, 30.0)
 class Stack:
     """Everything that `muster up` runs; an async context manager.
 
-    `say` is told what happens, one line each. NATS listens on `nats_port` if that is free; a
-    server at `nats_url` is used instead of one of our own. With `restart`, what ends unasked is
-    started again with a growing delay, as Kubernetes would.
+    `show` gets one line for each thing that happens. NATS listens on `nats_port` if that is free; a
+    server at `nats_url` is used instead of one of our own. With `restart`, a program that ends by
+    itself is started again with a growing delay, as Kubernetes would.
     """
 
     def __init__(
         self,
         *,
-        say: Callable[[str], None],
+        show: Callable[[str], None],
         restart: bool,
         nats_url: str | None = None,
         nats_port: int = nats.DEFAULT_PORT,
@@ -43,7 +43,7 @@ class Stack:
         self.nats_url = nats_url or ""
         self.directory = Path()
         self.fuse_simulated = False
-        self._say = say
+        self._show = show
         self._restart = restart
         self._nats_port = nats_port
         self._watching: list[asyncio.Task[None]] = []
@@ -91,21 +91,21 @@ class Stack:
             self.nats = await self._start_nats()
             self.nats_url = self.nats.url
             self._watch("nats-server", self.nats)
-        self._tell("NATS", self.nats_url)
+        self._show_address("NATS", self.nats_url)
         await self._run(layout.kubernetes(str(self.kubeconfig)), layout.webhook())
-        self._tell("Kubernetes API", f"{self.http('kubernetes')}  (stand-in)")
-        self._tell("", f"kubectl --kubeconfig {self.kubeconfig} get nodes")
-        self._tell("webhook", f"{self.http('webhook')}/received  (stand-in)")
+        self._show_address("Kubernetes API", f"{self.http('kubernetes')}  (stand-in)")
+        self._show_address("", f"kubectl --kubeconfig {self.kubeconfig} get nodes")
+        self._show_address("webhook", f"{self.http('webhook')}/received  (stand-in)")
         await self._run(*(self._kubelet(node) for node in layout.NODES))
         for node in layout.NODES:
             url = self.http(f"kubelet-{node.name}")
-            self._tell(f"kubelet {node.name}", f"{url}/state  (stand-in)")
+            self._show_address(f"kubelet {node.name}", f"{url}/state  (stand-in)")
         await self._run(*self._central(), *self._plugins())
-        self._tell("health", f"{self.http('health')}/state")
-        self._tell("notifier", f"{self.http('notifier')}/state")
-        self._tell("labeler", f"{self.http('labeler')}/state")
+        self._show_address("health", f"{self.http('health')}/state")
+        self._show_address("notifier", f"{self.http('notifier')}/state")
+        self._show_address("labeler", f"{self.http('labeler')}/state")
         for node in layout.NODES:
-            self._tell(f"plugin {node.name}", f"{self.http(f'plugin-{node.name}')}/metrics")
+            self._show_address(f"plugin {node.name}", f"{self.http(f'plugin-{node.name}')}/metrics")
 
     async def _start_nats(self) -> nats.NatsServer:
         """Start NATS where subscribers look for it, or on a free port if somebody is there."""
@@ -118,8 +118,8 @@ class Stack:
             await server.start()
         return server
 
-    def _tell(self, what: str, where: str) -> None:
-        self._say(f"{what:<15} {where}")
+    def _show_address(self, what: str, where: str) -> None:
+        self._show(f"{what:<15} {where}")
 
     def _kubelet(self, node: layout.Node) -> layout.Program:
         directory = self.directory / node.name
@@ -158,7 +158,7 @@ class Stack:
             if stat.S_ISCHR(real.stat().st_mode):
                 return real
         self.fuse_simulated = True
-        self._say("this machine has no /dev/fuse: a simulated one is advertised (it is /dev/null)")
+        self._show("this machine has no /dev/fuse: a simulated one is advertised (it is /dev/null)")
         simulated = self.directory / "fuse"
         simulated.symlink_to(os.devnull)
         return simulated
@@ -185,7 +185,7 @@ class Stack:
         delay_s, longest_s = _RESTART_S
         while True:
             code = await process.wait()
-            self._say(f"{name} ended with {code}; again in {delay_s:g} s")
+            self._show(f"{name} ended with {code}; again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             delay_s = min(longest_s, delay_s * 2)
             with contextlib.suppress(processes.ProgramFailed, nats.NatsUnavailable):

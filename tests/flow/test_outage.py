@@ -67,7 +67,7 @@ async def beats_again(connected: bus.Bus, count: int) -> None:
 
 async def outage() -> tuple[list[str], list[str]]:
     # a port of its own: another test may take the usual one while our server is away
-    made = stack.Stack(say=lambda _: None, restart=False, nats_port=0)
+    made = stack.Stack(show=lambda _: None, restart=False, nats_port=0)
     async with made as running:
         assert running.nats is not None
         async with bus.Bus(running.nats_url, producer="tests/outage", name="outage") as connected:
@@ -92,7 +92,7 @@ async def lost_on_kubelet(running: stack.Stack) -> None:
     def fewer(state: dict[str, object]) -> bool:
         return layout.GPU in json.dumps(state) and '"Unhealthy"' in json.dumps(state)
 
-    await demo_steps.until(f"{running.http(f'kubelet-{NODE}')}/state", fewer)
+    await demo_steps.poll(f"{running.http(f'kubelet-{NODE}')}/state", fewer)
 
 
 def test_an_outage_of_the_bus_convicts_nobody_and_loses_no_event() -> None:

@@ -10,7 +10,7 @@ from muster import codec, vocabulary
 from muster.cli import status, why
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-LEADS = status.Service(leads=3, leader="one", advisories="they come", cluster={})
+LEADS = status.Service(revision=3, leader="one", advisories="they come", cluster={})
 
 
 def plugin(node: str, verdict: str | None = "HEALTHY", **more: object) -> status.Plugin:
@@ -44,10 +44,10 @@ def heard(count: int) -> list[codec.CloudEvent]:
 
 def test_a_fleet_that_is_well_is_four_lines() -> None:
     assert status.lines(state(plugin("a"), plugin("b")), source="here", everything=False) == [
-        "health   here",
-        "plugins  2 on 2 nodes: 2 HEALTHY",
-        "doubts   0 suspected of silence, 0 storms",
-        "alerts   0 firing",
+        "health    here",
+        "plugins   2 on 2 nodes: 2 HEALTHY",
+        "suspects  0 silent, 0 mass failures",
+        "alerts    0 firing",
     ]
 
 
@@ -69,19 +69,22 @@ def test_what_a_plugin_says_is_wrong_is_shown_though_nobody_is_alerted_of_it() -
     shown = status.lines(state(found, plugin("b")), source="here", everything=False)
     assert shown[-2:] == ["NODE  PLUGIN  PROBLEM", f"a     p       {refused}"]
     assert [line.split()[0] for line in shown[5:7]] == ["NODE", "a"]
-    known = why.Known(node="a", source="here", state=state(found), heard=None, since="1 h")
+    known = why.NodeView(node="a", source="here", state=state(found), events=None, since="1 h")
     assert f"  problem    {refused}" in why.lines(known)
 
 
 def test_what_makes_the_state_less_true_is_said() -> None:
     service = status.Service(
-        leader="two", blind=True, advisories="not told of our own", cluster={"nodes": "HTTP 403"}
+        leader="two",
+        is_disconnected=True,
+        advisories="no advisory of our own connection",
+        cluster={"nodes": "HTTP 403"},
     )
-    assert status.caveats(state(fleet=status.Fleet(storms=1), service=service)) == [
-        "health is blind: its link to NATS is gone, and this is what it last knew",
-        "this health service does not lead (two does); alerts are the leader's",
-        "a storm: many fell silent at once, and nobody of them is judged meanwhile",
-        "connections: not told of our own",
+    assert status.caveats(state(fleet=status.Fleet(mass_failures=1), service=service)) == [
+        "health is disconnected from NATS; this is what it last received",
+        "this health service is not the leader (two); alerts are the leader's",
+        "mass failure: many plugins went silent together; verdicts are suspended",
+        "connections: no advisory of our own connection",
         "Kubernetes: nodes: HTTP 403",
     ]
     assert status.caveats(state()) == []
@@ -144,7 +147,7 @@ def test_nothing_that_a_plugin_wrote_reaches_the_terminal_as_a_command() -> None
         ),
         service=status.Service(leader=evil, cluster={evil: evil}),
     )
-    known = why.Known(node="a", source=evil, state=found, heard=heard(1), since="1d")
+    known = why.NodeView(node="a", source=evil, state=found, events=heard(1), since="1d")
     shown = [*status.lines(found, source=evil, everything=True), *why.lines(known)]
     assert [line for line in shown if not line.isprintable()] == []
 
@@ -152,31 +155,33 @@ def test_nothing_that_a_plugin_wrote_reaches_the_terminal_as_a_command() -> None
 def test_the_pods_that_a_failed_plugin_affects_are_named_and_the_others_counted() -> None:
     down = {"kind": "plugin_down", "severity": "critical", "summary": "s", "advice": "look"}
     told = {**down, "pods": ["ml/a", "ml/b"], "pods_total": 40, "starts_at": "2026-01-01T12:00:00Z"}
-    known = why.Known(
-        node="a", source="x", state=state(plugin("a", alerts=[told])), heard=None, since="1d"
+    known = why.NodeView(
+        node="a", source="x", state=state(plugin("a", alerts=[told])), events=None, since="1d"
     )
     assert why.lines(known)[-6:] == [
         "    pods       40; the first 2 are named below",
         "    what to do look",
         "",
-        "pods that are told of (some may have ended)",
+        "pods (some may have ended)",
         "  ml/a: named by the alert plugin_down",
         "  ml/b: named by the alert plugin_down",
     ]
 
 
 def test_a_node_that_nobody_knows_is_named_with_its_neighbour() -> None:
-    known = why.Known(node="nod-a", source="x", state=state(plugin("node-a")), heard=[], since="1d")
-    assert why.stranger(known) == "nothing is known of node nod-a; did you mean node-a?"
+    known = why.NodeView(
+        node="nod-a", source="x", state=state(plugin("node-a")), events=[], since="1d"
+    )
+    assert why.unknown_node(known) == "no plugin and no event of node nod-a; did you mean node-a?"
 
 
 def test_a_node_that_is_gone_still_has_its_past() -> None:
-    known = why.Known(node="a", source="x", state=state(), heard=heard(1), since="1d")
-    assert why.stranger(known) == ""
+    known = why.NodeView(node="a", source="x", state=state(), events=heard(1), since="1d")
+    assert why.unknown_node(known) == ""
     assert why.lines(known)[:5] == [
-        "health   x",
+        "health    x",
         "",
-        "a: health knows no plugin here now",
+        "a: health has no plugin of this node now",
         "",
         "last changes (since 1d)",
     ]
@@ -184,8 +189,8 @@ def test_a_node_that_is_gone_still_has_its_past() -> None:
 
 
 def test_only_the_last_changes_are_shown_and_a_past_that_is_cut_says_so() -> None:
-    known = why.Known(node="a", source="x", state=None, heard=heard(10_000), since="1d")
+    known = why.NodeView(node="a", source="x", state=None, events=heard(10_000), since="1d")
     assert [one.sequence for one in known.changes] == list(range(9970, 10_000))
     assert why.lines(known)[-1] == "  and later ones: too many; give a later --since"
     assert why.report(known)["changes_cut"]
-    assert not why.Known(node="a", source="x", state=None, heard=heard(9), since="1d").is_cut
+    assert not why.NodeView(node="a", source="x", state=None, events=heard(9), since="1d").is_cut

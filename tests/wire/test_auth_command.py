@@ -30,7 +30,7 @@ def ran(capfd: pytest.CaptureFixture[str]) -> Run:
 
     def run(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()
-        code = auth.auth([*map(str, arguments)], result_action="return_value")
+        code = auth.app([*map(str, arguments)], result_action="return_value")
         told = capfd.readouterr()
         return code, told.out, told.err
 

@@ -1,5 +1,6 @@
 """Where a command's output cannot go: a pipe that was closed, a disk that is full."""
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from muster import commands
 from muster.cli import __main__ as cli
-from muster.cli import output, services
+from muster.cli import output, registry
 
 FULL = "muster: standard output: No space left on device\n"
 
@@ -74,8 +75,19 @@ def test_every_command_can_be_called_and_a_service_that_lacks_its_extra_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(commands, "missing", lambda extra: f"no {extra}")
-    assert services.call("check", "--node", "a") == 1
+    assert registry.call("check", "--node", "a") == 1
     assert capsys.readouterr().err == "muster check: no labeler\n"
+
+
+@pytest.mark.parametrize("name", registry.COMMANDS)
+def test_the_list_of_commands_says_what_each_command_says_itself(name: str) -> None:
+    module, _, attribute = registry.targets()[name].partition(":")
+    app = getattr(importlib.import_module(module), attribute)
+    if isinstance(app, cyclopts.App):
+        assert (app.name, app.help.partition("\n")[0]) == (
+            (name,),
+            registry.COMMANDS[name].summary,
+        )
 
 
 @pytest.mark.parametrize(

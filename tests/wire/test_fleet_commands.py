@@ -140,21 +140,21 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
             code, out, errors = await asyncio.to_thread(muster, tmp_path, "status")
             assert (code, errors) == (0, "")
             lines = out.splitlines()
-            assert lines[0] == f"health   {health}"
-            assert "plugins  1 on 1 nodes: 1 PLUGIN_DOWN" in lines
-            assert "alerts   2 firing" in lines
+            assert lines[0] == f"health    {health}"
+            assert "plugins   1 on 1 nodes: 1 PLUGIN_DOWN" in lines
+            assert "alerts    2 firing" in lines
             (row,) = [line for line in lines if line.startswith("node.b ")]
-            assert row.endswith(f"{GPU} 1; 1 with something wrong  device_unhealthy, plugin_down")
+            assert row.endswith(f"{GPU} 1; 1 faulty  device_unhealthy, plugin_down")
 
             code, out, errors = await asyncio.to_thread(muster, tmp_path, "why", "node.b")
             assert (code, errors) == (0, "")
             assert f"node.b {PLUGIN} is PLUGIN_DOWN since " in out
             assert "(silent_and_nobody_listens)\n" in out
             assert "  evidence   probe: nobody listens on the plugin's subject\n" in out
-            wrong = f"  wrong      {GPU} g0: device_unhealthy: XID\N{REPLACEMENT CHARACTER}[31m 79"
+            wrong = f"  faulty     {GPU} g0: device_unhealthy: XID\N{REPLACEMENT CHARACTER}[31m 79"
             assert wrong in out
             assert "docs/runbooks/plugin_down.md\n" in out
-            assert f"  team/training: was given {GPU} g0 at " in out
+            assert f"  team/training: got {GPU} g0 at " in out
             changes = [line[23:] for line in out.partition("last changes")[2].splitlines()[1:]]
             fell = f"verdict {PLUGIN}: HEALTHY -> PLUGIN_DOWN (silent_and_nobody_listens) heartbeat"
             assert [change for change in changes if change.startswith(fell)]
@@ -175,7 +175,7 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
 
             code, out, errors = await asyncio.to_thread(muster, tmp_path, "why", "node.a")
             assert (code, out) == (2, "")
-            expected = "muster why: nothing is known of node node.a; did you mean node.b?\n"
+            expected = "muster why: no plugin and no event of node node.a; did you mean node.b?\n"
             assert errors == expected
 
     asyncio.run(story())
@@ -201,7 +201,7 @@ def test_what_one_of_the_two_knows_is_shown_when_the_other_is_away(tmp_path: Pat
             )
             environment = {"MUSTER_HEALTH_URL": health, "TMPDIR": str(tmp_path / "nats")}
             (code, out, _) = await asyncio.to_thread(muster, tmp_path, "status", **environment)
-            assert (code, out.splitlines()[0]) == (0, f"health   {health}")
+            assert (code, out.splitlines()[0]) == (0, f"health    {health}")
 
     asyncio.run(story())
 
@@ -234,3 +234,46 @@ def test_what_is_no_address_no_node_or_no_time_is_refused(tmp_path: Path) -> Non
         "",
         "muster why: 'soon' is neither an age such as 15m nor an ISO time\n",
     )
+
+
+def test_a_command_that_cannot_write_its_output_ends_without_a_traceback(tmp_path: Path) -> None:
+    def run(file: int, *arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            (sys.executable, "-m", "muster.cli", *arguments),
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            check=False,
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+        )
+        return done.returncode, done.stderr
+
+    async def story() -> None:
+        async with stack(tmp_path) as (link, _, url):
+            await known(link, tmp_path, "node.b")
+            await until_firing(tmp_path, {"plugin_down"})
+            reading, closed_pipe = os.pipe()
+            os.close(reading)
+            full_disk = os.open("/dev/full", os.O_WRONLY)
+            full = "muster: standard output: No space left on device\n"
+            try:
+                for command in (
+                    ("status",),
+                    ("status", "--json"),
+                    ("why", "node.b"),
+                    ("events", "--no-follow", "--since", "1h", "--url", url),
+                    ("silence", "list", "--url", url),
+                    ("silence", "add", "node=a", "--comment", "x", "--url", url),
+                    ("dlq", "list", "--url", url),
+                    ("auth", "init", str(tmp_path / "keys")),
+                    ("auth", "reader", "--name", "x", "--keys", str(tmp_path / "keys")),
+                ):
+                    assert await asyncio.to_thread(run, full_disk, *command) == (1, full)
+                    if command[1:2] != ("init",):
+                        assert await asyncio.to_thread(run, closed_pipe, *command) == (0, "")
+            finally:
+                os.close(closed_pipe)
+                os.close(full_disk)
+
+    asyncio.run(story())

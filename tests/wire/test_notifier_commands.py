@@ -65,16 +65,22 @@ def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
             assert (await muster(url, "silence", "list"))[1] == "no silences\n"
             assert name in (await muster(url, "silence", "list", "--all"))[1]
             code, _, errors = await muster(url, "silence", "expire", "none")
-            assert (code, errors) == (2, "muster silence: no silence is called none\n")
+            assert (code, errors) == (2, "muster silence: there is no silence none\n")
             code, _, errors = await muster(url, "silence", "add", 'node=~".*"', "--comment", "x")
             assert code == 2
             assert "these match everything" in errors
             for given, problem in (
                 (["nod=node-a"], 'nod="node-a": no alert has a label nod; did you mean node?'),
                 (["kind=stukc"], 'kind="stukc": no kind is called stukc; did you mean stuck?'),
-                ([], "say what to silence, such as node=node-a"),
-                (["node=a", "--duration", "0s"], "--duration: '0s' is none such as 2h or 1h30m"),
-                (["node=a", "--duration", "99999w"], "--duration: '99999w' is none such as 2h"),
+                ([], "name what to silence, such as node=node-a"),
+                (
+                    ["node=a", "--duration", "0s"],
+                    "--duration: '0s' is not between 1 s and 366 days",
+                ),
+                (
+                    ["node=a", "--duration", "99999w"],
+                    "--duration: '99999w' is not between 1 s and 366 days",
+                ),
             ):
                 code, _, errors = await muster(url, "silence", "add", *given, "--comment", "x")
                 assert code == 2
@@ -85,7 +91,7 @@ def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
             assert (await muster(url, "silence", "add", "node=a", *args))[0] == 0
             code, out, errors = await muster(url, "silence", "list")
             assert (code, "x" * 100 in out, "\x1b" in out) == (0, True, False)
-            assert errors.startswith("muster silence: bad is no silence: ")
+            assert errors.startswith("muster silence: silence bad cannot be read: ")
 
     asyncio.run(story())
 
@@ -186,6 +192,6 @@ def test_dead_letters_are_listed_shown_and_replayed(tmp_path: pathlib.Path) -> N
                 info = await client.jetstream().stream_info(streams.OUTBOX.name)
                 assert info.state.messages == 1
             code, _, errors = await muster(url, "dlq", "replay", "4567")
-            assert (code, errors) == (2, "muster dlq: no dead notification is called 4567\n")
+            assert (code, errors) == (2, "muster dlq: there is no undelivered notification 4567\n")
 
     asyncio.run(story())

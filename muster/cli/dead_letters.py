@@ -1,14 +1,16 @@
-"""Adapter: NATS for the command: dead letters are listed, shown and replayed."""
+"""Adapter: NATS: `muster dlq` lists, shows and replays what could not be delivered."""
 
 import hashlib
-import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from muster.cli import bus_client, tables
+import cyclopts
+
+from muster.cli import bus_client, output
 from muster.nats import bus, streams, work_queue
+
+app = cyclopts.App(name="dlq", help="List what could not be delivered, and send it again.")
 
 _SUBJECTS: Final = "muster.dlq.>"
 _NOTIFICATION: Final = "muster.dlq.notification."
@@ -16,8 +18,8 @@ _ID_SHOWN: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
-    """One dead letter: a notification, or an event that nobody could believe."""
+class DeadLetter:
+    """A notification that could not be delivered, or an event that could not be processed."""
 
     subject: str
     body: bytes
@@ -26,46 +28,63 @@ class Letter:
 
     @property
     def id(self) -> str:
-        """What it is called on the command line."""
+        """Its id on the command line."""
         return self.subject.rpartition(".")[2][:_ID_SHOWN]
 
     @property
     def receiver(self) -> str:
-        """Whom it did not reach; empty for an event."""
+        """The receiver that it did not reach; empty for an event."""
         return self.headers.get("Muster-Receiver", "")
 
     @property
     def error(self) -> str:
-        """Why it died."""
+        """Why it was given up."""
         return self.headers.get("Muster-Error") or self.headers.get("Muster-Reason", "")
 
 
-def show_all(*, as_json: bool, url: str | None) -> int:
+@app.command(name="list")
+def list_dead_letters(*, json: output.Json = False, url: bus_client.Url = None) -> int:
     """Print the dead letters."""
-    return bus_client.run_within("dlq", _list(url, as_json=as_json))
+    return bus_client.run_within("dlq", _list(url, as_json=json))
 
 
-def show(letter_id: str, *, url: str | None) -> int:
-    """Print a dead letter whole."""
-    return bus_client.run_within("dlq", _each(letter_id, url, _print))
+@app.command
+def show(letter_id: str, *, url: bus_client.Url = None) -> int:
+    """Print one dead letter in full.
+
+    Parameters
+    ----------
+    letter_id
+        Its id.
+
+    """
+    return bus_client.run_within("dlq", _show(letter_id, url))
 
 
-def replay(letter_id: str, *, url: str | None) -> int:
-    """Put dead letters back into the outbox: one, those of a receiver, or `all`."""
+@app.command
+def replay(letter_id: str, *, url: bus_client.Url = None) -> int:
+    """Put dead letters back into the outbox.
+
+    Parameters
+    ----------
+    letter_id
+        The id of one, the name of a receiver for all of its, or `all`.
+
+    """
     return bus_client.run_within("dlq", _replay(letter_id, url))
 
 
-async def _all(connected: bus.Bus) -> list[Letter]:
-    found = await work_queue.waiting(connected.link, streams.DEAD_LETTERS, _SUBJECTS)
-    return [Letter(*one) for one in found]
+async def _read(connected: bus.Bus) -> list[DeadLetter]:
+    waiting = await work_queue.waiting(connected.link, streams.DEAD_LETTERS, _SUBJECTS)
+    return [DeadLetter(*message) for message in waiting]
 
 
 async def _list(url: str | None, *, as_json: bool) -> int:
     async with bus_client.connect("dlq", url) as connected:
-        letters = await _all(connected)
+        letters = await _read(connected)
     if as_json:
         for letter in letters:
-            print(json.dumps({"id": letter.id, "subject": letter.subject, **letter.headers}))
+            output.print_json({"id": letter.id, "subject": letter.subject, **letter.headers})
         return 0
     rows = [
         (
@@ -78,23 +97,19 @@ async def _list(url: str | None, *, as_json: bool) -> int:
         )
         for letter in letters
     ]
-    names = ("id", "receiver", "group", "died", "tries", "why")
-    tables.show(names, rows, nothing="no dead letters")
+    names = ("id", "receiver", "group", "given up", "attempts", "error")
+    output.table(names, rows, nothing="no dead letters")
     return 0
 
 
-async def _each(letter_id: str, url: str | None, act: Callable[[Letter], None]) -> int:
+async def _show(letter_id: str, url: str | None) -> int:
     async with bus_client.connect("dlq", url) as connected:
-        letters = [letter for letter in await _all(connected) if letter.id == letter_id]
+        letters = [letter for letter in await _read(connected) if letter.id == letter_id]
     for letter in letters:
-        act(letter)
-    return 0 if letters else _mistake(f"no dead letter is called {letter_id}")
-
-
-def _print(letter: Letter) -> None:
-    for name, value in letter.headers.items():
-        print(f"{name}: {value}")
-    print(letter.body.decode("utf-8", "replace"))
+        for name, value in letter.headers.items():
+            print(f"{name}: {value}")
+        print(letter.body.decode("utf-8", "replace"))
+    return 0 if letters else output.fail("dlq", f"there is no dead letter {letter_id}")
 
 
 async def _replay(letter_id: str, url: str | None) -> int:
@@ -102,12 +117,12 @@ async def _replay(letter_id: str, url: str | None) -> int:
     async with bus_client.connect("dlq", url) as connected:
         letters = [
             letter
-            for letter in await _all(connected)
+            for letter in await _read(connected)
             if letter.subject.startswith(_NOTIFICATION)
             and letter_id in {letter.id, letter.receiver, "all"}
         ]
         for letter in letters:
-            # who asks for the same at the same time asks for one
+            # two commands that replay the same letter at the same time put it there once
             name = hashlib.sha256(f"{letter.subject} {letter.number}".encode()).hexdigest()[:32]
             is_new = await work_queue.put(
                 connected.link,
@@ -121,9 +136,6 @@ async def _replay(letter_id: str, url: str | None) -> int:
             )
             where = f"back in the outbox of {letter.receiver}"
             print(f"{letter.id}: {where if is_new else f'{where} already'}")
-    return 0 if letters else _mistake(f"no dead notification is called {letter_id}")
-
-
-def _mistake(problem: str) -> int:
-    print(f"muster dlq: {problem}", file=sys.stderr)
-    return 2
+    if not letters:
+        return output.fail("dlq", f"there is no undelivered notification {letter_id}")
+    return 0

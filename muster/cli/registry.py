@@ -1,0 +1,140 @@
+"""Adapter: the commands of `muster`: its own, and those that services register by entry points.
+
+An entry point of the group `muster.commands` has the name of its command and names a `cyclopts.App`
+of the same name. A command's module is imported when the command is called, and not to list it.
+"""
+
+import functools
+import importlib
+import tomllib
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
+
+import cyclopts
+from cyclopts import Parameter
+
+import muster
+from muster import commands
+from muster.cli import output
+
+_GROUP: Final = "muster.commands"
+
+
+class Command(NamedTuple):
+    """What `muster --help` says of a command, the extras it needs, and its App if it is our own."""
+
+    summary: str
+    extras: tuple[str, ...] = ()
+    target: str = ""
+
+
+COMMANDS: Final = {
+    "auth": Command(
+        "Make and change the keys and credentials of the bus.", ("auth",), "muster.cli.auth:app"
+    ),
+    "check": Command(
+        "Say what is wrong with a cluster's GPUs, fuse and autoscalers.", ("labeler",)
+    ),
+    "config": Command("Check, show and import the configuration of the devices."),
+    "demo": Command(
+        "Play one story and exit: faults, verdicts, notifications, recovery, with measured times.",
+        ("plugin", "labeler", "local"),
+        "muster.cli.demo:app",
+    ),
+    "dlq": Command(
+        "List what could not be delivered, and send it again.", (), "muster.cli.dead_letters:app"
+    ),
+    "events": Command(
+        "Print what happens on the bus, one line an event, until Ctrl-C.",
+        (),
+        "muster.cli.events:app",
+    ),
+    "gpu-name": Command("Say what a GPU's product would be called, and why."),
+    "label-gpus": Command("Show how GPU nodes would be labelled, or label them.", ("labeler",)),
+    "notify": Command("Test receivers, explain routes, import an Alertmanager's settings."),
+    "replay": Command("Show which alerts another policy would have raised."),
+    "silence": Command(
+        "Suppress the notifications of some alerts for a while.", (), "muster.cli.silence:app"
+    ),
+    "status": Command(
+        "Show the fleet as the health service sees it: verdicts, alerts, plugins with problems.",
+        (),
+        "muster.cli.health:status_command",
+    ),
+    "unlabel-gpus": Command("Remove the labels that are ours.", ("labeler",)),
+    "up": Command(
+        "Run all of muster on this machine until Ctrl-C: NATS, services, simulated nodes.",
+        ("plugin", "labeler", "local"),
+        "muster.cli.up:app",
+    ),
+    "why": Command(
+        "Show a node's verdicts, evidence, devices, alerts, pods and last changes.",
+        (),
+        "muster.cli.health:why_command",
+    ),
+}
+
+
+def add(app: cyclopts.App, arguments: Sequence[str] = ()) -> None:
+    """Add every command to `app`, which is about to be called with `arguments`."""
+    called = next((text for text in arguments if not text.startswith("-")), None)
+    for name, target in sorted(targets().items()):
+        command = COMMANDS.get(name, Command(""))
+        problem = commands.missing(*command.extras) if name == called else None
+        if problem is not None:
+            run = _passing_on(functools.partial(_fail, name, problem))
+        elif target.endswith(":main"):
+            run = _passing_on(functools.partial(_run, name, target))
+        else:
+            # the summary would replace the command's own help
+            app.command(target, name=name, help=None if name == called else command.summary)
+            continue
+        app.command(run, name=name, help=command.summary, help_flags=[], version_flags=[])
+
+
+def call(name: str, *arguments: str) -> int:
+    """Run a command in this process; return its exit code."""
+    app = cyclopts.App(
+        name="muster",
+        print_error=False,
+        exit_on_error=False,
+        result_action="return_int_as_exit_code_else_zero",
+    )
+    add(app, [name])
+    return int(app([name, *arguments]) or 0)
+
+
+def targets() -> dict[str, str]:
+    """Return the `module:attribute` of every command by its name."""
+    own = {name: command.target for name, command in COMMANDS.items() if command.target}
+    return own | _registered()
+
+
+def _registered() -> dict[str, str]:
+    # what an environment was made from may be older than the tree it runs
+    file = Path(muster.__file__).parents[1] / "pyproject.toml"
+    if file.exists():
+        project = tomllib.loads(file.read_text("utf-8"))["project"]
+        return dict(project["entry-points"][_GROUP])
+    return {point.name: point.value for point in metadata.entry_points(group=_GROUP)}
+
+
+def _passing_on(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
+    def command(
+        *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
+    ) -> int:
+        return run(arguments)
+
+    return command
+
+
+def _run(name: str, target: str, arguments: Sequence[str]) -> int:
+    module, _, function = target.partition(":")
+    given = (name, *arguments) if module.startswith("muster_labeler") else arguments
+    return int(getattr(importlib.import_module(module), function)(given or ("--help",)))
+
+
+def _fail(name: str, problem: str, _: Sequence[str]) -> int:
+    return output.fail(name, problem, code=1)
