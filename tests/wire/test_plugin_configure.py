@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.cli import services
+from muster.cli import registry
 from muster_plugin.cli import configure
 from muster_plugin.model import names
 
@@ -47,7 +47,7 @@ def test_help_is_given_for_the_command_and_each_of_its_commands() -> None:
 
 
 def called(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = services.call("config", *arguments)
+    code = registry.call("config", *arguments)
     sys.stdout.flush()
     return code, *capfd.readouterr()
 
