@@ -7,7 +7,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-BENCHES = crashes demo detection gpu health house labeler notifier placement plugin simulation
 
 # Uncompiled imports double every start; we compile whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -58,8 +57,9 @@ test: $(STAMP) ## lint, types, contracts and every test
 generate: $(STAMP) ## renew the checked-in generated files: protobuf, JSON Schemas, AsyncAPI
 	@$(BIN)/python scripts/generate.py
 
-bench: $(STAMP) ## every benchmark, quickly
-	@set -e; for name in $(BENCHES); do $(BIN)/python -m bench.$$name --quick; echo; done
+bench: $(STAMP) ## every benchmark, in half an hour; writes docs/performance.md
+	@$(BIN)/pip install --quiet --editable '.[bench]'
+	@$(BIN)/python -m bench
 
 manifests: $(STAMP) ## renew what is generated of the manifests, then render and validate them all
 	@$(BIN)/python scripts/manifests.py

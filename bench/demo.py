@@ -1,4 +1,4 @@
-"""Door to the command: how long the story takes, and each of its steps, over real processes.
+"""Adapter: the command `muster demo`: how long its story takes, step by step.
 
 python -m bench.demo [--quick] [--json FILE]
 """

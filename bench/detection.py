@@ -1,15 +1,17 @@
-"""Door to a fleet that fails: from the injection of each class of failure to the verdict on it.
+"""Adapter: a fleet that fails: from the injection of each class of failure to its verdict.
 
-The faults and their world are those of `tests/flow`: real plugins, a real health service and a real
-nats-server; the kubelets and the Kubernetes API are stand-ins, and pods are simulated
+The faults and their world are those of `tests/worlds`: real plugins, a real health service and a
+real nats-server; the kubelets and the Kubernetes API are stand-ins, and pods are simulated
 (`tests/worlds/fleet.py`). All periods are the defaults but these, so that the same plugin can fail
 again and again: a health checker is old after 30 s (300), an expected plugin is missing after 20 s
-(120), alerts follow verdicts at once (180 s where it may only pause), and who falls often is not
-damped. Class l, where health itself fails, has a world of its own in which the watchdog ticks every
-second (10).
+(120), alerts follow verdicts at once (180 s where it may only pause), and flaps are not damped.
+Class l, where health itself fails, has a world of its own in which the watchdog ticks every second
+(10).
 
-All classes are made at once, each on as many nodes as it takes for all to be done in `--minutes`:
-with fewer minutes there are more plugins at once, and they disturb each other.
+All classes are injected at once, each on as many nodes as it takes for all to be done in
+`--minutes`: with fewer minutes there are more plugins at once, and they disturb each other. A fault
+that gets no verdict counts with the time that was waited for it. `--quick` injects classes a, e and
+f only.
 
     python -m bench.detection [--quick] [--times 100] [--minutes 40] [--only a,b,l] [--json FILE]
 """
@@ -52,6 +54,7 @@ _TARGETS_S: Final = {
     "g-node": 6,
     "j": 30,
 }
+_LETTERS: Final = "abcdefghijklmnop"
 _SUSPICION_MS: Final = 100
 _WRONG_MOST: Final = 1.0
 _TIMEOUT_S: Final = 120.0
@@ -149,16 +152,19 @@ class _Trips:
 
 async def measure(
     options: report.Options, *, only: str = "", times: int = 100, minutes: float = _MINUTES
-) -> list[report.Row]:
+) -> report.Result:
     """Measure suspicions, then all classes at once, then l."""
-    wanted, spread_s = (5, 300.0) if options.quick else (times, minutes * 60)
-    letters = set(only.split(",")) if only else set("abcdefghijklmnop")
+    wanted, spread_s = (3, 15.0) if options.quick else (times, minutes * 60)
+    letters = set(only.split(",")) if only else set("aef" if options.quick else _LETTERS)
     if letters == {"l"}:
-        return await _silences(wanted)
+        return report.Result(rows=await _silences(wanted))
     chosen = [fault for fault in fault_classes.FAULTS if fault.letter in letters]
     rows = await _suspicions(wanted) if "a" in letters else []
-    rows += await _classes(chosen, wanted, spread_s)
-    return [*rows, *(await _apart(wanted) if "l" in letters else [])]
+    settle_s = 0.0 if options.quick else _SETTLED_S
+    classes = await _classes(chosen, wanted, spread_s, settle_s=settle_s)
+    rows += classes.rows
+    rows += await _apart(wanted) if "l" in letters else []
+    return report.Result(rows=rows, series=classes.series)
 
 
 async def _apart(wanted: int) -> list[report.Row]:
@@ -173,7 +179,7 @@ async def _apart(wanted: int) -> list[report.Row]:
             stdout=asyncio.subprocess.DEVNULL,
         )
         if await process.wait():
-            return [_row("l: failed", 1, "", 0, "the measurement itself")]
+            return [report.row("l: failed", 1, "", target=0, how="the measurement itself")]
         found = orjson.loads(file.read())["rows"]
     return [report.Row(**{key: one[key] for key in one if key != "ok"}) for one in found]
 
@@ -206,15 +212,12 @@ async def _suspicions(wanted: int) -> list[report.Row]:
             # until its connection is known, and a beat: else nothing is lost when it ends
             await asyncio.sleep(0.5)
     how = f"{len(taken)} x SIGKILL, until health's metrics count a suspicion (asked all the time)"
-    return [
-        _row("a: crash to suspicion, p50", report.percentile(taken, 50), "ms", None, how),
-        _row("a: crash to suspicion, p99", report.percentile(taken, 99), "ms", _SUSPICION_MS, how),
-    ]
+    return report.spread("a: crash to suspicion", taken, "ms", target=_SUSPICION_MS, how=how)
 
 
 async def _classes(
-    chosen: Sequence[fault_classes.Fault], wanted: int, spread_s: float
-) -> list[report.Row]:
+    chosen: Sequence[fault_classes.Fault], wanted: int, spread_s: float, *, settle_s: float
+) -> report.Result:
     trips = _Trips()
     async with fleet.fleet(PACE) as world:
         crews = {fault.name: _crew(fault, wanted, spread_s) for fault in chosen}
@@ -232,7 +235,7 @@ async def _classes(
         await asyncio.gather(*(node.make_holder() for node in held))
         await world.health.start()
         await world.until_healthy([node.name for crew in nodes.values() for node in crew])
-        await asyncio.sleep(_SETTLED_S)
+        await asyncio.sleep(settle_s)
         results = _Results(wanted, spread_s * _LATE, chosen)
         watching = asyncio.gather(trips.watch(world, quiet), results.tell())
         stories = []
@@ -245,13 +248,16 @@ async def _classes(
         await asyncio.gather(watching, return_exceptions=True)
         strange = [e for _, e in world.told.verdicts("quiet")]
     rows = [row for fault in chosen for row in _rows(fault, results.found[fault.name])]
-    rows.append(_row("quiet: verdicts but well", len(strange) - 1, "", 0, "a plugin nobody harmed"))
+    rows.append(
+        report.row(
+            "quiet: verdicts but well", len(strange) - 1, "", target=0, how="a plugin nobody harmed"
+        )
+    )
     load = f"load {min(trips.load):.1f} to {max(trips.load):.1f} meanwhile"
     for name, taken in (("NATS", trips.nats_ms), ("gRPC", trips.grpc_ms)):
-        for share in (50, 99):
-            value = report.percentile(taken, share)
-            rows.append(_row(f"empty {name} round trip, p{share}", value, "ms", None, load))
-    return rows
+        rows += report.spread(f"empty {name} round trip", taken, "ms", how=load)
+    delays = {fault.name: _delays_s(fault, results.found[fault.name]) for fault in chosen}
+    return report.Result(rows=rows, series={f"delay {name}": delays[name] for name in delays})
 
 
 def _crew(fault: fault_classes.Fault, wanted: int, spread_s: float) -> int:
@@ -289,38 +295,36 @@ async def _anew(
         await node.close()
 
 
-def _rows(fault: fault_classes.Fault, found: Sequence[fault_classes.Played]) -> list[report.Row]:
-    wrong = collections.Counter(word for one in found for word in _wrong(one))
-    count = sum(bool(_wrong(one)) for one in found)
-    said = "; ".join(f"{many} x {word}" for word, many in wrong.most_common(3))
-    meant = fault.verdict or (f"alert {fault.alert}" if fault.alert else "nothing is told")
-    how = f"{len(found)} x {fault.title}: {meant}"
-    name = f"{fault.name}: wrong"
-    rows = [
-        _row(name, 100 * count / max(1, len(found)), "%", _WRONG_MOST, f"{how}; {said}".strip("; "))
-    ]
-    taken = [one.verdict_s if fault.verdict else one.alert_s for one in found]
-    times = [seconds for seconds in taken if seconds is not None]
-    if not times:
-        return rows
-    target = _TARGETS_S.get(fault.name)
-    rows.insert(0, _row(f"{fault.name}: p50", report.percentile(times, 50), "s", None, how))
-    rows.insert(
-        1, _row(f"{fault.name}: p99", report.percentile(times, 99), "s", target, "the same")
+def _rows(fault: fault_classes.Fault, played: Sequence[fault_classes.Played]) -> list[report.Row]:
+    problems = collections.Counter(word for injection in played for word in _wrong(injection))
+    count = sum(bool(_wrong(injection)) for injection in played)
+    most = "; ".join(f"{many} x {word}" for word, many in problems.most_common(3))
+    expected = fault.verdict or (f"alert {fault.alert}" if fault.alert else "nothing is published")
+    how = f"{len(played)} x {fault.title}: {expected}"
+    share = 100 * count / max(1, len(played))
+    wrong = report.row(
+        f"{fault.name}: wrong", share, "%", target=_WRONG_MOST, how=f"{how}; {most}".strip("; ")
     )
-    return rows
+    if not fault.verdict and not fault.alert:
+        return [wrong]
+    delays = report.spread(
+        fault.name, _delays_s(fault, played), "s", target=_TARGETS_S.get(fault.name), how=how
+    )
+    return [*delays, wrong]
 
 
-def _wrong(one: fault_classes.Played) -> list[str]:
-    """Say what was told and should not have been, or the other way round."""
-    before = f"{one.fault.name} {one.fault.title}: "
-    said = [problem.removeprefix(before) for problem in one.problems]
-    # the words of the evidence are held by the stories in tests/flow, at their pace
-    return [word for word in said if not word.startswith("no evidence")]
+def _delays_s(fault: fault_classes.Fault, played: Sequence[fault_classes.Played]) -> list[float]:
+    """Return how long each injection took to be published; what never was counts in full."""
+    if not fault.verdict and not fault.alert:
+        return []
+    delays = [injection.verdict_s if fault.verdict else injection.alert_s for injection in played]
+    return [_TIMEOUT_S if delay_s is None else delay_s for delay_s in delays]
 
 
-def _row(name: str, value: float, unit: str, most: float | None, how: str) -> report.Row:
-    return report.Row(name=name, value=round(value, 3), unit=unit, target=most, how=how)
+def _wrong(injection: fault_classes.Played) -> list[str]:
+    """Return what should not have been published, what is missing, and wrong evidence."""
+    before = f"{injection.fault.name} {injection.fault.title}: "
+    return [problem.removeprefix(before) for problem in injection.problems]
 
 
 async def _silences(wanted: int) -> list[report.Row]:
@@ -347,10 +351,7 @@ async def _silences(wanted: int) -> list[report.Row]:
             taken.append(time.perf_counter() - began)
             await health.start()
     how = f"{len(taken)} x SIGKILL of health, until the notifier takes it for silent; ticks of 1 s"
-    return [
-        _row("l: p50", report.percentile(taken, 50), "s", None, how),
-        _row("l: p99", report.percentile(taken, 99), "s", None, "the same"),
-    ]
+    return report.spread("l", taken, "s", how=how)
 
 
 @contextlib.asynccontextmanager

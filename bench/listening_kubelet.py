@@ -1,7 +1,7 @@
-"""Door to a plugin under measurement: a kubelet that only listens, and notes when it heard what.
+"""Adapter: a kubelet that only listens, and notes when a plugin did what.
 
-It does what a kubelet does to a plugin (takes Register, opens one ListAndWatch, removes sockets at
-its restart) and nothing besides, so that what is measured is the plugin.
+It does what a kubelet does to a plugin (answers Register, opens one ListAndWatch, removes sockets
+at its restart) and nothing besides, so that what is measured is the plugin.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from muster.pb import rpc
 
 
 class Observed(NamedTuple):
-    """One Register, one list or the end of a stream; counts are those of the list."""
+    """One Register, one device list or the end of a stream; the counts are those of the list."""
 
     at: float
     resource: str
@@ -50,7 +50,7 @@ class ListeningKubelet:
     async def register(
         self, request: dp.RegisterRequest, context: rpc.Context[dp.RegisterRequest, dp.Empty]
     ) -> dp.Empty:
-        """Note the moment, and listen from now on."""
+        """Note the moment, and follow the device list from now on."""
         del context
         name = request.resource_name
         self.registered.put_nowait(Observed(time.perf_counter(), name))
@@ -66,15 +66,16 @@ class ListeningKubelet:
             await asyncio.wait([stream])
 
     async def restart(self) -> float:
-        """Do what a restart does; return the moment from which kubelet.sock is there again."""
+        """Do what a restart does; return a moment before kubelet.sock can be seen again."""
         await self._server.stop(None)
         for resource in [*self._streams]:
             await self.drop(resource)
         for path in self.sockets.iterdir():
             if path.is_socket():
                 path.unlink(missing_ok=True)
+        began = time.perf_counter()
         await self._serve()
-        return time.perf_counter()
+        return began
 
     async def _serve(self) -> None:
         self._server = grpc.aio.server()
@@ -88,9 +89,11 @@ class ListeningKubelet:
         async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
             try:
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    async for told in rpc.DevicePluginClient(channel).list_and_watch(dp.Empty()):
-                        healthy = sum(device.health == "Healthy" for device in told.devices)
-                        heard = Observed(time.perf_counter(), resource, len(told.devices), healthy)
-                        self.lists.put_nowait(heard)
+                    async for answer in rpc.DevicePluginClient(channel).list_and_watch(dp.Empty()):
+                        healthy = sum(device.health == "Healthy" for device in answer.devices)
+                        observed = Observed(
+                            time.perf_counter(), resource, len(answer.devices), healthy
+                        )
+                        self.lists.put_nowait(observed)
             finally:
                 self.ends.put_nowait(Observed(time.perf_counter(), resource))

@@ -1,4 +1,4 @@
-"""Door to the plugin beside another: how soon, how much, and how fast it is back after each loss.
+"""Adapter: the plugin beside another: its start, its cost, and how fast it is back after a loss.
 
 `--peer CMD` measures any other plugin in the same run, against the same kubelet: `{directory}` in
 the command is where the kubelet keeps the plugins' sockets, `{kubelet}` the directory above it, and
@@ -8,11 +8,13 @@ the command is where the kubelet keeps the plugins' sockets, `{kubelet}` the dir
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import shlex
+import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -38,70 +40,70 @@ class Bench:
         self._command = command
         self._root = root
         self._quick = quick
-        self._rows: list[report.Row] = []
+        self.rows: list[report.Row] = []
         (root / "device-plugins").mkdir(parents=True)
         (root / "null").symlink_to("/dev/null")
 
     async def common(self) -> list[report.Row]:
         """Measure what every plugin can be asked."""
         await self._starts()
-        async with self._living() as (heard, process):
-            first = await heard.lists.get()
+        async with self._living() as (kubelet, process):
+            first = await kubelet.lists.get()
             await self._costs(process)
-            await self._allocations(heard, first.resource)
-            await self._losses(heard, first.resource)
+            await self._allocations(kubelet, first.resource)
+            await self._losses(kubelet, first.resource)
         await self._crash()
-        return self._rows
+        return self.rows
 
     async def own(self) -> list[report.Row]:
         """Measure what only muster's plugin is asked here: hot-plug, faults, growth."""
-        async with self._living() as (heard, process):
-            await _quiet(heard)
-            await self._hot_plug(heard)
-            await self._faults(heard)
-            await self._growth(heard, process)
-        return self._rows
+        async with self._living() as (kubelet, process):
+            await _quiet(kubelet)
+            await self._hot_plug(kubelet)
+            await self._faults(kubelet)
+            await self._growth(kubelet, process)
+        return self.rows
 
-    def row(
-        self, name: str, value: float, unit: str, *, most: float | None = None, how: str = ""
-    ) -> None:
-        """Add a figure; the targets are muster's."""
-        target = most if self._name == "muster" else None
-        self._rows.append(
-            report.Row(
-                name=f"{self._name}: {name}",
-                value=round(value, 4),
-                unit=unit,
-                target=target,
-                how=how,
-            )
-        )
+    def add(self, rows: Iterable[report.Row]) -> None:
+        """Add figures; the targets are muster's."""
+        for row in rows:
+            target = row.target if self._name == "muster" else None
+            name = f"{self._name}: {row.name}"
+            self.rows.append(dataclasses.replace(row, name=name, target=target))
 
     @contextlib.asynccontextmanager
     async def _living(
         self,
     ) -> AsyncIterator[tuple[listening_kubelet.ListeningKubelet, asyncio.subprocess.Process]]:
         async with (
-            listening_kubelet.ListeningKubelet(self._root / "device-plugins") as heard,
+            listening_kubelet.ListeningKubelet(self._root / "device-plugins") as kubelet,
             programs.running(self._command(self._root)) as process,
         ):
-            yield heard, process
+            yield kubelet, process
 
     async def _starts(self) -> None:
-        times = 10 if self._quick else 40
-        taken = []
-        async with listening_kubelet.ListeningKubelet(self._root / "device-plugins") as heard:
+        times = 10 if self._quick else 100
+        registered, listed, bare = [], [], []
+        async with listening_kubelet.ListeningKubelet(self._root / "device-plugins") as kubelet:
             for _ in range(times):
+                bare.append((await programs.bare_interpreter())[0] * 1000)
                 started = time.perf_counter()
                 async with programs.running(self._command(self._root)):
-                    seconds = await _until_registered(heard, started)
+                    seconds = await _until_registered(kubelet, started)
                     if seconds >= _NEVER_S:
                         sys.exit(f"{self._name}: not registered within {_NEVER_S:g} s")
-                    taken.append(seconds)
-                    await heard.lists.get()
-                await _quiet(heard)
-        how = f"{times} starts; from fork to the kubelet's hearing Register"
-        self.row("start to Register, p50", _ms(taken, 50), "ms", most=100, how=how)
+                    registered.append(seconds * 1000)
+                    listed.append(((await kubelet.lists.get()).at - started) * 1000)
+                await _quiet(kubelet)
+        how = f"{times} starts, from fork to Register; floor: python -c 'import asyncio'"
+        floor = statistics.median(bare)
+        self.add(
+            report.spread(
+                "start to Register", registered, "ms", median_target=100, how=how, floor=floor
+            )
+        )
+        how = f"{times} starts, from fork to the device list at the kubelet"
+        self.add(report.spread("start to listed", listed, "ms", how=how, floor=floor))
 
     async def _costs(self, process: asyncio.subprocess.Process) -> None:
         await asyncio.sleep(_SETTLE_S)
@@ -110,12 +112,17 @@ class Bench:
         await asyncio.sleep(seconds)
         share = (programs.cpu_s(process.pid) - before) / (time.perf_counter() - started)
         memory = programs.resident_mib(process.pid)
-        self.row("memory, one resource", memory, "MiB", most=48, how="VmRSS, one stream")
-        self.row("idle CPU", share * 100, "% of a core", most=0.1, how=f"{seconds:g} s")
+        _, bare = await programs.bare_interpreter()
+        how = "VmRSS; one resource, one stream, bus connected; floor: python -c 'import asyncio'"
+        self.add([report.row("memory", memory, "MiB", target=48, how=how, floor=bare)])
+        how = f"{seconds:g} s; a heartbeat every 5 s, a self-probe every 10 s"
+        self.add([report.row("idle CPU", share * 100, "% of a core", target=0.1, how=how)])
 
-    async def _allocations(self, heard: listening_kubelet.ListeningKubelet, resource: str) -> None:
+    async def _allocations(
+        self, kubelet: listening_kubelet.ListeningKubelet, resource: str
+    ) -> None:
         calls = 500 if self._quick else 5000
-        path, taken, empty = heard.endpoints[resource], [], []
+        path, taken, empty = kubelet.endpoints[resource], [], []
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             client = rpc.DevicePluginClient(channel)
             listed = await client.list_and_watch(dp.Empty()).read()
@@ -128,118 +135,116 @@ class Bench:
                 started = time.perf_counter()
                 await client.get_device_plugin_options(dp.Empty())
                 empty.append(time.perf_counter() - started)
-        how = f"{calls} calls, one caller (Python)"
-        floor = "the same, a call that does nothing; what gRPC costs on this machine"
-        self.row("GetDevicePluginOptions, p50", _ms(empty, 50), "ms", how=floor)
-        self.row("Allocate, p50", _ms(taken, 50), "ms", most=0.5, how=how)
-        self.row("Allocate, p99", _ms(taken, 99), "ms", how=how)
-        ours = _ms(taken, 50) - _ms(empty, 50)
-        self.row(
-            "Allocate beyond an empty call", ours, "ms", how="p50 less p50: what is the plugin's"
+        how = f"{calls} calls, one caller (Python); floor: an empty call"
+        floor = statistics.median(empty) * 1000
+        self.add(
+            report.spread("Allocate", _ms(taken), "ms", median_target=0.5, how=how, floor=floor)
         )
 
-    async def _losses(self, heard: listening_kubelet.ListeningKubelet, resource: str) -> None:
+    async def _losses(self, kubelet: listening_kubelet.ListeningKubelet, resource: str) -> None:
         times = 20 if self._quick else 40
         restarts = []
         for _ in range(times):
-            await _quiet(heard)
-            restarts.append(await _until_registered(heard, await heard.restart()))
-        how = f"{times} restarts; from kubelet.sock to Register; {_NEVER_S:g} s is never"
-        self.row("kubelet restart to Register, p95", _ms(restarts, 95), "ms", most=20, how=how)
-        self.row("kubelet restart to Register, max", max(restarts) * 1000, "ms", most=300, how=how)
+            await _quiet(kubelet)
+            restarts.append(await _until_registered(kubelet, await kubelet.restart()))
+        how = f"{times} restarts; from before kubelet.sock is there; {_NEVER_S:g} s: never"
+        self.add(
+            report.spread("kubelet restart to Register", _ms(restarts), "ms", target=300, how=how)
+        )
         dropped, removed, changed = [], [], []
         for _ in range(3):
-            await _quiet(heard)
+            await _quiet(kubelet)
             started = time.perf_counter()
-            await heard.drop(resource)
-            dropped.append(await _until_registered(heard, started))
+            await kubelet.drop(resource)
+            dropped.append(await _until_registered(kubelet, started))
         for _ in range(5):
-            await _quiet(heard)
+            await _quiet(kubelet)
             # a loss soon after a loss is repaired with a delay, on purpose
             await asyncio.sleep(2.2)
             started = time.perf_counter()
-            heard.endpoints[resource].unlink(missing_ok=True)
-            removed.append(await _until_registered(heard, started))
+            kubelet.endpoints[resource].unlink(missing_ok=True)
+            removed.append(await _until_registered(kubelet, started))
             if removed[-1] < _NEVER_S:
-                old, new = await heard.ends.get(), await heard.lists.get()
+                old, new = await kubelet.ends.get(), await kubelet.lists.get()
                 changed.append(new.at - old.at)
-        never = f"{_NEVER_S:g} s is never"
-        self.row("stream dropped to Register, max", max(dropped), "s", most=3, how=f"3; {never}")
-        self.row("own socket gone to Register, max", max(removed), "s", most=0.2, how=f"5; {never}")
+        never = f"{_NEVER_S:g} s: never"
+        how = f"{len(dropped)} times; {never}"
+        self.add(report.spread("stream dropped to Register", dropped, "s", target=3, how=how))
+        how = f"{len(removed)} times; {never}"
+        self.add(report.spread("own socket gone to Register", removed, "s", target=0.2, how=how))
         if changed:
-            how = f"{len(changed)}; from the end of a stream to the next one's list"
-            self.row("change of generation, p50", _ms(changed, 50), "ms", most=10, how=how)
+            how = f"{len(changed)} times, from the end of a stream to the next one's list"
+            self.add(report.spread("change of generation", _ms(changed), "ms", target=50, how=how))
 
     async def _crash(self) -> None:
         sockets = self._root / "device-plugins"
         for _ in range(2):
-            async with self._living() as (heard, process):
-                await heard.lists.get()
+            async with self._living() as (kubelet, process):
+                await kubelet.lists.get()
                 process.kill()
                 await process.wait()
-        async with self._living() as (heard, _process):
-            await heard.lists.get()
+        async with self._living() as (kubelet, _process):
+            await kubelet.lists.get()
             left = [p for p in sockets.iterdir() if p.is_socket() and p.name != "kubelet.sock"]
             how = "after two SIGKILLs and a start; its own is one"
-            self.row("socket files", len(left), "files", most=1, how=how)
+            self.add([report.row("socket files", len(left), "files", target=1, how=how)])
 
-    async def _hot_plug(self, heard: listening_kubelet.ListeningKubelet) -> None:
+    async def _hot_plug(self, kubelet: listening_kubelet.ListeningKubelet) -> None:
         times = 100 if self._quick else 500
         device, came, went = self._root / "hot", [], []
         for _ in range(times):
             started = time.perf_counter()
             device.symlink_to("/dev/zero")
-            came.append((await _list(heard, "muster.example/hot", healthy=1)).at - started)
+            came.append((await _list(kubelet, "muster.example/hot", healthy=1)).at - started)
             started = time.perf_counter()
             device.unlink()
-            went.append((await _list(heard, "muster.example/hot", healthy=0)).at - started)
+            went.append((await _list(kubelet, "muster.example/hot", healthy=0)).at - started)
         how = f"{times} times, a link in a directory; to the list on the stream"
-        self.row("device appears to list, p99", _ms(came, 99), "ms", most=20, how=how)
-        self.row("device disappears to list, p99", _ms(went, 99), "ms", most=20, how=how)
+        self.add(report.spread("device appears to list", _ms(came), "ms", target=20, how=how))
+        self.add(report.spread("device disappears to list", _ms(went), "ms", target=20, how=how))
 
-    async def _faults(self, heard: listening_kubelet.ListeningKubelet) -> None:
+    async def _faults(self, kubelet: listening_kubelet.ListeningKubelet) -> None:
         times = 100 if self._quick else 500
         script, taken = self._root / "faults", []
         for turn in range(times):
             started = time.perf_counter()
             script.write_text('{"device": 0, "xid": 79}\n' if turn % 2 == 0 else "")
-            found = await _list(heard, "muster.example/gpu", healthy=turn % 2)
-            taken.append(found.at - started)
+            listed = await _list(kubelet, "muster.example/gpu", healthy=turn % 2)
+            taken.append(listed.at - started)
         how = f"{times} faults and recoveries of a simulated GPU, from the write of its script"
-        self.row("Unhealthy to list, p99", _ms(taken, 99), "ms", most=5, how=how)
+        self.add(report.spread("Unhealthy to list", _ms(taken), "ms", target=5, how=how))
 
     async def _growth(
-        self, heard: listening_kubelet.ListeningKubelet, process: asyncio.subprocess.Process
+        self, kubelet: listening_kubelet.ListeningKubelet, process: asyncio.subprocess.Process
     ) -> None:
         cycles, restarts = (500, 30) if self._quick else (10_000, 1_000)
-        await self._cycles(heard, cycles // 5, restarts // 5)
+        await self._cycles(kubelet, cycles // 5, restarts // 5)
         memory, files = programs.resident_mib(process.pid), programs.descriptors(process.pid)
-        await self._cycles(heard, cycles, restarts)
+        await self._cycles(kubelet, cycles, restarts)
         grown = programs.resident_mib(process.pid) - memory
         how = f"{cycles} hot-plug cycles and {restarts} kubelet restarts, after a fifth of them"
-        self.row("memory grown", max(grown, 0.0), "MiB", most=_NOISE_MIB, how=how)
-        self.row(
-            "descriptors grown",
-            max(programs.descriptors(process.pid) - files, 0),
-            "files",
-            most=0,
-            how=how,
+        files_grown = programs.descriptors(process.pid) - files
+        self.add(
+            [
+                report.row("memory grown", grown, "MiB", target=_NOISE_MIB, how=how),
+                report.row("descriptors grown", files_grown, "files", target=0, how=how),
+            ]
         )
 
     async def _cycles(
-        self, heard: listening_kubelet.ListeningKubelet, cycles: int, restarts: int
+        self, kubelet: listening_kubelet.ListeningKubelet, cycles: int, restarts: int
     ) -> None:
         device = self._root / "hot"
         for _ in range(cycles):
             device.symlink_to("/dev/zero")
-            await _list(heard, "muster.example/hot", healthy=1)
+            await _list(kubelet, "muster.example/hot", healthy=1)
             device.unlink()
-            await _list(heard, "muster.example/hot", healthy=0)
+            await _list(kubelet, "muster.example/hot", healthy=0)
         for _ in range(restarts):
-            await heard.restart()
+            await kubelet.restart()
             for _ in range(3):
-                await heard.registered.get()
-        await _quiet(heard)
+                await kubelet.registered.get()
+        await _quiet(kubelet)
 
 
 async def measure(options: report.Options, peers: Sequence[str]) -> list[report.Row]:
@@ -259,18 +264,22 @@ async def measure(options: report.Options, peers: Sequence[str]) -> list[report.
 
 async def _many(url: str, root: Path) -> list[report.Row]:
     """Measure muster with 64 resources."""
-    found = Bench("muster", _muster(url, _sixty_four), root, quick=True)
-    async with listening_kubelet.ListeningKubelet(root / "device-plugins") as heard:
+    command = _muster(url, _sixty_four)
+    bench = Bench("muster", command, root, quick=True)
+    async with listening_kubelet.ListeningKubelet(root / "device-plugins") as kubelet:
         started = time.perf_counter()
-        async with programs.running(found._command(root)) as process:  # noqa: SLF001  # the same module
+        async with programs.running(command(root)) as process:
             for _ in range(64):
-                last = await heard.registered.get()
+                last = await kubelet.registered.get()
             how = "from fork to the last of 64 Registers"
-            found.row("64 resources registered", last.at - started, "s", most=1, how=how)
+            bench.add(
+                [report.row("64 resources registered", last.at - started, "s", target=1, how=how)]
+            )
             await asyncio.sleep(_SETTLE_S)
             memory = programs.resident_mib(process.pid)
-            found.row("memory, 64 resources", memory, "MiB", most=64, how="VmRSS, 64 streams")
-    return found._rows  # noqa: SLF001  # the same module
+            how = "VmRSS, 64 streams"
+            bench.add([report.row("memory, 64 resources", memory, "MiB", target=64, how=how)])
+    return bench.rows
 
 
 def _resource(name: str, path: str, **more: object) -> dict[str, object]:
@@ -325,29 +334,29 @@ def _peer(command: str) -> Command:
     return filled
 
 
-async def _until_registered(heard: listening_kubelet.ListeningKubelet, started: float) -> float:
+async def _until_registered(kubelet: listening_kubelet.ListeningKubelet, started: float) -> float:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_NEVER_S):
-            return max(0.0, (await heard.registered.get()).at - started)
+            return (await kubelet.registered.get()).at - started
     return _NEVER_S
 
 
 async def _list(
-    heard: listening_kubelet.ListeningKubelet, resource: str, *, healthy: int
+    kubelet: listening_kubelet.ListeningKubelet, resource: str, *, healthy: int
 ) -> listening_kubelet.Observed:
     """Wait for a list of this resource with so many Healthy devices."""
     async with asyncio.timeout(_NEVER_S):
         while True:
-            found = await heard.lists.get()
-            if (found.resource, found.healthy) == (resource, healthy):
-                return found
+            listed = await kubelet.lists.get()
+            if (listed.resource, listed.healthy) == (resource, healthy):
+                return listed
 
 
-async def _quiet(heard: listening_kubelet.ListeningKubelet) -> None:
+async def _quiet(kubelet: listening_kubelet.ListeningKubelet) -> None:
     """Wait until nothing more comes, and forget what came."""
     while True:
         came = 0
-        for queue in (heard.registered, heard.lists, heard.ends):
+        for queue in (kubelet.registered, kubelet.lists, kubelet.ends):
             while not queue.empty():
                 queue.get_nowait()
                 came += 1
@@ -356,8 +365,8 @@ async def _quiet(heard: listening_kubelet.ListeningKubelet) -> None:
         await asyncio.sleep(0.1)
 
 
-def _ms(values: Sequence[float], share: int) -> float:
-    return report.percentile(values, share) * 1000
+def _ms(seconds: Iterable[float]) -> list[float]:
+    return [value * 1000 for value in seconds]
 
 
 def main() -> int:

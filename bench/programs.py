@@ -1,4 +1,4 @@
-"""Door to the processes under measurement: start them, and read what they cost."""
+"""Adapter: the processes under measurement: starts them, and reads what they cost."""
 
 import asyncio
 import compileall
@@ -6,7 +6,9 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +21,7 @@ _END_S = 10.0
 
 @contextlib.asynccontextmanager
 async def arena(producer: str, *packages: ModuleType) -> AsyncIterator[tuple[Path, str]]:
-    """Give a directory and the URL of a bus; the packages are compiled, as they are installed."""
+    """Yield a directory and the URL of a bus; the packages are compiled, as when installed."""
     for package in packages:
         compileall.compile_dir(Path(package.__file__ or "").parent, quiet=2)
     root = Path(tempfile.mkdtemp(prefix="mu-"))
@@ -41,7 +43,7 @@ async def running(
     """Run a program; end it in order, or by force."""
     process = await asyncio.create_subprocess_exec(
         *command,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""} | environment,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "", "GRPC_VERBOSITY": "ERROR"} | environment,
         stdout=asyncio.subprocess.DEVNULL,
     )
     try:
@@ -57,6 +59,22 @@ async def running(
                 await process.wait()
 
 
+async def bare_interpreter() -> tuple[float, float]:
+    """Return what Python alone costs: seconds of `import asyncio`, and its resident MiB."""
+    code = "import asyncio, sys; sys.stdout.write('.'); sys.stdout.flush(); sys.stdin.read()"
+    started = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None, "a pipe was asked for"
+    await process.stdout.readexactly(1)
+    seconds, memory = time.perf_counter() - started, resident_mib(process.pid)
+    await process.communicate(b"")
+    return seconds, memory
+
+
 def resident_mib(pid: int) -> float:
     """Return the resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -65,7 +83,7 @@ def resident_mib(pid: int) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of all threads, to the nanosecond: /proc/PID/stat counts in 10 ms."""
+    """Return the CPU time of all threads, to the nanosecond (/proc/PID/stat counts in 10 ms)."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 

@@ -1,9 +1,12 @@
-"""Door to whoever reads a benchmark: one table on stdout, one JSON file, the same for all.
+"""Adapter: the reader of a benchmark: one table on stdout, one JSON file, the same for all.
 
 The contract: `python -m bench.<name> [--quick] [--json FILE]`; `--quick` ends within 60 s; exit
 code 0 even when a target is missed, because the table says so, and 1 only when the benchmark
-itself failed. The JSON is `{"bench", "machine", "rows"}`, each row
-`{"name", "value", "unit", "target", "ok", "how"}`.
+itself failed. The JSON is `{"bench", "machine", "rows", "series"}`.
+
+Every sample counts: what did not happen counts as the longest time that was waited for it. Fewer
+than 100 samples have no 99th percentile; their maximum is shown. Beside a figure stands its floor,
+which is what the machine takes for nothing: an interpreter that only starts, an empty call.
 """
 
 import argparse
@@ -13,8 +16,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,85 +26,154 @@ import orjson
 _CPU: Final = Path("/proc/cpuinfo")
 _MEMORY: Final = Path("/proc/meminfo")
 _LOAD: Final = Path("/proc/loadavg")
+_ENOUGH_FOR_P99: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure. `target` is the most it may be (None: no target); `how` it was measured."""
+    """One figure. `target` is the most it may be (None: no target); `how` it was measured.
+
+    `floor` is what nothing costs on this machine, in the same unit (None: not measured).
+    """
 
     name: str
     value: float
     unit: str
     target: float | None
     how: str
+    floor: float | None = None
 
     @property
     def ok(self) -> bool:
         """Whether the figure keeps its target."""
         return self.target is None or self.value <= self.target
 
+    @property
+    def ratio(self) -> float | None:
+        """The figure as a multiple of its floor."""
+        return self.value / self.floor if self.floor else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line said."""
+    """The options of the command line."""
 
     quick: bool
 
 
-def main(
-    bench: str,
-    measure: Callable[[Options], Coroutine[None, None, list[Row]]],
-    *,
-    more: argparse.ArgumentParser | None = None,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a benchmark measured.
+
+    `series` are for plots: samples by name, or points (x, y) by name.
+    """
+
+    rows: list[Row]
+    series: Mapping[str, Sequence[float] | Sequence[tuple[float, float]]] = field(
+        default_factory=dict
+    )
+
+
+Measure = Callable[[Options], Coroutine[None, None, "list[Row] | Result"]]
+
+
+def main(bench: str, measure: Measure, *, more: argparse.ArgumentParser | None = None) -> int:
     """Run a benchmark from its command line; return the exit code.
 
-    What `more` takes, it has taken already; here it is only allowed, and shown in the help.
+    The caller parsed the options of `more`; here they are only allowed, and shown in the help.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m bench.{bench}", parents=[more] if more else []
     )
     parser.add_argument("--quick", action="store_true", help="end within 60 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     started = time.monotonic()
-    rows = asyncio.run(measure(Options(quick=chosen.quick)))
-    print(text(bench, rows))
+    measured = asyncio.run(measure(Options(quick=options.quick)))
+    result = measured if isinstance(measured, Result) else Result(rows=measured)
+    print(text(bench, result.rows))
     print(f"{time.monotonic() - started:.1f} s")
-    if chosen.json:
-        chosen.json.write_bytes(document(bench, rows))
+    if options.json:
+        options.json.write_bytes(document(bench, result))
     return 0
+
+
+def spread(
+    name: str,
+    samples: Sequence[float],
+    unit: str,
+    *,
+    how: str,
+    target: float | None = None,
+    median_target: float | None = None,
+    floor: float | None = None,
+) -> list[Row]:
+    """Return the median, and the 99th percentile or the maximum, which `target` is for."""
+    if not samples:
+        return [Row(name=f"{name}: no sample", value=1, unit="", target=0, how=how)]
+    is_many = len(samples) >= _ENOUGH_FOR_P99
+    worst = percentile(samples, 99) if is_many else max(samples)
+    return [
+        row(
+            f"{name}, p50",
+            statistics.median(samples),
+            unit,
+            target=median_target,
+            how=how,
+            floor=floor,
+        ),
+        row(f"{name}, {'p99' if is_many else 'max'}", worst, unit, target=target, how=how),
+    ]
+
+
+def row(
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    target: float | None = None,
+    how: str,
+    floor: float | None = None,
+) -> Row:
+    """Return a figure, rounded to what can be meant."""
+    return Row(name=name, value=round(value, 4), unit=unit, target=target, how=how, floor=floor)
 
 
 def text(bench: str, rows: Sequence[Row]) -> str:
     """Return the figures for people."""
-    lines = [("figure", "value", "target", "", "how")]
-    for row in rows:
-        target = "" if row.target is None else f"<= {row.target:g}"
-        verdict = "" if row.target is None else "ok" if row.ok else "MISSED"
-        lines.append((row.name, f"{row.value:.4g} {row.unit}", target, verdict, row.how))
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    text = [f"bench.{bench} on {machine()['cpu']}, Python {machine()['python']}"]
+    lines = [("figure", "value", "x floor", "target", "", "how")]
+    lines += [(*cells(row), row.how) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    heading = [f"bench.{bench} on {machine()['cpu']}, Python {machine()['python']}"]
     for line in lines:
-        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
-        text.append("  ".join([*cells, line[4]]).rstrip())
-    return "\n".join(text)
+        padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
+        heading.append("  ".join([*padded, line[5]]).rstrip())
+    return "\n".join(heading)
 
 
-def document(bench: str, rows: Sequence[Row]) -> bytes:
+def cells(row: Row) -> tuple[str, str, str, str, str]:
+    """Return name, value, ratio to the floor, target and whether it was kept, as texts."""
+    ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
+    target = "" if row.target is None else f"<= {row.target:g}"
+    verdict = "" if row.target is None else "ok" if row.ok else "MISSED"
+    return (row.name, f"{row.value:.4g} {row.unit}".rstrip(), ratio, target, verdict)
+
+
+def document(bench: str, result: Result) -> bytes:
     """Return the figures for programs, as JSON."""
     return orjson.dumps(
         {
             "bench": bench,
             "machine": machine(),
-            "rows": [asdict(row) | {"ok": row.ok} for row in rows],
+            "rows": [asdict(row) | {"ok": row.ok} for row in result.rows],
+            "series": result.series,
         },
         option=orjson.OPT_INDENT_2,
     )
 
 
 def machine() -> dict[str, str | int | float]:
-    """Say what it was measured on."""
+    """Return what it was measured on."""
     models = [line for line in _CPU.read_text().splitlines() if line.startswith("model name")]
     return {
         "cpu": models[0].partition(":")[2].strip() if models else platform.machine(),

@@ -1,0 +1,107 @@
+"""Adapter: docs/performance.md: runs every benchmark and writes its tables and plots.
+
+    python -m bench [--only NAME,NAME]
+
+The figures of each are kept in build/bench, so that one can be run again without the others. It
+takes about half an hour on two cores. The plots need matplotlib, which the extra `bench` brings.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from bench import plots, report
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_KEPT: Final = _ROOT / "build" / "bench"
+_PAGE: Final = _ROOT / "docs" / "performance.md"
+_PLOTS: Final = _ROOT / "docs" / "performance"
+_RUNS: Final = {
+    "plugin": (),
+    "gpu": ("--quick",),
+    "placement": (),
+    "detection": ("--times", "20", "--minutes", "6"),
+    "health": ("--only", "curve,storm", "--seconds", "20"),
+    "crashes": ("--quick",),
+    "notifier": ("--quick",),
+    "labeler": ("--quick",),
+    "demo": ("--quick",),
+}
+"""What `make bench` runs, with which options: the order of the page."""
+_SUBJECTS: Final = {
+    "plugin": "The plugin: start, cost, recovery",
+    "gpu": "The plugin with eight GPUs (a stand-in for NVML)",
+    "placement": "Preferred allocation of 16 GPUs",
+    "detection": "From a fault to its verdict",
+    "health": "Health under load",
+    "crashes": "Nothing lost or repeated when services are killed",
+    "notifier": "The notifier",
+    "labeler": "The labeler and its commands",
+    "demo": "`muster demo`",
+}
+_HEAD: Final = """# Performance
+
+Made by `make bench`; do not edit. Real: plugins, health, labeler, notifier, nats-server, each a
+process of its own. Simulated: kubelets, the Kubernetes API, GPUs and, where a table says so, the
+plugins behind connections. The machines are shared and noisy: read the ratio to the floor, which
+was measured beside the figure and is what the machine takes for nothing. Every sample counts; what
+did not happen counts as the longest wait.
+"""
+
+
+def main() -> int:
+    """Run the benchmarks and write the page; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench")
+    parser.add_argument("--only", default=",".join(_RUNS), help="run these, take the rest as kept")
+    chosen = parser.parse_args().only.split(",")
+    unknown = sorted(set(chosen) - _RUNS.keys() - {""})
+    if unknown:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(_RUNS)}")
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    for name in _RUNS:
+        if name in chosen:
+            print(f"==> bench.{name} {' '.join(_RUNS[name])}", flush=True)
+            command = (*(sys.executable, "-m", f"bench.{name}"), *_RUNS[name])
+            subprocess.run([*command, "--json", str(_KEPT / f"{name}.json")], check=True)  # noqa: S603
+    kept = {name: _KEPT / f"{name}.json" for name in _RUNS if (_KEPT / f"{name}.json").exists()}
+    results = {name: orjson.loads(file.read_bytes()) for name, file in kept.items()}
+    _PLOTS.mkdir(exist_ok=True)
+    drawn = plots.draw(results, _PLOTS)
+    _PAGE.write_text("\n".join(_page(results, drawn)))
+    print(f"wrote {_PAGE.relative_to(_ROOT)}")
+    return 0
+
+
+def _page(results: dict[str, Any], drawn: dict[str, list[tuple[str, str]]]) -> Iterator[str]:
+    yield _HEAD
+    for name, result in results.items():
+        yield f"## {_SUBJECTS[name]}\n"
+        command = " ".join(("python -m", f"bench.{name}", *_RUNS[name]))
+        yield f"`{command}`: {_where(result['machine'])}\n"
+        yield "| figure | value | x floor | target | | how |\n|---|---|---|---|---|---|"
+        for row in _rows(result["rows"]):
+            how = row.how.replace("|", "\\|")
+            yield f"| {' | '.join(report.cells(row))} | {how} |"
+        yield ""
+        yield from (f"![{title}](performance/{file})\n" for title, file in drawn.get(name, ()))
+
+
+def _where(machine: dict[str, Any]) -> str:
+    return (
+        f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_mib']} MiB, "
+        f"Linux {machine['kernel']}, Python {machine['python']}, load {machine['load_1m']:.1f}"
+    )
+
+
+def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[report.Row]:
+    for row in rows:
+        yield report.Row(**{key: value for key, value in row.items() if key != "ok"})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

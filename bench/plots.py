@@ -1,0 +1,57 @@
+"""Adapter: matplotlib: the plots of docs/performance.md; equal data give equal files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+
+
+def draw(results: Mapping[str, Any], folder: Path) -> dict[str, list[tuple[str, str]]]:
+    """Draw what can be drawn of the results; return (title, file) by benchmark."""
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "muster"
+    drawn: dict[str, list[tuple[str, str]]] = {}
+    delays = {
+        name.removeprefix("delay "): samples
+        for name, samples in results.get("detection", {}).get("series", {}).items()
+        if samples
+    }
+    if delays:
+        title = "Detection delay by class, cumulative share of injections"
+        _distribution(delays, title, folder / "detection.svg")
+        drawn["detection"] = [(title, "detection.svg")]
+    for name, points in results.get("health", {}).get("series", {}).items():
+        if len(points) > 1:
+            file = f"health-{name.split(',')[0].lower()}.svg"
+            _curve(points, f"Health: {name}, by nodes", folder / file)
+            drawn.setdefault("health", []).append((f"Health: {name}, by nodes", file))
+    return drawn
+
+
+def _distribution(series: Mapping[str, Sequence[float]], title: str, file: Path) -> None:
+    figure, axes = plt.subplots(figsize=(8, 4.5))
+    for name, samples in sorted(series.items()):
+        ordered = sorted(samples)
+        shares = [(number + 1) / len(ordered) for number in range(len(ordered))]
+        axes.step([0.0, *ordered], [0.0, *shares], where="post", label=name)
+    axes.set(title=title, xlabel="seconds from the fault to the verdict", ylabel="share")
+    axes.legend(ncols=2, fontsize="small")
+    _save(figure, file)
+
+
+def _curve(points: Sequence[tuple[float, float]], title: str, file: Path) -> None:
+    figure, axes = plt.subplots(figsize=(6, 3.5))
+    axes.plot([x for x, _ in points], [y for _, y in points], marker="o")
+    for x, y in points:
+        axes.annotate(f"{y:.3g}", (x, y), textcoords="offset points", xytext=(0, 6))
+    axes.set(title=title, xlabel="nodes", xscale="log")
+    axes.set_ylim(bottom=0)
+    _save(figure, file)
+
+
+def _save(figure: Any, file: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None})
+    plt.close(figure)
