@@ -49,7 +49,7 @@ def test_a_reference_is_read_as_nvidia_reads_it(
     if meant is not None:
         assert selectors.parse(told) == meant
         return
-    with pytest.raises(ValueError, match=r"names no device|no index is larger"):
+    with pytest.raises(ValueError, match=r"does not name a device|an index is at most"):
         selectors.parse(told)
 
 
@@ -156,7 +156,7 @@ def test_everything_wrong_with_a_list_is_told() -> None:
         f"[4]: 'MIG-{GPU}/1/0' is named by [3] already",
         "[6]: 'Tesla T4' is named by [5] already",
         (
-            "[7]: 'GPU-1' names no device; write 0, \"0:1\", GPU-<uuid>, MIG-<uuid> or "
+            "[7]: 'GPU-1' does not name a device; write 0, \"0:1\", GPU-<uuid>, MIG-<uuid> or "
             "MIG-GPU-<uuid>/<gi>/<ci>, or the name of a product with * for anything"
         ),
     ]

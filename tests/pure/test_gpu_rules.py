@@ -132,7 +132,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         [
             "gpus.exclude[1]: '0' is named by [0] already",
             (
-                "gpus.exclude[2]: '0.5' names no device; "
+                "gpus.exclude[2]: '0.5' does not name a device; "
                 'write 0, "0:1", GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>, or the name '
                 "of a product with * for anything"
             ),
@@ -216,7 +216,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         {"given": {"deviceList": ["envvar", "envvar"], "devRoot": "/a/../b"}},
         [
             "gpus.given.deviceList: envvar stands there twice",
-            "gpus.given.devRoot: '/a/../b' is not the shortest way to write this path",
+            "gpus.given.devRoot: '/a/../b' is not the shortest form of this path",
         ],
     ),
     (

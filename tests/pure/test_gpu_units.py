@@ -67,7 +67,7 @@ def names(plan: resource_plan.Plan) -> dict[str, list[str]]:
             (unit.gpu.index if unit.gpu else "") + unit.id.removeprefix(unit.physical)
             for unit in offer.units
         ]
-        for offer in plan.offers
+        for offer in plan.resources
     }
 
 
@@ -199,7 +199,7 @@ def test_a_unit_says_what_answers_and_health_need() -> None:
             **sharing({"name": "nvidia.com/mig-3g.20gb", "replicas": 2}),
         ),
     )
-    whole, mig = plan.offers
+    whole, mig = plan.resources
     assert whole == resource_plan.PlannedResource(
         name=USUAL,
         rule=resources.Resource(
@@ -297,7 +297,7 @@ def test_what_is_excluded_is_as_if_it_were_not_there(
     assert (left, plan.problems) == (expected, problems)
     gpus = replicas.node(look(*MIXED), rule).gpus
     there = {one.uuid for one in gpus}.union(mig.uuid for one in gpus for mig in one.mig)
-    assert {unit.physical for offer in plan.offers for unit in offer.units} <= there
+    assert {unit.physical for offer in plan.resources for unit in offer.units} <= there
 
 
 FOUR = [card(n) for n in range(4)]
@@ -412,7 +412,7 @@ def test_a_gb_is_a_thousand_mib_as_the_iktos_fork_counts() -> None:
     )
     plan = replicas.plan(look(card(0), small, silent, huge, card(4, "1g.5gb")), rule)
     counts: dict[str, int] = {}
-    for unit in (unit for offer in plan.offers for unit in offer.units):
+    for unit in (unit for offer in plan.resources for unit in offer.units):
         counts[unit.physical] = counts.get(unit.physical, 0) + 1
     assert counts == {uuid(0): 40, uuid(1): 1, uuid(2): 1, uuid(3): 1000, uuid(64, "MIG"): 4}
     assert plan.problems == (
@@ -423,7 +423,7 @@ def test_a_gb_is_a_thousand_mib_as_the_iktos_fork_counts() -> None:
 def test_no_more_ids_than_the_kubelet_can_be_told() -> None:
     gpus = [msgspec.structs.replace(card(n), memory_mib=3_000_000) for n in range(11)]
     plan = replicas.plan(look(*gpus), told(**sharing({"name": USUAL, "perGb": True})))
-    assert [len(offer.units) for offer in plan.offers] == [resource_plan.DEVICES_MAX]
+    assert [len(offer.units) for offer in plan.resources] == [resource_plan.DEVICES_MAX]
     assert plan.problems[0].endswith("would be 3000 replicas; at most 1000")
     assert plan.problems[-1] == "nvidia.com/gpu: more than 10000 devices; the rest is left out"
 
@@ -524,7 +524,7 @@ def test_what_is_wrong_with_a_gpu_is_said_once_and_costs_no_other(
 def test_expected_are_devices_and_not_replicas() -> None:
     rule = told(migStrategy="mixed", expect={"min": 3}, **sharing({"name": USUAL, "replicas": 4}))
     plan = replicas.plan(look(*MIXED), rule)
-    assert {offer.name: offer.rule.expect for offer in plan.offers} == {
+    assert {offer.name: offer.rule.expect for offer in plan.resources} == {
         USUAL: resources.Expect(min=3),
         "nvidia.com/mig-1g.5gb": None,
         "nvidia.com/mig-2g.10gb": None,
@@ -537,7 +537,7 @@ def test_the_longest_id_of_a_mig_device_still_fits() -> None:
     named = msgspec.structs.replace(one.mig[0], uuid=old, memory_mib=2_000_000)
     rule = told(migStrategy="mixed", **sharing({"name": "nvidia.com/mig-1g.5gb", "replicas": 1000}))
     plan = replicas.plan(look(msgspec.structs.replace(one, mig=(named,))), rule)
-    assert max(len(unit.id) for unit in plan.offers[1].units) == len(f"{old}::999") == 54
+    assert max(len(unit.id) for unit in plan.resources[1].units) == len(f"{old}::999") == 54
 
 
 PROFILES = st.sampled_from(["1g.5gb", "2g.10gb", "1c.3g.20gb", "1g.10gb+me", "", "x y", "unknown"])
@@ -603,7 +603,7 @@ def test_whatever_is_seen_and_told_no_device_is_handed_out_twice(
     seen = gpu.Scan(driver=driver, gpus=tuple(gpus))
     plan = replicas.plan(seen, rule)
     owners: dict[str, str] = {}
-    for offer in plan.offers:
+    for offer in plan.resources:
         ids = [unit.id for unit in offer.units]
         assert ids == sorted({*ids})
         assert all(0 < len(name) <= 63 for name in ids)
@@ -612,14 +612,14 @@ def test_whatever_is_seen_and_told_no_device_is_handed_out_twice(
             assert unit.gpu is not None
             assert unit.physical == unit.gpu.uuid
             assert owners.setdefault(unit.physical, offer.name) == offer.name
-    assert {*rule.always_advertised()} <= {offer.name for offer in plan.offers}
-    told_parts = {u.gpu.part for offer in plan.offers for u in offer.units if u.gpu is not None}
+    assert {*rule.always_advertised()} <= {offer.name for offer in plan.resources}
+    told_parts = {u.gpu.part for offer in plan.resources for u in offer.units if u.gpu is not None}
     assert not any(one != other and one.covers(other) for one in told_parts for other in told_parts)
     node = replicas.node(seen, rule)
     assert {resource.name for resource in node.resources} == {
-        offer.name for offer in plan.offers if offer.units
+        offer.name for offer in plan.resources if offer.units
     }
-    if not any(offer.units for offer in plan.offers) and not tree["exclude"]:
+    if not any(offer.units for offer in plan.resources) and not tree["exclude"]:
         assert plan.problems
 
 

@@ -30,7 +30,7 @@ def allocator(sharing: config_gpus.Gpus | None = None) -> allocation.Allocator:
     )
     devices = inventory.Inventory(node="n1", plugin="p")
     at = datetime(2026, 11, 1, tzinfo=UTC)
-    devices.observe(resource_plan.Plan(offers=(offer,)), (RULE,), now=0.0, at=at)
+    devices.observe(resource_plan.Plan(resources=(offer,)), (RULE,), now=0.0, at=at)
     terms = container_spec.AllocationContext(rules=sharing or config_gpus.Gpus())
     return allocation.Allocator(devices, RULE.name, lambda: terms)
 

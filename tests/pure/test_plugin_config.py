@@ -109,7 +109,7 @@ def test_a_directory_too_deep_for_a_socket_path_is_refused(tmp_path: Path) -> No
     [
         ("node.kubernetes.io/x", "name: 'node.kubernetes.io/x' is in Kubernetes' own domain"),
         ("requests.a/x", "name: 'requests.a/x' starts with 'requests.', which quotas use"),
-        ("A.com/x", "name: 'A.com' is no lower-case DNS name of at most 244 characters"),
+        ("A.com/x", "name: 'A.com' is not a lower-case DNS name of at most 244 characters"),
         (
             "a.com/-x",
             (

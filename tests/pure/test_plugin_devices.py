@@ -66,7 +66,7 @@ def look(
     offers: tuple[resource_plan.PlannedResource, ...] = (),
 ) -> Events:
     plan = resource_plan.plan(configured, scan_result.ScanResult(nodes=nodes))
-    both = resource_plan.merged(plan, resource_plan.Plan(offers=offers))
+    both = resource_plan.merged(plan, resource_plan.Plan(resources=offers))
     return devices.observe(both, [*configured, *(o.rule for o in offers)], now=now, at=AT)
 
 
@@ -258,7 +258,7 @@ def test_of_two_matches_under_one_name_the_one_that_was_there_first_keeps_it() -
             current_names=devices.matched_devices,
         )
         assert plan.problems == (
-            f"b.com/net_tun: {first.path} and {second.path} would both be named so",
+            f"b.com/net_tun: {first.path} and {second.path} would both have this name",
         )
         assert devices.observe(plan, [rule], now=1.0, at=AT) == []
 

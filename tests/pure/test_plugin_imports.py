@@ -396,7 +396,7 @@ def test_every_problem_of_a_file_of_generic_is_told_at_once() -> None:
       - 7
     """
     assert [line[:70] for line in problems(f"{text}\n    domain: A.b", Format.GENERIC)] == [
-        "FILE: domain: 'A.b' is no lower-case DNS name of at most 244 character",
+        "FILE: domain: 'A.b' is not a lower-case DNS name of at most 244 charac",
         "FILE: devices[0].name: 'a' is not two or more of a-z 0-9 -",
         "FILE: devices[1].groups[0]: has paths and usb; generic refuses to star",
         "FILE: devices[2].name: 'u_s' is not two or more of a-z 0-9 -",

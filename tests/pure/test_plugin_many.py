@@ -40,7 +40,7 @@ def shared(replicas: int) -> inventory.Inventory:
         for number in range(replicas)
     )
     offer = resource_plan.PlannedResource(name=GPU, rule=RULE, units=of_gpus)
-    events = made.observe(resource_plan.Plan(offers=(offer,)), [RULE], now=0.0, at=AT)
+    events = made.observe(resource_plan.Plan(resources=(offer,)), [RULE], now=0.0, at=AT)
     assert [e.device.count for e in events if isinstance(e, vocabulary.DeviceAdded)] == (
         [replicas] * len(UUIDS)
     )

@@ -204,11 +204,11 @@ HERE: Final = "resources[0].groups[0].devices[0]"
         ("{}", "give exactly one of path, regex, udev, usb"),
         ("{path: /dev/a, regex: a}", "give exactly one of path, regex, udev, usb"),
         ("{path: dev/a}", "path: 'dev/a' is not an absolute path"),
-        ("{path: /dev/}", "path: '/dev/' is not the shortest way to write this path"),
-        ("{path: /dev/../a}", "path: '/dev/../a' is not the shortest way to write this path"),
+        ("{path: /dev/}", "path: '/dev/' is not the shortest form of this path"),
+        ("{path: /dev/../a}", "path: '/dev/../a' is not the shortest form of this path"),
         ("{path: /*/a}", "path: '/*/a' would search everything; begin with a directory's name"),
         ("{path: '/dev/a[0-'}", "path: '/dev/a[0-' has a [ without its ]"),
-        ("{path: '/dev/a[9-0]'}", "path: '/dev/a[9-0]' has 9-0 in a set, the wrong way round"),
+        ("{path: '/dev/a[9-0]'}", "path: '/dev/a[9-0]' has 9-0 in a set, in the wrong order"),
         ("{path: '/dev/a', exclude: [b]}", "exclude[0]: 'b' is not an absolute path"),
         ("{path: /dev/a, mountPath: b}", "mountPath: 'b' is not an absolute path"),
         ("{path: /dev/a, permissions: ''}", "permissions: '' is not r, w, m or several, each once"),
@@ -261,7 +261,7 @@ def group(groups: str, more: str = "") -> str:
         ),
         (
             group("{devices: [{path: /dev/a}]}", "perMatch: true,"),
-            "resources[0].name: 'a.example/b' names every match (perMatch); write it as a",
+            "resources[0].name: 'a.example/b' is one name, but perMatch needs one per m",
         ),
         (
             group("{devices: [{path: /dev/a}]}", "env: A-B,"),
@@ -269,7 +269,7 @@ def group(groups: str, more: str = "") -> str:
         ),
         (
             resource("{name: a.example/*, groups: [{devices: [{path: /dev/a}]}]}"),
-            "resources[0].name: 'a.example/*' stands for many names; it needs perMatch: true",
+            "resources[0].name: 'a.example/*' is one name per match; it needs perMatch: true",
         ),
         (
             resource(
@@ -291,8 +291,8 @@ def test_each_group_or_resource_that_cannot_be_is_refused(text: str, problem: st
         ("fuse", "name: 'fuse' has no domain; write it as example.com/fuse"),
         ("node.kubernetes.io/x", "name: 'node.kubernetes.io/x' is in Kubernetes' own domain"),
         ("requests.a/x", "name: 'requests.a/x' starts with 'requests.', which quotas use"),
-        ("A.com/x", "name: 'A.com' is no lower-case DNS name of at most 244 characters"),
-        (f"{'a' * 245}/x", f"name: {'a' * 245!r} is no lower-case DNS name of at most 244 char"),
+        ("A.com/x", "name: 'A.com' is not a lower-case DNS name of at most 244 characters"),
+        (f"{'a' * 245}/x", f"name: {'a' * 245!r} is not a lower-case DNS name of at most 244 char"),
         ("a.com/-x", "name: '-x' is not 1 to 63 of A-Z a-z 0-9 - _ . that begin and end with"),
         (f"a.com/{'x' * 64}", f"name: {'x' * 64!r} is not 1 to 63 of A-Z a-z 0-9 - _ . that"),
     ],

@@ -51,7 +51,7 @@ def resource(
 def planned(given: resources.Resource, what: scan_result.ScanResult) -> tuple[advertised.Unit, ...]:
     plan = resource_plan.plan([given], what)
     assert plan.problems == ()
-    [offer] = plan.offers
+    [offer] = plan.resources
     return offer.units
 
 
@@ -176,7 +176,7 @@ def test_each_match_is_a_resource_of_its_own_where_the_rule_says_so() -> None:
     nodes = seen("/dev/net/tun", "/dev/a.b", "/dev/snd/c", "/dev/" + "x" * 70 + "tun")
     plan = resource_plan.plan([given], nodes)
     assert plan.problems == ()
-    assert {o.name: [u.id for u in o.units] for o in plan.offers} == {
+    assert {o.name: [u.id for u in o.units] for o in plan.resources} == {
         "smarter-devices/a_b": ["a.b-0", "a.b-1"],
         "smarter-devices/net_tun": ["net-tun.e475e4f8-0", "net-tun.e475e4f8-1"],
         "smarter-devices/snd_c": ["snd-c.b0a730b6-0", "snd-c.b0a730b6-1"],
@@ -207,19 +207,19 @@ def test_what_cannot_be_is_left_out_and_said() -> None:
         ],
         seen("/dev/net/tun", "/dev/net_tun", "/dev/a", "/dev/b/a"),
     )
-    assert [(o.name, len(o.units)) for o in plan.offers] == [
+    assert [(o.name, len(o.units)) for o in plan.resources] == [
         ("b.example/net_tun", 1),
         ("a.example/x", 1),
         ("a.example/y", 1),
         ("a.example/z", 1),
     ]
     assert plan.problems == (
-        "b.example/net_tun: /dev/net/tun and /dev/net_tun would both be named so",
-        "b.example/net_tun: given by two rules; the first counts",
-        "a.example/x: groups 0 and 1 both give /dev/net/tun",
+        "b.example/net_tun: /dev/net/tun and /dev/net_tun would both have this name",
+        "b.example/net_tun: two rules define it; the first counts",
+        "a.example/x: groups 0 and 1 both match /dev/net/tun",
         "/dev/a and /dev/b/a would both be /x/a in the container",
-        "b.example/net_tun and a.example/x both hand out /dev/net/tun",
-        "b.example/net_tun and a.example/y both hand out /dev/net/tun",
+        "b.example/net_tun and a.example/x both advertise /dev/net/tun",
+        "b.example/net_tun and a.example/y both advertise /dev/net/tun",
     )
 
 
@@ -236,14 +236,14 @@ def test_a_shared_node_may_belong_to_two_resources() -> None:
     assert resource_plan.plan(apart, nodes).problems == ()
     apart[1] = pair("a.example/b", "/dev/b", shared=False)
     assert resource_plan.plan(apart, nodes).problems == (
-        "a.example/a and a.example/b both hand out /dev/control",
+        "a.example/a and a.example/b both advertise /dev/control",
     )
 
 
 def test_more_devices_than_a_message_holds_are_cut_and_said() -> None:
     given = resource([resources.Entry(path="/dev/a*")], count=6_000)
     plan = resource_plan.plan([given], seen("/dev/a1", "/dev/a2"))
-    assert len(plan.offers[0].units) == resource_plan.DEVICES_MAX
+    assert len(plan.resources[0].units) == resource_plan.DEVICES_MAX
     assert plan.problems == ("a.example/x: more than 10000 devices; the rest is left out",)
 
 
@@ -254,7 +254,7 @@ def test_more_devices_than_can_be_looked_after_are_cut_and_said() -> None:
         for at, path in enumerate(paths)
     ]
     plan = resource_plan.plan(given, seen(*paths))
-    assert [len(offer.units) for offer in plan.offers] == [9_000] * 5 + [5_000]
+    assert [len(offer.units) for offer in plan.resources] == [9_000] * 5 + [5_000]
     assert plan.problems == (
         "a.example/r5: more than 50000 devices in all resources; the rest is left out",
     )
@@ -270,8 +270,8 @@ def test_more_devices_than_can_be_looked_after_are_cut_and_said() -> None:
             1,
             (
                 (
-                    "a.example/x: groups[0].devices[2]: optional, and yet it is what leaves 1 of 4 "
-                    "devices; raise its limit"
+                    "a.example/x: groups[0].devices[2]: optional, but it limits the group to 1 "
+                    "of 4 devices; raise its limit"
                 ),
             ),
         ),
@@ -288,14 +288,14 @@ def test_an_optional_entry_that_is_there_limits_as_any_other_and_that_is_said(
     ]
     nodes = [*(f"/dev/loop{number}" for number in range(4)), "/dev/kvm"]
     plan = resource_plan.plan([resource(entries)], seen(*nodes, *["/opt/lib"][: int(present)]))
-    assert (len(plan.offers[0].units), plan.problems) == (count, told)
+    assert (len(plan.resources[0].units), plan.problems) == (count, told)
 
 
 def test_a_pattern_that_finds_nothing_is_said() -> None:
     plan = resource_plan.plan([resource([resources.Entry(regex="^/dev/a")])], seen("/dev/a"))
     assert plan.problems == (
         (
-            "a.example/x: groups[0].devices[0].regex: '^/dev/a' finds nothing: it is compared "
+            "a.example/x: groups[0].devices[0].regex: '^/dev/a' matches nothing: it is compared "
             "with the path below /dev; write '^a'"
         ),
     )
@@ -339,14 +339,14 @@ def test_a_row_that_is_refused_hides_no_other() -> None:
     )
     given = resources.Resource(name="example.com/x", groups=(one, both))
     plan = resource_plan.plan([given], seen("/dev/a0", "/dev/b0"))
-    assert [unit.id for unit in plan.offers[0].units] == ["a0-0", "b0-0"]
-    assert plan.problems == ("example.com/x: groups 0 and 1 both give /dev/a0",)
+    assert [unit.id for unit in plan.resources[0].units] == ["a0-0", "b0-0"]
+    assert plan.problems == ("example.com/x: groups 0 and 1 both match /dev/a0",)
     alone = resource_plan.plan(
         [resources.Resource(name="example.com/x", groups=(both,))], seen("/dev/a0", "/dev/b0")
     )
     assert [unit.id for unit in alone.offers[0].units] == ["a0-0"]
     assert alone.problems == (
-        "example.com/x: groups[0]: /dev/b0 would give what another device gives",
+        "example.com/x: groups[0]: /dev/b0 would be the same as another device",
     )
 
 
@@ -384,7 +384,7 @@ def test_cardinality_is_that_of_lists_laid_side_by_side(
     group: list[resources.Entry], names: list[str]
 ) -> None:
     plan = resource_plan.plan([resource(group)], seen(*names))
-    got = sorted([d.host_path for d in unit.devices] for unit in plan.offers[0].units)
+    got = sorted([d.host_path for d in unit.devices] for unit in plan.resources[0].units)
     assert got == sorted(by_hand(group, names))
 
 

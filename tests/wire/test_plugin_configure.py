@@ -230,16 +230,16 @@ def test_what_can_be_used_and_finds_nothing_is_a_warning(
         0,
         [
             (
-                f"{here}[0].devices[0].regex: '^/dev/video' finds nothing: it is compared with "
+                f"{here}[0].devices[0].regex: '^/dev/video' matches nothing: it is compared with "
                 "the path below /dev; write '^video'"
             ),
             (
-                f"{here}[0].devices[0].exclude[0]: '/dev/video[!0]': ! in a set is itself; write "
-                "[^...] for all others"
+                f"{here}[0].devices[0].exclude[0]: '/dev/video[!0]': ! in a set is an ordinary "
+                "character; write [^...] to negate it"
             ),
             (
-                f"{here}[1].devices[0].path: '/dev/tty{{USB,ACM}}*': braces are no alternatives "
-                "here; write an entry for each"
+                f"{here}[1].devices[0].path: '/dev/tty{{USB,ACM}}*': braces are not alternatives "
+                "here; write one entry for each"
             ),
         ],
     )

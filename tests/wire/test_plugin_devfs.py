@@ -52,20 +52,20 @@ REGEX = [resources.Entry(regex="x")]
 
 def test_a_glob_finds_what_it_means_and_nothing_else(root: Path) -> None:
     touch(root, "/dev/ttyUSB0", "/dev/ttyUSB1", "/dev/ttyS0", "/dev/a/ttyUSB2", "/opt/lib/x.so")
-    assert names(devfs.look(glob("/dev/ttyUSB*"), root=root).result) == {
+    assert names(devfs.scan(glob("/dev/ttyUSB*"), root=root).result) == {
         "/dev/ttyUSB0": (),
         "/dev/ttyUSB1": (),
     }
-    assert names(devfs.look(glob("/dev/*/ttyUSB?"), root=root).result) == {"/dev/a/ttyUSB2": ()}
-    assert names(devfs.look(glob("/dev/**/ttyUSB?"), root=root).result) == {
+    assert names(devfs.scan(glob("/dev/*/ttyUSB?"), root=root).result) == {"/dev/a/ttyUSB2": ()}
+    assert names(devfs.scan(glob("/dev/**/ttyUSB?"), root=root).result) == {
         "/dev/a/ttyUSB2": (),
         "/dev/ttyUSB0": (),
         "/dev/ttyUSB1": (),
     }
-    assert devfs.look(glob("/opt/lib"), root=root).result == scan_result.ScanResult(
+    assert devfs.scan(glob("/opt/lib"), root=root).result == scan_result.ScanResult(
         nodes=(scan_result.Node(path="/opt/lib", kind=scan_result.Kind.DIRECTORY),)
     )
-    assert devfs.look(glob("/opt/none/x"), root=root).result == scan_result.ScanResult()
+    assert devfs.scan(glob("/opt/none/x"), root=root).result == scan_result.ScanResult()
 
 
 def test_links_are_followed_and_are_names_of_what_they_lead_to(root: Path) -> None:
@@ -78,37 +78,37 @@ def test_links_are_followed_and_are_names_of_what_they_lead_to(root: Path) -> No
     link(root, "/dev/outside", "../../../../../dev/rtc0")
     link(root, "/dev/fd", "/proc/self/fd")
     link(root, "/dev/alias", "serial")
-    assert names(devfs.look(REGEX, root=root).result) == {
+    assert names(devfs.scan(REGEX, root=root).result) == {
         "/dev/rtc0": ("/dev/absolute", "/dev/outside", "/dev/rtc"),
         "/dev/serial": ("/dev/alias",),
         "/dev/serial/by-id": (),
         "/dev/ttyUSB0": ("/dev/serial/by-id/usb-x",),
     }
-    through = devfs.look(glob("/dev/al*/by-id/*"), root=root).result
+    through = devfs.scan(glob("/dev/al*/by-id/*"), root=root).result
     assert names(through) == {"/dev/ttyUSB0": ("/dev/alias/by-id/usb-x",)}
 
 
 def test_a_walk_is_bounded_and_says_what_it_left_out(root: Path) -> None:
     touch(root, *(f"/dev/{n:03}" for n in range(30)), "/dev/a/b/c/d/x", "/dev/shm/secret")
-    deep = devfs.look(REGEX, root=root, depth_max=2).result
-    assert deep.problems == ("/dev/a/b/c: deeper than 2, not looked at",)
+    deep = devfs.scan(REGEX, root=root, depth_max=2).result
+    assert deep.problems == ("/dev/a/b/c: more than 2 directories deep; not scanned",)
     assert [n.path for n in deep.nodes if n.path.startswith("/dev/a")] == [
         "/dev/a",
         "/dev/a/b",
         "/dev/a/b/c",
     ]
     assert "/dev/shm/secret" not in names(deep)
-    many = devfs.look(REGEX, root=root, entries_max=10).result
-    assert "/dev: more than 10 entries, not all looked at" in many.problems
+    many = devfs.scan(REGEX, root=root, entries_max=10).result
+    assert "/dev: more than 10 entries; not all were scanned" in many.problems
     assert len(many.nodes) == 10
 
 
 def test_a_name_that_is_not_utf8_is_left_out_and_said(root: Path) -> None:
     (root / "dev" / os.fsdecode(b"x\xff")).touch()
     touch(root, "/dev/xy")
-    seen = devfs.look(REGEX, root=root).result
+    seen = devfs.scan(REGEX, root=root).result
     assert names(seen) == {"/dev/xy": ()}
-    assert seen.problems == ("'/dev/x\\udcff': not UTF-8; the kubelet cannot be told such a name",)
+    assert seen.problems == ("'/dev/x\\udcff': not UTF-8, so the kubelet cannot have it",)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -116,13 +116,13 @@ def test_a_directory_that_cannot_be_read_is_said(root: Path) -> None:
     touch(root, "/dev/secret/x")
     (root / "dev/secret").chmod(0)
     try:
-        assert devfs.look(REGEX, root=root).result.problems == ("/dev/secret: permission denied",)
+        assert devfs.scan(REGEX, root=root).result.problems == ("/dev/secret: permission denied",)
     finally:
         (root / "dev/secret").chmod(0o755)
 
 
 def watched(root: Path, *wanted: resources.Entry) -> set[str]:
-    return {f"/{path.relative_to(root)}" for path in devfs.look(wanted, root=root).directories}
+    return {f"/{path.relative_to(root)}" for path in devfs.scan(wanted, root=root).directories}
 
 
 def test_the_directories_to_watch_are_those_in_which_something_may_come_or_go(root: Path) -> None:
@@ -218,7 +218,7 @@ def test_sysfs_tells_a_node_by_itself_and_its_parents(uart: Path) -> None:
     wanted = resources.Entry(
         udev=resources.Udev(attrs={"manufacturer": "*", "none": "*", "../x": "*"})
     )
-    tty = next(n for n in devfs.look([wanted], root=uart).result.nodes if n.path == "/dev/ttyUSB0")
+    tty = next(n for n in devfs.scan([wanted], root=uart).result.nodes if n.path == "/dev/ttyUSB0")
     assert tty == scan_result.Node(
         path="/dev/ttyUSB0",
         kind=scan_result.Kind.CHAR,
@@ -236,7 +236,7 @@ def test_sysfs_tells_a_node_by_itself_and_its_parents(uart: Path) -> None:
 
 def test_usb_devices_are_found_by_what_is_plugged_in(uart: Path) -> None:
     wanted = resources.Entry(usb=resources.Usb(vendor="1a86", product="7523"))
-    assert devfs.look([wanted], root=uart).result == scan_result.ScanResult(
+    assert devfs.scan([wanted], root=uart).result == scan_result.ScanResult(
         nodes=(
             scan_result.Node(
                 path="/dev/bus/usb/001/005",
@@ -255,7 +255,7 @@ def test_the_ids_of_a_pci_device_are_those_of_its_controller(host: Path) -> None
     plug(host, "226:128", f"{CONTROLLER}/drm/renderD128")
     write(host / "sys/devices" / CONTROLLER, vendor="0x10DE", device="0x2330", numa_node="-1")
     wanted = resources.Entry(udev=resources.Udev(vendor="10de"))
-    [gpu] = [n for n in devfs.look([wanted], root=host).result.nodes if n.path.endswith("128")]
+    [gpu] = [n for n in devfs.scan([wanted], root=host).result.nodes if n.path.endswith("128")]
     assert (gpu.vendor, gpu.product, gpu.numa) == ("10de", "2330", None)
 
 
@@ -264,7 +264,7 @@ def test_a_stick_that_is_plugged_in_again_is_the_same_unit(uart: Path) -> None:
     given = resources.Resource(name="a.example/x", groups=(resources.Group(devices=(entry,)),))
 
     def look() -> advertised.Unit:
-        [offer] = resource_plan.plan([given], devfs.look([entry], root=uart).result).offers
+        [offer] = resource_plan.plan([given], devfs.scan([entry], root=uart).result).offers
         [unit] = offer.units
         return unit
 
@@ -280,7 +280,7 @@ def test_a_stick_that_is_plugged_in_again_is_the_same_unit(uart: Path) -> None:
 
 def test_what_vanishes_during_a_look_is_not_there(uart: Path) -> None:
     shutil.rmtree(uart / "sys")
-    [tty] = devfs.look([resources.Entry(path="/dev/ttyUSB0")], root=uart).result.nodes
+    [tty] = devfs.scan([resources.Entry(path="/dev/ttyUSB0")], root=uart).result.nodes
     assert (tty.kind, tty.major, tty.numa, tty.subsystem) == (scan_result.Kind.CHAR, 188, None, "")
 
 
@@ -289,9 +289,9 @@ PRESENT = [path for path in ("/dev/null", "/dev/zero", "/dev/fuse") if Path(path
 
 @pytest.mark.parametrize("path", PRESENT)
 def test_the_real_dev_says_what_the_kernel_says(path: str) -> None:
-    [seen] = devfs.scan([resources.Entry(path=path)]).nodes
+    [seen] = devfs.scan([resources.Entry(path=path)]).result.nodes
     number = Path(path).stat().st_rdev
     assert (seen.path, seen.kind) == (path, scan_result.Kind.CHAR)
     assert (seen.major, seen.minor) == (os.major(number), os.minor(number))
     for wanted in (resources.Entry(regex=f"^{path[5:]}$"), resources.Entry(path="/dev/**")):
-        assert path in names(devfs.scan([wanted]))
+        assert path in names(devfs.scan([wanted]).result)

@@ -156,7 +156,7 @@ def test_a_mount_that_hangs_at_the_start_hides_only_what_lies_in_it(root: Path) 
             ):
                 said = await process.said("device_problem")
                 lib = root / "mnt/lib"
-                assert said["problem"] == f"{lib}: the look hangs; what was last seen counts"
+                assert said["problem"] == f"{lib}: the scan hangs; the last result counts"
                 await until_allocatable(kubelet, "a.example/null", 1)
                 await until_allocatable(kubelet, "a.example/lib", 0)
 

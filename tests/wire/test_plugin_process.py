@@ -126,7 +126,7 @@ def test_a_problem_is_told_at_once_and_not_only_at_the_next_beat(root: Path) -> 
 def test_what_is_wrong_with_the_devices_is_told_when_it_begins_and_when_it_ends(root: Path) -> None:
     async def story() -> None:
         links = resource("a.example/links", str(root / "x*"), grace_s=0)
-        both = f"{FUSE} and a.example/links both hand out /dev/null"
+        both = f"{FUSE} and a.example/links both advertise /dev/null"
         async with (
             nats.NatsServer(root / "nats") as server,
             bus.Bus(server.url, producer="tests/x", name="x", owner=True) as listener,

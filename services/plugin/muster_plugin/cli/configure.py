@@ -271,15 +271,15 @@ def _show_matches(
     on_node: document.NodeConfiguration, fake: config_settings.SimulatedGpus | None, node: str
 ) -> None:
     """Print which devices of this machine the rules match, scanned once as the plugin does."""
-    entries = [nodes for resource in on_node.resources for _, nodes in resource.nodes()]
-    plan = resource_plan.plan(on_node.resources, devfs.scan(entries))
+    entries = [nodes for resource in on_node.resources for _, nodes in resource.entries()]
+    plan = resource_plan.plan(on_node.resources, devfs.scan(entries).result)
     present: tuple[vocabulary.Gpu, ...] = ()
     if on_node.gpus is not None:
         scan = asyncio.run(_scan_gpus(on_node.gpus, fake, node))
         present = scan.gpus
         plan = resource_plan.merged(plan, replicas.plan(scan, on_node.gpus))
     rows = [("RESOURCE", "DEVICE", "GIVES")]
-    for planned in plan.offers:
+    for planned in plan.resources:
         rows += [*_rows(planned, present)] or [(planned.name, "-", "nothing is there")]
     print("\n".join(output.aligned(rows)))
     for problem in plan.problems:

@@ -170,7 +170,7 @@ def claims(resources: Resources) -> tuple[Claim, ...]:
     return tuple(
         Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", nodes=nodes)
         for at, resource in validation.whole(resources)
-        for key, nodes in resource.nodes()
+        for key, nodes in resource.entries()
         if nodes.type is config_resources.NodeType.DEVICE and not nodes.shared
     )
 

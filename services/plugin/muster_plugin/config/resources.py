@@ -256,7 +256,7 @@ class Resource(
         """Refuse what the kubelet would refuse, or would count twice."""
         validation.refuse(self)
 
-    def nodes(self) -> Iterator[tuple[str, Entry]]:
+    def entries(self) -> Iterator[tuple[str, Entry]]:
         """Give every entry with the path of its key."""
         for at, group in enumerate(self.groups):
             for within, nodes in enumerate(group.devices):
@@ -264,7 +264,7 @@ class Resource(
 
     def warnings(self) -> Iterator[str]:
         """Say which entries can be used, and yet will hardly find what was meant."""
-        for key, nodes in self.nodes():
+        for key, nodes in self.entries():
             yield from (f"{key}.{warning}" for warning in nodes.warnings())
 
     def demands(self) -> Iterator[validation.Demand]:

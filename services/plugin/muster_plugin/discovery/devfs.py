@@ -1,7 +1,7 @@
-"""Adapter: /dev: what is there, and which directories to watch for it to change.
+"""Adapter: scans /dev and other paths, and names the directories to watch for changes.
 
-Everything is looked at below `root`, where the host's root directory is mounted; paths in and out
-are the host's. Links are followed, absolute ones below `root` too.
+Everything is read below `root`, where the host's root directory is mounted; paths in and out are
+the host's. Links are resolved, absolute ones below `root` too.
 """
 
 import itertools
@@ -23,42 +23,36 @@ DEPTH_MAX: Final = 10
 _USB_NODES: Final = "/dev/bus/usb/*/*"
 _EVERYTHING: Final = "/dev/**"
 _NOT_WALKED: Final = frozenset(f"/dev/{name}" for name in ("pts", "shm", "mqueue", "hugepages"))
-"""File systems of their own, full of what comes and goes and is nobody's device."""
-_EACH_ITS_OWN: Final = "/proc/"
-"""/dev/fd and /dev/stdin lead there, for each process to somewhere else."""
+"""File systems of their own, with many short-lived files and no devices."""
+_PER_PROCESS: Final = "/proc/"
+"""/dev/fd and /dev/stdin lead there, to other files for each process."""
 _LINKS_MAX: Final = 40
 """Linux, MAXSYMLINKS in include/linux/namei.h."""
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is there, and the directories in which a change may change that.
+    """What was found, and the directories whose changes may change that.
 
-    They include the nearest directory that is there for one that is not yet, and those in which
-    the targets of links lie.
+    For a directory that does not exist, the nearest one above is included; so are the directories
+    of link targets.
     """
 
     result: scan_result.ScanResult = scan_result.ScanResult()
     directories: frozenset[Path] = frozenset()
 
 
-def scan(wanted: Iterable[resources.Entry]) -> scan_result.ScanResult:
-    """Return everything that these rules may mean; what `look` sees."""
-    return look(wanted).result
-
-
-def look(
-    wanted: Iterable[resources.Entry],
+def scan(
+    entries: Iterable[resources.Entry],
     *,
     root: Path = Path("/"),
     entries_max: int = ENTRIES_MAX,
     depth_max: int = DEPTH_MAX,
 ) -> Scan:
-    """Return everything that these rules may mean, sorted by path; whoever asks chooses from it.
+    """Return everything that these entries may match, sorted by path; `matching` selects from it.
 
-    Attributes are read only if a rule asks for attributes, what is plugged in only if one asks for
-    USB devices.
+    Attributes are read only if an entry asks for attributes, USB devices only if one asks for them.
     """
-    entries = tuple(wanted)
+    entries = tuple(entries)
     walk = _Walk(root, entries_max=entries_max, depth_max=depth_max)
     walk.find(entries)
     names: dict[str, set[str]] = {}
@@ -77,7 +71,7 @@ def look(
 
 
 class _Walk:
-    """One look at the file system; every directory is read once at most."""
+    """One scan of the file system; every directory is read at most once."""
 
     def __init__(self, root: Path, *, entries_max: int, depth_max: int) -> None:
         self.names: dict[str, None] = {}
@@ -90,10 +84,10 @@ class _Walk:
         self._read: dict[str, tuple[str, ...]] = {}
         self._real: dict[str, str | None] = {"": ""}
 
-    def find(self, wanted: Iterable[resources.Entry]) -> None:
-        """Find everything that the rules, and what they exclude, could name."""
+    def find(self, entries: Iterable[resources.Entry]) -> None:
+        """Find everything that the entries, and their exclusions, could match."""
         globs: set[str] = set()
-        for entry in wanted:
+        for entry in entries:
             globs.update(glob for glob in (entry.path, *entry.exclude) if glob)
             if entry.usb:
                 globs.add(_USB_NODES)
@@ -103,19 +97,19 @@ class _Walk:
             self._expand("", patterns.glob(glob).components)
 
     def mounted(self, path: str) -> str:
-        """Return where a path of the host is for us."""
+        """Return where a path of the host is mounted here."""
         return self._root + path
 
     def resolve(self, path: str) -> str | None:
-        """Follow every link of a path; None if they go in circles, or into /proc."""
+        """Resolve every link of a path; None if they form a loop, or lead into /proc."""
         if path not in self._real:
             above, _, name = path.rpartition("/")
             real = self.resolve(above)
-            self._real[path] = None if real is None else self._followed(real, name)
+            self._real[path] = None if real is None else self._resolved(real, name)
         return self._real[path]
 
-    def _followed(self, directory: str, name: str) -> str | None:
-        """Follow links a component at a time, as the kernel would if `root` were its root."""
+    def _resolved(self, directory: str, name: str) -> str | None:
+        """Resolve links one component at a time, as the kernel would if `root` were its root."""
         done, left, followed = directory, [name], 0
         while left:
             part = left.pop()
@@ -127,14 +121,14 @@ class _Walk:
                     done = f"{done}/{part}"
                     continue
                 followed += 1
-                if followed > _LINKS_MAX or target.startswith(_EACH_ITS_OWN):
+                if followed > _LINKS_MAX or target.startswith(_PER_PROCESS):
                     return None
                 done = "" if target.startswith("/") else done
                 left.extend(reversed(target.split("/")))
         return done
 
     def _expand(self, at: str, components: tuple[str, ...], depth: int = 0) -> None:
-        """Note what matches the components below a directory, and where we looked for it."""
+        """Add what matches the components below a directory, and the directories to watch."""
         component, rest = components[0], components[1:]
         if at or not self._is_directory(f"/{component}"):
             self.directories.add(at)
@@ -153,7 +147,7 @@ class _Walk:
                 self._expand(path, rest, depth)
 
     def _expand_deep(self, at: str, components: tuple[str, ...], depth: int) -> None:
-        """Go down any number of directories, but not through links: they may lead up again."""
+        """Descend through directories, but not through links: they may lead up again."""
         rest = components[1:]
         if rest:
             self._expand(at, rest, depth)
@@ -166,19 +160,21 @@ class _Walk:
             if depth < self._depth_max:
                 self._expand(path, components, depth + 1)
             else:
-                self.problems.append(f"{path}: deeper than {self._depth_max}, not looked at")
+                self.problems.append(
+                    f"{path}: more than {self._depth_max} directories deep; not scanned"
+                )
 
     def _add(self, path: str) -> None:
         try:
             path.encode()
         except UnicodeEncodeError:
-            self.problems.append(f"{path!a}: not UTF-8; the kubelet cannot be told such a name")
+            self.problems.append(f"{path!a}: not UTF-8, so the kubelet cannot have it")
         else:
             self.names[path] = None
 
     def _is_directory(self, path: str) -> bool:
         real = self.resolve(path)
-        return real is not None and os.path.isdir(self.mounted(real))  # noqa: PTH112  # a Path for each of thousands costs more than the look
+        return real is not None and os.path.isdir(self.mounted(real))  # noqa: PTH112  # a Path for each of thousands costs more than the call
 
     def _list(self, at: str) -> tuple[str, ...]:
         if at not in self._read:
@@ -196,7 +192,9 @@ class _Walk:
             self.problems.append(f"{at}: {(error.strerror or str(error)).lower()}")
             return ()
         if len(names) > self._entries_left:
-            self.problems.append(f"{at}: more than {self._entries_max} entries, not all looked at")
+            self.problems.append(
+                f"{at}: more than {self._entries_max} entries; not all were scanned"
+            )
             names = names[: self._entries_left]
         self._entries_left -= len(names)
         return names
@@ -204,16 +202,16 @@ class _Walk:
 
 def _target(path: str) -> str | None:
     try:
-        return os.readlink(path)  # noqa: PTH115  # a Path for each of thousands costs more than the look
+        return os.readlink(path)  # noqa: PTH115  # a Path for each of thousands costs more than the call
     except OSError:
         return None
 
 
 def _node(path: str, names: set[str], *, root: Path, facts: sysfs.Sysfs) -> scan_result.Node | None:
     try:
-        status = os.stat(f"{str(root).rstrip('/')}{path}", follow_symlinks=False)  # noqa: PTH116  # the same
+        status = os.stat(f"{str(root).rstrip('/')}{path}", follow_symlinks=False)  # noqa: PTH116  # as above
     except OSError:
-        return None  # gone meanwhile, or a link that leads nowhere
+        return None  # gone meanwhile, or a dangling link
     kind = _kind(status.st_mode)
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     node = scan_result.Node(

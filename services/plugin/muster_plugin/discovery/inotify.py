@@ -1,10 +1,10 @@
-"""Adapter: inotify: says when to look at directories again.
+"""Adapter: inotify: decides when directories have to be scanned again.
 
-It says nothing about what happened: whoever asks looks for himself, at what is there now. So a
-lost or doubled notice does no harm, and a look on a period covers what inotify cannot see (another
-mount, an overflow, no instances left: fs.inotify.max_user_instances). That needs two calls of the
-C library, and none of the parsing for which a package would cost 10 ms and a mebibyte. They are
-called beside the loop: to watch a directory is to look at it, which may hang.
+It does not report what happened; the caller scans what is there now. So a lost or repeated notice
+does no harm, and periodic scans cover what inotify cannot see (another mount, an overflow, no
+instances left: fs.inotify.max_user_instances). That needs two calls of the C library, and no event
+parsing, for which a package would cost 10 ms and a mebibyte. They run in a thread: watching a
+directory reads it, which may hang.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _ONLYDIR: Final = 0x01000000
 NAME_EVENTS: Final = (
     _CREATE | _DELETE | _MOVED_FROM | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _ONLYDIR
 )
-"""Files come and go. Writing is left out: somebody writes to /dev/null all the time."""
+"""Files come and go. Writing is left out: some process writes to /dev/null all the time."""
 CONTENT_EVENTS: Final = NAME_EVENTS | _MODIFY | _CLOSE_WRITE
 
 _WITHOUT_INOTIFY_S: Final = 1.0
@@ -51,20 +51,20 @@ async def scan_times(
     share: float = 1.0,
     changed: asyncio.Event | None = None,
 ) -> AsyncGenerator[None, None]:
-    """Yield when it is time to look: at once, after every change, and at least every `period_s`.
+    """Yield whenever a scan is due: at once, after every change, and at least every `period_s`.
 
-    Changes rarely come alone; those within `settle_s` of the first are one look. However many come,
-    the looks take `share` of the time at most. Whoever sets `changed` asks for a look.
+    Changes rarely come alone; those within `settle_s` of the first cause one scan. However many
+    come, the scans take at most `share` of the time. Setting `changed` requests a scan.
 
-    `directories` is asked again after every look. What was not watched yet is looked at once more
-    when it is: nobody told of what changed before. While something cannot be watched, the period is
-    a second. Close it with `aclosing`.
+    `directories` is called again after every scan. A directory that is watched for the first time
+    causes another scan, for the changes before. While a directory cannot be watched, the period is
+    one second. Close it with `aclosing`.
     """
     changed = changed or asyncio.Event()
-    clock, paced = asyncio.get_running_loop().time, CpuBudget(share)
+    clock, budget = asyncio.get_running_loop().time, CpuBudget(share)
     library = ctypes.CDLL(None, use_errno=True)
     arming: blocking.Look[tuple[int, ...]] = blocking.Look(())
-    looked_at: tuple[int, ...] | None = None
+    scanned: tuple[int, ...] | None = None
     rest_until = clock()
     with _watching(library, changed) as descriptor:
         while True:
@@ -72,25 +72,25 @@ async def scan_times(
             watched = await arming.again(
                 functools.partial(_arm, library, descriptor, paths, mask), timeout_s=_ARM_TIMEOUT_S
             )
-            if watched == looked_at:
-                is_heard = min(watched, default=0) >= 0 and not arming.hangs
+            if watched == scanned:
+                is_watched = min(watched, default=0) >= 0 and not arming.hangs
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(
-                        period_s if is_heard else min(period_s, _WITHOUT_INOTIFY_S)
+                        period_s if is_watched else min(period_s, _WITHOUT_INOTIFY_S)
                     ):
                         await changed.wait()
                         await asyncio.sleep(max(settle_s, rest_until - clock()))
-            looked_at = watched
+            scanned = watched
             changed.clear()
-            # not by the clock: on a busy machine that says what others cost
+            # not by the clock, which on a busy machine counts the work of others
             began = time.process_time()
             yield
-            rest_until = clock() + paced.rest_s(time.process_time() - began, clock())
+            rest_until = clock() + budget.rest_s(time.process_time() - began, clock())
 
 
 @contextlib.contextmanager
 def _watching(library: ctypes.CDLL, changed: asyncio.Event) -> Iterator[int]:
-    """Give an inotify instance that sets `changed`; -1 if none is to be had."""
+    """Yield an inotify instance that sets `changed`; -1 if there is none left."""
     descriptor: int = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:
         error = os.strerror(ctypes.get_errno())
@@ -115,9 +115,9 @@ def _watching(library: ctypes.CDLL, changed: asyncio.Event) -> Iterator[int]:
 def _arm(
     library: ctypes.CDLL, descriptor: int, directories: Iterable[Path], mask: int
 ) -> tuple[int, ...]:
-    """Watch directories; return each one's watch, below 0 if it cannot be.
+    """Watch directories; return the watch of each, below 0 if it failed.
 
-    Watching one again gives the same watch (inotify(7): one watch an inode).
+    Watching a directory again returns the same watch (inotify(7): one watch per inode).
     """
     return tuple(
         library.inotify_add_watch(descriptor, os.fsencode(path), mask) for path in directories
@@ -125,23 +125,23 @@ def _arm(
 
 
 _BURST_S: Final = 0.5
-"""So much at once is free: what is done now and then never waits."""
+"""So much CPU time at once is free: work that is rare never waits."""
 _REST_MAX_S: Final = 5.0
 
 
 class CpuBudget:
-    """The account of one kind of work that may cost `share` of the time, 1 for all of it."""
+    """Limits one kind of work to a `share` of the time, 1 for all of it: a token bucket."""
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._owed_s = 0.0
+        self._debt_s = 0.0
         self._at = 0.0
 
     def rest_s(self, cost_s: float, now: float) -> float:
-        """Return how long to rest now, after work that cost so much."""
-        paid_s = (now - self._at) * self._share
-        self._owed_s = max(0.0, self._owed_s - paid_s) + cost_s
+        """Return how long to rest after work that cost so much CPU time."""
+        repaid_s = (now - self._at) * self._share
+        self._debt_s = max(0.0, self._debt_s - repaid_s) + cost_s
         self._at = now
         if self._share >= 1:
             return 0.0
-        return min(_REST_MAX_S, max(0.0, self._owed_s - _BURST_S) / self._share)
+        return min(_REST_MAX_S, max(0.0, self._debt_s - _BURST_S) / self._share)

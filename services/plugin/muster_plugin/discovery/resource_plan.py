@@ -1,9 +1,12 @@
-"""Pure: From rules and seen nodes to units: what is one device for the kubelet, and what it gives.
+"""Pure: plans which units every resource consists of, by its rules and the scanned nodes.
 
-A unit is one row of its group's entries, laid side by side (`pairing`). Unlike generic's, two equal
-USB sticks are two units, and a USB entry can stand beside others.
+A unit is one row of matches of its group's entries, side by side. Unlike with generic, two
+identical USB sticks are two units, and a USB entry can stand beside others. A group has as many
+rows as its shortest list of matches allows when each match is used `limit` times, and no more than
+its longest list has matches. An optional entry without matches is left out; one with matches counts
+like any other (generic-device-plugin, deviceplugin/path.go).
 
-Ids are made of what identifies the device and the number of the replica, never of its place in a
+Ids consist of what identifies the device and the number of the replica, never of its position in a
 list or of its device number: other devices that come or go do not change them.
 """
 
@@ -16,23 +19,23 @@ import msgspec
 from muster import vocabulary
 from muster_plugin.config import resources
 from muster_plugin.discovery import matching
-from muster_plugin.model import advertised, names, scan_result
+from muster_plugin.model import advertised, errors, names, scan_result
 
 DEVICES_MAX: Final = 10_000
-"""Ids of one resource: a list of them has to fit into one message to the kubelet."""
+"""Ids of one resource: their list has to fit into one message to the kubelet."""
 TOTAL_DEVICES_MAX: Final = 50_000
-"""Ids of all resources that are device nodes; of more each look would take seconds."""
+"""Ids of all resources of device nodes; with more, each scan would take seconds."""
 
 Row = Mapping[int, tuple[resources.Entry, matching.Match]]
-"""By the number of its entry, each match."""
+"""The match of each entry, by the entry's number."""
 Columns = Mapping[int, tuple[resources.Entry, tuple[matching.Match, ...]]]
 
-_NAMED_MAX: Final = 5
-_NOTHING_STANDS: Final[Mapping[str, str]] = {}
+_LISTED_MAX: Final = 5
+_NO_NAMES: Final[Mapping[str, str]] = {}
 
 
 class PlannedResource(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource by the name it is advertised under, the rule it follows, its units by id."""
+    """A resource by the name it is advertised under, its rule, and its units by id."""
 
     name: vocabulary.Name
     rule: resources.Resource
@@ -40,72 +43,68 @@ class PlannedResource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What every resource consists of; and what is wrong with that."""
+    """What every resource consists of, and the problems of that."""
 
-    offers: tuple[PlannedResource, ...] = ()
+    resources: tuple[PlannedResource, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 def plan(
-    resources: Sequence[resources.Resource],
+    configured: Sequence[resources.Resource],
     result: scan_result.ScanResult,
     *,
-    current_names: Mapping[str, str] = _NOTHING_STANDS,
+    current_names: Mapping[str, str] = _NO_NAMES,
 ) -> Plan:
-    """Say what every resource consists of now.
+    """Return what every resource consists of now.
 
-    A resource that matches name (`per_match`) is several offers, one for each match that is there.
-    Of two matches under one name the one counts that `current_names` says had it before, by name.
-    Raises nothing: what cannot be is left out, with a problem that says so.
+    A resource with `per_match` is several planned resources, one for each match. Of two matches
+    with the same name the one wins that has the name already, by `current_names`. Never raises: an
+    impossible unit is left out, with a problem that names it.
     """
     index = matching.NodeIndex(result.nodes)
     problems = list(result.problems)
-    offers: dict[str, PlannedResource] = {}
+    planned: dict[str, PlannedResource] = {}
     remaining = TOTAL_DEVICES_MAX
-    for resource in resources:
-        problems.extend(f"{resource.name}: {warning}" for warning in resource.warnings())
-        by_name = _by_name(
-            resource, index, current_names, problems, limit=min(DEVICES_MAX, remaining)
-        )
-        for name, units in by_name.items():
-            offer = PlannedResource(name=name, rule=resource, units=_kept(name, units, problems))
-            remaining -= len(offer.units)
-            if offers.setdefault(name, offer) is not offer:
-                problems.append(f"{name}: given by two rules; the first counts")
-    shared = _shared(resources, index)
-    problems.extend(_overlaps(offers.values(), shared=shared))
-    return Plan(offers=tuple(offers.values()), problems=tuple(dict.fromkeys(problems)))
+    for rule in configured:
+        problems.extend(f"{rule.name}: {warning}" for warning in rule.warnings())
+        limit = min(DEVICES_MAX, remaining)
+        for name, units in _by_name(rule, index, current_names, problems, limit=limit).items():
+            unique = _unique_units(name, units, problems)
+            remaining -= len(unique)
+            resource = PlannedResource(name=name, rule=rule, units=unique)
+            if planned.setdefault(name, resource) is not resource:
+                problems.append(f"{name}: two rules define it; the first counts")
+    shared = _shared(configured, index)
+    problems.extend(_overlaps(planned.values(), shared=shared))
+    return Plan(resources=tuple(planned.values()), problems=tuple(dict.fromkeys(problems)))
 
 
 def merged(first: Plan, second: Plan) -> Plan:
-    """Return what both say; of two offers under one name the first counts, and that is told."""
-    names_of_first = {offer.name for offer in first.offers}
-    duplicates = [offer.name for offer in second.offers if offer.name in names_of_first]
+    """Return both plans; of two resources with one name the first counts, with a problem."""
+    names_of_first = {resource.name for resource in first.resources}
+    added = [resource for resource in second.resources if resource.name not in names_of_first]
+    duplicates = [
+        f"{resource.name}: two rules define it; the first counts"
+        for resource in second.resources
+        if resource.name in names_of_first
+    ]
     return Plan(
-        offers=(
-            *first.offers,
-            *(offer for offer in second.offers if offer.name not in names_of_first),
-        ),
-        problems=(
-            *first.problems,
-            *second.problems,
-            *(f"{name}: given by two rules; the first counts" for name in duplicates),
-        ),
+        resources=(*first.resources, *added),
+        problems=(*first.problems, *second.problems, *duplicates),
     )
 
 
 def limited(plan: Plan, most: int, *, current_names: Collection[str]) -> Plan:
-    """Return a plan of so many resources at most, those that stand already first."""
-    if len(plan.offers) <= most:
+    """Return a plan of at most so many resources, those that are advertised already first."""
+    if len(plan.resources) <= most:
         return plan
-    offers = sorted(plan.offers, key=lambda offer: offer.name not in current_names)
-    left = [offer.name for offer in offers[most:]]
-    more = f" and {len(left) - _NAMED_MAX} more" if len(left) > _NAMED_MAX else ""
+    planned = sorted(plan.resources, key=lambda resource: resource.name not in current_names)
+    left_out = errors.listed([resource.name for resource in planned[most:]], most=_LISTED_MAX)
     problem = (
-        f"{len(offers)} resources are more than the {most} that the limit of open files allows; "
-        f"left out: {', '.join(left[:_NAMED_MAX])}{more}"
+        f"{len(planned)} resources are more than the {most} that the limit of open files allows; "
+        f"left out: {left_out}"
     )
-    return Plan(offers=tuple(offers[:most]), problems=(*plan.problems, problem))
+    return Plan(resources=tuple(planned[:most]), problems=(*plan.problems, problem))
 
 
 def _by_name(
@@ -116,10 +115,12 @@ def _by_name(
     *,
     limit: int,
 ) -> dict[str, list[advertised.Unit]]:
-    """Give the units of a resource under the name each is advertised under."""
+    """Return the units of a resource by the name they are advertised under."""
     units: dict[str, list[advertised.Unit]] = {} if resource.per_match else {resource.name: []}
-    keys = _keys(resource, index, problems)
-    owners = _owners(resource.name, keys, current_names, problems) if resource.per_match else {}
+    keys = _keyed_rows(resource, index, problems)
+    owners = (
+        _names_by_key(resource.name, keys, current_names, problems) if resource.per_match else {}
+    )
     named_units = itertools.islice(_units(resource, keys, owners, problems), limit + 1)
     for at, (name, unit) in enumerate(named_units):
         if at == limit:
@@ -132,12 +133,14 @@ def _by_name(
     return units
 
 
-_Gives = tuple[str, str, str, bool]
-_Keyed = Sequence[tuple[str, resources.Group, Row]]
+_Spec = tuple[str, str, str, bool]
+_KeyedRows = Sequence[tuple[str, resources.Group, Row]]
 
 
-def _keys(resource: resources.Resource, index: matching.NodeIndex, problems: list[str]) -> _Keyed:
-    """Return every row under what its unit is called after, with its group."""
+def _keyed_rows(
+    resource: resources.Resource, index: matching.NodeIndex, problems: list[str]
+) -> _KeyedRows:
+    """Return every row with its group, and the key that names its unit."""
     taken: dict[str, int] = {}
     keys = []
     for number, group in enumerate(resource.groups):
@@ -145,29 +148,29 @@ def _keys(resource: resources.Resource, index: matching.NodeIndex, problems: lis
         problems.extend(
             f"{resource.name}: groups[{number}].{problem}" for problem in limiting_entries(columns)
         )
-        taken_specs = set[frozenset[_Gives]]()
+        taken_specs = set[frozenset[_Spec]]()
         for row in group_rows(columns):
-            specs = frozenset(_gives(entry, match) for entry, match in row.values())
+            specs = frozenset(_spec(entry, match) for entry, match in row.values())
             key = _key(group, row)
             if specs in taken_specs:
-                # to advertise it twice is what `count` is for
+                # `count` is the way to advertise a device twice
                 problems.append(
-                    f"{resource.name}: groups[{number}]: {key} would give what another device gives"
+                    f"{resource.name}: groups[{number}]: {key} would be the same as another device"
                 )
             elif taken.setdefault(key, number) == number:
                 keys.append((key, group, row))
                 taken_specs.add(specs)
             else:
                 problems.append(
-                    f"{resource.name}: groups {taken[key]} and {number} both give {key}"
+                    f"{resource.name}: groups {taken[key]} and {number} both match {key}"
                 )
     return keys
 
 
-def _owners(
-    rule: str, keys: _Keyed, current_names: Mapping[str, str], problems: list[str]
+def _names_by_key(
+    rule: str, keys: _KeyedRows, current_names: Mapping[str, str], problems: list[str]
 ) -> dict[str, str]:
-    """Return by its key which match has which name, where each match is a resource."""
+    """Return the name of each match by its key, where each match is a resource."""
     keys_by_name: dict[str, dict[str, None]] = {}
     for key, _, _ in keys:
         keys_by_name.setdefault(names.derived_name(rule, _short(key)), {})[key] = None
@@ -177,13 +180,13 @@ def _owners(
         owner = owner_before if owner_before in rivals else next(iter(rivals))
         owners[owner] = name
         problems.extend(
-            f"{name}: {owner} and {key} would both be named so" for key in rivals if key != owner
+            f"{name}: {owner} and {key} would both have this name" for key in rivals if key != owner
         )
     return owners
 
 
 def _units(
-    resource: resources.Resource, keys: _Keyed, owners: Mapping[str, str], problems: list[str]
+    resource: resources.Resource, keys: _KeyedRows, owners: Mapping[str, str], problems: list[str]
 ) -> Iterator[tuple[str, advertised.Unit]]:
     for key, group, row in keys:
         name = owners.get(key, "") if resource.per_match else resource.name
@@ -192,10 +195,11 @@ def _units(
 
 
 def _key(group: resources.Group, row: Row) -> str:
-    """Return what a unit is called after.
+    """Return the key that names a unit.
 
-    A required entry with limit 1 is in one unit only, so its match alone is enough; whatever else
-    comes or goes, the unit keeps its name. Without such an entry all matches make the name.
+    A match of a required entry with limit 1 is in one unit only, so it is enough for the key, and
+    the unit keeps its name whatever else comes or goes. Without such an entry the key consists of
+    all matches.
     """
     for kind in (resources.NodeType.DEVICE, resources.NodeType.MOUNT):
         for number, entry in enumerate(group.devices):
@@ -208,7 +212,7 @@ def _unit(key: str, replica: int, row: Row, problems: list[str]) -> advertised.U
     devices: dict[str, advertised.DeviceSpec] = {}
     mounts: dict[str, advertised.Mount] = {}
     for entry, match in row.values():
-        inside = _inside(entry, match)
+        inside = _container_path(entry, match)
         before = devices.get(inside) or mounts.get(inside)
         if before is not None:
             if before.host_path != match.path:
@@ -236,12 +240,12 @@ def _unit(key: str, replica: int, row: Row, problems: list[str]) -> advertised.U
     )
 
 
-def _gives(entry: resources.Entry, match: matching.Match) -> _Gives:
-    return _inside(entry, match), match.path, entry.permissions, entry.read_only
+def _spec(entry: resources.Entry, match: matching.Match) -> _Spec:
+    return _container_path(entry, match), match.path, entry.permissions, entry.read_only
 
 
-def _inside(entry: resources.Entry, match: matching.Match) -> str:
-    """Return where the container sees it; a mount path that ends with / is a directory."""
+def _container_path(entry: resources.Entry, match: matching.Match) -> str:
+    """Return the path in the container; a mount path that ends with / is a directory."""
     if not entry.mount_path:
         return match.path
     if entry.mount_path.endswith("/"):
@@ -250,44 +254,45 @@ def _inside(entry: resources.Entry, match: matching.Match) -> str:
 
 
 def _numa(values: Iterable[int | None]) -> int | None:
-    """Return the NUMA node that all agree on; no hint is better than one that is half true."""
+    """Return the NUMA node that all share; no hint is better than a partly wrong one."""
     numbers = {numa for numa in values if numa is not None and numa >= 0}
     return numbers.pop() if len(numbers) == 1 else None
 
 
-def _kept(
+def _unique_units(
     name: str, units: Iterable[advertised.Unit], problems: list[str]
 ) -> tuple[advertised.Unit, ...]:
-    """Sort by id, and refuse ids that stand twice."""
+    """Sort by id, and drop units with the id of another."""
     by_id: dict[str, advertised.Unit] = {}
     for unit in sorted(units, key=lambda unit: (unit.id, unit.physical)):
         first = by_id.setdefault(unit.id, unit)
         if first is not unit:
-            problems.append(f"{name}: {first.physical} and {unit.physical} have one id, {unit.id}")
+            problems.append(
+                f"{name}: {first.physical} and {unit.physical} have the same id {unit.id}"
+            )
     return tuple(by_id.values())
 
 
-def _overlaps(offers: Iterable[PlannedResource], *, shared: frozenset[str]) -> Iterator[str]:
-    """Say which resources hand out the same device nodes."""
+def _overlaps(planned: Iterable[PlannedResource], *, shared: frozenset[str]) -> Iterator[str]:
+    """Yield which resources advertise the same device nodes."""
     first: dict[str, str] = {}
-    both: dict[tuple[str, str], dict[str, None]] = {}
-    for offer in offers:
-        for path in dict.fromkeys(path for unit in offer.units for path in unit.nodes):
-            other = first.setdefault(path, offer.name)
-            if other != offer.name and path not in shared:
-                both.setdefault((other, offer.name), {})[path] = None
-    for (first_name, second_name), paths in both.items():
-        more = f" and {len(paths) - _NAMED_MAX} more" if len(paths) > _NAMED_MAX else ""
-        listed = ", ".join([*paths][:_NAMED_MAX])
-        yield f"{first_name} and {second_name} both hand out {listed}{more}"
+    common: dict[tuple[str, str], dict[str, None]] = {}
+    for resource in planned:
+        for path in dict.fromkeys(path for unit in resource.units for path in unit.nodes):
+            other = first.setdefault(path, resource.name)
+            if other != resource.name and path not in shared:
+                common.setdefault((other, resource.name), {})[path] = None
+    for (first_name, second_name), paths in common.items():
+        listed = errors.listed([*paths], most=_LISTED_MAX)
+        yield f"{first_name} and {second_name} both advertise {listed}"
 
 
 def _shared(resources: Iterable[resources.Resource], index: matching.NodeIndex) -> frozenset[str]:
-    """Return the nodes that rules say may belong to several resources."""
+    """Return the nodes that entries mark as `shared` between resources."""
     return frozenset(
         match.node.path
         for resource in resources
-        for _, entry in resource.nodes()
+        for _, entry in resource.entries()
         if entry.shared
         for match in matching.matches(entry, index)
     )
@@ -304,7 +309,7 @@ def _short(key: str) -> str:
 def group_columns(
     group: resources.Group, index: matching.NodeIndex, *, every_name: bool
 ) -> Columns:
-    """Return what each entry of a group finds; an optional one that finds nothing is left out."""
+    """Return the matches of each entry of a group, without optional entries that have none."""
     columns = {
         number: (entry, matching.matches(entry, index, every_name=every_name))
         for number, entry in enumerate(group.devices)
@@ -313,21 +318,21 @@ def group_columns(
 
 
 def group_rows(columns: Columns) -> Iterator[Row]:
-    """Lay the matches of a group's entries side by side."""
+    """Yield the rows of a group: the matches of its entries, side by side."""
     for at in range(_length(columns)):
         yield {n: (entry, matches[at % len(matches)]) for n, (entry, matches) in columns.items()}
 
 
 def limiting_entries(columns: Columns) -> Iterator[str]:
-    """Say which optional entry, now that it is there, leaves fewer units than without it."""
+    """Yield the optional entries whose few matches limit the number of units."""
     length = _length(columns)
     for number, (entry, matches) in columns.items():
         if entry.optional and len(matches) * entry.limit == length:
             without = _length({n: column for n, column in columns.items() if n != number})
             if without > length:
                 yield (
-                    f"devices[{number}]: optional, and yet it is what leaves {length} of {without} "
-                    "devices; raise its limit"
+                    f"devices[{number}]: optional, but it limits the group to {length} of "
+                    f"{without} devices; raise its limit"
                 )
 
 

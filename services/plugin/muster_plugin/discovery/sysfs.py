@@ -1,8 +1,8 @@
-"""Adapter: /sys: what the kernel says about a device node.
+"""Adapter: /sys: the kernel's attributes of a device node.
 
 A device is a directory below /sys/devices, and the directories above it are its parents: the USB
-interface of a serial port, the USB device, the controller. What is asked for is the device's own,
-or that of its nearest parent that has it.
+interface of a serial port, the USB device, the controller. An attribute is the device's own, or
+that of its nearest parent that has it.
 """
 
 import os
@@ -21,7 +21,7 @@ _USB_MAX: Final = 4096
 
 
 class Sysfs:
-    """What these rules ask of the kernel, below `root`."""
+    """Reads what these entries need, below `root`."""
 
     def __init__(self, root: Path, wanted: Iterable[resources.Entry]) -> None:
         entries = tuple(wanted)
@@ -29,25 +29,25 @@ class Sysfs:
         self._sys = f"{str(root).rstrip('/')}/sys"
         self._wants_attributes = bool(udev_rules)
         self._attributes = sorted(
-            {name for udev in udev_rules for name in udev.attrs if _is_name(name)}
+            {name for udev in udev_rules for name in udev.attrs if _is_safe(name)}
         )
-        self._plugged: dict[str, scan_result.Usb] = {}
+        self._usb_devices: dict[str, scan_result.Usb] = {}
         if any(entry.usb for entry in entries):
-            self._plugged.update(_plugged(Path(self._sys) / "bus/usb/devices"))
+            self._usb_devices.update(_usb_devices(Path(self._sys) / "bus/usb/devices"))
 
     def describe(self, node: scan_result.Node) -> scan_result.Node:
-        """Return the node with what is known about it."""
+        """Return the node with its attributes."""
         levels = self._levels(node)
         described = msgspec.structs.replace(
-            node, numa=_numa(levels), usb=self._plugged.get(node.path)
+            node, numa=_numa(levels), usb=self._usb_devices.get(node.path)
         )
         if not levels or not self._wants_attributes:
             return described
         vendor, product = _ids(levels)
         return msgspec.structs.replace(
             described,
-            subsystem=_base(f"{levels[0]}/subsystem"),
-            driver=next(filter(None, (_base(f"{level}/driver") for level in levels)), ""),
+            subsystem=_link_name(f"{levels[0]}/subsystem"),
+            driver=next(filter(None, (_link_name(f"{level}/driver") for level in levels)), ""),
             vendor=vendor,
             product=product,
             serial=_nearest(levels, "serial") or "",
@@ -73,8 +73,8 @@ class Sysfs:
         return tuple(levels)
 
 
-def _plugged(ports: Path) -> Iterator[tuple[str, scan_result.Usb]]:
-    """Give every USB device with the path of its node; interfaces have no vendor, and no node."""
+def _usb_devices(ports: Path) -> Iterator[tuple[str, scan_result.Usb]]:
+    """Yield every USB device with the path of its node; interfaces have no vendor, and no node."""
     try:
         names = sorted(path.name for path in ports.iterdir())[:_USB_MAX]
     except OSError:
@@ -96,9 +96,9 @@ def _plugged(ports: Path) -> Iterator[tuple[str, scan_result.Usb]]:
 
 
 def _numa(levels: Sequence[str]) -> int | None:
-    """Return the NUMA node of the nearest parent that knows it; -1 is the kernel's unknown."""
+    """Return the NUMA node of the nearest parent that has one; the kernel's -1 is unknown."""
     if levels and _VIRTUAL in levels[0]:
-        return None  # no hardware, and most of what is in /dev
+        return None  # not hardware, as most of /dev
     return next(
         (n for level in levels if (n := _number(_read(f"{level}/numa_node"))) is not None), None
     )
@@ -120,7 +120,7 @@ def _nearest(levels: Iterable[str], name: str) -> str | None:
     return next((v for level in levels if (v := _read(f"{level}/{name}")) is not None), None)
 
 
-def _base(path: str) -> str:
+def _link_name(path: str) -> str:
     return (_link(path) or "").rpartition("/")[2]
 
 
@@ -148,6 +148,6 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _is_name(attribute: str) -> bool:
-    """Refuse what would leave the device's directory."""
+def _is_safe(attribute: str) -> bool:
+    """Return whether the name stays within the device's directory."""
     return not attribute.startswith("/") and ".." not in attribute.split("/")

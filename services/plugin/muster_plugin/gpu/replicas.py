@@ -58,7 +58,7 @@ def plan(scan: gpu.Scan, rules: gpus.Gpus) -> resource_plan.Plan:
         )
         for name, shares in by_name.items()
     )
-    return resource_plan.Plan(offers=planned, problems=tuple(dict.fromkeys(problems)))
+    return resource_plan.Plan(resources=planned, problems=tuple(dict.fromkeys(problems)))
 
 
 def node(scan: gpu.Scan, rules: gpus.Gpus) -> vocabulary.GpuNode:

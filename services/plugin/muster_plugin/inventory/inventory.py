@@ -66,7 +66,7 @@ class Inventory:
         A resource stays, even with an empty list, while it is configured by name. A resource named
         after a matched device goes with its last device.
         """
-        offers = {offer.name: offer for offer in plan.offers}
+        offers = {offer.name: offer for offer in plan.resources}
         # naming and sharing of GPUs are not part of a single resource's rule
         has_new_gpu_rules = self._gpu_rules != self.terms.rules
         self._gpu_rules = self.terms.rules

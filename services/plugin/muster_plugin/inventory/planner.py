@@ -57,7 +57,7 @@ class Planner:
         if self.gpu_look is not None and self._here.gpus is not None:
             of_gpus = replicas.plan(self.gpu_look, self._here.gpus)
             # a MIG profile that is gone keeps its rule until its devices are removed
-            self._gpu_rules.update({offer.name: offer.rule for offer in of_gpus.offers})
+            self._gpu_rules.update({offer.name: offer.rule for offer in of_gpus.resources})
             configured += tuple(self._gpu_rules.values())
             plan = resource_plan.merged(plan, of_gpus)
         return Planned(

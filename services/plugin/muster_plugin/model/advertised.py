@@ -25,10 +25,10 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
-    """One schedulable thing. All replicas of one thing have the same `physical`.
+    """One device of the kubelet, with an id. All replicas of one device have the same `physical`.
 
-    `identity` tells for each entry of the group (by its number) which device it is; the numbers
-    may change with the configuration.
+    `identity` names the device of each entry of the group, by the entry's number; the numbers may
+    change with the configuration.
     """
 
     id: vocabulary.DeviceId
@@ -37,23 +37,23 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceSpec, ...] = ()
     mounts: tuple[Mount, ...] = ()
     nodes: tuple[str, ...] = ()
-    """The host's paths behind the device specs, once links are followed."""
+    """The host's paths of the device specs, with links resolved."""
     numa: int | None = None
     gpu: "gpu.Device | None" = None
-    """The GPU or MIG device that this is a replica of; None for device nodes."""
+    """The GPU or MIG device of this replica; None for device nodes."""
 
     def is_same(self, other: "Unit") -> bool:
-        """Say whether both are the same devices; one of them may have an optional part more."""
+        """Return whether both are the same devices; one may have an optional one more."""
         ours, theirs = {*self.identity.values()}, {*other.identity.values()}
         return ours <= theirs or theirs <= ours
 
 
 class AllocationError(Exception):
-    """A request for what we do not have or may not give; the text ends up in the pod's event."""
+    """A request that cannot or must not be allocated; the text ends up in the pod's event."""
 
 
 class ContainerResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container is given; `cdi_devices` name what a CDI spec says in its place."""
+    """What one container gets; `cdi_devices` are names that CDI specs resolve."""
 
     devices: tuple[DeviceSpec, ...] = ()
     mounts: tuple[Mount, ...] = ()

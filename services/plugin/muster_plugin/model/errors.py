@@ -1,12 +1,13 @@
-"""Pure: How the configuration's problems are told: one text for all of them, each with its key."""
+"""Pure: problems of the configuration: one text each, which begins with its key."""
 
-from collections.abc import Iterable, Iterator
+import collections
+from collections.abc import Iterable, Iterator, Sequence
 
 from muster.service import validation
 
 
 def raise_if_any(problems: Iterable[str]) -> None:
-    """Raise ValueError if there are problems; it holds every one."""
+    """Raise Refused with all problems, if there are any."""
     texts = [*problems]
     if texts:
         raise validation.Refused(texts)
@@ -18,24 +19,24 @@ def prefixed(key: str, problems: Iterable[str]) -> Iterator[str]:
 
 
 def duplicates(values: list[str]) -> Iterator[str]:
-    """Give each value that stands there twice, once."""
-    once: set[str] = set()
-    yielded: set[str] = set()
-    for value in values:
-        if value in once and value not in yielded:
-            yielded.add(value)
-            yield value
-        once.add(value)
+    """Yield each value that is listed twice, once."""
+    return (value for value, count in collections.Counter(values).items() if count > 1)
 
 
 quoted = validation.quoted
-"""What the user wrote, short enough for a line."""
+"""The value as the user wrote it, short enough for a line."""
+
+
+def listed(items: Sequence[str], *, most: int) -> str:
+    """Return the first items, and how many more there are."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return f"{', '.join(items[:most])}{more}"
 
 
 def path_problems(path: str) -> Iterator[str]:
-    """Say why a path could mean different places, or none."""
+    """Yield why a path is ambiguous."""
     parts = path.split("/")
     if not path.startswith("/") or "\0" in path:
         yield f"{quoted(path)} is not an absolute path"
     elif any(part in {"", ".", ".."} for part in parts[1:]):
-        yield f"{quoted(path)} is not the shortest way to write this path"
+        yield f"{quoted(path)} is not the shortest form of this path"

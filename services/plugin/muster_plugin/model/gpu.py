@@ -1,7 +1,7 @@
-"""Pure: What was seen of the node's GPUs: one look at all of them, and what is observed later.
+"""Pure: what is observed of the node's GPUs: a scan of all of them, and later events.
 
-NVML, or whoever stands in for it, says these words; what they mean is decided elsewhere. A GPU is
-named by its uuid: index and device number change between boots.
+The source, NVML or a simulation, reports these types; other modules decide what they mean. A GPU
+is named by its uuid, because index and device number change between boots.
 """
 
 import enum
@@ -18,7 +18,7 @@ _NO_CAPS: Final[Mapping[str, int]] = {}
 
 
 class Driver(enum.StrEnum):
-    """Whether the driver can be asked, and if not, why not."""
+    """Whether the driver is available, and if not, why."""
 
     READY = "ready"
     NO_LIBRARY = "no_library"
@@ -26,9 +26,9 @@ class Driver(enum.StrEnum):
     TOO_OLD = "too_old"
     NO_PERMISSION = "no_permission"
     REPLACED = "replaced"
-    """The kernel's driver is another than our library: only a new process can speak to it."""
+    """The kernel's driver is not the version of our library: only a new process can use it."""
     SILENT = "silent"
-    """A call did not come back in time."""
+    """A call has not returned in time."""
     FAILED = "failed"
 
 
@@ -40,9 +40,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     ci: int | None = None
 
     def covers(self, other: "Part") -> bool:
-        """Say whether what befalls this part befalls the other.
+        """Return whether a fault of this part affects the other.
 
-        What befalls an instance befalls the whole GPU that is handed out in one piece.
+        A fault of an instance affects the whole GPU, which is allocated in one piece.
         """
         if self.gpu != other.gpu:
             return False
@@ -52,10 +52,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU or MIG device as it can be handed out.
+    """A GPU or MIG device that can be allocated.
 
-    `uuid` and `index` ("0", or "0:1" for the second MIG device of the first GPU) are what the
-    container runtime may call it; `minor` is the number of its GPU's device node.
+    `uuid` and `index` ("0", or "0:1" for the second MIG device of the first GPU) are its names for
+    the container runtime; `minor` is the number of its GPU's device node.
     """
 
     part: Part
@@ -76,14 +76,14 @@ class TopologyLevel(enum.IntEnum):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """What joins two GPUs; `nvlinks` are the direct ones, not those to a switch."""
+    """How two GPUs are connected; `nvlinks` are the direct ones, not those to a switch."""
 
     level: TopologyLevel = TopologyLevel.SYSTEM
     nvlinks: int = 0
 
 
 class UnreadableGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU that NVML counts and cannot read; `uuid` where an earlier look knew it.
+    """A GPU that NVML counts and cannot read; `uuid` where it is known.
 
     `error` is NVML's name of it, such as GPU_IS_LOST.
     """
@@ -94,9 +94,9 @@ class UnreadableGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
-    """What one GPU answered when asked for its state; None is unknown, never bad.
+    """The state of one GPU; None is unknown, never bad.
 
-    `error` is NVML's name of why it did not answer, such as GPU_IS_LOST; empty if it did.
+    `error` is NVML's name of the error if the GPU did not answer, such as GPU_IS_LOST.
     """
 
     gpu: str
@@ -110,7 +110,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     remap_failed: bool | None = None
     retired_pending: bool | None = None
     slowdowns: tuple[str, ...] = ()
-    """Of HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE those that hold."""
+    """The active ones of HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE."""
     temperature_c: int | None = None
     slowdown_c: int | None = None
     """The temperature at which it slows down."""
@@ -128,7 +128,7 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MonitoringChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether somebody can see what befalls a GPU; `problem` is empty if so."""
+    """A GPU can be monitored, or no longer; `problem` is empty if it can."""
 
     gpu: str
     at: datetime
@@ -136,7 +136,7 @@ class MonitoringChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepairReported(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody says that a GPU was repaired or reset: of one XID, or of all that befell it."""
+    """A report that a GPU was repaired or reset: after one XID, or after every fault."""
 
     gpu: str
     at: datetime
@@ -148,7 +148,7 @@ Observation: TypeAlias = Poll | Xid | MonitoringChanged | RepairReported
 
 
 class Effect(enum.StrEnum):
-    """What a finding about a part does to it; only the first takes it from the kubelet."""
+    """The effect of a fault on its part; only the first makes it Unhealthy for the kubelet."""
 
     UNHEALTHY = "unhealthy"
     DEGRADED = "degraded"
@@ -156,9 +156,9 @@ class Effect(enum.StrEnum):
 
 
 class FaultBegan(msgspec.Struct, frozen=True, kw_only=True):
-    """Something holds against a part of a GPU from now on; `gpu_health` concludes it.
+    """A fault of a part of a GPU began.
 
-    One `code` holds at most once against one part. `policy` says which rule decided, with source.
+    A part has at most one fault of each `code`. `policy` is the rule that decided, with its source.
     """
 
     part: Part
@@ -171,7 +171,7 @@ class FaultBegan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """What began under this `code` no longer holds, and why that is believed."""
+    """The fault with this `code` ended, and the evidence for it."""
 
     part: Part
     effect: Effect
@@ -186,7 +186,7 @@ FaultChange: TypeAlias = FaultBegan | FaultEnded
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at all GPUs. `polls` are of the same moment, so that what is bad begins as bad.
+    """A scan of all GPUs. Its `polls` make a GPU that is bad from the start Unhealthy at once.
 
     `links` are keyed by both uuids in sorted order. `caps` are the minor numbers of MIG's
     capability nodes by their name in /proc/driver/nvidia-caps/mig-minors (`gpu0/gi3/access`).
@@ -195,7 +195,7 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
     driver: Driver = Driver.READY
     problem: str = ""
     on_bus: int = 0
-    """How many NVIDIA GPUs there are on the PCI bus, where the driver cannot be asked."""
+    """The number of NVIDIA GPUs on the PCI bus, where the driver is not available."""
     driver_version: str | None = None
     cuda_version: str | None = None
     machine: str | None = None
@@ -208,10 +208,10 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def latest_scan(previous: Scan | None, current: Scan) -> Scan:
-    """Return what is to be believed after another look.
+    """Return the scan that holds after another one.
 
-    A driver that only fails to answer for now says nothing new: its GPUs stay, and it is said that
-    nobody watches them. One that has gone has taken them along.
+    While a driver fails to answer its GPUs stay, and are reported as unmonitored. When the driver
+    is gone, so are its GPUs.
     """
     if previous is None or current.driver not in {Driver.SILENT, Driver.FAILED}:
         return current

@@ -1,4 +1,4 @@
-"""Pure: What a resource may be called, and whether its socket's path still fits.
+"""Pure: names of resources and devices, within the limits of Kubernetes and Linux.
 
 Sources of the limits: Kubernetes v1.36 pkg/apis/core/v1/helper IsExtendedResourceName and
 apimachinery's validation; Linux unix(7) for socket paths.
@@ -12,7 +12,7 @@ from typing import Final
 SOCKET_PATH_BYTES_MAX: Final = 107
 """Linux: sun_path holds 108 bytes, with the final zero."""
 WILDCARD: Final = "*"
-"""Stands for the name that every match gets of its own, in `example.com/*`."""
+"""Stands for the name of each match, in `example.com/*`."""
 LABEL_MAX: Final = 63
 
 _DOMAIN_MAX: Final = 244
@@ -20,10 +20,12 @@ _SHORT = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*")
 _UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
 _UNIQUE: Final = 8
+_ID_MAX: Final = 63
+_PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def name_problems(name: str, *, per_match: bool = False) -> Iterator[str]:
-    """Say why the kubelet would refuse a resource name; `per_match` names end with `/*`."""
+    """Yield why the kubelet would refuse a resource name; `per_match` names end with `/*`."""
     domain, slash, short = name.partition("/")
     if not slash:
         yield f"name: {name!r} has no domain; write it as example.com/{name}"
@@ -33,11 +35,11 @@ def name_problems(name: str, *, per_match: bool = False) -> Iterator[str]:
     if name.startswith("requests."):
         yield f"name: {name!r} starts with 'requests.', which quotas use"
     if len(domain) > _DOMAIN_MAX or not _DOMAIN.fullmatch(domain):
-        yield f"name: {domain!r} is no lower-case DNS name of at most {_DOMAIN_MAX} characters"
+        yield f"name: {domain!r} is not a lower-case DNS name of at most {_DOMAIN_MAX} characters"
     if per_match and short != WILDCARD:
-        yield f"name: {name!r} names every match (perMatch); write it as {domain}/{WILDCARD}"
+        yield f"name: {name!r} is one name, but perMatch needs one per match: {domain}/{WILDCARD}"
     elif not per_match and short == WILDCARD:
-        yield f"name: {name!r} stands for many names; it needs perMatch: true"
+        yield f"name: {name!r} is one name per match; it needs perMatch: true"
     elif not per_match and not _SHORT.fullmatch(short):
         yield (
             f"name: {short!r} is not 1 to {LABEL_MAX} of A-Z a-z 0-9 - _ . "
@@ -61,12 +63,12 @@ def derived_name(rule: str, path_below_dev: str) -> str:
 
 
 def environment_variable(resource: str) -> str:
-    """Return the variable that names a container's devices: `MUSTER_DEVICES_A_EXAMPLE_B`."""
+    """Return the variable with a container's device ids: `MUSTER_DEVICES_A_EXAMPLE_B`."""
     return "MUSTER_DEVICES_" + re.sub(r"[^A-Z0-9]", "_", resource.upper())
 
 
 def socket_problems(path: str, *, resource: str) -> Iterator[str]:
-    """Say whether the path of a resource's socket is longer than Linux can bind."""
+    """Yield a problem if the path of a resource's socket is too long for Linux."""
     length = len(path.encode(errors="surrogateescape"))
     if length > SOCKET_PATH_BYTES_MAX:
         yield (
@@ -75,25 +77,21 @@ def socket_problems(path: str, *, resource: str) -> Iterator[str]:
         )
 
 
-_ID_MAX: Final = 63
-_PLAIN = re.compile(r"[A-Za-z0-9._-]+")
-_HASH_DIGITS: Final = 8
-
-
 def device_id(key: str, number: int) -> str:
-    """Return the id of one replica of what `key` names, such as the path of a device node."""
+    """Return the device id of one replica of `key`, such as the path of a device node.
+
+    It is the same after every restart, unique, and at most 63 characters long.
+    """
     short = key.removeprefix("/dev/")
     tail = f"-{number}"
     if _PLAIN.fullmatch(short) and len(short + tail) <= _ID_MAX:
         return short + tail
-    unique = (
-        f".{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:_HASH_DIGITS]}{tail}"
-    )
+    unique = f".{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:_UNIQUE]}{tail}"
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", short).strip("-")
     return readable[-(_ID_MAX - len(unique)) :] + unique
 
 
 def gpu_uuid(node: str, index: int) -> str:
-    """Return the uuid of a simulated GPU: unique in the cluster, the same after every restart."""
+    """Return the uuid of a simulated GPU: unique in the cluster, the same after a restart."""
     digits = hashlib.sha256(f"{node}/{index}".encode()).hexdigest()
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:32]}"

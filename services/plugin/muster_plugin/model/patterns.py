@@ -1,11 +1,11 @@
-"""Pure: Globs and regular expressions over paths, bounded in what they may cost.
+"""Pure: globs and regular expressions for paths, with bounded cost.
 
 Globs are those of Go's path/filepath, which generic-device-plugin's users write: `*`, `?` and
-`[a-z]` never cross a slash, a backslash takes the next character as it is, names that begin with a
-dot are like others. Beyond Go, `**` as a whole component stands for any number of directories.
+`[a-z]` never match a slash, a backslash escapes the next character, names that begin with a dot are
+not special. Beyond Go, `**` as a whole component stands for any number of directories.
 
-Regular expressions are those of smarter-device-manager: RE2, by which Go's package regexp goes. It
-needs linear time whatever the expression, which Python's own does not.
+Regular expressions are those of smarter-device-manager: RE2, the syntax of Go's package regexp. RE2
+needs linear time for every expression, unlike Python's own.
 """
 
 import functools
@@ -21,26 +21,26 @@ PATH_MAX: Final = 4096
 GLOB_MAX: Final = 1024
 """The longest glob."""
 REGEX_MAX: Final = 256
-_ANY_MAX: Final = 4
-_SAID_MAX: Final = 60
+_DEEP_MAX: Final = 4
+_SHOWN_MAX: Final = 60
 _CACHED: Final = 4096
-_ANY: Final = "**"
+_DEEP: Final = "**"
 _SPECIAL = re.compile(r"[*?\[\\]")
 _BRACES = re.compile(r"(?<!\\)\{[^{}/]*,[^{}/]*\}")
 _ROOTED = re.compile(r"\^\\?/(dev\\?/)?")
 
 
 class Glob:
-    """A glob made ready; raises ValueError for one that could never be meant."""
+    """A compiled glob; raises ValueError for an invalid one."""
 
     def __init__(self, pattern: str) -> None:
-        _refuse(glob_problems(pattern))
+        _raise_if_any(glob_problems(pattern))
         self.pattern = pattern
         self.components = tuple(pattern.strip("/").split("/"))
-        self._parts = tuple(None if c == _ANY else _component(c) for c in self.components)
+        self._parts = tuple(None if c == _DEEP else _component(c) for c in self.components)
 
     def fullmatch(self, path: str) -> bool:
-        """Say whether the whole path matches; needs time in proportion to both lengths."""
+        """Return whether the whole path matches, in time proportional to both lengths."""
         if len(path) > PATH_MAX:
             return False
         names = path.strip("/").split("/")
@@ -59,7 +59,7 @@ class Glob:
         return len(self._parts) in reached
 
     def _skips(self, at: int) -> set[int]:
-        """Return what is reached from here when each `**` that follows stands for nothing."""
+        """Return the positions after each `**` that follows, if it matches no directory."""
         positions = set()
         while at < len(self._parts) and self._parts[at] is None:
             at += 1
@@ -69,28 +69,28 @@ class Glob:
 
 @functools.lru_cache(_CACHED)
 def glob(pattern: str) -> Glob:
-    """Return the glob, made ready once."""
+    """Return the compiled glob, cached."""
     return Glob(pattern)
 
 
 def regex_matches(pattern: str, below_dev: str) -> bool:
-    """Say whether it matches anywhere in the path below /dev, unless it is written otherwise."""
+    """Return whether it matches anywhere in the path below /dev, unless it is anchored."""
     return _regex(pattern).search(below_dev) is not None
 
 
 def is_literal(pattern: str) -> bool:
-    """Say whether a glob can match one path only, its own."""
+    """Return whether a glob matches only one path, itself."""
     return literal_prefix(pattern) == pattern
 
 
 def literal_prefix(pattern: str) -> str:
-    """Return what every path that a glob matches begins with; the whole of a literal one."""
+    """Return the common prefix of all paths that a glob matches; all of a literal one."""
     special = _SPECIAL.search(pattern)
     return pattern[: special.start()] if special else pattern
 
 
 def surely_overlap(first: str, second: str) -> bool:
-    """Say whether two globs surely have a path in common: equal, or one is a path of the other."""
+    """Return whether two globs surely share a path: equal, or one is a path of the other."""
     if first == second:
         return True
     if is_literal(first):
@@ -99,12 +99,12 @@ def surely_overlap(first: str, second: str) -> bool:
 
 
 def name_matches(pattern: str, name: str) -> bool:
-    """Compare a whole value that is no path (`*` crosses slashes in it)."""
+    """Return whether a value that is not a path matches (`*` matches slashes too)."""
     return len(name) <= PATH_MAX and _name(pattern).fullmatch(name) is not None
 
 
 def component_matches(component: str, name: str) -> bool:
-    """Compare one component of a glob with one name."""
+    """Return whether a name matches one component of a glob."""
     return _component(component).fullmatch(name) is not None
 
 
@@ -114,58 +114,60 @@ def first_match(globs: Iterable[str], path: str) -> str | None:
 
 
 def glob_problems(pattern: str) -> Iterator[str]:
-    """Say why a glob is refused."""
+    """Yield why a glob is refused."""
     if len(pattern) > GLOB_MAX:
         yield f"{len(pattern)} characters; a glob has at most {GLOB_MAX}"
         return
     components = pattern.strip("/").split("/")
-    if components.count(_ANY) > _ANY_MAX:
-        yield f"{_said(pattern)} has more than {_ANY_MAX} times **"
+    if components.count(_DEEP) > _DEEP_MAX:
+        yield f"{_quoted(pattern)} has ** more than {_DEEP_MAX} times"
     try:
         for component in components:
             _component(component)
     except ValueError as error:
-        yield f"{_said(pattern)} {error}"
+        yield f"{_quoted(pattern)} {error}"
 
 
 def regex_problems(pattern: str) -> Iterator[str]:
-    """Say why a regular expression is refused."""
+    """Yield why a regular expression is refused."""
     if len(pattern) > REGEX_MAX:
         yield f"{len(pattern)} characters; a regular expression has at most {REGEX_MAX}"
         return
     try:
         _regex(pattern)
     except ValueError as error:
-        yield f"{_said(pattern)} is not a regular expression: {error}"
+        yield f"{_quoted(pattern)} is not a regular expression: {error}"
 
 
 @functools.lru_cache(_CACHED)
 def glob_warnings(pattern: str) -> tuple[str, ...]:
-    """Say what is no wildcard here, though it is one elsewhere."""
+    """Return what is a wildcard elsewhere, but not here."""
     warnings = []
     if _BRACES.search(pattern):
         warnings.append(
-            f"{_said(pattern)}: braces are no alternatives here; write an entry for each"
+            f"{_quoted(pattern)}: braces are not alternatives here; write one entry for each"
         )
     if "[!" in pattern:
-        warnings.append(f"{_said(pattern)}: ! in a set is itself; write [^...] for all others")
+        warnings.append(
+            f"{_quoted(pattern)}: ! in a set is an ordinary character; write [^...] to negate it"
+        )
     return tuple(warnings)
 
 
 @functools.lru_cache(_CACHED)
 def regex_warnings(pattern: str) -> tuple[str, ...]:
-    """Say why an expression will find nothing."""
+    """Return why an expression will match nothing."""
     begins = _ROOTED.match(pattern)
     if begins is None:
         return ()
-    shorter = _said(pattern.replace(begins[0], "^", 1))
+    shorter = _quoted(pattern.replace(begins[0], "^", 1))
     why = "it is compared with the path below /dev"
-    return (f"{_said(pattern)} finds nothing: {why}; write {shorter}",)
+    return (f"{_quoted(pattern)} matches nothing: {why}; write {shorter}",)
 
 
 @functools.lru_cache(_CACHED)
 def _regex(pattern: str) -> "re2._Regexp":
-    """Return the expression, made ready once; raises ValueError for what RE2 does not know."""
+    """Return the compiled expression, cached; raises ValueError if RE2 refuses it."""
     import re2  # noqa: PLC0415  # 3 MiB, for those who use regular expressions
 
     options = re2.Options()
@@ -187,9 +189,9 @@ def _name(pattern: str) -> re.Pattern[str]:
 
 
 def _whole(pattern: str, *, gap: str) -> re.Pattern[str]:
-    """Translate; between two stars the first place that fits is taken and never given back.
+    """Translate a glob; between two stars the first match of a piece is kept, without backtracking.
 
-    The pieces have fixed lengths, so another place could not do better; this keeps it linear.
+    The pieces have fixed lengths, so another place could not match better; this keeps it linear.
     """
     pieces = [""]
     for token in _tokens(pattern):
@@ -226,7 +228,7 @@ def _tokens(pattern: str) -> Iterator[str | None]:
 
 
 def _set(pattern: str, at: int) -> tuple[int, str, bool]:
-    """Read a set after its `[`, as Go's path/filepath.Match does; `!` negates no set there."""
+    """Parse a set after its `[`, as Go's path/filepath.Match does; `!` does not negate it."""
     negated = pattern.startswith("^", at)
     at += negated
     ranges: list[str] = []
@@ -236,7 +238,7 @@ def _set(pattern: str, at: int) -> tuple[int, str, bool]:
         if pattern.startswith("-", at):
             at, high = _member(pattern, at + 1)
         if low > high:
-            raise ValueError(f"has {low}-{high} in a set, the wrong way round")
+            raise ValueError(f"has {low}-{high} in a set, in the wrong order")
         ranges.append(f"{re.escape(low)}-{re.escape(high)}")
     return at + 1, "".join(ranges), negated
 
@@ -251,11 +253,11 @@ def _member(pattern: str, at: int) -> tuple[int, str]:
     return at + 1, pattern[at]
 
 
-def _said(pattern: str) -> str:
-    return repr(pattern if len(pattern) <= _SAID_MAX else pattern[:_SAID_MAX] + "...")
+def _quoted(pattern: str) -> str:
+    return repr(pattern if len(pattern) <= _SHOWN_MAX else pattern[:_SHOWN_MAX] + "...")
 
 
-def _refuse(problems: Iterable[str]) -> None:
+def _raise_if_any(problems: Iterable[str]) -> None:
     text = "; ".join(problems)
     if text:
         raise ValueError(text)

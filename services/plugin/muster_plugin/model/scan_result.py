@@ -1,6 +1,6 @@
-"""Pure: What was seen on the node: device nodes, files to mount, and what sysfs says of them.
+"""Pure: what a scan found on the node: device nodes, files to mount, and their sysfs attributes.
 
-Paths are the host's, whatever directory its root is mounted at.
+Paths are the host's, wherever its root is mounted.
 """
 
 import enum
@@ -13,7 +13,7 @@ _NO_ATTRS: Final[Mapping[str, str]] = {}
 
 
 class Kind(enum.StrEnum):
-    """What stands at a path, once links are followed."""
+    """The type of a path, with links resolved."""
 
     CHAR = "char"
     BLOCK = "block"
@@ -23,7 +23,7 @@ class Kind(enum.StrEnum):
 
 
 class Usb(msgspec.Struct, frozen=True, kw_only=True):
-    """A USB device. `port` is where it is plugged in (`1-1.4`); `dev` counts up at each plugging.
+    """A USB device. `port` is where it is plugged in (`1-1.4`); `dev` grows at each plugging.
 
     Names are those of /sys/bus/usb/devices; vendor and product are four lower-case hex digits.
     """
@@ -37,7 +37,7 @@ class Usb(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing at one path. `links` are other names that were seen to lead to it.
+    """One device node, file or directory. `links` are other paths that lead to it.
 
     `subsystem`, `driver` and the ids are those of the device or of its nearest parent that has
     them; `attrs` are sysfs attributes, the device's own before its parents'.
@@ -59,14 +59,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at the node. `problems` say what could not be looked at, and why."""
+    """The result of a scan. `problems` name what could not be read, and why."""
 
     nodes: tuple[Node, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 def merged(first: ScanResult, second: ScanResult) -> ScanResult:
-    """Return what both saw; of a node that both saw, every name that either knows."""
+    """Return both results; a node that is in both has the links of both."""
     nodes = {node.path: node for node in first.nodes}
     for node in second.nodes:
         existing = nodes.get(node.path, node)

@@ -1,7 +1,7 @@
-"""Pure: References: which GPU or MIG device is meant, by index, uuid or product.
+"""Pure: selectors of GPUs and MIG devices, by index, uuid or product.
 
 `0`, `"0"`, `"0:1"`, `GPU-<uuid>`, `MIG-<uuid>` and `MIG-GPU-<uuid>/<gi>/<ci>` are those of NVIDIA's
-plugin (api/config/v1/replicas.go, v0.20). What names a GPU names all its MIG devices too.
+plugin (api/config/v1/replicas.go, v0.20). A selector of a GPU selects all its MIG devices too.
 """
 
 import re
@@ -37,7 +37,7 @@ class Uuid(msgspec.Struct, frozen=True):
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """A MIG device by what it consists of; the uuid, in lower case, is its GPU's."""
+    """A MIG device by its instances; the uuid, in lower case, is its GPU's."""
 
     gpu: str
     gi: int
@@ -54,15 +54,15 @@ Selector: TypeAlias = Index | Uuid | Instance | Product
 
 
 def parse(given: int | str, *, products: bool = False) -> Selector:
-    """Return what is meant; a product may be meant only where `products` says so.
+    """Return the selector; one of products is valid only with `products`.
 
-    Raises ValueError, with a text that says what was found and what it could be.
+    Raises ValueError, with a text that names the value and what it could be.
     """
     text = str(given)
     if match := _INDEX.fullmatch(text):
         index = Index(int(match[1]), int(match[2]) if match[2] else None)
         if max(index.gpu, index.mig or 0) > INDEX_MAX:
-            raise ValueError(f"{errors.quoted(given)}: no index is larger than {INDEX_MAX}")
+            raise ValueError(f"{errors.quoted(given)}: an index is at most {INDEX_MAX}")
         return index
     if _WHOLE.fullmatch(text):
         return Uuid(text.lower())
@@ -70,12 +70,12 @@ def parse(given: int | str, *, products: bool = False) -> Selector:
         return Instance(match[1].lower(), int(match[2]), int(match[3]))
     if not products or _LOOKS_LIKE_ONE.fullmatch(text):
         product = ", or the name of a product with * for anything" if products else ""
-        raise ValueError(f"{errors.quoted(given)} names no device; write {_FORMS}{product}")
+        raise ValueError(f"{errors.quoted(given)} does not name a device; write {_FORMS}{product}")
     return Product(text)
 
 
 def problems(texts: Iterable[int | str], *, products: bool = False) -> Iterator[str]:
-    """Say what is wrong with a list of references: each by itself, and two that mean the same."""
+    """Yield what is wrong with a list of selectors: each by itself, and any that overlap."""
     selectors: dict[int, Selector] = {}
     for at, text in enumerate(texts):
         try:
@@ -91,7 +91,7 @@ def problems(texts: Iterable[int | str], *, products: bool = False) -> Iterator[
 
 
 def includes(wide: Selector, narrow: Selector) -> bool:
-    """Say whether all that `narrow` means is meant by `wide`, as far as the two alone tell."""
+    """Return whether `wide` surely selects everything that `narrow` does."""
     match wide, narrow:
         case Index(gpu=number, mig=None), Index():
             return narrow.gpu == number
@@ -104,7 +104,7 @@ def includes(wide: Selector, narrow: Selector) -> bool:
 
 
 def selects(reference: Selector, device: gpu.Device, product: str) -> bool:
-    """Say whether a device, of a GPU of this product, is meant."""
+    """Return whether the selector selects a device, of a GPU of this product."""
     match reference:
         case Index(gpu=number, mig=None):
             return device.index.partition(":")[0] == str(number)
@@ -122,9 +122,9 @@ def selects(reference: Selector, device: gpu.Device, product: str) -> bool:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Say whether the whole text matches; only `*` is special, and stands for anything.
+    """Return whether the whole text matches; only `*` is special, and matches anything.
 
-    Takes time linear in the text for each `*`. A pattern may be taken for a text: what matches it
+    Takes time linear in the text for each `*`. The text may be a pattern itself: what matches it
     matches everything that it does.
     """
     first, *inner = pattern.split(ANY)
