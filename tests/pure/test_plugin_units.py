@@ -344,7 +344,7 @@ def test_a_row_that_is_refused_hides_no_other() -> None:
     alone = resource_plan.plan(
         [resources.Resource(name="example.com/x", groups=(both,))], seen("/dev/a0", "/dev/b0")
     )
-    assert [unit.id for unit in alone.offers[0].units] == ["a0-0"]
+    assert [unit.id for unit in alone.resources[0].units] == ["a0-0"]
     assert alone.problems == (
         "example.com/x: groups[0]: /dev/b0 would be the same as another device",
     )
@@ -400,7 +400,7 @@ def test_ids_are_unique_short_and_the_same_whatever_the_order(
 ) -> None:
     given_rules = [resource(*several, count=count)]
     before = resource_plan.plan(given_rules, seen(*names))
-    ids = [unit.id for unit in before.offers[0].units]
+    ids = [unit.id for unit in before.resources[0].units]
     assert len(set(ids)) == len(ids)
     assert all(1 <= len(name) <= 63 for name in ids)
     assert ids == sorted(ids)
@@ -424,7 +424,7 @@ def test_other_devices_that_come_or_go_change_no_id(
 def test_any_name_gives_ids_and_resource_names_that_the_kubelet_takes(names: list[str]) -> None:
     each = resource([resources.Entry(regex=".")], name="a.example/*", per_match=True)
     paths = {f"/dev/{name}" for name in names}
-    for offer in resource_plan.plan([each], seen(*paths)).offers:
+    for offer in resource_plan.plan([each], seen(*paths)).resources:
         assert [*resource_names.name_problems(offer.name)] == []
         assert all(1 <= len(unit.id) <= 63 for unit in offer.units)
 
@@ -442,7 +442,11 @@ def test_more_resources_than_can_be_served_are_left_out_and_those_that_stand_sta
     )
     whole = resource_plan.plan([rule], seen)
     few = resource_plan.limited(whole, 3, current_names={"a.example/x7"})
-    assert [offer.name for offer in few.offers] == ["a.example/x7", "a.example/x0", "a.example/x1"]
+    assert [offer.name for offer in few.resources] == [
+        "a.example/x7",
+        "a.example/x0",
+        "a.example/x1",
+    ]
     (problem,) = few.problems
     assert problem == (
         "9 resources are more than the 3 that the limit of open files allows; left out: "

@@ -264,7 +264,7 @@ def test_a_stick_that_is_plugged_in_again_is_the_same_unit(uart: Path) -> None:
     given = resources.Resource(name="a.example/x", groups=(resources.Group(devices=(entry,)),))
 
     def look() -> advertised.Unit:
-        [offer] = resource_plan.plan([given], devfs.scan([entry], root=uart).result).offers
+        [offer] = resource_plan.plan([given], devfs.scan([entry], root=uart).result).resources
         [unit] = offer.units
         return unit
 
