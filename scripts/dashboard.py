@@ -48,7 +48,7 @@ PANELS: Final = (
         kind="stat",
         width=4,
     ),
-    Panel("Dead letters", (("max(muster_dead_letters)", ""),), kind="stat", width=4),
+    Panel("Dead letters", (("max(muster_notifier_dead_letters)", ""),), kind="stat", width=4),
     Panel(
         "Plugins that are not well, by verdict",
         (
@@ -120,10 +120,10 @@ PANELS: Final = (
         "Notifications, by receiver and outcome",
         (
             (
-                "sum by (receiver, outcome) (increase(muster_notifications_total[15m]))",
+                "sum by (receiver, outcome) (increase(muster_notifier_notifications_total[15m]))",
                 "{{receiver}} {{outcome}}",
             ),
-            ("muster_notification_letters", "{{receiver}} waiting"),
+            ("muster_notifier_queued_notifications", "{{receiver}} waiting"),
         ),
     ),
     Panel(

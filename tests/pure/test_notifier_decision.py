@@ -6,8 +6,8 @@ from muster_notifier.routing import decision, groups
 REPEAT_S = 100.0
 
 
-def told(firing: str, resolved: str = "", *, at: float = 0.0) -> groups.Told:
-    return groups.Told(firing=frozenset(firing), resolved=frozenset(resolved), at=at, id="")
+def told(firing: str, resolved: str = "", *, at: float = 0.0) -> groups.Notified:
+    return groups.Notified(firing=frozenset(firing), resolved=frozenset(resolved), at=at, id="")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def told(firing: str, resolved: str = "", *, at: float = 0.0) -> groups.Told:
 )
 def test_alertmanagers_table_decides(
     *,
-    entry: groups.Told | None,
+    entry: groups.Notified | None,
     firing: str,
     resolved: str,
     send_resolved: bool,

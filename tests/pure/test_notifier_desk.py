@@ -49,8 +49,8 @@ def make(
     return queue.DeliveryQueue(rate_per_s=rate, burst=burst, retry_for_s=retry_for_s)
 
 
-def answered(one: queue.Delivery, answer: Result) -> queue.Answered:
-    return queue.Answered(letter=one, answer=answer, chance=1.0)
+def answered(one: queue.Delivery, answer: Result) -> queue.Attempted:
+    return queue.Attempted(delivery=one, result=answer, chance=1.0)
 
 
 def test_what_is_new_is_sent_at_once_and_what_is_taken_is_done() -> None:
@@ -64,7 +64,7 @@ def test_what_is_new_is_sent_at_once_and_what_is_taken_is_done() -> None:
 def test_what_is_refused_is_dead() -> None:
     found, a = make(), letter("a")
     found.receive(a, 0.0)
-    assert found.receive(answered(a, REFUSED), 1.0) == [queue.Dead(a, 1, REFUSED)]
+    assert found.receive(answered(a, REFUSED), 1.0) == [queue.GivenUp(a, 1, REFUSED)]
     assert found.waiting == 0
 
 
@@ -76,7 +76,7 @@ def test_a_temporary_failure_is_tried_again_until_it_has_taken_too_long() -> Non
     assert found.tick(0.5) == [queue.Send(a, 2)]
     assert found.receive(answered(a, AWAY), 0.5) == []
     assert found.tick(1.5) == [queue.Send(a, 3)]
-    assert found.receive(answered(a, AWAY), 1.5) == [queue.Dead(a, 3, AWAY)]
+    assert found.receive(answered(a, AWAY), 1.5) == [queue.GivenUp(a, 3, AWAY)]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_may_have_been_taken_is_sent_a_few_times_where_repeats_are_seen(
         assert out == [queue.Send(a, number)]
         told = found.receive(answered(a, unknown), at)
         if number == len(sent_at):
-            assert told == ([queue.Dead(a, number, unknown)] if shows_repeats else [])
+            assert told == ([queue.GivenUp(a, number, unknown)] if shows_repeats else [])
         else:
             out = found.tick(sent_at[number])
 
@@ -156,19 +156,19 @@ def test_whoever_is_away_is_tried_one_letter_at_a_time() -> None:
     found = make()
     letters = [letter(str(index)) for index in range(20)]
     sent = [out for one in letters for out in found.receive(one, 0.0)]
-    assert len(sent) == queue.SENDING_MAX
+    assert len(sent) == queue.PARALLEL_MAX
     now = 0.0
     tries = []
     for _ in range(30):
         sending = [out for out in sent if isinstance(out, queue.Send)]
-        sent = [o for s in sending for o in found.receive(answered(s.letter, AWAY), now)]
+        sent = [o for s in sending for o in found.receive(answered(s.delivery, AWAY), now)]
         tries.append(len([out for out in sent if isinstance(out, queue.Send)]))
         if not any(isinstance(out, queue.Send) for out in sent):
             deadline = found.next_deadline()
             assert deadline is not None
             now = deadline
             sent = [*sent, *found.tick(now)]
-    assert found.is_away()
+    assert found.is_failing()
     assert max(tries[2:]) <= 1
     # every letter had its turn: none keeps the others back
     assert found.waiting == 20
@@ -182,7 +182,7 @@ def test_a_receiver_of_one_message_a_second_never_gets_more() -> None:
         for out in outs:
             if isinstance(out, queue.Send):
                 sent.append(now)
-                heard(found.receive(answered(out.letter, TAKEN), now), now)
+                heard(found.receive(answered(out.delivery, TAKEN), now), now)
 
     for index in range(50):
         heard(found.receive(letter(str(index)), index * 0.01), index * 0.01)
@@ -222,7 +222,7 @@ def test_every_letter_ends_in_one_way_and_no_group_is_sent_twice_at_once(  # noq
                     groups = [other.slot for other in sending.values()]
                     assert one.slot not in groups, "two of one group at once"
                     sending[one.number] = one
-                case queue.Done(one) | queue.Superseded(one) | queue.Dead(one):
+                case queue.Done(one) | queue.Superseded(one) | queue.GivenUp(one):
                     assert one.number not in sending, "ended while it was being sent"
                     ended.append(one.number)
                 case queue.Postponed():
@@ -251,7 +251,7 @@ def test_every_letter_ends_in_one_way_and_no_group_is_sent_twice_at_once(  # noq
                     "limited": Result(outcome=Outcome.UNWELL, detail="", retry_after_s=seconds),
                 }[verb]
                 answer(which, what)
-        assert len(sending) <= queue.SENDING_MAX
+        assert len(sending) <= queue.PARALLEL_MAX
     while sending or found.next_deadline() is not None:
         while sending:
             answer(0, TAKEN)
@@ -281,7 +281,7 @@ def test_a_message_of_several_requests_costs_as_many_turns() -> None:
         for out in outs:
             if isinstance(out, queue.Send):
                 sent.append(round(now, 3))
-                heard(found.receive(answered(out.letter, two), now), now)
+                heard(found.receive(answered(out.delivery, two), now), now)
 
     for index in range(4):
         heard(found.receive(letter(str(index)), 0.0), 0.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from muster import codec, silences, vocabulary
 from muster.vocabulary import AlertKind, AlertState
 from muster.vocabulary import NotificationReason as Reason
-from muster_notifier.routing import grouping, inputs, ledger, muting, routes, scheduling
+from muster_notifier.routing import grouping, ledger, muting, routes, scheduling
 from muster_notifier.routing.notifications import Notification
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -99,7 +99,9 @@ def names(alerts: Iterable[vocabulary.AlertChanged]) -> str:
 
 
 def told(notifications: Sequence[Notification]) -> list[tuple[str, Reason, str, str]]:
-    return [(n.receiver, n.reason, names(n.firing), names(n.told_resolved)) for n in notifications]
+    return [
+        (n.receiver, n.reason, names(n.firing), names(n.notified_resolved)) for n in notifications
+    ]
 
 
 def delivered(
@@ -107,7 +109,7 @@ def delivered(
 ) -> list[Notification]:
     out: list[Notification] = []
     for notification in notifications:
-        out += driven.receive(inputs.Delivered(notification), now)
+        out += driven.receive(grouping.Delivered(notification), now)
     return out
 
 
@@ -187,8 +189,8 @@ def test_a_receiver_that_wants_no_resolves_hears_none_and_is_told_of_the_next_tr
     run(driven, until=30)
     driven.receive(health.resolves("a"), 40.0)
     (silent,) = driven.tick(330.0)
-    assert (silent.is_silent, silent.reason) == (True, Reason.ALL_RESOLVED)
-    driven.receive(inputs.Delivered(silent), 330.0)
+    assert (silent.is_ledger_only, silent.reason) == (True, Reason.ALL_RESOLVED)
+    driven.receive(grouping.Delivered(silent), 330.0)
     driven.receive(health.fires("a", episode=1), 400.0)
     assert run(driven, until=430) == [(430.0, Reason.FIRST, "a", "")]
 
@@ -200,7 +202,7 @@ def test_a_resolve_never_overtakes_its_trigger() -> None:
     driven.receive(health.resolves("a"), 40.0)
     assert driven.tick(330.0) == []
     assert driven.tick(630.0) == []
-    after = driven.receive(inputs.Delivered(first[0]), 700.0)
+    after = driven.receive(grouping.Delivered(first[0]), 700.0)
     assert told(after) == [("r", Reason.ALL_RESOLVED, "", "a")]
 
 
@@ -208,7 +210,7 @@ def test_what_failed_is_decided_again_at_the_next_flush_with_what_is_true_then()
     health, driven = Health(), machine()
     driven.receive(health.fires("a"), 0.0)
     (first,) = driven.tick(30.0)
-    assert driven.receive(inputs.Failed(first), 31.0) == []
+    assert driven.receive(grouping.Failed(first), 31.0) == []
     driven.receive(health.fires("b"), 100.0)
     assert run(driven, until=330) == [(330.0, Reason.FIRST, "ab", "")]
 
@@ -218,7 +220,7 @@ def test_what_failed_and_is_over_by_then_is_never_told() -> None:
     driven.receive(health.fires("a"), 0.0)
     (first,) = driven.tick(30.0)
     driven.receive(health.resolves("a"), 100.0)
-    driven.receive(inputs.Failed(first), 200.0)
+    driven.receive(grouping.Failed(first), 200.0)
     assert run(driven, until=10_000) == []
 
 
@@ -243,7 +245,7 @@ def test_what_waits_for_a_busy_receiver_says_what_is_true_when_its_turn_comes() 
         driven.receive(health.fires(str(index), node=f"node-{index}"), 0.0)
     sent = driven.tick(30.0)
     driven.receive(health.fires("e", node="node-8"), 40.0)
-    after = driven.receive(inputs.Delivered(sent[0]), 50.0)
+    after = driven.receive(grouping.Delivered(sent[0]), 50.0)
     assert told(after) == [("r", Reason.FIRST, "8e", "")]
 
 
@@ -337,7 +339,7 @@ def test_what_is_in_the_outbox_is_not_decided_again_and_its_end_is_told_after_it
     after.restore([], [first], [fires], now=40.0)
     after.receive(health.resolves("a"), 50.0)
     assert run(after, until=2000) == []
-    (end,) = after.receive(inputs.Delivered(first), 2000.0)
+    (end,) = after.receive(grouping.Delivered(first), 2000.0)
     assert told([end]) == [("r", Reason.ALL_RESOLVED, "", "a")]
 
 
@@ -345,16 +347,16 @@ def test_what_waits_for_a_receiver_that_is_away_is_replaced_by_what_is_true() ->
     health, driven = Health(), machine()
     driven.receive(health.fires("a"), 0.0)
     (first,) = driven.tick(30.0)
-    assert driven.receive(inputs.Postponed(first), 31.0) == []
+    assert driven.receive(grouping.Postponed(first), 31.0) == []
     driven.receive(health.fires("b"), 40.0)
     (second,) = driven.tick(330.0)
     assert told([second]) == [("r", Reason.FIRST, "ab", "")]
     # the first got through after all: the second still says what is true
-    assert driven.receive(inputs.Delivered(first), 331.0) == ()
+    assert driven.receive(grouping.Delivered(first), 331.0) == ()
     assert driven.tick(630.0) == []
     driven.receive(health.resolves("a"), 640.0)
     driven.receive(health.resolves("b"), 640.0)
-    (end,) = driven.receive(inputs.Delivered(second), 650.0)
+    (end,) = driven.receive(grouping.Delivered(second), 650.0)
     assert told([end]) == [("r", Reason.ALL_RESOLVED, "", "ab")]
 
 
@@ -362,10 +364,10 @@ def test_what_is_over_before_a_receiver_that_is_away_has_heard_of_it_is_told_all
     health, driven = Health(), machine()
     driven.receive(health.fires("a"), 0.0)
     (first,) = driven.tick(30.0)
-    driven.receive(inputs.Postponed(first), 31.0)
+    driven.receive(grouping.Postponed(first), 31.0)
     driven.receive(health.resolves("a"), 40.0)
     assert run(driven, until=2000) == []
-    (end,) = driven.receive(inputs.Delivered(first), 2000.0)
+    (end,) = driven.receive(grouping.Delivered(first), 2000.0)
     assert told([end]) == [("r", Reason.ALL_RESOLVED, "", "a")]
 
 
@@ -377,7 +379,7 @@ def test_receivers_that_are_away_do_not_keep_groups_from_the_outbox() -> None:
     count = 0
     while sent:
         count += len(sent)
-        sent = [new for n in sent for new in driven.receive(inputs.Postponed(n), 31.0)]
+        sent = [new for n in sent for new in driven.receive(grouping.Postponed(n), 31.0)]
     assert count == scheduling.OUTSTANDING_MAX
 
 
@@ -516,18 +518,18 @@ class World:
         group = sorted(self.on_their_way)[which % len(self.on_their_way)]
         notification = self.on_their_way[group]
         if verb == "postponed":
-            self._sent(self.driven.receive(inputs.Postponed(notification), self.now))
+            self._sent(self.driven.receive(grouping.Postponed(notification), self.now))
             return
         del self.on_their_way[group]
         if verb == "failed":
-            self._sent(self.driven.receive(inputs.Failed(notification), self.now))
+            self._sent(self.driven.receive(grouping.Failed(notification), self.now))
             return
-        if not notification.is_silent:
+        if not notification.is_ledger_only:
             assert notification.id not in self.ids, "the same news was delivered twice"
             self.ids.append(notification.id)
         self.believed[notification.group] = names(notification.firing)
         self.ledger[notification.group] = entry(notification)
-        self._sent(self.driven.receive(inputs.Delivered(notification), self.now))
+        self._sent(self.driven.receive(grouping.Delivered(notification), self.now))
 
     def firing(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -576,10 +578,10 @@ def test_what_takes_the_place_of_what_may_have_been_heard_is_news_of_its_own() -
     driven = machine(group_by=())
     driven.receive(health.fires("a"), 0.0)
     (first,) = driven.tick(30.0)
-    driven.receive(inputs.Postponed(first), 31.0)
+    driven.receive(grouping.Postponed(first), 31.0)
     driven.receive(health.fires("b", node="node-b"), 40.0)
     (second,) = driven.tick(330.0)
-    driven.receive(inputs.Postponed(second), 331.0)
+    driven.receive(grouping.Postponed(second), 331.0)
     silence = silences.Silence(
         id="s1",
         matchers=('node="node-b"',),

@@ -163,7 +163,7 @@ def test_its_routes_become_ours(tmp_path: Path) -> None:
         ["pager", "pager-2"],
         ["slack", "slack-2"],
     ]
-    assert (root.children[0].goes_on, root.children[0].active_times) == (True, ("office",))
+    assert (root.children[0].continues, root.children[0].active_times) == (True, ("office",))
     assert (root.children[1].receivers, root.children[1].mute_times) == ((), ("office",))
     assert root.children[1].children[0].group_by == ("...",)
 

@@ -49,7 +49,7 @@ def notification(
     firing: tuple[vocabulary.AlertChanged, ...],
     resolved: tuple[vocabulary.AlertChanged, ...] = (),
 ) -> Notification:
-    return notifications.notify(
+    return notifications.create(
         after="",
         receiver="ops",
         group='{}:{kind="stuck",node="node-a"}',
@@ -64,7 +64,7 @@ def notification(
 
 def body(told: Notification) -> bytes:
     return webhook.encode_body(
-        told, message.compose(told), layout=receiver_settings.Format.CLOUDEVENTS
+        told, message.compose(told), format_=receiver_settings.Format.CLOUDEVENTS
     )
 
 
@@ -73,7 +73,7 @@ def test_pods_that_an_alert_counts_and_does_not_name_are_counted_in_the_message(
     again = notifications.decode(notifications.encode(told))
     for one in (told, again):
         lines = message.compose(one).text.splitlines()
-        assert "  pods that hold it: ml/a, ml/b and 38 more" in lines
+        assert "  pods that use it: ml/a, ml/b and 38 more" in lines
         assert json.loads(body(one))["data"]["truncatedPods"] == 38
 
 
@@ -86,9 +86,9 @@ def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() ->
         "[FIRING] stuck on node-a: device-plugin is frozen (1 firing, 1 resolved)",
         "- firing critical: device-plugin is frozen",
         "  where: node-a device-plugin nvidia.com/gpu GPU-1, since 2026-01-01 12:00:00 UTC",
-        "  how sure: one source says so, health",
+        "  confirmed by: health",
         "  health: silent for 2.6 s",
-        "  pods that hold it: ml/train-0, ml/train-1",
+        "  pods that use it: ml/train-0, ml/train-1",
         "- resolved critical: fell silent",
         (
             "  where: node-a device-plugin nvidia.com/gpu GPU-1, "
@@ -132,7 +132,7 @@ def test_a_storm_fits_into_a_body_and_what_was_left_out_is_counted() -> None:
     told = notifications.decode(notifications.encode(notification(firing=storm)))
     data = msgspec.json.decode(body(told))["data"]
     assert len(body(told)) <= webhook.BODY_BYTES_MAX
-    assert len(notifications.encode(notification(firing=storm))) <= notifications.LETTER_BYTES_MAX
+    assert len(notifications.encode(notification(firing=storm))) <= notifications.ENCODED_BYTES_MAX
     assert data["truncatedAlerts"] == 300 - len(data["alerts"])
     assert data["truncatedPods"] == 3_000_000 - 50 * len(data["alerts"])
     assert "  and 280 more alerts" in message.compose(told).text.splitlines()
@@ -169,7 +169,7 @@ def test_a_letter_comes_back_as_it_was() -> None:
 def test_a_letter_about_ten_thousand_alerts_names_them_all_and_shows_the_first() -> None:
     storm = tuple(alert(f"{index:016x}") for index in range(10_000))
     letter = notifications.encode(notification(firing=storm))
-    assert len(letter) <= notifications.LETTER_BYTES_MAX
+    assert len(letter) <= notifications.ENCODED_BYTES_MAX
     told = notifications.decode(letter)
     assert told.firing_ids == tuple(found.fingerprint for found in storm)
     assert 0 < len(told.firing) <= notifications.ALERTS_MAX
@@ -179,7 +179,7 @@ def test_a_letter_about_ten_thousand_alerts_names_them_all_and_shows_the_first()
 def test_what_is_no_letter_is_told_apart(value: bytes) -> None:
     try:
         notifications.decode(value)
-    except notifications.MalformedLetter:
+    except notifications.MalformedNotification:
         return
     raise AssertionError(f"{value!r} was read as a letter")
 
@@ -206,7 +206,7 @@ def test_a_template_that_cannot_be_used_gives_way_to_ours_and_that_is_said() -> 
     composed = message.compose(told, broken)
     assert composed.title == message.title(told)
     assert composed.problem == (
-        "title: nothing is called $nonsense; alert: Invalid placeholder in string: line 1, col 5"
+        "title: there is no $nonsense; alert: Invalid placeholder in string: line 1, col 5"
     )
     assert composed.text.splitlines()[-1] == (
         f"  (a template could not be used: {composed.problem})"
@@ -220,7 +220,7 @@ def test_alertmanagers_body_is_its_version_4() -> None:
     )
     words = message.compose(told)
     made = webhook.encode_body(
-        told, words, layout=receiver_settings.Format.ALERTMANAGER, alerts_max=1
+        told, words, format_=receiver_settings.Format.ALERTMANAGER, alerts_max=1
     )
     labels = {
         "alertname": "stuck",

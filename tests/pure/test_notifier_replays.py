@@ -31,7 +31,7 @@ def alert(name: str, state: AlertState) -> vocabulary.AlertChanged:
 
 def letter(*names: str, state: AlertState = AlertState.FIRING) -> notifications.Notification:
     fires = state is AlertState.FIRING
-    return notifications.notify(
+    return notifications.create(
         after="",
         receiver="r",
         group="g",
@@ -57,11 +57,11 @@ def test_what_still_fires_is_told_to_who_does_not_know(
     fires: set[str], told: tuple[str, ...], *, is_said: bool
 ) -> None:
     dead = letter(A, B)
-    assert dead_letters.as_now(dead, fires=fires, told=told) == (dead if is_said else None)
+    assert dead_letters.as_of_now(dead, fires=fires, notified=told) == (dead if is_said else None)
 
 
 def test_what_is_over_by_now_is_told_as_over() -> None:
-    found = dead_letters.as_now(letter(A, B), fires=set(), told=())
+    found = dead_letters.as_of_now(letter(A, B), fires=set(), notified=())
     assert found is not None
     assert (found.state, found.firing, found.firing_ids) == (AlertState.RESOLVED, (), ())
     assert [(one.fingerprint, one.state) for one in found.resolved] == [
@@ -74,5 +74,5 @@ def test_what_is_over_by_now_is_told_as_over() -> None:
 
 def test_an_end_is_told_unless_something_fires_again() -> None:
     dead = letter(A, state=AlertState.RESOLVED)
-    assert dead_letters.as_now(dead, fires=set(), told=()) == dead
-    assert dead_letters.as_now(dead, fires={A}, told=(A,)) is None
+    assert dead_letters.as_of_now(dead, fires=set(), notified=()) == dead
+    assert dead_letters.as_of_now(dead, fires={A}, notified=(A,)) is None

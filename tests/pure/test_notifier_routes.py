@@ -12,7 +12,7 @@ from muster import codec, matchers, silences, vocabulary
 from muster.vocabulary import AlertKind, AlertState, Severity
 from muster.vocabulary import NotificationReason as Reason
 from muster_notifier.config import receiver_settings, schema
-from muster_notifier.routing import grouping, inputs, intervals, ledger, muting, routes
+from muster_notifier.routing import alert_index, grouping, intervals, ledger, muting, routes
 from muster_notifier.routing.notifications import Notification
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)  # a Thursday
@@ -156,34 +156,34 @@ def rule(source: str, target: str, *equal: str) -> muting.Rule:
 
 def test_a_source_that_fires_keeps_targets_with_equal_labels_quiet() -> None:
     found = muting.Inhibition([rule('kind="node_down"', 'kind!="node_down"', "node")])
-    found.fires("f1", {"kind": "node_down", "node": "a"})
-    assert found.inhibits({"kind": "stuck", "node": "a"}) == muting.Inhibited("f1", "r")
-    assert found.inhibits({"kind": "stuck", "node": "b"}) is None
-    assert found.inhibits({"kind": "node_down", "node": "a"}) is None
-    found.ends("f1")
-    assert found.inhibits({"kind": "stuck", "node": "a"}) is None
+    found.add_firing("f1", {"kind": "node_down", "node": "a"})
+    assert found.inhibited_by({"kind": "stuck", "node": "a"}) == muting.Inhibited("f1", "r")
+    assert found.inhibited_by({"kind": "stuck", "node": "b"}) is None
+    assert found.inhibited_by({"kind": "node_down", "node": "a"}) is None
+    found.remove("f1")
+    assert found.inhibited_by({"kind": "stuck", "node": "a"}) is None
 
 
 def test_labels_that_neither_has_are_equal() -> None:
     found = muting.Inhibition([rule('kind="a"', 'kind="b"', "rack")])
-    found.fires("f1", {"kind": "a"})
-    assert found.inhibits({"kind": "b"}) is not None
-    assert found.inhibits({"kind": "b", "rack": "1"}) is None
+    found.add_firing("f1", {"kind": "a"})
+    assert found.inhibited_by({"kind": "b"}) is not None
+    assert found.inhibited_by({"kind": "b", "rack": "1"}) is None
 
 
 def test_an_alert_on_both_sides_is_inhibited_only_by_one_that_is_on_one_side() -> None:
     found = muting.Inhibition([rule('severity=~"critical|warning"', 'severity="warning"')])
-    found.fires("f1", {"severity": "warning"})
-    assert found.inhibits({"severity": "warning"}) is None
-    found.fires("f2", {"severity": "critical"})
-    assert found.inhibits({"severity": "warning"}) == muting.Inhibited("f2", "r")
+    found.add_firing("f1", {"severity": "warning"})
+    assert found.inhibited_by({"severity": "warning"}) is None
+    found.add_firing("f2", {"severity": "critical"})
+    assert found.inhibited_by({"severity": "warning"}) == muting.Inhibited("f2", "r")
 
 
 def test_a_source_that_changes_its_labels_is_a_source_no_more() -> None:
     found = muting.Inhibition([rule('kind="node_down"', 'kind="stuck"')])
-    found.fires("f1", {"kind": "node_down"})
-    found.fires("f1", {"kind": "plugin_down"})
-    assert found.inhibits({"kind": "stuck"}) is None
+    found.add_firing("f1", {"kind": "node_down"})
+    found.add_firing("f1", {"kind": "plugin_down"})
+    assert found.inhibited_by({"kind": "stuck"}) is None
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ class Story:
             {receiver.name: receiver.send_resolved for receiver in found.receivers},
             root=schema.route_tree(found),
             owners=schema.owners_route(found),
-            apart=schema.ungrouped_receivers(found),
+            ungrouped=schema.ungrouped_receivers(found),
             acknowledging=schema.acknowledging_receivers(found),
             muted_by=self.muting,
             at=T0,
@@ -310,13 +310,13 @@ class Story:
                 self.sent += sent
                 self.told += [(at, n.receiver, n.reason, names(n)) for n in sent]
                 sent = [
-                    more for n in sent for more in self.machine.receive(inputs.Delivered(n), at)
+                    more for n in sent for more in self.machine.receive(grouping.Delivered(n), at)
                 ]
         return self.told
 
 
 def names(notification: Notification) -> str:
-    found = (*notification.firing, *notification.told_resolved)
+    found = (*notification.firing, *notification.notified_resolved)
     return "".join(sorted(alert.fingerprint.lstrip("0") for alert in found))
 
 
@@ -525,7 +525,7 @@ def test_the_owner_of_a_workload_is_told_beside_everybody_else_and_hears_of_its_
     story = Story(simple(owners=schema.Owners(receivers=("team",))))
     story.says(0, "a", "firing", pods=("ml/mine", "x/other"))
     event = story.event(0, "a", "firing", pods=("ml/mine", "x/other"))
-    owned = inputs.Owned(event, {"team": ("ml/mine",), "ops": ("x/other",)})
+    owned = alert_index.OwnedAlert(event, {"team": ("ml/mine",), "ops": ("x/other",)})
     story.machine.receive(owned, 0.0)
     story.says(100, "a", "resolved", pods=("ml/mine", "x/other"))
     assert story.until(1000) == [
@@ -545,13 +545,15 @@ def test_the_owner_of_a_workload_is_told_beside_everybody_else_and_hears_of_its_
 
 def test_owners_that_are_not_asked_yet_change_nothing_for_those_who_were_told() -> None:
     story = Story(simple(owners=schema.Owners(receivers=("team",))))
-    owned = inputs.Owned(story.event(0, "a", "firing", pods=("ml/p",)), {"team": ("ml/p",)})
+    owned = alert_index.OwnedAlert(
+        story.event(0, "a", "firing", pods=("ml/p",)), {"team": ("ml/p",)}
+    )
     story.machine.receive(owned, 0.0)
     story.says(100, "a", "firing", pods=("ml/p", "ml/q"))
     assert [told for told in story.until(1000) if told[1] == "team"] == [
         (30.0, "team", Reason.FIRST, "a")
     ]
-    story.machine.receive(inputs.Owned(story.event(1000, "a", "firing"), {}), 1000.0)
+    story.machine.receive(alert_index.OwnedAlert(story.event(1000, "a", "firing"), {}), 1000.0)
     assert [told for told in story.until(2000) if told[1] == "team"][1:] == [
         (1230.0, "team", Reason.ALL_RESOLVED, "a")
     ]

@@ -9,7 +9,7 @@ from muster import vocabulary
 from muster_notifier.self_monitoring import watchdog
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
-BACK = watchdog.BusBack()
+BACK = watchdog.BusRestored()
 LOST = watchdog.BusLost()
 
 
@@ -40,7 +40,9 @@ def test_silence_is_told_once_and_its_end_once() -> None:
     assert machine.tick(125.0) == (watchdog.Silent(seconds=25.0, holder="a"),)
     assert machine.tick(126.0) == ()
     assert machine.next_deadline() is None
-    assert machine.receive(ticked(9, "b"), 200.0) == (watchdog.Heard(seconds=100.0, holder="b"),)
+    assert machine.receive(ticked(9, "b"), 200.0) == (
+        watchdog.Recovered(seconds=100.0, holder="b"),
+    )
     assert machine.receive(ticked(9, "b"), 201.0) == ()
 
 
@@ -89,7 +91,7 @@ def test_revisions_that_begin_again_are_believed_after_a_silence() -> None:
     machine = connected()
     machine.receive(ticked(900, "b"), 0.0)
     machine.tick(25.0)
-    assert machine.receive(ticked(1, "c"), 30.0) == (watchdog.Heard(seconds=30.0, holder="c"),)
+    assert machine.receive(ticked(1, "c"), 30.0) == (watchdog.Recovered(seconds=30.0, holder="c"),)
     assert machine.leader == 1
 
 
@@ -117,6 +119,6 @@ def test_silence_and_its_end_take_turns(
         if event is not None:
             told += machine.receive(event, now)
     kinds = [type(one) for one in told]
-    assert kinds == [watchdog.Silent, watchdog.Heard] * (len(kinds) // 2) + [watchdog.Silent] * (
-        len(kinds) % 2
-    )
+    assert kinds == [watchdog.Silent, watchdog.Recovered] * (len(kinds) // 2) + [
+        watchdog.Silent
+    ] * (len(kinds) % 2)

@@ -62,7 +62,7 @@ def alerts(draw: st.DrawFn) -> vocabulary.AlertChanged:
 @st.composite
 def told(draw: st.DrawFn) -> notifications.Notification:
     found = draw(st.lists(alerts(), min_size=1, max_size=5, unique_by=lambda a: a.fingerprint))
-    return notifications.notify(
+    return notifications.create(
         after="",
         receiver="ops",
         group=draw(TEXT),
@@ -85,9 +85,9 @@ def test_every_receiver_gets_words_that_it_can_take(
     assert all(line.isprintable() for line in words.text.split("\n"))
     letter = notifications.encode(notification)
     assert notifications.decode(letter) == notification
-    assert len(letter) <= notifications.LETTER_BYTES_MAX
+    assert len(letter) <= notifications.ENCODED_BYTES_MAX
     for layout in receiver_settings.Format:
-        body = webhook.encode_body(notification, words, layout=layout)
+        body = webhook.encode_body(notification, words, format_=layout)
         assert len(body) <= webhook.BODY_BYTES_MAX
         msgspec.json.decode(body)
     slack = receivers_slack.message_content(notification, words)
@@ -100,7 +100,7 @@ def test_every_receiver_gets_words_that_it_can_take(
     is_known = notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED
     assert (event["event_action"] == "acknowledge") == is_known
     assert is_known or (event["event_action"] == "trigger") == bool(notification.firing_ids)
-    msgspec.json.decode(alertmanager.alerts(notification, believed_for=HOUR))
+    msgspec.json.decode(alertmanager.alerts(notification, lifetime=HOUR))
     for one in kubernetes_events.events(notification, namespace="default", pods=True):
         assert len(str(one.body["note"]).encode()) <= 1024
         assert re.fullmatch("[a-z0-9-]+", one.namespace)
@@ -110,7 +110,7 @@ def test_every_receiver_gets_words_that_it_can_take(
     read = email.message_from_bytes(mail, policy=email.policy.default)
     assert read.get_content().replace("\r\n", "\n") == words.text + "\n"
     assert [name for name in read if name.lower() == "subject"] == ["Subject"]
-    _, _, _, headers = dead_letters.bury(
+    _, _, _, headers = dead_letters.dead_letter(
         notification,
         result.Result(outcome=result.Outcome.REJECTED, detail=words.text),
         attempts=1,
@@ -139,7 +139,7 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
         )
         for number in range(500)
     ]
-    whole = notifications.notify(
+    whole = notifications.create(
         after="",
         receiver="ops",
         group="g",
@@ -153,14 +153,14 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
     letter = notifications.encode(whole)
     kept = notifications.decode(letter)
     words = message.compose(kept)
-    assert len(letter) <= notifications.LETTER_BYTES_MAX
+    assert len(letter) <= notifications.ENCODED_BYTES_MAX
     assert len(kept.firing_ids) == 500
     assert len(words.text) <= message.TEXT_MAX
     assert "(500 firing)" in words.title or words.title.endswith("…")
     assert "and 290 more" in words.text
     for body in (
-        webhook.encode_body(kept, words, layout=receiver_settings.Format.CLOUDEVENTS),
-        webhook.encode_body(kept, words, layout=receiver_settings.Format.ALERTMANAGER),
+        webhook.encode_body(kept, words, format_=receiver_settings.Format.CLOUDEVENTS),
+        webhook.encode_body(kept, words, format_=receiver_settings.Format.ALERTMANAGER),
         pagerduty.event(kept, words, routing_key="k"),
         teams.card(kept, words),
         msgspec.json.encode(receivers_slack.message_content(kept, words)),

@@ -25,8 +25,8 @@ def link(kind: AlertKind) -> str:
     """Return the link that an alert of this kind carries, with the default settings."""
     if kind in OF_NOTIFIER:
         url = notifier.Settings().runbook_url
-        told = monitor.Voice(instance="i", runbook_url=url).fires(
-            kind, summary="s", seen="s", at=AT
+        told = monitor.OwnAlerts(instance="i", runbook_url=url).firing(
+            kind, summary="s", observed="s", at=AT
         )
         assert isinstance(told.data, vocabulary.AlertChanged)
         return told.data.runbook

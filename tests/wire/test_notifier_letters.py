@@ -9,7 +9,7 @@ from muster import vocabulary
 from muster.service import runtime
 from muster_notifier.delivery import queue, worker
 from muster_notifier.receivers import result
-from muster_notifier.routing import inputs, notifications
+from muster_notifier.routing import grouping, notifications
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
@@ -28,7 +28,7 @@ class Job:
 
 
 def letter(group: str) -> notifications.Notification:
-    return notifications.notify(
+    return notifications.create(
         after="",
         receiver="ops",
         group=group,
@@ -73,22 +73,22 @@ def test_a_fault_of_ours_costs_one_letter_and_nobody_else() -> None:  # noqa: C9
         async def hear(event: queue.Input) -> None:
             await inbox.put(runtime.Delivery(event))
 
-        async def report(_: inputs.Outcome) -> None:
+        async def report(_: grouping.Outcome) -> None:
             ended.release()
 
-        doors = worker.Doors(
+        doors = worker.Dependencies(
             may_act=nothing,
             firing=lambda _: frozenset(),
             put=put,
             take=take,
             hold_s=60,
-            remember=remember,
+            store=remember,
             publish=publish,
             instance="1",
         )
         at_desk = queue.DeliveryQueue(rate_per_s=1000, burst=1000, retry_for_s=60)
         made = worker.ReceiverWorker(
-            "ops", send, at_desk=at_desk, doors=doors, hear=hear, report=report
+            "ops", send, queue=at_desk, dependencies=doors, enqueue_input=hear, report=report
         )
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
             running = [

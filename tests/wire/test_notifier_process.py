@@ -203,7 +203,7 @@ def test_a_refusal_is_told_as_a_failure_and_decided_again_later(tmp_path: pathli
         assert isinstance(delivered, vocabulary.NotificationDelivered)
         _, metrics = await made.get("/metrics")
         assert (
-            b'muster_notifications_total{outcome="failed_rejected",reason="first",receiver="hook"} '
+            b'muster_notifier_notifications_total{outcome="failed_rejected",reason="first",receiver="hook"} '
             b"1.0" in metrics
         )
 
@@ -365,7 +365,7 @@ def test_a_check_finds_what_would_not_start(tmp_path: pathlib.Path) -> None:
     assert said("{name: a, console: {}}") == (0, "")
     assert said("{name: a, console: {}, templates: {title: $sumary}}") == (
         2,
-        "muster-notifier: receiver a: template title: nothing is called $sumary\n",
+        "muster-notifier: receiver a: template title: there is no $sumary\n",
     )
 
 
@@ -456,7 +456,7 @@ def test_health_that_is_silent_is_told_of_and_so_is_its_return(tmp_path: pathlib
         (told,) = await made.heard(1)
         assert told == (
             "first",
-            "the health service is silent: nobody watches the plugins",
+            "the health service is silent: plugins are not monitored",
             200,
         )
         assert made.bus is not None
@@ -464,6 +464,6 @@ def test_health_that_is_silent_is_told_of_and_so_is_its_return(tmp_path: pathlib
             node=vocabulary.FLEET, at=T0, leader=3, holder="health-0", interval_s=60
         )
         await made.bus.publish(tick)
-        assert (await made.heard(2))[1][:2] == ("all_resolved", "the health service is heard again")
+        assert (await made.heard(2))[1][:2] == ("all_resolved", "the health service is back")
 
     play(story, tmp_path)

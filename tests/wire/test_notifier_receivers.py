@@ -28,7 +28,7 @@ from muster_notifier import workload_owners
 from muster_notifier.config import receiver_settings, schema, secrets
 from muster_notifier.receivers import factory, kubernetes_events, message
 from muster_notifier.receivers.result import Kind, Outcome, Result
-from muster_notifier.routing import inputs, notifications
+from muster_notifier.routing import alert_index, notifications
 from muster_notifier.routing.notifications import Notification
 
 # Apprise 2.2 imports it, below Python 3.13
@@ -66,7 +66,7 @@ def told(
     resolved: Sequence[vocabulary.AlertChanged] = (),
     reason: vocabulary.NotificationReason = vocabulary.NotificationReason.FIRST,
 ) -> Notification:
-    return notifications.notify(
+    return notifications.create(
         after="",
         receiver="r",
         group=GROUP,
@@ -151,9 +151,9 @@ def secret(directory: pathlib.Path, text: str) -> receiver_settings.Secret:
 CODE = (
     "- firing critical: device-plugin &lt;is&gt; stuck\n"
     "  where: node-a device-plugin, since 2026-01-01 12:00:00 UTC\n"
-    "  how sure: one source says so, probe\n"
+    "  confirmed by: probe\n"
     "  probe: no answer\n"
-    "  pods that hold it: ml/train-0\n"
+    "  pods that use it: ml/train-0\n"
     "  what to do: https://runbooks.example/stuck.md\n"
     "  look closer: muster why node-a"
 )
@@ -213,7 +213,7 @@ def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pa
         assert reply == {
             "channel": "C1",
             "thread_ts": "17.1",
-            "text": "all is resolved: [RESOLVED] stuck on node-a: device-plugin &lt;is&gt; stuck",
+            "text": "all resolved: [RESOLVED] stuck on node-a: device-plugin &lt;is&gt; stuck",
         }
 
     play(story)
@@ -244,7 +244,7 @@ def test_slack_gets_one_message_a_group_that_is_edited_and_a_thread(tmp_path: pa
             200,
             "?",
             {},
-            Result(outcome=Outcome.NONSENSE, detail="Slack: this is no answer of its API"),
+            Result(outcome=Outcome.NONSENSE, detail="Slack: not a response of its API"),
         ),
         (503, None, {}, Result(outcome=Outcome.UNWELL, detail="HTTP 503")),
     ],
@@ -855,7 +855,7 @@ def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         ),
         (
             {"apprise": {"url_from": {"file": "/etc/hostname"}}},
-            "receiver r: apprise: the address is none of those it knows",
+            "receiver r: apprise: it does not know this kind of URL",
         ),
         (
             {"kubernetes": {}},
@@ -892,52 +892,56 @@ def test_the_owner_of_a_pod_names_a_receiver_and_a_pod_goes_before_its_namespace
                     response = await http.post("/api/v1/namespaces/ml/pods", json=pod)
                     assert response.status == 201
             found = workload_owners.Owners(
-                kubernetes_events.Cluster(receiver_settings.Kubernetes(url=api.url)),
+                kubernetes_events.KubernetesApi(receiver_settings.Kubernetes(url=api.url)),
                 annotation="muster.dev/notify",
                 receivers=("team-ml", "team-own"),
-                hear=nobody,
+                report=nobody,
             )
-            assert await found.of(["ml/own"]) == {"team-own": ("ml/own",)}
-            assert await found.of(["ml/plain", "ml/gone"]) == {"team-ml": ("ml/plain", "ml/gone")}
-            assert await found.of(["ml/own", "ml/plain"]) == {
+            assert await found.owners_of(["ml/own"]) == {"team-own": ("ml/own",)}
+            assert await found.owners_of(["ml/plain", "ml/gone"]) == {
+                "team-ml": ("ml/plain", "ml/gone")
+            }
+            assert await found.owners_of(["ml/own", "ml/plain"]) == {
                 "team-ml": ("ml/plain",),
                 "team-own": ("ml/own",),
             }
-            assert await found.of(["ml/../../nodes", "x\r\nHost: y/z", "", "none/a"]) == {}
+            assert await found.owners_of(["ml/../../nodes", "x\r\nHost: y/z", "", "none/a"]) == {}
 
     asyncio.run(story())
 
 
-async def nobody(_: inputs.Owned) -> None:
+async def nobody(_: alert_index.OwnedAlert) -> None:
     """Hear nothing."""
 
 
 def test_owners_that_cannot_be_asked_are_asked_again_and_the_newest_alert_counts() -> None:
     async def story() -> None:
-        heard: asyncio.Queue[inputs.Owned] = asyncio.Queue()
+        heard: asyncio.Queue[alert_index.OwnedAlert] = asyncio.Queue()
         answer = {"metadata": {"annotations": {"muster.dev/notify": "team-ml"}}}
         async with asyncio.timeout(100), fake() as server:
             server.answer(503)
             found = workload_owners.Owners(
-                kubernetes_events.Cluster(receiver_settings.Kubernetes(url=server.url)),
+                kubernetes_events.KubernetesApi(receiver_settings.Kubernetes(url=server.url)),
                 annotation="muster.dev/notify",
                 receivers=("team-ml",),
-                hear=heard.put,
-                again_s=0.01,
+                report=heard.put,
+                retry_s=0.01,
             )
-            found.ask(event(alert("a")))
+            found.look_up(event(alert("a")))
             newest = event(alert("a", summary="again"))
-            found.ask(newest)
-            found.ask(event(alert("b", pods=())))
-            found.ask(event(alert("c")))
-            found.ask(event(alert("c", AlertState.RESOLVED)))
+            found.look_up(newest)
+            found.look_up(event(alert("b", pods=())))
+            found.look_up(event(alert("c")))
+            found.look_up(event(alert("c", AlertState.RESOLVED)))
             async with asyncio.TaskGroup() as tasks:
-                working = tasks.create_task(found.work())
+                working = tasks.create_task(found.run())
                 while len(server.got) < 3:
                     await asyncio.sleep(0.01)  # asks another task
                 assert heard.empty()
                 server.said = [(200, {}, orjson.dumps(answer))]
-                assert await heard.get() == inputs.Owned(newest, {"team-ml": ("ml/train-0",)})
+                assert await heard.get() == alert_index.OwnedAlert(
+                    newest, {"team-ml": ("ml/train-0",)}
+                )
                 assert heard.empty()
                 working.cancel()
 

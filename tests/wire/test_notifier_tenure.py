@@ -96,7 +96,7 @@ def test_of_two_notifiers_one_acts_and_the_other_takes_its_place(tmp_path: pathl
         await pair.hears(3)
         await first.kill()
         await pair.hears(4)
-        assert "acting" in pair.log("second")
+        assert "elected" in pair.log("second")
         await pair.start("third")
         await pair.logs("third", "waiting_for_lock")
         await second.end()
@@ -115,7 +115,7 @@ def test_a_notifier_that_was_stopped_meanwhile_acts_no_more(tmp_path: pathlib.Pa
         await pair.hears(2)
         first.signal(signal.SIGCONT)
         await first.wait()
-        assert pair.log("first")[-1] == "another_notifier_acts"
+        assert pair.log("first")[-1] == "another_notifier_leads"
         await pair.hears(3)
         assert len({one.key for one in pair.told.taken}) == len(pair.told.taken) == 3
 

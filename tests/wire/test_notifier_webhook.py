@@ -34,7 +34,9 @@ SENT = notifications.Notification(
     send_resolved=True,
     at=T0,
 )
-BODY = webhook.encode_body(SENT, message.compose(SENT), layout=receiver_settings.Format.CLOUDEVENTS)
+BODY = webhook.encode_body(
+    SENT, message.compose(SENT), format_=receiver_settings.Format.CLOUDEVENTS
+)
 LOOPBACK = receiver_settings.Reach.LOOPBACK
 
 
@@ -244,7 +246,7 @@ def test_a_signing_secret_that_is_none_is_refused_without_being_told(secret: str
         ("http://[fd00:ec2::254]/", "private", "fd00:ec2::254 is link-local"),
         ("http://[::ffff:169.254.169.254]/", "loopback", "::ffff:a9fe:a9fe is link-local"),
         ("http://[64:ff9b::a9fe:a9fe]/", "loopback", "64:ff9b::a9fe:a9fe is link-local"),
-        ("http://0.0.0.0/", "loopback", "0.0.0.0 is no single machine"),
+        ("http://0.0.0.0/", "loopback", "0.0.0.0 is not the address of one machine"),
         ("http://localhost:9/", "public", " is this machine"),
     ],
 )

@@ -21,7 +21,7 @@ from muster_notifier import leadership, workload_owners
 from muster_notifier.config import files, schema, secrets
 from muster_notifier.delivery import dead_letters, dispatcher
 from muster_notifier.receivers import endpoint, factory, kubernetes_events
-from muster_notifier.routing import grouping, inputs, muting, notifications
+from muster_notifier.routing import alert_index, grouping, muting, notifications
 from muster_notifier.self_monitoring import monitor, watchdog
 
 _ALERTS: Final = "muster.alert.>"
@@ -30,11 +30,11 @@ _TICKS: Final = "muster.sys.*.watchdog.ticked"
 _CLOCK_S: Final = 10.0
 
 _WAITING = prometheus_client.Gauge(
-    "muster_notification_oldest_waiting_seconds",
+    "muster_notifier_oldest_waiting_seconds",
     "For how long a receiver has kept its oldest notification waiting.",
     ["receiver"],
 )
-_STALE = prometheus_client.Counter(
+_STALE_ALERTS = prometheus_client.Counter(
     "muster_notifier_stale_alerts_total", "Alerts that a former leader of health told."
 )
 
@@ -71,7 +71,7 @@ async def _serve(settings: schema.Settings) -> None:
     ) as connected:
         notifier = _Notifier(settings, connected)
         async with (
-            notifier.tenure,
+            notifier.election,
             probes.serve(
                 settings.http.host,
                 settings.http.port,
@@ -80,7 +80,7 @@ async def _serve(settings: schema.Settings) -> None:
             ) as address,
         ):
             logs.logger().info("listening", http=address)
-            await runtime.run(notifier.run(), notifier.tenure.lost(), notifier.tenure.failed())
+            await runtime.run(notifier.run(), notifier.election.lost(), notifier.election.failed())
 
 
 class _Notifier:
@@ -89,7 +89,7 @@ class _Notifier:
         self._bus = connected
         self._is_restored = False
         self._clock = asyncio.get_running_loop().time
-        self._inbox: asyncio.Queue[runtime.Delivery[inputs.Input]] = asyncio.Queue(
+        self._inbox: asyncio.Queue[runtime.Delivery[grouping.Input]] = asyncio.Queue(
             runtime.INBOX_MAX
         )
         self._muting = schema.initial_muting(settings)
@@ -97,57 +97,57 @@ class _Notifier:
             {receiver.name: receiver.send_resolved for receiver in settings.receivers},
             root=schema.route_tree(settings),
             owners=schema.owners_route(settings),
-            apart=schema.ungrouped_receivers(settings),
+            ungrouped=schema.ungrouped_receivers(settings),
             acknowledging=schema.acknowledging_receivers(settings),
             muted_by=self._muting,
             at=datetime.now(UTC),
             now=self._clock(),
         )
-        self.tenure = _tenure(settings, connected)
-        self._post = dispatcher.Dispatcher(
+        self.election = _election(settings, connected)
+        self._dispatcher = dispatcher.Dispatcher(
             settings,
             connected,
-            report=self._hear,
-            may_act=self.tenure.held,
+            report=self._enqueue,
+            may_act=self.election.wait_until_leader,
             firing=self._machine.firing,
         )
-        voice = monitor.Voice(instance=connected.instance, runbook_url=settings.runbook_url)
-        self._vigil = monitor.Vigil(voice, self._hear)
+        voice = monitor.OwnAlerts(instance=connected.instance, runbook_url=settings.runbook_url)
+        self._monitor = monitor.Monitor(voice, self._enqueue)
         self._ping = _ping(settings)
         self._watchdog = watchdog.Watchdog(patience_s=settings.watchdog.patience_s)
-        self._owners = _owners(settings, self._hear)
+        self._owners = _owners(settings, self._enqueue)
         self._ticks: asyncio.Queue[runtime.Delivery[watchdog.Input]] = asyncio.Queue(100)
-        for name in self._post.names():
+        for name in self._dispatcher.names():
             _WAITING.labels(name).set_function(functools.partial(self._waiting_s, name))
 
     def problem(self) -> str | None:
         """Return why the notifier is not ready, or None: who waits for its turn is ready for it."""
         if not self._bus.link.is_connected:
             return "NATS is away"
-        if not self.tenure.is_ours:
-            unknown = None if self.tenure.holder else "nobody is known to act"
-            return self.tenure.problem() or unknown
+        if not self.election.is_leader:
+            unknown = None if self.election.leader else "nobody is known to act"
+            return self.election.problem() or unknown
         restoring = None if self._is_restored else "the ledger is being read"
         return self._bus.link.problem() or restoring
 
-    def _is_well(self) -> bool:
-        return self.tenure.is_ours and self.problem() is None
+    def _is_working(self) -> bool:
+        return self.election.is_leader and self.problem() is None
 
     def state(self) -> probes.Answer:
         """Return every group as it stands, the silences, and who is away."""
-        found = {
-            "acts": self.tenure.is_ours,
+        state = {
+            "acts": self.election.is_leader,
             "groups": self._machine.view(self._clock()),
             "silences": self._muting.active(datetime.now(UTC)),
-            "away": self._post.away(),
-            "closed_s": self._post.closed_s(self._clock()),
+            "away": self._dispatcher.failing(),
+            "closed_s": self._dispatcher.paused_s(self._clock()),
             "health_silent": self._watchdog.is_silent,
         }
-        return 200, "application/json", msgspec.json.encode(found)
+        return 200, "application/json", msgspec.json.encode(state)
 
     async def run(self) -> None:
         """Wait for our turn, restore, then notify for ever."""
-        await self.tenure.held()
+        await self.election.wait_until_leader()
         follower = buckets.follow(self._bus.link, streams.SILENCES)
         async for change in follower:
             if change is None:
@@ -156,43 +156,45 @@ class _Notifier:
         await self._restore()
         self._is_restored = True
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._post.work())
+            tasks.create_task(self._dispatcher.work())
             tasks.create_task(runtime.drive(self._machine, self._inbox, self._act))
             tasks.create_task(self._listen())
             tasks.create_task(self._follow_silences(follower))
             tasks.create_task(self._read_clock())
-            tasks.create_task(self._vigil.count_dead(self._dead))
+            tasks.create_task(self._monitor.watch_dead_letters(self._dead_letters))
             if self._owners is not None:
-                tasks.create_task(self._owners.work())
+                tasks.create_task(self._owners.run())
             if self._ping is not None:
                 period_s = self._settings.watchdog.ping_interval_s
                 tasks.create_task(
-                    monitor.ping(self._ping, interval_s=period_s, alive=self._is_well)
+                    monitor.ping(self._ping, interval_s=period_s, alive=self._is_working)
                 )
             if self._settings.watchdog.enabled:
                 tasks.create_task(self._follow_link())
-                tasks.create_task(runtime.drive(self._watchdog, self._ticks, self._vigil.tell))
+                tasks.create_task(
+                    runtime.drive(self._watchdog, self._ticks, self._monitor.on_watchdog)
+                )
 
     async def _restore(self) -> None:
-        entries = await self._post.recall()
-        pending = await self._post.waiting()
+        entries = await self._dispatcher.restore()
+        pending = await self._dispatcher.pending()
         for event in await consumers.newest(self._bus.link, streams.ALERTS, _VERDICTS):
             assert isinstance(event.data, vocabulary.VerdictChanged), "the filter says so"
-            self._muting.hear_verdict(event.data)
+            self._muting.observe_verdict(event.data)
         alerts = await consumers.newest(self._bus.link, streams.ALERTS, _ALERTS)
         self._machine.restore(entries, pending, alerts, now=self._clock())
         if self._owners is not None:
             for event in alerts:
-                self._owners.ask(event)
+                self._owners.look_up(event)
         logs.logger().info(
             "restored", entries=len(entries), letters=len(pending), alerts=len(alerts)
         )
 
-    async def _hear(self, event: inputs.Input) -> None:
+    async def _enqueue(self, event: grouping.Input) -> None:
         await self._inbox.put(runtime.Delivery(event))
 
     async def _act(self, notification: notifications.Notification) -> None:
-        self._post.give(notification)
+        self._dispatcher.enqueue(notification)
 
     def _waiting_s(self, receiver: str) -> float:
         return self._machine.oldest_waiting_s(receiver, self._clock())
@@ -203,20 +205,20 @@ class _Notifier:
             self._bus.link, streams.ALERTS, durable="notifier", filters=filters
         )
         async for delivery in deliveries:
-            await self.tenure.held()
+            await self.election.wait_until_leader()
             match delivery.event.data:
                 case vocabulary.WatchdogTicked() as tick:
                     if self._watchdog.leader == 0:
                         # an earlier life of ours may have told of a silence
-                        await self._hear(self._vigil.well(f"{tick.holder} ticks"))
+                        await self._enqueue(self._monitor.health_recovered(f"{tick.leader} ticks"))
                     await self._ticks.put(runtime.Delivery(tick, delivery.ack))
                 case vocabulary.AlertChanged(leader=leader) if self._watchdog.is_stale(leader):
-                    _STALE.inc()
+                    _STALE_ALERTS.inc()
                     await delivery.ack()
                 case vocabulary.AlertChanged():
                     await self._inbox.put(runtime.Delivery(delivery.event, delivery.ack))
                     if self._owners is not None:
-                        self._owners.ask(delivery.event)
+                        self._owners.look_up(delivery.event)
                 case vocabulary.VerdictChanged():
                     await self._inbox.put(runtime.Delivery(delivery.event, delivery.ack))
                 case _:
@@ -229,58 +231,61 @@ class _Notifier:
 
     def _silence(self, key: str, value: bytes) -> None:
         try:
-            found = silences.decode(value) if value else None
+            silence = silences.decode(value) if value else None
         except silences.MalformedSilence as error:
             dispatcher.UNREADABLE.labels("silence").inc()
             logs.logger().error("silence_unreadable", key=key, error=str(error)[:500])
             return
-        self._muting.hear_silence(muting.SilenceChanged(key, found))
-        logs.logger().info("silence_changed", id=key, gone=found is None)
+        self._muting.observe_silence(muting.SilenceChanged(key, silence))
+        logs.logger().info("silence_changed", id=key, gone=silence is None)
 
     async def _read_clock(self) -> None:
         while True:
             await asyncio.sleep(_CLOCK_S)
-            await self._hear(inputs.ClockRead(datetime.now(UTC)))
+            await self._enqueue(grouping.ClockRead(datetime.now(UTC)))
 
-    async def _dead(self) -> list[str]:
+    async def _dead_letters(self) -> list[str]:
         return await work_queue.subjects(
             self._bus.link, streams.DEAD_LETTERS, dead_letters.SUBJECTS
         )
 
     async def _follow_link(self) -> None:
         async for is_connected in self._bus.link.changes():
-            change = watchdog.BusBack() if is_connected else watchdog.BusLost()
+            change = watchdog.BusRestored() if is_connected else watchdog.BusLost()
             await self._ticks.put(runtime.Delivery(change))
 
 
-def _tenure(settings: schema.Settings, connected: bus.Bus) -> leadership.Leadership:
+def _election(settings: schema.Settings, connected: bus.Bus) -> leadership.LeaderElection:
     key = lock.Key(connected.link, streams.TENURE, "notifier")
     acting = settings.acting
     timing = lock.Timing(ttl_s=acting.ttl_s, renew_s=acting.renew_s, margin_s=acting.renew_s / 2)
-    return leadership.Leadership(key, instance=connected.instance, timing=timing)
+    return leadership.LeaderElection(key, instance=connected.instance, timing=timing)
 
 
 def _ping(settings: schema.Settings) -> endpoint.Endpoint | None:
     if settings.watchdog.ping is None:
         return None
     try:
-        return factory.site(settings.watchdog.ping)
+        return factory.make_endpoint(settings.watchdog.ping)
     except (secrets.NoSecret, ValueError) as error:
         raise entry.CannotStart(f"watchdog.ping: {error}") from None
 
 
 def _owners(
-    settings: schema.Settings, hear: Callable[[inputs.Owned], Awaitable[None]]
+    settings: schema.Settings, report: Callable[[alert_index.OwnedAlert], Awaitable[None]]
 ) -> workload_owners.Owners | None:
-    wanted = settings.owners
-    if not wanted.receivers:
+    owners_settings = settings.owners
+    if not owners_settings.receivers:
         return None
     try:
-        found = kubernetes_events.Cluster(settings.kubernetes)
-    except kubernetes_events.NoCluster as error:
+        api = kubernetes_events.KubernetesApi(settings.kubernetes)
+    except kubernetes_events.NoKubernetes as error:
         raise entry.CannotStart(f"owners: {error}") from None
     return workload_owners.Owners(
-        found, annotation=wanted.annotation, receivers=wanted.receivers, hear=hear
+        api,
+        annotation=owners_settings.annotation,
+        receivers=owners_settings.receivers,
+        report=report,
     )
 
 

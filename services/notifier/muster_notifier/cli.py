@@ -22,6 +22,8 @@ from muster_notifier.delivery import dead_letters
 from muster_notifier.receivers import endpoint, factory, message, result
 from muster_notifier.routing import muting, notifications, routes
 
+_BUS_S: Final = 5.0
+
 
 def explain(
     settings: schema.Settings,
@@ -35,7 +37,7 @@ def explain(
     for name in sorted(given):
         why = silences.doubt(matchers.Matcher(name, matchers.Operator.EQUAL, given[name]))
         lines += [f"note       {why}"] if why else []
-    muted = muted_by.mutes(given, at)
+    muted = muted_by.muted_by(given, at)
     for route in schema.route_tree(settings).find(given):
         lines.append(f"route      {route.key}")
         lines.append(
@@ -47,7 +49,7 @@ def explain(
             f"{timing.group_interval_s:g} s, reminders every {timing.repeat_interval_s:g} s"
         )
         lines.append(f"  told     {', '.join(route.receivers) or 'nobody'}")
-        by_time = muted_by.mutes_route(route, at)
+        by_time = muted_by.route_muted_by(route, at)
         if by_time is not None:
             lines.append(f"  quiet    {by_time.cause}: {by_time.by}")
     if settings.owners.receivers:
@@ -56,9 +58,6 @@ def explain(
         lines.append(f"owners     of its pods may name {who}; group {group}")
     lines.append(f"quiet      {muted.cause}: {muted.by}" if muted else "quiet      no: it is told")
     return lines
-
-
-_BUS_S: Final = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,7 +132,7 @@ async def _test(found: schema.Settings, name: str) -> int:
         return 1
     if receivers[name].pagerduty is not None or receivers[name].alertmanager is not None:
         # a test must leave nothing open
-        ended = dead_letters.as_now(told, fires=frozenset(), told=())
+        ended = dead_letters.as_of_now(told, fires=frozenset(), notified=())
         assert ended is not None, "an example fires"
         asked.clear()
         _show(await sender.send(ended, answer.data), asked, sender)
@@ -160,7 +159,7 @@ def _example(receiver: str, *, at: datetime) -> notifications.Notification:
         starts_at=at,
         evidence=(vocabulary.Evidence(source="muster", observed="somebody asked for a test"),),
     )
-    found = notifications.notify(
+    found = notifications.create(
         after=at.isoformat(),
         receiver=receiver,
         group='{}:{kind="test"}',
@@ -209,7 +208,7 @@ async def _learn(found: schema.Settings, muted_by: muting.Muting) -> None:
             if not value:
                 continue
             try:
-                muted_by.hear_silence(muting.SilenceChanged(key, silences.decode(value)))
+                muted_by.observe_silence(muting.SilenceChanged(key, silences.decode(value)))
             except silences.MalformedSilence as error:
                 _tell(f"silence {key} cannot be read: {error}")
         newest: dict[str, codec.CloudEvent] = {}
@@ -218,12 +217,12 @@ async def _learn(found: schema.Settings, muted_by: muting.Muting) -> None:
             newest[event.data.fingerprint] = event
         for event in newest.values():
             assert isinstance(event.data, vocabulary.AlertChanged), "as above"
-            muted_by.hear_alert(event.data, routes.labels_of(event.data))
+            muted_by.observe_alert(event.data, routes.labels_of(event.data))
         for event in await consumers.newest(
             connected.link, streams.ALERTS, "muster.verdict.*.*.verdict.changed"
         ):
             assert isinstance(event.data, vocabulary.VerdictChanged), "the filter says so"
-            muted_by.hear_verdict(event.data)
+            muted_by.observe_verdict(event.data)
 
 
 def _tell(problem: str) -> None:

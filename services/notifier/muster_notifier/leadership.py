@@ -14,24 +14,26 @@ from muster import leadership
 from muster.nats import lock
 from muster.service import logs
 
-_ACTS = prometheus_client.Gauge("muster_notifier_acts", "1 while this notifier may tell people.")
+_IS_LEADER = prometheus_client.Gauge(
+    "muster_notifier_is_leader", "1 while this notifier is the leader, which sends notifications."
+)
 
 
-class Leadership:
-    """The time in which we may act; an async context manager. See the module."""
+class LeaderElection:
+    """One candidate; an async context manager. See the module."""
 
     def __init__(self, key: lock.Key, *, instance: str, timing: lock.Timing) -> None:
-        self.holder = ""
-        """Who acts instead of us, as far as we know."""
+        self.leader = ""
+        """Which other notifier is leader, as far as we know."""
         self._lock = lock.Lock(
-            key, us=lock.this_process(instance), timing=timing, on_change=self._hear
+            key, us=lock.this_process(instance), timing=timing, on_change=self._on_change
         )
-        self._has_acted = False
-        self._acts = asyncio.Event()
+        self._has_led = False
+        self._is_elected = asyncio.Event()
         self._lost = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        """Begin to ask for the lock."""
+        """Begin to compete for the lock."""
         await self._lock.__aenter__()
         return self
 
@@ -41,47 +43,47 @@ class Leadership:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Act no more, and leave the lock to the next at once."""
+        """Release the lock, so that the next leader can take over at once."""
         await self._lock.__aexit__(kind, error, at)
 
     @property
-    def is_ours(self) -> bool:
-        """Whether we may act right now."""
+    def is_leader(self) -> bool:
+        """Whether we are leader right now."""
         return self._lock.term() is not None
 
-    async def held(self) -> None:
-        """Return when we may act: at once, if we may now."""
-        while not self.is_ours:
-            # once we may again, it is as another revision, and we hear of that
-            self._acts.clear()
-            await self._acts.wait()
+    async def wait_until_leader(self) -> None:
+        """Return once we are leader: at once, if we are."""
+        while not self.is_leader:
+            # becoming leader again is another term, and so another call of `_on_change`
+            self._is_elected.clear()
+            await self._is_elected.wait()
 
     async def lost(self) -> None:
-        """Return when somebody else acts, who did not before."""
+        """Return once another notifier has become leader after us."""
         await self._lost.wait()
 
     async def failed(self) -> None:
-        """Raise what ended our asking for the lock, once something does."""
+        """Never return; raise what ended the candidacy by mistake, if anything does."""
         await self._lock.failed()
 
     def problem(self) -> str | None:
-        """Return why nobody knows who acts, if so."""
+        """Return why it is unknown who is leader, if it is."""
         return self._lock.problem()
 
-    def _hear(self, _: leadership.Leadership, now: leadership.Leadership) -> None:
-        _ACTS.set(now.term is not None)
+    def _on_change(self, _: leadership.Leadership, now: leadership.Leadership) -> None:
+        _IS_LEADER.set(now.term is not None)
         if now.term is not None:
-            if not self._has_acted:
-                self._has_acted = True
-                logs.logger().info("acting", revision=now.term)
-            self._acts.set()
+            if not self._has_led:
+                self._has_led = True
+                logs.logger().info("elected", term=now.term)
+            self._is_elected.set()
         elif now.leader:
-            self._hear_of(now.leader)
+            self._on_other_leader(now.leader)
 
-    def _hear_of(self, holder: str) -> None:
-        if self._has_acted:
-            logs.logger().error("another_notifier_acts", holder=holder)
+    def _on_other_leader(self, leader: str) -> None:
+        if self._has_led:
+            logs.logger().error("another_notifier_leads", leader=leader)
             self._lost.set()
-        elif holder != self.holder:
-            logs.logger().warning("waiting_for_lock", holder=holder)
-        self.holder = holder
+        elif leader != self.leader:
+            logs.logger().warning("waiting_for_lock", leader=leader)
+        self.leader = leader

@@ -22,6 +22,16 @@ _WHY: Final = {
     "global.resolve_timeout": "not needed: health says itself when an alert is over",
     "templates": "not taken: templates of ours are in docs/notifier.md",
 }
+_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
+_SMTP_PORT: Final = 25
+_SMTPS_PORT: Final = 465
+"""RFC 8314: encrypted from the start, as Alertmanager has it."""
+_MINUTES: Final = 60
+_GLOBAL: Final = {
+    *("smtp_smarthost", "smtp_from", "smtp_require_tls", "smtp_auth_username"),
+    *("smtp_auth_password", "smtp_auth_password_file", "slack_api_url", "slack_api_url_file"),
+    "pagerduty_url",
+}
 
 
 class Unreadable(ValueError):
@@ -74,12 +84,6 @@ class TreeReader:
         if not isinstance(given, list):
             raise Unreadable(f"{path}: a list is expected")
         return list(given)
-
-
-_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
-_SMTP_PORT: Final = 25
-_SMTPS_PORT: Final = 465
-"""RFC 8314: encrypted from the start, as Alertmanager has it."""
 
 
 class ReceiverImporter:
@@ -219,14 +223,6 @@ class ReceiverImporter:
         if url is None:
             return None
         return {"teams": {"url_from": url, "reach": "loopback"}}
-
-
-_MINUTES: Final = 60
-_GLOBAL: Final = {
-    *("smtp_smarthost", "smtp_from", "smtp_require_tls", "smtp_auth_username"),
-    *("smtp_auth_password", "smtp_auth_password_file", "slack_api_url", "slack_api_url_file"),
-    "pagerduty_url",
-}
 
 
 class Importer:

@@ -12,7 +12,7 @@ PREFIX: Final = "MUSTER_NOTIFIER"
 
 
 def alertmanager(text: bytes, source: str) -> dict[str, Any]:
-    """Return our tree for an Alertmanager's file; what is left out goes to the log, once.
+    """Return an Alertmanager's file as a tree of ours; what is left out is logged, once.
 
     Raises BadSettings.
     """
@@ -23,7 +23,7 @@ def alertmanager(text: bytes, source: str) -> dict[str, Any]:
 
 
 def translate(text: bytes, source: str) -> tuple[dict[str, Any], list[str]]:
-    """Return our tree for an Alertmanager's file, and a line for everything left out."""
+    """Return an Alertmanager's file as a tree of ours, and a line for everything left out."""
     documents = settings.parse(text, source=source)
     importer = alertmanager_importer.Importer(str(Path(source).absolute()))
     try:

@@ -38,9 +38,9 @@ WAYS: Final = (
 
 
 class Reach(enum.StrEnum):
-    """How far into our own network requests may go; link-local addresses are never asked.
+    """How far into our own network requests may go; link-local addresses are never allowed.
 
-    Each includes what stands before it.
+    Each includes the ones before it.
     """
 
     PUBLIC = "public"
@@ -59,7 +59,7 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
     env: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse nothing, and two places at once."""
+        """Refuse no place, and two places."""
         if (self.file is None) == (self.env is None):
             raise ValueError("give exactly one of: file, env")
         if self.at is not None and self.file is None:
@@ -75,7 +75,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse no URL, and two."""
+        """Refuse no URL, and two URLs."""
         if (self.url is None) == (self.url_from is None):
             raise ValueError("give exactly one of: url, url_from")
         if self.url is not None and "@" in self.url.partition("://")[2].partition("/")[0]:
@@ -96,7 +96,7 @@ class Webhook(Address, frozen=True, kw_only=True):
     secrets: Annotated[tuple[Secret, ...], msgspec.Meta(max_length=2)] = ()
     bearer_from: Secret | None = None
     max_alerts: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
-    """How many alerts a body has at most; 0 is as many as fit. What was cut is counted."""
+    """How many alerts a body has at most; 0 is as many as fit. What was left out is counted."""
 
 
 class Slack(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse a channel that cannot be reached."""
+        """Refuse settings with which nothing can be sent."""
         if (self.token_from is None) == (self.webhook_from is None):
             raise ValueError("give exactly one of: token_from, webhook_from")
         if self.token_from is not None and not self.channel:
@@ -127,7 +127,7 @@ class PagerDuty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tls(enum.StrEnum):
-    """How mail is encrypted: STARTTLS must succeed, from the start, or not at all."""
+    """How mail is encrypted: with STARTTLS, which must succeed, from the start, or not at all."""
 
     STARTTLS = "starttls"
     IMPLICIT = "implicit"
@@ -148,13 +148,15 @@ class Email(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 20.0
 
     def __post_init__(self) -> None:
-        """Refuse half a login, and a password in clear text."""
+        """Refuse half a login, an invalid address, and a password in clear text."""
         if bool(self.username) != (self.password_from is not None):
             raise ValueError("give both of: username, password_from; or none")
-        for name, given in (("sender", (self.sender,)), ("to", self.to)):
-            for one in given:
-                if not _MAIL.fullmatch(one):
-                    raise ValueError(f"{name}: {one!r} is not one address such as ops@example.com")
+        for name, addresses in (("sender", (self.sender,)), ("to", self.to)):
+            for address in addresses:
+                if not _MAIL.fullmatch(address):
+                    raise ValueError(
+                        f"{name}: {address!r} is not one address such as ops@example.com"
+                    )
         if self.username and self.tls is Tls.NONE:
             raise ValueError("tls: none: a password is sent encrypted, or not at all")
 
@@ -170,7 +172,7 @@ class Alertmanager(Address, frozen=True, kw_only=True):
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """The Kubernetes API; without `url` that of the cluster we run in, if we do."""
+    """The Kubernetes API; without `url` that of the cluster in which we run."""
 
     url: Url | None = None
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  # a path
@@ -179,7 +181,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KubernetesEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """Kubernetes Events on the node, and on the pods if asked for."""
+    """Kubernetes Events on the node, and on the pods if set."""
 
     pods: bool = True
     namespace: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] = (
@@ -206,9 +208,9 @@ class Console(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Templates(msgspec.Struct, frozen=True, kw_only=True):
-    """Words in place of ours: `$name` stands for what docs/notifier.md lists.
+    """Texts that replace the built-in ones; docs/notifier.md lists what `$name` may be.
 
-    `alert` is written once for each alert, and `text` has them as `$alerts`.
+    `alert` is filled in once for each alert; `text` has all of them as `$alerts`.
     """
 
     title: Text | None = None
@@ -217,16 +219,16 @@ class Templates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a receiver is asked; without `rate_per_s` as its kind allows."""
+    """How often is sent to a receiver; without `rate_per_s` as often as its kind allows."""
 
     rate_per_s: Rate | None = None
     burst: Burst = 1
     retry_for_s: RetryFor = 86_400.0
-    """How long one notification is tried; then it is a dead letter."""
+    """For how long one notification is retried; then it becomes a dead letter."""
 
 
 class Receiver(msgspec.Struct, frozen=True, kw_only=True):
-    """One addressee: a name, and exactly one way to reach it."""
+    """One receiver: a name, and exactly one way to reach it."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$")]
     webhook: Webhook | None = None
@@ -244,9 +246,9 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
     templates: Templates = Templates()
 
     def __post_init__(self) -> None:
-        """Refuse a receiver that can be reached in no way, or in two."""
-        given = [way for way in WAYS if getattr(self, way) is not None]
-        if len(given) != 1:
+        """Refuse a receiver with no way to reach it, and one with two."""
+        set_ways = [way for way in WAYS if getattr(self, way) is not None]
+        if len(set_ways) != 1:
             ways = ", ".join(WAYS)
-            told = " and ".join(given) or "none"
-            raise ValueError(f"receiver {self.name}: give exactly one of {ways}; {told} given")
+            names = " and ".join(set_ways) or "none"
+            raise ValueError(f"receiver {self.name}: give exactly one of {ways}; {names} given")

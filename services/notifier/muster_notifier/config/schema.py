@@ -19,13 +19,14 @@ Wait = Annotated[float, msgspec.Meta(ge=0, le=_DAY_S)]
 Interval = Annotated[float, msgspec.Meta(ge=0.05, le=_DAY_S)]
 RepeatInterval = Annotated[float, msgspec.Meta(ge=0.05, le=30 * _DAY_S)]
 ReceiverName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$")]
+_OWNER: Final = "owner"
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One route below the root; what it does not say, its parent says.
+    """One route below the root; what it does not set, it inherits.
 
     `matchers` are Alertmanager's: `severity="critical"`. With `continue` the next siblings are
-    asked as well.
+    tried as well.
     """
 
     matchers: tuple[str, ...] = ()
@@ -41,13 +42,13 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     routes: tuple["Route", ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse matchers and labels that are none."""
+        """Refuse invalid matchers and unknown labels."""
         routes.refuse_useless_matchers(self.matchers)
         routes.refuse_unknown_labels(self.group_by or ())
 
 
 class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
-    """While a source fires, targets with equal labels are quiet."""
+    """While a source fires, targets with equal labels are muted."""
 
     name: str = ""
     source_matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -55,7 +56,7 @@ class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
     equal: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse matchers and labels that are none: unknown ones would be equal everywhere."""
+        """Refuse invalid matchers and unknown labels, which would be equal everywhere."""
         routes.refuse_useless_matchers((*self.source_matchers, *self.target_matchers))
         routes.refuse_unknown_labels(self.equal, where="equal")
 
@@ -71,7 +72,7 @@ class TimeRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """One time interval, in Alertmanager's words; each part that is given must hold."""
+    """One time interval, in Alertmanager's terms; each part that is set must hold."""
 
     times: tuple[TimeRange, ...] = ()
     weekdays: tuple[str, ...] = ()
@@ -81,13 +82,13 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     location: str = "UTC"
 
     def __post_init__(self) -> None:
-        """Refuse what is no time."""
+        """Refuse an invalid interval."""
         self.interval()
 
     def interval(self) -> intervals.Interval:
-        """Return what it means."""
+        """Return the interval."""
         return intervals.interval(
-            times=[(_clock(one.start_time), _clock(one.end_time)) for one in self.times],
+            times=[(_clock(part.start_time), _clock(part.end_time)) for part in self.times],
             weekdays=self.weekdays,
             days_of_month=self.days_of_month,
             months=self.months,
@@ -104,11 +105,11 @@ class TimeInterval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owners(msgspec.Struct, frozen=True, kw_only=True):
-    """Who owns a workload hears of the devices that its pods hold.
+    """The owners of a workload are notified of the devices that its pods use.
 
     The annotation, of the pod or of its namespace, names one of `receivers` (several with commas
-    between): an annotation can be written by others than whoever runs muster, so it can choose an
-    addressee and never give an address.
+    between). Others than those who run muster can write annotations, so an annotation chooses a
+    receiver and never contains an address.
     """
 
     receivers: tuple[ReceiverName, ...] = ()
@@ -116,37 +117,37 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
     group_by: tuple[str, ...] = ("node", "kind")
 
     def __post_init__(self) -> None:
-        """Refuse labels that are none."""
+        """Refuse unknown labels."""
         routes.refuse_unknown_labels(self.group_by)
 
 
 class Watchdog(msgspec.Struct, frozen=True, kw_only=True):
-    """Who watches the watchers: health must tick, and we can ping somebody outside."""
+    """Health must tick, or an alert is raised; and we can ping an outside watcher."""
 
     enabled: bool = True
     patience_s: sections.Period = 60.0
-    """How long health may take to be there at first."""
+    """How long health may take to appear after our start."""
     ping: receiver_settings.Address | None = None
     ping_interval_s: sections.Period = 60.0
 
 
 class Acting(msgspec.Struct, frozen=True, kw_only=True):
-    """Of several notifiers one acts; how soon the next takes over when it is gone."""
+    """Of several notifiers one is leader; how soon the next takes over when it is gone."""
 
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 10
     renew_s: sections.Period = 2.5
 
     def __post_init__(self) -> None:
-        """Refuse what would be lost between two renewals."""
+        """Refuse a lock that would be lost between two renewals."""
         if 2 * self.renew_s > self.ttl_s:
             raise ValueError("ttl_s: must be at least twice renew_s")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them. The keys from `group_by` to `routes` are the root of the route tree.
+    """All settings. The keys from `group_by` to `routes` are the root of the route tree.
 
-    Grouped by node and kind: what is repaired by one hand in one way is one message (eight GPUs
-    of a node), and another kind of trouble on that node is told after `group_wait_s`, not after
+    Grouped by node and kind: what one person repairs in one way is one message (eight GPUs of a
+    node), and another kind of alert on that node is sent after `group_wait_s`, not after
     `group_interval_s`. A fleet that prefers one message for a storm groups by kind alone.
     """
 
@@ -160,7 +161,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     repeat_interval_s: RepeatInterval = 14_400.0
     resolve_wait_s: Wait | None = None
     default_receivers: tuple[ReceiverName, ...] | None = None
-    """Who hears what no route takes; without it everybody in `receivers`, the owners' left out."""
+    """Receivers of what no route matches; without it all `receivers` but the owners'."""
     mute_times: tuple[str, ...] = ()
     active_times: tuple[str, ...] = ()
     routes: tuple[Route, ...] = ()
@@ -174,52 +175,49 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     watchdog: Watchdog = Watchdog()
     templates: receiver_settings.Templates = receiver_settings.Templates()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = "docs/runbooks/"
-    """What stands before `<kind>.md` in the alerts that the notifier raises itself."""
+    """What precedes `<kind>.md` in the alerts that the notifier raises itself."""
 
     def __post_init__(self) -> None:
-        """Refuse names given twice, names of nothing, and a notifier that would tell nobody."""
+        """Refuse duplicate names, unknown names, and a notifier without receivers."""
         if not 1 <= len(self.receivers) <= RECEIVERS_MAX:
             raise ValueError(
                 f"receivers: {len(self.receivers)} are given, 1 to {RECEIVERS_MAX} are expected"
             )
         routes.refuse_unknown_labels(self.group_by)
         names = [receiver.name for receiver in self.receivers]
-        times = [one.name for one in self.time_intervals]
-        _refuse_twice("group_by", self.group_by)
-        _refuse_twice("receivers", names)
-        _refuse_twice("time_intervals", times)
-        asked = (*(self.default_receivers or ()), *self.owners.receivers)
-        _refuse_unknown("receiver", asked, names)
+        times = [interval.name for interval in self.time_intervals]
+        _refuse_duplicates("group_by", self.group_by)
+        _refuse_duplicates("receivers", names)
+        _refuse_duplicates("time_intervals", times)
+        receivers = (*(self.default_receivers or ()), *self.owners.receivers)
+        _refuse_unknown("receiver", receivers, names)
         _refuse_unknown("time interval", (*self.mute_times, *self.active_times), times)
         for route in _walk(self.routes):
             _refuse_unknown("receiver", route.receivers or (), names)
-            given = (*(route.mute_times or ()), *(route.active_times or ()))
-            _refuse_unknown("time interval", given, times)
+            route_times = (*(route.mute_times or ()), *(route.active_times or ()))
+            _refuse_unknown("time interval", route_times, times)
 
 
-def _clock(given: str | int) -> str:
-    return given if isinstance(given, str) else f"{given // 60:02}:{given % 60:02}"
+def _clock(value: str | int) -> str:
+    return value if isinstance(value, str) else f"{value // 60:02}:{value % 60:02}"
 
 
-def _walk(given: tuple[Route, ...]) -> Iterator[Route]:
-    for route in given:
+def _walk(routes: tuple[Route, ...]) -> Iterator[Route]:
+    for route in routes:
         yield route
         yield from _walk(route.routes)
 
 
-def _refuse_twice(what: str, names: list[str] | tuple[str, ...]) -> None:
+def _refuse_duplicates(what: str, names: list[str] | tuple[str, ...]) -> None:
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         raise ValueError(f"{what}: given twice: {', '.join(twice)}")
 
 
-def _refuse_unknown(what: str, asked: tuple[str, ...], names: list[str]) -> None:
-    unknown = sorted(set(asked) - set(names))
+def _refuse_unknown(what: str, used: tuple[str, ...], names: list[str]) -> None:
+    unknown = sorted(set(used) - set(names))
     if unknown:
         raise ValueError(f"no {what} is called {', '.join(unknown)}")
-
-
-_OWNER: Final = "owner"
 
 
 def route_tree(settings: Settings) -> routes.Route:
@@ -256,25 +254,27 @@ def owners_route(settings: Settings) -> routes.Route | None:
 
 
 def ungrouped_receivers(settings: Settings) -> frozenset[str]:
-    """Return the receivers that take each alert by itself, and put together by themselves.
+    """Return the receivers that get each alert by itself.
 
-    An Alertmanager groups, and an Event is about one object: of a message about thousands they
-    would only get the first.
+    An Alertmanager groups by itself, and an Event is about one object: of a group of thousands they
+    would only get the first alerts.
     """
     return frozenset(
-        one.name
-        for one in settings.receivers
-        if one.alertmanager is not None or one.kubernetes is not None
+        receiver.name
+        for receiver in settings.receivers
+        if receiver.alertmanager is not None or receiver.kubernetes is not None
     )
 
 
 def acknowledging_receivers(settings: Settings) -> frozenset[str]:
-    """Return the receivers that can be told that somebody knows."""
-    return frozenset(one.name for one in settings.receivers if one.pagerduty is not None)
+    """Return the receivers that are notified when somebody has silenced a group."""
+    return frozenset(
+        receiver.name for receiver in settings.receivers if receiver.pagerduty is not None
+    )
 
 
 def initial_muting(settings: Settings) -> muting.Muting:
-    """Return what mutes, as it is before any silence."""
+    """Return what mutes alerts, without silences, which are not settings."""
     rules = [
         muting.Rule(
             name=rule.name or f"inhibit_rules[{index}]",
@@ -285,51 +285,51 @@ def initial_muting(settings: Settings) -> muting.Muting:
         for index, rule in enumerate(settings.inhibit_rules)
     ]
     times = {
-        named.name: [one.interval() for one in named.time_intervals]
+        named.name: [part.interval() for part in named.time_intervals]
         for named in settings.time_intervals
     }
     return muting.Muting(rules, times)
 
 
-def _with_children(parent: routes.Route, given: tuple[Route, ...]) -> routes.Route:
-    children = tuple(_child(parent, one) for one in given)
+def _with_children(parent: routes.Route, settings: tuple[Route, ...]) -> routes.Route:
+    children = tuple(_child(parent, child) for child in settings)
     return routes.Route(
         key=parent.key,
         receivers=parent.receivers,
         group_by=parent.group_by,
         timing=parent.timing,
         matchers=parent.matchers,
-        goes_on=parent.goes_on,
+        continues=parent.continues,
         mute_times=parent.mute_times,
         active_times=parent.active_times,
         children=children,
     )
 
 
-def _child(parent: routes.Route, given: Route) -> routes.Route:
-    """Return a route; the times that mute are not inherited, as in Alertmanager."""
-    matchers = matching.parse_all(given.matchers)
+def _child(parent: routes.Route, settings: Route) -> routes.Route:
+    """Return a route; mute times are not inherited, as in Alertmanager."""
+    matchers = matching.parse_all(settings.matchers)
     above = parent.timing
     timing = routes.Timing(
-        group_wait_s=_or(given.group_wait_s, above.group_wait_s),
-        group_interval_s=_or(given.group_interval_s, above.group_interval_s),
-        repeat_interval_s=_or(given.repeat_interval_s, above.repeat_interval_s),
+        group_wait_s=_or(settings.group_wait_s, above.group_wait_s),
+        group_interval_s=_or(settings.group_interval_s, above.group_interval_s),
+        repeat_interval_s=_or(settings.repeat_interval_s, above.repeat_interval_s),
         resolve_wait_s=(
-            above.resolve_wait_s if given.resolve_wait_s is None else given.resolve_wait_s
+            above.resolve_wait_s if settings.resolve_wait_s is None else settings.resolve_wait_s
         ),
     )
     own = routes.Route(
         key=routes.key_of(parent.key, matchers),
-        receivers=parent.receivers if given.receivers is None else given.receivers,
-        group_by=parent.group_by if given.group_by is None else given.group_by,
+        receivers=parent.receivers if settings.receivers is None else settings.receivers,
+        group_by=parent.group_by if settings.group_by is None else settings.group_by,
         timing=timing,
         matchers=matchers,
-        goes_on=given.continue_,
-        mute_times=given.mute_times or (),
-        active_times=given.active_times or (),
+        continues=settings.continue_,
+        mute_times=settings.mute_times or (),
+        active_times=settings.active_times or (),
     )
-    return _with_children(own, given.routes)
+    return _with_children(own, settings.routes)
 
 
-def _or(given: float | None, inherited: float) -> float:
-    return inherited if given is None else given
+def _or(own: float | None, inherited: float) -> float:
+    return inherited if own is None else own

@@ -16,7 +16,7 @@ _MASKED_MIN: Final = 6
 
 
 class NoSecret(Exception):
-    """A secret cannot be had; the text says where it should be, and never what it is."""
+    """A secret cannot be read; the text says where it should be, and never what it is."""
 
 
 class SecretReader:
@@ -44,22 +44,22 @@ class SecretReader:
 def secret(where: receiver_settings.Secret) -> str:
     """Return a secret. Raises NoSecret."""
     if where.env is not None:
-        found = os.environ.get(where.env, "").strip()
-        if not found:
+        value = os.environ.get(where.env, "").strip()
+        if not value:
             raise NoSecret(f"the variable {where.env} is not set")
-        return found
+        return value
     assert where.file is not None, "a secret is in a file or in a variable"
     try:
         with Path(where.file).open("rb") as opened:
             text = opened.read(_SECRET_BYTES_MAX)
-        found = (text.decode() if where.at is None else _inside(text, where.at)).strip()
+        value = (text.decode() if where.at is None else _inside(text, where.at)).strip()
     except OSError as error:
         raise NoSecret(f"{where.file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise NoSecret(f"{where.file}: no text") from None
-    if not found:
+    if not value:
         raise NoSecret(f"{where.file}{': ' + where.at if where.at else ''}: empty")
-    return found
+    return value
 
 
 def _inside(text: bytes, at: str) -> str:

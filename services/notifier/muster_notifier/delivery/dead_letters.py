@@ -17,60 +17,56 @@ from muster import vocabulary
 from muster_notifier.receivers import message, result
 from muster_notifier.routing import notifications
 
+SUBJECTS: Final = "muster.dlq.notification.>"
+REPLAY: Final = "Muster-Replay"
+"""The header of a dead letter that was put back into the outbox by hand."""
+NO_SUCH_RECEIVER: Final = result.Result(
+    outcome=result.Outcome.NOT_FOUND, detail="no receiver of this name is configured any more"
+)
+_ABOUT_DEAD: Final = "about-dead"
+_SHOWN_MAX: Final = 500
+Message = tuple[str, bytes, str, Mapping[str, str]]
+"""Subject, body, key by which a repeat is dropped, headers."""
 
-def as_now(
+
+def as_of_now(
     notification: notifications.Notification,
     *,
     fires: AbstractSet[str],
-    told: Collection[str],
+    notified: Collection[str],
 ) -> notifications.Notification | None:
-    """Return what to say instead of a letter that had died; None if that is known, or untrue.
+    """Return what to send instead of a dead letter; None if the receiver knows that already.
 
-    `fires` are its alerts that fire now, `told` those that the receiver believes to fire.
+    `fires` are its alerts that fire now, `notified` those that fire by its last notification.
     """
     if not notification.firing_ids:
-        return None if told else notification
+        return None if notified else notification
     still = fires & set(notification.firing_ids)
     if still:
-        return None if still <= set(told) else notification
-    over = tuple(
+        return None if still <= set(notified) else notification
+    resolved = tuple(
         msgspec.structs.replace(
             alert, state=vocabulary.AlertState.RESOLVED, ends_at=notification.at
         )
         for alert in notification.firing
     )
     began = tuple(alert.starts_at for alert in notification.firing)
-    # a letter names more alerts than it shows
+    # a notification names more alerts than it shows
     began += (notification.at,) * (len(notification.firing_ids) - len(began))
     return msgspec.structs.replace(
         notification,
         reason=vocabulary.NotificationReason.ALL_RESOLVED,
         firing=(),
-        resolved=(*over, *notification.resolved),
+        resolved=(*resolved, *notification.resolved),
         firing_ids=(),
         resolved_ids=(*notification.firing_ids, *notification.resolved_ids),
         episodes=(*began, *notification.episodes),
     )
 
 
-SUBJECTS: Final = "muster.dlq.notification.>"
-REPLAY: Final = "Muster-Replay"
-"""The header of a letter that was put back into the outbox by hand."""
-
-TO_NOBODY: Final = result.Result(
-    outcome=result.Outcome.NOT_FOUND, detail="no receiver of this name is configured any more"
-)
-
-_ABOUT_DEAD: Final = "about-dead"
-_SHOWN_MAX: Final = 500
-
-Message = tuple[str, bytes, str, Mapping[str, str]]
-"""Subject, body, key by which a repeat is dropped, headers."""
-
-
-def bury(
+def dead_letter(
     notification: notifications.Notification,
-    answer: result.Result,
+    came_to: result.Result,
     *,
     attempts: int,
     at: datetime,
@@ -85,27 +81,27 @@ def bury(
             "Muster-Receiver": notification.receiver,
             "Muster-Group": _plain(notification.group),
             "Muster-Attempts": str(attempts),
-            "Muster-Outcome": answer.outcome,
-            "Muster-Error": _plain(answer.detail),
+            "Muster-Outcome": came_to.outcome,
+            "Muster-Error": _plain(came_to.detail),
             "Muster-Died-At": at.isoformat(),
         },
     )
 
 
 def unreadable(receiver: str, body: bytes, error: str) -> Message:
-    """Return what was in the outbox and is no letter."""
+    """Return the dead letter of what was in the outbox and cannot be read."""
     name = hashlib.sha256(body).hexdigest()[:32]
     headers = {"Muster-Receiver": receiver, "Muster-Error": _plain(error)}
     return f"muster.dlq.notification.{receiver}.unreadable.{name}", body, name, headers
 
 
 def is_about_dead(where: str) -> bool:
-    """Tell whether a dead letter only says that there are dead letters."""
+    """Return whether a dead letter only says that there are dead letters."""
     return where.split(".")[4:5] == [_ABOUT_DEAD]
 
 
 def subject(notification: notifications.Notification) -> str:
-    """Return where a dead letter is kept."""
+    """Return the subject under which a dead letter is kept."""
     kinds = {alert.kind for alert in (*notification.firing, *notification.resolved)}
     group = notifications.token(notification.group)
     if kinds == {vocabulary.AlertKind.DEAD_LETTERS}:

@@ -10,62 +10,65 @@ from muster.service import logs
 from muster_notifier.receivers import result
 from muster_notifier.routing import notifications
 
-_TOLD = prometheus_client.Counter(
-    "muster_notifications_total",
+_NOTIFICATIONS = prometheus_client.Counter(
+    "muster_notifier_notifications_total",
     "Notifications, by what became of them.",
     ["receiver", "reason", "outcome"],
 )
 _ATTEMPTS = prometheus_client.Counter(
-    "muster_notification_attempts_total",
-    "Attempts to send, by what was answered.",
-    ["receiver", "answer", "outcome"],
+    "muster_notifier_attempts_total",
+    "Attempts to send, by what they came to.",
+    ["receiver", "result", "outcome"],
 )
 _SECONDS = prometheus_client.Histogram(
-    "muster_notification_seconds",
-    "From the decision to tell until the receiver took it.",
+    "muster_notifier_delivery_seconds",
+    "From the decision to notify until the receiver took the notification.",
     ["receiver"],
     buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300),
 )
 
 
 class DeliveryLog:
-    """Those of one receiver; `publish` tells everybody, once for each id."""
+    """The deliveries of one receiver; `publish` publishes an event once for each id."""
 
     def __init__(
         self, name: str, publish: Callable[[vocabulary.Event, str], Awaitable[object]]
     ) -> None:
         self._name = name
         self._publish = publish
-        self._is_away = False
+        self._is_unavailable = False
 
-    def attempted(self, answer: result.Result) -> None:
+    def attempted(self, came_to: result.Result) -> None:
         """Count an attempt."""
-        _ATTEMPTS.labels(self._name, answer.kind, answer.outcome).inc()
+        _ATTEMPTS.labels(self._name, came_to.kind, came_to.outcome).inc()
 
-    def note(self, answer: result.Result | None) -> None:
-        """Log once when a receiver goes away, and once when it is back."""
-        if answer is not None and not self._is_away:
+    def log_availability(self, came_to: result.Result | None) -> None:
+        """Log once when a receiver begins to fail, and once when it works again."""
+        if came_to is not None and not self._is_unavailable:
             logs.logger().warning(
-                "receiver_away", receiver=self._name, outcome=answer.outcome, error=answer.detail
+                "receiver_unavailable",
+                receiver=self._name,
+                outcome=came_to.outcome,
+                error=came_to.detail,
             )
-        elif answer is None and self._is_away:
-            logs.logger().info("receiver_back", receiver=self._name)
-        self._is_away = answer is not None
+        elif came_to is None and self._is_unavailable:
+            logs.logger().info("receiver_available", receiver=self._name)
+        self._is_unavailable = came_to is not None
 
     async def delivered(
         self,
         notification: notifications.Notification,
-        answer: result.Result,
+        came_to: result.Result,
         *,
         attempts: int,
         number: int,
     ) -> None:
-        """Say that it was taken; `number` tells repeats by hand apart."""
+        """Report that it was taken; `number` distinguishes replays."""
         at = datetime.now(UTC)
         _SECONDS.labels(self._name).observe(max(0.0, (at - notification.at).total_seconds()))
-        _TOLD.labels(self._name, notification.reason, "delivered").inc()
+        _NOTIFICATIONS.labels(self._name, notification.reason, "delivered").inc()
         logs.logger().info(
-            "delivered", **facts(notification), attempts=attempts, answer=answer.detail
+            "delivered", **log_fields(notification), attempts=attempts, result=came_to.detail
         )
         await self._publish(
             vocabulary.NotificationDelivered(
@@ -84,19 +87,19 @@ class DeliveryLog:
     async def failed(
         self,
         notification: notifications.Notification,
-        answer: result.Result,
+        came_to: result.Result,
         *,
         attempts: int,
         at: datetime,
     ) -> None:
-        """Say that it reached nobody, and is kept."""
-        _TOLD.labels(self._name, notification.reason, f"failed_{answer.outcome}").inc()
+        """Report that it was not delivered, and is a dead letter."""
+        _NOTIFICATIONS.labels(self._name, notification.reason, f"failed_{came_to.outcome}").inc()
         logs.logger().error(
             "not_delivered",
-            **facts(notification),
+            **log_fields(notification),
             attempts=attempts,
-            outcome=answer.outcome,
-            error=answer.detail,
+            outcome=came_to.outcome,
+            error=came_to.detail,
         )
         await self._publish(
             vocabulary.NotificationFailed(
@@ -108,15 +111,15 @@ class DeliveryLog:
                 firing=notification.firing_ids,
                 resolved=notification.resolved_ids if notification.send_resolved else (),
                 attempts=attempts,
-                outcome=answer.outcome,
-                error=answer.detail[:2048],
+                outcome=came_to.outcome,
+                error=came_to.detail[:2048],
             ),
             f"{notification.id}:failed:{at.isoformat()}",
         )
 
 
-def facts(notification: notifications.Notification) -> dict[str, str]:
-    """Return what names a notification in the log."""
+def log_fields(notification: notifications.Notification) -> dict[str, str]:
+    """Return the fields that identify a notification in the log."""
     return {
         "id": notification.id,
         "receiver": notification.receiver,

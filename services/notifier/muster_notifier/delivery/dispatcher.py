@@ -13,97 +13,99 @@ from muster.service import entry, logs, runtime
 from muster_notifier.config import receiver_settings, schema
 from muster_notifier.delivery import dead_letters, queue, worker
 from muster_notifier.receivers import factory
-from muster_notifier.routing import inputs, ledger, notifications
+from muster_notifier.routing import grouping, ledger, notifications
 
 UNREADABLE = prometheus_client.Counter(
-    "muster_notifier_unreadable_total", "What was remembered and cannot be read.", ["what"]
+    "muster_notifier_unreadable_total",
+    "Stored ledger entries and silences that cannot be read.",
+    ["what"],
 )
 
 
 class Dispatcher:
-    """All receivers; `report` hears what became of each letter."""
+    """All receivers; `report` is called with what became of each notification."""
 
     def __init__(
         self,
         settings: schema.Settings,
         connected: bus.Bus,
         *,
-        report: Callable[[inputs.Outcome], Awaitable[None]],
+        report: Callable[[grouping.Outcome], Awaitable[None]],
         may_act: Callable[[], Awaitable[None]],
         firing: Callable[[Iterable[str]], frozenset[str]],
     ) -> None:
-        """Raise CannotStart if a receiver cannot be used. `may_act` returns once we may."""
+        """Raise CannotStart if a receiver cannot be used. `may_act` returns once we are leader."""
         self._settings = settings
         self._bus = connected
         self._report = report
         self._may_act = may_act
         self._firing = firing
-        self._desks: dict[str, asyncio.Queue[runtime.Delivery[queue.Input]]] = {}
-        self._receivers = {r.name: self._receiver(r) for r in settings.receivers}
+        self._inboxes: dict[str, asyncio.Queue[runtime.Delivery[queue.Input]]] = {}
+        self._workers = {r.name: self._worker(r) for r in settings.receivers}
 
     def names(self) -> list[str]:
         """Return the names of all receivers."""
-        return list(self._receivers)
+        return list(self._workers)
 
-    def away(self) -> list[str]:
-        """Return the receivers that have failed again and again."""
-        return [one.name for one in self._receivers.values() if one.desk.is_away()]
+    def failing(self) -> list[str]:
+        """Return the receivers that have failed several times in a row."""
+        return [each.name for each in self._workers.values() if each.queue.is_failing()]
 
-    def closed_s(self, now: float) -> dict[str, float]:
-        """Return for how long receivers have asked us to stay away, of those that have."""
-        found = {one.name: round(one.desk.closed_s(now), 1) for one in self._receivers.values()}
-        return {name: seconds for name, seconds in found.items() if seconds}
+    def paused_s(self, now: float) -> dict[str, float]:
+        """Return for how long queues are paused, of those that are."""
+        paused = {each.name: round(each.queue.paused_s(now), 1) for each in self._workers.values()}
+        return {name: seconds for name, seconds in paused.items() if seconds}
 
-    def give(self, notification: notifications.Notification) -> None:
-        """Take one to send; never waits."""
-        self._receivers[notification.receiver].give(notification)
+    def enqueue(self, notification: notifications.Notification) -> None:
+        """Enqueue a notification to send; never waits."""
+        self._workers[notification.receiver].enqueue(notification)
 
     async def work(self) -> None:
-        """Send what is given, and what is in the outbox; for ever."""
+        """Send what is enqueued, and what is in the outbox; for ever."""
         async with asyncio.TaskGroup() as tasks:
-            for name, receiver in self._receivers.items():
-                tasks.create_task(receiver.work())
-                tasks.create_task(runtime.drive(receiver.desk, self._desks[name], receiver.act))
+            for name, worker_ in self._workers.items():
+                tasks.create_task(worker_.work())
+                tasks.create_task(runtime.drive(worker_.queue, self._inboxes[name], worker_.act))
 
-    async def recall(self) -> list[ledger.Entry]:
-        """Return the ledger; an entry that cannot be read costs one repeat, and is told."""
-        found = []
+    async def restore(self) -> list[ledger.Entry]:
+        """Return the ledger; an entry that cannot be read costs one repeat, and is logged."""
+        entries = []
         for key, value in (await buckets.recall(self._bus.link, streams.LEDGER)).items():
             try:
-                entry_ = ledger.decode(value)
+                ledger_entry = ledger.decode(value)
             except ledger.MalformedEntry as error:
                 UNREADABLE.labels("ledger").inc()
                 logs.logger().error("ledger_entry_unreadable", key=key, error=str(error)[:500])
                 continue
-            found.append(entry_)
-            if entry_.receiver in self._receivers:
-                self._receivers[entry_.receiver].recall(entry_)
-        return found
+            entries.append(ledger_entry)
+            if ledger_entry.receiver in self._workers:
+                self._workers[ledger_entry.receiver].restore(ledger_entry)
+        return entries
 
-    async def waiting(self) -> list[notifications.Notification]:
-        """Return what is in the outbox; what is for nobody any more becomes a dead letter."""
-        found = []
-        letters = await work_queue.waiting(self._bus.link, streams.OUTBOX, "muster.outbox.>")
-        for subject, body, headers, _ in letters:
+    async def pending(self) -> list[notifications.Notification]:
+        """Return what is in the outbox; what has no receiver any more becomes a dead letter."""
+        pending = []
+        messages = await work_queue.waiting(self._bus.link, streams.OUTBOX, "muster.outbox.>")
+        for subject, body, headers, _ in messages:
             try:
                 notification = notifications.decode(body)
-            except notifications.MalformedLetter as error:
+            except notifications.MalformedNotification as error:
                 name = subject.split(".")[2]
-                if name not in self._receivers:
+                if name not in self._workers:
                     await self._put(*dead_letters.unreadable(name, body, str(error)))
                     await work_queue.remove(self._bus.link, streams.OUTBOX, subject)
-                continue  # else whoever takes it says so
-            if notification.receiver not in self._receivers:
-                dead = dead_letters.bury(
-                    notification, dead_letters.TO_NOBODY, attempts=0, at=datetime.now(UTC)
+                continue  # otherwise its worker logs it
+            if notification.receiver not in self._workers:
+                dead = dead_letters.dead_letter(
+                    notification, dead_letters.NO_SUCH_RECEIVER, attempts=0, at=datetime.now(UTC)
                 )
                 await self._put(*dead)
                 await work_queue.remove(self._bus.link, streams.OUTBOX, subject)
             elif dead_letters.REPLAY not in headers and not notification.is_test:
-                found.append(notification)
-        return found
+                pending.append(notification)
+        return pending
 
-    def _receiver(self, settings: receiver_settings.Receiver) -> worker.ReceiverWorker:
+    def _worker(self, settings: receiver_settings.Receiver) -> worker.ReceiverWorker:
         try:
             sender = factory.make(settings, self._settings)
         except factory.Unusable as error:
@@ -111,33 +113,33 @@ class Dispatcher:
         for problem in sender.problems:
             logs.logger().error("template_unusable", receiver=settings.name, error=problem)
         inbox: asyncio.Queue[runtime.Delivery[queue.Input]] = asyncio.Queue(runtime.INBOX_MAX)
-        self._desks[settings.name] = inbox
+        self._inboxes[settings.name] = inbox
 
-        async def hear(event: queue.Input) -> None:
+        async def enqueue(event: queue.Input) -> None:
             await inbox.put(runtime.Delivery(event))
 
         limits = settings.limits
         return worker.ReceiverWorker(
             settings.name,
             sender.send,
-            at_desk=queue.DeliveryQueue(
+            queue=queue.DeliveryQueue(
                 rate_per_s=limits.rate_per_s or sender.rate_per_s,
                 burst=limits.burst,
                 retry_for_s=limits.retry_for_s,
-                at_once=sender.at_once,
-                shows_repeats=sender.at_once == 1,
+                parallel_max=1 if sender.shows_repeats else queue.PARALLEL_MAX,
+                shows_repeats=sender.shows_repeats,
             ),
-            doors=worker.Doors(
+            dependencies=worker.Dependencies(
                 may_act=self._may_act,
                 firing=self._firing,
                 put=self._put,
                 take=self._take,
                 hold_s=work_queue.HOLD_S,
-                remember=functools.partial(buckets.remember, self._bus.link),
+                store=functools.partial(buckets.remember, self._bus.link),
                 publish=self._publish,
                 instance=self._bus.instance,
             ),
-            hear=hear,
+            enqueue_input=enqueue,
             report=self._report,
         )
 

@@ -21,22 +21,24 @@ back.
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from muster import ratelimit
 from muster_notifier.receivers import result
 from muster_notifier.routing import notifications
 
-SENDING_MAX: Final = 4
+PARALLEL_MAX: Final = 4
 FAILURES_MAX: Final = 5
-_FEW_PER_S: Final = 10.0
 UNKNOWN_S: Final = (30.0, 120.0, 600.0, 3600.0)
-"""When to send again what may have been taken, where people would see it again each time."""
+"""When to repeat what may have been taken, where people would see each repeat."""
+
+_SLOW_PER_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One message of the outbox; `number` tells it from every other, also from its repeats."""
+    """One message of the outbox; `number` is its own, also among its repeats."""
 
     number: int
     notification: notifications.Notification
@@ -44,25 +46,25 @@ class Delivery:
 
     @property
     def slot(self) -> str:
-        """Letters of one slot are sent one after the other, and the newest replaces the rest."""
-        kept = self.notification
-        return f"{kept.group} {kept.id}" if self.is_replay or kept.is_test else kept.group
+        """Deliveries of one slot are sent one after the other, and the newest replaces the rest."""
+        group, id_ = self.notification.group, self.notification.id
+        return f"{group} {id_}" if self.is_replay or self.notification.is_test else group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """What the receiver said to a letter; `chance` is random, from 0 to 1, for the jitter."""
+class Attempted:
+    """What an attempt came to; `chance` is random, from 0 to 1, for the jitter."""
 
-    letter: Delivery
-    answer: result.Result
+    delivery: Delivery
+    result: result.Result
     chance: float
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this letter, for the nth time."""
+    """Send this, for the nth time."""
 
-    letter: Delivery
+    delivery: Delivery
     attempt: int
 
 
@@ -70,42 +72,42 @@ class Send:
 class Done:
     """The receiver took it."""
 
-    letter: Delivery
+    delivery: Delivery
     attempts: int
-    answer: result.Result
+    result: result.Result
 
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """It will be tried again, and was not before."""
+    """It failed for the first time, and will be retried."""
 
-    letter: Delivery
-    answer: result.Result
+    delivery: Delivery
+    result: result.Result
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Something newer about the same group says all that this says."""
+    """A newer notification about the same group replaces it."""
 
-    letter: Delivery
+    delivery: Delivery
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
-    """It was refused, or was tried for too long."""
+class GivenUp:
+    """It was refused, or retried for too long."""
 
-    letter: Delivery
+    delivery: Delivery
     attempts: int
-    answer: result.Result
+    result: result.Result
 
 
-Input = Delivery | Answered
-Output = Send | Done | Postponed | Superseded | Dead
+Input = Delivery | Attempted
+Output = Send | Done | Postponed | Superseded | GivenUp
 
 
 @dataclass(slots=True, kw_only=True)
 class _Slot:
-    letter: Delivery
+    delivery: Delivery
     began_at: float
     due_at: float
     attempts: int = 0
@@ -114,51 +116,8 @@ class _Slot:
     next: Delivery | None = None
 
 
-@dataclass(slots=True)
-class _Bucket:
-    """Tokens for sending; `burst` at most, `rate` more every second."""
-
-    rate: float
-    burst: int
-    tokens: float = field(init=False)
-    left: float = 0.0
-    at: float | None = None
-
-    def __post_init__(self) -> None:
-        self.tokens = float(self.burst)
-
-    def ready_at(self, now: float) -> float:
-        """Return when there is a token."""
-        self._fill(now)
-        return now if self.tokens >= 1 else now + (1 - self.tokens) / self.rate
-
-    def take(self, now: float) -> None:
-        """Take one."""
-        self._fill(now)
-        self.tokens -= 1
-        self.left = self.tokens
-
-    def answered(self, now: float, *, requests: int) -> None:
-        """Take what a message of several requests used beside, also if there is none.
-
-        Of few a second the next counts from the answer: what is sent a second apart arrives less
-        apart if the first was slow.
-        """
-        if self.rate <= _FEW_PER_S:
-            self.tokens, self.at = min(self.tokens, self.left), now
-        self.tokens -= requests - 1
-
-    def _fill(self, now: float) -> None:
-        if self.at is not None:
-            self.tokens = min(float(self.burst), self.tokens + (now - self.at) * self.rate)
-        # a wait that was rounded must not be followed by another, ever shorter one
-        if 1 - self.tokens < 1e-9:  # noqa: PLR2004  # seconds are known to a nanosecond
-            self.tokens = max(1.0, self.tokens)
-        self.at = now
-
-
 class DeliveryQueue:
-    """See the module."""
+    """The queue of one receiver; see the module."""
 
     def __init__(
         self,
@@ -166,28 +125,30 @@ class DeliveryQueue:
         rate_per_s: float,
         burst: int,
         retry_for_s: float,
-        at_once: int = SENDING_MAX,
+        parallel_max: int = PARALLEL_MAX,
         shows_repeats: bool = False,
     ) -> None:
-        """Send at most `at_once` letters side by side."""
+        """Send at most `parallel_max` deliveries at the same time."""
         self._shows_repeats = shows_repeats
-        self._at_once = at_once
-        self._bucket = _Bucket(rate_per_s, burst)
+        self._parallel_max = parallel_max
+        self._is_slow = rate_per_s <= _SLOW_PER_S
+        self._bucket = ratelimit.TokenBucket(per_s=rate_per_s, burst=burst, now=0.0)
+        self._now = 0.0
         self._retry_for_s = retry_for_s
         self._slots: dict[str, _Slot] = {}
         self._due: list[tuple[float, int, str]] = []
         self._count = 0
         self._sending = 0
         self._failures = 0
-        self._closed_until = 0.0
+        self._paused_until = 0.0
 
     def receive(self, event: Input, now: float) -> Sequence[Output]:
-        """Take a letter, or an answer."""
+        """Add a delivery, or note what an attempt came to."""
         match event:
             case Delivery():
-                return self._take(event, now)
-            case Answered():
-                return self._answered(event, now)
+                return self._add(event, now)
+            case Attempted():
+                return self._on_result(event, now)
 
     def tick(self, now: float) -> Sequence[Output]:
         """Send what is due."""
@@ -198,101 +159,109 @@ class DeliveryQueue:
         slot = self._first()
         if slot is None or self._sending >= self._sending_max():
             return None
-        ready_at = self._bucket.ready_at(self._bucket.at or 0.0)
-        return max(slot.due_at, ready_at, self._closed_until)
+        return max(slot.due_at, self._bucket.ready_at(self._now), self._paused_until)
 
     @property
     def waiting(self) -> int:
-        """How many letters are here."""
+        """How many deliveries are in the queue."""
         return len(self._slots) + sum(slot.next is not None for slot in self._slots.values())
 
-    def closed_s(self, now: float) -> float:
-        """Return for how long the receiver has asked us to stay away."""
-        return max(0.0, self._closed_until - now)
+    def paused_s(self, now: float) -> float:
+        """Return for how long the queue is paused, because the receiver asked for it or failed."""
+        return max(0.0, self._paused_until - now)
 
-    def is_away(self) -> bool:
-        """Tell whether the receiver has failed several times in a row."""
+    def is_failing(self) -> bool:
+        """Return whether the receiver has failed several times in a row."""
         return self._failures >= FAILURES_MAX
 
-    def _take(self, letter: Delivery, now: float) -> list[Output]:
-        slot = self._slots.get(letter.slot)
+    def _add(self, delivery: Delivery, now: float) -> list[Output]:
+        slot = self._slots.get(delivery.slot)
         if slot is None:
-            self._slots[letter.slot] = _Slot(letter=letter, began_at=now, due_at=now)
-            self._queue(letter.slot, now)
+            self._slots[delivery.slot] = _Slot(delivery=delivery, began_at=now, due_at=now)
+            self._queue(delivery.slot, now)
             return self._send_due(now)
-        newest = slot.next or slot.letter
-        if newest.notification.id == letter.notification.id:
-            return [Superseded(letter)]
+        newest = slot.next or slot.delivery
+        if newest.notification.id == delivery.notification.id:
+            return [Superseded(delivery)]
         out: list[Output] = []
         if slot.is_sending:
             if slot.next is not None:
                 out.append(Superseded(slot.next))
-            slot.next = letter
+            slot.next = delivery
             return out
-        out.append(Superseded(slot.letter))
-        slot.letter, slot.began_at, slot.unknown = letter, now, 0
+        out.append(Superseded(slot.delivery))
+        slot.delivery, slot.began_at, slot.unknown = delivery, now, 0
         return [*out, *self._send_due(now)]
 
-    def _answered(self, event: Answered, now: float) -> list[Output]:
-        letter, answer = event.letter, event.answer
-        slot = self._slots[letter.slot]
-        assert slot.letter == letter, "an answer to what was not sent"
+    def _on_result(self, event: Attempted, now: float) -> list[Output]:
+        delivery, came_to = event.delivery, event.result
+        slot = self._slots[delivery.slot]
+        assert slot.delivery == delivery, "a result of what was not sent"
         slot.is_sending = False
         self._sending -= 1
-        self._bucket.answered(now, requests=answer.requests)
-        out: list[Output] = []
-        if answer.kind is result.Kind.TEMPORARY:
+        self._take_tokens(came_to.requests - 1, now)
+        if came_to.kind is result.Kind.TEMPORARY:
             self._failures += 1
-            delay_s = result.delay_s(slot.attempts, answer, chance=event.chance)
-            is_doubtful = answer.is_unknown and self._shows_repeats
-            if is_doubtful and slot.unknown < len(UNKNOWN_S):
-                delay_s = max(delay_s, UNKNOWN_S[slot.unknown])
-            is_over = is_doubtful and slot.unknown >= len(UNKNOWN_S)
-            slot.unknown += is_doubtful
-            if answer.retry_after_s is not None or self._failures >= FAILURES_MAX:
-                self._closed_until = max(self._closed_until, now + delay_s)
-            if slot.next is not None:
-                out.append(Superseded(letter))
-                slot.letter, slot.next = slot.next, None
-                slot.began_at, slot.unknown = now, 0
-                self._wait(slot, now + delay_s)
-            elif is_over or now + delay_s > slot.began_at + self._retry_for_s:
-                out.append(Dead(letter, slot.attempts, answer))
-                self._end(slot, now)
-            else:
-                if slot.attempts == 1:
-                    out.append(Postponed(letter, answer))
-                self._wait(slot, now + delay_s)
-        elif answer.kind is result.Kind.TAKEN:
-            self._failures = 0
-            out.append(Done(letter, slot.attempts, answer))
+            return [*self._retry(slot, event, now), *self._send_due(now)]
+        self._failures = 0
+        ended = Done if came_to.kind is result.Kind.TAKEN else GivenUp
+        out = ended(delivery, slot.attempts, came_to)
+        self._end(slot, now)
+        return [out, *self._send_due(now)]
+
+    def _take_tokens(self, more_requests: int, now: float) -> None:
+        """Take a token for every request beyond the first, also if there is none.
+
+        At a slow rate the next message counts from the result of this one: what is sent a second
+        apart arrives less than a second apart if the first was slow.
+        """
+        if self._is_slow:
+            self._bucket.refill_from(now)
+        if more_requests:
+            self._bucket.take(now, count=more_requests)
+
+    def _retry(self, slot: _Slot, event: Attempted, now: float) -> list[Output]:
+        delivery, came_to = event.delivery, event.result
+        delay_s = result.delay_s(slot.attempts, came_to, chance=event.chance)
+        is_doubtful = came_to.is_unknown and self._shows_repeats
+        is_over = is_doubtful and slot.unknown >= len(UNKNOWN_S)
+        if is_doubtful and not is_over:
+            delay_s = max(delay_s, UNKNOWN_S[slot.unknown])
+        slot.unknown += is_doubtful
+        if came_to.retry_after_s is not None or self.is_failing():
+            self._paused_until = max(self._paused_until, now + delay_s)
+        if slot.next is not None:
+            slot.delivery, slot.next = slot.next, None
+            slot.began_at, slot.unknown = now, 0
+            self._wait(slot, now + delay_s)
+            return [Superseded(delivery)]
+        if is_over or now + delay_s > slot.began_at + self._retry_for_s:
+            attempts = slot.attempts
             self._end(slot, now)
-        else:
-            self._failures = 0
-            out.append(Dead(letter, slot.attempts, answer))
-            self._end(slot, now)
-        return [*out, *self._send_due(now)]
+            return [GivenUp(delivery, attempts, came_to)]
+        self._wait(slot, now + delay_s)
+        return [Postponed(delivery, came_to)] if slot.attempts == 1 else []
 
     def _end(self, slot: _Slot, now: float) -> None:
-        """Go on with what waits behind, or forget the slot."""
-        name = slot.letter.slot
+        """Continue with the delivery that waits behind, or drop the slot."""
+        name = slot.delivery.slot
         if slot.next is None:
             del self._slots[name]
             return
-        slot.letter, slot.next = slot.next, None
+        slot.delivery, slot.next = slot.next, None
         slot.began_at, slot.attempts, slot.unknown = now, 0, 0
         self._wait(slot, now)
 
     def _wait(self, slot: _Slot, until: float) -> None:
         slot.due_at = until
-        self._queue(slot.letter.slot, until)
+        self._queue(slot.delivery.slot, until)
 
     def _queue(self, name: str, at: float) -> None:
         self._count += 1
         heapq.heappush(self._due, (at, self._count, name))
 
     def _first(self) -> _Slot | None:
-        """Return the slot that is due first; what the heap says of others is out of date."""
+        """Return the slot that is due first; outdated entries of the heap are dropped."""
         while self._due:
             at, _, name = self._due[0]
             slot = self._slots.get(name)
@@ -302,10 +271,11 @@ class DeliveryQueue:
         return None
 
     def _send_due(self, now: float) -> list[Output]:
+        self._now = now
         out: list[Output] = []
         while self._sending < self._sending_max():
             slot = self._first()
-            ready_at = max(self._bucket.ready_at(now), self._closed_until)
+            ready_at = max(self._bucket.ready_at(now), self._paused_until)
             if slot is None or slot.due_at > now or ready_at > now:
                 break
             heapq.heappop(self._due)
@@ -313,8 +283,8 @@ class DeliveryQueue:
             slot.is_sending = True
             slot.attempts += 1
             self._sending += 1
-            out.append(Send(slot.letter, slot.attempts))
+            out.append(Send(slot.delivery, slot.attempts))
         return out
 
     def _sending_max(self) -> int:
-        return 1 if self.is_away() else self._at_once
+        return 1 if self.is_failing() else self._parallel_max

@@ -19,16 +19,13 @@ from muster.nats import streams
 from muster.service import logs
 from muster_notifier.delivery import dead_letters, delivery_log, queue
 from muster_notifier.receivers import result
-from muster_notifier.routing import inputs, ledger, notifications
+from muster_notifier.routing import grouping, ledger, notifications
 
-Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[result.Result]]
-"""Sends one message once; the mapping is what the receiver said about this group before."""
+STOP_S: Final = 1.0
+"""When we stop, an attempt in flight has this long to be answered and recorded."""
 
-GOODBYE_S: Final = 1.0
-"""At the end, a message already on its way has this long to be answered and remembered."""
-
-_LETTERS = prometheus_client.Gauge(
-    "muster_notification_letters", "Letters that wait for a receiver.", ["receiver"]
+_QUEUED = prometheus_client.Gauge(
+    "muster_notifier_queued_notifications", "Notifications that wait for a receiver.", ["receiver"]
 )
 
 
@@ -41,26 +38,27 @@ class Job(Protocol):
 
     @property
     def body(self) -> bytes:
-        """The letter."""
+        """The notification, as JSON."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What is said about it."""
+        """Its headers."""
 
     @property
     def done(self) -> Callable[[], Awaitable[None]]:
-        """Remove it."""
+        """Remove it from the outbox."""
 
     @property
     def hold(self) -> Callable[[], Awaitable[None]]:
-        """Keep it."""
+        """Keep it from being handed out again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doors:
-    """What a receiver needs of others; `may_act` returns once nobody else acts.
+class Dependencies:
+    """What a worker needs; `may_act` returns once this process is the leader.
 
-    `firing` returns those alerts that fire, of these.
+    `firing` returns which of these alerts fire now. `put` writes to a stream, `take` reads the
+    outbox, `store` writes to a bucket, `publish` publishes an event.
     """
 
     may_act: Callable[[], Awaitable[None]]
@@ -68,221 +66,239 @@ class Doors:
     put: Callable[[str, bytes, str, Mapping[str, str]], Awaitable[None]]
     take: Callable[[str, str], AsyncIterator[Job]]
     hold_s: float
-    remember: Callable[[streams.Bucket, str, bytes], Awaitable[object]]
+    store: Callable[[streams.Bucket, str, bytes], Awaitable[object]]
     publish: Callable[[vocabulary.Event, str], Awaitable[object]]
     instance: str
 
 
 class ReceiverWorker:
-    """One addressee with its own desk, its own consumer and its own pace: it delays no other."""
+    """One receiver with a queue, a consumer and a rate of its own: it delays no other."""
 
     def __init__(
         self,
         name: str,
-        send: Send,
+        send: result.Send,
         *,
-        at_desk: queue.DeliveryQueue,
-        doors: Doors,
-        hear: Callable[[queue.Input], Awaitable[None]],
-        report: Callable[[inputs.Outcome], Awaitable[None]],
+        queue: queue.DeliveryQueue,
+        dependencies: Dependencies,
+        enqueue_input: Callable[[queue.Input], Awaitable[None]],
+        report: Callable[[grouping.Outcome], Awaitable[None]],
     ) -> None:
-        """`hear` gives the desk an input; `report` tells the machine what became of a letter."""
+        """`enqueue_input` feeds the queue; `report` is called with what became of notifications."""
         self.name = name
-        self.desk = at_desk
+        self.queue = queue
         self._send = send
-        self._doors = doors
-        self._hear = hear
+        self._dependencies = dependencies
+        self._enqueue = enqueue_input
         self._report = report
         self._entries: dict[str, ledger.Entry] = {}
         self._jobs: dict[int, Job] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self._posted = 0
-        # replays that are news after all
+        self._written = 0
+        # replays that the receiver does not know of: they count like first deliveries
         self._counted: set[int] = set()
-        self._books = delivery_log.DeliveryLog(name, doors.publish)
+        self._log = delivery_log.DeliveryLog(name, dependencies.publish)
         # one for each group, the newest: the machine bounds how many groups these are
         self._outgoing: dict[str, notifications.Notification] = {}
-        self._given = asyncio.Event()
-        _LETTERS.labels(name).set_function(lambda: self.desk.waiting)
+        self._has_outgoing = asyncio.Event()
+        _QUEUED.labels(name).set_function(lambda: self.queue.waiting)
 
-    def recall(self, entry: ledger.Entry) -> None:
-        """Know what the receiver was told about a group."""
+    def restore(self, entry: ledger.Entry) -> None:
+        """Note the ledger's entry about a group."""
         self._entries[entry.group] = entry
 
-    def give(self, notification: notifications.Notification) -> None:
-        """Take one to send; never waits."""
+    def enqueue(self, notification: notifications.Notification) -> None:
+        """Enqueue a notification to send; never waits."""
         self._outgoing[notification.group] = notification
-        self._given.set()
+        self._has_outgoing.set()
 
     async def work(self) -> None:
-        """Put what is given into the outbox, and take letters from there; for ever."""
+        """Write notifications to the outbox, and deliver what is in it; for ever."""
         async with asyncio.TaskGroup() as self._tasks:
-            self._tasks.create_task(self._post())
-            self._tasks.create_task(self._collect())
-            self._tasks.create_task(self._hold())
+            self._tasks.create_task(self._write_outbox())
+            self._tasks.create_task(self._read_outbox())
+            self._tasks.create_task(self._extend_holds())
 
     async def act(self, output: queue.Output) -> None:
-        """Do what the desk says."""
+        """Execute an output of the queue."""
         match output:
             case queue.Send():
-                assert self._tasks is not None, f"{self.name} does not work yet"
-                self._tasks.create_task(self._deliver_whole(output))
-            case queue.Done(letter):
-                self._books.note(None)
-                if not self._is_extra(letter):
-                    await self._report(inputs.Delivered(letter.notification))
-            case queue.Postponed(letter, answer):
-                self._books.note(answer)
-                if not self._is_extra(letter):
-                    await self._report(inputs.Postponed(letter.notification))
-            case queue.Superseded(letter):
-                await self._finish(letter)
-            case queue.Dead(letter, attempts, answer):
-                await self._bury(letter, answer, attempts=attempts)
-                if not self._is_extra(letter):
-                    await self._report(inputs.Failed(letter.notification))
+                assert self._tasks is not None, f"{self.name} has not been started"
+                self._tasks.create_task(self._deliver_uninterrupted(output))
+            case queue.Done(delivery):
+                self._log.log_availability(None)
+                if not self._is_untracked(delivery):
+                    await self._report(grouping.Delivered(delivery.notification))
+            case queue.Postponed(delivery, came_to):
+                self._log.log_availability(came_to)
+                if not self._is_untracked(delivery):
+                    await self._report(grouping.Postponed(delivery.notification))
+            case queue.Superseded(delivery):
+                await self._finish(delivery)
+            case queue.GivenUp(delivery, attempts, came_to):
+                await self._give_up(delivery, came_to, attempts=attempts)
+                if not self._is_untracked(delivery):
+                    await self._report(grouping.Failed(delivery.notification))
 
-    async def _post(self) -> None:
+    async def _write_outbox(self) -> None:
         while True:
-            await self._given.wait()
+            await self._has_outgoing.wait()
             if not self._outgoing:
-                self._given.clear()
+                self._has_outgoing.clear()
                 continue
             notification = self._outgoing.pop(next(iter(self._outgoing)))
-            self._posted += 1
-            await self._doors.may_act()
-            await self._doors.put(
+            self._written += 1
+            await self._dependencies.may_act()
+            await self._dependencies.put(
                 f"muster.outbox.{self.name}.{notifications.token(notification.group)}",
                 notifications.encode(notification),
-                f"{notification.id}:{self._doors.instance}:{self._posted}",
+                f"{notification.id}:{self._dependencies.instance}:{self._written}",
                 {},
             )
 
-    async def _collect(self) -> None:
-        jobs = self._doors.take(f"receiver-{self.name}", f"muster.outbox.{self.name}.>")
+    async def _read_outbox(self) -> None:
+        jobs = self._dependencies.take(f"receiver-{self.name}", f"muster.outbox.{self.name}.>")
         async for job in jobs:
             if job.number in self._jobs:
                 self._jobs[job.number] = job
                 continue
             try:
                 notification = notifications.decode(job.body)
-            except notifications.MalformedLetter as error:
-                logs.logger().error("letter_unreadable", receiver=self.name, error=str(error)[:500])
-                await self._doors.put(*dead_letters.unreadable(self.name, job.body, str(error)))
+            except notifications.MalformedNotification as error:
+                logs.logger().error(
+                    "notification_unreadable", receiver=self.name, error=str(error)[:500]
+                )
+                await self._dependencies.put(
+                    *dead_letters.unreadable(self.name, job.body, str(error))
+                )
                 await job.done()
                 continue
-            letter = queue.Delivery(
+            delivery = queue.Delivery(
                 number=job.number,
                 notification=notification,
                 is_replay=dead_letters.REPLAY in job.headers,
             )
             entry = self._entries.get(notification.group)
-            if not self._is_extra(letter) and entry is not None and entry.id == notification.id:
-                # it was sent, and somebody ended before it could leave the outbox
+            if (
+                not self._is_untracked(delivery)
+                and entry is not None
+                and entry.id == notification.id
+            ):
+                # it was sent by a process that ended before it could remove it
                 await job.done()
-                await self._report(inputs.Delivered(notification))
+                await self._report(grouping.Delivered(notification))
                 continue
             self._jobs[job.number] = job
-            await self._hear(letter)
+            await self._enqueue(delivery)
 
-    async def _hold(self) -> None:
+    async def _extend_holds(self) -> None:
         while True:
-            await asyncio.sleep(self._doors.hold_s)
+            await asyncio.sleep(self._dependencies.hold_s)
             for job in list(self._jobs.values()):
                 await job.hold()
 
-    async def _deliver_whole(self, sending: queue.Send) -> None:
-        """Deliver; when we are to end, what is on its way has a moment to be answered."""
+    async def _deliver_uninterrupted(self, sending: queue.Send) -> None:
+        """Deliver; when we are stopped, an attempt in flight has a moment to be answered."""
         delivering = asyncio.ensure_future(self._deliver(sending))
         try:
             await asyncio.shield(delivering)
         except asyncio.CancelledError:
-            await asyncio.wait([delivering], timeout=GOODBYE_S)
+            await asyncio.wait([delivering], timeout=STOP_S)
             delivering.cancel()
             await asyncio.gather(delivering, return_exceptions=True)
             raise
 
     async def _deliver(self, sending: queue.Send) -> None:
-        letter = sending.letter
-        notification = self._now(letter)
-        entry = self._entries.get(letter.notification.group)
-        is_open = entry is not None and entry.firing and not self._is_extra(letter)
-        if notification is None or (notification.is_silent and not self._is_extra(letter)):
-            answer = result.Result(outcome=result.Outcome.TAKEN, detail="nothing to say")
+        delivery = sending.delivery
+        notification = self._current(delivery)
+        entry = self._entries.get(delivery.notification.group)
+        is_open = entry is not None and entry.firing and not self._is_untracked(delivery)
+        if notification is None or (
+            notification.is_ledger_only and not self._is_untracked(delivery)
+        ):
+            came_to = result.Result(outcome=result.Outcome.TAKEN, detail="nothing to send")
         else:
-            await self._doors.may_act()
-            known = entry.data if entry is not None and is_open else {}
-            answer = await self._attempt(notification, known)
-            self._books.attempted(answer)
-        if answer.kind is result.Kind.TAKEN:
-            await self._settle(letter, notification, answer, attempts=sending.attempt)
+            await self._dependencies.may_act()
+            data = entry.data if entry is not None and is_open else {}
+            came_to = await self._attempt(notification, data)
+            self._log.attempted(came_to)
+        if came_to.kind is result.Kind.TAKEN:
+            await self._record(delivery, notification, came_to, attempts=sending.attempt)
         chance = random.random()  # noqa: S311  # jitter, not a secret
-        await self._hear(queue.Answered(letter=letter, answer=answer, chance=chance))
+        await self._enqueue(queue.Attempted(delivery=delivery, result=came_to, chance=chance))
 
-    def _now(self, letter: queue.Delivery) -> notifications.Notification | None:
-        """Return what is to be said; of a letter that is sent again by hand what is true by now.
+    def _current(self, delivery: queue.Delivery) -> notifications.Notification | None:
+        """Return what is to be sent: of a replayed dead letter what is true by now.
 
-        If that still fires and the receiver does not know, it is news like any other: the ledger
-        knows of it, and so its end will be told.
+        If it still fires and the receiver does not know, it counts like any other notification: it
+        goes into the ledger, and so the receiver will be notified of its end.
         """
-        notification = letter.notification
-        if not letter.is_replay or notification.is_test:
+        notification = delivery.notification
+        if not delivery.is_replay or notification.is_test:
             return notification
         entry = self._entries.get(notification.group)
-        fires = self._doors.firing(notification.firing_ids)
-        found = dead_letters.as_now(notification, fires=fires, told=entry.firing if entry else ())
-        if found is not None and found.firing_ids:
-            self._counted.add(letter.number)
-        if found is None:
-            logs.logger().info("replay_says_nothing_new", **delivery_log.facts(notification))
-        return found
+        fires = self._dependencies.firing(notification.firing_ids)
+        current = dead_letters.as_of_now(
+            notification, fires=fires, notified=entry.firing if entry else ()
+        )
+        if current is not None and current.firing_ids:
+            self._counted.add(delivery.number)
+        if current is None:
+            logs.logger().info("replay_outdated", **delivery_log.log_fields(notification))
+        return current
 
     async def _attempt(
-        self, notification: notifications.Notification, known: Mapping[str, str]
+        self, notification: notifications.Notification, data: Mapping[str, str]
     ) -> result.Result:
-        """Send once. A fault of ours costs this letter, and not everybody every life of ours."""
+        """Send once. A bug of ours costs this notification, and not the whole process."""
         try:
-            return await self._send(notification, known)
-        except Exception as error:  # noqa: BLE001  # it would end the next process the same way
-            logs.logger().error("send_broken", **delivery_log.facts(notification), exc_info=error)
-            detail = f"a fault of the notifier: {type(error).__name__}"
+            return await self._send(notification, data)
+        except Exception as error:  # noqa: BLE001  # it would end the restarted process too
+            logs.logger().error(
+                "send_failed_by_bug", **delivery_log.log_fields(notification), exc_info=error
+            )
+            detail = f"a bug of the notifier: {type(error).__name__}"
             return result.Result(outcome=result.Outcome.BROKEN, detail=detail)
 
-    async def _settle(
+    async def _record(
         self,
-        letter: queue.Delivery,
-        told: notifications.Notification | None,
-        answer: result.Result,
+        delivery: queue.Delivery,
+        sent: notifications.Notification | None,
+        came_to: result.Result,
         *,
         attempts: int,
     ) -> None:
-        """Remember that it was told, before anybody forgets that it was to be."""
-        notification = letter.notification
-        # whoever was stopped meanwhile must not write over what its successor wrote
-        await self._doors.may_act()
-        if not self._is_extra(letter):
-            entry = ledger.entry_of(notification, attempts=attempts, data=answer.data)
+        """Record the delivery in the ledger, before it leaves the outbox."""
+        notification = delivery.notification
+        # a process that was suspended meanwhile must not overwrite what its successor wrote
+        await self._dependencies.may_act()
+        if not self._is_untracked(delivery):
+            entry = ledger.entry_of(notification, attempts=attempts, data=came_to.data)
             self._entries[notification.group] = entry
             key = ledger.key_of(self.name, notification.group)
-            await self._doors.remember(streams.LEDGER, key, ledger.encode(entry))
-        await self._finish(letter)
-        if told is not None and not told.is_silent:
-            number = letter.number if self._is_extra(letter) else 0
-            await self._books.delivered(told, answer, attempts=attempts, number=number)
+            await self._dependencies.store(streams.LEDGER, key, ledger.encode(entry))
+        await self._finish(delivery)
+        if sent is not None and not sent.is_ledger_only:
+            number = delivery.number if self._is_untracked(delivery) else 0
+            await self._log.delivered(sent, came_to, attempts=attempts, number=number)
 
-    async def _bury(self, letter: queue.Delivery, answer: result.Result, *, attempts: int) -> None:
-        notification, at = letter.notification, datetime.now(UTC)
-        await self._doors.put(*dead_letters.bury(notification, answer, attempts=attempts, at=at))
-        await self._books.failed(notification, answer, attempts=attempts, at=at)
-        await self._finish(letter)
+    async def _give_up(
+        self, delivery: queue.Delivery, came_to: result.Result, *, attempts: int
+    ) -> None:
+        notification, at = delivery.notification, datetime.now(UTC)
+        await self._dependencies.put(
+            *dead_letters.dead_letter(notification, came_to, attempts=attempts, at=at)
+        )
+        await self._log.failed(notification, came_to, attempts=attempts, at=at)
+        await self._finish(delivery)
 
-    async def _finish(self, letter: queue.Delivery) -> None:
-        self._counted.discard(letter.number)
-        job = self._jobs.pop(letter.number, None)
+    async def _finish(self, delivery: queue.Delivery) -> None:
+        self._counted.discard(delivery.number)
+        job = self._jobs.pop(delivery.number, None)
         if job is not None:
             await job.done()
 
-    def _is_extra(self, letter: queue.Delivery) -> bool:
-        """Tell whether it is a repeat or a test, of which neither ledger nor groups know."""
-        is_again = letter.is_replay and letter.number not in self._counted
-        return is_again or letter.notification.is_test
+    def _is_untracked(self, delivery: queue.Delivery) -> bool:
+        """Return whether it is a replay or a test, which neither ledger nor groups record."""
+        is_again = delivery.is_replay and delivery.number not in self._counted
+        return is_again or delivery.notification.is_test

@@ -21,35 +21,35 @@ class _Postable(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ends_at: str
 
 
-def alerts(notification: notifications.Notification, *, believed_for: timedelta) -> bytes:
+def alerts(notification: notifications.Notification, *, lifetime: timedelta) -> bytes:
     """Return the body."""
-    until = (notification.at + believed_for).isoformat()
-    found = []
+    until = (notification.at + lifetime).isoformat()
+    postable = []
     for alert in (*notification.firing, *notification.resolved):
-        told = webhook.alert_of(notification, alert)
+        view = webhook.alert_of(notification, alert)
         ends_at = alert.ends_at.isoformat() if alert.ends_at is not None else until
-        found.append(
+        postable.append(
             _Postable(
-                labels=told.labels | ({"test": "true"} if notification.is_test else {}),
-                annotations=told.annotations,
-                starts_at=told.starts_at,
+                labels=view.labels | ({"test": "true"} if notification.is_test else {}),
+                annotations=view.annotations,
+                starts_at=view.starts_at,
                 ends_at=ends_at,
             )
         )
-    return msgspec.json.encode(found)
+    return msgspec.json.encode(postable)
 
 
 class Push:
     """One Alertmanager, by its base address."""
 
-    def __init__(self, site: endpoint.Endpoint, *, bearer: str, believed_for: timedelta) -> None:
-        self._site = site
+    def __init__(self, to: endpoint.Endpoint, *, bearer: str, lifetime: timedelta) -> None:
+        self._endpoint = to
         self._headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
-        self._believed_for = believed_for
+        self._lifetime = lifetime
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> result.Result:
         """Push the alerts of a group."""
-        body = alerts(notification, believed_for=self._believed_for)
-        return await self._site.post_json(body, below="/api/v2/alerts", headers=self._headers)
+        body = alerts(notification, lifetime=self._lifetime)
+        return await self._endpoint.post_json(body, below="/api/v2/alerts", headers=self._headers)

@@ -17,12 +17,12 @@ from muster_notifier.routing import notifications
 
 
 class Apprise:
-    """One of Apprise's addresses."""
+    """One URL of Apprise."""
 
     def __init__(
         self, url: str, *, timeout_s: float, templates: receiver_settings.Templates
     ) -> None:
-        """Raise ValueError if Apprise is not installed, or does not know the address."""
+        """Raise ValueError if Apprise is not installed, or does not know the URL."""
         try:
             apprise: Any = importlib.import_module("apprise")
         except ImportError:
@@ -31,7 +31,7 @@ class Apprise:
             ) from None
         self._apprise: Any = apprise.Apprise()
         if not self._apprise.add(url):
-            raise ValueError("apprise: the address is none of those it knows")
+            raise ValueError("apprise: it does not know this kind of URL")
         self._blocking = blocking.Serial()
         self._timeout_s = timeout_s
         self._templates = templates
@@ -40,13 +40,13 @@ class Apprise:
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> result.Result:
         """Send one message."""
-        words = message.compose(notification, self._templates)
+        text = message.compose(notification, self._templates)
         kind = "failure" if notification.firing_ids else "success"
         try:
             async with asyncio.timeout(self._timeout_s):
                 is_taken = await self._blocking.run(
                     functools.partial(
-                        self._apprise.notify, body=words.text, title=words.title, notify_type=kind
+                        self._apprise.notify, body=text.text, title=text.title, notify_type=kind
                     )
                 )
         except TimeoutError:

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Final
 
 from muster_notifier.config import receiver_settings, schema, secrets
-from muster_notifier.delivery import queue, worker
 from muster_notifier.receivers import (
     alertmanager,
     apprise,
@@ -24,12 +23,12 @@ from muster_notifier.receivers import (
 )
 from muster_notifier.routing import notifications
 
-_MANY: Final = 1_000.0
-_SLACK: Final = 1.0
-_PAGERDUTY: Final = 2.0
-_TEAMS: Final = 4.0
-_MAIL: Final = 1.0
-_EVENTS: Final = 5.0
+_UNLIMITED_PER_S: Final = 1_000.0
+_SLACK_PER_S: Final = 1.0
+_PAGERDUTY_PER_S: Final = 2.0
+_TEAMS_PER_S: Final = 4.0
+_EMAIL_PER_S: Final = 1.0
+_EVENTS_PER_S: Final = 5.0
 
 
 class Unusable(Exception):
@@ -38,17 +37,16 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """What sends, how often it may by default, and what of its templates cannot be used.
+    """What sends to a receiver, how often it may by default, and problems of its templates.
 
-    `mask` takes its secrets out of a text.
-
-    `at_once` is 1 where a receiver cannot drop a repeat: a crash then repeats one message at most.
+    `mask` removes its secrets from a text. With `shows_repeats` the receiver cannot drop a repeat,
+    so that messages are sent one at a time: a crash then repeats one of them at most.
     """
 
-    send: worker.Send
+    send: result.Send
     mask: Callable[[str], str]
     rate_per_s: float
-    at_once: int
+    shows_repeats: bool
     problems: tuple[str, ...] = ()
 
 
@@ -63,117 +61,119 @@ def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sen
     reader = secrets.SecretReader()
     try:
         send, rate = _make(receiver, templates, settings, reader)
-    except (secrets.NoSecret, kubernetes_events.NoCluster, ValueError) as error:
+    except (secrets.NoSecret, kubernetes_events.NoKubernetes, ValueError) as error:
         raise Unusable(f"receiver {receiver.name}: {error}") from None
-    repeats = receiver.slack or receiver.email or receiver.teams or receiver.apprise
-    at_once = 1 if repeats is not None else queue.SENDING_MAX
+    one_by_one = receiver.slack or receiver.email or receiver.teams or receiver.apprise
     problems = tuple(message.problems_of(templates))
-    return Sender(_masking(send, reader.mask), reader.mask, rate, at_once, problems)
+    return Sender(_masking(send, reader.mask), reader.mask, rate, one_by_one is not None, problems)
 
 
-def _masking(send: worker.Send, mask: Callable[[str], str]) -> worker.Send:
-    """Return it without secrets in its answers: some servers say what they were sent."""
+def _masking(send: result.Send, mask: Callable[[str], str]) -> result.Send:
+    """Return it without secrets in its results: some servers repeat what they were sent."""
 
     async def masked(
-        notification: notifications.Notification, known: Mapping[str, str]
+        notification: notifications.Notification, data: Mapping[str, str]
     ) -> result.Result:
-        answer = await send(notification, known)
-        return dataclasses.replace(answer, detail=mask(answer.detail))
+        came_to = await send(notification, data)
+        return dataclasses.replace(came_to, detail=mask(came_to.detail))
 
     return masked
 
 
-def site(found: receiver_settings.Address) -> endpoint.Endpoint:
-    """Return where an address leads. Raises NoSecret and ValueError."""
-    return _site(found, secrets.SecretReader())
+def make_endpoint(address: receiver_settings.Address) -> endpoint.Endpoint:
+    """Return the endpoint of an address. Raises NoSecret and ValueError."""
+    return _endpoint(address, secrets.SecretReader())
 
 
-def _site(found: receiver_settings.Address, reader: secrets.SecretReader) -> endpoint.Endpoint:
-    url = found.url
+def _endpoint(
+    address: receiver_settings.Address, reader: secrets.SecretReader
+) -> endpoint.Endpoint:
+    url = address.url
     if url is None:
-        assert found.url_from is not None, "an address has one of the two"
-        url = reader.read(found.url_from)
-    return endpoint.Endpoint(url, timeout_s=found.timeout_s, reach=found.reach)
+        assert address.url_from is not None, "an address has one of the two"
+        url = reader.read(address.url_from)
+    return endpoint.Endpoint(url, timeout_s=address.timeout_s, reach=address.reach)
 
 
-def _make(  # noqa: C901, PLR0911  # one line for each way
+def _make(  # noqa: C901, PLR0911  # one case for each way
     receiver: receiver_settings.Receiver,
     templates: receiver_settings.Templates,
     settings: schema.Settings,
     reader: secrets.SecretReader,
-) -> tuple[worker.Send, float]:
+) -> tuple[result.Send, float]:
     def pace(default: float) -> float:
         return 1 / (receiver.limits.rate_per_s or default)
 
     match receiver:
-        case receiver_settings.Receiver(webhook=receiver_settings.Webhook() as found):
-            return _webhook(found, templates, reader).send, _MANY
-        case receiver_settings.Receiver(slack=receiver_settings.Slack() as found):
-            return _slack(found, templates, reader, pace_s=pace(_SLACK)), _SLACK
-        case receiver_settings.Receiver(pagerduty=receiver_settings.PagerDuty() as found):
-            where = endpoint.Endpoint(found.url, timeout_s=found.timeout_s, reach=found.reach)
-            key = reader.read(found.routing_key_from)
+        case receiver_settings.Receiver(webhook=receiver_settings.Webhook() as way):
+            return _webhook(way, templates, reader).send, _UNLIMITED_PER_S
+        case receiver_settings.Receiver(slack=receiver_settings.Slack() as way):
+            return _slack(way, templates, reader, pace_s=pace(_SLACK_PER_S)), _SLACK_PER_S
+        case receiver_settings.Receiver(pagerduty=receiver_settings.PagerDuty() as way):
+            where = endpoint.Endpoint(way.url, timeout_s=way.timeout_s, reach=way.reach)
+            key = reader.read(way.routing_key_from)
             service = pagerduty.Service(where, routing_key=key, templates=templates)
-            return service.send, _PAGERDUTY
-        case receiver_settings.Receiver(email=receiver_settings.Email() as found):
-            password = reader.read(found.password_from) if found.password_from else ""
-            return email.Email(found, password=password, templates=templates).send, _MAIL
-        case receiver_settings.Receiver(teams=receiver_settings.Teams() as found):
-            return teams.Workflow(_site(found, reader), templates).send, _TEAMS
-        case receiver_settings.Receiver(alertmanager=receiver_settings.Alertmanager() as found):
-            bearer = reader.read(found.bearer_from) if found.bearer_from else ""
+            return service.send, _PAGERDUTY_PER_S
+        case receiver_settings.Receiver(email=receiver_settings.Email() as way):
+            password = reader.read(way.password_from) if way.password_from else ""
+            return email.Email(way, password=password, templates=templates).send, _EMAIL_PER_S
+        case receiver_settings.Receiver(teams=receiver_settings.Teams() as way):
+            return teams.Workflow(_endpoint(way, reader), templates).send, _TEAMS_PER_S
+        case receiver_settings.Receiver(alertmanager=receiver_settings.Alertmanager() as way):
+            bearer = reader.read(way.bearer_from) if way.bearer_from else ""
             push = alertmanager.Push(
-                _site(found, reader), bearer=bearer, believed_for=_believed(settings)
+                _endpoint(way, reader), bearer=bearer, lifetime=_alert_lifetime(settings)
             )
-            return push.send, _MANY
-        case receiver_settings.Receiver(kubernetes=receiver_settings.KubernetesEvents() as found):
-            api = kubernetes_events.Cluster(settings.kubernetes)
-            return kubernetes_events.Events(api, found, pace_s=pace(_EVENTS)).send, _EVENTS
-        case receiver_settings.Receiver(apprise=receiver_settings.Apprise() as found):
-            url = reader.read(found.url_from)
-            others = apprise.Apprise(url, timeout_s=found.timeout_s, templates=templates)
-            return others.send, _SLACK
+            return push.send, _UNLIMITED_PER_S
+        case receiver_settings.Receiver(kubernetes=receiver_settings.KubernetesEvents() as way):
+            api = kubernetes_events.KubernetesApi(settings.kubernetes)
+            events = kubernetes_events.KubernetesEvents(api, way, pace_s=pace(_EVENTS_PER_S))
+            return events.send, _EVENTS_PER_S
+        case receiver_settings.Receiver(apprise=receiver_settings.Apprise() as way):
+            url = reader.read(way.url_from)
+            others = apprise.Apprise(url, timeout_s=way.timeout_s, templates=templates)
+            return others.send, _SLACK_PER_S
         case receiver_settings.Receiver(file=receiver_settings.File(path=path)):
-            return local.File(path, templates).send, _MANY
+            return local.File(path, templates).send, _UNLIMITED_PER_S
         case _:
-            return local.Console(templates).send, _MANY
+            return local.Console(templates).send, _UNLIMITED_PER_S
 
 
 def _webhook(
-    found: receiver_settings.Webhook,
+    settings: receiver_settings.Webhook,
     templates: receiver_settings.Templates,
     reader: secrets.SecretReader,
 ) -> webhook.Webhook:
     return webhook.Webhook(
-        _site(found, reader),
-        layout=found.format,
-        alerts_max=found.max_alerts,
-        keys=[webhook.signing_key(reader.read(one)) for one in found.secrets],
-        bearer=reader.read(found.bearer_from) if found.bearer_from else "",
+        _endpoint(settings, reader),
+        format_=settings.format,
+        alerts_max=settings.max_alerts,
+        keys=[webhook.signing_key(reader.read(where)) for where in settings.secrets],
+        bearer=reader.read(settings.bearer_from) if settings.bearer_from else "",
         templates=templates,
     )
 
 
 def _slack(
-    found: receiver_settings.Slack,
+    settings: receiver_settings.Slack,
     templates: receiver_settings.Templates,
     reader: secrets.SecretReader,
     *,
     pace_s: float,
-) -> worker.Send:
-    if found.webhook_from is not None:
-        url = reader.read(found.webhook_from)
-        hook = endpoint.Endpoint(url, timeout_s=found.timeout_s, reach=found.reach)
+) -> result.Send:
+    if settings.webhook_from is not None:
+        url = reader.read(settings.webhook_from)
+        hook = endpoint.Endpoint(url, timeout_s=settings.timeout_s, reach=settings.reach)
         return slack.Incoming(hook, templates).send
-    assert found.token_from is not None, "a channel has one of the two"
-    where = endpoint.Endpoint(found.url, timeout_s=found.timeout_s, reach=found.reach)
-    token = reader.read(found.token_from)
+    assert settings.token_from is not None, "a channel has one of the two"
+    where = endpoint.Endpoint(settings.url, timeout_s=settings.timeout_s, reach=settings.reach)
+    token = reader.read(settings.token_from)
     return slack.Channel(
-        where, token=token, channel=found.channel, templates=templates, pace_s=pace_s
+        where, token=token, channel=settings.channel, templates=templates, pace_s=pace_s
     ).send
 
 
-def _believed(settings: schema.Settings) -> timedelta:
-    """Return for how long an alert is believed without being pushed again: two reminders."""
+def _alert_lifetime(settings: schema.Settings) -> timedelta:
+    """Return for how long an alert fires without being pushed again: two reminders."""
     longest = max(r.timing.repeat_interval_s for r in schema.route_tree(settings).walk())
     return timedelta(seconds=2 * longest)

@@ -30,9 +30,13 @@ _POD: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _ALERTS_MAX: Final = 20
 _PODS_MAX: Final = 20
 _NOTE_MAX: Final = 1000
-"""Kubernetes takes 1,024 bytes (apis/events/v1/types.go, note)."""
+"""Kubernetes accepts 1,024 bytes (apis/events/v1/types.go, note)."""
 
 Json = dict[str, object]
+_CONFLICT: Final = 409
+_NOT_FOUND: Final = 404
+_OK: Final = 200
+_TOKEN_BYTES_MAX: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +50,15 @@ class Event:
 
 def events(notification: notifications.Notification, *, namespace: str, pods: bool) -> list[Event]:
     """Return the Events; the first alerts, and of each the first pods, have one."""
-    found: list[Event] = []
-    told = (*notification.firing, *notification.told_resolved)
-    for alert in told[:_ALERTS_MAX]:
+    made: list[Event] = []
+    alerts = (*notification.firing, *notification.notified_resolved)
+    for alert in alerts[:_ALERTS_MAX]:
         for where, about in _about(alert, namespace=namespace, pods=pods):
-            number = len(found)
+            number = len(made)
             body = _event(notification, alert, where, about, number)
             pod = str(about["name"]) if about["kind"] == "Pod" else ""
-            found.append(Event(where, body, pod))
-    return found
+            made.append(Event(where, body, pod))
+    return made
 
 
 def with_uid(body: Json, uid: str) -> Json:
@@ -65,9 +69,9 @@ def with_uid(body: Json, uid: str) -> Json:
 
 
 def pod_of(text: str) -> tuple[str, str] | None:
-    """Return namespace and name of a pod, or None: whoever can write to the bus wrote it.
+    """Return namespace and name of a pod; None for an invalid name, which may come from the bus.
 
-    What is no name must not become part of a path.
+    Only a name may become part of a path.
     """
     namespace, _, name = text.partition("/")
     if _NAMESPACE.fullmatch(namespace) and _POD.fullmatch(name):
@@ -82,9 +86,9 @@ def _about(
         # the kubelet uses a node's name as its uid here, and so does `kubectl describe node`
         yield namespace, {"kind": "Node", "name": alert.node, "uid": alert.node, "apiVersion": "v1"}
     for pod in alert.pods[:_PODS_MAX] if pods else ():
-        found = pod_of(pod)
-        if found is not None:
-            where, name = found
+        name_parts = pod_of(pod)
+        if name_parts is not None:
+            where, name = name_parts
             yield where, {"kind": "Pod", "name": name, "namespace": where, "apiVersion": "v1"}
 
 
@@ -116,7 +120,7 @@ def _event(
 
 def _note(head: str, alert: vocabulary.AlertChanged) -> str:
     parts = [head]
-    parts += [f"{seen.source}: {seen.observed}" for seen in alert.evidence]
+    parts += [f"{evidence.source}: {evidence.observed}" for evidence in alert.evidence]
     parts += [alert.advice or alert.runbook]
     text = message.line("; ".join(part for part in parts if part), _NOTE_MAX)
     # the limit is in bytes
@@ -125,18 +129,12 @@ def _note(head: str, alert: vocabulary.AlertChanged) -> str:
     return text
 
 
-_CONFLICT: Final = 409
-_NOT_FOUND: Final = 404
-_OK: Final = 200
-_TOKEN_BYTES_MAX: Final = 64 * 1024
-
-
-class NoCluster(Exception):
+class NoKubernetes(Exception):
     """There is no Kubernetes API; the text says what was tried."""
 
 
-class Unknown(Exception):
-    """Kubernetes did not say; the text says why."""
+class LookupFailed(Exception):
+    """Kubernetes did not answer; the text says why."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -148,7 +146,7 @@ class _Object(msgspec.Struct, frozen=True):
     metadata: _Metadata = _Metadata()
 
 
-class Cluster:
+class KubernetesApi:
     """One cluster's API."""
 
     def __init__(self, settings: receiver_settings.Kubernetes) -> None:
@@ -158,55 +156,55 @@ class Cluster:
             host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
             port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
             if not host:
-                raise NoCluster("kubernetes: this is no pod, and kubernetes.url is not set")
+                raise NoKubernetes("kubernetes: this is no pod, and kubernetes.url is not set")
             url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
         if url.startswith("https://") and Path(settings.ca_file).exists():
             try:
                 tls = ssl.create_default_context(cafile=settings.ca_file)
             except OSError as error:
                 text = f"kubernetes: {settings.ca_file}: {error.strerror or error}"
-                raise NoCluster(text) from None
-        # whoever runs muster chose this address: it lies within our own network
-        self._site = endpoint.Endpoint(
+                raise NoKubernetes(text) from None
+        # the operator set this address: it lies within our own network
+        self._endpoint = endpoint.Endpoint(
             url, timeout_s=settings.timeout_s, reach=receiver_settings.Reach.LOOPBACK, tls=tls
         )
         self._token = Path(settings.token_file)
 
-    async def ask(
+    async def request(
         self, method: str, path: str, body: object = None
     ) -> http.Response | result.Result:
-        """Send one request; an Answer says why there is no response."""
+        """Send one request; a Result says why there is no response."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         token = await asyncio.to_thread(self._read_token)
         if token:
             headers["Authorization"] = f"Bearer {token}"
         encoded = b"" if body is None else msgspec.json.encode(body)
-        return await self._site.request(method, below=path, headers=headers, body=encoded)
+        return await self._endpoint.request(method, below=path, headers=headers, body=encoded)
 
     async def annotations(self, path: str) -> Mapping[str, str]:
-        """Return an object's annotations; none if it is gone. Raises Unknown."""
+        """Return an object's annotations; none if it is gone. Raises LookupFailed."""
         return (await self._metadata(path)).annotations or {}
 
     async def uid(self, path: str) -> str:
         """Return an object's uid; empty if it is gone, or cannot be known."""
         try:
             return (await self._metadata(path)).uid
-        except Unknown:
+        except LookupFailed:
             return ""
 
     async def _metadata(self, path: str) -> _Metadata:
-        answer = await self.ask("GET", path)
+        answer = await self.request("GET", path)
         if isinstance(answer, result.Result):
-            raise Unknown(answer.detail)
+            raise LookupFailed(answer.detail)
         if answer.status == _NOT_FOUND:
             return _Metadata()
         if answer.status != _OK:
-            raise Unknown(f"{path}: HTTP {answer.status}")
+            raise LookupFailed(f"{path}: HTTP {answer.status}")
         try:
-            found = msgspec.json.decode(answer.body, type=_Object)
+            metadata_owner = msgspec.json.decode(answer.body, type=_Object)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise Unknown(f"{path}: the answer is no object of Kubernetes") from None
-        return found.metadata
+            raise LookupFailed(f"{path}: the answer is not a Kubernetes object") from None
+        return metadata_owner.metadata
 
     def _read_token(self) -> str:
         try:
@@ -216,23 +214,23 @@ class Cluster:
             return ""
 
 
-class Events:
+class KubernetesEvents:
     """The receiver that is Kubernetes Events."""
 
     def __init__(
-        self, cluster: Cluster, settings: receiver_settings.KubernetesEvents, *, pace_s: float
+        self, cluster: KubernetesApi, settings: receiver_settings.KubernetesEvents, *, pace_s: float
     ) -> None:
         """Wait `pace_s` between requests."""
         self._pace_s = pace_s
-        self._cluster = cluster
+        self._api = cluster
         self._settings = settings
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> result.Result:
-        """Write the Events; what is there already, or whose namespace is gone, is done."""
-        found = events(notification, namespace=self._settings.namespace, pods=self._settings.pods)
-        return await self._write(found)
+        """Write the Events; one that exists already, or whose namespace is gone, counts as done."""
+        made = events(notification, namespace=self._settings.namespace, pods=self._settings.pods)
+        return await self._write(made)
 
     async def _write(self, events: Sequence[Event]) -> result.Result:
         for number, event in enumerate(events):
@@ -243,8 +241,8 @@ class Events:
             if event.pod:
                 # kubectl describe pod looks for events with the pod's uid
                 where = f"/api/v1/namespaces/{event.namespace}/pods/{event.pod}"
-                body = with_uid(body, await self._cluster.uid(where))
-            answer = await self._cluster.ask("POST", path, body)
+                body = with_uid(body, await self._api.uid(where))
+            answer = await self._api.request("POST", path, body)
             if isinstance(answer, result.Result):
                 return dataclasses.replace(answer, requests=number + 1)
             gone = answer.status == _NOT_FOUND and event.namespace != self._settings.namespace

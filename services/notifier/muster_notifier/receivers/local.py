@@ -30,8 +30,8 @@ class File:
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> result.Result:
         """Append one line: the CloudEvent that a webhook gets."""
-        words = message.compose(notification, self._templates)
-        body = webhook.encode_body(notification, words, layout=receiver_settings.Format.CLOUDEVENTS)
+        text = message.compose(notification, self._templates)
+        body = webhook.encode_body(notification, text, format_=receiver_settings.Format.CLOUDEVENTS)
         try:
             async with asyncio.timeout(_WRITE_S):
                 await self._blocking.run(functools.partial(self._append, body + b"\n"))
@@ -75,6 +75,6 @@ class Console:
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> result.Result:
         """Log the message."""
-        words = message.compose(notification, self._templates)
-        logs.logger().info("notification", id=words.key, text=words.text)
+        text = message.compose(notification, self._templates)
+        logs.logger().info("notification", id=text.key, text=text.text)
         return result.Result(outcome=result.Outcome.TAKEN, detail="logged")

@@ -38,7 +38,7 @@ NAMES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What people read: `key` names the news; `problem` says which template could not be used."""
+    """The text for people; `problem` says which template could not be used."""
 
     key: str
     title: str
@@ -51,9 +51,9 @@ def compose(
 ) -> Message:
     """Return the message."""
     problems: list[str] = []
-    ours = title(notification)
-    facts = {**_facts(notification), "title": ours, "alerts": ""}
-    head = line(_filled("title", templates.title, facts, problems) or ours)
+    built_in = title(notification)
+    facts = {**_facts(notification), "title": built_in, "alerts": ""}
+    head = line(_filled("title", templates.title, facts, problems) or built_in)
     head = head if not notification.is_test else line(TEST + head)
     facts |= {"title": head, "alerts": "\n".join(_alerts(notification, templates, problems))}
     body = _filled("text", templates.text, facts, problems)
@@ -68,24 +68,24 @@ def compose(
 
 def title(notification: notifications.Notification) -> str:
     """Return what is wrong, or no longer wrong, in one line."""
-    count, over = len(notification.firing_ids), notification.told_total
-    over -= count
+    count, ended = len(notification.firing_ids), notification.notified_total
+    ended -= count
     counts = [f"{count} firing"] if count else []
-    counts += [f"{over} resolved"] if over else []
+    counts += [f"{ended} resolved"] if ended else []
     shown = (*notification.firing, *notification.resolved)
     state = notification.state.upper()
     if not shown:
-        return line(f"[{state}] {notification.group}: {', '.join(counts) or 'nothing left'}")
-    where = {alert.node for alert in shown}
-    place = node(shown[0].node) if len(where) == 1 else f"{len(where)} nodes"
+        return line(f"[{state}] {notification.group}: {', '.join(counts) or 'nothing fires'}")
+    nodes = {alert.node for alert in shown}
+    place = node_name(shown[0].node) if len(nodes) == 1 else f"{len(nodes)} nodes"
     head = f"[{state}] {shown[0].kind} on {place}: {shown[0].summary}"
-    if count + over > 1:
+    if count + ended > 1:
         head += f" ({', '.join(counts)})"
     return line(head)
 
 
 def line(text: str, longest: int = LINE_MAX) -> str:
-    """Return the text on one line: alerts carry what drivers and kubelets say, whatever that is."""
+    """Return the text on one line: alerts carry whatever drivers and kubelets write."""
     indent = text[: len(text) - len(text.lstrip(" "))]
     shown = indent + " ".join(
         "".join(character if character.isprintable() else " " for character in text).split()
@@ -94,22 +94,22 @@ def line(text: str, longest: int = LINE_MAX) -> str:
 
 
 def cut(text: str, longest: int) -> str:
-    """Return the text, its end left out if it is too long."""
+    """Return the text, without its end if it is too long."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def node(name: str) -> str:
-    """Return a node as people know it."""
+def node_name(name: str) -> str:
+    """Return a node's name for people."""
     return "the fleet" if name == vocabulary.FLEET else name
 
 
-def moment(at: datetime) -> str:
-    """Return a time as people read it."""
+def format_time(at: datetime) -> str:
+    """Return a time for people."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def runbooks(notification: notifications.Notification) -> list[str]:
-    """Return where it says what to do."""
+    """Return the runbooks of the alerts that fire."""
     return sorted({alert.runbook for alert in notification.firing if alert.runbook})
 
 
@@ -120,8 +120,8 @@ def look_closer(notification: notifications.Notification) -> str:
 
 
 def problems_of(templates: receiver_settings.Templates) -> list[str]:
-    """Return what is wrong with templates: names that mean nothing, a lonely dollar."""
-    found = []
+    """Return what is wrong with templates: unknown names, a dollar sign without a name."""
+    all_problems = []
     for name, text, names in (
         ("title", templates.title, NAMES),
         ("text", templates.text, NAMES),
@@ -129,8 +129,8 @@ def problems_of(templates: receiver_settings.Templates) -> list[str]:
     ):
         problems: list[str] = []
         _filled(name, text, dict.fromkeys(names, ""), problems)
-        found += problems
-    return found
+        all_problems += problems
+    return all_problems
 
 
 def _alerts(
@@ -138,16 +138,16 @@ def _alerts(
     templates: receiver_settings.Templates,
     problems: list[str],
 ) -> list[str]:
-    told = (*notification.firing, *notification.told_resolved)
+    alerts = (*notification.firing, *notification.notified_resolved)
     lines: list[str] = []
-    for alert in told[:_LINE_ALERTS_MAX]:
+    for alert in alerts[:_LINE_ALERTS_MAX]:
         own = _filled("alert", templates.alert, _alert_facts(notification, alert), problems)
         lines += (
-            [line(one) for one in own.split("\n")]
+            [line(text) for text in own.split("\n")]
             if own is not None
             else alert_lines(notification, alert)
         )
-    more = notification.told_total - min(len(told), _LINE_ALERTS_MAX)
+    more = notification.notified_total - min(len(alerts), _LINE_ALERTS_MAX)
     return [*lines, f"  and {more} more alerts"] if more > 0 else lines
 
 
@@ -165,33 +165,33 @@ def _lines(notification: notifications.Notification, alerts: str) -> list[str]:
 def alert_lines(
     notification: notifications.Notification, alert: vocabulary.AlertChanged
 ) -> list[str]:
-    """Return one alert in lines."""
-    where = " ".join((node(alert.node), alert.plugin, alert.resource, devices(alert))).split()
+    """Return the lines about one alert."""
+    where = " ".join((node_name(alert.node), alert.plugin, alert.resource, devices(alert))).split()
     fires = alert.state is vocabulary.AlertState.FIRING
-    span = f"since {moment(alert.starts_at)}"
+    span = f"since {format_time(alert.starts_at)}"
     if not fires and alert.ends_at is not None:
-        span = f"from {moment(alert.starts_at)} to {moment(alert.ends_at)}"
+        span = f"from {format_time(alert.starts_at)} to {format_time(alert.ends_at)}"
     lines = [
         line(f"- {alert.state} {alert.severity}: {alert.summary}"),
         line(f"  where: {' '.join(where)}, {span}"),
     ]
     if fires and alert.evidence:
-        lines.append(line(f"  how sure: {how_sure(alert.evidence)}"))
-        lines += [line(f"  {seen.source}: {seen.observed}") for seen in alert.evidence]
+        lines.append(line(f"  confirmed by: {sources(alert.evidence)}"))
+        lines += [line(f"  {evidence.source}: {evidence.observed}") for evidence in alert.evidence]
     if alert.pods:
-        lines.append(line(f"  pods that hold it: {pods(notification, alert)}"))
+        lines.append(line(f"  pods that use it: {pods(notification, alert)}"))
     if fires and alert.advice:
         lines.append(line(f"  advice: {alert.advice}"))
     return lines
 
 
-def how_sure(evidence: Sequence[vocabulary.Evidence]) -> str:
-    """Return how many independent sources say so; what health adds itself is not another one."""
-    sources = sorted({seen.source for seen in evidence})
-    sources = [source for source in sources if source != "health"] or sources
-    if len(sources) == 1:
-        return f"one source says so, {sources[0]}"
-    return f"{len(sources)} sources say so: {', '.join(sources)}"
+def sources(evidence: Sequence[vocabulary.Evidence]) -> str:
+    """Return which independent sources confirm it; what health adds itself is not another one."""
+    names = sorted({item.source for item in evidence})
+    names = [source for source in names if source != "health"] or names
+    if len(names) == 1:
+        return names[0]
+    return f"{len(names)} sources: {', '.join(names)}"
 
 
 def devices(alert: vocabulary.AlertChanged) -> str:
@@ -217,13 +217,13 @@ def _facts(notification: notifications.Notification) -> dict[str, str]:
         "reason": str(notification.reason),
         "receiver": notification.receiver,
         "group": notification.group,
-        "node": node(notification.node),
+        "node": node_name(notification.node),
         "kind": str(first.kind) if first else "",
         "severity": str(first.severity) if first else "",
         "summary": line(first.summary) if first else "",
         "firing": str(len(notification.firing_ids)),
-        "resolved": str(notification.told_total - len(notification.firing_ids)),
-        "runbooks": " ".join(line(one) for one in runbooks(notification)),
+        "resolved": str(notification.notified_total - len(notification.firing_ids)),
+        "runbooks": " ".join(line(link) for link in runbooks(notification)),
         "look_closer": look_closer(notification),
     }
 
@@ -231,23 +231,25 @@ def _facts(notification: notifications.Notification) -> dict[str, str]:
 def _alert_facts(
     notification: notifications.Notification, alert: vocabulary.AlertChanged
 ) -> dict[str, str]:
-    found = {
+    facts = {
         "state": alert.state,
         "severity": alert.severity,
         "kind": alert.kind,
-        "node": node(alert.node),
+        "node": node_name(alert.node),
         "plugin": alert.plugin,
         "resource": alert.resource,
         "devices": devices(alert),
         "summary": alert.summary,
-        "since": moment(alert.starts_at),
-        "until": moment(alert.ends_at) if alert.ends_at else "",
-        "evidence": "; ".join(f"{seen.source}: {seen.observed}" for seen in alert.evidence),
+        "since": format_time(alert.starts_at),
+        "until": format_time(alert.ends_at) if alert.ends_at else "",
+        "evidence": "; ".join(
+            f"{evidence.source}: {evidence.observed}" for evidence in alert.evidence
+        ),
         "pods": pods(notification, alert),
         "runbook": alert.runbook,
         "advice": alert.advice,
     }
-    return {name: line(str(value)) for name, value in found.items()}
+    return {name: line(str(value)) for name, value in facts.items()}
 
 
 def _filled(
@@ -259,7 +261,7 @@ def _filled(
     try:
         return string.Template(template).substitute(facts)
     except KeyError as error:
-        text = f"{name}: nothing is called ${error.args[0]}"
+        text = f"{name}: there is no ${error.args[0]}"
     except ValueError as error:
         text = f"{name}: {error}"
     if text not in problems:

@@ -15,7 +15,7 @@ from muster_notifier.receivers import endpoint, message, result, webhook
 from muster_notifier.routing import notifications
 
 BODY_BYTES_MAX: Final = 500 * 1000
-"""PagerDuty takes 512 KB."""
+"""PagerDuty accepts 512 KB."""
 
 _SUMMARY_MAX: Final = 1024
 _KEY_MAX: Final = 255
@@ -29,24 +29,24 @@ Json = dict[str, object]
 
 
 def event(
-    notification: notifications.Notification, words: message.Message, *, routing_key: str
+    notification: notifications.Notification, text: message.Message, *, routing_key: str
 ) -> bytes:
     """Return the body of a trigger, an acknowledge or a resolve, with as many alerts as fit."""
-    told = (*notification.firing, *notification.told_resolved)
+    alerts = (*notification.firing, *notification.notified_resolved)
 
-    def made(count: int) -> bytes:
-        shown = told[:count]
+    def encode(count: int) -> bytes:
+        shown = alerts[:count]
         details: Json = {
-            "text": message.cut(words.text, 10_000),
+            "text": message.cut(text.text, 10_000),
             "group": notification.labels,
             "alerts": [
                 msgspec.to_builtins(webhook.alert_of(notification, alert)) for alert in shown
             ],
-            "truncated_alerts": notification.told_total - len(shown),
+            "truncated_alerts": notification.notified_total - len(shown),
         }
-        return msgspec.json.encode(_event(notification, words, routing_key, details))
+        return msgspec.json.encode(_event(notification, text, routing_key, details))
 
-    return webhook.encode_fitting(made, len(told), BODY_BYTES_MAX)
+    return webhook.encode_fitting(encode, len(alerts), BODY_BYTES_MAX)
 
 
 def key_of(group: str) -> str:
@@ -56,28 +56,28 @@ def key_of(group: str) -> str:
 
 def _event(
     notification: notifications.Notification,
-    words: message.Message,
+    text: message.Message,
     routing_key: str,
     details: Json,
 ) -> Json:
     action = "trigger" if notification.firing_ids else "resolve"
     if notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED:
         action = "acknowledge"
-    found: Json = {
+    body: Json = {
         "routing_key": routing_key,
         "event_action": action,
         "dedup_key": key_of(notification.group),
     }
     if action != "trigger":
-        return found
+        return body
     order = tuple(vocabulary.Severity)
     severity = min((alert.severity for alert in notification.firing), key=order.index)
     first = notification.firing[0]
     links = [{"href": link, "text": "what to do"} for link in message.runbooks(notification)]
-    return found | {
+    return body | {
         "payload": {
-            "summary": message.cut(words.title, _SUMMARY_MAX),
-            "source": message.node(first.node),
+            "summary": message.cut(text.title, _SUMMARY_MAX),
+            "source": message.node_name(first.node),
             "severity": _SEVERITIES[severity],
             "timestamp": first.starts_at.isoformat(),
             "component": first.plugin,
@@ -93,9 +93,9 @@ class Service:
     """One integration of one service."""
 
     def __init__(
-        self, site: endpoint.Endpoint, *, routing_key: str, templates: receiver_settings.Templates
+        self, to: endpoint.Endpoint, *, routing_key: str, templates: receiver_settings.Templates
     ) -> None:
-        self._site = site
+        self._endpoint = to
         self._routing_key = routing_key
         self._templates = templates
 
@@ -103,6 +103,6 @@ class Service:
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> result.Result:
         """Trigger, acknowledge or resolve the group's incident."""
-        words = message.compose(notification, self._templates)
-        body = event(notification, words, routing_key=self._routing_key)
-        return await self._site.post_json(body)
+        text = message.compose(notification, self._templates)
+        body = event(notification, text, routing_key=self._routing_key)
+        return await self._endpoint.post_json(body)

@@ -3,21 +3,23 @@
 import dataclasses
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email import utils
 from typing import Final
 
-_PLACE: Final = re.compile(r"([a-z]+)://(?:[^/?#]*@)?([^/?#@]+)", re.IGNORECASE)
-_BACKOFF_MIN_S: Final = 0.5
-_BACKOFF_MAX_S: Final = 30.0
-_ASKED_MAX_S: Final = 3600.0
-"""Whoever asks for more is asked again after this: it may have been a mistake."""
+from muster import backoff
+from muster_notifier.routing import notifications
+
+_HOST: Final = re.compile(r"([a-z]+)://(?:[^/?#]*@)?([^/?#@]+)", re.IGNORECASE)
+_BACKOFF: Final = backoff.Backoff(first_s=0.5, max_s=30.0, jitter=1.0)
+_RETRY_AFTER_MAX_S: Final = 3600.0
+"""A receiver that asks for more is retried after this: it may have been a mistake."""
 
 
 class Kind(enum.StrEnum):
-    """The three things an answer can mean."""
+    """What a result means for the delivery."""
 
     TAKEN = "taken"
     TEMPORARY = "temporary"
@@ -25,7 +27,7 @@ class Kind(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """Everything that an attempt can come to, by the name that log, metric and event give it."""
+    """Everything that an attempt can come to, by its name in log, metric and event."""
 
     TAKEN = "taken"
     RATE_LIMITED = "rate_limited"
@@ -77,11 +79,11 @@ _CLASSES: Final = {2: Outcome.TAKEN, 3: Outcome.MOVED, 5: Outcome.UNWELL}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a receiver said to one attempt, and how long it asked us to stay away.
+    """What one attempt to send came to, and after how long the receiver asked to be retried.
 
-    `data` is what we must know to say more about the same group, such as the message to edit.
-    `is_unknown` says that all of the message was sent, and nobody said whether it was taken.
-    `requests` counts what was asked for one message.
+    `data` is needed to send more about the same group, such as the message to edit. `is_unknown`
+    says that all of the message was sent, and that it is unknown whether it was taken. `requests`
+    counts the requests of this message.
     """
 
     outcome: Outcome
@@ -99,54 +101,55 @@ class Result:
         return Kind.REFUSED if self.outcome in _REFUSED else Kind.TEMPORARY
 
 
+Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[Result]]
+"""Sends one message once; the mapping is `Result.data` of the last message about this group."""
+
+
 def of_status(status: int, headers: Mapping[str, str]) -> Result:
     """Return what an HTTP status means; `headers` have lower-case names.
 
     Redirects are not followed: a webhook that moves must be configured anew, or an attacker who
-    controls one could make us post anywhere. Of where it moved only the host is told: the rest is
-    often the secret of the URL that was asked.
+    controls one could make us post anywhere. Of the new location only the host is reported: the
+    rest often is the secret of the URL.
     """
     outcome = _STATUSES.get(status) or _CLASSES.get(status // 100, Outcome.REJECTED)
     detail = f"HTTP {status}"
     if outcome is Outcome.MOVED and "location" in headers:
         detail += f" to {_host(headers['location'])}"
-    answer = Result(outcome=outcome, detail=detail)
-    if answer.kind is not Kind.TEMPORARY:
-        return answer
-    return dataclasses.replace(answer, retry_after_s=_retry_after_s(headers))
+    came_to = Result(outcome=outcome, detail=detail)
+    if came_to.kind is not Kind.TEMPORARY:
+        return came_to
+    return dataclasses.replace(came_to, retry_after_s=_retry_after_s(headers))
 
 
-def delay_s(attempts: int, answer: Result, *, chance: float) -> float:
+def delay_s(attempts: int, came_to: Result, *, chance: float) -> float:
     """Return how long to wait after so many attempts; `chance` is random, from 0 to 1.
 
-    Full jitter under a doubling bound; what the receiver asked for wins.
+    Full jitter below a bound that doubles, and no less than the receiver asked for.
     """
-    bound = min(_BACKOFF_MAX_S, _BACKOFF_MIN_S * 2.0 ** min(attempts - 1, 16))
-    if answer.retry_after_s is not None:
-        return max(answer.retry_after_s, bound * chance)
-    return bound * chance
+    return max(came_to.retry_after_s or 0.0, _BACKOFF.delay_s(attempts, chance=chance))
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Read Retry-After (RFC 9110 section 10.2.3): seconds, or a date by the sender's own clock."""
     text = headers.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
-        return min(_ASKED_MAX_S, float(text[:9]))
+        return min(_RETRY_AFTER_MAX_S, float(text[:9]))
     until, sent = _date(text), _date(headers.get("date", ""))
     if until is None or sent is None:
         return None
-    return min(_ASKED_MAX_S, max(0.0, (until - sent).total_seconds()))
+    return min(_RETRY_AFTER_MAX_S, max(0.0, (until - sent).total_seconds()))
 
 
 def _host(location: str) -> str:
-    found = _PLACE.match(location)
-    return f"{found[1]}://{found[2]}"[:200] if found else "elsewhere on the same host"
+    match = _HOST.match(location)
+    return f"{match[1]}://{match[2]}"[:200] if match else "elsewhere on the same host"
 
 
 def _date(text: str) -> datetime | None:
     try:
         # without a zone it is GMT, and so is -0000
-        found = utils.parsedate_to_datetime(text)
-        return found if found.tzinfo else found.replace(tzinfo=UTC)
+        at = utils.parsedate_to_datetime(text)
+        return at if at.tzinfo else at.replace(tzinfo=UTC)
     except (ValueError, TypeError, OverflowError):
         return None

@@ -23,10 +23,10 @@ _COLOURS: Final = {
     vocabulary.Severity.WARNING: "#e8a317",
     vocabulary.Severity.INFO: "#439fe0",
 }
-_GOOD: Final = "#2eb67d"
-_NO_ANSWER: Final = "this is no answer of its API"
+_RESOLVED: Final = "#2eb67d"
+_NO_RESPONSE: Final = "not a response of its API"
 _ERRORS: Final = {
-    _NO_ANSWER: result.Outcome.NONSENSE,
+    _NO_RESPONSE: result.Outcome.NONSENSE,
     "ratelimited": result.Outcome.RATE_LIMITED,
     "internal_error": result.Outcome.UNWELL,
     "fatal_error": result.Outcome.UNWELL,
@@ -45,10 +45,11 @@ _GONE: Final = frozenset(
 )
 
 Json = dict[str, object]
+_OK: Final = 200
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What Slack's API answers."""
+    """A response of Slack's API."""
 
     ok: bool = False
     error: str = ""
@@ -57,7 +58,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def message_content(notification: notifications.Notification, words: message.Message) -> Json:
-    """Return the message, for the API and for incoming webhooks alike."""
+    """Return the message, for the API and for incoming webhooks."""
     _, _, rest = words.text.partition("\n")
     blocks: list[Json] = [
         {
@@ -66,7 +67,7 @@ def message_content(notification: notifications.Notification, words: message.Mes
         }
     ]
     if rest:
-        # three of them in an alert's words would end the block
+        # three backquotes in an alert's text would end the block
         shown = _escaped(rest).replace("```", "'''")
         text = "```" + message.cut(shown, _SECTION_MAX - 6) + "```"
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text}})
@@ -77,40 +78,40 @@ def message_content(notification: notifications.Notification, words: message.Mes
 
 
 def colour(notification: notifications.Notification) -> str:
-    """Return the colour of what still fires, or of good."""
+    """Return the colour of the most urgent alert that fires, or of resolved."""
     firing = [alert.severity for alert in notification.firing]
     order = tuple(vocabulary.Severity)
-    return _COLOURS[min(firing, key=order.index)] if firing else _GOOD
+    return _COLOURS[min(firing, key=order.index)] if firing else _RESOLVED
 
 
-def change_line(notification: notifications.Notification, words: message.Message) -> str:
-    """Return the line in the thread that says what is new."""
+def change_line(notification: notifications.Notification, text: message.Message) -> str:
+    """Return the line in the thread that says what changed."""
     reasons = {
-        vocabulary.NotificationReason.FIRST: "fires",
-        vocabulary.NotificationReason.NEW_ALERTS: "more alerts fire",
-        vocabulary.NotificationReason.NEW_RESOLVED: "some are resolved",
-        vocabulary.NotificationReason.ALL_RESOLVED: "all is resolved",
-        vocabulary.NotificationReason.REPEAT: "still fires",
-        vocabulary.NotificationReason.ACKNOWLEDGED: "is silenced",
+        vocabulary.NotificationReason.FIRST: "firing",
+        vocabulary.NotificationReason.NEW_ALERTS: "more alerts firing",
+        vocabulary.NotificationReason.NEW_RESOLVED: "some resolved",
+        vocabulary.NotificationReason.ALL_RESOLVED: "all resolved",
+        vocabulary.NotificationReason.REPEAT: "still firing",
+        vocabulary.NotificationReason.ACKNOWLEDGED: "silenced",
     }
-    return f"{reasons[notification.reason]}: {_escaped(words.title)}"
+    return f"{reasons[notification.reason]}: {_escaped(text.title)}"
 
 
 def read(body: bytes) -> Reply:
-    """Return the API's answer; an error if it is none."""
+    """Return the API's response; an error if it is none."""
     try:
         return msgspec.json.decode(body, type=Reply)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Reply(error=_NO_ANSWER)
+        return Reply(error=_NO_RESPONSE)
 
 
 def is_gone(reply: Reply) -> bool:
-    """Tell whether the message that was to be edited is there no more."""
+    """Return whether the message to edit no longer exists."""
     return reply.error in _GONE
 
 
 def result_of(reply: Reply) -> result.Result:
-    """Return what the API's answer means."""
+    """Return what a response means."""
     if reply.ok:
         return result.Result(outcome=result.Outcome.TAKEN, detail="ok")
     outcome = _ERRORS.get(reply.error, result.Outcome.REJECTED)
@@ -121,23 +122,20 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-_OK: Final = 200
-
-
 class Channel:
     """One channel, by a bot's token."""
 
     def __init__(
         self,
-        site: endpoint.Endpoint,
+        to: endpoint.Endpoint,
         *,
         token: str,
         channel: str,
         templates: receiver_settings.Templates,
         pace_s: float,
     ) -> None:
-        """Take the API's address, such as https://slack.com/api; wait `pace_s` between requests."""
-        self._site = site
+        """`to` is the API, such as https://slack.com/api; wait `pace_s` between requests."""
+        self._endpoint = to
         self._headers = {
             "Authorization": f"Bearer {token}",
             "Content-Type": "application/json; charset=utf-8",
@@ -147,14 +145,14 @@ class Channel:
         self._pace_s = pace_s
 
     async def send(
-        self, notification: notifications.Notification, known: Mapping[str, str]
+        self, notification: notifications.Notification, data: Mapping[str, str]
     ) -> result.Result:
-        """Post the group's message, or edit it and say in its thread what changed."""
-        words = message.compose(notification, self._templates)
-        content = message_content(notification, words)
-        if "ts" not in known:
+        """Post the group's message, or edit it and post in its thread what changed."""
+        text = message.compose(notification, self._templates)
+        content = message_content(notification, text)
+        if "ts" not in data:
             return await self._begin(content)
-        where = {"channel": known.get("channel", self._channel), "ts": known["ts"]}
+        where = {"channel": data.get("channel", self._channel), "ts": data["ts"]}
         reply = await self._call("chat.update", {**where, **content})
         if isinstance(reply, result.Result):
             return reply
@@ -164,15 +162,17 @@ class Channel:
         if not reply.ok:
             return result_of(reply)
         await asyncio.sleep(self._pace_s)
-        told = await self._call(
+        thread_reply = await self._call(
             "chat.postMessage",
             {
                 "channel": where["channel"],
                 "thread_ts": where["ts"],
-                "text": change_line(notification, words),
+                "text": change_line(notification, text),
             },
         )
-        answer = told if isinstance(told, result.Result) else result_of(told)
+        answer = (
+            thread_reply if isinstance(thread_reply, result.Result) else result_of(thread_reply)
+        )
         return replace(answer, data=where, requests=2)
 
     async def _begin(self, content: Json) -> result.Result:
@@ -183,7 +183,7 @@ class Channel:
         return replace(result_of(reply), data=data)
 
     async def _call(self, method: str, body: Json) -> Reply | result.Result:
-        answer = await self._site.request(
+        answer = await self._endpoint.request(
             "POST", below=f"/{method}", headers=self._headers, body=msgspec.json.encode(body)
         )
         if isinstance(answer, result.Result):
@@ -196,14 +196,14 @@ class Channel:
 class Incoming:
     """One channel, by an incoming webhook; it cannot edit."""
 
-    def __init__(self, site: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
-        self._site = site
+    def __init__(self, to: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
+        self._endpoint = to
         self._templates = templates
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> result.Result:
         """Post a message."""
-        words = message.compose(notification, self._templates)
-        body = msgspec.json.encode(message_content(notification, words))
-        return await self._site.post_json(body)
+        text = message.compose(notification, self._templates)
+        body = msgspec.json.encode(message_content(notification, text))
+        return await self._endpoint.post_json(body)

@@ -21,9 +21,9 @@ _SHARED: Final = ipaddress.ip_network("100.64.0.0/10")
 _TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
 
 
-def refusal(found: Sequence[str], reach: receiver_settings.Reach) -> str | None:
-    """Return why none of a host's addresses may be asked, or None if all may."""
-    for text in found:
+def refusal(addresses: Sequence[str], reach: receiver_settings.Reach) -> str | None:
+    """Return why none of a host's addresses may be connected to, or None if all may."""
+    for text in addresses:
         problem = _refusal(text, reach)
         if problem is not None:
             return f"{text} is {problem}"
@@ -39,17 +39,19 @@ def _refusal(text: str, reach: receiver_settings.Reach) -> str | None:
         if inner is not None:
             address = inner
     if address.is_link_local or address in _METADATA:
-        return "link-local, where clouds keep their secrets: never asked"
+        return "link-local, where clouds serve metadata and secrets: never allowed"
     if address.is_loopback:
         return (
-            None if reach is receiver_settings.Reach.LOOPBACK else _ask("this machine", "loopback")
+            None
+            if reach is receiver_settings.Reach.LOOPBACK
+            else _unless("loopback", "this machine")
         )
     if address.is_multicast or address.is_unspecified:
-        return "no single machine: never asked"
+        return "not the address of one machine: never allowed"
     if address.is_private or address in _SHARED:
-        return _ask("private", "private") if reach is receiver_settings.Reach.PUBLIC else None
-    return "reserved: never asked" if address.is_reserved else None
+        return _unless("private", "private") if reach is receiver_settings.Reach.PUBLIC else None
+    return "reserved: never allowed" if address.is_reserved else None
 
 
-def _ask(what: str, reach: str) -> str:
-    return f"{what}: set `reach: {reach}` if it is meant"
+def _unless(reach: str, what: str) -> str:
+    return f"{what}: set `reach: {reach}` if this is intended"

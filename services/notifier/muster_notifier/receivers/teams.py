@@ -17,18 +17,18 @@ BODY_BYTES_MAX: Final = 27_000
 Json = dict[str, object]
 
 
-def card(notification: notifications.Notification, words: message.Message) -> bytes:
+def card(notification: notifications.Notification, message_text: message.Message) -> bytes:
     """Return the body, with as much of the text as fits."""
-    _, _, text = words.text.partition("\n")
+    _, _, text = message_text.text.partition("\n")
     lines = text.split("\n") if text else []
 
-    def made(count: int) -> bytes:
+    def encode(count: int) -> bytes:
         shown = lines[:count]
         if count < len(lines):
             shown = [*shown, f"… {len(lines) - count} more lines"]
-        return msgspec.json.encode(_message(notification, words.title, shown))
+        return msgspec.json.encode(_message(notification, message_text.title, shown))
 
-    return webhook.encode_fitting(made, len(lines), BODY_BYTES_MAX)
+    return webhook.encode_fitting(encode, len(lines), BODY_BYTES_MAX)
 
 
 def _message(notification: notifications.Notification, title: str, lines: list[str]) -> Json:
@@ -69,13 +69,13 @@ def _message(notification: notifications.Notification, title: str, lines: list[s
 class Workflow:
     """One workflow's URL."""
 
-    def __init__(self, site: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
-        self._site = site
+    def __init__(self, to: endpoint.Endpoint, templates: receiver_settings.Templates) -> None:
+        self._endpoint = to
         self._templates = templates
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> result.Result:
         """Post a card."""
-        words = message.compose(notification, self._templates)
-        return await self._site.post_json(card(notification, words))
+        text = message.compose(notification, self._templates)
+        return await self._endpoint.post_json(card(notification, text))

@@ -30,10 +30,12 @@ CONTENT_TYPES: Final = {
 
 _NEVER: Final = "0001-01-01T00:00:00Z"
 """Go's zero time: Alertmanager's `endsAt` of what fires."""
+_PREFIX: Final = "whsec_"
+_KEY_BYTES: Final = (24, 64)
 
 
 class _Data(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The CloudEvent's data; `alerts` are as they crossed the bus, firing ones first."""
+    """The CloudEvent's data; `alerts` are as on the bus, firing ones first."""
 
     version: Literal["1"] = "1"
     status: vocabulary.AlertState
@@ -60,7 +62,7 @@ class _CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One alert as Alertmanager tells it (notify/webhook, template.Alert)."""
+    """One alert in Alertmanager's format (notify/webhook, template.Alert)."""
 
     status: str
     labels: dict[str, str]
@@ -88,35 +90,37 @@ class _Version4(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def encode_body(
     notification: notifications.Notification,
-    words: message.Message,
+    text: message.Message,
     *,
-    layout: receiver_settings.Format,
+    format_: receiver_settings.Format,
     alerts_max: int = 0,
 ) -> bytes:
     """Return the body, with as many alerts as fit, and at most `alerts_max` (0: any number)."""
-    told = (*notification.firing, *notification.told_resolved)[: alerts_max or None]
-    make = _version4 if layout is receiver_settings.Format.ALERTMANAGER else _cloud_event
+    alerts = (*notification.firing, *notification.notified_resolved)[: alerts_max or None]
+    make = _version4 if format_ is receiver_settings.Format.ALERTMANAGER else _cloud_event
 
-    def made(count: int) -> bytes:
-        return msgspec.json.encode(make(notification, words, told[:count]))
+    def encode(count: int) -> bytes:
+        return msgspec.json.encode(make(notification, text, alerts[:count]))
 
-    return encode_fitting(made, len(told), BODY_BYTES_MAX)
+    return encode_fitting(encode, len(alerts), BODY_BYTES_MAX)
 
 
-def encode_fitting(made: Callable[[int], bytes], count: int, bytes_max: int) -> bytes:
-    """Return what is made of as many things as fit."""
+def encode_fitting(encode: Callable[[int], bytes], count: int, bytes_max: int) -> bytes:
+    """Return `encode` of the largest count that fits, halving it from `count`."""
     while True:
-        encoded = made(count)
+        encoded = encode(count)
         if len(encoded) <= bytes_max or count == 0:
             return encoded
         count //= 2
 
 
 def alert_of(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> Alert:
-    """Return one alert in Alertmanager's words."""
-    found = {
+    """Return one alert in Alertmanager's format."""
+    annotations = {
         "summary": alert.summary,
-        "evidence": "; ".join(f"{seen.source}: {seen.observed}" for seen in alert.evidence),
+        "evidence": "; ".join(
+            f"{evidence.source}: {evidence.observed}" for evidence in alert.evidence
+        ),
         "devices": message.devices(alert),
         "pods": message.pods(notification, alert),
         "runbook_url": alert.runbook,
@@ -125,7 +129,7 @@ def alert_of(notification: notifications.Notification, alert: vocabulary.AlertCh
     return Alert(
         status=str(alert.state),
         labels=routes.labels_of(alert),
-        annotations={name: message.line(text, 2048) for name, text in found.items() if text},
+        annotations={name: message.line(text, 2048) for name, text in annotations.items() if text},
         starts_at=_time(alert.starts_at),
         ends_at=_time(alert.ends_at) if alert.ends_at else _NEVER,
         fingerprint=alert.fingerprint,
@@ -134,7 +138,7 @@ def alert_of(notification: notifications.Notification, alert: vocabulary.AlertCh
 
 def _cloud_event(
     notification: notifications.Notification,
-    words: message.Message,
+    text: message.Message,
     shown: Sequence[vocabulary.AlertChanged],
 ) -> _CloudEvent:
     return _CloudEvent(
@@ -146,10 +150,10 @@ def _cloud_event(
             receiver=notification.receiver,
             group_key=notification.group,
             group_labels=notification.labels,
-            title=words.title,
-            text=words.text,
+            title=text.title,
+            text=text.text,
             alerts=tuple(shown),
-            truncated_alerts=notification.told_total - len(shown),
+            truncated_alerts=notification.notified_total - len(shown),
             truncated_pods=notification.pods_total - sum(len(alert.pods) for alert in shown),
             test=notification.is_test,
         ),
@@ -164,7 +168,7 @@ def _version4(
     alerts = [alert_of(notification, alert) for alert in shown]
     return _Version4(
         group_key=notification.group,
-        truncated_alerts=notification.told_total - len(shown),
+        truncated_alerts=notification.notified_total - len(shown),
         status=str(notification.state),
         receiver=notification.receiver,
         group_labels=notification.labels,
@@ -174,17 +178,13 @@ def _version4(
     )
 
 
-def _common(found: Sequence[dict[str, str]]) -> dict[str, str]:
-    first, rest = (found[0], found[1:]) if found else ({}, ())
+def _common(mappings: Sequence[dict[str, str]]) -> dict[str, str]:
+    first, rest = (mappings[0], mappings[1:]) if mappings else ({}, ())
     return {k: v for k, v in first.items() if all(other.get(k) == v for other in rest)}
 
 
 def _time(at: datetime) -> str:
     return at.isoformat().replace("+00:00", "Z")
-
-
-_PREFIX: Final = "whsec_"
-_KEY_BYTES: Final = (24, 64)
 
 
 def signing_key(secret: str) -> bytes:
@@ -206,7 +206,7 @@ def signing_key(secret: str) -> bytes:
 def signature_headers(keys: Sequence[bytes], *, key: str, at_s: int, body: bytes) -> dict[str, str]:
     """Return the three headers; `at_s` are Unix seconds of this attempt, `key` of all attempts."""
     signed = f"{key}.{at_s}.".encode() + body
-    signatures = [base64.b64encode(hmac.digest(one, signed, hashlib.sha256)) for one in keys]
+    signatures = [base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)) for secret in keys]
     return {
         "webhook-id": key,
         "webhook-timestamp": str(at_s),
@@ -219,16 +219,16 @@ class Webhook:
 
     def __init__(
         self,
-        site: endpoint.Endpoint,
+        to: endpoint.Endpoint,
         *,
-        layout: receiver_settings.Format = receiver_settings.Format.CLOUDEVENTS,
+        format_: receiver_settings.Format = receiver_settings.Format.CLOUDEVENTS,
         alerts_max: int = 0,
         keys: Sequence[bytes] = (),
         bearer: str = "",
         templates: receiver_settings.Templates | None = None,
     ) -> None:
-        self._site = site
-        self._layout = layout
+        self._endpoint = to
+        self._format = format_
         self._alerts_max = alerts_max
         self._keys = tuple(keys)
         self._bearer = bearer
@@ -242,10 +242,10 @@ class Webhook:
         A timeout leaves unknown whether it arrived: it is tried again under the same
         `Idempotency-Key` and `webhook-id`, by which a receiver can drop the repeat.
         """
-        words = message.compose(notification, self._templates)
-        body = encode_body(notification, words, layout=self._layout, alerts_max=self._alerts_max)
+        text = message.compose(notification, self._templates)
+        body = encode_body(notification, text, format_=self._format, alerts_max=self._alerts_max)
         headers = {
-            "Content-Type": CONTENT_TYPES[self._layout],
+            "Content-Type": CONTENT_TYPES[self._format],
             "Idempotency-Key": notification.id,
         }
         if self._keys:
@@ -253,7 +253,7 @@ class Webhook:
             headers |= signature_headers(self._keys, key=notification.id, at_s=at_s, body=body)
         if self._bearer:
             headers["Authorization"] = f"Bearer {self._bearer}"
-        answer = await self._site.request(
+        answer = await self._endpoint.request(
             "POST", headers=headers, body=body, read=http.Read.NOTHING
         )
         if isinstance(answer, http.Response):

@@ -14,18 +14,26 @@ from typing import Final
 import msgspec
 
 from muster import codec, vocabulary
-from muster_notifier.routing import groups, inputs, routes
+from muster_notifier.routing import groups, routes
 
-_KNOWN_MAX: Final = 100_000
-_WORDS_MAX: Final = 10_000
+_ENTRIES_MAX: Final = 100_000
+_STRINGS_MAX: Final = 10_000
 
 Places = Mapping[groups.Key, routes.Route]
 Owners = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Filed:
-    """An alert for one group, and the labels that name this."""
+class OwnedAlert:
+    """An alert whose pods have owners: the receivers that they named, each with its pods."""
+
+    event: codec.CloudEvent
+    owners: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """An alert in one group, and the labels that name the group."""
 
     key: groups.Key
     route: routes.Route
@@ -34,7 +42,7 @@ class Filed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Entry:
     event: codec.CloudEvent
     alert: vocabulary.AlertChanged
     places: Places
@@ -42,139 +50,148 @@ class _Known:
 
 
 class AlertIndex:
-    """What is known of every alert; see the module."""
+    """The newest event of every alert; see the module."""
 
     def __init__(
-        self, root: routes.Route, owners: routes.Route | None, apart: Collection[str]
+        self, root: routes.Route, owners: routes.Route | None, ungrouped: Collection[str]
     ) -> None:
-        """`owners` groups what goes to owners of workloads; they may name its receivers.
+        """`owners` is the route to the owners of workloads; they may name its receivers.
 
-        Those in `apart` take each alert by itself, however a route groups.
+        Receivers in `ungrouped` get each alert by itself, however a route groups.
         """
         self._root = root
         self._owners = owners
-        self._apart = frozenset(apart)
-        self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._words: dict[str, str] = {}
+        self._ungrouped = frozenset(ungrouped)
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._strings: dict[str, str] = {}
         self._place_sets: dict[tuple[groups.Key, ...], Places] = {}
         self._by_key = {route.key: route for route in root.walk()}
         if owners is not None:
             self._by_key[owners.key] = owners
 
-    def take(self, heard: codec.CloudEvent | inputs.Owned) -> list[Filed] | None:
-        """Return the groups that an alert concerns; None if something newer is known."""
-        event = heard.event if isinstance(heard, inputs.Owned) else heard
+    def update(self, received: codec.CloudEvent | OwnedAlert) -> list[Placement] | None:
+        """Add an alert and return the groups it concerns; None if a newer event is known."""
+        event = received.event if isinstance(received, OwnedAlert) else received
         alert = event.data
         assert isinstance(alert, vocabulary.AlertChanged), f"{event.type} is no alert"
-        known = self._known.get(alert.fingerprint)
-        if known is not None and event.precedes(known.event):
+        entry = self._entries.get(alert.fingerprint)
+        if entry is not None and event.precedes(entry.event):
             return None
-        owners = known.owners if known is not None else {}
-        if isinstance(heard, inputs.Owned):
-            owners = heard.owners
-        found = routes.labels_of(alert)
-        places = self._places(found, owners)
-        before = known.places if known is not None else {}
+        owners = entry.owners if entry is not None else {}
+        if isinstance(received, OwnedAlert):
+            owners = received.owners
+        labels = routes.labels_of(alert)
+        places = self._places(labels, owners)
+        before = entry.places if entry is not None else {}
         if alert.state is vocabulary.AlertState.RESOLVED:
             places = {**before, **places}
-        alert = self._slim(alert)
-        self._keep(event, alert, places, owners)
-        filed = [self._filed(key, route, alert, found, owners) for key, route in places.items()]
+        alert = self._with_shared_strings(alert)
+        self._store(event, alert, places, owners)
+        placements = [
+            self._placement(key, route, alert, labels, owners) for key, route in places.items()
+        ]
         left = [key for key in before if key not in places]
-        if known is not None and left:
+        if entry is not None and left:
             ended = msgspec.structs.replace(
-                known.alert, state=vocabulary.AlertState.RESOLVED, ends_at=event.time
+                entry.alert, state=vocabulary.AlertState.RESOLVED, ends_at=event.time
             )
-            was = routes.labels_of(known.alert)
-            filed += [self._filed(key, before[key], ended, was, known.owners) for key in left]
-        return filed
+            was = routes.labels_of(entry.alert)
+            placements += [
+                self._placement(key, before[key], ended, was, entry.owners) for key in left
+            ]
+        return placements
 
     def firing(self, fingerprints: Iterable[str]) -> frozenset[str]:
         """Return those alerts that fire, of these."""
-        known = ((name, self._known.get(name)) for name in fingerprints)
+        entries = ((name, self._entries.get(name)) for name in fingerprints)
         fires = vocabulary.AlertState.FIRING
-        return frozenset(name for name, one in known if one and one.alert.state is fires)
+        return frozenset(name for name, entry in entries if entry and entry.alert.state is fires)
 
     def route_of(self, group: str) -> routes.Route | None:
-        """Return the route that a group's name speaks of, if there still is one."""
-        found = [key for key in self._by_key if group.startswith(f"{key}:{{")]
-        return self._by_key[max(found, key=len)] if found else None
+        """Return the route in a group's name, if it still exists."""
+        keys = [key for key in self._by_key if group.startswith(f"{key}:{{")]
+        return self._by_key[max(keys, key=len)] if keys else None
 
-    def _filed(
+    def _placement(
         self,
         key: groups.Key,
         route: routes.Route,
         alert: vocabulary.AlertChanged,
-        found: Mapping[str, str],
+        labels: Mapping[str, str],
         owners: Owners,
-    ) -> Filed:
-        """Return the alert as this receiver shall see it: an owner sees no pods of others."""
+    ) -> Placement:
+        """Return the alert as this receiver may see it: an owner sees no pods of others."""
         receiver = key[0]
         if route is self._owners and receiver in owners:
             own = owners[receiver]
             alert = msgspec.structs.replace(alert, pods=own, pods_total=len(own))
-        return Filed(key, route, alert, self._chosen(receiver, route, found))
+        return Placement(key, route, alert, self._group_labels(receiver, route, labels))
 
-    def _places(self, found: Mapping[str, str], owners: Owners) -> Places:
+    def _places(self, labels: Mapping[str, str], owners: Owners) -> Places:
         places: dict[groups.Key, routes.Route] = {}
-        for route in self._root.find(found):
+        for route in self._root.find(labels):
             for receiver in route.receivers:
-                places.setdefault(self._key(receiver, route, found), route)
+                places.setdefault(self._key(receiver, route, labels), route)
         if self._owners is not None:
             for receiver in sorted(set(owners) & set(self._owners.receivers)):
-                places.setdefault(self._key(receiver, self._owners, found), self._owners)
+                places.setdefault(self._key(receiver, self._owners, labels), self._owners)
         return places
 
-    def _key(self, receiver: str, route: routes.Route, found: Mapping[str, str]) -> groups.Key:
-        return receiver, f"{route.key}:{routes.format_labels(self._chosen(receiver, route, found))}"
-
-    def _chosen(
-        self, receiver: str, route: routes.Route, found: Mapping[str, str]
-    ) -> Mapping[str, str]:
-        return routes.select_labels(
-            found, (routes.ALL_LABELS,) if receiver in self._apart else route.group_by
+    def _key(self, receiver: str, route: routes.Route, labels: Mapping[str, str]) -> groups.Key:
+        return (
+            receiver,
+            f"{route.key}:{routes.format_labels(self._group_labels(receiver, route, labels))}",
         )
 
-    def _keep(
+    def _group_labels(
+        self, receiver: str, route: routes.Route, labels: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        return routes.select_labels(
+            labels, (routes.ALL_LABELS,) if receiver in self._ungrouped else route.group_by
+        )
+
+    def _store(
         self,
         event: codec.CloudEvent,
         alert: vocabulary.AlertChanged,
         places: Places,
         owners: Owners,
     ) -> None:
-        kept = msgspec.structs.replace(
+        stored = msgspec.structs.replace(
             event,
             id="",
-            source=self._word(event.source),
+            source=self._intern(event.source),
             type=alert.TYPE,
             time=alert.at,
-            instance=self._word(event.instance),
+            instance=self._intern(event.instance),
             boot="",
             data=alert,
         )
-        if len(self._place_sets) > _WORDS_MAX:
+        if len(self._place_sets) > _STRINGS_MAX:
             self._place_sets.clear()
         shared = self._place_sets.setdefault(tuple(places), places)
-        self._known[alert.fingerprint] = _Known(kept, alert, shared, owners)
-        self._known.move_to_end(alert.fingerprint)
-        if len(self._known) > _KNOWN_MAX:
-            self._known.popitem(last=False)
+        self._entries[alert.fingerprint] = _Entry(stored, alert, shared, owners)
+        self._entries.move_to_end(alert.fingerprint)
+        if len(self._entries) > _ENTRIES_MAX:
+            self._entries.popitem(last=False)
 
-    def _slim(self, alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
-        """Return an alert that shares its words: a storm is thousands that say nearly the same."""
+    def _with_shared_strings(self, alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
+        """Return the alert with shared strings: a storm is thousands of nearly equal alerts."""
         return msgspec.structs.replace(
             alert,
-            plugin=self._word(alert.plugin),
-            resource=self._word(alert.resource),
-            advice=self._word(alert.advice),
-            runbook=self._word(alert.runbook),
+            plugin=self._intern(alert.plugin),
+            resource=self._intern(alert.resource),
+            advice=self._intern(alert.advice),
+            runbook=self._intern(alert.runbook),
             evidence=tuple(
-                vocabulary.Evidence(source=self._word(one.source), observed=one.observed)
-                for one in alert.evidence
+                vocabulary.Evidence(
+                    source=self._intern(evidence.source), observed=evidence.observed
+                )
+                for evidence in alert.evidence
             ),
         )
 
-    def _word(self, text: str) -> str:
-        if len(self._words) > _WORDS_MAX:
-            self._words.clear()
-        return self._words.setdefault(text, text)
+    def _intern(self, text: str) -> str:
+        if len(self._strings) > _STRINGS_MAX:
+            self._strings.clear()
+        return self._strings.setdefault(text, text)

@@ -22,7 +22,7 @@ from muster_notifier.routing import groups, muting, notifications, routes
 
 
 def reason_to_notify(
-    told: groups.Told | None,
+    notified: groups.Notified | None,
     *,
     firing: AbstractSet[str],
     resolved: AbstractSet[str],
@@ -30,36 +30,36 @@ def reason_to_notify(
     repeat_interval_s: float,
     now: float,
 ) -> vocabulary.NotificationReason | None:
-    """Return why the group must be told now, or None."""
-    if told is None:
+    """Return why the receiver must be notified of the group now, or None."""
+    if notified is None:
         return vocabulary.NotificationReason.FIRST if firing else None
-    if not firing <= told.firing:
+    if not firing <= notified.firing:
         return (
             vocabulary.NotificationReason.NEW_ALERTS
-            if told.firing
+            if notified.firing
             else vocabulary.NotificationReason.FIRST
         )
     if not firing:
-        return vocabulary.NotificationReason.ALL_RESOLVED if told.firing else None
-    if send_resolved and not resolved <= told.resolved:
+        return vocabulary.NotificationReason.ALL_RESOLVED if notified.firing else None
+    if send_resolved and not resolved <= notified.resolved:
         return vocabulary.NotificationReason.NEW_RESOLVED
-    if now - told.at >= repeat_interval_s:
+    if now - notified.at >= repeat_interval_s:
         return vocabulary.NotificationReason.REPEAT
     return None
 
 
-def is_acknowledged_now(told: groups.Told | None, *, silenced: AbstractSet[str]) -> bool:
-    """Tell whether somebody has silenced all that was told, and the receiver has not heard so.
+def is_acknowledged_now(notified: groups.Notified | None, *, silenced: AbstractSet[str]) -> bool:
+    """Return whether somebody has silenced all that fires, and the receiver does not know it yet.
 
-    This is asked where the table above has no answer: while something is silenced, it is quiet.
+    This matters where the table above has no answer: silenced alerts are left out of it.
     """
-    if told is None or not told.firing or told.is_acknowledged:
+    if notified is None or not notified.firing or notified.is_acknowledged:
         return False
-    return told.firing <= silenced
+    return notified.firing <= silenced
 
 
 class NotificationBuilder:
-    """Makes notifications; see the module."""
+    """Builds the notifications that are due; see the module."""
 
     def __init__(
         self,
@@ -68,27 +68,27 @@ class NotificationBuilder:
         acknowledging: Collection[str],
         muted_by: muting.Muting,
     ) -> None:
-        """`receivers` maps each name to whether it hears of resolved alerts."""
+        """`receivers` maps each name to its `send_resolved`."""
         self._receivers = dict(receivers)
         self._acknowledging = frozenset(acknowledging)
         self._muting = muted_by
 
-    def of(
+    def build(
         self, group: groups.Group, *, at: datetime, now: float
     ) -> notifications.Notification | None:
-        """Return what the receiver must hear of a group, if anything; `at` is `now`.
+        """Return what the receiver must be notified of, if anything; `at` is the time at `now`.
 
-        What is over and need not be told is forgotten.
+        Resolved alerts that need no notification are dropped from the group.
         """
         receiver, name = group.key
-        muted = self._muting.mutes_route(group.route, at)
+        muted = self._muting.route_muted_by(group.route, at)
         if muted is not None:
             group.muted = dict.fromkeys(group.alerts, muted)
-            group.forget_resolved(told_too=False)
+            group.forget_resolved(also_notified=False)
             return None
-        firing, resolved = self._audible(group, at)
+        firing, resolved = self._unmuted(group, at)
         reason = reason_to_notify(
-            group.told,
+            group.notified,
             firing={alert.fingerprint for alert in firing},
             resolved={alert.fingerprint for alert in resolved},
             send_resolved=self._receivers[receiver],
@@ -97,13 +97,13 @@ class NotificationBuilder:
         )
         if not (firing or resolved) and self._is_acknowledged(group):
             reason = vocabulary.NotificationReason.ACKNOWLEDGED
-            firing = [alert for alert in group.firing() if group.has_told(alert.fingerprint)]
+            firing = [alert for alert in group.firing() if group.was_notified_of(alert.fingerprint)]
         if reason is None or not (firing or resolved):
-            group.forget_resolved(told_too=group.on_its_way is None)
+            group.forget_resolved(also_notified=group.in_flight is None)
             return None
-        return notifications.notify(
-            # what is on its way may have been heard
-            after=group.on_its_way.id if group.on_its_way else group.heard,
+        return notifications.create(
+            # what is in flight may have been delivered
+            after=group.in_flight.id if group.in_flight else group.last_id,
             receiver=receiver,
             group=name,
             labels=group.labels,
@@ -115,17 +115,17 @@ class NotificationBuilder:
             why=group.route.why,
         )
 
-    def _audible(
+    def _unmuted(
         self, group: groups.Group, at: datetime
     ) -> tuple[list[vocabulary.AlertChanged], list[vocabulary.AlertChanged]]:
-        """Return what fires and what is over, without what is muted; that is noted."""
+        """Return the alerts that fire and those resolved, without the muted ones; note these."""
         group.muted = {}
         firing: list[vocabulary.AlertChanged] = []
         resolved: list[vocabulary.AlertChanged] = []
         for alert in list(group.alerts.values()):
             fires = alert.state is vocabulary.AlertState.FIRING
-            muted = self._muting.mutes(routes.labels_of(alert), at)
-            if muted is None or (not fires and group.has_told(alert.fingerprint)):
+            muted = self._muting.muted_by(routes.labels_of(alert), at)
+            if muted is None or (not fires and group.was_notified_of(alert.fingerprint)):
                 (firing if fires else resolved).append(alert)
             elif fires:
                 group.muted[alert.fingerprint] = muted
@@ -135,6 +135,6 @@ class NotificationBuilder:
 
     def _is_acknowledged(self, group: groups.Group) -> bool:
         return group.key[0] in self._acknowledging and is_acknowledged_now(
-            group.told,
+            group.notified,
             silenced={name for name, by in group.muted.items() if by.cause in muting.BY_PEOPLE},
         )

@@ -16,6 +16,7 @@ notified.
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from muster import codec, vocabulary
@@ -23,7 +24,6 @@ from muster_notifier.routing import (
     alert_index,
     decision,
     groups,
-    inputs,
     ledger,
     muting,
     notifications,
@@ -32,8 +32,40 @@ from muster_notifier.routing import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ClockRead:
+    """The time of day."""
+
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The receiver took a notification, and the ledger says so."""
+
+    notification: notifications.Notification
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """A notification could not be sent now; it will be retried."""
+
+    notification: notifications.Notification
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The receiver refused a notification, or failed for too long; it is a dead letter."""
+
+    notification: notifications.Notification
+
+
+Outcome = Delivered | Postponed | Failed
+Input = codec.CloudEvent | alert_index.OwnedAlert | muting.SilenceChanged | ClockRead | Outcome
+
+
 class Grouping:
-    """Takes alerts and outcomes, gives notifications; see the module."""
+    """Turns alerts, and what became of notifications, into notifications; see the module."""
 
     def __init__(
         self,
@@ -41,48 +73,48 @@ class Grouping:
         *,
         root: routes.Route,
         owners: routes.Route | None = None,
-        apart: Collection[str] = (),
+        ungrouped: Collection[str] = (),
         acknowledging: Collection[str] = (),
         muted_by: muting.Muting,
         at: datetime,
         now: float,
     ) -> None:
-        """`receivers` maps each name to whether it hears of resolved alerts; `at` is `now`.
+        """`receivers` maps each name to its `send_resolved`; `at` is the time of day at `now`.
 
-        `owners` says how what goes to owners of workloads is grouped; its receivers are those that
-        they may name. Those in `apart` take each alert by itself, those in `acknowledging` also
-        hear that somebody has silenced it all.
+        `owners` is the route to the owners of workloads; its receivers are those that they may
+        name. Receivers in `ungrouped` get each alert by itself, those in `acknowledging` are also
+        notified that somebody has silenced all of a group.
         """
         self._receivers = dict(receivers)
-        self._telling = decision.NotificationBuilder(
+        self._builder = decision.NotificationBuilder(
             receivers, acknowledging=acknowledging, muted_by=muted_by
         )
-        self._files = alert_index.AlertIndex(root, owners, apart)
-        self._turns = scheduling.InflightLimits(receivers)
+        self._index = alert_index.AlertIndex(root, owners, ungrouped)
+        self._limits = scheduling.InflightLimits(receivers)
         self._muting = muted_by
         self._clock = scheduling.WallClock(at, now)
         self._groups: dict[groups.Key, groups.Group] = {}
         self._timers = scheduling.Timers(self._groups.get)
-        self._recalled = groups.RestoredGroups()
+        self._restored = groups.RestoredGroups()
 
     def restore(
         self,
         entries: Iterable[ledger.Entry],
         pending: Iterable[notifications.Notification],
-        alerts: Iterable[codec.CloudEvent | inputs.Owned],
+        alerts: Iterable[codec.CloudEvent | alert_index.OwnedAlert],
         *,
         now: float,
     ) -> None:
-        """Take up where an earlier process stopped: the ledger, the outbox, the alerts of today.
+        """Continue where an earlier process stopped: the ledger, the outbox, the present alerts.
 
         For an entry with nothing firing `decision` says the same as for none (rows 1 to 3).
         """
         for entry in entries:
             key = entry.receiver, entry.group
             if not entry.firing:
-                self._recalled.end(key, entry.id)
+                self._restored.end(key, entry.id)
             elif entry.receiver in self._receivers:
-                told = groups.Told(
+                notified = groups.Notified(
                     firing=frozenset(entry.firing),
                     resolved=frozenset(entry.resolved),
                     # a clock that was set back must not make a group wait
@@ -90,30 +122,30 @@ class Grouping:
                     id=entry.id,
                     is_acknowledged=entry.reason is vocabulary.NotificationReason.ACKNOWLEDGED,
                 )
-                self._recalled.restore(key, told)
+                self._restored.restore(key, notified)
         for notification in pending:
-            self._expect(notification, now)
+            self._restore_in_flight(notification, now)
         for alert in alerts:
-            self._take(alert, now, is_new=False)
+            self._on_alert(alert, now, is_new=False)
 
-    def receive(self, event: inputs.Input, now: float) -> Sequence[notifications.Notification]:
-        """Take an alert, what mutes alerts, or what became of a notification."""
+    def receive(self, event: Input, now: float) -> Sequence[notifications.Notification]:
+        """Process an alert, what mutes alerts, or what became of a notification."""
         match event:
-            case inputs.Owned() | codec.CloudEvent(data=vocabulary.AlertChanged()):
-                self._take(event, now, is_new=True)
+            case alert_index.OwnedAlert() | codec.CloudEvent(data=vocabulary.AlertChanged()):
+                self._on_alert(event, now, is_new=True)
             case codec.CloudEvent(data=vocabulary.VerdictChanged() as verdict):
-                self._muting.hear_verdict(verdict)
+                self._muting.observe_verdict(verdict)
             case codec.CloudEvent():
                 raise AssertionError(f"{event.type} is no alert")
             case muting.SilenceChanged():
-                self._muting.hear_silence(event)
-            case inputs.ClockRead(at):
-                self._clock.read(at, now)
-            case inputs.Delivered(notification):
+                self._muting.observe_silence(event)
+            case ClockRead(at):
+                self._clock.set(at, now)
+            case Delivered(notification):
                 return self._on_delivered(notification, now)
-            case inputs.Postponed(notification):
+            case Postponed(notification):
                 return self._on_postponed(notification, now)
-            case inputs.Failed(notification):
+            case Failed(notification):
                 return self._on_ended(notification, now)
         return ()
 
@@ -122,8 +154,8 @@ class Grouping:
         out: list[notifications.Notification] = []
         while (group := self._timers.pop(now)) is not None:
             self._timers.set(group, now + group.route.timing.group_interval_s)
-            out += self._wait(group, now)
-            out += self._tell_waiting(group.key[0], now)
+            out += self._enqueue(group, now)
+            out += self._notify_waiting(group.key[0], now)
         return out
 
     def next_deadline(self) -> float | None:
@@ -132,97 +164,108 @@ class Grouping:
 
     def oldest_waiting_s(self, receiver: str, now: float) -> float:
         """Return for how long the receiver has kept its oldest notification waiting."""
-        since = self._turns.since(receiver)
+        since = self._limits.waiting_since(receiver)
         since += [
-            self._clock.monotonic(group.on_its_way.at, now)
+            self._clock.monotonic(group.in_flight.at, now)
             for (name, _), group in self._groups.items()
-            if name == receiver and group.on_its_way is not None
+            if name == receiver and group.in_flight is not None
         ]
         return max((now - at for at in since), default=0.0)
 
     def firing(self, fingerprints: Iterable[str]) -> frozenset[str]:
         """Return those alerts that fire, of these."""
-        return self._files.firing(fingerprints)
+        return self._index.firing(fingerprints)
 
     def view(self, now: float) -> list[groups.View]:
         """Return every group as it stands."""
         return [group.view(now) for group in self._groups.values()]
 
-    def _take(self, heard: codec.CloudEvent | inputs.Owned, now: float, *, is_new: bool) -> None:
-        """Let an alert into its groups, and out of those it has left."""
-        filed = self._files.take(heard)
-        if filed is None:
+    def _on_alert(
+        self, received: codec.CloudEvent | alert_index.OwnedAlert, now: float, *, is_new: bool
+    ) -> None:
+        """Put an alert into its groups, and resolve it in those that it has left."""
+        placements = self._index.update(received)
+        if placements is None:
             return
-        event = heard.event if isinstance(heard, inputs.Owned) else heard
-        assert isinstance(event.data, vocabulary.AlertChanged), "only alerts are filed"
-        self._muting.hear_alert(event.data, routes.labels_of(event.data))
+        event = received.event if isinstance(received, alert_index.OwnedAlert) else received
+        assert isinstance(event.data, vocabulary.AlertChanged), "only alerts are indexed"
+        self._muting.observe_alert(event.data, routes.labels_of(event.data))
         came_at = now if is_new else min(now, self._clock.monotonic(event.time, now))
-        for one in (*filed, *self._ended_elsewhere(event.data, filed)):
-            self._put(one, now=now, came_at=came_at, is_new=is_new)
+        for placement in (*placements, *self._resolved_elsewhere(event.data, placements)):
+            self._add(placement, now=now, came_at=came_at, is_new=is_new)
 
-    def _ended_elsewhere(
-        self, alert: vocabulary.AlertChanged, filed: Sequence[alert_index.Filed]
-    ) -> list[alert_index.Filed]:
-        """Return where an alert that is over was told of before we began, and would not go now."""
+    def _resolved_elsewhere(
+        self, alert: vocabulary.AlertChanged, present: Sequence[alert_index.Placement]
+    ) -> list[alert_index.Placement]:
+        """Return the groups a resolved alert was in before our start, and is not routed to now."""
         if alert.state is vocabulary.AlertState.FIRING:
             return []
-        here = {one.key for one in filed}
-        found: list[alert_index.Filed] = []
-        for key in self._recalled.heard_of(alert.fingerprint):
-            route = self._files.route_of(key[1])
+        here = {placement.key for placement in present}
+        placements: list[alert_index.Placement] = []
+        for key in self._restored.notified_of(alert.fingerprint):
+            route = self._index.route_of(key[1])
             if key not in here and route is not None:
                 was = routes.parse_labels(key[1].removeprefix(f"{route.key}:"))
-                found.append(alert_index.Filed(key, route, alert, was))
-        return found
+                placements.append(alert_index.Placement(key, route, alert, was))
+        return placements
 
-    def _put(self, filed: alert_index.Filed, *, now: float, came_at: float, is_new: bool) -> None:
-        key, route, alert = filed.key, filed.route, filed.alert
+    def _add(
+        self, placement: alert_index.Placement, *, now: float, came_at: float, is_new: bool
+    ) -> None:
+        key, route, alert = placement.key, placement.route, placement.alert
         group = self._groups.get(key)
-        told = group.told if group else self._recalled.get(key)
-        heard = told is not None and alert.fingerprint in told.firing
-        heard = heard or (group is not None and group.has_told(alert.fingerprint))
-        seen = group is not None and alert.fingerprint in group.alerts
+        notified = group.notified if group else self._restored.get(key)
+        was_notified = notified is not None and alert.fingerprint in notified.firing
+        was_notified = was_notified or (
+            group is not None and group.was_notified_of(alert.fingerprint)
+        )
+        is_in_group = group is not None and alert.fingerprint in group.alerts
         fires = alert.state is vocabulary.AlertState.FIRING
-        if not fires and not heard and not seen:
-            return  # the end of what nobody has heard of is no news
+        if not fires and not was_notified and not is_in_group:
+            return  # nobody was notified that it fires
         timing = route.timing
-        if is_new or told is None:
+        if is_new or notified is None:
             due = came_at + timing.group_wait_s
         else:
-            due = _flush_after(told.at, now if fires and heard else came_at, timing)
+            due = _flush_after(notified.at, now if fires and was_notified else came_at, timing)
         if group is None:
-            group = self._begin(key, route, filed.labels, told)
+            group = self._create_group(key, route, placement.labels, notified)
             self._timers.set(group, max(now, due))
         elif not is_new:
             self._timers.set(group, max(now, min(group.flush_at, due)))
         group.alerts[alert.fingerprint] = alert
-        if timing.resolve_wait_s is not None and group.told is not None and not group.firing():
+        if timing.resolve_wait_s is not None and group.notified is not None and not group.firing():
             self._timers.set(group, min(group.flush_at, now + timing.resolve_wait_s))
 
-    def _expect(self, notification: notifications.Notification, now: float) -> None:
-        """Know that a notification is in the outbox, and that somebody will say what became."""
-        route = self._files.route_of(notification.group)
+    def _restore_in_flight(self, notification: notifications.Notification, now: float) -> None:
+        """Note that a notification is in the outbox: its outcome will be reported."""
+        route = self._index.route_of(notification.group)
         key = notification.receiver, notification.group
         if route is None or key[0] not in self._receivers or key in self._groups:
             return
-        group = self._begin(key, route, notification.labels, self._recalled.get(key))
-        group.on_its_way = notification
+        group = self._create_group(key, route, notification.labels, self._restored.get(key))
+        group.in_flight = notification
         group.is_overdue = True
-        self._turns.begin(key[0])
+        self._limits.begin(key[0])
         decided_at = min(now, self._clock.monotonic(notification.at, now))
         self._timers.set(group, max(now, _flush_after(decided_at, now, route.timing)))
 
-    def _begin(
+    def _create_group(
         self,
         key: groups.Key,
         route: routes.Route,
-        chosen: Mapping[str, str],
-        told: groups.Told | None,
+        labels: Mapping[str, str],
+        notified: groups.Notified | None,
     ) -> groups.Group:
-        heard = self._recalled.last_heard(key)
-        self._recalled.drop(key)
+        last_id = self._restored.last_id_of(key)
+        self._restored.drop(key)
         group = groups.Group(
-            key=key, route=route, labels=chosen, flush_at=math.inf, told=told, heard=heard
+            key=key,
+            route=route,
+            labels=labels,
+            flush_at=math.inf,
+            notified=notified,
+            last_id=last_id,
         )
         self._groups[key] = group
         return group
@@ -233,86 +276,88 @@ class Grouping:
         group = self._groups.get((notification.receiver, notification.group))
         if group is None:
             return ()  # of a route that is no longer configured
-        group.take_delivered(notification, at=self._clock.monotonic(notification.at, now))
+        group.record_delivery(notification, at=self._clock.monotonic(notification.at, now))
         return self._on_ended(notification, now)
 
     def _on_postponed(
         self, notification: notifications.Notification, now: float
     ) -> Sequence[notifications.Notification]:
         group = self._groups.get((notification.receiver, notification.group))
-        if group is None or not _is_same(group.on_its_way, notification):
+        if group is None or not _is_same(group.in_flight, notification):
             return ()
         if not group.is_postponed:
             group.is_postponed = True
-            self._turns.postpone(notification.receiver)
+            self._limits.postpone(notification.receiver)
         out = self._replace(group, now) if group.is_overdue else []
-        return [*out, *self._tell_waiting(notification.receiver, now)]
+        return [*out, *self._notify_waiting(notification.receiver, now)]
 
     def _on_ended(
         self, notification: notifications.Notification, now: float
     ) -> Sequence[notifications.Notification]:
         group = self._groups.get((notification.receiver, notification.group))
-        if group is None or not _is_same(group.on_its_way, notification):
-            return ()  # another has taken its place
-        group.on_its_way = None
-        self._turns.end(notification.receiver, was_postponed=group.is_postponed)
+        if group is None or not _is_same(group.in_flight, notification):
+            return ()  # another has replaced it
+        group.in_flight = None
+        self._limits.end(notification.receiver, was_postponed=group.is_postponed)
         group.is_postponed = False
         out: list[notifications.Notification] = []
         if group.is_overdue:
             group.is_overdue = False
-            out += self._wait(group, now)
+            out += self._enqueue(group, now)
         self._forget_if_empty(group)
-        return [*out, *self._tell_waiting(notification.receiver, now)]
+        return [*out, *self._notify_waiting(notification.receiver, now)]
 
-    def _wait(self, group: groups.Group, now: float) -> list[notifications.Notification]:
-        """Queue a flushed group; while its last notification is on its way, behind that one."""
-        if group.on_its_way is None:
-            self._turns.wait(group.key, now)
+    def _enqueue(self, group: groups.Group, now: float) -> list[notifications.Notification]:
+        """Queue a flushed group; while its last notification is in flight, behind that one."""
+        if group.in_flight is None:
+            self._limits.enqueue(group.key, now)
             return []
         group.is_overdue = True
         return self._replace(group, now) if group.is_postponed else []
 
     def _replace(self, group: groups.Group, now: float) -> list[notifications.Notification]:
-        """Return what is true by now instead of what is tried in vain, if that is no longer."""
-        old = group.on_its_way
-        assert old is not None, "only what waits is replaced"
-        new = self._telling.of(group, at=self._clock.at(now), now=now)
-        told = old.firing_ids, old.resolved_ids
-        if new is None or (new.firing_ids, new.resolved_ids) == told:
+        """Return what replaces a notification that is retried, if that is no longer true."""
+        old = group.in_flight
+        assert old is not None, "only what is in flight is replaced"
+        new = self._builder.build(group, at=self._clock.at(now), now=now)
+        old_ids = old.firing_ids, old.resolved_ids
+        if new is None or (new.firing_ids, new.resolved_ids) == old_ids:
             return []
-        group.on_its_way = new
+        group.in_flight = new
         return [new]
 
-    def _tell_waiting(self, receiver: str, now: float) -> list[notifications.Notification]:
+    def _notify_waiting(self, receiver: str, now: float) -> list[notifications.Notification]:
         out: list[notifications.Notification] = []
-        while (key := self._turns.next(receiver)) is not None:
+        while (key := self._limits.next(receiver)) is not None:
             group = self._groups.get(key)
             if group is None:
                 continue
-            notification = self._telling.of(group, at=self._clock.at(now), now=now)
+            notification = self._builder.build(group, at=self._clock.at(now), now=now)
             if notification is None:
                 self._forget_if_empty(group)
                 continue
-            group.on_its_way = notification
-            self._turns.begin(receiver)
+            group.in_flight = notification
+            self._limits.begin(receiver)
             out.append(notification)
         return out
 
     def _forget_if_empty(self, group: groups.Group) -> None:
-        if group.alerts or group.on_its_way is not None or group.key not in self._groups:
+        if group.alerts or group.in_flight is not None or group.key not in self._groups:
             return
         del self._groups[group.key]
-        if group.told is not None:
-            self._recalled.put(group.key, group.told)
-        elif group.heard:
-            self._recalled.end(group.key, group.heard)
+        if group.notified is not None:
+            self._restored.put(group.key, group.notified)
+        elif group.last_id:
+            self._restored.end(group.key, group.last_id)
 
 
-def _flush_after(told_at: float, came_at: float, timing: routes.Timing) -> float:
-    """Return the first flush after `came_at` of a group that was flushed at `told_at`."""
+def _flush_after(flushed_at: float, came_at: float, timing: routes.Timing) -> float:
+    """Return the first flush after `came_at` of a group that was flushed at `flushed_at`."""
     interval_s = timing.group_interval_s
-    return told_at + interval_s * max(1, math.ceil((came_at - told_at) / interval_s))
+    return flushed_at + interval_s * max(1, math.ceil((came_at - flushed_at) / interval_s))
 
 
-def _is_same(one: notifications.Notification | None, other: notifications.Notification) -> bool:
-    return one is not None and one.id == other.id
+def _is_same(
+    notification: notifications.Notification | None, other: notifications.Notification
+) -> bool:
+    return notification is not None and notification.id == other.id

@@ -11,13 +11,14 @@ from muster_notifier.routing import muting, notifications, routes
 
 Key = tuple[str, str]
 """A receiver's name and a group's."""
+_RESOLVED_MAX: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What a receiver was last told about a group, by fingerprint; `at` is monotonic seconds.
+class Notified:
+    """A receiver's last notification about a group, by fingerprint; `at` is monotonic seconds.
 
-    `is_acknowledged` says that it was last told that somebody knows.
+    `is_acknowledged` says that it reported that somebody had silenced all of it.
     """
 
     firing: frozenset[str]
@@ -34,30 +35,30 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     firing: tuple[str, ...]
     resolved: tuple[str, ...]
-    told_firing: tuple[str, ...]
+    notified_firing: tuple[str, ...] = msgspec.field(name="told_firing")
     muted: dict[str, str]
-    on_its_way: vocabulary.NotificationReason | None
+    in_flight: vocabulary.NotificationReason | None = msgspec.field(name="on_its_way")
     next_flush_s: float
 
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """The alerts of a group and what is under way for it; `told` is what the receiver knows.
+    """The alerts of a group, the notification in flight, and the last one that was delivered.
 
-    A resolved alert stays until the receiver was told, or need not be. `is_overdue` says that a
-    flush came while a notification was on its way, `is_postponed` that this one is tried again and
-    again. `muted` says what was kept back at the last flush, and why.
+    A resolved alert stays until the receiver was notified of it, or need not be. `is_overdue` says
+    that a flush came while a notification was in flight, `is_postponed` that this one is being
+    retried. `muted` says what was left out at the last flush, and why.
     """
 
     key: Key
     route: routes.Route
     labels: Mapping[str, str]
     flush_at: float
-    told: Told | None
-    heard: str
-    """The id of the last news, also of one that nothing fires any more."""
+    notified: Notified | None
+    last_id: str
+    """The id of the last notification, also if that said that all is resolved."""
     alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
-    on_its_way: notifications.Notification | None = None
+    in_flight: notifications.Notification | None = None
     is_overdue: bool = False
     is_postponed: bool = False
     muted: dict[str, muting.Muted] = field(default_factory=dict)
@@ -67,21 +68,21 @@ class Group:
         return self._in_state(vocabulary.AlertState.FIRING)
 
     def resolved(self) -> list[vocabulary.AlertChanged]:
-        """Return the alerts that are over."""
+        """Return the alerts that are resolved."""
         return self._in_state(vocabulary.AlertState.RESOLVED)
 
-    def has_told(self, fingerprint: str) -> bool:
-        """Tell whether the receiver was told that this alert fires, or is being told."""
-        if self.on_its_way is not None and fingerprint in self.on_its_way.firing_ids:
+    def was_notified_of(self, fingerprint: str) -> bool:
+        """Return whether a notification said that this alert fires; one in flight counts."""
+        if self.in_flight is not None and fingerprint in self.in_flight.firing_ids:
             return True
-        return self.told is not None and fingerprint in self.told.firing
+        return self.notified is not None and fingerprint in self.notified.firing
 
-    def take_delivered(self, notification: notifications.Notification, *, at: float) -> None:
-        """Know that the receiver was told; what it knows to be over is forgotten."""
-        self.told = None
-        self.heard = notification.id
+    def record_delivery(self, notification: notifications.Notification, *, at: float) -> None:
+        """Note that a notification was delivered; the alerts that it resolved are dropped."""
+        self.notified = None
+        self.last_id = notification.id
         if notification.firing_ids:
-            self.told = Told(
+            self.notified = Notified(
                 firing=frozenset(notification.firing_ids),
                 resolved=frozenset(notification.resolved_ids),
                 at=at,
@@ -90,14 +91,14 @@ class Group:
             )
         for name, began in zip(notification.resolved_ids, notification.episodes, strict=True):
             alert = self.alerts.get(name)
-            is_over = alert is not None and alert.state is vocabulary.AlertState.RESOLVED
-            if alert is not None and is_over and alert.starts_at == began:
+            is_resolved = alert is not None and alert.state is vocabulary.AlertState.RESOLVED
+            if alert is not None and is_resolved and alert.starts_at == began:
                 del self.alerts[name]
 
-    def forget_resolved(self, *, told_too: bool) -> None:
-        """Drop what is over; without `told_too` only what the receiver has never heard of."""
+    def forget_resolved(self, *, also_notified: bool) -> None:
+        """Drop resolved alerts; without `also_notified` only those nobody was notified of."""
         for alert in self.resolved():
-            if told_too or not self.has_told(alert.fingerprint):
+            if also_notified or not self.was_notified_of(alert.fingerprint):
                 del self.alerts[alert.fingerprint]
 
     def view(self, now: float) -> View:
@@ -107,9 +108,9 @@ class Group:
             group=self.key[1],
             firing=tuple(sorted(alert.fingerprint for alert in self.firing())),
             resolved=tuple(sorted(alert.fingerprint for alert in self.resolved())),
-            told_firing=tuple(sorted(self.told.firing)) if self.told else (),
+            notified_firing=tuple(sorted(self.notified.firing)) if self.notified else (),
             muted={name: f"{by.cause}: {by.by}" for name, by in sorted(self.muted.items())},
-            on_its_way=self.on_its_way.reason if self.on_its_way else None,
+            in_flight=self.in_flight.reason if self.in_flight else None,
             next_flush_s=round(self.flush_at - now, 3),
         )
 
@@ -117,51 +118,51 @@ class Group:
         return [alert for alert in self.alerts.values() if alert.state is state]
 
 
-_ENDED_MAX: Final = 20_000
-
-
 class RestoredGroups:
-    """By receiver and group; see the module."""
+    """What receivers were notified of in groups that have no alerts here.
+
+    These are groups of before this process started, and groups that are empty again.
+    """
 
     def __init__(self) -> None:
-        self._told: dict[Key, Told] = {}
+        self._notified: dict[Key, Notified] = {}
         self._by_alert: dict[str, set[Key]] = {}
-        self._ended: dict[Key, str] = {}
+        self._resolved: dict[Key, str] = {}
 
-    def restore(self, key: Key, told: Told) -> None:
-        """Take what the ledger says of a group, in which something fires."""
-        self._told[key] = told
-        for name in told.firing:
+    def restore(self, key: Key, notified: Notified) -> None:
+        """Add a group in which something fires, as the ledger has it."""
+        self._notified[key] = notified
+        for name in notified.firing:
             self._by_alert.setdefault(name, set()).add(key)
 
-    def put(self, key: Key, told: Told) -> None:
-        """Take what is known of a group that is no longer needed."""
-        self._told[key] = told
+    def put(self, key: Key, notified: Notified) -> None:
+        """Add a group that is empty again."""
+        self._notified[key] = notified
 
-    def end(self, key: Key, heard: str) -> None:
-        """Take the id of the last news of a group in which nothing fires any more.
+    def end(self, key: Key, last_id: str) -> None:
+        """Add the id of the last notification about a group in which nothing fires any more.
 
-        An alert that was another in the meantime may come back: that is news after that news.
+        The same alert may fire again: that is another notification, which follows this one.
         """
-        self._ended.pop(key, None)
-        self._ended[key] = heard
-        if len(self._ended) > _ENDED_MAX:
-            del self._ended[next(iter(self._ended))]
+        self._resolved.pop(key, None)
+        self._resolved[key] = last_id
+        if len(self._resolved) > _RESOLVED_MAX:
+            del self._resolved[next(iter(self._resolved))]
 
-    def last_heard(self, key: Key) -> str:
-        """Return the id of the last news of a group, or empty."""
-        told = self._told.get(key)
-        return told.id if told else self._ended.get(key, "")
+    def last_id_of(self, key: Key) -> str:
+        """Return the id of the last notification about a group, or empty."""
+        notified = self._notified.get(key)
+        return notified.id if notified else self._resolved.get(key, "")
 
-    def get(self, key: Key) -> Told | None:
-        """Return what is known of a group."""
-        return self._told.get(key)
+    def get(self, key: Key) -> Notified | None:
+        """Return the last notification about a group, if something fired in it."""
+        return self._notified.get(key)
 
     def drop(self, key: Key) -> None:
-        """Forget a group: it is here again, and knows it itself."""
-        self._told.pop(key, None)
-        self._ended.pop(key, None)
+        """Forget a group: it has alerts again, and keeps this itself."""
+        self._notified.pop(key, None)
+        self._resolved.pop(key, None)
 
-    def heard_of(self, fingerprint: str) -> list[Key]:
-        """Return the groups in which, by the ledger of the start, an alert fires."""
+    def notified_of(self, fingerprint: str) -> list[Key]:
+        """Return the groups in which an alert fired, by the ledger at the start."""
         return sorted(self._by_alert.get(fingerprint, ()))

@@ -33,7 +33,7 @@ class Interval:
     zone: tzinfo = UTC
 
     def contains(self, at: datetime) -> bool:
-        """Tell whether a moment lies in it."""
+        """Return whether it contains this moment."""
         here = at.astimezone(self.zone)
         minute = here.hour * 60 + here.minute
         return (
@@ -65,7 +65,7 @@ def interval(
     years: Sequence[str] = (),
     location: str = "UTC",
 ) -> Interval:
-    """Return the interval that these words describe. Raises ValueError.
+    """Return the interval that these texts describe. Raises ValueError.
 
     Ranges are written `monday:friday`, `1:5`, `-3:-1`; times are (`09:00`, `17:00`).
     """
@@ -87,10 +87,10 @@ def _times(first: str, end: str) -> Range:
     for text in (first, end):
         if not _CLOCK.fullmatch(text):
             raise ValueError(f"times: {text!r} is no time of day such as 09:30")
-    found = _minutes(first), _minutes(end)
-    if found[0] >= found[1]:
+    ranges = _minutes(first), _minutes(end)
+    if ranges[0] >= ranges[1]:
         raise ValueError(f"times: {first} is not before {end}; use two ranges across midnight")
-    return found
+    return ranges
 
 
 def _minutes(text: str) -> int:
@@ -99,26 +99,26 @@ def _minutes(text: str) -> int:
 
 
 def _days(text: str) -> Range:
-    found = _range("days_of_month", text, int, ordered=False)
-    for day in found:
+    ranges = _range("days_of_month", text, int, ordered=False)
+    for day in ranges:
         if day == 0 or abs(day) > _DAYS_MAX:
             raise ValueError(f"days_of_month: {day} is no day of a month")
-    if (found[0] < 0) == (found[1] < 0) and found[0] > found[1]:
+    if (ranges[0] < 0) == (ranges[1] < 0) and ranges[0] > ranges[1]:
         raise ValueError(f"days_of_month: {text!r} ends before it begins")
-    if found[0] < 0 < found[1]:
+    if ranges[0] < 0 < ranges[1]:
         raise ValueError(f"days_of_month: {text!r}: the end must be negative if the start is")
-    return found
+    return ranges
 
 
 def _range(name: str, text: str, read: Callable[[str], int], *, ordered: bool = True) -> Range:
     first, colon, last = text.strip().lower().partition(":")
     try:
-        found = read(first), read(last if colon else first)
+        numbers = read(first), read(last if colon else first)
     except (ValueError, IndexError):
         raise ValueError(f"{name}: {text!r} is none of these, nor a range of two") from None
-    if ordered and found[0] > found[1]:
+    if ordered and numbers[0] > numbers[1]:
         raise ValueError(f"{name}: {text!r} ends before it begins")
-    return found
+    return numbers
 
 
 def _weekday(text: str) -> int:

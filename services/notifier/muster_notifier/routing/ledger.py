@@ -11,14 +11,14 @@ from muster_notifier.routing import notifications
 
 
 class MalformedEntry(ValueError):
-    """A remembered value that is no ledger entry."""
+    """A stored value that is no ledger entry."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """What a receiver was last told about a group; `firing` and `resolved` hold fingerprints.
+    """The last notification of a receiver about a group; alerts by fingerprint.
 
     `at` is when it was decided, so that a group's timers go on from there after a restart. `data`
-    is what the receiver needs to say more about the same, such as the message to edit.
+    is needed to send more about the same group, such as the message to edit.
     """
 
     receiver: Annotated[str, msgspec.Meta(min_length=1)]

@@ -18,10 +18,12 @@ from muster import matchers as matching
 from muster import silences, vocabulary
 from muster_notifier.routing import intervals, routes
 
+_MATCHING_MAX: Final = 20_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule."""
+    """One inhibition rule."""
 
     name: str
     source: tuple[matching.Matcher, ...]
@@ -31,26 +33,26 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Inhibited:
-    """By which alert that fires, and which rule."""
+    """Which alert inhibits, by which rule."""
 
     fingerprint: str
     rule: str
 
 
 class Inhibition:
-    """Knows the alerts that fire and are the source of a rule."""
+    """The alerts that fire and are the source of a rule."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = tuple(rules)
         # for each rule: values of its equal labels -> fingerprint -> whether it is a target as well
         self._sources: list[dict[tuple[str, ...], dict[str, bool]]] = [{} for _ in rules]
-        self._known: dict[str, Mapping[str, str]] = {}
+        self._labels: dict[str, Mapping[str, str]] = {}
 
-    def fires(self, fingerprint: str, labels: Mapping[str, str]) -> None:
-        """Take an alert that fires, or fires with other labels than before."""
-        if self._known.get(fingerprint) == labels:
+    def add_firing(self, fingerprint: str, labels: Mapping[str, str]) -> None:
+        """Add an alert that fires, or fires with other labels than before."""
+        if self._labels.get(fingerprint) == labels:
             return
-        self.ends(fingerprint)
+        self.remove(fingerprint)
         is_source = False
         for rule, sources in zip(self._rules, self._sources, strict=True):
             if matching.all_hold(rule.source, labels):
@@ -58,22 +60,22 @@ class Inhibition:
                 sources.setdefault(_values(rule, labels), {})[fingerprint] = is_target
                 is_source = True
         if is_source:
-            self._known[fingerprint] = labels
+            self._labels[fingerprint] = labels
 
-    def ends(self, fingerprint: str) -> None:
-        """Forget an alert that fires no more."""
-        labels = self._known.pop(fingerprint, None)
+    def remove(self, fingerprint: str) -> None:
+        """Remove an alert that no longer fires."""
+        labels = self._labels.pop(fingerprint, None)
         if labels is None:
             return
         for rule, sources in zip(self._rules, self._sources, strict=True):
             values = _values(rule, labels)
-            held = sources.get(values, {})
-            held.pop(fingerprint, None)
-            if not held:
+            inhibitors = sources.get(values, {})
+            inhibitors.pop(fingerprint, None)
+            if not inhibitors:
                 sources.pop(values, None)
 
-    def inhibits(self, labels: Mapping[str, str]) -> Inhibited | None:
-        """Return what keeps an alert with these labels quiet, if anything does."""
+    def inhibited_by(self, labels: Mapping[str, str]) -> Inhibited | None:
+        """Return what inhibits an alert with these labels, if anything does."""
         for rule, sources in zip(self._rules, self._sources, strict=True):
             if not matching.all_hold(rule.target, labels):
                 continue
@@ -89,7 +91,7 @@ def _values(rule: Rule, labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class Cause(enum.StrEnum):
-    """Why an alert, or a whole group, is not told now."""
+    """Why nobody is notified of an alert, or a whole group, now."""
 
     INHIBITED = "inhibited"
     SILENCED = "silenced"
@@ -98,10 +100,8 @@ class Cause(enum.StrEnum):
     NOT_ACTIVE_TIME = "not_active_time"
 
 
-_MATCHING_MAX: Final = 20_000
-
 BY_PEOPLE: Final = frozenset({Cause.SILENCED, Cause.MAINTENANCE})
-"""Somebody knows, and works on it."""
+"""Somebody works on it."""
 
 
 class Muted(msgspec.Struct, frozen=True):
@@ -113,14 +113,14 @@ class Muted(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SilenceChanged:
-    """A silence is new, is another, or is gone."""
+    """A silence is new, changed, or removed."""
 
     id: str
     silence: silences.Silence | None
 
 
 class Muting:
-    """Everything that can mute; see the module."""
+    """Everything that can mute alerts; see the module."""
 
     def __init__(
         self,
@@ -134,23 +134,23 @@ class Muting:
         self._matching: dict[tuple[tuple[str, str], ...], Sequence[silences.Silence]] = {}
         self._maintained: set[tuple[str, str]] = set()
 
-    def hear_alert(self, alert: vocabulary.AlertChanged, labels: Mapping[str, str]) -> None:
-        """Take an alert: what fires may inhibit others."""
+    def observe_alert(self, alert: vocabulary.AlertChanged, labels: Mapping[str, str]) -> None:
+        """Note an alert: while it fires, it may inhibit others."""
         if alert.state is vocabulary.AlertState.FIRING:
-            self._inhibition.fires(alert.fingerprint, labels)
+            self._inhibition.add_firing(alert.fingerprint, labels)
         else:
-            self._inhibition.ends(alert.fingerprint)
+            self._inhibition.remove(alert.fingerprint)
 
-    def hear_verdict(self, verdict: vocabulary.VerdictChanged) -> None:
-        """Take a verdict: planned work on a plugin silences it by itself."""
-        who = verdict.node, verdict.plugin
+    def observe_verdict(self, verdict: vocabulary.VerdictChanged) -> None:
+        """Note a verdict: maintenance of a plugin mutes its alerts."""
+        plugin = verdict.node, verdict.plugin
         if verdict.verdict is vocabulary.Verdict.MAINTENANCE:
-            self._maintained.add(who)
+            self._maintained.add(plugin)
         else:
-            self._maintained.discard(who)
+            self._maintained.discard(plugin)
 
-    def hear_silence(self, change: SilenceChanged) -> None:
-        """Take a silence."""
+    def observe_silence(self, change: SilenceChanged) -> None:
+        """Note a silence."""
         self._matching.clear()
         if change.silence is None:
             self._silences.pop(change.id, None)
@@ -158,22 +158,22 @@ class Muting:
             parsed = matching.parse_all(change.silence.matchers)
             self._silences[change.id] = (change.silence, parsed)
 
-    def mutes(self, labels: Mapping[str, str], at: datetime) -> Muted | None:
-        """Return what keeps an alert quiet at this time."""
-        inhibited = self._inhibition.inhibits(labels)
+    def muted_by(self, labels: Mapping[str, str], at: datetime) -> Muted | None:
+        """Return what mutes an alert at this time."""
+        inhibited = self._inhibition.inhibited_by(labels)
         if inhibited is not None:
             return Muted(Cause.INHIBITED, f"{inhibited.fingerprint} by {inhibited.rule}")
-        for silence in self._about(labels):
+        for silence in self._silences_for(labels):
             if silence.is_active(at):
                 return Muted(Cause.SILENCED, silence.id)
-        who = labels.get("node", ""), labels.get("plugin", "")
-        overdue = labels.get("kind") == vocabulary.AlertKind.MAINTENANCE_OVERDUE
-        if who in self._maintained and not overdue:
-            return Muted(Cause.MAINTENANCE, f"{who[1]} on {who[0]}")
+        plugin = labels.get("node", ""), labels.get("plugin", "")
+        is_overdue = labels.get("kind") == vocabulary.AlertKind.MAINTENANCE_OVERDUE
+        if plugin in self._maintained and not is_overdue:
+            return Muted(Cause.MAINTENANCE, f"{plugin[1]} on {plugin[0]}")
         return None
 
-    def mutes_route(self, route: routes.Route, at: datetime) -> Muted | None:
-        """Return what keeps a whole route quiet at this time."""
+    def route_muted_by(self, route: routes.Route, at: datetime) -> Muted | None:
+        """Return what mutes a whole route at this time."""
         for name in route.mute_times:
             if self._contains(name, at):
                 return Muted(Cause.MUTE_TIME, name)
@@ -182,23 +182,23 @@ class Muting:
         return None
 
     def active(self, at: datetime) -> list[silences.Silence]:
-        """Return the silences of this time."""
+        """Return the silences that are active at this time."""
         return [silence for silence, _ in self._silences.values() if silence.is_active(at)]
 
-    def _about(self, labels: Mapping[str, str]) -> Sequence[silences.Silence]:
+    def _silences_for(self, labels: Mapping[str, str]) -> Sequence[silences.Silence]:
         """Return the silences that match, whenever they last; the same labels come often."""
         key = tuple(sorted(labels.items()))
-        found = self._matching.get(key)
-        if found is None:
+        matching_silences = self._matching.get(key)
+        if matching_silences is None:
             if len(self._matching) >= _MATCHING_MAX:
                 self._matching.clear()
-            found = tuple(
+            matching_silences = tuple(
                 silence
                 for silence, matchers in self._silences.values()
                 if matching.all_hold(matchers, labels)
             )
-            self._matching[key] = found
-        return found
+            self._matching[key] = matching_silences
+        return matching_silences
 
     def _contains(self, name: str, at: datetime) -> bool:
-        return any(one.contains(at) for one in self._times[name])
+        return any(interval.contains(at) for interval in self._times[name])

@@ -12,7 +12,7 @@ import msgspec
 
 from muster import vocabulary
 
-LETTER_BYTES_MAX: Final = 256 * 1024
+ENCODED_BYTES_MAX: Final = 256 * 1024
 ALERTS_MAX: Final = 100
 PODS_MAX: Final = 50
 
@@ -20,17 +20,17 @@ _URGENCY: Final = tuple(vocabulary.Severity)
 _EVIDENCE_MAX: Final = 10
 
 
-class MalformedLetter(ValueError):
-    """A message in the outbox that is no letter."""
+class MalformedNotification(ValueError):
+    """A message in the outbox that is no notification."""
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
-    """What is true of a group at the moment it is decided that a receiver must hear of it.
+    """The state of a group at the moment at which it is decided to notify a receiver.
 
-    `id` is the same for the same news, so that a receiver can drop a repeat after a crash.
-    `firing` and `resolved` are the most urgent alerts, of those whose fingerprints `firing_ids` and
-    `resolved_ids` hold; `episodes` says when each of the resolved began. `at` is when it was
-    decided. `why` says why the receiver is told, where that is not plain: the owner of a workload.
+    `id` is derived from the content, so that a receiver can drop a repeat after a crash. `firing`
+    and `resolved` are the most urgent alerts of those whose fingerprints are in `firing_ids` and
+    `resolved_ids`; `episodes` says when each of the resolved began. `at` is when it was decided.
+    `why` says why this receiver is notified, where that is not obvious: it owns a workload.
     `pods_total` counts the pods of all alerts, `pods_of` those of an alert that has many.
     """
 
@@ -62,18 +62,18 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
         return vocabulary.AlertState.FIRING if self.firing_ids else vocabulary.AlertState.RESOLVED
 
     @property
-    def is_silent(self) -> bool:
-        """Whether the receiver hears nothing and only the ledger learns that all is resolved."""
+    def is_ledger_only(self) -> bool:
+        """Whether nothing is sent, and only the ledger notes that all is resolved."""
         return not self.firing_ids and not self.send_resolved
 
     @property
-    def told_resolved(self) -> tuple[vocabulary.AlertChanged, ...]:
-        """The resolved alerts that the receiver hears of."""
+    def notified_resolved(self) -> tuple[vocabulary.AlertChanged, ...]:
+        """The resolved alerts that the receiver is notified of."""
         return self.resolved if self.send_resolved else ()
 
     @property
-    def told_total(self) -> int:
-        """How many alerts the receiver hears of, shown or counted."""
+    def notified_total(self) -> int:
+        """How many alerts the receiver is notified of, shown or counted."""
         return len(self.firing_ids) + (len(self.resolved_ids) if self.send_resolved else 0)
 
 
@@ -86,7 +86,7 @@ def most_urgent_first(
     )
 
 
-def notify(  # noqa: PLR0913  # what a notification is made of, each by its name
+def create(  # noqa: PLR0913  # what a notification is made of, each by its name
     *,
     after: str,
     receiver: str,
@@ -99,33 +99,35 @@ def notify(  # noqa: PLR0913  # what a notification is made of, each by its name
     at: datetime,
     why: str = "",
 ) -> Notification:
-    """Return the notification. `after` is the id of what the receiver heard last, or empty.
+    """Return a notification. `after` is the id of the receiver's last one, or empty.
 
-    A notifier that crashed between sending and remembering decides the same again and gives it the
-    same id; a reminder follows another message, so it gets another.
+    A notifier that crashed between sending and recording decides the same again and gives it the
+    same id; a reminder follows another notification, so it gets another id.
     """
-    fires, over = most_urgent_first(firing), most_urgent_first(resolved)
-    told = [after, receiver, group, reason]
-    told += sorted(f"firing {alert.fingerprint} {alert.starts_at.isoformat()}" for alert in fires)
-    told += sorted(f"resolved {alert.fingerprint} {alert.starts_at.isoformat()}" for alert in over)
+    fires, ended = most_urgent_first(firing), most_urgent_first(resolved)
+    parts = [after, receiver, group, reason]
+    parts += sorted(f"firing {alert.fingerprint} {alert.starts_at.isoformat()}" for alert in fires)
+    parts += sorted(
+        f"resolved {alert.fingerprint} {alert.starts_at.isoformat()}" for alert in ended
+    )
     return Notification(
-        id=hashlib.sha256("\n".join(told).encode()).hexdigest()[:32],
+        id=hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32],
         receiver=receiver,
         group=group,
         labels=dict(labels),
         reason=reason,
         firing=fires,
-        resolved=over,
+        resolved=ended,
         firing_ids=tuple(alert.fingerprint for alert in fires),
-        resolved_ids=tuple(alert.fingerprint for alert in over),
-        episodes=tuple(alert.starts_at for alert in over),
+        resolved_ids=tuple(alert.fingerprint for alert in ended),
+        episodes=tuple(alert.starts_at for alert in ended),
         send_resolved=send_resolved,
         at=at,
         why=why,
-        pods_total=sum(_affected(alert) for alert in (*fires, *over)),
+        pods_total=sum(_affected(alert) for alert in (*fires, *ended)),
         pods_of={
             alert.fingerprint: _affected(alert)
-            for alert in (*fires, *over)
+            for alert in (*fires, *ended)
             if _affected(alert) > min(len(alert.pods), PODS_MAX)
         },
     )
@@ -142,29 +144,29 @@ def shortened(notification: Notification) -> Notification:
 
 
 def token(group: str) -> str:
-    """Return a group's name as it can stand in a subject or a bucket's key."""
+    """Return a group's name as it can be part of a subject or a bucket's key."""
     return hashlib.sha256(group.encode()).hexdigest()[:16]
 
 
 def encode(notification: Notification) -> bytes:
-    """Return the letter as JSON, with as many alerts as fit."""
+    """Return the notification as JSON, with as many alerts as fit."""
     count = ALERTS_MAX
     while True:
         encoded = msgspec.json.encode(_with_at_most(notification, count))
-        if len(encoded) <= LETTER_BYTES_MAX or count == 0:
+        if len(encoded) <= ENCODED_BYTES_MAX or count == 0:
             return encoded
         count //= 2
 
 
 def decode(value: bytes) -> Notification:
-    """Return the notification in a letter. Raises MalformedLetter."""
+    """Return the notification in a message. Raises MalformedNotification."""
     try:
-        found = msgspec.json.decode(value, type=Notification)
+        notification = msgspec.json.decode(value, type=Notification)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedLetter(str(error)) from None
-    if found.at.tzinfo is None:
-        raise MalformedLetter("at: a time without a time zone")
-    return found
+        raise MalformedNotification(str(error)) from None
+    if notification.at.tzinfo is None:
+        raise MalformedNotification("at: a time without a time zone")
+    return notification
 
 
 def _with_at_most(notification: Notification, count: int) -> Notification:

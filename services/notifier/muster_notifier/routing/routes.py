@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from muster import matchers, silences, vocabulary
 from muster import matchers as matching
+from muster import silences, vocabulary
 
 ALL_LABELS: Final = "..."
 """In `group_by`: every label, so that each alert is a group of its own (as in Alertmanager)."""
@@ -24,7 +24,7 @@ def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
 
     `device` is there where an alert is about exactly one.
     """
-    found = {
+    labels = {
         "alertname": str(alert.kind),
         "device": alert.devices[0] if len(alert.devices) == 1 else "",
         "kind": str(alert.kind),
@@ -33,7 +33,7 @@ def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
         "resource": alert.resource,
         "severity": str(alert.severity),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in labels.items() if value}
 
 
 def select_labels(labels: Mapping[str, str], group_by: Collection[str]) -> dict[str, str]:
@@ -47,16 +47,18 @@ def refuse_unknown_labels(names: Collection[str], *, where: str = "group_by") ->
     """Raise ValueError for labels that no alert has."""
     unknown = sorted(set(names) - {*LABEL_NAMES, ALL_LABELS})
     if unknown:
-        known = ", ".join((*LABEL_NAMES, ALL_LABELS))
-        raise ValueError(f"{where}: no alert has a label {', '.join(unknown)}; there are: {known}")
+        allowed = ", ".join((*LABEL_NAMES, ALL_LABELS))
+        raise ValueError(
+            f"{where}: no alert has a label {', '.join(unknown)}; there are: {allowed}"
+        )
 
 
 def refuse_useless_matchers(texts: Iterable[str]) -> None:
-    """Raise ValueError for matchers that are none, or that no alert can ever meet or miss."""
+    """Raise ValueError for invalid matchers, and for those that hold for every alert or none."""
     for text in texts:
-        for one in matchers.parse(text):
-            if why := silences.doubt(one):
-                raise ValueError(f"{one}: {why}")
+        for matcher in matching.parse(text):
+            if why := silences.doubt(matcher):
+                raise ValueError(f"{matcher}: {why}")
 
 
 def format_labels(labels: Mapping[str, str]) -> str:
@@ -66,8 +68,8 @@ def format_labels(labels: Mapping[str, str]) -> str:
 
 
 def parse_labels(text: str) -> dict[str, str]:
-    """Return the labels in what `written` wrote."""
-    return {} if text == "{}" else {one.name: one.value for one in matchers.parse(text)}
+    """Return the labels that `format_labels` wrote."""
+    return {} if text == "{}" else {matcher.name: matcher.value for matcher in matching.parse(text)}
 
 
 def _escaped(value: str) -> str:
@@ -78,8 +80,8 @@ def _escaped(value: str) -> str:
 class Timing:
     """Alertmanager's three times, and one of ours.
 
-    With `resolve_wait_s` the end of all that was told is told after this, not after a whole
-    `group_interval_s`.
+    With `resolve_wait_s` the receiver is notified after this time that all alerts of a group are
+    resolved, instead of after a whole `group_interval_s`.
     """
 
     group_wait_s: float
@@ -97,27 +99,27 @@ class Route:
     group_by: tuple[str, ...]
     timing: Timing
     matchers: tuple[matching.Matcher, ...] = ()
-    goes_on: bool = False
+    continues: bool = False
     mute_times: tuple[str, ...] = ()
     active_times: tuple[str, ...] = ()
     children: tuple["Route", ...] = ()
     why: str = ""
-    """Why those whom this leads to are told, if they may ask."""
+    """Why these receivers are notified, where that is not obvious."""
 
     def find(self, labels: Mapping[str, str]) -> list["Route"]:
-        """Return the routes that take an alert with these labels; none if this does not match."""
+        """Return the routes for an alert with these labels; none if this does not match."""
         if not matching.all_hold(self.matchers, labels):
             return []
-        found: list[Route] = []
+        matching_routes: list[Route] = []
         for child in self.children:
             below = child.find(labels)
-            found += below
-            if below and not child.goes_on:
+            matching_routes += below
+            if below and not child.continues:
                 break
-        return found or [self]
+        return matching_routes or [self]
 
     def walk(self) -> Iterator["Route"]:
-        """Give this route and all below it."""
+        """Yield this route and all below it."""
         yield self
         for child in self.children:
             yield from child.walk()

@@ -8,16 +8,22 @@ from typing import Final
 
 from muster_notifier.routing import groups
 
+IN_FLIGHT_MAX: Final = 8
+"""Notifications of different groups in flight to one receiver: a receiver that comes back must not
+be flooded, and a notification that waits here is made when it is its turn."""
+OUTSTANDING_MAX: Final = 256
+"""Notifications of one receiver in the outbox, including those that are being retried."""
+
 
 class WallClock:
-    """Knows the time of day at every moment, from when it was last read."""
+    """The time of day at any moment, from the last reading of the clock."""
 
     def __init__(self, at: datetime, now: float) -> None:
-        """Take the time of day, `at`, at `now`, in monotonic seconds."""
+        """`at` is the time of day at `now`, in monotonic seconds."""
         self._at, self._now = at, now
 
-    def read(self, at: datetime, now: float) -> None:
-        """Take what a clock on the wall says."""
+    def set(self, at: datetime, now: float) -> None:
+        """Set the clock; see `__init__`."""
         self._at, self._now = at, now
 
     def at(self, now: float) -> datetime:
@@ -25,7 +31,7 @@ class WallClock:
         return self._at + timedelta(seconds=now - self._now)
 
     def monotonic(self, at: datetime, now: float) -> float:
-        """Return when a time of day was or will be, seen from `now`."""
+        """Return a time of day in monotonic seconds, as the clock stands at `now`."""
         return now - (self.at(now) - at).total_seconds()
 
 
@@ -37,13 +43,13 @@ class Timers:
         self._heap: list[tuple[float, groups.Key]] = []
 
     def set(self, group: groups.Group, at: float) -> None:
-        """Flush a group then, and not when it was to be flushed before."""
+        """Flush a group at this time instead of its former one."""
         if group.flush_at != at:
             group.flush_at = at
             heapq.heappush(self._heap, (at, group.key))
 
     def next(self) -> float | None:
-        """Return when the next group is flushed; what is out of date is forgotten."""
+        """Return when the next group is flushed."""
         while self._heap:
             at, key = self._heap[0]
             group = self._find(key)
@@ -61,14 +67,6 @@ class Timers:
         return self._find(key)
 
 
-IN_FLIGHT_MAX: Final = 8
-"""Notifications of different groups on their way to one receiver: a receiver that comes back must
-not be stormed, and what waits here says what is true when its turn comes."""
-
-OUTSTANDING_MAX: Final = 256
-"""Notifications of one receiver in the outbox, those included that are tried again and again."""
-
-
 class InflightLimits:
     """The groups that wait for their receivers, in the order in which they were flushed."""
 
@@ -77,12 +75,12 @@ class InflightLimits:
         self._outstanding: Counter[str] = Counter()
         self._waiting: dict[str, dict[groups.Key, float]] = {name: {} for name in receivers}
 
-    def wait(self, key: groups.Key, now: float) -> None:
-        """Queue a group, if it does not wait already."""
+    def enqueue(self, key: groups.Key, now: float) -> None:
+        """Queue a group, if it is not queued already."""
         self._waiting[key[0]].setdefault(key, now)
 
     def next(self, receiver: str) -> groups.Key | None:
-        """Return the group whose turn it is, and let it wait no more; None if it is nobody's."""
+        """Return the next group and remove it from the queue; None if none may be sent now."""
         waiting = self._waiting[receiver]
         is_busy = (
             self._in_flight[receiver] >= IN_FLIGHT_MAX
@@ -95,19 +93,19 @@ class InflightLimits:
         return key
 
     def begin(self, receiver: str) -> None:
-        """Count a notification that is on its way."""
+        """Count a notification that is in flight."""
         self._in_flight[receiver] += 1
         self._outstanding[receiver] += 1
 
     def postpone(self, receiver: str) -> None:
-        """Count no longer what is tried again and again."""
+        """Count a notification no longer as in flight: it is being retried."""
         self._in_flight[receiver] -= 1
 
     def end(self, receiver: str, *, was_postponed: bool) -> None:
-        """Count a notification no longer."""
+        """Count a notification no longer: it is delivered or given up."""
         self._in_flight[receiver] -= not was_postponed
         self._outstanding[receiver] -= 1
 
-    def since(self, receiver: str) -> list[float]:
-        """Return since when each group of a receiver has waited."""
+    def waiting_since(self, receiver: str) -> list[float]:
+        """Return since when each group of a receiver has been queued."""
         return list(self._waiting[receiver].values())

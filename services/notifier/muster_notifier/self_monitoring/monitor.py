@@ -20,10 +20,17 @@ from muster_notifier.receivers import endpoint, result
 from muster_notifier.self_monitoring import watchdog
 
 PLUGIN = "notifier"
+_COUNT_S: Final = 10.0
+_DEAD = prometheus_client.Gauge(
+    "muster_notifier_dead_letters", "Notifications that could not be delivered."
+)
+_PINGS = prometheus_client.Counter(
+    "muster_notifier_pings_total", "Pings to the outside watcher, by what they came to.", ["result"]
+)
 
 
-class Voice:
-    """Makes alerts as the bus would bring them."""
+class OwnAlerts:
+    """Makes alerts of our own, as they would come from the bus."""
 
     def __init__(self, *, instance: str, runbook_url: str) -> None:
         self._instance = instance
@@ -31,19 +38,19 @@ class Voice:
         self._count = itertools.count(1)
         self._since: dict[vocabulary.AlertKind, datetime] = {}
 
-    def fires(
-        self, kind: vocabulary.AlertKind, *, summary: str, seen: str, at: datetime
+    def firing(
+        self, kind: vocabulary.AlertKind, *, summary: str, observed: str, at: datetime
     ) -> codec.CloudEvent:
-        """Say that something is wrong, since when we first said so."""
+        """Return an alert that fires, since it first did."""
         self._since.setdefault(kind, at)
-        evidence = vocabulary.Evidence(source="notifier", observed=seen)
+        evidence = vocabulary.Evidence(source="notifier", observed=observed)
         return self._event(kind, summary=summary, evidence=evidence, at=at, ends_at=None)
 
-    def ends(
-        self, kind: vocabulary.AlertKind, *, summary: str, seen: str, at: datetime
+    def resolved(
+        self, kind: vocabulary.AlertKind, *, summary: str, observed: str, at: datetime
     ) -> codec.CloudEvent:
-        """Say that it is over; also after a restart, when only the ledger knows that it began."""
-        evidence = vocabulary.Evidence(source="notifier", observed=seen)
+        """Return its end; also after a restart, when only the ledger knows that it fired."""
+        evidence = vocabulary.Evidence(source="notifier", observed=observed)
         event = self._event(kind, summary=summary, evidence=evidence, at=at, ends_at=at)
         self._since.pop(kind, None)
         return event
@@ -85,80 +92,77 @@ class Voice:
         )
 
 
-_LOOK_S: Final = 10.0
+class Monitor:
+    """Raises our own alerts; `emit` gets them."""
 
-_DEAD = prometheus_client.Gauge("muster_dead_letters", "Notifications that reached nobody.")
-_PINGS = prometheus_client.Counter(
-    "muster_notifier_pings_total", "Signs of life to somebody outside, by answer.", ["answer"]
-)
+    def __init__(
+        self, alerts: OwnAlerts, emit: Callable[[codec.CloudEvent], Awaitable[None]]
+    ) -> None:
+        self._alerts = alerts
+        self._emit = emit
 
-
-class Vigil:
-    """Gives its alerts to `hear`."""
-
-    def __init__(self, voice: Voice, hear: Callable[[codec.CloudEvent], Awaitable[None]]) -> None:
-        self._voice = voice
-        self._hear = hear
-
-    async def count_dead(self, subjects: Callable[[], Awaitable[list[str]]]) -> None:
-        """Raise an alert while there are dead letters that are about something else; for ever."""
+    async def watch_dead_letters(self, subjects: Callable[[], Awaitable[list[str]]]) -> None:
+        """Raise an alert while there are dead letters, those about this alert aside; for ever."""
         kind = vocabulary.AlertKind.DEAD_LETTERS
         while True:
-            found = await subjects()
-            _DEAD.set(len(found))
-            count = sum(1 for subject in found if not dead_letters.is_about_dead(subject))
+            dead = await subjects()
+            _DEAD.set(len(dead))
+            count = sum(1 for subject in dead if not dead_letters.is_about_dead(subject))
             at = datetime.now(UTC)
             if count:
-                event = self._voice.fires(
+                event = self._alerts.firing(
                     kind,
                     summary="notifications could not be delivered: muster dlq list",
-                    seen=f"{count} dead letters",
+                    observed=f"{count} dead letters",
                     at=at,
                 )
             else:
-                event = self._voice.ends(
-                    kind, summary="no notification is undelivered", seen="no dead letters", at=at
+                event = self._alerts.resolved(
+                    kind,
+                    summary="all notifications are delivered",
+                    observed="no dead letters",
+                    at=at,
                 )
-            await self._hear(event)
-            await asyncio.sleep(_LOOK_S)
+            await self._emit(event)
+            await asyncio.sleep(_COUNT_S)
 
-    async def tell(self, output: watchdog.Output) -> None:
-        """Raise an alert when health is silent, and end it when it is heard."""
+    async def on_watchdog(self, output: watchdog.Output) -> None:
+        """Raise an alert when health is silent, and resolve it when health is back."""
         kind, at = vocabulary.AlertKind.HEALTH_SILENT, datetime.now(UTC)
         match output:
             case watchdog.Silent(seconds=seconds, holder=holder):
-                who = f", last led by {holder}" if holder else ""
-                event = self._voice.fires(
+                leader = f", the last leader was {holder}" if holder else ""
+                event = self._alerts.firing(
                     kind,
-                    summary="the health service is silent: nobody watches the plugins",
-                    seen=f"no watchdog tick for {seconds:.0f} s{who}",
+                    summary="the health service is silent: plugins are not monitored",
+                    observed=f"no watchdog tick for {seconds:.0f} s{leader}",
                     at=at,
                 )
-            case watchdog.Heard(seconds=seconds, holder=holder):
-                event = self.well(f"{holder} ticks, after {seconds:.0f} s")
-        await self._hear(event)
+            case watchdog.Recovered(seconds=seconds, holder=holder):
+                event = self.health_recovered(f"{holder} ticks again after {seconds:.0f} s")
+        await self._emit(event)
 
-    def well(self, seen: str) -> codec.CloudEvent:
-        """Return the end of health's silence; what nobody was told of is no news."""
-        return self._voice.ends(
+    def health_recovered(self, observed: str) -> codec.CloudEvent:
+        """Return the end of health's silence; it notifies nobody who was not notified of that."""
+        return self._alerts.resolved(
             vocabulary.AlertKind.HEALTH_SILENT,
-            summary="the health service is heard again",
-            seen=seen,
+            summary="the health service is back",
+            observed=observed,
             at=datetime.now(UTC),
         )
 
 
-async def ping(site: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:
-    """Ask a URL every `interval_s` while we are well; whoever waits for it in vain can tell."""
+async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:
+    """Ping a URL every `interval_s` while we work; its owner notices when the pings stop."""
     was_taken = True
     while True:
         if alive():
-            answer = await site.request("GET", read=http.Read.NOTHING)
-            if not isinstance(answer, result.Result):
-                answer = result.of_status(answer.status, answer.headers)
-            _PINGS.labels(answer.kind).inc()
-            is_taken = answer.kind is result.Kind.TAKEN
+            came_to = await to.request("GET", read=http.Read.NOTHING)
+            if not isinstance(came_to, result.Result):
+                came_to = result.of_status(came_to.status, came_to.headers)
+            _PINGS.labels(came_to.kind).inc()
+            is_taken = came_to.kind is result.Kind.TAKEN
             if was_taken and not is_taken:
-                logs.logger().warning("ping_not_taken", where=site.where, error=answer.detail)
+                logs.logger().warning("ping_failed", where=to.where, error=came_to.detail)
             was_taken = is_taken
         await asyncio.sleep(interval_s)

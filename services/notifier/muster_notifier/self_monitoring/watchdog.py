@@ -28,56 +28,56 @@ _LATE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BusLost:
-    """Our own link is gone: that we hear nothing says nothing."""
+    """Our own connection is lost: that no ticks come means nothing now."""
 
 
 @dataclass(frozen=True, slots=True)
-class BusBack:
-    """Our own link is there (again)."""
+class BusRestored:
+    """Our own connection works (again)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silent:
-    """Health has not been heard for `seconds`; `holder` led last, empty if nobody was heard."""
+    """No tick for `seconds`; `holder` was the last leader, empty if none ticked."""
 
     seconds: float
     holder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """Health is heard again, after `seconds` of silence."""
+class Recovered:
+    """Health ticks again, after `seconds` of silence."""
 
     seconds: float
     holder: str
 
 
-Input = vocabulary.WatchdogTicked | BusLost | BusBack
-Output = Silent | Heard
+Input = vocabulary.WatchdogTicked | BusLost | BusRestored
+Output = Silent | Recovered
 
 
 class Watchdog:
-    """See the module. `patience_s` is how long a health service may take to be there at first."""
+    """See the module. `patience_s` is how long health may take to appear after our start."""
 
     def __init__(self, *, patience_s: float) -> None:
         self.leader = 0
-        """The revision of the newest leader heard."""
+        """The newest leader's term."""
         self.is_silent = False
         self._wait_s = patience_s
         self._holder = ""
-        self._is_sure = False
-        self._heard_at: float | None = None
+        self._is_certain = False
+        self._ticked_at: float | None = None
         self._began_at: float | None = None
         self._deadline: float | None = None
 
     def receive(self, event: Input, now: float) -> Sequence[Output]:
-        """Take a tick, or that our link came or went."""
+        """Process a tick, or a change of our connection."""
         match event:
             case BusLost():
                 self._deadline = None
                 return ()
-            case BusBack():
-                self._is_sure = False
+            case BusRestored():
+                self._is_certain = False
                 if self._began_at is None:
                     self._began_at = now
                 self._wait(now)
@@ -86,7 +86,7 @@ class Watchdog:
                 return self._tick(event, now)
 
     def tick(self, now: float) -> Sequence[Output]:
-        """Say so when the wait is over; when we are late to see it, wait once more."""
+        """Report silence when the wait is over; if we were late ourselves, wait once more."""
         if self._deadline is None or now < self._deadline:
             return ()
         if now > self._deadline + _LATE_S:
@@ -103,25 +103,25 @@ class Watchdog:
         return self._deadline
 
     def is_stale(self, leader: int) -> bool:
-        """Tell whether what a leader of this revision says is that of a former one."""
-        return leader < self.leader and not self.is_silent and self._is_sure
+        """Return whether this is the term of a former leader."""
+        return leader < self.leader and not self.is_silent and self._is_certain
 
     def _tick(self, event: vocabulary.WatchdogTicked, now: float) -> Sequence[Output]:
         if self.is_stale(event.leader):
             return ()
         silence_s = self._silence_s(now)
-        self._is_sure = True
-        self.leader, self._holder, self._heard_at = event.leader, event.holder, now
+        self._is_certain = True
+        self.leader, self._holder, self._ticked_at = event.leader, event.holder, now
         self._wait_s = _INTERVALS * event.interval_s
         self._wait(now)
         if not self.is_silent:
             return ()
         self.is_silent = False
-        return (Heard(seconds=silence_s, holder=self._holder),)
+        return (Recovered(seconds=silence_s, holder=self._holder),)
 
     def _wait(self, now: float) -> None:
         self._deadline = now + self._wait_s
 
     def _silence_s(self, now: float) -> float:
-        since = self._heard_at if self._heard_at is not None else self._began_at
+        since = self._ticked_at if self._ticked_at is not None else self._began_at
         return 0.0 if since is None else now - since
