@@ -203,8 +203,8 @@ def test_a_refusal_is_told_as_a_failure_and_decided_again_later(tmp_path: pathli
         assert isinstance(delivered, vocabulary.NotificationDelivered)
         _, metrics = await made.get("/metrics")
         assert (
-            b'muster_notifier_notifications_total{outcome="failed_rejected",reason="first",receiver="hook"} '
-            b"1.0" in metrics
+            b'muster_notifier_notifications_total{outcome="failed_rejected",reason="first",'
+            b'receiver="hook"} 1.0' in metrics
         )
 
     play(story, tmp_path)

@@ -31,6 +31,26 @@ _LATE_S: Final = 1.5
 the next ones waiting as long."""
 
 
+ANSWERS: Final = prometheus_client.Counter(
+    "muster_gate_answers_total", "Who asked to come in: admitted, or why not.", ["outcome"]
+)
+DECIDING: Final = prometheus_client.Histogram(
+    "muster_gate_decision_seconds",
+    "What one answer takes.",
+    buckets=(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05),
+)
+KEYS: Final = prometheus_client.Gauge("muster_gate_keys", "Public keys of the cluster at hand.")
+HEARD: Final = prometheus_client.Gauge(
+    "muster_gate_keys_heard_timestamp_seconds", "When the keys were last as the cluster has them."
+)
+SIGNING: Final = prometheus_client.Gauge(
+    "muster_gate_signing_usable", "0 while gate.json is not as it should be: the old one is used."
+)
+FETCHES: Final = prometheus_client.Counter(
+    "muster_gate_key_fetches_total", "Looks for the cluster's keys, by outcome.", ["outcome"]
+)
+
+
 class Gate:
     """Answers questions, and looks for keys."""
 
@@ -245,23 +265,3 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-ANSWERS: Final = prometheus_client.Counter(
-    "muster_gate_answers_total", "Who asked to come in: admitted, or why not.", ["outcome"]
-)
-DECIDING: Final = prometheus_client.Histogram(
-    "muster_gate_decision_seconds",
-    "What one answer takes.",
-    buckets=(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05),
-)
-KEYS: Final = prometheus_client.Gauge("muster_gate_keys", "Public keys of the cluster at hand.")
-HEARD: Final = prometheus_client.Gauge(
-    "muster_gate_keys_heard_timestamp_seconds", "When the keys were last as the cluster has them."
-)
-SIGNING: Final = prometheus_client.Gauge(
-    "muster_gate_signing_usable", "0 while gate.json is not as it should be: the old one is used."
-)
-FETCHES: Final = prometheus_client.Counter(
-    "muster_gate_key_fetches_total", "Looks for the cluster's keys, by outcome.", ["outcome"]
-)
