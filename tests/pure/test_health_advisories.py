@@ -78,4 +78,4 @@ def test_an_advisory_of_nobody_is_refused() -> None:
 
 def test_people_are_told_the_beginning_of_a_servers_id_and_all_of_a_name() -> None:
     key = "NDFTEFWZ6MIV2HCBHZPZEFNTFKTKZ4W5U4CFUW7HN6T6OJ3SIIEYQMLD"
-    assert (liveness.short(key), liveness.short("leaf-1")) == ("NDFTEFWZ", "leaf-1")
+    assert (liveness.short_server(key), liveness.short_server("leaf-1")) == ("NDFTEFWZ", "leaf-1")

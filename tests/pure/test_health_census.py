@@ -151,7 +151,7 @@ def test_an_unhealthy_device_that_the_configuration_leaves_out_is_no_alert() -> 
 
 
 def test_gpus_that_are_divided_otherwise_are_not_missed() -> None:
-    known = device_counts.Census()
+    known = device_counts.DeviceCounts()
     heard(known, 0.0, {GPU: 8, CAMERA: 1})
     heard(known, 1.0, {GPU: 7, MIG: 7, CAMERA: 1})
     heard(known, 100.0, {GPU: 7, MIG: 7, CAMERA: 1})
@@ -162,7 +162,7 @@ def test_gpus_that_are_divided_otherwise_are_not_missed() -> None:
 
 
 def test_a_resource_that_the_plugin_does_not_name_any_more_is_missed_too() -> None:
-    known = device_counts.Census()
+    known = device_counts.DeviceCounts()
     heard(known, 0.0, {GPU: 8, CAMERA: 1})
     heard(known, 1.0, {CAMERA: 1})
     assert heard(known, 61.0, {CAMERA: 1})
@@ -170,7 +170,7 @@ def test_a_resource_that_the_plugin_does_not_name_any_more_is_missed_too() -> No
 
 
 def test_a_plugin_that_drains_counts_nothing() -> None:
-    known = device_counts.Census()
+    known = device_counts.DeviceCounts()
     heard(known, 0.0, {GPU: 8})
     for at in (1.0, 100.0):
         heard(known, at, {GPU: 0}, phase=Phase.DRAINING)
@@ -178,7 +178,7 @@ def test_a_plugin_that_drains_counts_nothing() -> None:
 
 
 def test_a_beat_on_its_way_does_not_bring_back_what_was_unplugged() -> None:
-    known = device_counts.Census()
+    known = device_counts.DeviceCounts()
     heard(known, 0.0, {GPU: 8})
     known.removed(GPU, 1, 1.0)
     heard(known, 1.1, {GPU: 8})
@@ -188,7 +188,7 @@ def test_a_beat_on_its_way_does_not_bring_back_what_was_unplugged() -> None:
 
 
 def test_a_device_that_is_plugged_in_again_under_another_name_counts_once() -> None:
-    known = device_counts.Census()
+    known = device_counts.DeviceCounts()
     heard(known, 0.0, {CAMERA: 1})
     beat = vocabulary.Heartbeat(
         node="a",
@@ -213,7 +213,7 @@ def test_devices_that_are_all_unhealthy_are_there() -> None:
 
 
 def test_resources_are_kept_to_a_bound() -> None:
-    known = device_counts.Census()
+    known = device_counts.DeviceCounts()
     heard(known, 0.0, {f"ex.org/{n:03}": n for n in range(500)})
     heard(known, 1.0, {f"ex.org/{n:03}": 2 * n for n in range(500, 0, -1)})
     assert (len(known.had), known.changes) == (64, 2)
@@ -224,7 +224,10 @@ def told(world: World) -> list[vocabulary.AlertChanged]:
 
 
 def heard(
-    known: device_counts.Census, now: float, counted: dict[str, int], phase: Phase = Phase.SERVING
+    known: device_counts.DeviceCounts,
+    now: float,
+    counted: dict[str, int],
+    phase: Phase = Phase.SERVING,
 ) -> bool:
     beat = vocabulary.Heartbeat(
         node="a",

@@ -50,17 +50,17 @@ def inventory(**healths: Health) -> vocabulary.InventoryReported:
     )
 
 
-def group(kind: AlertKind, known: device_faults.Devices) -> dict[str, str]:
+def group(kind: AlertKind, known: device_faults.DeviceFaults) -> dict[str, str]:
     return {device: bad.why for device, bad in known.bad.get((kind, GPU), {}).items()}
 
 
-def alert_of(known: device_faults.Devices) -> alerts.Alert:
+def alert_of(known: device_faults.DeviceFaults) -> alerts.Alert:
     (found,) = device_alerts.of(known, node="a", at=AT)
     return found
 
 
 def test_a_device_is_unhealthy_from_its_first_word_to_its_last() -> None:
-    known = device_faults.Devices(10)
+    known = device_faults.DeviceFaults(10)
 
     known.apply(changed("g0", Health.UNHEALTHY, "fell off the bus"))
     assert group(AlertKind.DEVICE_UNHEALTHY, known) == {"g0": "fell off the bus (xid-79)"}
@@ -72,7 +72,7 @@ def test_a_device_is_unhealthy_from_its_first_word_to_its_last() -> None:
 
 
 def test_a_snapshot_heals_lost_events_both_ways() -> None:
-    known = device_faults.Devices(10)
+    known = device_faults.DeviceFaults(10)
     known.restore([snapshot.KnownFault(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0", "g9"))])
 
     known.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
@@ -85,7 +85,7 @@ def test_a_snapshot_heals_lost_events_both_ways() -> None:
 
 def test_what_a_snapshot_said_stands_against_what_is_remembered_from_before_it() -> None:
     """Who leads at once reads its memory once more, with the first reports taken in already."""
-    known = device_faults.Devices(10)
+    known = device_faults.DeviceFaults(10)
     known.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
 
     known.restore(
@@ -101,7 +101,7 @@ def test_what_a_snapshot_said_stands_against_what_is_remembered_from_before_it()
 
 
 def test_what_is_remembered_as_degraded_ends_with_a_beat_that_counts_none() -> None:
-    known = device_faults.Devices(10)
+    known = device_faults.DeviceFaults(10)
     where = AlertKind.DEVICE_DEGRADED, GPU
     known.restore(
         [
@@ -117,7 +117,7 @@ def test_what_is_remembered_as_degraded_ends_with_a_beat_that_counts_none() -> N
 
 
 def test_a_removed_device_is_no_longer_unhealthy() -> None:
-    known = device_faults.Devices(10)
+    known = device_faults.DeviceFaults(10)
     known.apply(changed("g0", Health.UNHEALTHY))
     removed = vocabulary.DeviceRemoved(
         node="a", at=AT, plugin="p", resource=GPU, device_id="g0", reason="unplugged"
@@ -131,7 +131,7 @@ def test_a_removed_device_is_no_longer_unhealthy() -> None:
 
 
 def test_a_device_can_be_unhealthy_when_it_is_added() -> None:
-    known = device_faults.Devices(10)
+    known = device_faults.DeviceFaults(10)
     device = vocabulary.Device(id="g0", resource=GPU, health=Health.UNHEALTHY)
     known.apply(vocabulary.DeviceAdded(node="a", at=AT, plugin="p", device=device))
 
@@ -139,7 +139,7 @@ def test_a_device_can_be_unhealthy_when_it_is_added() -> None:
 
 
 def test_a_condition_holds_until_it_is_said_to_end_or_a_beat_counts_none() -> None:
-    known = device_faults.Devices(10)
+    known = device_faults.DeviceFaults(10)
     for device in ("g0", "g1"):
         known.apply(
             vocabulary.DeviceConditionChanged(
@@ -168,7 +168,7 @@ def test_a_condition_holds_until_it_is_said_to_end_or_a_beat_counts_none() -> No
 
 
 def test_a_beat_tells_of_what_no_event_came_for() -> None:
-    known = device_faults.Devices(10)
+    known = device_faults.DeviceFaults(10)
     known.hear(beat_of(unmonitored=3))
 
     found = alert_of(known)
@@ -181,14 +181,14 @@ def test_a_beat_tells_of_what_no_event_came_for() -> None:
 
 
 def test_fewer_devices_than_expected_are_told_of() -> None:
-    known = device_faults.Devices(10)
+    known = device_faults.DeviceFaults(10)
     known.hear(beat_of(short="3 of 4 expected devices"))
 
     assert alert_of(known).summary == f"{GPU} on a: 3 of 4 expected devices"
 
 
 def test_the_first_reason_is_kept_and_the_newest_stands_beside_it() -> None:
-    known = device_faults.Devices(10)
+    known = device_faults.DeviceFaults(10)
     for reason, code in (
         ("XID 79: it has fallen off the bus", "xid-79"),
         ("NVML has lost the GPU", "gpu-lost"),
@@ -205,7 +205,7 @@ def test_the_first_reason_is_kept_and_the_newest_stands_beside_it() -> None:
 
 
 def test_hundreds_of_devices_are_one_alert_and_are_bounded() -> None:
-    known = device_faults.Devices(300)
+    known = device_faults.DeviceFaults(300)
     kept = [known.apply(changed(f"g{n:03}", Health.UNHEALTHY, "XID 79")) for n in range(400)]
 
     found = alert_of(known)
@@ -327,7 +327,7 @@ def test_another_version_is_not_remembered() -> None:
 
 
 def test_deadlines_come_in_order_and_may_come_early_but_never_late() -> None:
-    waits = timer_queue.Deadlines()
+    waits = timer_queue.TimerQueue()
     waits.set("b", 2.0)
     waits.set("a", 1.0)
     waits.set("a", 5.0)
@@ -354,48 +354,48 @@ def beat(seq: int, **facts: float) -> vocabulary.Heartbeat:
 
 
 def test_beats_that_arrive_together_are_doubtful() -> None:
-    order = liveness.Beats(5.0)
+    order = liveness.HeartbeatOrder(5.0)
 
     assert [order.take(beat(1), 1.0), order.take(beat(2), 1.4), order.take(beat(3), 2.4)] == [
-        liveness.Life.FRESH,
-        liveness.Life.DOUBTFUL,
-        liveness.Life.FRESH,
+        liveness.Freshness.FRESH,
+        liveness.Freshness.DOUBTFUL,
+        liveness.Freshness.FRESH,
     ]
 
 
 def test_a_host_that_slept_is_believed_from_its_second_beat_on() -> None:
-    order = liveness.Beats(5.0)
+    order = liveness.HeartbeatOrder(5.0)
     order.take(beat(1, uptime_s=1.0), 1.0)
 
-    assert order.take(beat(2, uptime_s=2.0), 3600.0) is liveness.Life.DOUBTFUL
-    assert order.take(beat(3, uptime_s=3.0), 3601.0) is liveness.Life.FRESH
+    assert order.take(beat(2, uptime_s=2.0), 3600.0) is liveness.Freshness.DOUBTFUL
+    assert order.take(beat(3, uptime_s=3.0), 3601.0) is liveness.Freshness.FRESH
 
 
 def test_lost_beats_make_the_next_one_no_less_fresh() -> None:
-    order = liveness.Beats(5.0)
+    order = liveness.HeartbeatOrder(5.0)
     order.take(beat(1, uptime_s=1.0), 1.0)
 
-    assert order.take(beat(9, uptime_s=9.1), 9.0) is liveness.Life.FRESH
+    assert order.take(beat(9, uptime_s=9.1), 9.0) is liveness.Freshness.FRESH
 
 
 def test_an_interval_too_short_to_be_meant_is_not_taken() -> None:
-    order = liveness.Beats(5.0)
+    order = liveness.HeartbeatOrder(5.0)
     order.take(beat(1, interval_s=1e-9), 1.0)
 
     assert order.interval_s == liveness.INTERVAL_MIN_S
 
 
 def test_the_instance_that_stays_is_heard_whichever_came_first() -> None:
-    about = config.Around(
+    about = config.Context(
         config.Detection(), config.Bounds(), runbook_url="", has_cluster=False, leader=0
     )
-    one = tracked_plugin.Dossier("a.b", "p", about, now=0.0)
+    one = tracked_plugin.TrackedPlugin("a.b", "p", about, now=0.0)
     told = [("old", 1), ("new", 1), ("old", 2), ("new", 1), ("old", 2), ("new", 2), ("old", 3)]
     assert [one.is_news(*said) for said in told] == [True, True, True, False, False, True, True]
 
 
 def test_a_deadline_that_moved_back_is_queued_anew_without_waking_anybody() -> None:
-    waits = timer_queue.Deadlines()
+    waits = timer_queue.TimerQueue()
     actual: dict[str, float | None] = {"a": 9.0, "b": 1.5, "c": None, "d": 3.0}
     for key in actual:
         waits.set(key, 1.0)
@@ -405,7 +405,7 @@ def test_a_deadline_that_moved_back_is_queued_anew_without_waking_anybody() -> N
 
 
 def test_first_verdicts_are_told_fifty_at_a_time_in_order_and_each_once() -> None:
-    turns = startup_rate_limit.Greetings()
+    turns = startup_rate_limit.StartupRateLimit()
     names = [f"node-{number}.p" for number in range(120)]
     waiting = [name for name in names if turns.must_wait(name, 1.0)]
     assert waiting == names[50:]

@@ -23,15 +23,15 @@ WELL = facts.Facts(
 NOTHING: dict[str, object] = {}
 
 
-def link(reason: str = "", *, seconds: float = 2.0) -> liveness.Links:
-    found = liveness.Links()
+def link(reason: str = "", *, seconds: float = 2.0) -> liveness.Connections:
+    found = liveness.Connections()
     if reason:
         found.ended("nats-0", 7, reason, 100.0 - seconds)
     return found
 
 
-def scene(**other: object) -> diagnosis.Scene:
-    whole = diagnosis.Scene(
+def scene(**other: object) -> diagnosis.Observations:
+    whole = diagnosis.Observations(
         silent_s=13.0,
         interval_s=5.0,
         ever_heard=True,
@@ -170,7 +170,7 @@ OUTDATED = {"revision": "a", "current": "b"}
 def test_the_first_row_that_holds_decides(
     what: dict[str, object], verdict: Verdict, rule: Rule
 ) -> None:
-    found = diagnosis.judge(scene(**what), SETTINGS)
+    found = diagnosis.diagnose(scene(**what), SETTINGS)
 
     assert found is not None
     assert (found.verdict, found.rule) == (verdict, rule)
@@ -180,14 +180,14 @@ def test_the_first_row_that_holds_decides(
 @pytest.mark.parametrize("what", [{"listens": True}, {"link": link("Stale Connection")}, NOTHING])
 def test_a_lease_no_newer_than_the_missing_beat_is_waited_for(what: dict[str, object]) -> None:
     at_once = config.Detection(ready_s=0)
-    assert diagnosis.judge(scene(known=known(lease_age_s=7.6), **what), at_once) is None
-    assert diagnosis.judge(scene(known=known(lease_age_s=7.4), **what), at_once) is not None
+    assert diagnosis.diagnose(scene(known=known(lease_age_s=7.6), **what), at_once) is None
+    assert diagnosis.diagnose(scene(known=known(lease_age_s=7.4), **what), at_once) is not None
 
 
 @pytest.mark.parametrize("what", [{"link": link("Stale Connection")}, {"listens": True}, NOTHING])
 def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, object]) -> None:
-    assert diagnosis.judge(scene(known=None, **what), SETTINGS) is None
-    found = diagnosis.judge(scene(known=None, waited=True, **what), SETTINGS)
+    assert diagnosis.diagnose(scene(known=None, **what), SETTINGS) is None
+    found = diagnosis.diagnose(scene(known=None, waited=True, **what), SETTINGS)
     assert found is not None
     assert ("health", "no answer from the Kubernetes API") in [
         (seen.source, seen.observed) for seen in found.evidence
@@ -196,8 +196,8 @@ def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, objec
 
 def test_kubernetes_is_asked_again_about_one_that_does_not_come_back() -> None:
     gone = scene(known=None, link=link("Client Closed", seconds=13.0), silent_s=14.0)
-    assert diagnosis.judge(gone, SETTINGS) is None
-    found = diagnosis.judge(dataclasses.replace(gone, waited=True), SETTINGS)
+    assert diagnosis.diagnose(gone, SETTINGS) is None
+    found = diagnosis.diagnose(dataclasses.replace(gone, waited=True), SETTINGS)
     assert found is not None
     assert (found.verdict, found.rule) == (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)
 
@@ -206,14 +206,14 @@ def test_kubernetes_is_asked_again_about_one_that_does_not_come_back() -> None:
 def test_a_pod_that_is_ready_is_believed_when_its_probes_have_had_their_time(
     what: dict[str, object],
 ) -> None:
-    assert diagnosis.judge(scene(silent_s=19.9, **what), SETTINGS) is None
-    found = diagnosis.judge(scene(silent_s=20.1, **what), SETTINGS)
+    assert diagnosis.diagnose(scene(silent_s=19.9, **what), SETTINGS) is None
+    found = diagnosis.diagnose(scene(silent_s=20.1, **what), SETTINGS)
     assert found is not None
     assert found.verdict is Verdict.UNREACHABLE
 
 
 def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:
-    found = diagnosis.judge(
+    found = diagnosis.diagnose(
         scene(known=known(lease_age_s=9.0), link=link("Client Closed"), silent_s=2.0), SETTINGS
     )
 
@@ -223,7 +223,7 @@ def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:
 
 def test_the_evidence_says_who_saw_what() -> None:
     what = known(pods=pod(ready=False, restarts=3, waiting="CrashLoopBackOff"))
-    found = diagnosis.judge(scene(known=what, link=link("Client Closed")), SETTINGS)
+    found = diagnosis.diagnose(scene(known=what, link=link("Client Closed")), SETTINGS)
 
     assert found is not None
     assert [(seen.source, seen.observed) for seen in found.evidence] == [
@@ -259,7 +259,7 @@ def test_the_evidence_says_who_saw_what() -> None:
     ],
 )
 def test_without_a_cluster_it_says_what_cannot_be_decided(reason: str, said: str) -> None:
-    found = diagnosis.judge(scene(link=link(reason), has_cluster=False, known=None), SETTINGS)
+    found = diagnosis.diagnose(scene(link=link(reason), has_cluster=False, known=None), SETTINGS)
 
     assert found is not None
     assert (found.evidence[-1].source, found.evidence[-1].observed) == ("health", said)

@@ -23,7 +23,7 @@ class Plugin:
     """A plugin that beats once a second, and the machine that watches it."""
 
     def __init__(self) -> None:
-        self.machine = verdict.PluginState(SETTINGS, 0.0)
+        self.machine = verdict.VerdictMachine(SETTINGS, 0.0)
         self.instance = "one"
         self.seq = 0
 
@@ -71,7 +71,7 @@ class Plugin:
     def suspected(self, at: float) -> int:
         noted, asked = self.machine.tick(at)
         assert noted == signals.Noted(note=Note.SUSPECTED)
-        assert isinstance(asked, steps.Question)
+        assert isinstance(asked, steps.AskPlugin)
         return asked.number
 
 
@@ -95,8 +95,8 @@ def concluded(
     rule: Rule,
     *seen: tuple[str, str],
     resources: tuple[str, ...] = (GPU,),
-) -> steps.Conclusion:
-    return steps.Conclusion(
+) -> steps.VerdictReached:
+    return steps.VerdictReached(
         verdict=verdict,
         previous=previous,
         rule=rule,
@@ -135,7 +135,7 @@ def test_silence_of_two_and_a_half_intervals_is_suspicious_and_asks() -> None:
     assert plugin.machine.tick(3.499) == []
     assert plugin.machine.tick(3.5) == [
         signals.Noted(note=Note.SUSPECTED),
-        steps.Question(number=1),
+        steps.AskPlugin(number=1),
     ]
     assert plugin.machine.state is State.SUSPECT
 
@@ -391,7 +391,7 @@ def test_a_plugin_that_falls_silent_on_its_way_back_is_asked_again() -> None:
     stuck, still = plugin.machine.failed(number, 14.5, subscribed=True)[:2]
 
     assert stuck == CONFIRMED
-    assert isinstance(still, steps.Conclusion)
+    assert isinstance(still, steps.VerdictReached)
     assert (still.previous, still.verdict) == (Verdict.PLUGIN_DOWN, Verdict.STUCK)
 
 
@@ -422,7 +422,7 @@ def test_a_goodbye_is_maintenance_with_a_deadline() -> None:
     ]
     assert plugin.machine.deadline() == 62.0
     assert plugin.machine.tick(62.0) == [
-        steps.Overdue(
+        steps.ReturnOverdue(
             evidence=(
                 vocabulary.Evidence(source="clock", observed="not back 60 s after its goodbye"),
             )
@@ -500,7 +500,7 @@ def test_our_own_outage_prolongs_a_maintenance() -> None:
     ],
 )
 def test_a_restored_plugin_has_all_its_time_anew(state: State, deadline: float | None) -> None:
-    machine = verdict.PluginState(SETTINGS, 100.0)
+    machine = verdict.VerdictMachine(SETTINGS, 100.0)
     known = snapshot.Snapshot(
         node="node-a",
         plugin="device-plugin",
@@ -598,7 +598,7 @@ def test_who_does_not_answer_is_stuck_and_not_only_unregistered() -> None:
     plugin.beat(2.0, worse)
     (concluded, _) = plugin.beat(4.5, worse)
 
-    assert isinstance(concluded, steps.Conclusion)
+    assert isinstance(concluded, steps.VerdictReached)
     assert concluded.verdict is Verdict.STUCK
     assert [seen.observed for seen in concluded.evidence] == [
         f"{GPU}: its own socket does not answer (self-probe 1.0 s ago); registering"
@@ -642,7 +642,7 @@ def test_a_node_that_changes_what_it_offers_is_asked_about_within_seconds() -> N
     number = plugin.suspected(42.5)
     _, concluded, _ = plugin.machine.answered(plugin.says(42.6, HAS), number, 42.6)
 
-    assert isinstance(concluded, steps.Conclusion)
+    assert isinstance(concluded, steps.VerdictReached)
     assert concluded.verdict is Verdict.MISMATCH
     assert [seen.observed for seen in concluded.evidence] == [APART_SAID]
 

@@ -72,7 +72,7 @@ def test_what_is_taken_to_be_well_in_few_steps_is_well_in_many(
     offers: dict[str, facts.Offer] | None,
 ) -> None:
     beat = beat_of(*resources, interval_s=interval_s, checkers=checkers, loop_lag_ms=lag_ms)
-    if self_reported.is_none(beat, stretch, offers, SETTINGS):
+    if self_reported.is_well(beat, stretch, offers, SETTINGS):
         assert self_reported.reported(beat, SETTINGS, offers=offers, stretch=stretch) is None
 
 

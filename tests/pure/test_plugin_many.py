@@ -87,14 +87,14 @@ def test_eight_gpus_in_a_thousand_replicas_each_fit_into_one_snapshot_that_healt
     assert problem == ""
     read = codec.decode(event.subject, encoded(event)).data
     assert read == event
-    register = health_devices.Devices(100)
+    register = health_devices.DeviceFaults(100)
     assert register.apply(read)
     assert register.totals == {GPU: 8000}
     assert [*register.bad[vocabulary.AlertKind.DEVICE_UNHEALTHY, GPU]] == [UUIDS[0]]
 
 
 def test_what_a_plugin_of_an_earlier_version_lists_one_by_one_counts_as_before() -> None:
-    register = health_devices.Devices(100)
+    register = health_devices.DeviceFaults(100)
     one_by_one = tuple(Device(id=f"{UUIDS[0]}::{n}", resource=GPU) for n in range(4))
     event = vocabulary.InventoryReported(node="n1", plugin="p", at=AT, devices=one_by_one)
     register.apply(msgspec.json.decode(msgspec.json.encode(event), type=type(event)))

@@ -16,7 +16,7 @@ _AGAIN_S: Final = (20.0, 60.0)
 """How long after a question that nobody answered it is asked once more."""
 
 
-class Question:
+class PodsQuery:
     """What is asked for an alert about these resources; `number` is the answer's that counts.
 
     Until `due` the alert waits. Where no answer came until `again_due` it is asked once more, or
@@ -64,7 +64,7 @@ class Question:
 
 
 def named(
-    alert: alerts.Alert, asked: Question | None, told: Sequence[alerts.Alert]
+    alert: alerts.Alert, asked: PodsQuery | None, told: Sequence[alerts.Alert]
 ) -> alerts.Alert:
     """Return an alert with its pods: as was answered, or else as was told of the plugin so far."""
     if asked is not None and asked.found is not None:

@@ -18,24 +18,24 @@ from muster_health.model import alerts, config
 
 
 @dataclass(slots=True)
-class _Marks:
+class _History:
     """When an alert was last told, and since when it is not wanted; how often it came."""
 
-    falls: flap_damping.Damping
+    falls: flap_damping.FlapDamping
     told_at: float
     cleared_at: float | None = None
 
 
-Why = Callable[[alerts.Key], tuple[vocabulary.Evidence, ...]]
-May = Callable[[alerts.Key], bool]
+WhyEnded = Callable[[alerts.Key], tuple[vocabulary.Evidence, ...]]
+MayOpen = Callable[[alerts.Key], bool]
 
 
 _NONE: Final[Mapping[alerts.Key, alerts.Alert]] = {}
-_NO_MARKS: Final[Mapping[alerts.Key, _Marks]] = {}
+_NO_HISTORY: Final[Mapping[alerts.Key, _History]] = {}
 """Shared by all who have no alerts, as nearly all."""
 
 
-class Telling:
+class AlertLifecycle:
     """The open alerts of one owner as they were told, and what is on its way."""
 
     __slots__ = ("_bounds", "_marks", "_settings", "told", "untold")
@@ -45,7 +45,7 @@ class Telling:
         self.untold: tuple[alerts.Alert, ...] = ()
         self._settings = settings
         self._bounds = bounds
-        self._marks: Mapping[alerts.Key, _Marks] = _NO_MARKS
+        self._marks: Mapping[alerts.Key, _History] = _NO_HISTORY
 
     def load(self, firing: Iterable[alerts.Alert], untold: Iterable[alerts.Alert]) -> None:
         """Take what a process before us, or beside us, told and had still to tell."""
@@ -58,8 +58,8 @@ class Telling:
         *,
         now: float,
         at: datetime,
-        may_open: May,
-        why_ended: Why,
+        may_open: MayOpen,
+        why_ended: WhyEnded,
     ) -> tuple[float | None, list[alerts.Alert]]:
         """Find what is to be told; return when to look again, and what must wait for its turn."""
         due: list[float] = []
@@ -108,7 +108,7 @@ class Telling:
         return None
 
     def _close(
-        self, key: alerts.Key, told: alerts.Alert, now: float, at: datetime, why_ended: Why
+        self, key: alerts.Key, told: alerts.Alert, now: float, at: datetime, why_ended: WhyEnded
     ) -> float | None:
         marks = self._marks.get(key)
         if marks is not None and marks.falls.hold_s:
@@ -127,13 +127,13 @@ class Telling:
         self._marked(key, now).told_at = now
         self.untold = (*self.untold, alert)
 
-    def _marked(self, key: alerts.Key, now: float) -> _Marks:
+    def _marked(self, key: alerts.Key, now: float) -> _History:
         marks = self._marks.get(key)
         if marks is None:
             kept = dict(self._marks)
             if len(kept) >= 2 * self._bounds.alerts_per_plugin:
                 # names of resources are the plugin's choice: the oldest one makes room
                 del kept[next(iter(kept))]
-            marks = kept[key] = _Marks(flap_damping.Damping(self._settings), now)
+            marks = kept[key] = _History(flap_damping.FlapDamping(self._settings), now)
             self._marks = kept
         return marks

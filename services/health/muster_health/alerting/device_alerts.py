@@ -21,7 +21,7 @@ _WORDS: Final = {
 
 
 def of(
-    known: device_faults.Devices,
+    known: device_faults.DeviceFaults,
     *,
     node: str,
     at: datetime,
@@ -54,7 +54,7 @@ def of(
         )
 
 
-def ended(known: device_faults.Devices, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
+def ended(known: device_faults.DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
     """Return what ended a group's alert."""
     slot, resource = key
     otherwise = "the plugin no longer reports it"
@@ -67,7 +67,7 @@ def ended(known: device_faults.Devices, key: alerts.Key) -> tuple[vocabulary.Evi
 def _of_group(
     kind: AlertKind,
     resource: str,
-    bad: dict[str, device_faults.Bad],
+    bad: dict[str, device_faults.Fault],
     counted: int,
     *,
     total: int,

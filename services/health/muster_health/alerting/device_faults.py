@@ -26,32 +26,32 @@ _KIND_OF: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class Fault:
     """Why a device is in its group, and which pods hold it."""
 
     why: str
     pods: tuple[str, ...] = ()
 
 
-class _Harm:
+class _Faults:
     """All that is wrong, or was; most plugins never have one of their own."""
 
     __slots__ = ("bad", "counts", "ended", "short", "unlisted")
 
     def __init__(self) -> None:
-        self.bad: dict[Group, dict[str, Bad]] = {}
+        self.bad: dict[Group, dict[str, Fault]] = {}
         self.counts: dict[Group, int] = {}
         self.short: dict[str, str] = {}
         self.ended: dict[Group, str] = {}
         self.unlisted: set[tuple[str, str]] = set()
 
 
-_NONE: Final = _Harm()
+_NONE: Final = _Faults()
 """Shared, and never written to."""
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
-class Devices:
+class DeviceFaults:
     """The devices of one plugin with something wrong, by group and id."""
 
     __slots__ = ("_count", "_harm", "_max", "changes", "totals")
@@ -66,7 +66,7 @@ class Devices:
         self._count = 0
 
     @property
-    def bad(self) -> Mapping[Group, dict[str, Bad]]:
+    def bad(self) -> Mapping[Group, dict[str, Fault]]:
         """Which devices are known by name."""
         return self._harm.bad
 
@@ -93,7 +93,7 @@ class Devices:
                 continue
             where = group.kind, group.resource
             for device in group.ids:
-                self._put(where, device, Bad(group.why))
+                self._put(where, device, Fault(group.why))
             if group.kind is not AlertKind.DEVICE_UNHEALTHY:
                 # so that a beat that counts none ends it, though the event of its end was missed
                 self._own.counts[where] = len(self.bad.get(where, ()))
@@ -123,7 +123,7 @@ class Devices:
             case vocabulary.DeviceAdded(device=device):
                 group = (AlertKind.DEVICE_UNHEALTHY, device.resource)
                 holds = device.health is not Health.HEALTHY
-                return self._set(group, _key(device), Bad(_cut(device.reason)), holds=holds)
+                return self._set(group, _key(device), Fault(_cut(device.reason)), holds=holds)
             case vocabulary.InventoryReported():
                 return self._replace(event.devices, had)
             case vocabulary.DeviceRemoved():
@@ -161,7 +161,7 @@ class Devices:
         over = [found for found in self._harm.unlisted if not lacks(found[0])]
         for resource, device in over:
             self._own.unlisted.discard((resource, device))
-            unlisted = Bad("the plugin's inventory no longer lists it")
+            unlisted = Fault("the plugin's inventory no longer lists it")
             self._set((AlertKind.DEVICE_UNHEALTHY, resource), device, unlisted, holds=False)
         return bool(over)
 
@@ -176,10 +176,10 @@ class Devices:
             self._shorten(name, "")
 
     @property
-    def _own(self) -> _Harm:
+    def _own(self) -> _Faults:
         """Return what may be written to."""
         if self._harm is _NONE:
-            self._harm = _Harm()
+            self._harm = _Faults()
         return self._harm
 
     def _number(self, group: Group, count: int) -> None:
@@ -194,7 +194,7 @@ class Devices:
         why = f"removed: {event.reason}" if event.reason else "removed"
         gone = event.physical or event.device_id
         for group in [group for group in self.bad if group[1] == event.resource]:
-            self._set(group, gone, Bad(why), holds=False)
+            self._set(group, gone, Fault(why), holds=False)
 
     def _shorten(self, resource: str, short: str) -> None:
         if short:
@@ -202,10 +202,10 @@ class Devices:
         elif self._own.short.pop(resource, None) is not None:
             self._own.ended[AlertKind.DEVICES_SHORT, resource] = "as many devices as expected"
 
-    def _set(self, group: Group, device: str, bad: Bad, *, holds: bool) -> bool:
+    def _set(self, group: Group, device: str, bad: Fault, *, holds: bool) -> bool:
         if holds:
             why = bad.why or "the plugin gives no reason"
-            return self._put(group, device, Bad(why, bad.pods))
+            return self._put(group, device, Fault(why, bad.pods))
         devices = self.bad.get(group)
         if devices is not None and devices.pop(device, None) is not None:
             self._count -= 1
@@ -215,7 +215,7 @@ class Devices:
                 del self._own.bad[group]
         return True
 
-    def _put(self, group: Group, device: str, bad: Bad) -> bool:
+    def _put(self, group: Group, device: str, bad: Fault) -> bool:
         devices = self._own.bad.setdefault(group, {})
         if device not in devices:
             if self._count >= self._max:
@@ -225,7 +225,7 @@ class Devices:
             self._count += 1
         known = devices.get(device)
         if known is not None:
-            bad = Bad(_both(known.why, bad.why), bad.pods)
+            bad = Fault(_both(known.why, bad.why), bad.pods)
         if known != bad:
             self.changes += 1
         devices[device] = bad
@@ -249,7 +249,7 @@ class Devices:
                 if kind is AlertKind.DEVICE_UNHEALTHY and is_short:
                     self._own.unlisted.add((resource, gone))
                     continue
-                unlisted = Bad("the plugin's inventory no longer lists it")
+                unlisted = Fault("the plugin's inventory no longer lists it")
                 self._set(group, gone, unlisted, holds=False)
         kept = True
         for (resource, key), device in present.items():
@@ -259,15 +259,15 @@ class Devices:
             known_bad = self.bad.get(group, {}).get(key)
             if holds and known_bad is not None:
                 continue
-            kept &= self._set(group, key, Bad(_cut(why)), holds=holds)
+            kept &= self._set(group, key, Fault(_cut(why)), holds=holds)
         return kept
 
 
 def _bad(
     event: vocabulary.DeviceHealthChanged | vocabulary.DeviceConditionChanged,
-) -> Bad:
+) -> Fault:
     code = f" ({event.code})" if event.code else ""
-    return Bad(_cut(f"{event.reason}{code}"), tuple(event.pods[:_PODS_MAX]))
+    return Fault(_cut(f"{event.reason}{code}"), tuple(event.pods[:_PODS_MAX]))
 
 
 def _both(first: str, now: str) -> str:

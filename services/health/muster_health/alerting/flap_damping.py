@@ -16,7 +16,7 @@ from muster_health.model import config
 _COUNTED_MAX: Final = 64
 
 
-class Damping:
+class FlapDamping:
     """The falls of one plugin, or of one of its alerts."""
 
     __slots__ = ("_last", "_settings", "_times", "level")

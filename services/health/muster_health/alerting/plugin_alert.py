@@ -21,7 +21,7 @@ Evidence = tuple[vocabulary.Evidence, ...]
 _SLOTS: Final = frozenset(severity.value for severity in Severity)
 
 
-class OwnAlert:
+class PluginAlert:
     """There is one while the verdict is another than HEALTHY.
 
     `is_grave` is that FLAPPING needs a person at once. `overdue` says how a planned end lasts too
@@ -47,9 +47,9 @@ class OwnAlert:
         self,
         node: str,
         plugin: str,
-        state: verdict.PluginState,
-        told: alert_lifecycle.Telling,
-        about: config.Around,
+        state: verdict.VerdictMachine,
+        told: alert_lifecycle.AlertLifecycle,
+        about: config.Context,
     ) -> None:
         self.cure_due = self._due = 0.0
         self.overdue: Evidence = ()
@@ -58,8 +58,8 @@ class OwnAlert:
         """It may be told when its pods are known: that was counted when they were asked for."""
         self._node, self._plugin = node, plugin
         self._state, self._telling, self._around = state, told, about
-        self._asked: affected_pods.Question | None = None
-        self._suffers: diagnosis.Judgement | None = None
+        self._asked: affected_pods.PodsQuery | None = None
+        self._suffers: diagnosis.Diagnosis | None = None
 
     def restore(self, firing: tuple[alerts.Alert, ...], now: float, *, waited_s: float) -> None:
         """Go on where a former process stopped, which told of these."""
@@ -76,7 +76,7 @@ class OwnAlert:
         self.cure_due = now + _CURE_S
 
     def prepare(
-        self, why: Evidence, now: float, at: datetime, may_open: alert_lifecycle.May
+        self, why: Evidence, now: float, at: datetime, may_open: alert_lifecycle.MayOpen
     ) -> bool:
         """Get ready what is to be told; return whether Kubernetes is to be asked first, or again.
 
@@ -94,9 +94,9 @@ class OwnAlert:
             return self.has_turn
         return True
 
-    def may_open(self, others: alert_lifecycle.May, key: alerts.Key) -> bool:
+    def may_open(self, others: alert_lifecycle.MayOpen, key: alerts.Key) -> bool:
         """Tell whether a new alert may be told now: by the turn that ours has, or as `others`."""
-        if self.has_turn and is_own(key):
+        if self.has_turn and is_of_plugin(key):
             self.has_turn = False
             return True
         return others(key)
@@ -108,7 +108,7 @@ class OwnAlert:
             asked.asked(number, now)
         else:
             timeout_s = self._around.settings.probe_timeout_s
-            self._asked = affected_pods.Question(number, resources, now, timeout_s=timeout_s)
+            self._asked = affected_pods.PodsQuery(number, resources, now, timeout_s=timeout_s)
         return resources
 
     def learned(self, known: facts.Facts | None, number: int, now: float) -> bool:
@@ -224,7 +224,7 @@ class OwnAlert:
 
     @property
     def _told(self) -> list[alerts.Alert]:
-        return [alert for key, alert in self._telling.told.items() if is_own(key)]
+        return [alert for key, alert in self._telling.told.items() if is_of_plugin(key)]
 
     def _is_still_to_tell(self, alert: alerts.Alert) -> bool:
         told = self._telling.told.get(alert.key)
@@ -234,6 +234,6 @@ class OwnAlert:
         return self._asked is not None and self._asked.awaits(now)
 
 
-def is_own(key: alerts.Key) -> bool:
+def is_of_plugin(key: alerts.Key) -> bool:
     """Tell whether an alert is about a plugin itself: those have one place for each urgency."""
     return key[0] in _SLOTS

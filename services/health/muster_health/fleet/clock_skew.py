@@ -6,17 +6,19 @@ from muster_health.model import config
 from muster_health.plugin import tracked_plugin
 
 
-class Clocks:
+class FleetClocks:
     """Which plugins' clocks are apart from ours, of all of these."""
 
     def __init__(
-        self, around: config.Around, plugins: Mapping[str, tracked_plugin.Dossier]
+        self, around: config.Context, plugins: Mapping[str, tracked_plugin.TrackedPlugin]
     ) -> None:
         self._around = around
         self._plugins = plugins
         self._apart: set[str] = set()
 
-    def compare(self, changed: tracked_plugin.Dossier) -> list[tracked_plugin.Dossier] | None:
+    def compare(
+        self, changed: tracked_plugin.TrackedPlugin
+    ) -> list[tracked_plugin.TrackedPlugin] | None:
         """Take that a clock is apart, or no more; return who are, if whose fault it is changed."""
         (self._apart.add if changed.skew.is_skewed else self._apart.discard)(changed.key)
         most = max(self._around.settings.storm_min, len(self._plugins) / 2)
@@ -39,5 +41,5 @@ class Clocks:
         self._apart.discard(key)
 
     @property
-    def _skewed(self) -> list[tracked_plugin.Dossier]:
+    def _skewed(self) -> list[tracked_plugin.TrackedPlugin]:
         return [self._plugins[key] for key in self._apart if key in self._plugins]

@@ -58,21 +58,23 @@ class Detector:
     ) -> None:
         self._settings = settings
         self._bounds = bounds or config.Bounds()
-        self._around = config.Around(
+        self._around = config.Context(
             settings,
             self._bounds,
             runbook_url=runbook_url,
             has_cluster=has_cluster,
             leader=leader,
         )
-        self._register = registry.Register(self._around)
-        self._sight = self_check.Sight(settings, at_zero)
-        self._deadlines = timer_queue.Deadlines()
-        self._fleet = fleet_alerts.Fleet(self._around)
-        self._weather = mass_failure.Weather(settings, self._register.dossiers, self._fleet.ended)
-        self._clocks = clock_skew.Clocks(self._around, self._register.dossiers)
-        self._cures = fleet_remediation.Cures(remediation or config.Remediation())
-        self._greetings = startup_rate_limit.Greetings()
+        self._register = registry.Registry(self._around)
+        self._sight = self_check.SelfCheck(settings, at_zero)
+        self._deadlines = timer_queue.TimerQueue()
+        self._fleet = fleet_alerts.FleetAlerts(self._around)
+        self._weather = mass_failure.MassFailures(
+            settings, self._register.dossiers, self._fleet.ended
+        )
+        self._clocks = clock_skew.FleetClocks(self._around, self._register.dossiers)
+        self._cures = fleet_remediation.Remediator(remediation or config.Remediation())
+        self._greetings = startup_rate_limit.StartupRateLimit()
 
     def receive(self, event: signals.Input, now: float) -> list[signals.Output]:
         """Take one input."""
@@ -98,7 +100,7 @@ class Detector:
         """Return when `tick` is next needed."""
         return self._sight.alarm_due if self._sight.is_blind else self._deadlines.earliest()
 
-    def dossiers(self) -> Iterable[tracked_plugin.Dossier]:
+    def dossiers(self) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Return what is known, plugin by plugin."""
         return self._register.dossiers.values()
 
@@ -213,7 +215,7 @@ class Detector:
             return []
         return self._take(found, taken or [], now)
 
-    def _compare_clocks(self, changed: tracked_plugin.Dossier, now: float) -> None:
+    def _compare_clocks(self, changed: tracked_plugin.TrackedPlugin, now: float) -> None:
         """Take that a node's clock is apart from ours, or no more."""
         skewed = self._clocks.compare(changed)
         if skewed is not None:
@@ -223,7 +225,7 @@ class Detector:
 
     def _learn(
         self,
-        found: tracked_plugin.Dossier,
+        found: tracked_plugin.TrackedPlugin,
         event: signals.ProbeFailed
         | signals.ProbeInconclusive
         | signals.ClusterAnswered
@@ -296,7 +298,9 @@ class Detector:
                 outs += self._dismiss(found, _NOT_EXPECTED, now)
         return outs
 
-    def _dismiss(self, found: tracked_plugin.Dossier, why: str, now: float) -> list[signals.Output]:
+    def _dismiss(
+        self, found: tracked_plugin.TrackedPlugin, why: str, now: float
+    ) -> list[signals.Output]:
         """Forget a plugin: what is open of it ends."""
         self._look_again(self._register.remove(found), now)
         self._weather.storms.cleared(found.key)
@@ -304,7 +308,7 @@ class Detector:
         self._fleet.hold(found.key, ())
         return found.close(self._sight.at(now), why)
 
-    def _look_again(self, changed: Iterable[tracked_plugin.Dossier], now: float) -> None:
+    def _look_again(self, changed: Iterable[tracked_plugin.TrackedPlugin], now: float) -> None:
         for other in changed:
             other.touch(now + mass_failure.SOON_S)
             self._deadlines.set(other.key, now + mass_failure.SOON_S)
@@ -312,7 +316,7 @@ class Detector:
     # one plugin
 
     def _take(
-        self, found: tracked_plugin.Dossier, taken: Iterable[steps.Step], now: float
+        self, found: tracked_plugin.TrackedPlugin, taken: Iterable[steps.Step], now: float
     ) -> list[signals.Output]:
         """Turn the steps of one plugin's machine into what is to be done."""
         outs: list[signals.Output] = []
@@ -321,11 +325,11 @@ class Detector:
             match step:
                 case signals.Noted():
                     outs.append(step)
-                case steps.Question(number=number):
+                case steps.AskPlugin(number=number):
                     outs.append(self._probe(found, number))
-                case steps.Inquiry(number=number):
+                case steps.AskKubernetes(number=number):
                     outs.append(found.question(number))
-                case steps.Conclusion() | steps.Confirmed() | steps.Overdue():
+                case steps.VerdictReached() | steps.VerdictConfirmed() | steps.ReturnOverdue():
                     concluded = True
                     found.decide(step, now, self._sight.at(now))
                 case _:
@@ -345,7 +349,7 @@ class Detector:
         self._deadlines.set(found.key, found.deadline())
         return outs
 
-    def _cure(self, found: tracked_plugin.Dossier, now: float) -> list[signals.Output]:
+    def _cure(self, found: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
         leader = self._around.leader
         if leader is None:
             return []
@@ -361,7 +365,7 @@ class Detector:
             return []
         return self._cures.done(found, event, leader, self._sight.at(now))
 
-    def _probe(self, found: tracked_plugin.Dossier, number: int) -> signals.Probe:
+    def _probe(self, found: tracked_plugin.TrackedPlugin, number: int) -> signals.Probe:
         return signals.Probe(
             node=found.node,
             plugin=found.plugin,
@@ -369,7 +373,7 @@ class Detector:
             timeout_s=self._settings.probe_timeout_s,
         )
 
-    def _commit(self, found: tracked_plugin.Dossier, now: float) -> list[signals.Output]:
+    def _commit(self, found: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
         if not found.has_news(now):
             return []
         if found.may_wait(now) and self._leads and self._greetings.must_wait(found.key, now):
@@ -386,7 +390,7 @@ class Detector:
         self._deadlines.set(_GREETINGS_DUE, self._greetings.due)
         return outs
 
-    def _told(self, found: tracked_plugin.Dossier, now: float) -> list[signals.Output]:
+    def _told(self, found: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
         def may_open(_: alerts.Key) -> bool:
             return self._register.spend(found.node, now)
 
@@ -430,7 +434,7 @@ class Detector:
         found = self._register.dossiers.get(key)
         return None if found is None else found.deadline()
 
-    def _is_held(self, found: tracked_plugin.Dossier, now: float) -> bool:
+    def _is_held(self, found: tracked_plugin.TrackedPlugin, now: float) -> bool:
         """Tell whether a plugin is not to be judged, because many are suspect at once."""
         is_held, due = self._weather.holds(found, now)
         self._deadlines.set(_FLEET_DUE, due)

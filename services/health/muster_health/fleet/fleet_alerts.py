@@ -22,12 +22,12 @@ _EVENTS_MAX: Final = 64
 _EVENT_S: Final = 120.0
 
 
-class Fleet:
+class FleetAlerts:
     """The alerts of the fleet, and how far the stream of events has been dealt with."""
 
-    def __init__(self, around: config.Around) -> None:
+    def __init__(self, around: config.Context) -> None:
         self.position = 0
-        self.telling = alert_lifecycle.Telling(around.settings, around.bounds)
+        self.telling = alert_lifecycle.AlertLifecycle(around.settings, around.bounds)
         self._around = around
         self._held: dict[str, tuple[int, str]] = {}
         self.apart = ""
@@ -46,7 +46,7 @@ class Fleet:
 
     def server(self, name: str, what: str, now: float) -> None:
         """Take what happened to a server of the bus."""
-        name = liveness.short(name)
+        name = liveness.short_server(name)
         self._servers.pop(name, None)
         self._servers[name] = (what, now)
         while len(self._servers) > _EVENTS_MAX:
@@ -74,7 +74,7 @@ class Fleet:
         self._ended = (evidence.seen("health", told + left),)
 
     def commit(
-        self, storms: mass_failure.Storms, plugins: int, now: float, at: datetime
+        self, storms: mass_failure.SuspectCounts, plugins: int, now: float, at: datetime
     ) -> tuple[list[signals.Output], float | None]:
         """Return what is to be done about what changed, in order; and when to look again."""
         leader = self._around.leader
@@ -137,7 +137,7 @@ class Fleet:
         )
 
     def _storm(
-        self, storms: mass_failure.Storms, plugins: int, now: float, at: datetime
+        self, storms: mass_failure.SuspectCounts, plugins: int, now: float, at: datetime
     ) -> Iterable[alerts.Alert]:
         if not storms.active:
             return

@@ -25,7 +25,7 @@ _LASTS_MAX: Final = 10
 
 
 @dataclass(slots=True)
-class Storm:
+class MassFailure:
     """One storm, by its cause; `until` is when they have had the time to come back."""
 
     cause: str
@@ -40,15 +40,15 @@ class Storm:
 class Ended:
     """A storm is over; `left` are still silent."""
 
-    storm: Storm
+    storm: MassFailure
     left: tuple[str, ...]
 
 
-class Storms:
+class SuspectCounts:
     """Who is suspect of silence, since when, and the storms among them."""
 
     def __init__(self, settings: config.Detection) -> None:
-        self.active: dict[str, Storm] = {}
+        self.active: dict[str, MassFailure] = {}
         self._settings = settings
         self._suspects: dict[str, tuple[str, ...]] = {}
         self._recent: dict[str, float] = {}
@@ -92,7 +92,7 @@ class Storms:
         """Return when a storm may end."""
         return min((self._end_of(found) for found in self.active.values()), default=None)
 
-    def common(self, found: Storm) -> str:
+    def common(self, found: MassFailure) -> str:
         """Return what nearly all of them share, in words; empty if nothing."""
         if found.cause != FLEET:
             return found.cause
@@ -102,14 +102,14 @@ class Storms:
             return best[0][0]
         return ""
 
-    def how(self, found: Storm) -> str:
+    def how(self, found: MassFailure) -> str:
         """Return in words what its members suffer."""
         troubled = len(found.members & self._troubled)
         if not troubled:
             return "silent"
         return "in trouble" if troubled == len(found.members) else "silent or in trouble"
 
-    def update(self, fleet: int, now: float) -> tuple[list[Storm], list[Ended]]:
+    def update(self, fleet: int, now: float) -> tuple[list[MassFailure], list[Ended]]:
         """Return the storms that began and ended; `fleet` is how many plugins there are."""
         while self._recent:
             key, at = next(iter(self._recent.items()))
@@ -129,7 +129,7 @@ class Storms:
             found.until += seconds
             found.joined_at += seconds
 
-    def clear(self) -> Mapping[str, Storm]:
+    def clear(self) -> Mapping[str, MassFailure]:
         """Forget all suspicions; return the storms there were."""
         were, self.active = self.active, {}
         self._suspects.clear()
@@ -150,28 +150,28 @@ class Storms:
         # what is part of a storm of the whole fleet is no storm of its own
         return cause not in self.active and FLEET not in self.active
 
-    def _begin(self, cause: str, now: float) -> Storm:
+    def _begin(self, cause: str, now: float) -> MassFailure:
         lasts_s = (
             self._settings.reconnect_s + self._settings.suspicion_beats * self._settings.interval_s
         )
-        found = Storm(cause, now, now + lasts_s, set())
+        found = MassFailure(cause, now, now + lasts_s, set())
         for key, causes in self._suspects.items():
             if cause == FLEET or cause in causes:
                 self._join(found, key, now)
         self.active[cause] = found
         return found
 
-    def _join(self, found: Storm, key: str, now: float) -> None:
+    def _join(self, found: MassFailure, key: str, now: float) -> None:
         found.members.add(key)
         found.peak = max(found.peak, len(found.members))
         found.joined_at = now
 
-    def _end_of(self, found: Storm) -> float:
+    def _end_of(self, found: MassFailure) -> float:
         quiet = found.joined_at + self._settings.storm_window_s
         longest = found.began_at + _LASTS_MAX * (found.until - found.began_at)
         return min(max(found.until, quiet), longest)
 
-    def _is_over(self, found: Storm, now: float) -> bool:
+    def _is_over(self, found: MassFailure, now: float) -> bool:
         few_left = len(found.members) < _REMAIN_SHARE * found.peak or not found.members
         return few_left or now >= self._end_of(found)
 
@@ -191,28 +191,28 @@ _THAW_S: Final = 0.5
 _THAW_EACH: Final = 25
 
 
-class Weather:
+class MassFailures:
     """The storms over these plugins, and who is left over of one; its end is told to `over`."""
 
     def __init__(
         self,
         settings: config.Detection,
-        plugins: Mapping[str, tracked_plugin.Dossier],
+        plugins: Mapping[str, tracked_plugin.TrackedPlugin],
         over: Callable[[Ended, float], None],
     ) -> None:
-        self.storms = Storms(settings)
+        self.storms = SuspectCounts(settings)
         self._plugins = plugins
         self._over = over
         self._leftover: dict[str, None] = {}
         self._thaw_at = 0.0
 
-    def holds(self, found: tracked_plugin.Dossier, now: float) -> tuple[bool, float | None]:
+    def holds(self, found: tracked_plugin.TrackedPlugin, now: float) -> tuple[bool, float | None]:
         """Look at a plugin; return whether it is not to be judged, and when to look at all."""
         key, state = found.key, found.state
         if not (state.is_silent or state.is_troubled(now)):
             self.storms.cleared(key)
             return False, None
-        server = liveness.short(state.link.server)
+        server = liveness.short_server(state.link.server)
         causes = (*found.causes, f"server={server}") if server else found.causes
         self.storms.suspected(key, causes, now, silent=state.is_silent)
         began, over = self.storms.update(len(self._plugins), now)
@@ -229,7 +229,7 @@ class Weather:
             due = max(self._thaw_at, now + SOON_S) if due is None else due
         return state.is_held, due
 
-    def tend(self, now: float) -> list[tracked_plugin.Dossier]:
+    def tend(self, now: float) -> list[tracked_plugin.TrackedPlugin]:
         """End the storms that are over; return whose turn it is to be judged again."""
         _, over = self.storms.update(len(self._plugins), now)
         self._end(over, now)

@@ -16,11 +16,11 @@ class Node:
     __slots__ = ("bucket", "offers", "plugins")
 
     def __init__(self) -> None:
-        self.plugins: tuple[tracked_plugin.Dossier, ...] = ()
+        self.plugins: tuple[tracked_plugin.TrackedPlugin, ...] = ()
         self.offers: Mapping[str, facts.Offer] | None = None
         self.bucket: rate_limit.Bucket | None = None
 
-    def find(self, plugin: str) -> tracked_plugin.Dossier | None:
+    def find(self, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return one of its plugins; there are few, and mostly one."""
         for found in self.plugins:
             if found.plugin == plugin:
@@ -28,22 +28,24 @@ class Node:
         return None
 
 
-class Register:
+class Registry:
     """The nodes, and the plugins by key."""
 
-    def __init__(self, about: config.Around) -> None:
-        self.dossiers: dict[str, tracked_plugin.Dossier] = {}
+    def __init__(self, about: config.Context) -> None:
+        self.dossiers: dict[str, tracked_plugin.TrackedPlugin] = {}
         self._around = about
         self._nodes: dict[str, Node] = {}
         self._expected: dict[str, Mapping[str, facts.Expected]] = {}
         self._bucket: rate_limit.Bucket | None = None
 
-    def find(self, node: str, plugin: str) -> tracked_plugin.Dossier | None:
+    def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return what is known of a plugin, if anything."""
         home = self._nodes.get(node)
         return None if home is None else home.find(plugin)
 
-    def find_or_add(self, node: str, plugin: str, now: float) -> tracked_plugin.Dossier | None:
+    def find_or_add(
+        self, node: str, plugin: str, now: float
+    ) -> tracked_plugin.TrackedPlugin | None:
         """Return what is known of a plugin, new if need be; None if its node has too many."""
         home = self._nodes.get(node)
         if home is not None:
@@ -52,20 +54,20 @@ class Register:
                     return found
         return self._add(node, plugin, now)
 
-    def _add(self, node: str, plugin: str, now: float) -> tracked_plugin.Dossier | None:
+    def _add(self, node: str, plugin: str, now: float) -> tracked_plugin.TrackedPlugin | None:
         if node == vocabulary.FLEET:
             # who speaks for one node cannot speak for all: alerts and memory of that name are ours
             return None
         home = self._nodes.setdefault(node, Node())
         if len(home.plugins) >= self._around.bounds.plugins_per_node:
             return None
-        found = tracked_plugin.Dossier(node, _same(plugin), self._around, now=now)
+        found = tracked_plugin.TrackedPlugin(node, _same(plugin), self._around, now=now)
         found.state.offered(home.offers, now)
         self.dossiers[found.key] = found
         home.plugins = (*home.plugins, found)
         return found
 
-    def remove(self, gone: tracked_plugin.Dossier) -> Iterable[tracked_plugin.Dossier]:
+    def remove(self, gone: tracked_plugin.TrackedPlugin) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Forget a plugin; return those of its node for which that changes who tells of it."""
         del self.dossiers[gone.key]
         home = self._nodes[gone.node]
@@ -80,7 +82,7 @@ class Register:
 
     def expect(
         self, plugin: str, nodes: Mapping[str, facts.Expected], now: float
-    ) -> tuple[list[tracked_plugin.Dossier], list[tracked_plugin.Dossier]]:
+    ) -> tuple[list[tracked_plugin.TrackedPlugin], list[tracked_plugin.TrackedPlugin]]:
         """Take where a plugin should be; return where that is news, and where it is no longer."""
         before = self._expected.get(plugin, {})
         self._expected[plugin] = nodes
@@ -98,7 +100,7 @@ class Register:
 
     def offer(
         self, node: str, offers: Mapping[str, facts.Offer] | None, now: float
-    ) -> Iterable[tracked_plugin.Dossier]:
+    ) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Take what a node offers (None: there is no such node); return its plugins."""
         home = self._nodes.setdefault(node, Node())
         home.offers = offers
@@ -108,7 +110,9 @@ class Register:
             found.state.offered(offers, now)
         return home.plugins
 
-    def inhibit(self, changed: tracked_plugin.Dossier) -> Iterable[tracked_plugin.Dossier]:
+    def inhibit(
+        self, changed: tracked_plugin.TrackedPlugin
+    ) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Let one alert say that a node is down; return the plugins for which that changes."""
         return _inhibit(self._nodes[changed.node].plugins)
 
@@ -137,7 +141,9 @@ class Register:
         return self._bucket
 
 
-def _inhibit(plugins: tuple[tracked_plugin.Dossier, ...]) -> list[tracked_plugin.Dossier]:
+def _inhibit(
+    plugins: tuple[tracked_plugin.TrackedPlugin, ...],
+) -> list[tracked_plugin.TrackedPlugin]:
     down = [found for found in plugins if found.state.verdict is Verdict.NODE_DOWN]
     teller = min(down, key=lambda found: (not found.tells_of_node, found.plugin), default=None)
     changed = []

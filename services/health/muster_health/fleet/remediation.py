@@ -27,7 +27,7 @@ class Refused:
     reason: str
 
 
-class Remedies:
+class RestartBudget:
     """The budget of the fleet and of each node."""
 
     def __init__(self, settings: config.Remediation) -> None:
@@ -84,11 +84,11 @@ class Remedies:
             del self._times[node]
 
 
-class Cures:
+class Remediator:
     """Which plugins' pods were asked for, and what is done about them."""
 
     def __init__(self, settings: config.Remediation) -> None:
-        self._remedies = Remedies(settings)
+        self._remedies = RestartBudget(settings)
         self._asked: dict[str, int] = {}
         self._answered: set[str] = set()
 
@@ -106,7 +106,7 @@ class Cures:
         if self._asked.get(key) == number:
             self._answered.add(key)
 
-    def asks(self, found: tracked_plugin.Dossier, now: float) -> int | None:
+    def asks(self, found: tracked_plugin.TrackedPlugin, now: float) -> int | None:
         """Return the number to ask for a plugin's pods under, if that is to be done."""
         if not found.needs_remedy(now):
             self._asked.pop(found.key, None)
@@ -119,7 +119,13 @@ class Cures:
         return number
 
     def decide(
-        self, found: tracked_plugin.Dossier, leader: int, now: float, at: datetime, *, storm: bool
+        self,
+        found: tracked_plugin.TrackedPlugin,
+        leader: int,
+        now: float,
+        at: datetime,
+        *,
+        storm: bool,
     ) -> list[signals.Output]:
         """Return what is to be done about a plugin that a new process may mend."""
         if found.key not in self._answered:
@@ -143,7 +149,11 @@ class Cures:
         return [before, act]
 
     def done(
-        self, found: tracked_plugin.Dossier, told: signals.Remediated, leader: int, at: datetime
+        self,
+        found: tracked_plugin.TrackedPlugin,
+        told: signals.Remediated,
+        leader: int,
+        at: datetime,
     ) -> list[signals.Output]:
         """Say what came of it."""
         done = vocabulary.Remedy.DRY_RUN if self._is_dry else vocabulary.Remedy.ACTED
@@ -158,7 +168,7 @@ class Cures:
 
 
 def _decided(
-    found: tracked_plugin.Dossier,
+    found: tracked_plugin.TrackedPlugin,
     outcome: vocabulary.Remedy,
     reason: str,
     pod: str = "",

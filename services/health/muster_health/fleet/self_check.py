@@ -12,7 +12,7 @@ from muster_health.model import config, signals
 _STAMP_S: Final = 2e-6
 
 
-class Sight:
+class SelfCheck:
     """Whether the detector may judge. `at_zero` is UTC at second 0 of the receiver's clock."""
 
     def __init__(self, settings: config.Detection, at_zero: datetime) -> None:

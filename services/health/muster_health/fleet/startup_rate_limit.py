@@ -10,7 +10,7 @@ _TURN_S: Final = 0.1
 _EACH_TURN: Final = 50
 
 
-class Greetings:
+class StartupRateLimit:
     """Who is told of now, and who waits, in order."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ _FAR_S: Final = 1e12
 """What is due later, or at no time, is in one slot."""
 
 
-class Deadlines:
+class TimerQueue:
     """The earliest deadline of each key.
 
     A deadline that moved back stays queued at its old time: its key is then looked at once for

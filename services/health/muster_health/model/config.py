@@ -194,7 +194,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What stands before `<alert kind>.md` in an alert's link."""
 
 
-class Around:
+class Context:
     """One for all. `leader` is the revision we lead under; None while another one does.
 
     `is_apart` is that our clock is apart from those of most nodes.

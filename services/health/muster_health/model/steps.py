@@ -55,27 +55,27 @@ PLANNED: Final[Mapping[Rule, str]] = {
 """What a planned end began with, in words."""
 
 
-def known(word: str) -> Rule | None:
+def rule_named(word: str) -> Rule | None:
     """Return the rule of that name, if this version has it."""
     return Rule(word) if word in Rule.__members__.values() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class AskPlugin:
     """Probe the plugin, under this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inquiry:
+class AskKubernetes:
     """Ask the Kubernetes API about the node, under this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conclusion:
+class VerdictReached:
     """A new verdict, and why; `previous` is the one before."""
 
     verdict: Verdict
@@ -86,7 +86,7 @@ class Conclusion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confirmed:
+class VerdictConfirmed:
     """The verdict stands, for another reason than before, or for more resources."""
 
     rule: Rule
@@ -95,10 +95,10 @@ class Confirmed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overdue:
+class ReturnOverdue:
     """A planned end lasts too long."""
 
     evidence: tuple[vocabulary.Evidence, ...]
 
 
-Step = Question | Inquiry | Conclusion | Confirmed | Overdue | signals.Noted
+Step = AskPlugin | AskKubernetes | VerdictReached | VerdictConfirmed | ReturnOverdue | signals.Noted

@@ -36,7 +36,7 @@ _NO_TIMES: Final[Mapping[str, float]] = {}
 _PART: Final = "/mig-"
 
 
-class Census:
+class DeviceCounts:
     """The devices of one plugin by resource: those it `has`, and those it is to have."""
 
     __slots__ = (

@@ -56,7 +56,7 @@ _WHOSE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Observations:
     """All that bears on a silence. `listens` is what the probe found: somebody, who is mute.
 
     `known` is None when Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is
@@ -69,7 +69,7 @@ class Scene:
     ever_heard: bool
     expected: bool
     listens: bool
-    link: liveness.Links
+    link: liveness.Connections
     has_cluster: bool
     known: facts.Facts | None
     healthy: Mapping[str, int]
@@ -84,7 +84,7 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Diagnosis:
     """What a silence means, and why."""
 
     verdict: Verdict
@@ -103,7 +103,7 @@ def may_pause(rule: Rule) -> bool:
     }
 
 
-def judge(scene: Scene, settings: config.Detection) -> Judgement | None:
+def diagnose(scene: Observations, settings: config.Detection) -> Diagnosis | None:
     """Return what the silence means; None where some seconds more will tell."""
     decided = _decide(scene, settings)
     if decided is None:
@@ -122,21 +122,23 @@ def judge(scene: Scene, settings: config.Detection) -> Judgement | None:
         told.append(evidence.undecided(_APART))
     elif verdict is Verdict.PLUGIN_DOWN:
         told.append(evidence.undecided(_WHOSE))
-    return Judgement(verdict=verdict, rule=rule, evidence=tuple(told))
+    return Diagnosis(verdict=verdict, rule=rule, evidence=tuple(told))
 
 
-def _connection(link: liveness.Links, now: float) -> list[vocabulary.Evidence]:
+def _connection(link: liveness.Connections, now: float) -> list[vocabulary.Evidence]:
     """Say what the bus told of the plugin's connection, if it did."""
     if link.closed is not None:
         closed = link.closed
         told = f"connection closed {now - closed.at:.1f} s ago ({closed.reason or 'no reason'})"
         return [evidence.seen("bus", told)]
     if link.is_open:
-        return [evidence.seen("bus", f"connection open at server {liveness.short(link.server)}")]
+        return [
+            evidence.seen("bus", f"connection open at server {liveness.short_server(link.server)}")
+        ]
     return []
 
 
-def _decide(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | None:
+def _decide(scene: Observations, settings: config.Detection) -> tuple[Verdict, Rule] | None:
     known = scene.known or facts.Facts()
     pods = known.pods or ()
     gone = not scene.listens
@@ -157,25 +159,25 @@ def _decide(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | 
     return next((decided for holds, decided in rows if holds), _of_plugin(scene, settings))
 
 
-def _may_have_died(scene: Scene, lease_age_s: float) -> bool:
+def _may_have_died(scene: Observations, lease_age_s: float) -> bool:
     closed = scene.link.closed
     if scene.waited or not scene.ever_heard or (closed is not None and not closed.by_server):
         return False
     return lease_age_s > scene.silent_s - _DUE_BEATS * scene.interval_s
 
 
-def _may_answer_yet(scene: Scene, settings: config.Detection) -> bool:
+def _may_answer_yet(scene: Observations, settings: config.Detection) -> bool:
     if not scene.has_cluster or scene.known is not None or scene.waited:
         return False
     closed = scene.link.closed
     return closed is None or closed.by_server or _is_quiet(scene, settings)
 
 
-def _is_quiet(scene: Scene, settings: config.Detection) -> bool:
+def _is_quiet(scene: Observations, settings: config.Detection) -> bool:
     return scene.quiet_s >= settings.suspicion_beats * scene.interval_s
 
 
-def _is_early(scene: Scene, settings: config.Detection) -> bool:
+def _is_early(scene: Observations, settings: config.Detection) -> bool:
     closed = scene.link.closed
     if scene.waited or not scene.ever_heard or (closed is not None and not closed.by_server):
         return False
@@ -183,7 +185,7 @@ def _is_early(scene: Scene, settings: config.Detection) -> bool:
     return scene.silent_s < settings.ready_s + scene.interval_s
 
 
-def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule] | None:
+def _of_plugin(scene: Observations, settings: config.Detection) -> tuple[Verdict, Rule] | None:
     pods = scene.known.pods if scene.known is not None else None
     stale = scene.link.closed is not None and scene.link.closed.by_server
     hangs = stale or scene.link.closed is None
@@ -204,7 +206,7 @@ def _of_plugin(scene: Scene, settings: config.Detection) -> tuple[Verdict, Rule]
     return next((decided for holds, decided in rows if holds), otherwise)
 
 
-def _offers_all(scene: Scene) -> bool:
+def _offers_all(scene: Observations) -> bool:
     """Tell whether the node offers what the plugin last had, as far as that is known."""
     offers = scene.known.offers if scene.known is not None else None
     if offers is None:

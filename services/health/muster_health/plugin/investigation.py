@@ -18,7 +18,7 @@ _LOST_S: Final = 10.0
 """After its time, an answer is given up that must come in time."""
 
 
-class Doubt(enum.StrEnum):
+class Reason(enum.StrEnum):
     """What a suspicion is about."""
 
     SILENCE = "silence"
@@ -29,14 +29,14 @@ class Doubt(enum.StrEnum):
     """Of one that was found to be lost: is it still so, and is it worse?"""
 
 
-class Ask(enum.StrEnum):
+class Question(enum.StrEnum):
     """Whom to ask now."""
 
     PLUGIN = "plugin"
     CLUSTER = "cluster"
 
 
-class Case:
+class Suspicion:
     """One suspicion of one plugin."""
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Case:
 
     def __init__(
         self,
-        doubt: Doubt,
+        doubt: Reason,
         number: int,
         settings: config.Detection,
         *,
@@ -71,9 +71,9 @@ class Case:
         self.listens: bool | None = None
         """What the probe found, if it found no sign of life: somebody who is mute, or nobody."""
         self.known: facts.Facts | None = None
-        ended = doubt is Doubt.DISCONNECT
+        ended = doubt is Reason.DISCONNECT
         wait_s = settings.restart_s if ended else 0.0
-        self._cluster_awaited = has_cluster and doubt is not Doubt.TROUBLE
+        self._cluster_awaited = has_cluster and doubt is not Reason.TROUBLE
         self._probe_at: float | None = now + wait_s
         self.asked_at = now
         """When the plugin was asked; what happened to its connection since is newer than that."""
@@ -84,16 +84,16 @@ class Case:
         self._facts_due = now + wait_s + self._answers_s
         self._give_up_at = now + wait_s + settings.probe_timeout_s + _LOST_S
 
-    def due(self, now: float) -> list[Ask]:
+    def due(self, now: float) -> list[Question]:
         """Return whom to ask now."""
-        asked: list[Ask] = []
+        asked: list[Question] = []
         if self._probe_at is not None and self._probe_at <= now:
             self._probe_at, self.asked_at = None, now
-            asked.append(Ask.PLUGIN)
+            asked.append(Question.PLUGIN)
         if self._again_at is not None and self._again_at <= now:
             self._again_at = None
             self._cluster_awaited, self._facts_due = True, now + self._answers_s
-            asked.append(Ask.CLUSTER)
+            asked.append(Question.CLUSTER)
         return asked
 
     def deadline(self) -> float:
@@ -136,13 +136,13 @@ class Case:
         self._give_up_at = max(self._give_up_at, self._again_at + _LOST_S)
 
 
-class Inquest:
+class Investigation:
     """Opens cases, numbers questions, and knows which answers are still awaited."""
 
     __slots__ = ("_has_cluster", "_number", "_review_s", "_settings", "case", "review_due")
 
     def __init__(self, settings: config.Detection, *, has_cluster: bool) -> None:
-        self.case: Case | None = None
+        self.case: Suspicion | None = None
         self.review_due: float | None = None
         """When to ask anew about one that is lost, while nobody is asked."""
         self._review_s = settings.review_s
@@ -153,17 +153,17 @@ class Inquest:
     @property
     def is_about_silence(self) -> bool:
         """Tell whether the plugin is not known to be alive; so too while nobody is asked."""
-        return self.case is None or self.case.doubt is not Doubt.TROUBLE
+        return self.case is None or self.case.doubt is not Reason.TROUBLE
 
     @property
     def has_cluster(self) -> bool:
         """Tell whether there is a Kubernetes API to ask."""
         return self._has_cluster
 
-    def open(self, doubt: Doubt, now: float) -> list[steps.Step]:
+    def open(self, doubt: Reason, now: float) -> list[steps.Step]:
         """Begin a case; return what to ask at once."""
         self._number += 1
-        self.case = Case(
+        self.case = Suspicion(
             doubt, self._number, self._settings, now=now, has_cluster=self._has_cluster
         )
         return self.ask(self.case, now)
@@ -186,9 +186,9 @@ class Inquest:
     def review(self, now: float) -> list[steps.Step]:
         """Ask whether what was found still is so."""
         self.review_due = None
-        return self.open(Doubt.REVIEW, now)
+        return self.open(Reason.REVIEW, now)
 
-    def refuted(self) -> Case | None:
+    def refuted(self) -> Suspicion | None:
         """Take that it lives; return the case that was about it, if there was one."""
         asked, self.case = self.case, None
         return asked
@@ -202,14 +202,14 @@ class Inquest:
         if self.review_due is not None:
             self.review_due += seconds
 
-    def ask(self, asked: Case, now: float) -> list[steps.Step]:
+    def ask(self, asked: Suspicion, now: float) -> list[steps.Step]:
         """Return what to ask now."""
         taken: list[steps.Step] = []
         for ask in asked.due(now):
             match ask:
-                case Ask.PLUGIN:
-                    taken.append(steps.Question(number=asked.number))
-                case Ask.CLUSTER:
+                case Question.PLUGIN:
+                    taken.append(steps.AskPlugin(number=asked.number))
+                case Question.CLUSTER:
                     inquiry = self.inquire()
                     asked.cluster_number = inquiry.number
                     taken.append(inquiry)
@@ -217,17 +217,17 @@ class Inquest:
                     assert_never(ask)
         return taken
 
-    def inquire(self) -> steps.Inquiry:
+    def inquire(self) -> steps.AskKubernetes:
         """Ask Kubernetes, under a number of its own."""
         self._number += 1
-        return steps.Inquiry(number=self._number)
+        return steps.AskKubernetes(number=self._number)
 
-    def awaited(self, number: int) -> Case | None:
+    def awaited(self, number: int) -> Suspicion | None:
         """Return the case that a probe's answer belongs to, if it still does."""
         asked = self.case
         return asked if asked is not None and asked.number == number else None
 
-    def learned(self, known: facts.Facts | None, number: int) -> Case | None:
+    def learned(self, known: facts.Facts | None, number: int) -> Suspicion | None:
         """Take what Kubernetes knows; return the case that it belongs to, if it still does."""
         asked = self.case
         if asked is None or asked.cluster_number != number:

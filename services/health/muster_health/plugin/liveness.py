@@ -28,7 +28,7 @@ _PACE_MAX: Final = 2.5
 """What is longer is a silence, and the end of one shall not pass for a slow pace."""
 
 
-class Life(enum.StrEnum):
+class Freshness(enum.StrEnum):
     """How much a beat proves."""
 
     STALE = "stale"
@@ -38,7 +38,7 @@ class Life(enum.StrEnum):
     FRESH = "fresh"
 
 
-class Beats:
+class HeartbeatOrder:
     """The order of one plugin's beats. `stretch` is their mean distance in declared intervals."""
 
     __slots__ = (
@@ -76,24 +76,24 @@ class Beats:
         """Go on where a former process stopped."""
         self.instance, self.seq, self.interval_s = instance, seq, interval_s
 
-    def take(self, beat: vocabulary.Heartbeat, now: float) -> Life:
+    def take(self, beat: vocabulary.Heartbeat, now: float) -> Freshness:
         """Return what the beat proves; remember it unless it is stale."""
         quiet_s = None if self.arrived_at is None else now - self.arrived_at
         interval_s = max(beat.interval_s, INTERVAL_MIN_S)
         if beat.instance == self.instance:
             if beat.seq <= self.seq:
-                return Life.STALE
+                return Freshness.STALE
             self.is_fresh = quiet_s is None or self._is_fresh(beat, quiet_s, interval_s)
         else:
             if self._is_replaced(beat, quiet_s, now):
-                return Life.STALE
+                return Freshness.STALE
             self._retire(beat.instance, now)
             # else the same one for as long as it lives, instead of one for each beat
             self.instance = beat.instance
             self.is_fresh = True
         self.seq, self.interval_s, self._uptime_s = beat.seq, interval_s, beat.uptime_s
         self.arrived_at, self._spoke_since = now, True
-        return Life.FRESH if self.is_fresh else Life.DOUBTFUL
+        return Freshness.FRESH if self.is_fresh else Freshness.DOUBTFUL
 
     def comes_back(self, instance: str) -> bool:
         """Tell whether this one beat before the one that beats now: it was there all the time."""
@@ -191,7 +191,7 @@ _ID_CHARS: Final = 56
 _SHORT_CHARS: Final = 8
 
 
-def short(server: str) -> str:
+def short_server(server: str) -> str:
     """Return a server as people can tell it from others: of its id, a key, the first characters."""
     return server[:_SHORT_CHARS] if len(server) == _ID_CHARS else server
 
@@ -210,7 +210,7 @@ class Closed:
         return any(word in self.reason.lower() for word in _STALE)
 
 
-class Links:
+class Connections:
     """The connections of one plugin, as far as we heard of them."""
 
     __slots__ = ("_open", "closed", "server")
@@ -253,7 +253,7 @@ _BEATS_MIN: Final = 3
 _WELL_SHARE: Final = 0.5
 
 
-class Skew:
+class ClockOffset:
     """The clock of one node against ours, `since` when; it takes three beats to believe either."""
 
     __slots__ = ("_beats", "is_skewed", "seconds", "since")

@@ -40,7 +40,7 @@ _PROBE_OLD_BEATS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class Problem:
     """The verdict that a self-report asks for, if it lasts for `grace_s`."""
 
     verdict: Verdict
@@ -50,7 +50,7 @@ class Trouble:
     grace_s: float
 
 
-def mending_s(settings: config.Detection, interval_s: float) -> float:
+def repair_s(settings: config.Detection, interval_s: float) -> float:
     """Return how long a plugin may take to mend what it can mend itself."""
     return min(settings.trouble_beats * interval_s, settings.trouble_s)
 
@@ -63,13 +63,13 @@ def reported(
     settled_s: float = 0.0,
     twins: str = "",
     stretch: float = 1.0,
-) -> Trouble | None:
+) -> Problem | None:
     """Return the worst that a beat tells, or None.
 
     `offers` is what the node offers, and `settled_s` for how long the plugin has had what it has;
     `twins` says that two instances beat, `stretch` how slowly one does.
     """
-    grace_s = mending_s(settings, beat.interval_s)
+    grace_s = repair_s(settings, beat.interval_s)
     starts = beat.phase is vocabulary.Phase.STARTING
     return (
         _stuck(beat, grace_s)
@@ -80,7 +80,7 @@ def reported(
     )
 
 
-def is_none(
+def is_well(
     beat: vocabulary.Heartbeat,
     stretch: float,
     offers: Mapping[str, facts.Offer] | None,
@@ -115,11 +115,11 @@ def _is_offered(beat: vocabulary.Heartbeat, offers: Mapping[str, facts.Offer]) -
     return True
 
 
-def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Trouble:
+def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Problem:
     """Return what a report of a lost registration asks for, if it lasts."""
     detail = f": {event.detail}" if event.detail else ""
     said = f"{event.resource}: the kubelet lost it ({event.reason}{detail})"
-    return Trouble(
+    return Problem(
         verdict=Verdict.DEREGISTERED,
         rule=Rule.NOT_REGISTERED,
         resources=(event.resource,),
@@ -130,13 +130,13 @@ def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Troubl
 
 def offered(
     had: Mapping[str, int], offers: Mapping[str, facts.Offer], grace_s: float
-) -> Trouble | None:
+) -> Problem | None:
     """Return what it asks for, if it lasts, that a node now offers other than the plugin had."""
     told = list(_offered_otherwise(had, offers))
     return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, told, grace_s)
 
 
-def _apart(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
+def _apart(beat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
     told = [
         (r.name, r.problem or "the kubelet has no ListAndWatch stream open")
         for r in beat.resources
@@ -149,7 +149,7 @@ def _apart(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
     return _of(Verdict.DEREGISTERED, Rule.NOT_REGISTERED, lost, grace_s)
 
 
-def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Trouble | None:
+def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
     deaf = "{}its own socket does not answer (self-probe {:.1f} s ago){}"
     # an age below 0 is a self-probe that has not run yet
     told = [
@@ -186,7 +186,7 @@ def _mismatched(
     grace_s: float,
     mismatch_s: float,
     settled_s: float,
-) -> Trouble | None:
+) -> Problem | None:
     odd = [(r.name, r.apart) for r in beat.resources if r.apart]
     if odd or offers is None:
         return _of(Verdict.MISMATCH, Rule.KUBELET_LISTS_OTHERS, odd, grace_s)
@@ -199,7 +199,7 @@ def _mismatched(
     return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, told, wait_s)
 
 
-def _split(beat: vocabulary.Heartbeat, twins: str, grace_s: float) -> Trouble | None:
+def _split(beat: vocabulary.Heartbeat, twins: str, grace_s: float) -> Problem | None:
     if not twins:
         return None
     told = (evidence.seen("heartbeat", twins),)
@@ -216,7 +216,7 @@ def _offered_otherwise(
             yield name, f"the plugin has {healthy} Healthy, {node}"
 
 
-def _slow(beat: vocabulary.Heartbeat, stretch: float, settings: config.Detection) -> Trouble | None:
+def _slow(beat: vocabulary.Heartbeat, stretch: float, settings: config.Detection) -> Problem | None:
     told = [
         evidence.seen("plugin", f"health checker {name} last succeeded {age_s:.0f} s ago")
         for name, age_s in beat.checkers.items()
@@ -247,10 +247,10 @@ def _of(
     rule: Rule,
     told: list[tuple[str, str]],
     grace_s: float,
-) -> Trouble | None:
+) -> Problem | None:
     if not told:
         return None
-    return Trouble(
+    return Problem(
         verdict=verdict,
         rule=rule,
         resources=tuple(name for name, _ in told),
@@ -267,9 +267,9 @@ def _whole(
     rule: Rule,
     told: tuple[vocabulary.Evidence, ...],
     grace_s: float,
-) -> Trouble:
+) -> Problem:
     names = tuple(resource.name for resource in beat.resources)
-    return Trouble(verdict=verdict, rule=rule, resources=names, evidence=told, grace_s=grace_s)
+    return Problem(verdict=verdict, rule=rule, resources=names, evidence=told, grace_s=grace_s)
 
 
 _COMMON: Final = frozenset({Verdict.DEREGISTERED, Verdict.MISMATCH, Verdict.STUCK})
@@ -278,7 +278,7 @@ _LOOK_AGAIN_S: Final = 10.0
 """How soon Kubernetes is asked again what a node offers, if it did not say."""
 
 
-class Worry:
+class SelfReported:
     """The trouble of one plugin. `due` is when to ask about it, if no beat comes before.
 
     While it is `held` it is not believed, however long it lasts: many have trouble at once.
@@ -298,7 +298,7 @@ class Worry:
     )
 
     def __init__(self, settings: config.Detection, now: float) -> None:
-        self.found: Trouble | None = None
+        self.found: Problem | None = None
         self.since = 0.0
         self.due: float | None = None
         self.held = False
@@ -313,13 +313,13 @@ class Worry:
         self._look_again_at = now
 
     def reported(
-        self, beat: vocabulary.Heartbeat, order: liveness.Beats, now: float
-    ) -> Trouble | None:
+        self, beat: vocabulary.Heartbeat, order: liveness.HeartbeatOrder, now: float
+    ) -> Problem | None:
         """Return the worst that a beat tells; one that is about to end may lose its streams."""
         drains = beat.phase is vocabulary.Phase.DRAINING or self._drains_at is not None
         if drains and self._drains(beat, now):
             return None
-        if not order.turns and is_none(beat, order.stretch, self.offers, self._settings):
+        if not order.turns and is_well(beat, order.stretch, self.offers, self._settings):
             # as of nearly all
             return None
         return reported(
@@ -333,7 +333,7 @@ class Worry:
 
     def lost(self, event: vocabulary.PluginDeregistered, interval_s: float, now: float) -> None:
         """Take that a registration was lost a moment ago."""
-        grace_s = mending_s(self._settings, interval_s)
+        grace_s = repair_s(self._settings, interval_s)
         self.about(deregistered(event, grace_s), now)
 
     def offered(self, had: Mapping[str, int], interval_s: float, now: float) -> None:
@@ -341,12 +341,12 @@ class Worry:
         is_settled = now - self.settled_at >= self._settings.mismatch_s
         if self.offers is None or not is_settled:
             return
-        grace_s = mending_s(self._settings, interval_s)
+        grace_s = repair_s(self._settings, interval_s)
         found = offered(had, self.offers, grace_s)
         if found is not None:
             self.about(found, now)
 
-    def about(self, found: Trouble, now: float) -> bool:
+    def about(self, found: Problem, now: float) -> bool:
         """Take trouble; return whether it has lasted long enough.
 
         Other trouble of another patience begins anew; of the same one it is the same, turned.
@@ -383,7 +383,7 @@ class Worry:
 
     def looked(
         self, known: facts.Facts | None, had: Mapping[str, int], *, hears: bool
-    ) -> Trouble | None:
+    ) -> Problem | None:
         """Take what Kubernetes says; return what it bears out of the trouble that made us ask."""
         self._looked = None
         if known is None or known.offers is None:

@@ -14,7 +14,7 @@ from muster_health.plugin import diagnosis
 _NO_FALL = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED})
 
 
-class Conviction:
+class StandingVerdict:
     """The verdict that is told; `actual` is what a plugin really suffers.
 
     `accused` are those of its resources that the verdict is about, `fell_at` is when it fell last.
@@ -35,16 +35,16 @@ class Conviction:
         self.verdict: Verdict | None = None
         self.rule: Rule | None = None
         self.accused: tuple[str, ...] = ()
-        self.actual: diagnosis.Judgement | None = None
+        self.actual: diagnosis.Diagnosis | None = None
         self.fell_at = 0.0
-        self.damping = flap_damping.Damping(settings)
+        self.damping = flap_damping.FlapDamping(settings)
         self.settle_due: float | None = None
         """When to call by its name what has stayed as it fell."""
         self._settings = settings
 
     def restore(self, known: snapshot.Snapshot, now: float, *, waited_s: float) -> None:
         """Go on where a former process stopped, whose verdict has stood for so long."""
-        self.verdict, self.rule = known.verdict, steps.known(known.rule)
+        self.verdict, self.rule = known.verdict, steps.rule_named(known.rule)
         self.accused, self.fell_at = known.accused or known.resources, now - waited_s
         self.damping.restore(known.falls, now)
 
@@ -64,7 +64,7 @@ class Conviction:
         previous, self.verdict, self.rule = self.verdict, verdict, rule
         self.accused = resources
         taken: list[steps.Step] = [
-            steps.Conclusion(
+            steps.VerdictReached(
                 verdict=verdict,
                 previous=previous,
                 rule=rule,
@@ -78,14 +78,14 @@ class Conviction:
 
     def confirm(
         self, rule: Rule, told: tuple[vocabulary.Evidence, ...], resources: tuple[str, ...]
-    ) -> steps.Confirmed:
+    ) -> steps.VerdictConfirmed:
         """Take that the verdict stands, for another reason or for more resources."""
         self.rule, self.accused = rule, resources
-        return steps.Confirmed(rule=rule, evidence=told, resources=resources)
+        return steps.VerdictConfirmed(rule=rule, evidence=told, resources=resources)
 
     def convict(
         self,
-        reached: diagnosis.Judgement,
+        reached: diagnosis.Diagnosis,
         now: float,
         delay_s: float | None,
         *,
@@ -135,9 +135,9 @@ class Conviction:
         if self.settle_due is not None:
             self.settle_due += seconds
 
-    def _flapping(self, now: float, seen: tuple[vocabulary.Evidence, ...]) -> diagnosis.Judgement:
+    def _flapping(self, now: float, seen: tuple[vocabulary.Evidence, ...]) -> diagnosis.Diagnosis:
         often = evidence.fell(self.damping.falls(now), self._settings.flap_window_s)
-        return diagnosis.Judgement(
+        return diagnosis.Diagnosis(
             verdict=Verdict.FLAPPING, rule=Rule.FELL_OFTEN, evidence=(often, *seen)
         )
 

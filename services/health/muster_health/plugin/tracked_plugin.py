@@ -30,7 +30,7 @@ _FORGOTTEN: Final = {
 }
 
 
-class Dossier:
+class TrackedPlugin:
     """One plugin on one node."""
 
     __slots__ = (
@@ -64,12 +64,12 @@ class Dossier:
         "unwanted",
     )
 
-    def __init__(self, node: str, plugin: str, about: config.Around, *, now: float) -> None:
+    def __init__(self, node: str, plugin: str, about: config.Context, *, now: float) -> None:
         self.node, self.plugin = node, plugin
         self.key = key_of(node, plugin)
-        self.state = verdict.PluginState(about.settings, now, has_cluster=about.has_cluster)
-        self.telling = alert_lifecycle.Telling(about.settings, about.bounds)
-        self.skew = liveness.Skew()
+        self.state = verdict.VerdictMachine(about.settings, now, has_cluster=about.has_cluster)
+        self.telling = alert_lifecycle.AlertLifecycle(about.settings, about.bounds)
+        self.skew = liveness.ClockOffset()
         self.causes: tuple[str, ...] = ()
         self.inhibited = False
         """Another alert says already that the whole node is down."""
@@ -80,9 +80,9 @@ class Dossier:
         self.problems: tuple[str, ...] = ()
         """What it says is wrong, with its configuration for instance; nobody is alerted of that."""
         self._around = about
-        self._own: plugin_alert.OwnAlert | None = None
-        self.devices = device_faults.Devices(about.bounds.devices_per_plugin)
-        self.census = device_counts.Census()
+        self._own: plugin_alert.PluginAlert | None = None
+        self.devices = device_faults.DeviceFaults(about.bounds.devices_per_plugin)
+        self.census = device_counts.DeviceCounts()
         self.since: datetime | None = None
         self.rule = ""
         self.evidence: tuple[vocabulary.Evidence, ...] = ()
@@ -181,20 +181,23 @@ class Dossier:
         self._dirty |= self.devices.settle(self.census.lacks)
 
     def decide(
-        self, found: steps.Conclusion | steps.Confirmed | steps.Overdue, now: float, at: datetime
+        self,
+        found: steps.VerdictReached | steps.VerdictConfirmed | steps.ReturnOverdue,
+        now: float,
+        at: datetime,
     ) -> None:
         """Take a verdict, a firmer reason for it, or that a planned end lasts too long."""
         self._dirty = True
         self._own = own = self._own_alert()
         match found:
-            case steps.Conclusion():
+            case steps.VerdictReached():
                 self.since, self.rule, self.evidence = at, found.rule.value, found.evidence
                 self._forget_due = now + self._forget_s if self._may_go else None
                 if own is not None:
                     own.concluded(found.verdict, now)
-            case steps.Confirmed():
+            case steps.VerdictConfirmed():
                 self.rule, self.evidence = found.rule.value, found.evidence
-            case steps.Overdue():
+            case steps.ReturnOverdue():
                 assert own is not None, "who is overdue has left"
                 own.overdue = found.evidence
             case _:
@@ -294,7 +297,7 @@ class Dossier:
         return self.state.state in {State.MAINTENANCE, State.LOST} and not self.state.expected
 
     def commit(
-        self, now: float, at: datetime, may_open: alert_lifecycle.May
+        self, now: float, at: datetime, may_open: alert_lifecycle.MayOpen
     ) -> tuple[list[signals.Output], list[alerts.Alert]]:
         """Return what is to be done about what changed, in order; and what waits for its turn.
 
@@ -349,11 +352,11 @@ class Dossier:
         """Return its open alerts as they were told, to be shown."""
         return tuple(self._changed(alert, 0) for alert in self.telling.told.values())
 
-    def _own_alert(self) -> plugin_alert.OwnAlert | None:
+    def _own_alert(self) -> plugin_alert.PluginAlert | None:
         """Return the alert about the plugin itself, if its verdict may call for one."""
         if self.state.verdict in {None, vocabulary.Verdict.HEALTHY}:
             return None
-        return self._own or plugin_alert.OwnAlert(
+        return self._own or plugin_alert.PluginAlert(
             self.node, self.plugin, self.state, self.telling, self._around
         )
 
@@ -384,7 +387,7 @@ class Dossier:
         return self.skew.since + self._around.settings.storm_window_s
 
     def _why_ended(self, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
-        if plugin_alert.is_own(key):
+        if plugin_alert.is_of_plugin(key):
             return self.evidence
         if key[0] == AlertKind.CLOCK_SKEW:
             return (evidence.seen("heartbeat", self.skew.words()),)

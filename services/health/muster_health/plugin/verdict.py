@@ -49,7 +49,7 @@ from muster_health.model import config, facts, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
 from muster_health.plugin import diagnosis, investigation, liveness, self_reported, standing_verdict
-from muster_health.plugin.investigation import Doubt
+from muster_health.plugin.investigation import Reason
 
 _NOTHING: Final[Mapping[str, int]] = {}
 _IN_FLIGHT_S: Final = 0.5
@@ -57,7 +57,7 @@ _IN_FLIGHT_S: Final = 0.5
 _HEARD: Final = frozenset({State.UNKNOWN, State.HEALTHY, State.RECOVERING, State.SUSPECT})
 
 
-class PluginState:
+class VerdictMachine:
     """The machine of one plugin. `now` is the receiver's monotonic time in seconds."""
 
     __slots__ = (
@@ -95,9 +95,9 @@ class PluginState:
         self.pods: tuple[facts.Pod, ...] = ()
         self.podless = False
         """Kubernetes said last that the node has no pod of it."""
-        self.beats = liveness.Beats(settings.interval_s)
+        self.beats = liveness.HeartbeatOrder(settings.interval_s)
         self.silence = liveness.Silence(now)
-        self.link = liveness.Links()
+        self.link = liveness.Connections()
         self.leaving = ""
         self.return_s = 0.0
         self.heard_of = False
@@ -108,9 +108,9 @@ class PluginState:
         """Its next beat may be due sooner than was said before its last one."""
         self._settings = settings
         self._before = State.UNKNOWN
-        self._inquest = investigation.Inquest(settings, has_cluster=has_cluster)
-        self._conviction = standing_verdict.Conviction(settings)
-        self._worry = self_reported.Worry(settings, now)
+        self._inquest = investigation.Investigation(settings, has_cluster=has_cluster)
+        self._conviction = standing_verdict.StandingVerdict(settings)
+        self._worry = self_reported.SelfReported(settings, now)
         self._is_thawed = False
         self._recovery = standing_verdict.Recovery(settings)
         self._return_due: float | None = None
@@ -160,7 +160,7 @@ class PluginState:
         return self.state in {State.HEALTHY, State.ILL, State.RECOVERING}
 
     @property
-    def suffers(self) -> diagnosis.Judgement | None:
+    def suffers(self) -> diagnosis.Diagnosis | None:
         """Return what it suffers by its own name, where that is told as FLAPPING."""
         return self._conviction.actual
 
@@ -205,7 +205,7 @@ class PluginState:
         former, interval_s = self.beats.instance, self.beats.interval_s
         is_new = former != beat.instance and not self.beats.comes_back(beat.instance)
         life = self.beats.take(beat, now)
-        if life is liveness.Life.STALE:
+        if life is liveness.Freshness.STALE:
             return [signals.Noted(note=signals.Note.BEAT_STALE)]
         self.is_hasty = self.beats.interval_s < interval_s or self.silence.window_s > 0.0
         was_worried = self._worry.found is not None
@@ -215,7 +215,7 @@ class PluginState:
             return []
         if is_new and former and self._fell_unseen(former, now):
             return self._flap(beat, now)
-        return self._alive(beat, now, counts=life is liveness.Life.FRESH)
+        return self._alive(beat, now, counts=life is liveness.Freshness.FRESH)
 
     def answered(self, beat: vocabulary.Heartbeat, number: int, now: float) -> list[steps.Step]:
         """Take the answer to a probe."""
@@ -226,7 +226,7 @@ class PluginState:
         asked = self._inquest.awaited(number)
         if asked is None:
             return []
-        if asked.doubt is Doubt.TROUBLE:
+        if asked.doubt is Reason.TROUBLE:
             # it spoke a moment ago: whether it is gone is for its silence to tell
             self._dismiss_case()
             return []
@@ -267,7 +267,7 @@ class PluginState:
             return []
         match self.state:
             case State.HEALTHY | State.ILL | State.RECOVERING:
-                return self._ask(Doubt.DISCONNECT, now)
+                return self._ask(Reason.DISCONNECT, now)
             case State.LOST:
                 if self._inquest.case is None:
                     self._inquest.review_due = now + self._settings.restart_s
@@ -315,7 +315,7 @@ class PluginState:
         if not self.expected:
             self.expected, self.expected_due = True, now + self._settings.missing_s - age_s
 
-    def inquire(self) -> steps.Inquiry:
+    def inquire(self) -> steps.AskKubernetes:
         """Ask Kubernetes for its pods, beside all else."""
         return self._inquest.inquire()
 
@@ -337,7 +337,7 @@ class PluginState:
         if self.state is not State.SUSPECT:
             return []
         self.state = self._before
-        _, *asked = self._ask(Doubt.SILENCE, now)
+        _, *asked = self._ask(Reason.SILENCE, now)
         self._is_thawed = True
         return asked
 
@@ -395,7 +395,7 @@ class PluginState:
             case State.MAINTENANCE:
                 self._return_due = None
                 since = steps.PLANNED.get(self.rule or Rule.GOODBYE, steps.PLANNED[Rule.GOODBYE])
-                return [steps.Overdue(evidence=(evidence.overdue(self.return_s, since),))]
+                return [steps.ReturnOverdue(evidence=(evidence.overdue(self.return_s, since),))]
             case State.LOST:
                 return self._inquest.review(now)
             case _:
@@ -404,9 +404,9 @@ class PluginState:
     def _doubt(self, now: float) -> list[steps.Step]:
         if _is_due(self._silence_due, now):
             known = self.silence.ever_heard or self.heard_of
-            return self._ask(Doubt.SILENCE if known else Doubt.ABSENCE, now)
+            return self._ask(Reason.SILENCE if known else Reason.ABSENCE, now)
         if _is_due(self._worry.due, now):
-            return self._ask(Doubt.TROUBLE, now)
+            return self._ask(Reason.TROUBLE, now)
         return self._recover()
 
     @property
@@ -438,14 +438,16 @@ class PluginState:
         self._inquest.case, self.is_frozen = None, False
         self.state = self.settled
 
-    def _proves_nothing(self, beat: vocabulary.Heartbeat, life: liveness.Life, now: float) -> bool:
+    def _proves_nothing(
+        self, beat: vocabulary.Heartbeat, life: liveness.Freshness, now: float
+    ) -> bool:
         if self.state is State.MAINTENANCE:
             leaves = beat.phase is vocabulary.Phase.DRAINING
             return leaves or beat.instance == self.leaving
         asked = self._inquest.case
-        if asked is not None and asked.doubt is Doubt.DISCONNECT and not self.link.is_open:
+        if asked is not None and asked.doubt is Reason.DISCONNECT and not self.link.is_open:
             return now - asked.opened_at < _IN_FLIGHT_S
-        return life is liveness.Life.DOUBTFUL and (self.is_silent or self.state is State.LOST)
+        return life is liveness.Freshness.DOUBTFUL and (self.is_silent or self.state is State.LOST)
 
     def _goes_on(self, beat: vocabulary.Heartbeat, former: str, now: float) -> bool:
         """Take a beat of one that is well and stays so, as nearly all are, in few steps."""
@@ -503,17 +505,17 @@ class PluginState:
         self.resources, self.healthy = _shared(said)
         self._worry.settled_at = now
 
-    def _end_doubt(self, found: self_reported.Trouble | None) -> list[steps.Step]:
+    def _end_doubt(self, found: self_reported.Problem | None) -> list[steps.Step]:
         asked, self.is_frozen = self._inquest.refuted(), False
         if self.state is not State.SUSPECT:
             return []
         self.state = self._before
-        about_trouble = asked is not None and asked.doubt is Doubt.TROUBLE
+        about_trouble = asked is not None and asked.doubt is Reason.TROUBLE
         confirmed = about_trouble and found is not None
         return [signals.Noted(note=signals.Note.CONFIRMED if confirmed else signals.Note.REFUTED)]
 
     def _return(
-        self, found: self_reported.Trouble | None, now: float, *, counts: bool
+        self, found: self_reported.Problem | None, now: float, *, counts: bool
     ) -> list[steps.Step]:
         """Come back from a bad verdict; trouble on the way back is trouble, and no good beat."""
         if self.state is not State.ILL or found is None:
@@ -536,7 +538,7 @@ class PluginState:
         self._inquest.end()
         return self._conclude(Verdict.HEALTHY, Rule.RECOVERED, told)
 
-    def _troubled(self, found: self_reported.Trouble, now: float) -> list[steps.Step]:
+    def _troubled(self, found: self_reported.Problem, now: float) -> list[steps.Step]:
         if not self._worry.about(found, now):
             return []
         if found.rule is not Rule.NODE_OFFERS_OTHERS or not self._inquest.has_cluster:
@@ -547,34 +549,34 @@ class PluginState:
         self._worry.looks(inquiry.number, now)
         return [inquiry]
 
-    def _believe(self, found: self_reported.Trouble, now: float) -> list[steps.Step]:
+    def _believe(self, found: self_reported.Problem, now: float) -> list[steps.Step]:
         delay_s = now - self._worry.since
         self._worry.forget()
         fresh = self.state is not State.ILL
         self.state = State.ILL
         self._recovery.begin()
-        reached = diagnosis.Judgement(
+        reached = diagnosis.Diagnosis(
             verdict=found.verdict, rule=found.rule, evidence=found.evidence
         )
         return self._conviction.convict(
             reached, now, delay_s, fell=fresh, resources=found.resources
         )
 
-    def _ask(self, doubt: Doubt, now: float) -> list[steps.Step]:
+    def _ask(self, doubt: Reason, now: float) -> list[steps.Step]:
         self._before, self.state = self.state, State.SUSPECT
         self._worry.due, self._is_thawed = None, False
         return [signals.Noted(note=signals.Note.SUSPECTED), *self._inquest.open(doubt, now)]
 
-    def _pursue(self, asked: investigation.Case, now: float) -> list[steps.Step]:
+    def _pursue(self, asked: investigation.Suspicion, now: float) -> list[steps.Step]:
         if asked.is_hopeless(now):
             return self.inconclusive(asked.number, now)
         return [*self._inquest.ask(asked, now), *self._judge(asked, now)]
 
-    def _judge(self, asked: investigation.Case, now: float) -> list[steps.Step]:
+    def _judge(self, asked: investigation.Suspicion, now: float) -> list[steps.Step]:
         if not asked.is_complete(now):
             return []
         silent_s = now - self.silence.since
-        scene = diagnosis.Scene(
+        scene = diagnosis.Observations(
             silent_s=silent_s,
             interval_s=self.beats.interval_s,
             ever_heard=self.silence.ever_heard or self.heard_of,
@@ -588,7 +590,7 @@ class PluginState:
             waited=asked.has_waited,
             now=now,
         )
-        reached = diagnosis.judge(scene, self._settings)
+        reached = diagnosis.diagnose(scene, self._settings)
         if reached is None:
             asked.ask_again(now)
             return []

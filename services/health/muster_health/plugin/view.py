@@ -42,7 +42,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     alerts: tuple[vocabulary.AlertChanged, ...]
 
 
-def of(found: tracked_plugin.Dossier, now: float) -> View:
+def of(found: tracked_plugin.TrackedPlugin, now: float) -> View:
     """Return what is known."""
     state = found.state
     heard_at = state.silence.heard_at
