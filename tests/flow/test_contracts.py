@@ -55,7 +55,11 @@ PLANTED = [
         "muster_plugin.kubelet.allocation",
     ),
     # layers of muster_health
-    #
+    (
+        "Health's packages form layers",
+        "services/health/muster_health/alerting/plugin_alert.py",
+        "muster_health.plugin.verdict",
+    ),
     # layers of muster_labeler
     #
     # layers of muster_notifier

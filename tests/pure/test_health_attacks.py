@@ -247,7 +247,7 @@ def test_who_says_that_it_is_the_whole_fleet_is_not_listened_to() -> None:
     )
     hear(world, signals.FromPlugin(event=started, instance="i", sequence=1))
     world.run(60.0)
-    assert [(known.node, known.plugin) for known in world.services[0].detector.dossiers()] == [
+    assert [(known.node, known.plugin) for known in world.services[0].detector.plugins()] == [
         ("a", "p")
     ]
     assert world.alerts() == []
@@ -266,9 +266,10 @@ def test_what_is_remembered_of_thousands_of_broken_devices_is_no_more_than_nats_
                 health=Health.UNHEALTHY,
                 reason=f"device {number} " + "x" * 280,
             )
-            (known,) = world.services[0].detector.dossiers()
-            known.report(event, world.now)
-        remembered, *_ = known.commit(1e9, ZERO, lambda _: True)[0]
+            (known,) = world.services[0].detector.plugins()
+            reported = signals.FromPlugin(event=event, instance="one", sequence=1000 + number)
+            known.receive(reported, world.now)
+        remembered, *_ = known.publish(1e9, ZERO, lambda _: True)[0]
         assert isinstance(remembered, signals.Remember)
         assert len(remembered.value) < 1_000_000
         assert len(snapshot.decode(remembered.value).bad) > 30

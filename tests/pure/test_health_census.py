@@ -199,7 +199,7 @@ def test_a_device_that_is_plugged_in_again_under_another_name_counts_once() -> N
         # the old one leaves the list a minute after it went
         resources=(vocabulary.ResourceBeat(name=CAMERA, devices=2, healthy=1),),
     )
-    known.hear(beat, 5.0)
+    known.observe(beat, 5.0)
     for at in (10.0, 100.0):
         heard(known, at, {CAMERA: 1})
     assert (dict(known.short), dict(known.had)) == ({}, {CAMERA: 1})
@@ -242,4 +242,4 @@ def heard(
             for name, count in counted.items()
         ),
     )
-    return known.hear(beat, now)
+    return known.observe(beat, now)

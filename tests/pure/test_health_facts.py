@@ -7,7 +7,7 @@ from muster import vocabulary
 from muster.vocabulary import AlertKind, Health, Verdict
 from muster_health.alerting import device_alerts, device_faults, evidence
 from muster_health.fleet import startup_rate_limit, timer_queue
-from muster_health.model import alerts, config, snapshot
+from muster_health.model import alerts, config, signals, snapshot
 from muster_health.model.snapshot import State
 from muster_health.plugin import liveness, tracked_plugin
 
@@ -111,8 +111,8 @@ def test_what_is_remembered_as_degraded_ends_with_a_beat_that_counts_none() -> N
     )
     assert dict(known.counts) == {where: 2}
 
-    assert not known.hear(beat_of(degraded=2))
-    assert known.hear(beat_of(degraded=0))
+    assert not known.observe(beat_of(degraded=2))
+    assert known.observe(beat_of(degraded=0))
     assert (known.bad, known.ended) == ({}, {where: "the plugin's heartbeat counts none"})
 
 
@@ -154,8 +154,8 @@ def test_a_condition_holds_until_it_is_said_to_end_or_a_beat_counts_none() -> No
                 pods=("default/train",),
             )
         )
-    assert known.hear(beat_of(degraded=2)) is True
-    assert known.hear(beat_of(degraded=2)) is False
+    assert known.observe(beat_of(degraded=2)) is True
+    assert known.observe(beat_of(degraded=2)) is False
     found = alert_of(known)
     assert (found.kind, found.summary, found.devices, found.pods) == (
         AlertKind.DEVICE_DEGRADED,
@@ -163,13 +163,13 @@ def test_a_condition_holds_until_it_is_said_to_end_or_a_beat_counts_none() -> No
         ("g0", "g1"),
         ("default/train",),
     )
-    assert known.hear(beat_of()) is True
+    assert known.observe(beat_of()) is True
     assert list(device_alerts.of(known, node="a", at=AT)) == []
 
 
 def test_a_beat_tells_of_what_no_event_came_for() -> None:
     known = device_faults.DeviceFaults(10)
-    known.hear(beat_of(unmonitored=3))
+    known.observe(beat_of(unmonitored=3))
 
     found = alert_of(known)
     assert (found.kind, found.devices, found.devices_total) == (
@@ -182,7 +182,7 @@ def test_a_beat_tells_of_what_no_event_came_for() -> None:
 
 def test_fewer_devices_than_expected_are_told_of() -> None:
     known = device_faults.DeviceFaults(10)
-    known.hear(beat_of(short="3 of 4 expected devices"))
+    known.observe(beat_of(short="3 of 4 expected devices"))
 
     assert alert_of(known).summary == f"{GPU} on a: 3 of 4 expected devices"
 
@@ -356,7 +356,11 @@ def beat(seq: int, **facts: float) -> vocabulary.Heartbeat:
 def test_beats_that_arrive_together_are_doubtful() -> None:
     order = liveness.HeartbeatOrder(5.0)
 
-    assert [order.take(beat(1), 1.0), order.take(beat(2), 1.4), order.take(beat(3), 2.4)] == [
+    assert [
+        order.observe(beat(1), 1.0),
+        order.observe(beat(2), 1.4),
+        order.observe(beat(3), 2.4),
+    ] == [
         liveness.Freshness.FRESH,
         liveness.Freshness.DOUBTFUL,
         liveness.Freshness.FRESH,
@@ -365,22 +369,22 @@ def test_beats_that_arrive_together_are_doubtful() -> None:
 
 def test_a_host_that_slept_is_believed_from_its_second_beat_on() -> None:
     order = liveness.HeartbeatOrder(5.0)
-    order.take(beat(1, uptime_s=1.0), 1.0)
+    order.observe(beat(1, uptime_s=1.0), 1.0)
 
-    assert order.take(beat(2, uptime_s=2.0), 3600.0) is liveness.Freshness.DOUBTFUL
-    assert order.take(beat(3, uptime_s=3.0), 3601.0) is liveness.Freshness.FRESH
+    assert order.observe(beat(2, uptime_s=2.0), 3600.0) is liveness.Freshness.DOUBTFUL
+    assert order.observe(beat(3, uptime_s=3.0), 3601.0) is liveness.Freshness.FRESH
 
 
 def test_lost_beats_make_the_next_one_no_less_fresh() -> None:
     order = liveness.HeartbeatOrder(5.0)
-    order.take(beat(1, uptime_s=1.0), 1.0)
+    order.observe(beat(1, uptime_s=1.0), 1.0)
 
-    assert order.take(beat(9, uptime_s=9.1), 9.0) is liveness.Freshness.FRESH
+    assert order.observe(beat(9, uptime_s=9.1), 9.0) is liveness.Freshness.FRESH
 
 
 def test_an_interval_too_short_to_be_meant_is_not_taken() -> None:
     order = liveness.HeartbeatOrder(5.0)
-    order.take(beat(1, interval_s=1e-9), 1.0)
+    order.observe(beat(1, interval_s=1e-9), 1.0)
 
     assert order.interval_s == liveness.INTERVAL_MIN_S
 
@@ -389,9 +393,16 @@ def test_the_instance_that_stays_is_heard_whichever_came_first() -> None:
     about = config.Context(
         config.Detection(), config.Bounds(), runbook_url="", has_cluster=False, leader=0
     )
-    one = tracked_plugin.TrackedPlugin("a.b", "p", about, now=0.0)
-    told = [("old", 1), ("new", 1), ("old", 2), ("new", 1), ("old", 2), ("new", 2), ("old", 3)]
-    assert [one.is_news(*said) for said in told] == [True, True, True, False, False, True, True]
+    plugin = tracked_plugin.TrackedPlugin("a.b", "p", about, now=0.0)
+    stale = [signals.Noted(note=signals.Note.EVENT_STALE)]
+
+    def is_taken(instance: str, sequence: int) -> bool:
+        event = vocabulary.InventoryReported(node="a.b", at=AT, plugin="p", devices=())
+        reported = signals.FromPlugin(event=event, instance=instance, sequence=sequence)
+        return plugin.receive(reported, 1.0) != stale
+
+    places = [("old", 1), ("new", 1), ("old", 2), ("new", 1), ("old", 2), ("new", 2), ("old", 3)]
+    assert [is_taken(*place) for place in places] == [True, True, True, False, False, True, True]
 
 
 def test_a_deadline_that_moved_back_is_queued_anew_without_waking_anybody() -> None:

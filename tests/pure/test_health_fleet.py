@@ -138,7 +138,7 @@ def test_a_silent_node_that_leaves_the_cluster_is_forgotten() -> None:
 
 def test_what_a_plugin_says_is_wrong_is_known_for_as_long_as_it_says_so() -> None:
     world = running("a")
-    (found,) = world.services[0].detector.dossiers()
+    (found,) = world.services[0].detector.plugins()
     world.plugins["a"].problems = ("cannot be used",)
     world.run(2.0)
     assert (list(found.problems), world.alerts()) == (["cannot be used"], [])
@@ -367,7 +367,7 @@ def test_a_node_that_floods_names_of_plugins_is_bounded() -> None:
             node="a", plugin=f"x{number}", instance="i", seq=1, interval_s=1.0
         )
         service.feed(signals.Beat(heartbeat=beat))
-    assert len(list(service.detector.dossiers())) == 16
+    assert len(list(service.detector.plugins())) == 16
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 1.0, 2.2, 5.0, 20.0])
@@ -398,8 +398,8 @@ def test_who_follows_tells_and_remembers_nothing() -> None:
     world.run(10.0)
     world.kill("a")
     world.run(10.0)
-    (known,) = follower.detector.dossiers()
-    assert known.state.verdict is Verdict.PLUGIN_DOWN
+    (known,) = follower.detector.plugins()
+    assert known.current_verdict is Verdict.PLUGIN_DOWN
     assert world.alerts() == [("a", AlertKind.PLUGIN_DOWN, "")]
 
 

@@ -151,7 +151,7 @@ def test_whatever_is_said_it_goes_on_and_keeps_within_bounds(
         at_zero=ZERO,
         bounds=BOUNDS,
         has_cluster=True,
-        remediation=config.Remediation(mode=config.Remedies.RESTART_PLUGIN),
+        restarts=config.Remediation(mode=config.Remedies.RESTART_PLUGIN),
     )
     now = 0.0
     found.receive(signals.BusBack(at=ZERO), now)
@@ -166,7 +166,7 @@ def test_whatever_is_said_it_goes_on_and_keeps_within_bounds(
             raise AssertionError("its clock never comes to rest")
         _check(found.receive(event, now))
 
-    dossiers = list(found.dossiers())
+    dossiers = list(found.plugins())
     assert len(dossiers) <= 4 * BOUNDS.plugins_per_node
     for dossier in dossiers:
         shown = view.of(dossier, now)

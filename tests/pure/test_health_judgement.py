@@ -34,14 +34,14 @@ def scene(**other: object) -> diagnosis.Observations:
     whole = diagnosis.Observations(
         silent_s=13.0,
         interval_s=5.0,
-        ever_heard=True,
-        expected=True,
-        listens=False,
-        link=link(),
+        was_heard=True,
+        is_expected=True,
+        is_subscribed=False,
+        connections=link(),
         has_cluster=True,
-        known=WELL,
+        cluster=WELL,
         healthy={GPU: 8},
-        waited=False,
+        has_waited=False,
         now=100.0,
     )
     return dataclasses.replace(whole, **other)  # type: ignore[arg-type]  # by name
@@ -57,114 +57,125 @@ def pod(**other: object) -> tuple[facts.Pod, ...]:
 
 JUST_NOW = {"silent_s": 2.0}
 LATER = {"silent_s": 21.0}
-ALONE = {"has_cluster": False, "known": None}
+ALONE = {"has_cluster": False, "cluster": None}
 OUTDATED = {"revision": "a", "current": "b"}
 
 
 @pytest.mark.parametrize(
     ("what", "verdict", "rule"),
     [
-        ({"known": known(exists=False)}, Verdict.MAINTENANCE, Rule.NODE_GONE),
-        ({"known": known(pods=pod(deleting=True))}, Verdict.MAINTENANCE, Rule.POD_DELETED),
+        ({"cluster": known(exists=False)}, Verdict.MAINTENANCE, Rule.NODE_GONE),
+        ({"cluster": known(pods=pod(deleting=True))}, Verdict.MAINTENANCE, Rule.POD_DELETED),
         (
-            {"known": known(planned=(Planned.UNSCHEDULABLE,))},
+            {"cluster": known(planned=(Planned.UNSCHEDULABLE,))},
             Verdict.MAINTENANCE,
             Rule.NODE_PLANNED,
         ),
         (
             {
-                "known": known(planned=(Planned.UNSCHEDULABLE,), pods=pod(ready=False)),
-                "listens": True,
+                "cluster": known(planned=(Planned.UNSCHEDULABLE,), pods=pod(ready=False)),
+                "is_subscribed": True,
             },
             Verdict.STUCK,
             Rule.NO_ANSWER,
         ),
         (
-            {"known": known(planned=(Planned.TO_BE_DELETED,), lease_age_s=60.0)},
+            {"cluster": known(planned=(Planned.TO_BE_DELETED,), lease_age_s=60.0)},
             Verdict.MAINTENANCE,
             Rule.NODE_PLANNED,
         ),
-        ({"known": known(lease_age_s=20.5)}, Verdict.NODE_DOWN, Rule.LEASE_STALE),
+        ({"cluster": known(lease_age_s=20.5)}, Verdict.NODE_DOWN, Rule.LEASE_STALE),
         (
-            {"known": known(lease_age_s=20.5), "listens": True},
+            {"cluster": known(lease_age_s=20.5), "is_subscribed": True},
             Verdict.NODE_DOWN,
             Rule.LEASE_STALE,
         ),
         (
             {
-                "known": known(lease_age_s=15.0, pods=pod(ready=False)),
-                "listens": True,
-                "waited": True,
+                "cluster": known(lease_age_s=15.0, pods=pod(ready=False)),
+                "is_subscribed": True,
+                "has_waited": True,
             },
             Verdict.STUCK,
             Rule.NO_ANSWER,
         ),
-        ({"known": known(pods=pod(**OUTDATED))}, Verdict.MAINTENANCE, Rule.POD_REPLACED),
-        ({"ever_heard": False}, Verdict.MISSING, Rule.NEVER_HEARD),
-        ({"known": known(pods=())}, Verdict.PLUGIN_DOWN, Rule.POD_NOT_RUNNING),
+        ({"cluster": known(pods=pod(**OUTDATED))}, Verdict.MAINTENANCE, Rule.POD_REPLACED),
+        ({"was_heard": False}, Verdict.MISSING, Rule.NEVER_HEARD),
+        ({"cluster": known(pods=())}, Verdict.PLUGIN_DOWN, Rule.POD_NOT_RUNNING),
         (
-            {"known": known(pods=pod(phase="Pending", ready=False))},
+            {"cluster": known(pods=pod(phase="Pending", ready=False))},
             Verdict.PLUGIN_DOWN,
             Rule.POD_NOT_RUNNING,
         ),
         (
-            {"known": known(pods=pod(ready=False, waiting="CrashLoopBackOff"))},
+            {"cluster": known(pods=pod(ready=False, waiting="CrashLoopBackOff"))},
             Verdict.PLUGIN_DOWN,
             Rule.POD_NOT_RUNNING,
         ),
-        ({"listens": True, "known": known(pods=pod(ready=False))}, Verdict.STUCK, Rule.NO_ANSWER),
-        ({"listens": True, "known": known(pods=None)}, Verdict.STUCK, Rule.NO_ANSWER),
-        ({"listens": True, **ALONE}, Verdict.STUCK, Rule.NO_ANSWER),
-        ({"listens": True, **LATER}, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
         (
-            {"link": link("Stale Connection"), "known": known(pods=pod(ready=False))},
+            {"is_subscribed": True, "cluster": known(pods=pod(ready=False))},
+            Verdict.STUCK,
+            Rule.NO_ANSWER,
+        ),
+        ({"is_subscribed": True, "cluster": known(pods=None)}, Verdict.STUCK, Rule.NO_ANSWER),
+        ({"is_subscribed": True, **ALONE}, Verdict.STUCK, Rule.NO_ANSWER),
+        ({"is_subscribed": True, **LATER}, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
+        (
+            {"connections": link("Stale Connection"), "cluster": known(pods=pod(ready=False))},
             Verdict.STUCK,
             Rule.POD_NOT_READY,
         ),
         (LATER, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
-        ({"waited": True}, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
+        ({"has_waited": True}, Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT),
         (
-            {"link": link("Client Closed", seconds=13.0)},
+            {"connections": link("Client Closed", seconds=13.0)},
             Verdict.UNREACHABLE,
             Rule.ONLY_BUS_SILENT,
         ),
         (
-            {"link": link("Authentication Failure"), **LATER},
+            {"connections": link("Authentication Failure"), **LATER},
             Verdict.UNREACHABLE,
             Rule.ONLY_BUS_SILENT,
         ),
-        ({"link": link("Client Closed"), **JUST_NOW}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
+        ({"connections": link("Client Closed"), **JUST_NOW}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
         (
-            {"known": known(offers={GPU: facts.Offer(capacity=8, allocatable=0)})},
+            {"cluster": known(offers={GPU: facts.Offer(capacity=8, allocatable=0)})},
             Verdict.PLUGIN_DOWN,
             Rule.NOBODY_LISTENS,
         ),
-        ({"known": known(pods=pod(ready=False))}, Verdict.STUCK, Rule.POD_NOT_READY),
+        ({"cluster": known(pods=pod(ready=False))}, Verdict.STUCK, Rule.POD_NOT_READY),
         (
-            {"known": known(pods=pod(ready=False)), "link": link("Client Closed", seconds=13.0)},
+            {
+                "cluster": known(pods=pod(ready=False)),
+                "connections": link("Client Closed", seconds=13.0),
+            },
             Verdict.PLUGIN_DOWN,
             Rule.NOBODY_LISTENS,
         ),
-        ({"link": link("Stale Connection"), **ALONE}, Verdict.STUCK, Rule.CONNECTION_STALE),
+        ({"connections": link("Stale Connection"), **ALONE}, Verdict.STUCK, Rule.CONNECTION_STALE),
         (ALONE, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
-        ({"link": link("Client Closed"), **ALONE}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
+        ({"connections": link("Client Closed"), **ALONE}, Verdict.PLUGIN_DOWN, Rule.NOT_BACK),
         (
-            {"link": link("Client Closed"), "known": known(pods=pod(ready=False)), **JUST_NOW},
+            {
+                "connections": link("Client Closed"),
+                "cluster": known(pods=pod(ready=False)),
+                **JUST_NOW,
+            },
             Verdict.PLUGIN_DOWN,
             Rule.NOT_BACK,
         ),
         (
-            {"link": link("Client Closed", seconds=13.0), **ALONE},
+            {"connections": link("Client Closed", seconds=13.0), **ALONE},
             Verdict.PLUGIN_DOWN,
             Rule.NOBODY_LISTENS,
         ),
-        ({"known": None, "waited": True}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"cluster": None, "has_waited": True}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
         (
-            {"known": None, "link": link("Client Closed"), **JUST_NOW},
+            {"cluster": None, "connections": link("Client Closed"), **JUST_NOW},
             Verdict.PLUGIN_DOWN,
             Rule.NOT_BACK,
         ),
-        ({"known": facts.Facts(problem="403")}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
+        ({"cluster": facts.Facts(problem="403")}, Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS),
     ],
 )
 def test_the_first_row_that_holds_decides(
@@ -177,17 +188,21 @@ def test_the_first_row_that_holds_decides(
     assert len(found.evidence) >= 2
 
 
-@pytest.mark.parametrize("what", [{"listens": True}, {"link": link("Stale Connection")}, NOTHING])
+@pytest.mark.parametrize(
+    "what", [{"is_subscribed": True}, {"connections": link("Stale Connection")}, NOTHING]
+)
 def test_a_lease_no_newer_than_the_missing_beat_is_waited_for(what: dict[str, object]) -> None:
     at_once = config.Detection(ready_s=0)
-    assert diagnosis.diagnose(scene(known=known(lease_age_s=7.6), **what), at_once) is None
-    assert diagnosis.diagnose(scene(known=known(lease_age_s=7.4), **what), at_once) is not None
+    assert diagnosis.diagnose(scene(cluster=known(lease_age_s=7.6), **what), at_once) is None
+    assert diagnosis.diagnose(scene(cluster=known(lease_age_s=7.4), **what), at_once) is not None
 
 
-@pytest.mark.parametrize("what", [{"link": link("Stale Connection")}, {"listens": True}, NOTHING])
+@pytest.mark.parametrize(
+    "what", [{"connections": link("Stale Connection")}, {"is_subscribed": True}, NOTHING]
+)
 def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, object]) -> None:
-    assert diagnosis.diagnose(scene(known=None, **what), SETTINGS) is None
-    found = diagnosis.diagnose(scene(known=None, waited=True, **what), SETTINGS)
+    assert diagnosis.diagnose(scene(cluster=None, **what), SETTINGS) is None
+    found = diagnosis.diagnose(scene(cluster=None, has_waited=True, **what), SETTINGS)
     assert found is not None
     assert ("health", "no answer from the Kubernetes API") in [
         (seen.source, seen.observed) for seen in found.evidence
@@ -195,14 +210,16 @@ def test_kubernetes_is_asked_again_where_it_did_not_answer(what: dict[str, objec
 
 
 def test_kubernetes_is_asked_again_about_one_that_does_not_come_back() -> None:
-    gone = scene(known=None, link=link("Client Closed", seconds=13.0), silent_s=14.0)
+    gone = scene(cluster=None, connections=link("Client Closed", seconds=13.0), silent_s=14.0)
     assert diagnosis.diagnose(gone, SETTINGS) is None
-    found = diagnosis.diagnose(dataclasses.replace(gone, waited=True), SETTINGS)
+    found = diagnosis.diagnose(dataclasses.replace(gone, has_waited=True), SETTINGS)
     assert found is not None
     assert (found.verdict, found.rule) == (Verdict.PLUGIN_DOWN, Rule.NOBODY_LISTENS)
 
 
-@pytest.mark.parametrize("what", [{"link": link("Stale Connection")}, {"listens": True}, NOTHING])
+@pytest.mark.parametrize(
+    "what", [{"connections": link("Stale Connection")}, {"is_subscribed": True}, NOTHING]
+)
 def test_a_pod_that_is_ready_is_believed_when_its_probes_have_had_their_time(
     what: dict[str, object],
 ) -> None:
@@ -214,7 +231,8 @@ def test_a_pod_that_is_ready_is_believed_when_its_probes_have_had_their_time(
 
 def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:
     found = diagnosis.diagnose(
-        scene(known=known(lease_age_s=9.0), link=link("Client Closed"), silent_s=2.0), SETTINGS
+        scene(cluster=known(lease_age_s=9.0), connections=link("Client Closed"), silent_s=2.0),
+        SETTINGS,
     )
 
     assert found is not None
@@ -223,7 +241,7 @@ def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:
 
 def test_the_evidence_says_who_saw_what() -> None:
     what = known(pods=pod(ready=False, restarts=3, waiting="CrashLoopBackOff"))
-    found = diagnosis.diagnose(scene(known=what, link=link("Client Closed")), SETTINGS)
+    found = diagnosis.diagnose(scene(cluster=what, connections=link("Client Closed")), SETTINGS)
 
     assert found is not None
     assert [(seen.source, seen.observed) for seen in found.evidence] == [
@@ -259,7 +277,9 @@ def test_the_evidence_says_who_saw_what() -> None:
     ],
 )
 def test_without_a_cluster_it_says_what_cannot_be_decided(reason: str, said: str) -> None:
-    found = diagnosis.diagnose(scene(link=link(reason), has_cluster=False, known=None), SETTINGS)
+    found = diagnosis.diagnose(
+        scene(connections=link(reason), has_cluster=False, cluster=None), SETTINGS
+    )
 
     assert found is not None
     assert (found.evidence[-1].source, found.evidence[-1].observed) == ("health", said)

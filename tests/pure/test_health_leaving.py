@@ -52,7 +52,7 @@ def test_who_is_not_to_be_there_any_more_leaves_without_an_alert(act: str, node_
     getattr(world, act)("b")
     world.run(600.0)
     assert (world.story("b"), remembered(world)) == ([], ["a.p"])
-    assert len([*world.services[0].detector.dossiers()]) == 1
+    assert len([*world.services[0].detector.plugins()]) == 1
 
 
 def test_what_is_open_of_who_leaves_is_resolved() -> None:

@@ -9,7 +9,7 @@ from muster_health.model import config, facts, signals, snapshot, steps
 from muster_health.model.signals import Note
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
-from muster_health.plugin import verdict
+from muster_health.plugin import tracked_plugin
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -19,13 +19,20 @@ APART = vocabulary.ResourceBeat(name=GPU, problem="kubelet refuses registration:
 DEAF = vocabulary.ResourceBeat(name=GPU, streams=1, probe_ok=False, probe_age_s=1.0)
 
 
+def tracked(now: float) -> tracked_plugin.TrackedPlugin:
+    context = config.Context(
+        SETTINGS, config.Bounds(), runbook_url="", has_cluster=False, leader=None
+    )
+    return tracked_plugin.TrackedPlugin("node-a", "device-plugin", context, now=now)
+
+
 class Plugin:
     """A plugin that beats once a second, and the machine that watches it."""
 
     def __init__(self) -> None:
-        self.machine = verdict.VerdictMachine(SETTINGS, 0.0)
+        self.machine = tracked(0.0)
         self.instance = "one"
-        self.seq = 0
+        self.seq = self.sequence = 0
 
     def beat(
         self,
@@ -34,9 +41,9 @@ class Plugin:
         *,
         phase: vocabulary.Phase = vocabulary.Phase.SERVING,
         made_at: float | None = None,
-    ) -> list[steps.Step]:
+    ) -> list[steps.Effect]:
         said = self.says(at, resource, phase=phase, made_at=made_at)
-        return self.machine.hear(said, at) or []
+        return self.receive(said, at)
 
     def says(
         self,
@@ -58,7 +65,7 @@ class Plugin:
             resources=(resource,),
         )
 
-    def leaves(self, at: float, expected_return_s: float = 0.0) -> list[steps.Step]:
+    def leaves(self, at: float, expected_return_s: float = 0.0) -> list[steps.Effect]:
         event = vocabulary.PluginStopping(
             node="node-a",
             at=AT,
@@ -66,26 +73,71 @@ class Plugin:
             reason=vocabulary.StopReason.UPGRADE,
             expected_return_s=expected_return_s,
         )
-        return self.machine.goodbye(event, self.instance, at)
+        return self.reports(event, at)
 
     def suspected(self, at: float) -> int:
         noted, asked = self.machine.tick(at)
         assert noted == signals.Noted(note=Note.SUSPECTED)
-        assert isinstance(asked, steps.AskPlugin)
+        assert isinstance(asked, signals.Probe)
         return asked.number
+
+    def reports(self, event: vocabulary.PluginEvent, at: float) -> list[steps.Effect]:
+        self.sequence += 1
+        reported = signals.FromPlugin(event=event, instance=self.instance, sequence=self.sequence)
+        return self.receive(reported, at)
+
+    def failed(self, number: int, at: float, *, subscribed: bool) -> list[steps.Effect]:
+        failed = signals.ProbeFailed(
+            node="node-a", plugin="device-plugin", number=number, subscribed=subscribed
+        )
+        return self.receive(failed, at)
+
+    def answered(
+        self, heartbeat: vocabulary.Heartbeat, number: int, at: float
+    ) -> list[steps.Effect]:
+        return self.receive(signals.ProbeAnswered(heartbeat=heartbeat, number=number), at)
+
+    def inconclusive(self, number: int, at: float) -> list[steps.Effect]:
+        event = signals.ProbeInconclusive(node="node-a", plugin="device-plugin", number=number)
+        return self.receive(event, at)
+
+    def offered(self, offers: dict[str, facts.Offer], at: float) -> None:
+        self.receive(signals.NodeOffers(node="node-a", offers=offers), at)
+
+    def receive(self, event: steps.Event, at: float) -> list[steps.Effect]:
+        return but_changes(self.machine.receive(event, at))
+
+    def tick(self, at: float) -> list[steps.Effect]:
+        return but_changes(self.machine.tick(at))
+
+    @property
+    def state(self) -> State:
+        return self.machine.verdict.state
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self.machine.current_verdict
+
+    @property
+    def deadline(self) -> float | None:
+        return self.machine.next_deadline()
+
+
+def but_changes(effects: list[steps.Effect]) -> list[steps.Effect]:
+    return [effect for effect in effects if effect is not steps.CHANGED]
 
 
 def healthy() -> Plugin:
     plugin = Plugin()
     plugin.beat(1.0)
-    assert plugin.machine.state is State.HEALTHY
+    assert plugin.state is State.HEALTHY
     return plugin
 
 
 def down() -> Plugin:
     plugin = healthy()
-    plugin.machine.failed(plugin.suspected(3.5), 3.5, subscribed=False)
-    assert plugin.machine.state is State.LOST
+    plugin.failed(plugin.suspected(3.5), 3.5, subscribed=False)
+    assert plugin.state is State.LOST
     return plugin
 
 
@@ -109,6 +161,9 @@ def convicted(seconds: float) -> signals.Noted:
     return signals.Noted(note=Note.CONVICTED, seconds=seconds)
 
 
+STARTED = vocabulary.PluginStarted(
+    node="node-a", at=AT, plugin="device-plugin", version="1", instance="one"
+)
 UNDECIDED = (
     "health",
     "whether only it or its whole node is gone, only the Kubernetes API could tell; there is none",
@@ -131,22 +186,22 @@ def test_a_first_good_beat_is_believed() -> None:
 def test_silence_of_two_and_a_half_intervals_is_suspicious_and_asks() -> None:
     plugin = healthy()
 
-    assert plugin.machine.deadline() == 3.5
-    assert plugin.machine.tick(3.499) == []
-    assert plugin.machine.tick(3.5) == [
+    assert plugin.deadline == 3.5
+    assert plugin.tick(3.499) == []
+    assert plugin.tick(3.5) == [
         signals.Noted(note=Note.SUSPECTED),
-        steps.AskPlugin(number=1),
+        signals.Probe(node="node-a", plugin="device-plugin", number=1, timeout_s=2.0),
     ]
-    assert plugin.machine.state is State.SUSPECT
+    assert plugin.state is State.SUSPECT
 
 
 def test_a_plugin_heard_of_and_never_heard_is_asked_too() -> None:
     plugin = Plugin()
-    plugin.machine.heard_of = True
+    plugin.reports(STARTED, 0.0)
 
     number = plugin.suspected(2.5 * SETTINGS.interval_s)
 
-    assert plugin.machine.failed(number, 12.5, subscribed=False) == [
+    assert plugin.failed(number, 12.5, subscribed=False) == [
         CONFIRMED,
         concluded(
             Verdict.PLUGIN_DOWN,
@@ -165,8 +220,8 @@ def test_an_answered_probe_refutes_silence() -> None:
     plugin = healthy()
     number = plugin.suspected(3.5)
 
-    assert plugin.machine.answered(plugin.says(3.6), number, 3.6) == [REFUTED]
-    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 6.1)
+    assert plugin.answered(plugin.says(3.6), number, 3.6) == [REFUTED]
+    assert (plugin.state, plugin.deadline) == (State.HEALTHY, 6.1)
 
 
 def test_a_fresh_beat_refutes_silence_and_the_answer_comes_too_late_to_matter() -> None:
@@ -174,14 +229,14 @@ def test_a_fresh_beat_refutes_silence_and_the_answer_comes_too_late_to_matter() 
     number = plugin.suspected(3.5)
 
     assert plugin.beat(3.6) == [REFUTED]
-    assert plugin.machine.failed(number, 5.5, subscribed=True) == []
-    assert plugin.machine.state is State.HEALTHY
+    assert plugin.failed(number, 5.5, subscribed=True) == []
+    assert plugin.state is State.HEALTHY
 
 
 def test_silence_that_nobody_listens_to_is_a_plugin_down() -> None:
     plugin = healthy()
 
-    assert plugin.machine.failed(plugin.suspected(3.5), 3.51, subscribed=False) == [
+    assert plugin.failed(plugin.suspected(3.5), 3.51, subscribed=False) == [
         CONFIRMED,
         concluded(
             Verdict.PLUGIN_DOWN,
@@ -198,7 +253,7 @@ def test_silence_that_nobody_listens_to_is_a_plugin_down() -> None:
 def test_silence_with_a_listener_that_does_not_answer_is_a_plugin_stuck() -> None:
     plugin = healthy()
 
-    assert plugin.machine.failed(plugin.suspected(3.5), 5.5, subscribed=True) == [
+    assert plugin.failed(plugin.suspected(3.5), 5.5, subscribed=True) == [
         CONFIRMED,
         concluded(
             Verdict.STUCK,
@@ -214,8 +269,8 @@ def test_silence_with_a_listener_that_does_not_answer_is_a_plugin_stuck() -> Non
 def test_an_inconclusive_probe_begins_the_wait_anew() -> None:
     plugin = healthy()
 
-    assert plugin.machine.inconclusive(plugin.suspected(3.5), 4.0) == []
-    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 6.5)
+    assert plugin.inconclusive(plugin.suspected(3.5), 4.0) == []
+    assert (plugin.state, plugin.deadline) == (State.HEALTHY, 6.5)
 
 
 def test_a_burst_out_of_a_backlog_refutes_nothing() -> None:
@@ -223,7 +278,7 @@ def test_a_burst_out_of_a_backlog_refutes_nothing() -> None:
     number = plugin.suspected(3.5)
 
     assert [plugin.beat(20.0, made_at=made) for made in (2.0, 3.0, 4.0, 5.0)] == [[]] * 4
-    assert plugin.machine.failed(number, 20.1, subscribed=False)[0] == CONFIRMED
+    assert plugin.failed(number, 20.1, subscribed=False)[0] == CONFIRMED
 
 
 def test_a_beat_that_was_seen_before_is_stale() -> None:
@@ -238,7 +293,7 @@ def test_a_crashed_plugin_that_is_back_in_time_stays_healthy() -> None:
     plugin.instance, plugin.seq = "two", 0
 
     assert plugin.beat(3.0) == []
-    assert plugin.machine.state is State.HEALTHY
+    assert plugin.state is State.HEALTHY
 
 
 def test_a_late_beat_of_the_instance_before_is_stale() -> None:
@@ -271,7 +326,7 @@ def test_trouble_that_the_plugin_mends_in_time_is_no_verdict() -> None:
     plugin.beat(2.0, APART)
 
     assert plugin.beat(3.0) == []
-    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 5.5)
+    assert (plugin.state, plugin.deadline) == (State.HEALTHY, 5.5)
 
 
 def test_a_first_beat_in_trouble_is_not_called_healthy() -> None:
@@ -291,7 +346,7 @@ def test_between_two_beats_trouble_is_asked_about() -> None:
     plugin.beat(2.0, APART)
     number = plugin.suspected(4.0)
 
-    assert plugin.machine.answered(plugin.says(4.1, DEAF), number, 4.1) == [
+    assert plugin.answered(plugin.says(4.1, DEAF), number, 4.1) == [
         CONFIRMED,
         concluded(
             Verdict.STUCK,
@@ -310,16 +365,16 @@ def test_an_answer_without_trouble_refutes_it() -> None:
     plugin = healthy()
     plugin.beat(2.0, APART)
 
-    assert plugin.machine.answered(plugin.says(4.1), plugin.suspected(4.0), 4.1) == [REFUTED]
-    assert plugin.machine.state is State.HEALTHY
+    assert plugin.answered(plugin.says(4.1), plugin.suspected(4.0), 4.1) == [REFUTED]
+    assert plugin.state is State.HEALTHY
 
 
 def test_a_failed_question_about_trouble_decides_nothing() -> None:
     plugin = healthy()
     plugin.beat(2.0, APART)
 
-    assert plugin.machine.failed(plugin.suspected(4.0), 4.1, subscribed=False) == []
-    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 4.5)
+    assert plugin.failed(plugin.suspected(4.0), 4.1, subscribed=False) == []
+    assert (plugin.state, plugin.deadline) == (State.HEALTHY, 4.5)
 
 
 def test_an_event_of_a_lost_registration_is_worth_a_question() -> None:
@@ -332,7 +387,7 @@ def test_an_event_of_a_lost_registration_is_worth_a_question() -> None:
         reason=vocabulary.RegistrationReason.STREAM_CLOSED,
     )
 
-    assert plugin.machine.hint(event, 1.1) == []
+    assert plugin.reports(event, 1.1) == []
     assert plugin.suspected(3.1) == 1
 
 
@@ -349,7 +404,7 @@ def test_a_lost_plugin_is_recovered_after_three_good_beats() -> None:
     plugin.instance, plugin.seq = "two", 0
 
     assert [plugin.beat(10.0), plugin.beat(11.0)] == [[], []]
-    assert plugin.machine.state is State.RECOVERING
+    assert plugin.state is State.RECOVERING
     assert plugin.beat(12.0) == [
         concluded(
             Verdict.HEALTHY,
@@ -370,10 +425,10 @@ def test_a_slow_plugin_is_recovered_fifteen_seconds_after_its_first_beat() -> No
         interval_s=60.0,
         resources=(GOOD,),
     )
-    plugin.machine.hear(slow, 10.0)
+    plugin.receive(slow, 10.0)
 
-    assert plugin.machine.deadline() == 25.0
-    assert plugin.machine.tick(25.0) == [
+    assert plugin.deadline == 25.0
+    assert plugin.tick(25.0) == [
         concluded(
             Verdict.HEALTHY,
             Verdict.PLUGIN_DOWN,
@@ -388,7 +443,7 @@ def test_a_plugin_that_falls_silent_on_its_way_back_is_asked_again() -> None:
     plugin.beat(10.0)
     number = plugin.suspected(12.5)
 
-    stuck, still = plugin.machine.failed(number, 14.5, subscribed=True)[:2]
+    stuck, still = plugin.failed(number, 14.5, subscribed=True)[:2]
 
     assert stuck == CONFIRMED
     assert isinstance(still, steps.VerdictReached)
@@ -420,22 +475,23 @@ def test_a_goodbye_is_maintenance_with_a_deadline() -> None:
             ("plugin", "said goodbye (upgrade); expected back within 60 s"),
         )
     ]
-    assert plugin.machine.deadline() == 62.0
-    assert plugin.machine.tick(62.0) == [
+    assert plugin.deadline == 62.0
+    assert plugin.tick(62.0) == [
         steps.ReturnOverdue(
             evidence=(
                 vocabulary.Evidence(source="clock", observed="not back 60 s after its goodbye"),
             )
         )
     ]
-    assert plugin.machine.deadline() is None
+    # until it is forgotten
+    assert plugin.deadline == 2.0 + 86_400.0
 
 
 def test_a_goodbye_for_an_unknown_time_waits_as_long_as_we_set() -> None:
     plugin = healthy()
     plugin.leaves(2.0)
 
-    assert plugin.machine.deadline() == 302.0
+    assert plugin.deadline == 302.0
 
 
 def test_a_last_beat_after_the_goodbye_is_no_return() -> None:
@@ -443,7 +499,7 @@ def test_a_last_beat_after_the_goodbye_is_no_return() -> None:
     plugin.leaves(2.0)
 
     assert plugin.beat(2.1) == []
-    assert plugin.machine.state is State.MAINTENANCE
+    assert plugin.state is State.MAINTENANCE
 
 
 def test_a_new_instance_ends_the_maintenance() -> None:
@@ -463,31 +519,31 @@ def test_a_new_instance_ends_the_maintenance() -> None:
 def test_the_same_instance_ends_the_maintenance_when_it_says_that_it_started() -> None:
     plugin = healthy()
     plugin.leaves(2.0)
-    plugin.machine.started()
+    plugin.reports(STARTED, 4.0)
     plugin.beat(5.0)
 
-    assert plugin.machine.state is State.RECOVERING
+    assert plugin.state is State.RECOVERING
 
 
 def test_after_our_own_outage_every_wait_begins_anew() -> None:
     plugin = healthy()
     number = plugin.suspected(3.5)
 
-    plugin.machine.deaf(60.0, window_s=5.0, paused_s=55.0)
+    plugin.receive(steps.Reconnected(window_s=5.0, paused_s=55.0), 60.0)
 
-    assert plugin.machine.failed(number, 60.1, subscribed=False) == []
-    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 67.5)
+    assert plugin.failed(number, 60.1, subscribed=False) == []
+    assert (plugin.state, plugin.deadline) == (State.HEALTHY, 67.5)
     plugin.beat(61.0)
-    assert plugin.machine.deadline() == 63.5
+    assert plugin.deadline == 63.5
 
 
 def test_our_own_outage_prolongs_a_maintenance() -> None:
     plugin = healthy()
     plugin.leaves(2.0, expected_return_s=10.0)
 
-    plugin.machine.deaf(60.0, paused_s=55.0)
+    plugin.receive(steps.Reconnected(window_s=0.0, paused_s=55.0), 60.0)
 
-    assert plugin.machine.deadline() == 67.0
+    assert plugin.deadline == 67.0
 
 
 @pytest.mark.parametrize(
@@ -500,7 +556,7 @@ def test_our_own_outage_prolongs_a_maintenance() -> None:
     ],
 )
 def test_a_restored_plugin_has_all_its_time_anew(state: State, deadline: float | None) -> None:
-    machine = verdict.VerdictMachine(SETTINGS, 100.0)
+    machine = tracked(100.0)
     known = snapshot.Snapshot(
         node="node-a",
         plugin="device-plugin",
@@ -510,18 +566,19 @@ def test_a_restored_plugin_has_all_its_time_anew(state: State, deadline: float |
         return_s=30.0,
     )
 
-    machine.restore(known, 100.0, waited_s=0.0, overdue=False)
+    machine.receive(signals.Restored(state=known), 100.0)
+    machine.publish(100.0, AT, lambda _: True)
 
-    assert machine.deadline() == deadline
+    assert machine.next_deadline() == deadline
 
 
 def test_an_answer_that_never_comes_ends_a_suspicion_undecided() -> None:
     plugin = healthy()
     plugin.suspected(3.5)
 
-    assert plugin.machine.deadline() == 3.5 + 2.0 + 10.0
-    assert plugin.machine.tick(15.5) == []
-    assert (plugin.machine.state, plugin.machine.deadline()) == (State.HEALTHY, 18.0)
+    assert plugin.deadline == 3.5 + 2.0 + 10.0
+    assert plugin.tick(15.5) == []
+    assert (plugin.state, plugin.deadline) == (State.HEALTHY, 18.0)
 
 
 def test_a_plugin_that_stood_still_for_long_is_well_again_and_not_slow() -> None:
@@ -532,18 +589,18 @@ def test_a_plugin_that_stood_still_for_long_is_well_again_and_not_slow() -> None
     for second in range(100):
         plugin.beat(63.0 + second)
 
-    assert plugin.machine.beats.stretch < SETTINGS.stretch_max
-    assert plugin.machine.verdict is Verdict.HEALTHY
+    assert plugin.machine.alive.order.stretch < SETTINGS.stretch_max
+    assert plugin.verdict is Verdict.HEALTHY
 
 
 def test_a_pause_is_no_pace_and_a_pace_is() -> None:
     plugin = healthy()
     plugin.beat(2.0)
     plugin.beat(62.0)
-    assert plugin.machine.beats.stretch < SETTINGS.stretch_max
+    assert plugin.machine.alive.order.stretch < SETTINGS.stretch_max
     for second in range(8):
         plugin.beat(64.0 + 2.0 * second)
-    assert plugin.machine.beats.stretch > SETTINGS.stretch_max
+    assert plugin.machine.alive.order.stretch > SETTINGS.stretch_max
 
 
 def both() -> Plugin:
@@ -551,12 +608,12 @@ def both() -> Plugin:
     plugin = healthy()
     sequences = {"one": 10, "two": 10}
     for half in range(78):
-        assert plugin.machine.verdict is Verdict.HEALTHY or half > 60  # a rollout may look so
+        assert plugin.verdict is Verdict.HEALTHY or half > 60  # a rollout may look so
         plugin.instance = "two" if half % 2 else "one"
         sequences[plugin.instance] += 1
         plugin.seq = sequences[plugin.instance]
         plugin.beat(2.0 + half / 2)
-    assert plugin.machine.verdict is Verdict.SPLIT_BRAIN
+    assert plugin.verdict is Verdict.SPLIT_BRAIN
     return plugin
 
 
@@ -569,7 +626,7 @@ def test_when_one_of_two_leaves_the_other_is_no_maintenance() -> None:
     for second in range(40):
         plugin.beat(42.0 + second)
 
-    assert plugin.machine.verdict is Verdict.HEALTHY
+    assert plugin.verdict is Verdict.HEALTHY
 
 
 def test_when_both_of_two_leave_nobody_is_down() -> None:
@@ -577,17 +634,17 @@ def test_when_both_of_two_leave_nobody_is_down() -> None:
     for at, plugin.instance in ((41.1, "two"), (41.2, "one")):
         plugin.leaves(at)
 
-    assert plugin.machine.verdict is Verdict.MAINTENANCE
+    assert plugin.verdict is Verdict.MAINTENANCE
 
 
 def test_a_plugin_that_starts_has_more_time_to_be_registered() -> None:
     plugin = Plugin()
     for second in range(1, 16):
         assert plugin.beat(float(second), APART, phase=vocabulary.Phase.STARTING) == []
-        assert plugin.machine.verdict is None
+        assert plugin.verdict is None
     plugin.beat(17.0, APART, phase=vocabulary.Phase.STARTING)
 
-    assert plugin.machine.verdict is Verdict.DEREGISTERED
+    assert plugin.verdict is Verdict.DEREGISTERED
 
 
 def test_who_does_not_answer_is_stuck_and_not_only_unregistered() -> None:
@@ -615,7 +672,7 @@ def test_of_two_that_beat_in_turns_neither_falls_however_long_each_is_heard() ->
             plugin.seq = sequences[plugin.instance]
             plugin.beat(4.0 + 6.0 * turn + second)
 
-    assert plugin.machine.verdict is Verdict.SPLIT_BRAIN
+    assert plugin.verdict is Verdict.SPLIT_BRAIN
 
 
 HAS = vocabulary.ResourceBeat(
@@ -629,7 +686,7 @@ APART_SAID = f"{GPU}: the plugin has 8 Healthy, the node offers 7 of 8"
 def settled(resource: vocabulary.ResourceBeat = HAS) -> Plugin:
     """A plugin that has had what it has for 40 s."""
     plugin = Plugin()
-    plugin.machine.offered(OFFERS, 0.5)
+    plugin.offered(OFFERS, 0.5)
     for second in range(1, 41):
         plugin.beat(float(second), resource)
     return plugin
@@ -637,10 +694,10 @@ def settled(resource: vocabulary.ResourceBeat = HAS) -> Plugin:
 
 def test_a_node_that_changes_what_it_offers_is_asked_about_within_seconds() -> None:
     plugin = settled()
-    plugin.machine.offered(FEWER, 40.5)
-    assert plugin.machine.deadline() == 42.5
+    plugin.offered(FEWER, 40.5)
+    assert plugin.deadline == 42.5
     number = plugin.suspected(42.5)
-    _, concluded, _ = plugin.machine.answered(plugin.says(42.6, HAS), number, 42.6)
+    _, concluded, _ = plugin.answered(plugin.says(42.6, HAS), number, 42.6)
 
     assert isinstance(concluded, steps.VerdictReached)
     assert concluded.verdict is Verdict.MISMATCH
@@ -649,13 +706,13 @@ def test_a_node_that_changes_what_it_offers_is_asked_about_within_seconds() -> N
 
 def test_a_kubelet_has_its_time_to_tell_of_a_new_registration() -> None:
     plugin = settled()
-    plugin.machine.offered(FEWER, 40.5)
+    plugin.offered(FEWER, 40.5)
     number = plugin.suspected(42.5)
     again = msgspec.structs.replace(HAS, registered_age_s=1.0)
-    assert plugin.machine.answered(plugin.says(42.6, again), number, 42.6) == [REFUTED]
+    assert plugin.answered(plugin.says(42.6, again), number, 42.6) == [REFUTED]
     for second in range(43, 70):
         plugin.beat(float(second), again)
-    assert plugin.machine.verdict is Verdict.HEALTHY
+    assert plugin.verdict is Verdict.HEALTHY
 
 
 def test_a_kubelet_has_its_time_to_tell_of_what_the_plugin_changed() -> None:
@@ -663,8 +720,8 @@ def test_a_kubelet_has_its_time_to_tell_of_what_the_plugin_changed() -> None:
     fewer = msgspec.structs.replace(HAS, healthy=6)
     for second in range(41, 71):
         plugin.beat(float(second), fewer)
-    verdicts = [plugin.machine.verdict]
+    verdicts = [plugin.verdict]
     plugin.beat(71.5, fewer)
-    verdicts.append(plugin.machine.verdict)
+    verdicts.append(plugin.verdict)
 
     assert verdicts == [Verdict.HEALTHY, Verdict.MISMATCH]

@@ -11,7 +11,7 @@ from muster import vocabulary
 from muster.vocabulary import AlertKind, AlertState, Verdict
 from muster_health.model import config, facts, signals
 from muster_health.model.steps import Rule
-from muster_health.plugin import self_reported
+from muster_health.plugin import problems, self_reported
 from tests.worlds.detector_fleet import GPU, ZERO, Plugin, World
 
 SETTINGS = config.Detection()
@@ -73,7 +73,7 @@ def test_what_is_taken_to_be_well_in_few_steps_is_well_in_many(
 ) -> None:
     beat = beat_of(*resources, interval_s=interval_s, checkers=checkers, loop_lag_ms=lag_ms)
     if self_reported.is_well(beat, stretch, offers, SETTINGS):
-        assert self_reported.reported(beat, SETTINGS, offers=offers, stretch=stretch) is None
+        assert problems.worst(beat, SETTINGS, offers=offers, stretch=stretch) is None
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_what_is_taken_to_be_well_in_few_steps_is_well_in_many(
 def test_a_beat_tells_what_is_wrong(
     resource: vocabulary.ResourceBeat, interval_s: float, rule: Rule | None
 ) -> None:
-    found = self_reported.reported(beat_of(OTHER, resource, interval_s=interval_s), SETTINGS)
+    found = problems.worst(beat_of(OTHER, resource, interval_s=interval_s), SETTINGS)
     assert (found.rule if found else None) is rule
     assert found is None or found.resources == (GPU,)
 
 
 def test_a_self_probe_that_is_never_made_again_is_a_plugin_that_is_stuck() -> None:
-    known = self_reported.reported(beat_of(changed(probe_age_s=75.4)), SETTINGS)
+    known = problems.worst(beat_of(changed(probe_age_s=75.4)), SETTINGS)
     assert known is not None
     assert (known.verdict, [seen.observed for seen in known.evidence]) == (
         Verdict.STUCK,
@@ -114,7 +114,7 @@ def test_a_self_probe_that_is_never_made_again_is_a_plugin_that_is_stuck() -> No
 def test_one_that_is_refused_counts_beside_one_whose_kubelet_is_new() -> None:
     away = changed(streams=0, problem="missing", away=True)
     refused = msgspec.structs.replace(OTHER, streams=0, problem="refused")
-    found = self_reported.reported(beat_of(away, refused), SETTINGS)
+    found = problems.worst(beat_of(away, refused), SETTINGS)
     assert found is not None
     assert (found.rule, found.resources) == (Rule.NOT_REGISTERED, ("x/y",))
 

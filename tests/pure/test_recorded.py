@@ -123,6 +123,6 @@ def test_health_goes_on_from_what_earlier_versions_said_and_left() -> None:
                     event=event.data, instance="i", sequence=number, position=number
                 )
                 watched.receive(report, 2.0)
-    known = {(one.node, one.plugin) for one in watched.dossiers()}
+    known = {(one.node, one.plugin) for one in watched.plugins()}
     assert ("gpu-1.example", "plugin") in known
     assert vocabulary.FLEET not in {node for node, _ in known}

@@ -119,7 +119,7 @@ class Service:
             runbook_url="",
             at_zero=ZERO + timedelta(seconds=self.zero),
             has_cluster=world.has_cluster,
-            remediation=world.remediation,
+            restarts=world.remediation,
             bounds=world.bounds,
             leader=None,
         )

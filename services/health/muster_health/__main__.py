@@ -94,7 +94,9 @@ async def serve(settings: config.Settings) -> None:
                 interval_s=settings.leading.watchdog_s,
                 leads=lambda revision: watched.leader == revision,
             ),
-            watchdog.mind(does.lanes.stuck_s, alarms.tell, is_blind=lambda: watched.is_blind),
+            watchdog.mind(
+                does.lanes.stuck_s, alarms.tell, is_blind=lambda: watched.is_disconnected
+            ),
             *([seen.run()] if seen else []),
         )
 
@@ -106,7 +108,7 @@ def _detector(settings: config.Settings, *, has_cluster: bool) -> detector.Detec
         runbook_url=settings.runbook_url,
         at_zero=datetime.now(UTC) - timedelta(seconds=clock()),
         bounds=settings.bounds,
-        remediation=settings.remediation,
+        restarts=settings.remediation,
         has_cluster=has_cluster,
         leader=None,
     )
@@ -191,17 +193,17 @@ class _State:
         """Return it as JSON."""
         now = asyncio.get_running_loop().time()
         shown = {
-            "plugins": [view.of(found, now) for found in self._watched.dossiers()],
+            "plugins": [view.of(found, now) for found in self._watched.plugins()],
             "fleet": {
                 "alerts": list(self._watched.fleet_alerts()),
-                "storms": self._watched.storms,
+                "storms": self._watched.mass_failures,
                 "suspects": self._watched.suspects,
                 "held": self._watched.held,
             },
             "service": {
                 "leads": self._leading.term(),
                 "leader": self._leading.current.leader,
-                "blind": self._watched.is_blind,
+                "blind": self._watched.is_disconnected,
                 "position": self._watched.position,
                 "advisories": self._advised.problem or "they come",
                 "telling": self._does.problem() or "",

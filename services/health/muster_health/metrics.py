@@ -72,10 +72,10 @@ class Holdings(registry.Collector):
         """Count what the detector holds."""
         verdicts = collections.Counter(dict.fromkeys(vocabulary.Verdict, 0))
         alerts = collections.Counter(dict.fromkeys(vocabulary.AlertKind, 0))
-        for dossier in self._source.dossiers():
-            if dossier.state.verdict is not None:
-                verdicts[dossier.state.verdict] += 1
-            alerts.update(alert.kind for alert in dossier.telling.told.values())
+        for plugin in self._source.plugins():
+            if plugin.current_verdict is not None:
+                verdicts[plugin.current_verdict] += 1
+            alerts.update(plugin.open_kinds())
         by_verdict = metrics_core.GaugeMetricFamily(
             "muster_health_verdicts", "Plugins, by verdict.", labels=["verdict"]
         )

@@ -21,7 +21,7 @@ from muster_health.model import alerts, config
 class _History:
     """When an alert was last told, and since when it is not wanted; how often it came."""
 
-    falls: flap_damping.FlapDamping
+    damping: flap_damping.FlapDamping
     told_at: float
     cleared_at: float | None = None
 
@@ -38,19 +38,19 @@ _NO_HISTORY: Final[Mapping[alerts.Key, _History]] = {}
 class AlertLifecycle:
     """The open alerts of one owner as they were told, and what is on its way."""
 
-    __slots__ = ("_bounds", "_marks", "_settings", "told", "untold")
+    __slots__ = ("_bounds", "_marks", "_settings", "pending", "published")
 
     def __init__(self, settings: config.Detection, bounds: config.Bounds) -> None:
-        self.told: Mapping[alerts.Key, alerts.Alert] = _NONE
-        self.untold: tuple[alerts.Alert, ...] = ()
+        self.published: Mapping[alerts.Key, alerts.Alert] = _NONE
+        self.pending: tuple[alerts.Alert, ...] = ()
         self._settings = settings
         self._bounds = bounds
         self._marks: Mapping[alerts.Key, _History] = _NO_HISTORY
 
     def load(self, firing: Iterable[alerts.Alert], untold: Iterable[alerts.Alert]) -> None:
         """Take what a process before us, or beside us, told and had still to tell."""
-        self.told = {alert.key: alert for alert in firing}
-        self.untold = tuple(untold)
+        self.published = {alert.key: alert for alert in firing}
+        self.pending = tuple(untold)
 
     def follow(
         self,
@@ -65,18 +65,18 @@ class AlertLifecycle:
         due: list[float] = []
         held: list[alerts.Alert] = []
         present = {alert.key: alert for alert in wanted}
-        for key, known in list(self.told.items()):
+        for key, known in list(self.published.items()):
             if key not in present:
                 later = self._close(key, known, now, at, why_ended)
                 if later is not None:
                     due.append(later)
         for key, alert in present.items():
-            told = self.told.get(key)
+            told = self.published.get(key)
             if told is not None:
                 later = self._change(key, told, alert, now, at)
                 if later is not None:
                     due.append(later)
-            elif len(self.told) >= self._bounds.alerts_per_plugin or not may_open(key):
+            elif len(self.published) >= self._bounds.alerts_per_plugin or not may_open(key):
                 held.append(alert)
             else:
                 self._open(key, alert, now)
@@ -84,13 +84,13 @@ class AlertLifecycle:
 
     def end_all(self, at: datetime, evidence: tuple[vocabulary.Evidence, ...]) -> None:
         """Resolve all that is open."""
-        ended = (alert.resolved(at, evidence) for alert in self.told.values())
-        self.untold = (*self.untold, *ended)
-        self.told = _NONE
+        ended = (alert.resolved(at, evidence) for alert in self.published.values())
+        self.pending = (*self.pending, *ended)
+        self.published = _NONE
 
     def _open(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
         if alert.resource or alerts.is_of_fleet(alert.kind):
-            self._marked(key, now).falls.fell(now)
+            self._marked(key, now).damping.failed(now)
         self._say(key, alert, now)
 
     def _change(
@@ -111,21 +111,21 @@ class AlertLifecycle:
         self, key: alerts.Key, told: alerts.Alert, now: float, at: datetime, why_ended: WhyEnded
     ) -> float | None:
         marks = self._marks.get(key)
-        if marks is not None and marks.falls.hold_s:
+        if marks is not None and marks.damping.hold_s:
             if marks.cleared_at is None:
                 marks.cleared_at = now
-            due = marks.cleared_at + marks.falls.hold_s
+            due = marks.cleared_at + marks.damping.hold_s
             if now < due:
                 return due
             marks.cleared_at = None
-        self.told = {other: alert for other, alert in self.told.items() if other != key}
-        self.untold = (*self.untold, told.resolved(at, why_ended(key)))
+        self.published = {other: alert for other, alert in self.published.items() if other != key}
+        self.pending = (*self.pending, told.resolved(at, why_ended(key)))
         return None
 
     def _say(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
-        self.told = {**self.told, key: alert}
+        self.published = {**self.published, key: alert}
         self._marked(key, now).told_at = now
-        self.untold = (*self.untold, alert)
+        self.pending = (*self.pending, alert)
 
     def _marked(self, key: alerts.Key, now: float) -> _History:
         marks = self._marks.get(key)

@@ -54,13 +54,15 @@ _NOTHING: Final[Mapping[str, int]] = {}
 class DeviceFaults:
     """The devices of one plugin with something wrong, by group and id."""
 
-    __slots__ = ("_count", "_harm", "_max", "changes", "totals")
+    __slots__ = ("_count", "_harm", "_max", "changes", "has_any", "totals")
 
     def __init__(self, devices_max: int) -> None:
         self.totals: Mapping[str, int] = _NOTHING
         """By resource; empty until the first snapshot."""
         self.changes = 0
         """How often a device changed by name, which no beat would tell again."""
+        self.has_any = False
+        """There are, or were, faults: else nothing needs to be looked up."""
         self._harm = _NONE
         self._max = devices_max
         self._count = 0
@@ -134,7 +136,7 @@ class DeviceFaults:
                 pass
         return True
 
-    def hear(self, beat: vocabulary.Heartbeat) -> bool:
+    def observe(self, beat: vocabulary.Heartbeat) -> bool:
         """Take the numbers of a beat; return whether they changed anything."""
         changed, is_unharmed = False, self._harm is _NONE
         for resource in beat.resources:
@@ -179,7 +181,7 @@ class DeviceFaults:
     def _own(self) -> _Faults:
         """Return what may be written to."""
         if self._harm is _NONE:
-            self._harm = _Faults()
+            self._harm, self.has_any = _Faults(), True
         return self._harm
 
     def _number(self, group: Group, count: int) -> None:

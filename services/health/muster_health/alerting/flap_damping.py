@@ -1,12 +1,12 @@
-"""Pure: Who falls again and again is believed later and later.
+"""Pure: flap damping: the more often it failed lately, the longer until it counts as recovered.
 
-| fall within the window | must stay well for               | and is called |
-|------------------------|----------------------------------|---------------|
-| 1st                    | 3 good beats, or 15 s            | what it is    |
-| 2nd                    | 30 s                             | what it is    |
-| nth, from the 3rd on   | 30 s doubled n - 2 times, 15 min | FLAPPING      |
+| failure within the window | must stay healthy for            | and is reported as |
+|---------------------------|----------------------------------|--------------------|
+| 1st                       | 3 good heartbeats, or 15 s       | what it is         |
+| 2nd                       | 30 s                             | what it is         |
+| nth, from the 3rd on      | 30 s doubled n - 2 times, 15 min | FLAPPING           |
 
-The count starts again when nothing fell for a whole window.
+The count starts again when nothing failed for a whole window. Plugins are damped so, and alerts.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ _COUNTED_MAX: Final = 64
 
 
 class FlapDamping:
-    """The falls of one plugin, or of one of its alerts."""
+    """The failures of one plugin, or of one of its alerts."""
 
     __slots__ = ("_last", "_settings", "_times", "level")
 
@@ -27,8 +27,8 @@ class FlapDamping:
         self._last: float | None = None
         self._times: tuple[float, ...] = ()
 
-    def fell(self, now: float) -> None:
-        """Take a fall."""
+    def failed(self, now: float) -> None:
+        """Count a failure."""
         window_s = self._settings.flap_window_s
         if self._last is not None and now - self._last > window_s + self.hold_s:
             self.level = 0
@@ -38,23 +38,23 @@ class FlapDamping:
         self._times = (*recent, now)[-_COUNTED_MAX:]
 
     def restore(self, level: int, now: float) -> None:
-        """Go on where a former process stopped: its falls count as if they had been just now."""
+        """Go on where a former process stopped; its failures count as if they were just now."""
         self.level = level
         self._last = now if level else None
         self._times = (now,) * min(level, self._settings.flap_falls - 1)
 
     @property
     def hold_s(self) -> float:
-        """Return for how long it must stay well, beyond the usual."""
+        """Return for how long it must stay healthy, beyond the usual."""
         if self.level <= 1:
             return 0.0
         doubled = self._settings.hold_s * 2.0 ** min(self.level - 2, _COUNTED_MAX)
         return min(doubled, self._settings.hold_max_s)
 
-    def falls(self, now: float) -> int:
-        """Return how often it fell within the window."""
+    def failures(self, now: float) -> int:
+        """Return how often it failed within the window."""
         return sum(1 for at in self._times if now - at <= self._settings.flap_window_s)
 
     def is_flapping(self, now: float) -> bool:
-        """Tell whether it fell too often to be called by its latest fall."""
-        return self.falls(now) >= self._settings.flap_falls
+        """Return whether it failed too often to be reported by its latest failure."""
+        return self.failures(now) >= self._settings.flap_falls

@@ -1,22 +1,22 @@
-"""Pure: The alert of a plugin itself: whether it is due, how urgent it is, whom it names.
+"""Pure: the alert of a plugin itself: whether it is due, how urgent it is, which pods it names.
 
-It follows from the verdict that stands. One that may turn out to be a pause waits for a while, what
-is told as FLAPPING is as urgent as what falls, and before anything new is told Kubernetes is asked
-which pods that affects. Until these are known, all stays as it was told.
+It follows from the verdict that stands. A verdict that may be a mere pause waits for a while, what
+is reported as FLAPPING is as urgent as the failure behind it, and before anything new is published
+Kubernetes is asked which pods are affected. Until they are known the alert stays as it was.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Severity, Verdict
 from muster_health.alerting import affected_pods, alert_lifecycle
-from muster_health.model import alerts, config, facts
+from muster_health.model import alerts, config, facts, steps
 from muster_health.model.snapshot import State
-from muster_health.plugin import diagnosis, verdict
 
-_CURE_S: Final = 60.0
-"""For so long a plugin tries by itself to be registered again; to end it would delay that."""
+SELF_REPAIR_S: Final = 60.0
+"""For so long a plugin tries by itself to register again; a restart would only delay that."""
 Evidence = tuple[vocabulary.Evidence, ...]
 _SLOTS: Final = frozenset(severity.value for severity in Severity)
 
@@ -24,216 +24,234 @@ _SLOTS: Final = frozenset(severity.value for severity in Severity)
 class PluginAlert:
     """There is one while the verdict is another than HEALTHY.
 
-    `is_grave` is that FLAPPING needs a person at once. `overdue` says how a planned end lasts too
-    long. Before `cure_due` a plugin may mend itself what a restart would.
+    `is_grave` means that FLAPPING needs a person at once. `overdue` is the evidence that a planned
+    stop lasts too long. Before `repair_due` a plugin may repair by itself what a restart would.
     """
 
     __slots__ = (
-        "_around",
-        "_asked",
-        "_due",
+        "_context",
+        "_covered",
+        "_has_permit",
+        "_lifecycle",
         "_node",
+        "_pause_due",
         "_plugin",
-        "_state",
-        "_suffers",
-        "_telling",
-        "cure_due",
-        "has_turn",
+        "_query",
         "is_grave",
         "overdue",
+        "repair_due",
     )
 
     def __init__(
         self,
         node: str,
         plugin: str,
-        state: verdict.VerdictMachine,
-        told: alert_lifecycle.AlertLifecycle,
-        about: config.Context,
+        lifecycle: alert_lifecycle.AlertLifecycle,
+        context: config.Context,
     ) -> None:
-        self.cure_due = self._due = 0.0
+        self.repair_due = self._pause_due = 0.0
         self.overdue: Evidence = ()
         self.is_grave = False
-        self.has_turn = False
-        """It may be told when its pods are known: that was counted when they were asked for."""
+        self._has_permit = False
+        """It may open when its pods are known: it was counted when they were asked for."""
         self._node, self._plugin = node, plugin
-        self._state, self._telling, self._around = state, told, about
-        self._asked: affected_pods.PodsQuery | None = None
-        self._suffers: diagnosis.Diagnosis | None = None
+        self._lifecycle, self._context = lifecycle, context
+        self._query: affected_pods.PodsQuery | None = None
+        self._covered: steps.Diagnosis | None = None
+        """What FLAPPING covered when the alert was last evaluated."""
 
-    def restore(self, firing: tuple[alerts.Alert, ...], now: float, *, waited_s: float) -> None:
-        """Go on where a former process stopped, which told of these."""
+    def restore(
+        self, firing: tuple[alerts.Alert, ...], *, pause_due: float, repair_due: float
+    ) -> None:
+        """Go on where a former process stopped, which published these."""
         overdue = [alert for alert in firing if alert.kind is AlertKind.MAINTENANCE_OVERDUE]
         self.overdue = overdue[0].evidence if overdue else ()
         self.is_grave = any(alert.grave for alert in firing)
-        self._due = now + self._state.rest_s(self._around.settings.patience_s, waited_s)
-        self.cure_due = now + self._state.rest_s(_CURE_S, waited_s)
+        self._pause_due, self.repair_due = pause_due, repair_due
 
     def concluded(self, verdict: Verdict, now: float) -> None:
-        """Take another verdict."""
-        self.overdue, self._due = (), 0.0
+        """Record another verdict."""
+        self.overdue, self._pause_due = (), 0.0
         self.is_grave &= verdict is Verdict.FLAPPING
-        self.cure_due = now + _CURE_S
+        self.repair_due = now + SELF_REPAIR_S
 
     def prepare(
-        self, why: Evidence, now: float, at: datetime, may_open: alert_lifecycle.MayOpen
+        self,
+        standing: steps.Standing,
+        why: Evidence,
+        now: float,
+        at: datetime,
+        may_open: alert_lifecycle.MayOpen,
     ) -> bool:
-        """Get ready what is to be told; return whether Kubernetes is to be asked first, or again.
+        """Return whether to ask Kubernetes for the pods first, or again.
 
-        For a new alert that takes its turn: one that has to wait for it asks when that comes.
+        A new alert needs a permit of `may_open` for that: one that has to wait asks afterwards.
         """
-        alert, resources, asked = self._alert(why, now, at), self._state.accused, self._asked
-        if alert is None or not resources or not self._around.has_cluster:
+        alert, query = self._evaluate(standing, why, now, at), self._query
+        if alert is None or not standing.resources or not self._context.has_cluster:
             return False
-        if asked is not None and asked.resources == resources:
-            return asked.is_due_again(now)
-        if not self._is_still_to_tell(affected_pods.named(alert, None, self._told)):
+        if query is not None and query.resources == standing.resources:
+            return query.is_due_again(now)
+        if not self._is_news(affected_pods.named(alert, None, self._published)):
             return False
-        if alert.key not in self._telling.told and not self.has_turn:
-            self.has_turn = may_open(alert.key)
-            return self.has_turn
+        if alert.key not in self._lifecycle.published and not self._has_permit:
+            self._has_permit = may_open(alert.key)
+            return self._has_permit
         return True
 
-    def may_open(self, others: alert_lifecycle.MayOpen, key: alerts.Key) -> bool:
-        """Tell whether a new alert may be told now: by the turn that ours has, or as `others`."""
-        if self.has_turn and is_of_plugin(key):
-            self.has_turn = False
-            return True
-        return others(key)
+    def may_open(self, others: alert_lifecycle.MayOpen) -> alert_lifecycle.MayOpen:
+        """Return which alerts may open now: this one by its permit, else as `others`."""
 
-    def expect(self, number: int, now: float) -> tuple[str, ...]:
-        """Take that Kubernetes is asked under this number; return about which resources."""
-        resources, asked = self._state.accused, self._asked
-        if asked is not None and asked.resources == resources:
-            asked.asked(number, now)
+        def may(key: alerts.Key) -> bool:
+            if self._has_permit and is_of_plugin(key):
+                self._has_permit = False
+                return True
+            return others(key)
+
+        return may
+
+    def ask(self, standing: steps.Standing, number: int, now: float) -> tuple[str, ...]:
+        """Record that Kubernetes is asked under this number; return about which resources."""
+        query = self._query
+        if query is not None and query.resources == standing.resources:
+            query.ask(number, now)
         else:
-            timeout_s = self._around.settings.probe_timeout_s
-            self._asked = affected_pods.PodsQuery(number, resources, now, timeout_s=timeout_s)
-        return resources
+            timeout_s = self._context.settings.probe_timeout_s
+            self._query = affected_pods.PodsQuery(
+                number, standing.resources, now, timeout_s=timeout_s
+            )
+        return standing.resources
 
-    def learned(self, known: facts.Facts | None, number: int, now: float) -> bool:
-        """Take Kubernetes' answer; return whether it is about whom the alert names."""
-        if self._asked is None or self._asked.number != number:
+    def cluster_answered(self, answer: facts.Facts | None, number: int, now: float) -> bool:
+        """Record Kubernetes' answer; return whether it is about the pods that are affected."""
+        if self._query is None or self._query.number != number:
             return False
-        self._asked.answered(known, now)
+        self._query.answered(answer, now)
         return True
 
-    def stood_still(self, seconds: float) -> None:
-        """Wait longer for an answer: we stood still for so long."""
-        if self._asked is not None:
-            self._asked.stood_still(seconds)
+    def clock_stalled(self, seconds: float) -> None:
+        """Wait longer for an answer by the time that our own process was suspended."""
+        if self._query is not None:
+            self._query.clock_stalled(seconds)
 
-    def is_told_as(self, verdict: Verdict) -> bool:
-        """Tell whether people were told of this verdict, as urgently as it is."""
+    def is_published_as(self, verdict: Verdict) -> bool:
+        """Return whether an alert of this verdict, as urgent as it is, was published."""
         kind = alerts.kind_of(verdict)
-        return kind is not None and self._is_told(kind)
+        return kind is not None and self._is_published(kind)
 
-    def has_news(self, now: float) -> bool:
-        """Tell whether what is told as FLAPPING is another thing now, or needs a person now."""
-        if self._state.verdict is not Verdict.FLAPPING:
+    def has_news(self, standing: steps.Standing, now: float) -> bool:
+        """Return whether FLAPPING covers another failure now, or needs a person now."""
+        if standing.verdict is not Verdict.FLAPPING:
             return False
-        return self._state.suffers is not self._suffers or self._turns_grave(now)
+        return standing.actual is not self._covered or self._turns_grave(standing, now)
 
-    def _turns_grave(self, now: float) -> bool:
-        due = self._grave_due
-        return due is not None and due <= now
-
-    @property
-    def _grave_due(self) -> float | None:
-        """When what is told as FLAPPING is as urgent as it would be by its own name."""
-        suffers = self._state.suffers
-        if self.is_grave or suffers is None or self._state.verdict is not Verdict.FLAPPING:
-            return None
-        kind = alerts.kind_of(suffers.verdict)
-        if kind is None or alerts.severity_of(kind) is not Severity.CRITICAL:
-            return None
-        is_told = (Severity.CRITICAL.value, "") in self._telling.told
-        if is_told or not diagnosis.may_pause(suffers.rule):
-            return self._state.fell_at
-        # one that beats again is not down
-        return None if self._state.state is State.RECOVERING else self._patience_due
-
-    def wanted(self, why: Evidence, now: float, at: datetime) -> list[alerts.Alert]:
+    def wanted(
+        self, standing: steps.Standing, why: Evidence, now: float, at: datetime
+    ) -> list[alerts.Alert]:
         """Return what is to be open now; `why` is the verdict's evidence."""
-        alert = self._alert(why, now, at)
+        alert = self._evaluate(standing, why, now, at)
         if alert is None:
             self.forget()
             return []
-        if self._awaits_pods(now):
-            return self._told
-        return [affected_pods.named(alert, self._asked, self._told)]
+        if self._query is not None and self._query.is_awaited(now):
+            return self._published
+        return [affected_pods.named(alert, self._query, self._published)]
 
-    def followed(self, wanted: list[alerts.Alert], now: float) -> list[float]:
-        """Take that what may be told is told; return when something is due of it.
-
-        The pods are remembered by the alert that was told.
-        """
-        waits = [self._patience_due] if now < self._patience_due and self._waits(now) else []
-        grave_due = self._grave_due
+    def followed(
+        self, standing: steps.Standing, wanted: list[alerts.Alert], now: float
+    ) -> list[float]:
+        """Drop the pods once they are published; return when to evaluate again."""
+        pause_due = self._patience_due(standing)
+        dues = [pause_due] if now < pause_due and self._may_be_pause(standing, now) else []
+        grave_due = self._grave_due(standing)
         if grave_due is not None and grave_due > now:
-            waits.append(grave_due)
-        asked = self._asked
-        if asked is None:
-            return waits
-        if asked.awaits(now):
-            return [*waits, asked.due]
-        if asked.again_due is not None and now < asked.again_due:
-            return [*waits, asked.again_due]
-        if not any(map(self._is_still_to_tell, wanted)):
-            self._asked = None
-        return waits
+            dues.append(grave_due)
+        query = self._query
+        if query is None:
+            return dues
+        if query.is_awaited(now):
+            return [*dues, query.due]
+        if query.again_due is not None and now < query.again_due:
+            return [*dues, query.again_due]
+        if not any(map(self._is_news, wanted)):
+            self._query = None
+        return dues
 
     def forget(self) -> None:
-        """Take that nobody is to be told: pods that are known now will not be then."""
-        self._asked, self.has_turn = None, False
+        """Forget the pods: nothing is published, and they will have changed when it is."""
+        self._query, self._has_permit = None, False
 
-    def _alert(self, why: Evidence, now: float, at: datetime) -> alerts.Alert | None:
-        verdict = self._state.verdict
+    def _evaluate(
+        self, standing: steps.Standing, why: Evidence, now: float, at: datetime
+    ) -> alerts.Alert | None:
+        verdict = standing.verdict
         kind = None if verdict is None else alerts.kind_of(verdict)
         if self.overdue:
             kind, why = AlertKind.MAINTENANCE_OVERDUE, self.overdue
-        if kind is None or (self._waits(now) and not self._is_told(kind)):
+        if kind is None:
             return None
-        self._suffers = self._state.suffers
-        self.is_grave |= self._turns_grave(now)
+        if self._may_be_pause(standing, now) and not self._is_published(kind):
+            return None
+        self._covered = standing.actual
+        self.is_grave |= self._turns_grave(standing, now)
+        summary = alerts.summary_of(
+            kind, node=self._node, plugin=self._plugin, resources=standing.resources
+        )
         return alerts.Alert(
             kind=kind,
-            summary=alerts.summary_of(
-                kind, node=self._node, plugin=self._plugin, resources=self._state.accused
-            ),
+            summary=summary,
             evidence=why,
             starts_at=at,
             told_at=at,
             grave=self.is_grave,
         )
 
-    def _waits(self, now: float) -> bool:
-        """Tell whether it is not due: the plugin may only pause, or is on its way back."""
-        rule = self._state.rule
-        if rule is None or not diagnosis.may_pause(rule):
+    def _turns_grave(self, standing: steps.Standing, now: float) -> bool:
+        due = self._grave_due(standing)
+        return due is not None and due <= now
+
+    def _grave_due(self, standing: steps.Standing) -> float | None:
+        """Return when FLAPPING is as urgent as the failure that it covers would be by its name."""
+        actual = standing.actual
+        if self.is_grave or actual is None or standing.verdict is not Verdict.FLAPPING:
+            return None
+        kind = alerts.kind_of(actual.verdict)
+        if kind is None or alerts.severity_of(kind) is not Severity.CRITICAL:
+            return None
+        is_critical = (Severity.CRITICAL.value, "") in self._lifecycle.published
+        if is_critical or not steps.may_be_pause(actual.rule):
+            return standing.failed_at
+        # one that sends heartbeats again is not down
+        is_returning = standing.state is State.RECOVERING
+        return None if is_returning else self._patience_due(standing)
+
+    def _may_be_pause(self, standing: steps.Standing, now: float) -> bool:
+        """Return whether it is too early: the plugin may only pause, or is on its way back."""
+        if standing.rule is None or not steps.may_be_pause(standing.rule):
             return False
-        return now < self._patience_due or self._state.state is State.RECOVERING
+        return now < self._patience_due(standing) or standing.state is State.RECOVERING
+
+    def _patience_due(self, standing: steps.Standing) -> float:
+        """Return when what may be a pause has lasted too long, since the last failure."""
+        return max(self._pause_due, standing.failed_at + self._context.settings.patience_s)
+
+    def _is_published(self, kind: AlertKind) -> bool:
+        return (alerts.slot_of(kind, grave=self.is_grave), "") in self._lifecycle.published
 
     @property
-    def _patience_due(self) -> float:
-        """When one that may only pause has been silent for too long, since it fell last."""
-        return max(self._due, self._state.fell_at + self._around.settings.patience_s)
+    def _published(self) -> list[alerts.Alert]:
+        return of_plugin(self._lifecycle.published)
 
-    def _is_told(self, kind: AlertKind) -> bool:
-        return (alerts.slot_of(kind, grave=self.is_grave), "") in self._telling.told
+    def _is_news(self, alert: alerts.Alert) -> bool:
+        published = self._lifecycle.published.get(alert.key)
+        return published is None or not published.says_the_same(alert)
 
-    @property
-    def _told(self) -> list[alerts.Alert]:
-        return [alert for key, alert in self._telling.told.items() if is_of_plugin(key)]
 
-    def _is_still_to_tell(self, alert: alerts.Alert) -> bool:
-        told = self._telling.told.get(alert.key)
-        return told is None or not told.says_the_same(alert)
-
-    def _awaits_pods(self, now: float) -> bool:
-        return self._asked is not None and self._asked.awaits(now)
+def of_plugin(published: Mapping[alerts.Key, alerts.Alert]) -> list[alerts.Alert]:
+    """Return those of these alerts that are about a plugin itself."""
+    return [alert for key, alert in published.items() if is_of_plugin(key)]
 
 
 def is_of_plugin(key: alerts.Key) -> bool:
-    """Tell whether an alert is about a plugin itself: those have one place for each urgency."""
+    """Return whether an alert is about a plugin itself: those have one slot for each severity."""
     return key[0] in _SLOTS

@@ -1,4 +1,7 @@
-"""Pure: The clocks of all nodes: if most are apart from ours, it is ours that is wrong."""
+"""Pure: clock skew of the fleet: if most nodes' clocks differ from ours, ours is wrong.
+
+The clock of one node is observed in `plugin.liveness`; here it is decided whose fault it is.
+"""
 
 from collections.abc import Mapping
 
@@ -7,39 +10,40 @@ from muster_health.plugin import tracked_plugin
 
 
 class FleetClocks:
-    """Which plugins' clocks are apart from ours, of all of these."""
+    """Which of these plugins' clocks differ from ours."""
 
     def __init__(
-        self, around: config.Context, plugins: Mapping[str, tracked_plugin.TrackedPlugin]
+        self, context: config.Context, plugins: Mapping[str, tracked_plugin.TrackedPlugin]
     ) -> None:
-        self._around = around
+        self._context = context
         self._plugins = plugins
-        self._apart: set[str] = set()
+        self._skewed_keys: set[str] = set()
 
     def compare(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> list[tracked_plugin.TrackedPlugin] | None:
-        """Take that a clock is apart, or no more; return who are, if whose fault it is changed."""
-        (self._apart.add if changed.skew.is_skewed else self._apart.discard)(changed.key)
-        most = max(self._around.settings.storm_min, len(self._plugins) / 2)
-        is_ours = len(self._apart) > most
-        if is_ours is self._around.is_apart:
+        """Record that a clock is skewed, or no longer; return all skewed if the fault changes."""
+        is_skewed = changed.clock.is_skewed
+        (self._skewed_keys.add if is_skewed else self._skewed_keys.discard)(changed.key)
+        most = max(self._context.settings.storm_min, len(self._plugins) / 2)
+        is_ours = len(self._skewed_keys) > most
+        if is_ours is self._context.is_our_clock_skewed:
             return None
-        self._around.is_apart = is_ours
+        self._context.is_our_clock_skewed = is_ours
         return self._skewed
 
-    def words(self) -> str:
-        """Say how ours is wrong; empty if it is not known to be."""
-        if not self._around.is_apart:
+    def text(self) -> str:
+        """Return how our clock is wrong; empty if it is not known to be."""
+        if not self._context.is_our_clock_skewed:
             return ""
-        skewed = sorted(self._skewed, key=lambda found: found.skew.seconds)
-        middle = skewed[len(skewed) // 2].skew.words()
-        return f"{len(skewed)} of {len(self._plugins)}; of the middle one {middle}"
+        clocks = sorted((plugin.clock for plugin in self._skewed), key=lambda c: c.seconds)
+        middle = clocks[len(clocks) // 2].text()
+        return f"{len(clocks)} of {len(self._plugins)}; of the middle one {middle}"
 
     def forget(self, key: str) -> None:
-        """Take that a plugin is known no more."""
-        self._apart.discard(key)
+        """Forget a plugin that is removed."""
+        self._skewed_keys.discard(key)
 
     @property
     def _skewed(self) -> list[tracked_plugin.TrackedPlugin]:
-        return [self._plugins[key] for key in self._apart if key in self._plugins]
+        return [self._plugins[key] for key in self._skewed_keys if key in self._plugins]

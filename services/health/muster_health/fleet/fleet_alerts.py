@@ -30,7 +30,7 @@ class FleetAlerts:
         self.telling = alert_lifecycle.AlertLifecycle(around.settings, around.bounds)
         self._around = around
         self._held: dict[str, tuple[int, str]] = {}
-        self.apart = ""
+        self.clock_skew = ""
         """How the clocks of most nodes are apart from ours, in words."""
         self._servers: dict[str, tuple[str, float]] = {}
         self._ended: tuple[vocabulary.Evidence, ...] = ()
@@ -43,6 +43,13 @@ class FleetAlerts:
         self.telling.load(known.firing, known.untold_alerts)
         self.position = max(self.position, known.position)
         self._remembered = known.position
+
+    def has_position(self, position: int) -> bool:
+        """Record that an event is processed; return whether it is the newest."""
+        if position <= self.position:
+            return False
+        self.position = position
+        return True
 
     def server(self, name: str, what: str, now: float) -> None:
         """Take what happened to a server of the bus."""
@@ -80,7 +87,7 @@ class FleetAlerts:
         leader = self._around.leader
         if leader is None:
             return [], None
-        wanted = {alert.key: alert for alert in self.telling.told.values()}
+        wanted = {alert.key: alert for alert in self.telling.published.values()}
         if now >= self._keep_until:
             wanted.clear()
         now_wanted = [*self._storm(storms, plugins, now, at), *self._more(at), *self._clock(at)]
@@ -89,7 +96,7 @@ class FleetAlerts:
             wanted.values(), now=now, at=at, may_open=lambda _: True, why_ended=self._why_ended
         )
         told: list[signals.Publish] = []
-        for alert in self.telling.untold:
+        for alert in self.telling.pending:
             event = alerts.changed(
                 alert,
                 node=vocabulary.FLEET,
@@ -101,7 +108,7 @@ class FleetAlerts:
         if not told:
             return [], due
         before = self.remember(leader)
-        self.telling.untold = ()
+        self.telling.pending = ()
         return [before, *told, self.remember(leader)], due
 
     def has_moved(self) -> bool:
@@ -117,8 +124,8 @@ class FleetAlerts:
             state=snapshot.State.UNKNOWN,
             interval_s=0.0,
             position=self.position,
-            firing=tuple(self.telling.told.values()),
-            untold_alerts=self.telling.untold,
+            firing=tuple(self.telling.published.values()),
+            untold_alerts=self.telling.pending,
             leader=leader,
         )
         return signals.Remember(key=KEY, value=snapshot.encode(known), revision=leader)
@@ -133,7 +140,7 @@ class FleetAlerts:
                 runbook_url=self._around.runbook_url,
                 leader=self._around.leader or 0,
             )
-            for alert in self.telling.told.values()
+            for alert in self.telling.published.values()
         )
 
     def _storm(
@@ -175,12 +182,12 @@ class FleetAlerts:
         )
 
     def _clock(self, at: datetime) -> Iterable[alerts.Alert]:
-        if not self.apart:
+        if not self.clock_skew:
             return
         yield alerts.Alert(
             kind=AlertKind.CLOCK_SKEW,
             summary="most nodes' clocks are apart from ours: look at health's own clock first",
-            evidence=(evidence.seen("heartbeat", self.apart),),
+            evidence=(evidence.seen("heartbeat", self.clock_skew),),
             starts_at=at,
             told_at=at,
         )

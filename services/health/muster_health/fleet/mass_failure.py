@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from muster_health.model import config
-from muster_health.plugin import liveness, tracked_plugin
+from muster_health.model import config, steps
+from muster_health.plugin import tracked_plugin
 
 FLEET: Final = ""
 """The cause of a storm whose suspects have nothing in common that we know of."""
@@ -200,38 +200,48 @@ class MassFailures:
         plugins: Mapping[str, tracked_plugin.TrackedPlugin],
         over: Callable[[Ended, float], None],
     ) -> None:
-        self.storms = SuspectCounts(settings)
+        self.counts = SuspectCounts(settings)
         self._plugins = plugins
         self._over = over
         self._leftover: dict[str, None] = {}
         self._thaw_at = 0.0
 
-    def holds(self, found: tracked_plugin.TrackedPlugin, now: float) -> tuple[bool, float | None]:
+    @property
+    def active(self) -> Mapping[str, MassFailure]:
+        """Return the mass failures that last, by cause."""
+        return self.counts.active
+
+    @property
+    def suspects(self) -> int:
+        """Return how many plugins are suspect."""
+        return self.counts.suspects
+
+    def suspends(
+        self, plugin: tracked_plugin.TrackedPlugin, now: float
+    ) -> tuple[bool, float | None]:
         """Look at a plugin; return whether it is not to be judged, and when to look at all."""
-        key, state = found.key, found.state
-        if not (state.is_silent or state.is_troubled(now)):
-            self.storms.cleared(key)
+        key = plugin.key
+        if not plugin.is_suspect(now):
+            self.counts.cleared(key)
             return False, None
-        server = liveness.short_server(state.link.server)
-        causes = (*found.causes, f"server={server}") if server else found.causes
-        self.storms.suspected(key, causes, now, silent=state.is_silent)
-        began, over = self.storms.update(len(self._plugins), now)
-        for new in began:
-            for member in new.members:
-                self._plugins[member].state.freeze()
+        self.counts.suspected(key, plugin.common_causes(), now, silent=plugin.is_silent)
+        began, over = self.counts.update(len(self._plugins), now)
+        for failure in began:
+            for member in failure.members:
+                self._plugins[member].receive(steps.Suspend(), now)
         due = now + SOON_S if began or over else None
         self._end(over, now)
-        if self.storms.holds(key):
-            if not state.is_held:
-                state.freeze()
-        elif state.is_held:
+        if self.counts.holds(key):
+            if not plugin.is_suspended:
+                plugin.receive(steps.Suspend(), now)
+        elif plugin.is_suspended:
             self._leftover[key] = None
             due = max(self._thaw_at, now + SOON_S) if due is None else due
-        return state.is_held, due
+        return plugin.is_suspended, due
 
-    def tend(self, now: float) -> list[tracked_plugin.TrackedPlugin]:
+    def resumed(self, now: float) -> list[tracked_plugin.TrackedPlugin]:
         """End the storms that are over; return whose turn it is to be judged again."""
-        _, over = self.storms.update(len(self._plugins), now)
+        _, over = self.counts.update(len(self._plugins), now)
         self._end(over, now)
         if now < self._thaw_at or not self._leftover:
             return []
@@ -241,19 +251,27 @@ class MassFailures:
             del self._leftover[key]
         return [self._plugins[key] for key in turn if key in self._plugins]
 
-    def waits(self, now: float) -> Iterable[float]:
+    def dues(self, now: float) -> Iterable[float]:
         """Return when to tend it again, if at all."""
-        if self.storms.active:
+        if self.counts.active:
             yield now + _TEND_S
         if self._leftover:
             yield max(self._thaw_at, now + SOON_S)
 
+    def cleared(self, key: str) -> None:
+        """Record that a plugin is removed."""
+        self.counts.cleared(key)
+
+    def shift(self, seconds: float) -> None:
+        """Move the ends by the time that our own process was suspended."""
+        self.counts.shift(seconds)
+
     def clear(self) -> None:
         """Forget all suspicions."""
-        self.storms.clear()
+        self.counts.clear()
         self._leftover.clear()
 
     def _end(self, over: Iterable[Ended], now: float) -> None:
         for ended in over:
             self._over(ended, now)
-            self._leftover |= {left: None for left in ended.left if not self.storms.holds(left)}
+            self._leftover |= {left: None for left in ended.left if not self.counts.holds(left)}

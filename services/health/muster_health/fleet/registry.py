@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health.alerting import rate_limit
-from muster_health.model import config, facts
+from muster_health.model import config, facts, signals
 from muster_health.plugin import tracked_plugin
 
 
@@ -32,22 +32,22 @@ class Registry:
     """The nodes, and the plugins by key."""
 
     def __init__(self, about: config.Context) -> None:
-        self.dossiers: dict[str, tracked_plugin.TrackedPlugin] = {}
+        self.plugins: dict[str, tracked_plugin.TrackedPlugin] = {}
         self._around = about
-        self._nodes: dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}
         self._expected: dict[str, Mapping[str, facts.Expected]] = {}
         self._bucket: rate_limit.Bucket | None = None
 
     def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return what is known of a plugin, if anything."""
-        home = self._nodes.get(node)
+        home = self.nodes.get(node)
         return None if home is None else home.find(plugin)
 
     def find_or_add(
         self, node: str, plugin: str, now: float
     ) -> tracked_plugin.TrackedPlugin | None:
         """Return what is known of a plugin, new if need be; None if its node has too many."""
-        home = self._nodes.get(node)
+        home = self.nodes.get(node)
         if home is not None:
             for found in home.plugins:
                 if found.plugin == plugin:
@@ -58,22 +58,22 @@ class Registry:
         if node == vocabulary.FLEET:
             # who speaks for one node cannot speak for all: alerts and memory of that name are ours
             return None
-        home = self._nodes.setdefault(node, Node())
+        home = self.nodes.setdefault(node, Node())
         if len(home.plugins) >= self._around.bounds.plugins_per_node:
             return None
         found = tracked_plugin.TrackedPlugin(node, _same(plugin), self._around, now=now)
-        found.state.offered(home.offers, now)
-        self.dossiers[found.key] = found
+        found.receive(signals.NodeOffers(node=node, offers=home.offers), now)
+        self.plugins[found.key] = found
         home.plugins = (*home.plugins, found)
         return found
 
     def remove(self, gone: tracked_plugin.TrackedPlugin) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Forget a plugin; return those of its node for which that changes who tells of it."""
-        del self.dossiers[gone.key]
-        home = self._nodes[gone.node]
+        del self.plugins[gone.key]
+        home = self.nodes[gone.node]
         home.plugins = tuple(found for found in home.plugins if found is not gone)
         if not home.plugins and home.offers is None:
-            del self._nodes[gone.node]
+            del self.nodes[gone.node]
         return _inhibit(home.plugins)
 
     def is_placed(self, plugin: str) -> bool:
@@ -92,41 +92,40 @@ class Registry:
                 continue
             found = self.find_or_add(node, plugin, now)
             if found is not None:
-                found.causes, found.unwanted = _causes(expected), False
-                found.state.expect(expected.age_s, now)
+                found.receive(expected, now)
                 present.append(found)
         gone = [self.find(node, plugin) for node in before.keys() - nodes.keys()]
         return present, [found for found in gone if found is not None]
 
     def offer(
-        self, node: str, offers: Mapping[str, facts.Offer] | None, now: float
+        self, event: signals.NodeOffers, now: float
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Take what a node offers (None: there is no such node); return its plugins."""
-        home = self._nodes.setdefault(node, Node())
-        home.offers = offers
-        if offers is None and not home.plugins:
-            del self._nodes[node]
+        home = self.nodes.setdefault(event.node, Node())
+        home.offers = event.offers
+        if event.offers is None and not home.plugins:
+            del self.nodes[event.node]
         for found in home.plugins:
-            found.state.offered(offers, now)
+            found.receive(event, now)
         return home.plugins
 
     def inhibit(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
         """Let one alert say that a node is down; return the plugins for which that changes."""
-        return _inhibit(self._nodes[changed.node].plugins)
+        return _inhibit(self.nodes[changed.node].plugins)
 
-    def may_tell(self, now: float) -> bool:
+    def may_open(self, now: float) -> bool:
         """Tell whether the fleet may have one more alert now."""
         return self._whole(now).has(now)
 
-    def next_at(self, now: float) -> float:
+    def next_open_at(self, now: float) -> float:
         """Return when the fleet may have one more alert."""
         return self._whole(now).next_at()
 
     def spend(self, node: str, now: float) -> bool:
         """Tell whether a node may have one more alert now, and count it."""
-        whole, home = self._whole(now), self._nodes[node]
+        whole, home = self._whole(now), self.nodes[node]
         if home.bucket is None:
             home.bucket = rate_limit.Bucket(self._around.bounds.alerts_per_node_minute, now)
         if not (whole.has(now) and home.bucket.has(now)):
@@ -144,23 +143,16 @@ class Registry:
 def _inhibit(
     plugins: tuple[tracked_plugin.TrackedPlugin, ...],
 ) -> list[tracked_plugin.TrackedPlugin]:
-    down = [found for found in plugins if found.state.verdict is Verdict.NODE_DOWN]
-    teller = min(down, key=lambda found: (not found.tells_of_node, found.plugin), default=None)
-    changed = []
-    for found in plugins:
-        inhibited = teller is not None and found is not teller
-        if inhibited is not found.inhibited:
-            found.inhibited = inhibited
-            changed.append(found)
-    return changed
+    down = [plugin for plugin in plugins if plugin.current_verdict is Verdict.NODE_DOWN]
+    first = min(down, key=lambda plugin: (not plugin.reports_node, plugin.plugin), default=None)
+    return [
+        plugin
+        for plugin in plugins
+        if plugin.inhibit(inhibited=first is not None and plugin is not first)
+    ]
 
 
 @functools.lru_cache(maxsize=64)
 def _same(plugin: str) -> str:
     """Return one string for the plugins of one name on all nodes, instead of one for each."""
     return plugin
-
-
-def _causes(expected: facts.Expected) -> tuple[str, ...]:
-    revision = (f"revision={expected.revision}",) if expected.revision else ()
-    return (*expected.causes, *revision)

@@ -46,11 +46,17 @@ class RestartBudget:
             self._times.setdefault(node, {})[plugin] = times
 
     def choose(
-        self, node: str, plugin: str, pods: Sequence[facts.Pod], now: float, *, storm: bool
+        self,
+        node: str,
+        plugin: str,
+        pods: Sequence[facts.Pod],
+        now: float,
+        *,
+        is_mass_failure: bool,
     ) -> facts.Pod | Refused:
         """Return the pod to restart, and count it; or why none is."""
         running = [pod for pod in pods if not pod.deleting]
-        if storm:
+        if is_mass_failure:
             return Refused("many plugins are silent at once; restarting them would hide why")
         if len(running) != 1:
             return Refused(f"{len(running)} pods of the plugin are known on the node, not one")
@@ -106,51 +112,53 @@ class Remediator:
         if self._asked.get(key) == number:
             self._answered.add(key)
 
-    def asks(self, found: tracked_plugin.TrackedPlugin, now: float) -> int | None:
-        """Return the number to ask for a plugin's pods under, if that is to be done."""
-        if not found.needs_remedy(now):
-            self._asked.pop(found.key, None)
-            self._answered.discard(found.key)
+    def ask(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> signals.AskCluster | None:
+        """Return the question which pod a plugin has, if that is to be asked."""
+        if not plugin.needs_restart(now):
+            self._asked.pop(plugin.key, None)
+            self._answered.discard(plugin.key)
             return None
-        if found.key in self._asked:
+        if plugin.key in self._asked:
             return None
-        number = found.state.inquire().number
-        self._asked[found.key] = number
-        return number
+        question = plugin.ask_kubernetes()
+        self._asked[plugin.key] = question.number
+        return question
 
     def decide(
         self,
-        found: tracked_plugin.TrackedPlugin,
+        plugin: tracked_plugin.TrackedPlugin,
         leader: int,
         now: float,
         at: datetime,
         *,
-        storm: bool,
+        is_mass_failure: bool,
     ) -> list[signals.Output]:
         """Return what is to be done about a plugin that a new process may mend."""
-        if found.key not in self._answered:
+        if plugin.key not in self._answered:
             return []
-        self._answered.discard(found.key)
-        del self._asked[found.key]
-        chosen = self._remedies.choose(found.node, found.plugin, found.state.pods, now, storm=storm)
+        self._answered.discard(plugin.key)
+        del self._asked[plugin.key]
+        chosen = self._remedies.choose(
+            plugin.node, plugin.plugin, plugin.pods, now, is_mass_failure=is_mass_failure
+        )
         is_refused = isinstance(chosen, Refused)
-        before = found.remedied(leader, acted_at=None if is_refused else at)
+        before = plugin.restart_decided(leader, acted_at=None if is_refused else at)
         if isinstance(chosen, Refused):
             refused = vocabulary.Remedy.REFUSED
-            return [before, _decided(found, refused, chosen.reason, at=at, leader=leader)]
+            return [before, _decided(plugin, refused, chosen.reason, at=at, leader=leader)]
         act = signals.Remediate(
-            node=found.node,
-            plugin=found.plugin,
+            node=plugin.node,
+            plugin=plugin.plugin,
             pod=chosen.name,
             uid=chosen.uid,
-            reason=f"{found.state.verdict}: {found.state.rule}",
+            reason=f"{plugin.current_verdict}: {plugin.rule}",
             dry_run=self._is_dry,
         )
         return [before, act]
 
     def done(
         self,
-        found: tracked_plugin.TrackedPlugin,
+        plugin: tracked_plugin.TrackedPlugin,
         told: signals.Remediated,
         leader: int,
         at: datetime,
@@ -160,7 +168,7 @@ class Remediator:
         outcome = vocabulary.Remedy.FAILED if told.error else done
         mere = "the pod would be deleted" if self._is_dry else "the pod was deleted"
         reason = told.error or mere
-        return [_decided(found, outcome, reason, told.pod, at=at, leader=leader)]
+        return [_decided(plugin, outcome, reason, told.pod, at=at, leader=leader)]
 
     @property
     def _is_dry(self) -> bool:
@@ -168,7 +176,7 @@ class Remediator:
 
 
 def _decided(
-    found: tracked_plugin.TrackedPlugin,
+    plugin: tracked_plugin.TrackedPlugin,
     outcome: vocabulary.Remedy,
     reason: str,
     pod: str = "",
@@ -178,14 +186,14 @@ def _decided(
 ) -> signals.Publish:
     """Return the fact of what was done, or why it was not."""
     event = vocabulary.RemediationDecided(
-        node=found.node,
+        node=plugin.node,
         at=at,
-        plugin=found.plugin,
-        verdict=found.state.verdict or vocabulary.Verdict.HEALTHY,
+        plugin=plugin.plugin,
+        verdict=plugin.current_verdict or vocabulary.Verdict.HEALTHY,
         outcome=outcome,
         reason=reason[:2000],
         pod=pod,
         leader=leader,
     )
-    since = found.remedied_since or at
-    return signals.Publish(event=event, event_id=f"{found.key}:remedy:{since.isoformat()}")
+    since = plugin.restart_decided_for or at
+    return signals.Publish(event=event, event_id=f"{plugin.key}:remedy:{since.isoformat()}")

@@ -16,11 +16,11 @@ class SelfCheck:
     """Whether the detector may judge. `at_zero` is UTC at second 0 of the receiver's clock."""
 
     def __init__(self, settings: config.Detection, at_zero: datetime) -> None:
-        self.is_blind = True
+        self.is_disconnected = True
         self.alarm_due: float | None = None
         self._settings = settings
         self._at_zero = at_zero
-        self._wall_zero = at_zero.timestamp()
+        self.wall_zero = at_zero.timestamp()
         self._since: float | None = None
         self._alarmed = False
         self._promised: float | None = None
@@ -29,7 +29,7 @@ class SelfCheck:
 
     def late_s(self, now: float) -> float:
         """Return for how long we stood still, 0 if not worth mentioning."""
-        if self._promised is None or self.is_blind:
+        if self._promised is None or self.is_disconnected:
             return 0.0
         late_s = now - max(self._promised, self._called_at)
         return late_s if late_s > self._settings.stall_s else 0.0
@@ -40,7 +40,7 @@ class SelfCheck:
 
     def lost(self, now: float) -> None:
         """Take that our link is gone, or not there yet."""
-        self.is_blind = True
+        self.is_disconnected = True
         if self._since is None:
             self._since = now
             self.alarm_due = now + self._settings.blind_s
@@ -57,20 +57,16 @@ class SelfCheck:
     def back(self, at: datetime, now: float) -> tuple[float, list[signals.Output]]:
         """Take that our link is there; return for how long it was not, and what to tell of it."""
         seconds = 0.0 if self._since is None else now - self._since
-        self.is_blind, self._since, self.alarm_due = False, None, None
+        self.is_disconnected, self._since, self.alarm_due = False, None, None
         # the wall clock may have been set meanwhile
         self._at_zero = at - timedelta(seconds=now)
-        self._wall_zero = self._at_zero.timestamp()
+        self.wall_zero = self._at_zero.timestamp()
         outs: list[signals.Output] = [signals.Noted(note=signals.Note.BLIND, seconds=seconds)]
         if self._alarmed:
             self._alarmed = False
             summary = f"health hears NATS again, after {seconds:.0f} s"
             outs.append(signals.Alarm(firing=False, summary=summary, seconds=seconds))
         return seconds, outs
-
-    def wall(self, now: float) -> float:
-        """Return UTC in seconds, to be compared with what others say."""
-        return self._wall_zero + now
 
     def at(self, now: float) -> datetime:
         """Return UTC, never the same twice: it is part of an alert's identity."""

@@ -195,12 +195,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Context:
-    """One for all. `leader` is the revision we lead under; None while another one does.
+    """What all plugins share with the fleet.
 
-    `is_apart` is that our clock is apart from those of most nodes.
+    `leader` is the revision under which we lead; None while another replica does. `wall_zero` is
+    UTC in seconds at second 0 of our monotonic clock. `is_our_clock_skewed` means that our clock
+    differs from those of most nodes.
     """
 
-    __slots__ = ("bounds", "has_cluster", "is_apart", "leader", "runbook_url", "settings")
+    __slots__ = (
+        "bounds",
+        "has_cluster",
+        "is_our_clock_skewed",
+        "leader",
+        "runbook_url",
+        "settings",
+        "wall_zero",
+    )
 
     def __init__(
         self,
@@ -210,8 +220,9 @@ class Context:
         runbook_url: str,
         has_cluster: bool,
         leader: int | None,
+        wall_zero: float = 0.0,
     ) -> None:
         self.settings, self.bounds = settings, bounds
         self.runbook_url, self.has_cluster = runbook_url, has_cluster
-        self.is_apart = False
-        self.leader = leader
+        self.is_our_clock_skewed = False
+        self.leader, self.wall_zero = leader, wall_zero

@@ -89,6 +89,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     leader: int = 0
 
 
+def key_of(node: str, plugin: str) -> str:
+    """Return the key under which a plugin is stored."""
+    return f"{vocabulary.node_token(node)}.{plugin}"
+
+
 def of_alerts(told: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
     """Return what is left to know of each plugin where only its alerts were kept, oldest first.
 

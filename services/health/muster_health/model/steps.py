@@ -7,7 +7,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health.model import signals
+from muster_health.model import facts, signals, snapshot
 
 
 class Rule(enum.StrEnum):
@@ -60,6 +60,86 @@ def rule_named(word: str) -> Rule | None:
     return Rule(word) if word in Rule.__members__.values() else None
 
 
+def may_be_pause(rule: Rule) -> bool:
+    """Return whether a plugin that only pauses looks so too: a busy node, a slow reconnect."""
+    return rule in {
+        Rule.NOT_BACK,
+        Rule.NO_ANSWER,
+        Rule.POD_NOT_READY,
+        Rule.ONLY_BUS_SILENT,
+        Rule.CONNECTION_STALE,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What is wrong with a plugin, and why."""
+
+    verdict: Verdict
+    rule: Rule
+    evidence: tuple[vocabulary.Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The verdict that stands, as alerts need it.
+
+    `resources` are those that the verdict is about. `actual` is the diagnosis behind it, which
+    differs where FLAPPING is reported. `failed_at` is when the plugin failed last.
+    """
+
+    state: snapshot.State
+    verdict: Verdict | None
+    rule: Rule | None
+    resources: tuple[str, ...]
+    actual: Diagnosis | None
+    failed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NotExpected:
+    """Event: nobody expects this plugin on its node any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """Event: many plugins are suspect at once; reach no verdict until `Resume`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Event: the mass failure is over; ask again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconnected:
+    """Event: our own link was gone for `paused_s`; plugins have `window_s` more to reconnect."""
+
+    window_s: float
+    paused_s: float
+
+
+Event = (
+    vocabulary.Heartbeat
+    | signals.FromPlugin
+    | signals.ProbeAnswered
+    | signals.ProbeFailed
+    | signals.ProbeInconclusive
+    | signals.ClusterAnswered
+    | signals.Connected
+    | signals.Disconnected
+    | signals.Restored
+    | signals.NodeOffers
+    | signals.ClockStalled
+    | facts.Expected
+    | NotExpected
+    | Suspend
+    | Resume
+    | Reconnected
+)
+"""What one tracked plugin receives."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskPlugin:
     """Probe the plugin, under this number."""
@@ -101,4 +181,20 @@ class ReturnOverdue:
     evidence: tuple[vocabulary.Evidence, ...]
 
 
-Step = AskPlugin | AskKubernetes | VerdictReached | VerdictConfirmed | ReturnOverdue | signals.Noted
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The deadline may be earlier, or something is to be published or stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSkewChanged:
+    """The clock of the plugin's node differs from ours now, or no longer does."""
+
+
+CHANGED: Final = Changed()
+Decision = VerdictReached | VerdictConfirmed | ReturnOverdue
+Step = AskPlugin | AskKubernetes | Decision | signals.Noted
+"""What the parts of a tracked plugin decide."""
+
+Effect = signals.Probe | signals.AskCluster | signals.Noted | Decision | Changed | ClockSkewChanged
+"""What a tracked plugin asks of the detector."""

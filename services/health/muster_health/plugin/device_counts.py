@@ -97,7 +97,7 @@ class DeviceCounts:
         self._remember({name: n for name, n in left.items() if n > 0}, self._configuration)
         self._removed_at, self._is_calm = now, False
 
-    def hear(self, beat: vocabulary.Heartbeat, now: float) -> bool:
+    def observe(self, beat: vocabulary.Heartbeat, now: float) -> bool:
         """Take what a beat counts; return whether `short` changed."""
         if self._is_calm and self._is_as_before(beat):
             return False

@@ -40,7 +40,7 @@ from typing import Final
 from muster import vocabulary
 from muster.vocabulary import Verdict
 from muster_health.alerting import evidence
-from muster_health.model import config, facts
+from muster_health.model import config, facts, steps
 from muster_health.model.steps import Rule
 from muster_health.plugin import liveness
 
@@ -66,63 +66,43 @@ class Observations:
 
     silent_s: float
     interval_s: float
-    ever_heard: bool
-    expected: bool
-    listens: bool
-    link: liveness.Connections
+    was_heard: bool
+    is_expected: bool
+    is_subscribed: bool
+    connections: liveness.Connections
     has_cluster: bool
-    known: facts.Facts | None
+    cluster: facts.Facts | None
     healthy: Mapping[str, int]
-    waited: bool
+    has_waited: bool
     now: float
 
     @property
     def quiet_s(self) -> float:
         """Return for how long nothing has happened: no beat, and no connection that ended."""
-        closed = self.link.closed
+        closed = self.connections.closed
         return self.silent_s if closed is None else min(self.silent_s, self.now - closed.at)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """What a silence means, and why."""
-
-    verdict: Verdict
-    rule: Rule
-    evidence: tuple[vocabulary.Evidence, ...]
-
-
-def may_pause(rule: Rule) -> bool:
-    """Tell whether one that only pauses (a busy node, a slow way back to the bus) looks so too."""
-    return rule in {
-        Rule.NOT_BACK,
-        Rule.NO_ANSWER,
-        Rule.POD_NOT_READY,
-        Rule.ONLY_BUS_SILENT,
-        Rule.CONNECTION_STALE,
-    }
-
-
-def diagnose(scene: Observations, settings: config.Detection) -> Diagnosis | None:
+def diagnose(observed: Observations, settings: config.Detection) -> steps.Diagnosis | None:
     """Return what the silence means; None where some seconds more will tell."""
-    decided = _decide(scene, settings)
+    decided = _decide(observed, settings)
     if decided is None:
         return None
     verdict, rule = decided
     told = [
-        evidence.silent(scene.silent_s, scene.interval_s, ever_heard=scene.ever_heard),
+        evidence.silent(observed.silent_s, observed.interval_s, ever_heard=observed.was_heard),
         evidence.no_answer(settings.probe_timeout_s)
-        if scene.listens
+        if observed.is_subscribed
         else evidence.nobody_listens(),
-        *_connection(scene.link, scene.now),
+        *_connection(observed.connections, observed.now),
     ]
-    if scene.has_cluster:
-        told += evidence.cluster(scene.known, sorted(scene.healthy))
+    if observed.has_cluster:
+        told += evidence.cluster(observed.cluster, sorted(observed.healthy))
     elif rule is Rule.CONNECTION_STALE:
         told.append(evidence.undecided(_APART))
     elif verdict is Verdict.PLUGIN_DOWN:
         told.append(evidence.undecided(_WHOSE))
-    return Diagnosis(verdict=verdict, rule=rule, evidence=tuple(told))
+    return steps.Diagnosis(verdict=verdict, rule=rule, evidence=tuple(told))
 
 
 def _connection(link: liveness.Connections, now: float) -> list[vocabulary.Evidence]:
@@ -138,66 +118,74 @@ def _connection(link: liveness.Connections, now: float) -> list[vocabulary.Evide
     return []
 
 
-def _decide(scene: Observations, settings: config.Detection) -> tuple[Verdict, Rule] | None:
-    known = scene.known or facts.Facts()
+def _decide(observed: Observations, settings: config.Detection) -> tuple[Verdict, Rule] | None:
+    known = observed.cluster or facts.Facts()
     pods = known.pods or ()
-    gone = not scene.listens
+    gone = not observed.is_subscribed
     age_s = known.lease_age_s or 0.0
-    late = known.lease_age_s is not None and _may_have_died(scene, age_s)
+    late = known.lease_age_s is not None and _may_have_died(observed, age_s)
     replaced = bool(pods) and all(pod.is_outdated or pod.deleting for pod in pods)
     deleted = bool(pods) and all(pod.deleting for pod in pods)
     rows = (
-        (_may_answer_yet(scene, settings), None),
+        (_may_answer_yet(observed, settings), None),
         (known.exists is False, (Verdict.MAINTENANCE, Rule.NODE_GONE)),
         (deleted, (Verdict.MAINTENANCE, Rule.POD_DELETED)),
         (gone and bool(known.planned), (Verdict.MAINTENANCE, Rule.NODE_PLANNED)),
         (age_s > settings.lease_stale_s, (Verdict.NODE_DOWN, Rule.LEASE_STALE)),
         (late, None),
         (gone and replaced, (Verdict.MAINTENANCE, Rule.POD_REPLACED)),
-        (scene.expected and not scene.ever_heard, (Verdict.MISSING, Rule.NEVER_HEARD)),
+        (observed.is_expected and not observed.was_heard, (Verdict.MISSING, Rule.NEVER_HEARD)),
     )
-    return next((decided for holds, decided in rows if holds), _of_plugin(scene, settings))
+    return next((decided for holds, decided in rows if holds), _of_plugin(observed, settings))
 
 
-def _may_have_died(scene: Observations, lease_age_s: float) -> bool:
-    closed = scene.link.closed
-    if scene.waited or not scene.ever_heard or (closed is not None and not closed.by_server):
+def _may_have_died(observed: Observations, lease_age_s: float) -> bool:
+    closed = observed.connections.closed
+    if (
+        observed.has_waited
+        or not observed.was_heard
+        or (closed is not None and not closed.by_server)
+    ):
         return False
-    return lease_age_s > scene.silent_s - _DUE_BEATS * scene.interval_s
+    return lease_age_s > observed.silent_s - _DUE_BEATS * observed.interval_s
 
 
-def _may_answer_yet(scene: Observations, settings: config.Detection) -> bool:
-    if not scene.has_cluster or scene.known is not None or scene.waited:
+def _may_answer_yet(observed: Observations, settings: config.Detection) -> bool:
+    if not observed.has_cluster or observed.cluster is not None or observed.has_waited:
         return False
-    closed = scene.link.closed
-    return closed is None or closed.by_server or _is_quiet(scene, settings)
+    closed = observed.connections.closed
+    return closed is None or closed.by_server or _is_quiet(observed, settings)
 
 
-def _is_quiet(scene: Observations, settings: config.Detection) -> bool:
-    return scene.quiet_s >= settings.suspicion_beats * scene.interval_s
+def _is_quiet(observed: Observations, settings: config.Detection) -> bool:
+    return observed.quiet_s >= settings.suspicion_beats * observed.interval_s
 
 
-def _is_early(scene: Observations, settings: config.Detection) -> bool:
-    closed = scene.link.closed
-    if scene.waited or not scene.ever_heard or (closed is not None and not closed.by_server):
+def _is_early(observed: Observations, settings: config.Detection) -> bool:
+    closed = observed.connections.closed
+    if (
+        observed.has_waited
+        or not observed.was_heard
+        or (closed is not None and not closed.by_server)
+    ):
         return False
     # it may have stood still since just before the beat that is missing
-    return scene.silent_s < settings.ready_s + scene.interval_s
+    return observed.silent_s < settings.ready_s + observed.interval_s
 
 
-def _of_plugin(scene: Observations, settings: config.Detection) -> tuple[Verdict, Rule] | None:
-    pods = scene.known.pods if scene.known is not None else None
-    stale = scene.link.closed is not None and scene.link.closed.by_server
-    hangs = stale or scene.link.closed is None
-    quiet = _is_quiet(scene, settings)
+def _of_plugin(observed: Observations, settings: config.Detection) -> tuple[Verdict, Rule] | None:
+    pods = observed.cluster.pods if observed.cluster is not None else None
+    stale = observed.connections.closed is not None and observed.connections.closed.by_server
+    hangs = stale or observed.connections.closed is None
+    quiet = _is_quiet(observed, settings)
     runs = pods is None or any(pod.runs for pod in pods)
     ready = pods is not None and any(pod.ready for pod in pods)
-    well = ready and _offers_all(scene)
+    well = ready and _offers_all(observed)
     rows = (
         (not runs, (Verdict.PLUGIN_DOWN, Rule.POD_NOT_RUNNING)),
-        (scene.listens and not well, (Verdict.STUCK, Rule.NO_ANSWER)),
+        (observed.is_subscribed and not well, (Verdict.STUCK, Rule.NO_ANSWER)),
         (hangs and pods is not None and not ready, (Verdict.STUCK, Rule.POD_NOT_READY)),
-        (well and _is_early(scene, settings), None),
+        (well and _is_early(observed, settings), None),
         (well and (quiet or stale), (Verdict.UNREACHABLE, Rule.ONLY_BUS_SILENT)),
         (not quiet and not stale, (Verdict.PLUGIN_DOWN, Rule.NOT_BACK)),
         (stale and pods is None, (Verdict.STUCK, Rule.CONNECTION_STALE)),
@@ -206,13 +194,13 @@ def _of_plugin(scene: Observations, settings: config.Detection) -> tuple[Verdict
     return next((decided for holds, decided in rows if holds), otherwise)
 
 
-def _offers_all(scene: Observations) -> bool:
+def _offers_all(observed: Observations) -> bool:
     """Tell whether the node offers what the plugin last had, as far as that is known."""
-    offers = scene.known.offers if scene.known is not None else None
+    offers = observed.cluster.offers if observed.cluster is not None else None
     if offers is None:
         return True
     return all(
         name in offers and offers[name].allocatable >= healthy
-        for name, healthy in scene.healthy.items()
+        for name, healthy in observed.healthy.items()
         if healthy
     )

@@ -1,21 +1,26 @@
-"""Pure: One suspicion: what was asked, what was answered, and what is still awaited.
+"""Pure: the questions about one plugin: one suspicion at a time, and when to review a lost plugin.
 
 Every answer bears the number of its question, so that a late one can do no harm. An answer that
-never comes (ours to give, and a bug if it does not) ends the case undecided.
+never comes (our own code gives one, and it is a bug if it does not) ends the suspicion undecided.
+A plugin that is lost is investigated again, each time after twice the wait.
 """
 
 import enum
 import math
-from typing import Final, assert_never
+from collections.abc import Mapping
+from typing import Final
 
+from muster.vocabulary import Verdict
 from muster_health.model import config, facts, steps
+from muster_health.model.steps import Rule
+from muster_health.plugin import diagnosis, liveness
 
 _ASK_AGAIN_S: Final = 2.0
-_AGAIN_MAX: Final = 8
+_ASK_AGAIN_MAX: Final = 8
 _SOON_S: Final = 0.8
-"""A connection that ended is judged within 3 s, whether or not Kubernetes answers."""
-_LOST_S: Final = 10.0
-"""After its time, an answer is given up that must come in time."""
+"""A connection that ended is diagnosed within 3 s, whether or not Kubernetes answers."""
+_ANSWER_LOST_S: Final = 10.0
+"""So long after its time an answer that must come is given up."""
 
 
 class Reason(enum.StrEnum):
@@ -24,213 +29,243 @@ class Reason(enum.StrEnum):
     SILENCE = "silence"
     DISCONNECT = "disconnect"
     ABSENCE = "absence"
-    TROUBLE = "trouble"
+    PROBLEM = "problem"
     REVIEW = "review"
-    """Of one that was found to be lost: is it still so, and is it worse?"""
-
-
-class Question(enum.StrEnum):
-    """Whom to ask now."""
-
-    PLUGIN = "plugin"
-    CLUSTER = "cluster"
+    """A plugin that is lost: is it still, and is it worse?"""
 
 
 class Suspicion:
-    """One suspicion of one plugin."""
+    """One suspicion of one plugin: what was asked, what was answered, what is still awaited."""
 
     __slots__ = (
-        "_again",
-        "_again_at",
-        "_answers_s",
+        "_asked_again",
         "_cluster_awaited",
-        "_facts_due",
+        "_cluster_due",
+        "_cluster_timeout_s",
         "_give_up_at",
+        "_next_ask_at",
         "_probe_at",
-        "asked_at",
         "cluster_number",
-        "doubt",
-        "known",
-        "listens",
+        "facts",
+        "is_subscribed",
         "number",
         "opened_at",
+        "probed_at",
+        "reason",
     )
 
     def __init__(
         self,
-        doubt: Reason,
+        reason: Reason,
         number: int,
         settings: config.Detection,
         *,
         now: float,
         has_cluster: bool,
     ) -> None:
-        self.doubt = doubt
+        self.reason = reason
         self.opened_at = now
         self.number = self.cluster_number = number
-        self.listens: bool | None = None
-        """What the probe found, if it found no sign of life: somebody who is mute, or nobody."""
-        self.known: facts.Facts | None = None
-        ended = doubt is Reason.DISCONNECT
-        wait_s = settings.restart_s if ended else 0.0
-        self._cluster_awaited = has_cluster and doubt is not Reason.TROUBLE
+        self.is_subscribed: bool | None = None
+        """Whether a probe that was not answered reached a subscriber; None before that."""
+        self.facts: facts.Facts | None = None
+        is_disconnect = reason is Reason.DISCONNECT
+        wait_s = settings.restart_s if is_disconnect else 0.0
+        self._cluster_awaited = has_cluster and reason is not Reason.PROBLEM
         self._probe_at: float | None = now + wait_s
-        self.asked_at = now
-        """When the plugin was asked; what happened to its connection since is newer than that."""
-        # what is asked too early says that all is well: a pod's end takes a second to be seen
-        self._again_at: float | None = now + wait_s if self._cluster_awaited else None
-        self._again = 0
-        self._answers_s = min(settings.probe_timeout_s, _SOON_S if ended else math.inf)
-        self._facts_due = now + wait_s + self._answers_s
-        self._give_up_at = now + wait_s + settings.probe_timeout_s + _LOST_S
+        self.probed_at = now
+        """When the plugin was probed; what happened to its connection since is newer than that."""
+        # what is asked too early looks well: a pod's end takes a second to be seen
+        self._next_ask_at: float | None = now + wait_s if self._cluster_awaited else None
+        self._asked_again = 0
+        self._cluster_timeout_s = min(
+            settings.probe_timeout_s, _SOON_S if is_disconnect else math.inf
+        )
+        self._cluster_due = now + wait_s + self._cluster_timeout_s
+        self._give_up_at = now + wait_s + settings.probe_timeout_s + _ANSWER_LOST_S
 
-    def due(self, now: float) -> list[Question]:
-        """Return whom to ask now."""
-        asked: list[Question] = []
-        if self._probe_at is not None and self._probe_at <= now:
-            self._probe_at, self.asked_at = None, now
-            asked.append(Question.PLUGIN)
-        if self._again_at is not None and self._again_at <= now:
-            self._again_at = None
-            self._cluster_awaited, self._facts_due = True, now + self._answers_s
-            asked.append(Question.CLUSTER)
-        return asked
+    def is_probe_due(self, now: float) -> bool:
+        """Return whether to probe the plugin now, once."""
+        if self._probe_at is None or self._probe_at > now:
+            return False
+        self._probe_at, self.probed_at = None, now
+        return True
+
+    def is_cluster_due(self, now: float) -> bool:
+        """Return whether to ask Kubernetes now, once."""
+        if self._next_ask_at is None or self._next_ask_at > now:
+            return False
+        self._next_ask_at = None
+        self._cluster_awaited, self._cluster_due = True, now + self._cluster_timeout_s
+        return True
 
     def deadline(self) -> float:
         """Return when to look at it again."""
         waits = [self._give_up_at]
         if self._probe_at is not None:
             waits.append(self._probe_at)
-        if self._again_at is not None:
-            # Kubernetes is asked once more first: what it did not say in time is of no use
-            waits.append(self._again_at)
-        elif self.listens is not None and self._cluster_awaited:
-            waits.append(self._facts_due)
+        if self._next_ask_at is not None:
+            # Kubernetes is asked once more first: what it did not answer in time is of no use
+            waits.append(self._next_ask_at)
+        elif self.is_subscribed is not None and self._cluster_awaited:
+            waits.append(self._cluster_due)
         return min(waits)
 
-    def learned(self, known: facts.Facts | None) -> None:
-        """Take what Kubernetes knows; None is no answer."""
+    def answered(self, answer: facts.Facts | None) -> None:
+        """Record what Kubernetes answers; None is no answer."""
         self._cluster_awaited = False
-        if known is not None:
-            self.known = known
+        if answer is not None:
+            self.facts = answer
 
     def is_complete(self, now: float) -> bool:
-        """Tell whether it can be judged: all have answered, or have had their time."""
-        if self.listens is None or self._again_at is not None:
+        """Return whether it can be diagnosed: all have answered, or have had their time."""
+        if self.is_subscribed is None or self._next_ask_at is not None:
             return False
-        return not self._cluster_awaited or now >= self._facts_due
+        return not self._cluster_awaited or now >= self._cluster_due
 
     def is_hopeless(self, now: float) -> bool:
-        """Tell whether an answer was lost."""
+        """Return whether an answer was lost."""
         return now >= self._give_up_at
 
     @property
     def has_waited(self) -> bool:
-        """Tell whether Kubernetes was asked often enough to wait no longer."""
-        return self._again >= _AGAIN_MAX
+        """Return whether Kubernetes was asked often enough to wait no longer."""
+        return self._asked_again >= _ASK_AGAIN_MAX
 
     def ask_again(self, now: float) -> None:
-        """Take that what Kubernetes knows is about to tell more: a lease is renewed, or not."""
-        self._again += 1
-        self._again_at = now + _ASK_AGAIN_S
-        self._give_up_at = max(self._give_up_at, self._again_at + _LOST_S)
+        """Ask Kubernetes again soon, which is about to know more: a lease is renewed, or not."""
+        self._asked_again += 1
+        self._next_ask_at = now + _ASK_AGAIN_S
+        self._give_up_at = max(self._give_up_at, self._next_ask_at + _ANSWER_LOST_S)
 
 
 class Investigation:
-    """Opens cases, numbers questions, and knows which answers are still awaited."""
+    """Opens suspicions, numbers questions, and knows which answers are still awaited."""
 
-    __slots__ = ("_has_cluster", "_number", "_review_s", "_settings", "case", "review_due")
+    __slots__ = ("_number", "_review_s", "_settings", "has_cluster", "review_due", "suspicion")
 
     def __init__(self, settings: config.Detection, *, has_cluster: bool) -> None:
-        self.case: Suspicion | None = None
+        self.suspicion: Suspicion | None = None
         self.review_due: float | None = None
-        """When to ask anew about one that is lost, while nobody is asked."""
+        """When to review a lost plugin, while there is no suspicion."""
+        self.has_cluster = has_cluster
         self._review_s = settings.review_s
         self._settings = settings
-        self._has_cluster = has_cluster
         self._number = 0
 
     @property
     def is_about_silence(self) -> bool:
-        """Tell whether the plugin is not known to be alive; so too while nobody is asked."""
-        return self.case is None or self.case.doubt is not Reason.TROUBLE
+        """Return whether the plugin may be dead; so too while nothing is asked."""
+        return self.suspicion is None or self.suspicion.reason is not Reason.PROBLEM
 
-    @property
-    def has_cluster(self) -> bool:
-        """Tell whether there is a Kubernetes API to ask."""
-        return self._has_cluster
-
-    def open(self, doubt: Reason, now: float) -> list[steps.Step]:
-        """Begin a case; return what to ask at once."""
+    def open(self, reason: Reason, now: float) -> list[steps.Step]:
+        """Begin a suspicion; return what to ask at once."""
         self._number += 1
-        self.case = Suspicion(
-            doubt, self._number, self._settings, now=now, has_cluster=self._has_cluster
+        self.suspicion = Suspicion(
+            reason, self._number, self._settings, now=now, has_cluster=self.has_cluster
         )
-        return self.ask(self.case, now)
+        return self.questions(self.suspicion, now)
 
     def deadline(self) -> float | None:
-        """Return when to look at the case, or at what was found, again."""
-        return self.review_due if self.case is None else self.case.deadline()
+        """Return when to look at the suspicion, or at the lost plugin, again."""
+        return self.review_due if self.suspicion is None else self.suspicion.deadline()
 
-    def found(self, now: float, *, fresh: bool, wait_s: float | None = None) -> None:
-        """Take that it is lost, or (not `fresh`) still is, to be reviewed in its time."""
-        self.case = None
-        longer_s = min(2 * self._review_s, self._settings.review_max_s)
-        self._review_s = self._settings.review_s if fresh else longer_s
-        self.review_due = now + (self._review_s if wait_s is None else wait_s)
-
-    def put_off(self, since: float) -> None:
-        """Take that nothing was found: ask again a review's time after `since`."""
-        self.case, self.review_due = None, since + self._review_s
-
-    def review(self, now: float) -> list[steps.Step]:
-        """Ask whether what was found still is so."""
-        self.review_due = None
-        return self.open(Reason.REVIEW, now)
-
-    def refuted(self) -> Suspicion | None:
-        """Take that it lives; return the case that was about it, if there was one."""
-        asked, self.case = self.case, None
+    def questions(self, suspicion: Suspicion, now: float) -> list[steps.Step]:
+        """Return what to ask now."""
+        asked: list[steps.Step] = []
+        if suspicion.is_probe_due(now):
+            asked.append(steps.AskPlugin(number=suspicion.number))
+        if suspicion.is_cluster_due(now):
+            question = self.ask_kubernetes()
+            suspicion.cluster_number = question.number
+            asked.append(question)
         return asked
 
-    def end(self) -> None:
-        """Take that nothing is to be reviewed any more."""
-        self.review_due, self._review_s = None, self._settings.review_s
-
-    def shift(self, seconds: float) -> None:
-        """Take that we heard nothing for so long."""
-        if self.review_due is not None:
-            self.review_due += seconds
-
-    def ask(self, asked: Suspicion, now: float) -> list[steps.Step]:
-        """Return what to ask now."""
-        taken: list[steps.Step] = []
-        for ask in asked.due(now):
-            match ask:
-                case Question.PLUGIN:
-                    taken.append(steps.AskPlugin(number=asked.number))
-                case Question.CLUSTER:
-                    inquiry = self.inquire()
-                    asked.cluster_number = inquiry.number
-                    taken.append(inquiry)
-                case _:
-                    assert_never(ask)
-        return taken
-
-    def inquire(self) -> steps.AskKubernetes:
-        """Ask Kubernetes, under a number of its own."""
+    def ask_kubernetes(self) -> steps.AskKubernetes:
+        """Return a question to Kubernetes, under a number of its own."""
         self._number += 1
         return steps.AskKubernetes(number=self._number)
 
     def awaited(self, number: int) -> Suspicion | None:
-        """Return the case that a probe's answer belongs to, if it still does."""
-        asked = self.case
-        return asked if asked is not None and asked.number == number else None
+        """Return the suspicion that a probe's answer belongs to, if it still does."""
+        suspicion = self.suspicion
+        return suspicion if suspicion is not None and suspicion.number == number else None
 
-    def learned(self, known: facts.Facts | None, number: int) -> Suspicion | None:
-        """Take what Kubernetes knows; return the case that it belongs to, if it still does."""
-        asked = self.case
-        if asked is None or asked.cluster_number != number:
+    def answered(self, answer: facts.Facts | None, number: int) -> Suspicion | None:
+        """Record what Kubernetes answers; return the suspicion that it belongs to, if any."""
+        suspicion = self.suspicion
+        if suspicion is None or suspicion.cluster_number != number:
             return None
-        asked.learned(known)
-        return asked
+        suspicion.answered(answer)
+        return suspicion
+
+    def diagnose(
+        self,
+        suspicion: Suspicion,
+        alive: liveness.Liveness,
+        healthy: Mapping[str, int],
+        now: float,
+        *,
+        is_new: bool,
+    ) -> steps.Diagnosis | None:
+        """Return the diagnosis, and plan the next review; None while answers are awaited.
+
+        `healthy` are the plugin's devices by resource; `is_new` means that it was not lost before.
+        """
+        if not suspicion.is_complete(now):
+            return None
+        observed = diagnosis.Observations(
+            silent_s=now - alive.silent_since,
+            interval_s=alive.order.interval_s,
+            was_heard=alive.was_heard,
+            is_expected=alive.is_expected,
+            # it was there when it was probed, and may have gone since
+            is_subscribed=bool(suspicion.is_subscribed)
+            and not alive.connections.has_ended_since(suspicion.probed_at),
+            connections=alive.connections,
+            has_cluster=self.has_cluster,
+            cluster=suspicion.facts,
+            healthy=healthy,
+            has_waited=suspicion.has_waited,
+            now=now,
+        )
+        reached = diagnosis.diagnose(observed, self._settings)
+        if reached is None:
+            suspicion.ask_again(now)
+            return None
+        self.suspicion = None
+        if reached.verdict is not Verdict.MAINTENANCE:
+            longer_s = min(2 * self._review_s, self._settings.review_max_s)
+            self._review_s = self._settings.review_s if is_new else longer_s
+            is_early = reached.rule is Rule.NOT_BACK
+            wait_s = max(0.0, alive.timeout_s - observed.quiet_s) if is_early else self._review_s
+            self.review_due = now + wait_s
+        return reached
+
+    def review(self, now: float) -> list[steps.Step]:
+        """Ask whether a plugin is still lost."""
+        self.review_due = None
+        return self.open(Reason.REVIEW, now)
+
+    def review_soon(self, now: float) -> None:
+        """Ask soon whether a plugin is still lost, if nothing is asked already."""
+        if self.suspicion is None:
+            self.review_due = now + self._settings.restart_s
+
+    def postpone(self, since: float) -> None:
+        """Drop a suspicion that decided nothing: review the plugin a while after `since`."""
+        self.suspicion, self.review_due = None, since + self._review_s
+
+    def refuted(self) -> Suspicion | None:
+        """Drop the suspicion: the plugin is alive; return it, if there was one."""
+        suspicion, self.suspicion = self.suspicion, None
+        return suspicion
+
+    def end(self) -> None:
+        """Plan no review any more."""
+        self.review_due, self._review_s = None, self._settings.review_s
+
+    def shift(self, seconds: float) -> None:
+        """Move the deadline by the time that our own process was suspended."""
+        if self.review_due is not None:
+            self.review_due += seconds

@@ -1,11 +1,16 @@
-"""Pure: Which heartbeats are signs of life, and what their order and pace tell.
+"""Pure: signs of life of one plugin: its heartbeats in order, its silence, its connections.
 
-Order is (instance, seq), age is by the receiver's clock. A client that was cut off may send its
-backlog in one burst: those beats are news of the past. They give themselves away by arriving
-together, and the first of them by having been made soon after the one before the silence, as the
-sender's own uptime tells.
+Heartbeats are ordered by (instance, seq), and aged by the receiver's clock. A client that was cut
+off may send its backlog in one burst: these heartbeats are news of the past. They give themselves
+away by arriving together, and the first of them by having been made soon after the one before the
+silence, as the sender's own uptime shows. Two instances that alternate are two processes at once: a
+former one that nobody ended.
 
-Two instances that beat in turns are two processes at once: a former one that nobody ended.
+What NATS reports of a connection may be lost, and nothing is reported of a connection that was
+there before us. So it may raise a suspicion and serve as evidence, and never decides alone.
+
+Every age is by our clock alone, so a skewed clock of a node deceives nobody here; but its logs
+will. That is observed too, from heartbeats that were read when they were made.
 """
 
 import enum
@@ -14,191 +19,148 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster import vocabulary
+from muster_health.model import config
 
 INTERVAL_MIN_S: Final = 0.1
-"""A sender that declares less would have us doubt it without end."""
+"""A sender that declares less would be under suspicion without end."""
 
-_SPACED_BEATS: Final = 0.5
-_LATE_BEATS: Final = 1.5
-_REPLACED_BEATS: Final = 2.0
-_TURNS_MIN: Final = 3
-_TURN_BEATS: Final = 3.0
+_SPACED_INTERVALS: Final = 0.5
+_LATE_INTERVALS: Final = 1.5
+_REPLACED_INTERVALS: Final = 2.0
+_ALTERNATIONS_MIN: Final = 3
+_ALTERNATION_INTERVALS: Final = 3.0
 _PACE_WEIGHT: Final = 0.3
 _PACE_MAX: Final = 2.5
-"""What is longer is a silence, and the end of one shall not pass for a slow pace."""
+"""What is longer is a silence, and the end of one must not pass for a slow pace."""
+_OPEN_MAX: Final = 8
+_CLOSED_BY_SERVER: Final = ("stale", "authentication", "authorization", "slow consumer")
+"""In the server's reasons for closing a connection itself
+(nats-server server/client.go, ClosedState)."""
+_SERVER_ID_CHARS: Final = 56
+_SHORT_CHARS: Final = 8
+_SKEWED_HEARTBEATS_MIN: Final = 3
+_IN_SYNC_SHARE: Final = 0.5
 
 
 class Freshness(enum.StrEnum):
-    """How much a beat proves."""
+    """How much a heartbeat proves."""
 
     STALE = "stale"
-    """Older than what we know."""
+    """Older than the last one."""
     DOUBTFUL = "doubtful"
     """Newer, but perhaps out of a backlog: not enough to refute a suspicion."""
     FRESH = "fresh"
 
 
 class HeartbeatOrder:
-    """The order of one plugin's beats. `stretch` is their mean distance in declared intervals."""
+    """The order of one plugin's heartbeats. `stretch` is their mean pace in declared intervals."""
 
     __slots__ = (
+        "_arrived_at",
         "_retired",
         "_retired_at",
         "_retired_seq",
-        "_spoke_since",
+        "_successor_sent",
         "_uptime_s",
-        "arrived_at",
+        "alternations",
         "instance",
         "interval_s",
         "is_fresh",
+        "is_new_instance",
         "seq",
         "stretch",
-        "turns",
     )
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
         self.instance = ""
         self.seq = -1
-        self.arrived_at: float | None = None
         self.stretch = 1.0
         self.is_fresh = False
-        """The newest one was read when it was made."""
+        """The last one was read when it was made."""
+        self.is_new_instance = False
+        """The last one was the first of an instance that was not there before."""
+        self.alternations = 0
+        """How often two instances have alternated lately."""
+        self._arrived_at: float | None = None
         self._retired = ""
         self._retired_seq = -1
         self._retired_at = 0.0
-        self.turns = 0
-        """How often two instances have beaten in turns, lately."""
-        self._spoke_since = False
+        self._successor_sent = False
         self._uptime_s = 0.0
 
     def restore(self, instance: str, seq: int, interval_s: float) -> None:
         """Go on where a former process stopped."""
         self.instance, self.seq, self.interval_s = instance, seq, interval_s
 
-    def take(self, beat: vocabulary.Heartbeat, now: float) -> Freshness:
-        """Return what the beat proves; remember it unless it is stale."""
-        quiet_s = None if self.arrived_at is None else now - self.arrived_at
-        interval_s = max(beat.interval_s, INTERVAL_MIN_S)
-        if beat.instance == self.instance:
-            if beat.seq <= self.seq:
+    def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> Freshness:
+        """Return what the heartbeat proves; record it unless it is stale."""
+        quiet_s = None if self._arrived_at is None else now - self._arrived_at
+        interval_s = max(heartbeat.interval_s, INTERVAL_MIN_S)
+        if heartbeat.instance == self.instance:
+            if heartbeat.seq <= self.seq:
                 return Freshness.STALE
-            self.is_fresh = quiet_s is None or self._is_fresh(beat, quiet_s, interval_s)
+            self.is_new_instance = False
+            self.is_fresh = quiet_s is None or self._is_fresh(heartbeat, quiet_s, interval_s)
         else:
-            if self._is_replaced(beat, quiet_s, now):
+            if self._is_replaced(heartbeat, quiet_s, now):
                 return Freshness.STALE
-            self._retire(beat.instance, now)
-            # else the same one for as long as it lives, instead of one for each beat
-            self.instance = beat.instance
+            self.is_new_instance = heartbeat.instance != self._retired
+            self._retire(heartbeat.instance, now)
+            # else the same one for as long as it lives, instead of one for each heartbeat
+            self.instance = heartbeat.instance
             self.is_fresh = True
-        self.seq, self.interval_s, self._uptime_s = beat.seq, interval_s, beat.uptime_s
-        self.arrived_at, self._spoke_since = now, True
+        self.seq, self.interval_s, self._uptime_s = heartbeat.seq, interval_s, heartbeat.uptime_s
+        self._arrived_at, self._successor_sent = now, True
         return Freshness.FRESH if self.is_fresh else Freshness.DOUBTFUL
 
-    def comes_back(self, instance: str) -> bool:
-        """Tell whether this one beat before the one that beats now: it was there all the time."""
-        return instance == self._retired
-
-    def twins(self, now: float) -> str:
-        """Say in words that two instances beat in turns; empty if they do not."""
-        if self.turns < _TURNS_MIN or now - self._retired_at > _TURN_BEATS * self.interval_s:
+    def two_instances(self, now: float) -> str:
+        """Return the evidence that two instances alternate; empty if they do not."""
+        is_over = now - self._retired_at > _ALTERNATION_INTERVALS * self.interval_s
+        if self.alternations < _ALTERNATIONS_MIN or is_over:
             return ""
         return f"two processes beat in turns: {self.instance} and {self._retired}"
 
     def _retire(self, successor: str, now: float) -> None:
         if successor == self._retired:
-            self.turns, self._retired_at = self.turns + 1, now
+            self.alternations, self._retired_at = self.alternations + 1, now
         else:
-            self.turns = 0
+            self.alternations = 0
         self._retired, self._retired_seq = self.instance, self.seq
         self.stretch = 1.0
 
-    def _is_replaced(self, beat: vocabulary.Heartbeat, quiet_s: float | None, now: float) -> bool:
+    def _is_replaced(
+        self, heartbeat: vocabulary.Heartbeat, quiet_s: float | None, now: float
+    ) -> bool:
         # a former instance is believed again only when its successor has gone quiet
-        if quiet_s is None or beat.instance != self._retired:
+        if quiet_s is None or heartbeat.instance != self._retired:
             return False
-        if quiet_s >= _REPLACED_BEATS * self.interval_s:
+        if quiet_s >= _REPLACED_INTERVALS * self.interval_s:
             return False
-        if beat.seq > self._retired_seq and self._spoke_since:
-            if now - self._retired_at > _TURN_BEATS * self.interval_s:
-                self.turns = 0
-            self._retired_seq, self._retired_at, self._spoke_since = beat.seq, now, False
-            self.turns += 1
+        if heartbeat.seq > self._retired_seq and self._successor_sent:
+            if now - self._retired_at > _ALTERNATION_INTERVALS * self.interval_s:
+                self.alternations = 0
+            self._retired_seq, self._retired_at = heartbeat.seq, now
+            self._successor_sent = False
+            self.alternations += 1
         return True
 
-    def _is_fresh(self, beat: vocabulary.Heartbeat, quiet_s: float, interval_s: float) -> bool:
-        """Take its pace; tell whether it was read when it was made."""
-        made_s = beat.uptime_s - self._uptime_s
+    def _is_fresh(self, heartbeat: vocabulary.Heartbeat, quiet_s: float, interval_s: float) -> bool:
+        """Update the pace; return whether it was read when it was made."""
+        made_s = heartbeat.uptime_s - self._uptime_s
         if self._uptime_s and made_s > 0:
-            each = made_s / (beat.seq - self.seq) / interval_s
+            each = made_s / (heartbeat.seq - self.seq) / interval_s
             self.stretch += _PACE_WEIGHT * (min(each, _PACE_MAX) - self.stretch)
-        if quiet_s < _SPACED_BEATS * interval_s:
+        if quiet_s < _SPACED_INTERVALS * interval_s:
             return False
-        if not (beat.uptime_s and self._uptime_s):
+        if not (heartbeat.uptime_s and self._uptime_s):
             return True
-        return quiet_s - made_s <= _LATE_BEATS * interval_s
-
-
-class Silence:
-    """The silence of one plugin. `heard_at` is None until its first sign of life."""
-
-    __slots__ = ("_since", "heard_at", "window_s")
-
-    def __init__(self, now: float) -> None:
-        self.heard_at: float | None = None
-        self._since = now
-        self.window_s = 0.0
-        """It has so much more than usual for its next sign of life."""
-
-    @property
-    def since(self) -> float:
-        """Return when it began."""
-        return self._since
-
-    @property
-    def ever_heard(self) -> bool:
-        """Tell whether there was a sign of life at all."""
-        return self.heard_at is not None
-
-    def broken(self, now: float) -> None:
-        """Take a sign of life."""
-        self.heard_at = self._since = now
-        self.window_s = 0.0
-
-    def begin_anew(self, now: float, *, window_s: float = 0.0) -> None:
-        """Take that nothing could be heard until now.
-
-        It has `window_s` more than usual for its next sign of life.
-        """
-        self._since, self.window_s = now, window_s
-
-    def shift(self, seconds: float, now: float) -> None:
-        """Take that we stood still for so long."""
-        self._since = min(now, self._since + seconds)
-
-    def due(self, patience_s: float) -> float:
-        """Return when the silence is longer than `patience_s`."""
-        return self._since + patience_s + self.window_s
-
-
-_OPEN_MAX: Final = 8
-_STALE: Final = ("stale", "authentication", "authorization", "slow consumer")
-"""In the server's reasons for an end that the plugin itself did not make
-(nats-server server/client.go, ClosedState)."""
-
-
-_ID_CHARS: Final = 56
-_SHORT_CHARS: Final = 8
-
-
-def short_server(server: str) -> str:
-    """Return a server as people can tell it from others: of its id, a key, the first characters."""
-    return server[:_SHORT_CHARS] if len(server) == _ID_CHARS else server
+        return quiet_s - made_s <= _LATE_INTERVALS * interval_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """A plugin's last connection ended; `at` by our clock."""
+    """A plugin's last connection was closed; `at` by our clock."""
 
     at: float
     reason: str
@@ -206,12 +168,12 @@ class Closed:
 
     @property
     def by_server(self) -> bool:
-        """Tell whether the server ended it: the process may still be there."""
-        return any(word in self.reason.lower() for word in _STALE)
+        """Return whether the server closed it: the process may still be there."""
+        return any(word in self.reason.lower() for word in _CLOSED_BY_SERVER)
 
 
 class Connections:
-    """The connections of one plugin, as far as we heard of them."""
+    """The connections of one plugin to NATS, as far as they were reported to us."""
 
     __slots__ = ("_open", "closed", "server")
 
@@ -222,18 +184,18 @@ class Connections:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether we know of an open one."""
+        """Return whether one is known to be open."""
         return bool(self._open)
 
     def opened(self, server: str, client: int) -> None:
-        """Take that the bus accepted one."""
+        """Record that a server accepted one."""
         if (server, client) not in self._open:
             self._open = (*self._open, (server, client))[-_OPEN_MAX:]
         self.server, self.closed = server, None
 
     def ended(self, server: str, client: int, reason: str, now: float) -> bool:
-        """Take that the bus lost one; return whether that leaves none that we know of."""
-        self._open = tuple(one for one in self._open if one != (server, client))
+        """Record that a server lost one; return whether that leaves none that is known."""
+        self._open = tuple(each for each in self._open if each != (server, client))
         if self._open:
             return False
         self.closed = Closed(at=now, reason=reason, server=server)
@@ -241,49 +203,153 @@ class Connections:
         return True
 
     def has_ended_since(self, at: float) -> bool:
-        """Tell whether its last one ended after that."""
+        """Return whether the last one ended after that."""
         return self.closed is not None and self.closed.at > at
 
     def forget(self) -> None:
-        """Take that we were deaf for a while."""
+        """Forget all: we were disconnected ourselves for a while."""
         self._open, self.closed = (), None
 
 
-_BEATS_MIN: Final = 3
-_WELL_SHARE: Final = 0.5
-
-
 class ClockOffset:
-    """The clock of one node against ours, `since` when; it takes three beats to believe either."""
+    """The clock of one node against ours, skewed or not `since` when; three heartbeats decide."""
 
-    __slots__ = ("_beats", "is_skewed", "seconds", "since")
+    __slots__ = ("_heartbeats", "is_skewed", "seconds", "since")
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.is_skewed = False
         self.since = 0.0
-        self._beats = 0
+        self._heartbeats = 0
 
     def restore(self) -> None:
-        """Take that a former process told that it is apart, and has seen no end of it."""
+        """Record that a former process reported it as skewed, and saw no end of it."""
         self.is_skewed, self.since = True, -math.inf
 
-    def hear(self, wall: float, ours: float, bound_s: float, *, now: float) -> bool:
-        """Take when a beat says that it was made; return whether that changed what we believe."""
+    def observe(self, wall: float, ours: float, bound_s: float, *, now: float) -> bool:
+        """Compare when a heartbeat was made with our time; return whether `is_skewed` changed."""
         if not wall:
             return False
         self.seconds = ours - wall
-        bound = bound_s * (_WELL_SHARE if self.is_skewed else 1.0)
+        bound = bound_s * (_IN_SYNC_SHARE if self.is_skewed else 1.0)
         if (abs(self.seconds) > bound) is self.is_skewed:
-            self._beats = 0
+            self._heartbeats = 0
             return False
-        self._beats += 1
-        if self._beats < _BEATS_MIN:
+        self._heartbeats += 1
+        if self._heartbeats < _SKEWED_HEARTBEATS_MIN:
             return False
-        self.is_skewed, self._beats, self.since = not self.is_skewed, 0, now
+        self.is_skewed, self._heartbeats, self.since = not self.is_skewed, 0, now
         return True
 
-    def words(self) -> str:
-        """Say it."""
+    def text(self) -> str:
+        """Return it as evidence."""
         side = "behind" if self.seconds > 0 else "ahead of"
         return f"its clock is {abs(self.seconds):.1f} s {side} ours"
+
+
+class Liveness:
+    """All signs of life of one plugin.
+
+    `last_heard_at` is None before the first. `silent_since` is later than that where we could not
+    hear it ourselves. `is_known` means that a process before us heard from it, or an event came.
+    """
+
+    __slots__ = (
+        "_context",
+        "_expected_due",
+        "_window_s",
+        "clock",
+        "connections",
+        "is_due_sooner",
+        "is_expected",
+        "is_known",
+        "last_heard_at",
+        "order",
+        "silent_since",
+    )
+
+    def __init__(self, context: config.Context, now: float) -> None:
+        self.order = HeartbeatOrder(context.settings.interval_s)
+        self.connections = Connections()
+        self.clock = ClockOffset()
+        self.last_heard_at: float | None = None
+        self.silent_since = now
+        self.is_known = False
+        self.is_expected = False
+        """Kubernetes, or the configuration, says that the plugin should be there."""
+        self.is_due_sooner = False
+        """Its next heartbeat may be due sooner than was said before its last one."""
+        self._window_s = 0.0
+        """How much more time than usual it has for its next heartbeat."""
+        self._expected_due = now
+        self._context = context
+
+    def restore(self, instance: str, seq: int, interval_s: float, *, now: float) -> None:
+        """Go on where a former process stopped."""
+        self.order.restore(instance, seq, interval_s)
+        self.restart_wait(now)
+
+    def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> Freshness:
+        """Return what a heartbeat proves; whether it is a sign of life is decided elsewhere."""
+        interval_s = self.order.interval_s
+        freshness = self.order.observe(heartbeat, now)
+        self.is_due_sooner = self.order.interval_s < interval_s or self._window_s > 0.0
+        return freshness
+
+    def confirm(self, now: float) -> None:
+        """Record a sign of life."""
+        self.last_heard_at = self.silent_since = now
+        self._window_s = 0.0
+
+    def observe_clock(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
+        """Compare clocks; return whether the node's is skewed now, or no longer."""
+        if not self.order.is_fresh:
+            return False
+        ours = self._context.wall_zero + now
+        return self.clock.observe(heartbeat.wall, ours, self._context.settings.skew_s, now=now)
+
+    def expect(self, age_s: float, now: float) -> None:
+        """Record that the plugin should be there, for `age_s` already."""
+        if not self.is_expected:
+            self.is_expected = True
+            self._expected_due = now + self._context.settings.missing_s - age_s
+
+    def restart_wait(self, now: float, *, window_s: float = 0.0) -> None:
+        """Start the wait anew: nothing could be heard until now. `window_s` is added to it."""
+        self.silent_since, self._window_s = now, window_s
+
+    def shift(self, seconds: float, now: float) -> None:
+        """Move the wait by the time that our own process was suspended."""
+        self.silent_since = min(now, self.silent_since + seconds)
+
+    def shift_expected(self, seconds: float) -> None:
+        """Move the time by which it is expected."""
+        self._expected_due += seconds
+
+    @property
+    def was_heard(self) -> bool:
+        """Return whether there ever was a sign of life, for us or a process before us."""
+        return self.last_heard_at is not None or self.is_known
+
+    @property
+    def timeout_s(self) -> float:
+        """Return how long it may be silent."""
+        return self._context.settings.suspicion_beats * self.order.interval_s
+
+    @property
+    def due(self) -> float | None:
+        """Return when its silence is suspicious; None if nobody expects it."""
+        due = self.silent_since + self.timeout_s + self._window_s
+        if self.last_heard_at is not None or self.is_known:
+            return due
+        return max(due, self._expected_due) if self.is_expected else None
+
+    def remaining_s(self, wait_s: float, waited_s: float) -> float:
+        """Return what is left of a wait that a former process began; time to be heard at least."""
+        heard_s = self._context.settings.reconnect_s + self.timeout_s
+        return min(wait_s, max(heard_s, wait_s - waited_s))
+
+
+def short_server(server: str) -> str:
+    """Return a server as people can tell it from others: of its id, a key, the first characters."""
+    return server[:_SHORT_CHARS] if len(server) == _SERVER_ID_CHARS else server

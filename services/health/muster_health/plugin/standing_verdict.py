@@ -1,7 +1,8 @@
-"""Pure: What is told of a plugin, and by which name: its own, or FLAPPING if it came too often.
+"""Pure: the verdict that is reported about one plugin, and what it takes to leave it again.
 
-The machine of a plugin reaches verdicts; here stands the one that was told, and a step comes of
-another one only. So nobody is told twice, and what turns out to be otherwise is told as that.
+`verdict` reaches diagnoses; here stands the one that was reported, by its own name, or as FLAPPING
+if the plugin failed too often. Only a different one gives a step: so nothing is reported twice, and
+what turns out to be something else is reported as that.
 """
 
 from muster import vocabulary
@@ -9,23 +10,22 @@ from muster.vocabulary import Verdict
 from muster_health.alerting import evidence, flap_damping
 from muster_health.model import config, signals, snapshot, steps
 from muster_health.model.steps import Rule
-from muster_health.plugin import diagnosis
 
-_NO_FALL = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED})
+_NO_FAILURE = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED})
 
 
 class StandingVerdict:
-    """The verdict that is told; `actual` is what a plugin really suffers.
+    """The verdict that is reported; `actual` is the diagnosis behind it.
 
-    `accused` are those of its resources that the verdict is about, `fell_at` is when it fell last.
+    `resources` are those that the verdict is about; `failed_at` is when the plugin failed last.
     """
 
     __slots__ = (
         "_settings",
-        "accused",
         "actual",
         "damping",
-        "fell_at",
+        "failed_at",
+        "resources",
         "rule",
         "settle_due",
         "verdict",
@@ -34,42 +34,38 @@ class StandingVerdict:
     def __init__(self, settings: config.Detection) -> None:
         self.verdict: Verdict | None = None
         self.rule: Rule | None = None
-        self.accused: tuple[str, ...] = ()
-        self.actual: diagnosis.Diagnosis | None = None
-        self.fell_at = 0.0
+        self.resources: tuple[str, ...] = ()
+        self.actual: steps.Diagnosis | None = None
+        self.failed_at = 0.0
         self.damping = flap_damping.FlapDamping(settings)
         self.settle_due: float | None = None
-        """When to call by its name what has stayed as it fell."""
+        """When to report by its own name what FLAPPING covers, if it has not changed."""
         self._settings = settings
 
-    def restore(self, known: snapshot.Snapshot, now: float, *, waited_s: float) -> None:
+    def restore(self, before: snapshot.Snapshot, now: float, *, waited_s: float) -> None:
         """Go on where a former process stopped, whose verdict has stood for so long."""
-        self.verdict, self.rule = known.verdict, steps.rule_named(known.rule)
-        self.accused, self.fell_at = known.accused or known.resources, now - waited_s
-        self.damping.restore(known.falls, now)
+        self.verdict, self.rule = before.verdict, steps.rule_named(before.rule)
+        self.resources, self.failed_at = before.accused or before.resources, now - waited_s
+        self.damping.restore(before.falls, now)
 
     def conclude(
         self,
         verdict: Verdict,
         rule: Rule,
-        told: tuple[vocabulary.Evidence, ...],
+        why: tuple[vocabulary.Evidence, ...],
         resources: tuple[str, ...],
         delay_s: float | None = None,
     ) -> list[steps.Step]:
-        """Take a verdict; return what is to be told, if it is news."""
+        """Set the verdict; return what to report, if it is news."""
         if verdict is self.verdict:
             if rule is self.rule or verdict in {Verdict.HEALTHY, Verdict.MAINTENANCE}:
                 return []
-            return [self.confirm(rule, told, resources)]
+            return [self.confirm(rule, why, resources)]
         previous, self.verdict, self.rule = self.verdict, verdict, rule
-        self.accused = resources
+        self.resources = resources
         taken: list[steps.Step] = [
             steps.VerdictReached(
-                verdict=verdict,
-                previous=previous,
-                rule=rule,
-                resources=resources,
-                evidence=told,
+                verdict=verdict, previous=previous, rule=rule, resources=resources, evidence=why
             )
         ]
         if delay_s is not None:
@@ -77,96 +73,128 @@ class StandingVerdict:
         return taken
 
     def confirm(
-        self, rule: Rule, told: tuple[vocabulary.Evidence, ...], resources: tuple[str, ...]
+        self, rule: Rule, why: tuple[vocabulary.Evidence, ...], resources: tuple[str, ...]
     ) -> steps.VerdictConfirmed:
-        """Take that the verdict stands, for another reason or for more resources."""
-        self.rule, self.accused = rule, resources
-        return steps.VerdictConfirmed(rule=rule, evidence=told, resources=resources)
+        """Keep the verdict, for another reason or for more resources."""
+        self.rule, self.resources = rule, resources
+        return steps.VerdictConfirmed(rule=rule, evidence=why, resources=resources)
 
-    def convict(
+    def reached(
         self,
-        reached: diagnosis.Diagnosis,
+        diagnosis: steps.Diagnosis,
         now: float,
         delay_s: float | None,
         *,
-        fell: bool,
+        is_failure: bool,
         resources: tuple[str, ...],
     ) -> list[steps.Step]:
-        """Take a bad verdict; return what is to be told, if FLAPPING does not say it already.
+        """Set a bad verdict; return what to report, if FLAPPING does not cover it already.
 
-        `fell` is a fall, and not what a fall turned out to be.
+        `is_failure` means a new failure, and not what a failure turned out to be.
         """
-        self.actual = told = reached
-        if fell:
-            self.fell_at = now
-        if fell and reached.verdict not in _NO_FALL:
-            self.damping.fell(now)
+        self.actual = reported = diagnosis
+        if is_failure:
+            self.failed_at = now
+        if is_failure and diagnosis.verdict not in _NO_FAILURE:
+            self.damping.failed(now)
             if self.damping.is_flapping(now):
                 self.settle_due = now + self.damping.hold_s
-                told = self._flapping(now, reached.evidence)
-        if told is reached and self.verdict is Verdict.FLAPPING and self.settle_due is not None:
+                reported = self._flapping(now, diagnosis.evidence)
+        is_covered = self.verdict is Verdict.FLAPPING and self.settle_due is not None
+        if reported is diagnosis and is_covered:
             return []
-        return self.conclude(told.verdict, told.rule, told.evidence, resources, delay_s)
+        return self.conclude(reported.verdict, reported.rule, reported.evidence, resources, delay_s)
 
     def settle(self) -> list[steps.Step]:
-        """Call by its name what has stayed as it fell."""
+        """Report by its own name what FLAPPING covered."""
         actual, self.settle_due = self.actual, None
         if actual is None:
             return []
-        return self.conclude(actual.verdict, actual.rule, actual.evidence, self.accused)
+        return self.conclude(actual.verdict, actual.rule, actual.evidence, self.resources)
 
-    def flap(self, now: float, resources: tuple[str, ...]) -> list[steps.Step]:
-        """Take that other processes came too often, each without a goodbye of the one before."""
+    def replaced(self, now: float) -> bool:
+        """Count that another instance came without a goodbye; return whether that was too often."""
+        self.damping.failed(now)
+        return self.damping.is_flapping(now)
+
+    def flapping(self, now: float, resources: tuple[str, ...]) -> list[steps.Step]:
+        """Set FLAPPING: instances replaced one another too often, each without a goodbye."""
         came = (evidence.seen("heartbeat", "each time another process came"),)
-        told = self._flapping(now, came)
-        return self.conclude(told.verdict, told.rule, told.evidence, resources, 0.0)
+        reported = self._flapping(now, came)
+        return self.conclude(reported.verdict, reported.rule, reported.evidence, resources, 0.0)
 
     def is_still(self, verdict: Verdict) -> bool:
-        """Tell whether it suffers what it suffered, whatever that is called."""
+        """Return whether this is the diagnosis, by whatever name it is reported."""
         return verdict is (self.verdict if self.actual is None else self.actual.verdict)
 
     def end(self) -> None:
-        """Take that it is well, or on its way."""
+        """Drop the diagnosis: the plugin is healthy, or stopped as planned."""
         self.actual = self.settle_due = None
 
     def shift(self, seconds: float) -> None:
-        """Take that we heard nothing for so long."""
-        self.fell_at += seconds
+        """Move the times by that for which nothing could be heard."""
+        self.failed_at += seconds
         if self.settle_due is not None:
             self.settle_due += seconds
 
-    def _flapping(self, now: float, seen: tuple[vocabulary.Evidence, ...]) -> diagnosis.Diagnosis:
-        often = evidence.fell(self.damping.falls(now), self._settings.flap_window_s)
-        return diagnosis.Diagnosis(
-            verdict=Verdict.FLAPPING, rule=Rule.FELL_OFTEN, evidence=(often, *seen)
+    def _flapping(self, now: float, why: tuple[vocabulary.Evidence, ...]) -> steps.Diagnosis:
+        often = evidence.fell(self.damping.failures(now), self._settings.flap_window_s)
+        return steps.Diagnosis(
+            verdict=Verdict.FLAPPING, rule=Rule.FELL_OFTEN, evidence=(often, *why)
         )
 
 
 class Recovery:
-    """Counts the good beats since a plugin came back; `due` is when it is believed anyhow."""
+    """Counts good heartbeats since a plugin came back; at `due` it counts as recovered anyway."""
 
-    __slots__ = ("_held_until", "_settings", "due", "good_beats")
+    __slots__ = ("_held_until", "_settings", "due", "good_heartbeats")
 
     def __init__(self, settings: config.Detection) -> None:
         self._settings = settings
-        self.good_beats = 0
+        self.good_heartbeats = 0
         self.due: float | None = None
         self._held_until = 0.0
 
     def begin(self) -> None:
-        """Take that it is not back, or no longer."""
-        self.good_beats, self.due = 0, None
+        """Start over: it is not back, or no longer."""
+        self.good_heartbeats, self.due = 0, None
 
     def good(self, now: float, *, counts: bool, hold_s: float) -> bool:
-        """Take a good beat; return whether that is enough."""
-        self.good_beats += counts
+        """Record a good heartbeat; return whether that is enough."""
+        self.good_heartbeats += counts
         if self.due is None:
             self._held_until = now + hold_s
             self.due = now + max(self._settings.recover_s, hold_s)
-        return self.good_beats >= self._settings.recover_beats and now >= self._held_until
+        return self.good_heartbeats >= self._settings.recover_beats and now >= self._held_until
 
     def shift(self, seconds: float) -> None:
-        """Take that we heard nothing for so long."""
+        """Move the times by that for which nothing could be heard."""
         if self.due is not None:
             self.due += seconds
             self._held_until += seconds
+
+
+class PlannedStop:
+    """A planned stop: by which `instance`, if one announced it, and when it is overdue."""
+
+    __slots__ = ("due", "instance", "return_s")
+
+    def __init__(self) -> None:
+        self.instance = ""
+        self.return_s = 0.0
+        self.due: float | None = None
+
+    def begin(self, return_s: float, now: float) -> None:
+        """Expect the plugin back within this time."""
+        self.return_s, self.due = return_s, now + return_s
+
+    def overdue(self, rule: Rule | None) -> steps.ReturnOverdue:
+        """Return, once, that the plugin is not back in time; `rule` is why it stopped."""
+        self.due = None
+        since = steps.PLANNED.get(rule or Rule.GOODBYE) or steps.PLANNED[Rule.GOODBYE]
+        return steps.ReturnOverdue(evidence=(evidence.overdue(self.return_s, since),))
+
+    def shift(self, seconds: float) -> None:
+        """Move the deadline by the time for which nothing could be heard."""
+        if self.due is not None:
+            self.due += seconds

@@ -1,27 +1,48 @@
-"""Pure: All that is known about one plugin: its state, its devices, what was told of it."""
+"""Pure: one plugin on one node, a machine like all others: `receive`, `tick`, `next_deadline`.
 
-import functools
+Its parts know nothing of it, and only it hands events to them (table of states: `plugin`):
+
+| part       | owns                                                                             |
+|------------|----------------------------------------------------------------------------------|
+| `alive`    | heartbeat order, silence, connections, clock offset (`liveness`)                 |
+| `reported` | its devices, the problem it reports and since when (`self_reported`)             |
+| `verdict`  | state, suspicion, diagnosis, recovery, planned stop (`verdict`); reads the above |
+| `faults`   | devices with something wrong (`device_faults`); `counts`: how many there were    |
+| `alerting` | what was published, and what is pending (`plugin_alerting`)                      |
+
+`receive` takes a `steps.Event` and returns `steps.Effect`s: questions, notes, decisions. None at
+all means that nothing but the next deadline has moved back, as after nearly every heartbeat. What
+is published is asked for separately, with `publish`: the detector knows who leads, and how many
+alerts may open at once.
+"""
+
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final, assert_never
 
 from muster import vocabulary
-from muster.vocabulary import AlertKind
+from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import (
     alert_lifecycle,
     device_alerts,
     device_faults,
     evidence,
     plugin_alert,
+    plugin_alerting,
 )
 from muster_health.model import alerts, config, facts, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
-from muster_health.plugin import device_counts, liveness, verdict
+from muster_health.plugin import (
+    device_counts,
+    investigation,
+    liveness,
+    self_reported,
+    standing_verdict,
+    verdict,
+)
 
 _INSTANCES_MAX: Final = 4
-_CURABLE: Final = frozenset(
-    {vocabulary.Verdict.STUCK, vocabulary.Verdict.DEREGISTERED, vocabulary.Verdict.MISMATCH}
-)
 _DAY_S: Final = 86_400.0
 _NOT_EXPECTED: Final = "it left, and is not to be there any more: the node is to have no plugin"
 _FORGOTTEN: Final = {
@@ -31,447 +52,558 @@ _FORGOTTEN: Final = {
 
 
 class TrackedPlugin:
-    """One plugin on one node."""
+    """One plugin on one node; `now` is the receiver's monotonic time in seconds."""
 
     __slots__ = (
-        "_around",
-        "_dirty",
+        "_context",
+        "_event_order",
         "_forget_due",
-        "_look_due",
-        "_order",
-        "_own",
-        "_remedies",
-        "_uncounted",
-        "_unsaved",
-        "_verdict_told",
-        "_verdict_untold",
+        "_has_counts_to_store",
+        "_has_no_pod",
+        "_is_unsaved",
+        "_restarts",
+        "_was_dropped",
+        "alerting",
+        "alive",
         "causes",
-        "census",
-        "devices",
-        "evidence",
-        "inhibited",
+        "counts",
+        "faults",
         "is_restored",
         "key",
         "node",
         "plugin",
+        "pods",
         "problems",
-        "remedied_since",
-        "rule",
-        "since",
-        "skew",
-        "state",
-        "telling",
-        "unwanted",
+        "reported",
+        "restart_decided_for",
+        "verdict",
     )
 
-    def __init__(self, node: str, plugin: str, about: config.Context, *, now: float) -> None:
+    def __init__(self, node: str, plugin: str, context: config.Context, *, now: float) -> None:
+        settings = context.settings
         self.node, self.plugin = node, plugin
-        self.key = key_of(node, plugin)
-        self.state = verdict.VerdictMachine(about.settings, now, has_cluster=about.has_cluster)
-        self.telling = alert_lifecycle.AlertLifecycle(about.settings, about.bounds)
-        self.skew = liveness.ClockOffset()
+        self.key = snapshot.key_of(node, plugin)
+        self.alive = liveness.Liveness(context, now)
+        self.reported = self_reported.SelfReported(settings, now)
+        self.verdict = verdict.VerdictMachine(
+            context=context,
+            alive=self.alive,
+            reported=self.reported,
+            standing=standing_verdict.StandingVerdict(settings),
+            recovery=standing_verdict.Recovery(settings),
+            investigation=investigation.Investigation(settings, has_cluster=context.has_cluster),
+        )
+        self.alerting = plugin_alerting.PluginAlerting(node, plugin, context)
+        self.faults = device_faults.DeviceFaults(context.bounds.devices_per_plugin)
+        self.counts = device_counts.DeviceCounts()
         self.causes: tuple[str, ...] = ()
-        self.inhibited = False
-        """Another alert says already that the whole node is down."""
-        self.is_restored = False
-        """It is remembered, by whoever led last."""
-        self.unwanted = False
-        """It was expected here once, and is no longer."""
+        """What it may fail in common with others: its zone, its revision."""
         self.problems: tuple[str, ...] = ()
-        """What it says is wrong, with its configuration for instance; nobody is alerted of that."""
-        self._around = about
-        self._own: plugin_alert.PluginAlert | None = None
-        self.devices = device_faults.DeviceFaults(about.bounds.devices_per_plugin)
-        self.census = device_counts.DeviceCounts()
-        self.since: datetime | None = None
-        self.rule = ""
-        self.evidence: tuple[vocabulary.Evidence, ...] = ()
-        self._order: tuple[tuple[str, int], ...] = ()
-        self.remedied_since: datetime | None = None
-        self._remedies: tuple[datetime, ...] = ()
-        self._verdict_told: vocabulary.Verdict | None = None
-        self._verdict_untold: vocabulary.VerdictChanged | None = None
-        self._look_due: float | None = None
+        """Problems with its configuration, for instance; nobody is alerted of those."""
+        self.pods: tuple[facts.Pod, ...] = ()
+        self.is_restored = False
+        """The former leader had stored it."""
+        self.restart_decided_for: datetime | None = None
+        """Since when the verdict stood for which a restart was last decided, or refused."""
+        self._context = context
+        self._restarts: tuple[datetime, ...] = ()
+        self._has_no_pod = False
+        """Kubernetes answered last that the node has no pod of the plugin."""
+        self._was_dropped = False
+        """It was expected here once, and is no longer."""
+        self._event_order: tuple[tuple[str, int], ...] = ()
         self._forget_due: float | None = None
-        self._dirty = False
-        self._unsaved = False
-        """An event changed what is to be remembered, and told nothing yet."""
-        self._uncounted = False
-        """How many devices there are to be changed, which is to be remembered in its turn."""
+        self._is_unsaved = False
+        """An event changed what is stored, and nothing is published of it."""
+        self._has_counts_to_store = False
+        """How many devices there are to be changed, which may wait to be stored."""
 
-    def restore(self, known: snapshot.Snapshot, now: float, at: datetime) -> None:
-        """Take what was told; and, if we know nothing ourselves, what was known."""
-        self.telling.load(known.firing, known.untold_alerts)
-        self.is_restored = True
-        self._verdict_told = known.verdict
-        self._verdict_untold = known.untold_verdict
-        self.remedied_since, self._remedies = known.remedied, known.remedies
-        self.touch(now)
-        if self.state.verdict is not None:
-            self._uncounted |= dict(known.had) != self.census.had
-            return
-        overdue = any(a.kind is AlertKind.MAINTENANCE_OVERDUE for a in known.firing)
-        # who comes again often must not wait from the beginning each time
-        waited_s = 0.0 if known.since is None else max(0.0, (at - known.since).total_seconds())
-        self.state.restore(known, now, waited_s=waited_s, overdue=overdue)
-        self._own = self._own_alert()
-        if self._own is not None:
-            self._own.restore(known.firing, now, waited_s=waited_s)
-        if any(a.kind is AlertKind.CLOCK_SKEW for a in known.firing):
-            self.skew.restore()
-        self.devices.restore(known.bad)
-        short = {
-            alert.resource: alert.evidence[0].observed
-            for alert in known.firing
-            if alert.kind is AlertKind.DEVICES_SHORT
-        }
-        self.census.restore(known.had, known.configuration, short)
-        self.since, self.rule, self.evidence = known.since, known.rule, known.evidence
-        self._order = known.order
-        self._forget_due = now + self.state.rest_s(self._forget_s, waited_s)
+    def receive(self, event: steps.Event, now: float) -> list[steps.Effect]:  # noqa: C901, PLR0912
+        """Handle one event."""
+        taken: list[steps.Step] = []
+        match event:
+            case vocabulary.Heartbeat():
+                return self._heartbeat(event, now)
+            case signals.FromPlugin():
+                return self._event(event, now)
+            case signals.ProbeAnswered():
+                if self.verdict.investigation.awaited(event.number) is not None:
+                    self.alive.confirm(now)
+                    problem = self.reported.observe(event.heartbeat, self.alive.order, now)
+                    taken = self.verdict.sign_of_life(problem, now, counts=False)
+            case signals.ProbeFailed():
+                taken = self.verdict.probe_failed(event.number, now, subscribed=event.subscribed)
+            case signals.ProbeInconclusive():
+                taken = self.verdict.probe_inconclusive(event.number, now)
+            case signals.ClusterAnswered():
+                taken = self._cluster_answered(event.facts, event.number, now)
+            case signals.Connected():
+                self.alive.connections.opened(event.server, event.client)
+            case signals.Disconnected():
+                closed = event.server, event.client, event.reason
+                if self.alive.connections.ended(*closed, now):
+                    taken = self.verdict.disconnected(now)
+            case signals.Restored():
+                self._restore(event.state, now)
+            case signals.NodeOffers():
+                self.reported.offers = event.offers
+                if self.verdict.may_have_problem:
+                    self.reported.offers_changed(self.alive.order.interval_s, now)
+            case facts.Expected():
+                self._expected(event, now)
+            case steps.NotExpected():
+                self.alive.is_expected, self._was_dropped = False, True
+            case steps.Suspend():
+                self.verdict.suspend()
+            case steps.Resume():
+                taken = self.verdict.resume(now)
+            case steps.Reconnected():
+                self.verdict.reconnected(now, window_s=event.window_s, paused_s=event.paused_s)
+            case signals.ClockStalled() if self.verdict.is_calm and not self.alive.is_due_sooner:
+                # its deadline moves back
+                self.verdict.clock_stalled(event.seconds, now)
+                return []
+            case signals.ClockStalled():
+                self.verdict.clock_stalled(event.seconds, now)
+                self.alerting.clock_stalled(event.seconds)
+            case _:
+                assert_never(event)
+        return self._effects(taken, now)
 
-    def untell(self) -> None:
-        """Take that nothing is remembered of what we told: it was dropped when our lead ended."""
-        self.telling.load((), ())
-        self._verdict_told = self._verdict_untold = None
+    def tick(self, now: float) -> list[steps.Effect]:
+        """Do what is due."""
+        return self._effects(self.verdict.tick(now), now)
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick`, or `publish`, is next needed."""
+        due, look_due = self.verdict.next_deadline(), self.alerting.look_due
+        if self._forget_due is not None and self._may_be_removed:
+            due = self._forget_due if due is None else min(due, self._forget_due)
+        if look_due is None or due is None:
+            return due if look_due is None else look_due
+        return min(due, look_due)
+
+    # what the detector asks
 
     @property
-    def tells_of_node(self) -> bool:
-        """Tell whether people were told by its alert that the node is down."""
-        return any(alert.kind is AlertKind.NODE_DOWN for alert in self.telling.told.values())
+    def clock(self) -> liveness.ClockOffset:
+        """Return the clock of its node against ours."""
+        return self.alive.clock
 
-    def is_news(self, instance: str, sequence: int) -> bool:
-        """Take an event's place in order; False if it came before what we know already.
+    @property
+    def current_verdict(self) -> Verdict | None:
+        """Return the verdict that stands."""
+        return self.verdict.standing.verdict
+
+    @property
+    def rule(self) -> Rule | None:
+        """Return what decided it."""
+        return self.verdict.standing.rule
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether heartbeats come."""
+        return self.verdict.state in {State.HEALTHY, State.ILL, State.RECOVERING}
+
+    @property
+    def is_silent(self) -> bool:
+        """Return whether it is suspected of silence, and nothing is decided."""
+        return self.verdict.is_silent
+
+    def is_suspect(self, now: float) -> bool:
+        """Return whether it is silent, or has a problem that many may share."""
+        return self.verdict.is_suspect(now)
+
+    @property
+    def is_suspended(self) -> bool:
+        """Return whether it gets no verdict, because many are suspect at once."""
+        return self.verdict.is_suspended or self.reported.suspended
+
+    def common_causes(self) -> tuple[str, ...]:
+        """Return what it may fail in common with others."""
+        server = liveness.short_server(self.alive.connections.server)
+        return (*self.causes, f"server={server}") if server else self.causes
+
+    def ask_kubernetes(self) -> signals.AskCluster:
+        """Return a question to Kubernetes about the plugin's pods, beside all else."""
+        return self._question(self.verdict.investigation.ask_kubernetes().number)
+
+    @property
+    def reports_node(self) -> bool:
+        """Return whether its alert reports that the node is down."""
+        return self.alerting.reports_node
+
+    def inhibit(self, *, inhibited: bool) -> bool:
+        """Record whether another alert reports the node; return whether that is news."""
+        is_news, self.alerting.inhibited = inhibited is not self.alerting.inhibited, inhibited
+        return is_news
+
+    def needs_restart(self, now: float) -> bool:
+        """Return whether its verdict stands, is published, and nothing is decided about it."""
+        if self.restart_decided_for == self.alerting.since:
+            return False
+        return self.alerting.is_repairable(self.standing(), now)
+
+    def restart_decided(self, leader: int, *, acted_at: datetime | None) -> signals.Remember:
+        """Record, once for a verdict, that its pod is restarted; None is a refusal."""
+        self.restart_decided_for = self.alerting.since
+        if acted_at is not None:
+            self._restarts = (*self._restarts, acted_at)[-snapshot.REMEDIES_MAX :]
+        return self._store(leader)
+
+    def removal_reason(self, now: float, *, is_placed: bool) -> str:
+        """Return why nobody expects it any more; empty if somebody does, or it is there.
+
+        `is_placed` means that Kubernetes says where this plugin should be.
+        """
+        if not self._may_be_removed:
+            return ""
+        if self.verdict.standing.rule is Rule.NODE_GONE:
+            return "the node is not in the cluster any more"
+        has_left = self.verdict.state is State.MAINTENANCE
+        if is_placed and (has_left or self._was_dropped or self._has_no_pod):
+            return _NOT_EXPECTED
+        if self._forget_due is not None and now >= self._forget_due:
+            return _FORGOTTEN[has_left]
+        return ""
+
+    def touch(self, now: float) -> None:
+        """Publish anew at that time, if anything is different."""
+        self.alerting.touch(now)
+
+    def reset_published(self) -> None:
+        """Forget what was published: it was dropped when we stopped leading."""
+        self.alerting.reset_published()
+
+    def standing(self) -> steps.Standing:
+        """Return the verdict that stands."""
+        stands = self.verdict.standing
+        return steps.Standing(
+            state=self.verdict.state,
+            verdict=stands.verdict,
+            rule=stands.rule,
+            resources=stands.resources,
+            actual=stands.actual,
+            failed_at=stands.failed_at,
+        )
+
+    # what is published
+
+    def has_news(self, now: float) -> bool:
+        """Return whether `publish` is needed."""
+        return self._has_counts_to_store or self.alerting.is_due(self.standing, now)
+
+    def may_wait(self, now: float) -> bool:
+        """Return whether nobody waits for the news: a first good verdict, or what is stored."""
+        return self._is_new or not self.alerting.is_due(self.standing, now)
+
+    def publish(
+        self, now: float, at: datetime, may_open: alert_lifecycle.MayOpen
+    ) -> tuple[list[signals.Output], list[alerts.Alert]]:
+        """Return what to do about the news, in order; and the alerts that must wait.
+
+        While another replica leads nothing is published: a new leader looks at every plugin.
+        """
+        leader = self._context.leader
+        if leader is None:
+            self._has_counts_to_store = False
+            self.alerting.skip(now, at)
+            return [], []
+        questions, held = self.alerting.update(
+            self.standing(),
+            self._other_alerts(now, at),
+            now=now,
+            at=at,
+            may_open=may_open,
+            new_number=lambda: self.verdict.investigation.ask_kubernetes().number,
+        )
+        return [*self._publish_pending(leader), *questions], held
+
+    def end(self, now: float, at: datetime, why: str) -> list[signals.Output]:
+        """Resolve all that is open, and remove what is stored."""
+        leader = self._context.leader
+        if leader is None:
+            return []
+        self.alerting.end_all(self.standing(), now, at, why)
+        events = self.alerting.pending()
+        self.alerting.clear_pending()
+        return [*events, signals.Remember(key=self.key, value=b"", revision=leader)]
+
+    def open_alerts(self) -> tuple[vocabulary.AlertChanged, ...]:
+        """Return its open alerts as they were published."""
+        published = self.alerting.lifecycle.published.values()
+        return tuple(self.alerting.event_of(alert, 0) for alert in published)
+
+    def open_kinds(self) -> list[AlertKind]:
+        """Return the kinds of its open alerts."""
+        return [alert.kind for alert in self.alerting.lifecycle.published.values()]
+
+    # events
+
+    def _heartbeat(self, heartbeat: vocabulary.Heartbeat, now: float) -> list[steps.Effect]:
+        alive, machine = self.alive, self.verdict
+        former = alive.order.instance
+        freshness = alive.observe(heartbeat, now)
+        if freshness is liveness.Freshness.STALE:
+            return [signals.Noted(note=signals.Note.BEAT_STALE)]
+        is_healthy = machine.state is State.HEALTHY
+        if not is_healthy and machine.proves_nothing(heartbeat, freshness, now):
+            return [steps.CHANGED]
+        had_problem = self.reported.problem is not None
+        alive.confirm(now)
+        problem = self.reported.observe(heartbeat, alive.order, now)
+        is_healthy = is_healthy and machine.standing.verdict is Verdict.HEALTHY
+        effects: list[steps.Effect] = []
+        if is_healthy and problem is None and former == heartbeat.instance:
+            # as nearly all: its deadline moves back
+            if had_problem or self.reported.suspended:
+                self.reported.clear()
+            if had_problem or alive.is_due_sooner:
+                effects.append(steps.CHANGED)
+        elif former and alive.order.is_new_instance and machine.replaced(former, now):
+            effects = self._effects(machine.flapping(now), now)
+        else:
+            counts = freshness is liveness.Freshness.FRESH
+            effects = self._effects(machine.sign_of_life(problem, now, counts=counts), now)
+        self.problems = heartbeat.problems
+        if alive.observe_clock(heartbeat, now):
+            self.alerting.is_dirty = True
+            effects.append(steps.ClockSkewChanged())
+        self._observe_devices(heartbeat, now)
+        if not effects and self.has_news(now):
+            effects.append(steps.CHANGED)
+        return effects
+
+    def _observe_devices(self, heartbeat: vocabulary.Heartbeat, now: float) -> None:
+        changes = self.counts.changes
+        has_changed = self.counts.observe(heartbeat, now)
+        self._has_counts_to_store |= changes != self.counts.changes
+        if self.faults.has_any or _reports_faults(heartbeat):
+            has_changed |= self.faults.observe(heartbeat)
+            has_changed |= self.faults.settle(self.counts.lacks)
+        if has_changed:
+            self.alerting.is_dirty = True
+
+    def _event(self, reported: signals.FromPlugin, now: float) -> list[steps.Effect]:
+        if not self._is_next(reported.instance, reported.sequence):
+            return [signals.Noted(note=signals.Note.EVENT_STALE)]
+        event = reported.event
+        self.alive.is_known = True
+        self.alerting.is_dirty = True
+        changes = self.faults.changes, self.counts.changes
+        is_kept = self.faults.apply(event, self.counts.had)
+        taken: list[steps.Step] = []
+        if not is_kept:
+            taken.append(signals.Noted(note=signals.Note.REFUSED))
+        match event:
+            case vocabulary.DeviceRemoved():
+                self.counts.removed(event.resource, event.count, now)
+            case vocabulary.PluginStarted() if self.verdict.planned.instance:
+                # even the instance that announced its stop may be back
+                self.verdict.planned.instance = ""
+                self._is_unsaved = True
+            case vocabulary.PluginStopping():
+                taken += self.verdict.stopping(event, reported.instance, now)
+            case vocabulary.PluginDeregistered():
+                if self.verdict.may_have_problem:
+                    self.reported.registration_lost(event, self.alive.order.interval_s, now)
+            case _:
+                pass
+        self._is_unsaved |= changes != (self.faults.changes, self.counts.changes)
+        return self._effects(taken, now)
+
+    def _is_next(self, instance: str, sequence: int) -> bool:
+        """Record an event's place in order; return False if it is older than what is known.
 
         After a restart of ours, the server delivers again what we had not acknowledged, and later
         than what followed it.
         """
-        known = dict(self._order)
-        if sequence <= known.pop(instance, -1):
+        order = dict(self._event_order)
+        if sequence <= order.pop(instance, -1):
             return False
         # a former instance may be the one that stays: an update rolled back, a second one stopped
-        self._order = (*known.items(), (instance, sequence))[-_INSTANCES_MAX:]
+        self._event_order = (*order.items(), (instance, sequence))[-_INSTANCES_MAX:]
         return True
 
-    def report(self, event: vocabulary.Event, now: float) -> bool:
-        """Take what the plugin says about its devices; False if they are too many to keep."""
-        self._dirty = True
-        changes = self.devices.changes
-        kept = self.devices.apply(event, self.census.had)
-        if isinstance(event, vocabulary.DeviceRemoved):
-            counted = self.census.changes
-            self.census.removed(event.resource, event.count, now)
-            self._unsaved |= counted != self.census.changes
-        self._unsaved |= changes != self.devices.changes
-        if isinstance(event, vocabulary.PluginStarted) and self.state.leaving:
-            self.state.started()
-            self._unsaved = True
-        return kept
+    def _cluster_answered(
+        self, answer: facts.Facts | None, number: int, now: float
+    ) -> list[steps.Step]:
+        if answer is not None and answer.pods is not None:
+            self.pods, self._has_no_pod = answer.pods, not answer.pods
+        taken = self.verdict.cluster_answered(answer, number, now)
+        self.alerting.cluster_answered(answer, number, now)
+        return taken
 
-    def hear(self, beat: vocabulary.Heartbeat, now: float, wall: float) -> None:
-        """Take what a beat says beside being one; `wall` is our time now."""
-        self.problems = beat.problems
-        if self.state.beats.is_fresh:
-            bound_s = self._around.settings.skew_s
-            self._dirty |= self.skew.hear(beat.wall, wall, bound_s, now=now)
-        self._dirty |= self.devices.hear(beat)
-        counted = self.census.changes
-        self._dirty |= self.census.hear(beat, now)
-        self._uncounted |= counted != self.census.changes
-        self._dirty |= self.devices.settle(self.census.lacks)
+    def _expected(self, expected: facts.Expected, now: float) -> None:
+        revision = (f"revision={expected.revision}",) if expected.revision else ()
+        self.causes, self._was_dropped = (*expected.causes, *revision), False
+        self.alive.expect(expected.age_s, now)
 
-    def decide(
-        self,
-        found: steps.VerdictReached | steps.VerdictConfirmed | steps.ReturnOverdue,
-        now: float,
-        at: datetime,
-    ) -> None:
-        """Take a verdict, a firmer reason for it, or that a planned end lasts too long."""
-        self._dirty = True
-        self._own = own = self._own_alert()
-        match found:
-            case steps.VerdictReached():
-                self.since, self.rule, self.evidence = at, found.rule.value, found.evidence
-                self._forget_due = now + self._forget_s if self._may_go else None
-                if own is not None:
-                    own.concluded(found.verdict, now)
-            case steps.VerdictConfirmed():
-                self.rule, self.evidence = found.rule.value, found.evidence
-            case steps.ReturnOverdue():
-                assert own is not None, "who is overdue has left"
-                own.overdue = found.evidence
-            case _:
-                assert_never(found)
+    def _restore(self, before: snapshot.Snapshot, now: float) -> None:
+        """Take over what was published; and, if nothing is known yet, what was known."""
+        self.is_restored = True
+        self.alerting.load(before)
+        self.restart_decided_for, self._restarts = before.remedied, before.remedies
+        self.alerting.touch(now)
+        if self.verdict.standing.verdict is not None:
+            self._has_counts_to_store |= dict(before.had) != self.counts.had
+            return
+        firing = {(alert.kind, alert.resource): alert for alert in before.firing}
+        # one that is restored often must not wait from the beginning each time
+        wall = self._context.wall_zero + now
+        waited_s = 0.0 if before.since is None else max(0.0, wall - before.since.timestamp())
+        alive = self.alive
+        alive.restore(before.instance, before.seq, before.interval_s, now=now)
+        # one that never came is stored as well
+        alive.is_known = bool(before.instance or before.order)
+        self.reported.resources = before.resources
+        is_overdue = (AlertKind.MAINTENANCE_OVERDUE, "") in firing
+        self.verdict.restore(before, now, waited_s=waited_s, is_overdue=is_overdue)
+        self.alerting.restore(
+            before,
+            self.standing(),
+            pause_due=now + alive.remaining_s(self._context.settings.patience_s, waited_s),
+            repair_due=now + alive.remaining_s(plugin_alert.SELF_REPAIR_S, waited_s),
+        )
+        if (AlertKind.CLOCK_SKEW, "") in firing:
+            alive.clock.restore()
+        self.faults.restore(before.bad)
+        short = {
+            alert.resource: alert.evidence[0].observed
+            for alert in before.firing
+            if alert.kind is AlertKind.DEVICES_SHORT
+        }
+        self.counts.restore(before.had, before.configuration, short)
+        self._event_order = before.order
+        self._forget_due = now + alive.remaining_s(self._forget_s, waited_s)
 
-    def question(self, number: int, resources: tuple[str, ...] = ()) -> signals.AskCluster:
-        """Return what to ask Kubernetes: about the plugin, or who holds these resources."""
+    def _effects(self, taken: Iterable[steps.Step], now: float) -> list[steps.Effect]:
+        effects: list[steps.Effect] = []
+        for step in taken:
+            match step:
+                case signals.Noted():
+                    effects.append(step)
+                case steps.AskPlugin(number=number):
+                    effects.append(self._probe(number))
+                case steps.AskKubernetes(number=number):
+                    effects.append(self._question(number))
+                case steps.VerdictReached() | steps.VerdictConfirmed() | steps.ReturnOverdue():
+                    self.alerting.decided(step, self.standing(), now)
+                    if isinstance(step, steps.VerdictReached):
+                        self._forget_due = now + self._forget_s if self._may_be_removed else None
+                    effects.append(step)
+                case _:
+                    assert_never(step)
+        return effects or [steps.CHANGED]
+
+    def _probe(self, number: int) -> signals.Probe:
+        timeout_s = self._context.settings.probe_timeout_s
+        return signals.Probe(node=self.node, plugin=self.plugin, number=number, timeout_s=timeout_s)
+
+    def _question(self, number: int) -> signals.AskCluster:
+        timeout_s = self._context.settings.probe_timeout_s
         return signals.AskCluster(
-            node=self.node,
-            plugin=self.plugin,
-            number=number,
-            timeout_s=self._around.settings.probe_timeout_s,
-            resources=resources,
+            node=self.node, plugin=self.plugin, number=number, timeout_s=timeout_s
         )
-
-    def learned(self, known: facts.Facts | None, number: int, now: float) -> None:
-        """Take Kubernetes' answer, if it is about whom the alert names."""
-        if self._own is not None:
-            self._dirty |= self._own.learned(known, number, now)
-
-    def stood_still(self, seconds: float, now: float) -> None:
-        """Make every wait longer: we stood still for so long."""
-        self.state.stood_still(seconds, now)
-        if self._own is not None:
-            self._own.stood_still(seconds)
-
-    def needs_remedy(self, now: float) -> bool:
-        """Tell whether its verdict stands, has been told, and has not been acted on."""
-        verdict, own = self.state.verdict, self._own
-        if own is None or verdict not in _CURABLE or self.remedied_since == self.since:
-            return False
-        if verdict is vocabulary.Verdict.DEREGISTERED and now < own.cure_due:
-            return False
-        return own.is_told_as(verdict) and self.state.state is not State.RECOVERING
-
-    def remedied(self, leader: int, *, acted_at: datetime | None) -> signals.Remember:
-        """Take that its verdict is acted on, once, whatever comes of it; None is a refusal."""
-        self.remedied_since = self.since
-        if acted_at is not None:
-            self._remedies = (*self._remedies, acted_at)[-snapshot.REMEDIES_MAX :]
-        return self._remember(leader)
-
-    def touch(self, now: float) -> None:
-        """Look again at what is to be told."""
-        self._dirty, self._look_due = True, now
 
     @property
-    def is_new(self) -> bool:
-        """Tell whether all there is to tell is that it is there, and well."""
-        return (
-            self._verdict_told is None
-            and self.state.verdict is vocabulary.Verdict.HEALTHY
-            and not (self._unsaved or self.devices.bad or self.skew.is_skewed)
-            and not (self.telling.told or self.telling.untold)
-        )
-
-    def may_wait(self, now: float) -> bool:
-        """Tell whether nobody but ourselves waits for what there is to tell, or to remember."""
-        return self.is_new or not self._is_due(now)
-
-    def has_news(self, now: float) -> bool:
-        """Tell whether `commit` is needed."""
-        return self._uncounted or self._is_due(now)
-
-    def _is_due(self, now: float) -> bool:
-        if self._dirty or (self._own is not None and self._own.has_news(now)):
-            return True
-        return self._look_due is not None and self._look_due <= now
-
-    def deadline(self) -> float | None:
-        """Return when to look at this plugin next."""
-        due, look = self.state.deadline(), self._look_due
-        if self._forget_due is not None and self._may_go:
-            due = self._forget_due if due is None else min(due, self._forget_due)
-        if look is None or due is None:
-            return due if look is None else look
-        return min(due, look)
-
-    def farewell(self, now: float, *, is_placed: bool) -> str:
-        """Say why nobody waits for it any more; empty if somebody does, or it is there.
-
-        `is_placed` is that Kubernetes says where this plugin should be.
-        """
-        if not self._may_go:
-            return ""
-        if self.state.rule is Rule.NODE_GONE:
-            return "the node is not in the cluster any more"
-        left = self.state.state is State.MAINTENANCE
-        if is_placed and (left or self.unwanted or self.state.podless):
-            return _NOT_EXPECTED
-        if self._forget_due is not None and now >= self._forget_due:
-            return _FORGOTTEN[left]
-        return ""
-
-    @property
-    def _may_go(self) -> bool:
-        return self.state.state in {State.MAINTENANCE, State.LOST} and not self.state.expected
-
-    def commit(
-        self, now: float, at: datetime, may_open: alert_lifecycle.MayOpen
-    ) -> tuple[list[signals.Output], list[alerts.Alert]]:
-        """Return what is to be done about what changed, in order; and what waits for its turn.
-
-        While another one leads, what changed stays untold: who begins to lead looks at all.
-        """
-        self._dirty, self._look_due = False, None
-        leader = self._around.leader
-        own = self._own
-        if leader is None:
-            self._uncounted = False
-            if own is not None:
-                own.forget()
-            return [], []
-        self._tell_verdict(at, leader)
-        held: list[alerts.Alert] = []
-        asked: list[signals.Output] = []
-        # an alert that was told by another process stays until it is known how the plugin is
-        is_known = self.state.verdict is not None or not self.telling.told
-        if is_known and not self.inhibited:
-            if own is not None and own.prepare(self.evidence, now, at, may_open):
-                number = self.state.inquire().number
-                asked = [self.question(number, own.expect(number, now))]
-            mine = [] if own is None else own.wanted(self.evidence, now, at)
-            may = may_open if own is None else functools.partial(own.may_open, may_open)
-            look_due, held = self.telling.follow(
-                [*mine, *self._others(now, at)],
-                now=now,
-                at=at,
-                may_open=may,
-                why_ended=self._why_ended,
-            )
-            waits = [] if own is None else own.followed(mine, now)
-            if self.skew.is_skewed and now < self._skew_due:
-                waits.append(self._skew_due)
-            self._look_due = min(waits if look_due is None else [*waits, look_due], default=None)
-        elif own is not None:
-            own.forget()
-        return [*self._tellings(leader), *asked], held
-
-    def close(self, at: datetime, why: str) -> list[signals.Output]:
-        """Resolve all that is open, and forget this plugin."""
-        leader = self._around.leader
-        if leader is None:
-            return []
-        if self.state.verdict is vocabulary.Verdict.MAINTENANCE:
-            self._tell_verdict(at, leader)
-        self.telling.end_all(at, (evidence.seen("health", why),))
-        outs = [out for out in self._tellings(leader) if isinstance(out, signals.Publish)]
-        return [*outs, signals.Remember(key=self.key, value=b"", revision=leader)]
-
-    def open_alerts(self) -> tuple[vocabulary.AlertChanged, ...]:
-        """Return its open alerts as they were told, to be shown."""
-        return tuple(self._changed(alert, 0) for alert in self.telling.told.values())
-
-    def _own_alert(self) -> plugin_alert.PluginAlert | None:
-        """Return the alert about the plugin itself, if its verdict may call for one."""
-        if self.state.verdict in {None, vocabulary.Verdict.HEALTHY}:
-            return None
-        return self._own or plugin_alert.PluginAlert(
-            self.node, self.plugin, self.state, self.telling, self._around
-        )
+    def _may_be_removed(self) -> bool:
+        is_gone = self.verdict.state in {State.MAINTENANCE, State.LOST}
+        return is_gone and not self.alive.is_expected
 
     @property
     def _forget_s(self) -> float:
-        return _DAY_S if self.state.state is State.MAINTENANCE else 7 * _DAY_S
+        return _DAY_S if self.verdict.state is State.MAINTENANCE else 7 * _DAY_S
 
-    def _others(self, now: float, at: datetime) -> list[alerts.Alert]:
-        found: list[alerts.Alert] = []
-        if self.skew.is_skewed and not self._around.is_apart and now >= self._skew_due:
-            told = (evidence.seen("heartbeat", self.skew.words()),)
-            summary = f"the clock of node {self.node} is apart from ours"
-            found.append(
-                alerts.Alert(
-                    kind=AlertKind.CLOCK_SKEW,
-                    summary=summary,
-                    evidence=told,
-                    starts_at=at,
-                    told_at=at,
-                )
-            )
-        missed = self.census.short
-        return [*found, *device_alerts.of(self.devices, node=self.node, at=at, missed=missed)]
+    # what is stored
 
     @property
-    def _skew_due(self) -> float:
-        """Return when it is known whether most nodes are apart from us, or only this one."""
-        return self.skew.since + self._around.settings.storm_window_s
+    def _is_new(self) -> bool:
+        """Return whether all there is to publish is that it is there, and healthy."""
+        lifecycle = self.alerting.lifecycle
+        return (
+            self.alerting.published_verdict is None
+            and self.verdict.standing.verdict is Verdict.HEALTHY
+            and not (self._is_unsaved or self.faults.bad or self.alive.clock.is_skewed)
+            and not (lifecycle.published or lifecycle.pending)
+        )
+
+    def _other_alerts(self, now: float, at: datetime) -> plugin_alerting.Others:
+        clock, due = self.alive.clock, None
+        wanted: list[alerts.Alert] = []
+        if clock.is_skewed:
+            # until then it is not known whether most nodes' clocks differ, or only this one
+            known_at = clock.since + self._context.settings.storm_window_s
+            due = known_at if now < known_at else None
+            if due is None and not self._context.is_our_clock_skewed:
+                wanted.append(self._clock_alert(at))
+        short = self.counts.short
+        return plugin_alerting.Others(
+            wanted=[*wanted, *device_alerts.of(self.faults, node=self.node, at=at, missed=short)],
+            why_ended=self._why_ended,
+            due=due,
+        )
+
+    def _clock_alert(self, at: datetime) -> alerts.Alert:
+        return alerts.Alert(
+            kind=AlertKind.CLOCK_SKEW,
+            summary=f"the clock of node {self.node} is apart from ours",
+            evidence=(evidence.seen("heartbeat", self.alive.clock.text()),),
+            starts_at=at,
+            told_at=at,
+        )
 
     def _why_ended(self, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
-        if plugin_alert.is_of_plugin(key):
-            return self.evidence
         if key[0] == AlertKind.CLOCK_SKEW:
-            return (evidence.seen("heartbeat", self.skew.words()),)
-        return device_alerts.ended(self.devices, key)
+            return (evidence.seen("heartbeat", self.alive.clock.text()),)
+        return device_alerts.ended(self.faults, key)
 
-    def _tell_verdict(self, at: datetime, leader: int) -> None:
-        verdict = self.state.verdict
-        if verdict is None or verdict is self._verdict_told:
-            return
-        self._verdict_untold = vocabulary.VerdictChanged(
-            node=self.node,
-            at=at,
-            plugin=self.plugin,
-            verdict=verdict,
-            previous=self._verdict_told,
-            rule=self.rule,
-            evidence=self.evidence,
-            resources=self.state.accused,
-            leader=leader,
-        )
-        self._verdict_told = verdict
-
-    def _tellings(self, leader: int) -> list[signals.Output]:
-        told: list[signals.Publish] = []
-        verdict = self._verdict_untold
-        if verdict is not None:
-            event_id = f"{self.key}:{verdict.verdict}:{verdict.at.isoformat()}"
-            told.append(signals.Publish(event=verdict, event_id=event_id))
-        for alert in self.telling.untold:
-            event = self._changed(alert, leader)
-            told.append(signals.Publish(event=event, event_id=alerts.event_id(event)))
-        if not told:
+    def _publish_pending(self, leader: int) -> list[signals.Output]:
+        events = self.alerting.pending()
+        if not events:
             # the event is acknowledged after this, and does not come again
-            return [self._remember(leader)] if self._unsaved or self._uncounted else []
-        before = [self._remember(leader)]
-        if verdict is not None and verdict.previous is None and not self.telling.untold:
-            # should it be told once more after a crash, nobody is told anything new
-            before = []
-        self._verdict_untold = None
-        self.telling.untold = ()
-        return [*before, *told, self._remember(leader)]
+            is_due = self._is_unsaved or self._has_counts_to_store
+            return [self._store(leader)] if is_due else []
+        # a first verdict that is published once more after a crash is no news to anybody
+        before = [] if self.alerting.is_first_verdict else [self._store(leader)]
+        self.alerting.clear_pending()
+        return [*before, *events, self._store(leader)]
 
-    def _changed(self, alert: alerts.Alert, leader: int) -> vocabulary.AlertChanged:
-        return alerts.changed(
-            alert,
+    def _store(self, leader: int) -> signals.Remember:
+        self._is_unsaved = self._has_counts_to_store = False
+        machine, alerting, order = self.verdict, self.alerting, self.alive.order
+        stored = snapshot.Snapshot(
             node=self.node,
             plugin=self.plugin,
-            runbook_url=self._around.runbook_url,
+            state=machine.settled,
+            interval_s=order.interval_s,
+            verdict=alerting.published_verdict,
+            since=alerting.since,
+            rule=alerting.rule,
+            evidence=alerting.evidence,
+            resources=self.reported.resources,
+            accused=machine.standing.resources,
+            instance=order.instance,
+            seq=order.seq,
+            leaving=machine.planned.instance,
+            return_s=machine.planned.return_s,
+            falls=machine.standing.damping.level,
+            order=self._event_order,
+            bad=self.faults.known(),
+            had=tuple(self.counts.had.items()),
+            configuration=self.counts.configuration,
+            firing=tuple(alerting.lifecycle.published.values()),
+            untold_verdict=alerting.pending_verdict,
+            untold_alerts=alerting.lifecycle.pending,
+            remedied=self.restart_decided_for,
+            remedies=self._restarts,
             leader=leader,
         )
-
-    def _remember(self, leader: int) -> signals.Remember:
-        state = self.state
-        self._unsaved = self._uncounted = False
-        known = snapshot.Snapshot(
-            node=self.node,
-            plugin=self.plugin,
-            state=state.settled,
-            interval_s=state.beats.interval_s,
-            verdict=self._verdict_told,
-            since=self.since,
-            rule=self.rule,
-            evidence=self.evidence,
-            resources=state.resources,
-            accused=state.accused,
-            instance=state.beats.instance,
-            seq=state.beats.seq,
-            leaving=state.leaving,
-            return_s=state.return_s,
-            falls=state.falls,
-            order=self._order,
-            bad=self.devices.known(),
-            had=tuple(self.census.had.items()),
-            configuration=self.census.configuration,
-            firing=tuple(self.telling.told.values()),
-            untold_verdict=self._verdict_untold,
-            untold_alerts=self.telling.untold,
-            remedied=self.remedied_since,
-            remedies=self._remedies,
-            leader=leader,
-        )
-        return signals.Remember(key=self.key, value=snapshot.encode(known), revision=leader)
+        return signals.Remember(key=self.key, value=snapshot.encode(stored), revision=leader)
 
 
-def key_of(node: str, plugin: str) -> str:
-    """Return the key a plugin is remembered under."""
-    return f"{vocabulary.node_token(node)}.{plugin}"
+def _reports_faults(heartbeat: vocabulary.Heartbeat) -> bool:
+    for resource in heartbeat.resources:
+        if resource.short or resource.degraded or resource.unmonitored:
+            return True
+    return False

@@ -42,31 +42,31 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     alerts: tuple[vocabulary.AlertChanged, ...]
 
 
-def of(found: tracked_plugin.TrackedPlugin, now: float) -> View:
-    """Return what is known."""
-    state = found.state
-    heard_at = state.silence.heard_at
+def of(plugin: tracked_plugin.TrackedPlugin, now: float) -> View:
+    """Return what is known about one plugin."""
+    alive, machine, alerting = plugin.alive, plugin.verdict, plugin.alerting
+    heard_at = alive.last_heard_at
     return View(
-        node=found.node,
-        plugin=found.plugin,
-        state=state.state,
-        verdict=state.verdict,
-        since=found.since,
-        rule=found.rule,
-        evidence=found.evidence,
-        instance=state.beats.instance,
-        interval_s=state.beats.interval_s,
+        node=plugin.node,
+        plugin=plugin.plugin,
+        state=machine.state,
+        verdict=machine.standing.verdict,
+        since=alerting.since,
+        rule=alerting.rule,
+        evidence=alerting.evidence,
+        instance=alive.order.instance,
+        interval_s=alive.order.interval_s,
         beat_age_s=None if heard_at is None else round(now - heard_at, 3),
-        clock_skew_s=round(found.skew.seconds, 3),
-        expected=state.expected,
-        frozen=state.is_held,
-        resources=state.resources,
-        devices=dict(found.census.has or found.devices.totals),
+        clock_skew_s=round(alive.clock.seconds, 3),
+        expected=alive.is_expected,
+        frozen=plugin.is_suspended,
+        resources=plugin.reported.resources,
+        devices=dict(plugin.counts.has or plugin.faults.totals),
         unhealthy=tuple(
-            Unhealthy(kind=kind, resource=resource, device=device, why=bad.why)
-            for (kind, resource), them in sorted(found.devices.bad.items())
-            for device, bad in sorted(them.items())
+            Unhealthy(kind=kind, resource=resource, device=device, why=fault.why)
+            for (kind, resource), devices in sorted(plugin.faults.bad.items())
+            for device, fault in sorted(devices.items())
         ),
-        problems=found.problems,
-        alerts=found.open_alerts(),
+        problems=plugin.problems,
+        alerts=plugin.open_alerts(),
     )

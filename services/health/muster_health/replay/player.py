@@ -168,7 +168,7 @@ class _Player:
                 self._do(played.tick(now), now)
             else:
                 _, _, event = heapq.heappop(self._answers)
-                self._feed(played, _heard(event) if played.is_blind else event, now)
+                self._feed(played, _heard(event) if played.is_disconnected else event, now)
 
     def _awake(self, now: float) -> float:
         """Return when whoever recorded next ran: what it slept through, nobody did."""

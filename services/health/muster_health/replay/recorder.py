@@ -121,7 +121,7 @@ class Recorder:
         header = recording.Header(
             at_zero=datetime.now(UTC) - timedelta(seconds=now),
             begins=begins,
-            sees=not self._watched.is_blind,
+            sees=not self._watched.is_disconnected,
             leads=self._watched.leader is not None,
             has_cluster=self._has_cluster,
             detection=self._settings.detection,

@@ -15,7 +15,6 @@ import msgspec
 from muster import vocabulary
 from muster_health.fleet import fleet_alerts
 from muster_health.model import alerts, config, signals, snapshot
-from muster_health.plugin import tracked_plugin
 
 VERSION: Final = 1
 
@@ -94,7 +93,7 @@ def key_of(state: snapshot.Snapshot) -> str:
     """Return what a state is remembered under."""
     if state.node == vocabulary.FLEET:
         return fleet_alerts.KEY
-    return tracked_plugin.key_of(state.node, state.plugin)
+    return snapshot.key_of(state.node, state.plugin)
 
 
 def encode(t: float, entry: Entry) -> Iterator[bytes]:

@@ -1,0 +1,275 @@
+"""Pure: what is reported about one plugin: its verdict and its alerts, and what is still pending.
+
+It follows from what stands now and from what was published before. The caller stores what is
+pending before it is published, so that a crash repeats it under the same id, or loses nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, assert_never
+
+from muster import vocabulary
+from muster.vocabulary import AlertKind, Verdict
+from muster_health.alerting import alert_lifecycle, evidence, plugin_alert
+from muster_health.model import alerts, config, facts, signals, snapshot, steps
+
+_REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATCH})
+"""What a restart of the plugin's pod may repair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Others:
+    """The plugin's alerts that follow from no verdict, why they end, and when to look again."""
+
+    wanted: list[alerts.Alert]
+    why_ended: alert_lifecycle.WhyEnded
+    due: float | None
+
+
+class PluginAlerting:
+    """What was published about one plugin. `since` is when its verdict was reached."""
+
+    __slots__ = (
+        "_alert",
+        "_context",
+        "_node",
+        "_plugin",
+        "_reached_at",
+        "evidence",
+        "inhibited",
+        "is_dirty",
+        "lifecycle",
+        "look_due",
+        "pending_verdict",
+        "published_verdict",
+        "rule",
+        "since",
+    )
+
+    def __init__(self, node: str, plugin: str, context: config.Context) -> None:
+        self.lifecycle = alert_lifecycle.AlertLifecycle(context.settings, context.bounds)
+        self.since: datetime | None = None
+        self.rule = ""
+        self.evidence: tuple[vocabulary.Evidence, ...] = ()
+        self.inhibited = False
+        """Another plugin's alert reports already that the whole node is down."""
+        self.is_dirty = False
+        self.look_due: float | None = None
+        self.published_verdict: Verdict | None = None
+        self.pending_verdict: vocabulary.VerdictChanged | None = None
+        self._node, self._plugin, self._context = node, plugin, context
+        self._alert: plugin_alert.PluginAlert | None = None
+        self._reached_at: float | None = None
+
+    def load(self, before: snapshot.Snapshot) -> None:
+        """Take over what another process published, or had pending."""
+        self.lifecycle.load(before.firing, before.untold_alerts)
+        self.published_verdict = before.verdict
+        self.pending_verdict = before.untold_verdict
+
+    def restore(
+        self,
+        before: snapshot.Snapshot,
+        standing: steps.Standing,
+        *,
+        pause_due: float,
+        repair_due: float,
+    ) -> None:
+        """Go on where a former process stopped."""
+        self.since, self.rule, self.evidence = before.since, before.rule, before.evidence
+        self._follow(standing)
+        if self._alert is not None:
+            self._alert.restore(before.firing, pause_due=pause_due, repair_due=repair_due)
+
+    def reset_published(self) -> None:
+        """Forget what we published: it was dropped when we stopped leading."""
+        self.lifecycle.load((), ())
+        self.published_verdict = self.pending_verdict = None
+
+    def decided(self, decision: steps.Decision, standing: steps.Standing, now: float) -> None:
+        """Record a verdict, another reason for it, or that a planned stop lasts too long."""
+        self.is_dirty = True
+        self._follow(standing)
+        match decision:
+            case steps.VerdictReached():
+                self._reached_at = now
+                self.rule, self.evidence = decision.rule.value, decision.evidence
+                if self._alert is not None:
+                    self._alert.concluded(decision.verdict, now)
+            case steps.VerdictConfirmed():
+                self.rule, self.evidence = decision.rule.value, decision.evidence
+            case steps.ReturnOverdue():
+                assert self._alert is not None, "a plugin that is overdue has stopped"
+                self._alert.overdue = decision.evidence
+            case _:
+                assert_never(decision)
+
+    def cluster_answered(self, answer: facts.Facts | None, number: int, now: float) -> None:
+        """Record Kubernetes' answer, if it is about the pods that the alert names."""
+        if self._alert is not None:
+            self.is_dirty |= self._alert.cluster_answered(answer, number, now)
+
+    def clock_stalled(self, seconds: float) -> None:
+        """Extend the wait for an answer by the time that our own process was suspended."""
+        if self._alert is not None:
+            self._alert.clock_stalled(seconds)
+
+    def touch(self, now: float) -> None:
+        """Evaluate again at that time."""
+        self.is_dirty, self.look_due = True, now
+
+    def is_due(self, standing: Callable[[], steps.Standing], now: float) -> bool:
+        """Return whether `update` is needed."""
+        if self.is_dirty or (self._alert is not None and self._alert.has_news(standing(), now)):
+            return True
+        return self.look_due is not None and self.look_due <= now
+
+    def is_repairable(self, standing: steps.Standing, now: float) -> bool:
+        """Return whether the verdict stands, is published, and a restart may repair it."""
+        verdict, alert = standing.verdict, self._alert
+        if alert is None or verdict not in _REPAIRABLE:
+            return False
+        if verdict is Verdict.DEREGISTERED and now < alert.repair_due:
+            return False
+        is_returning = standing.state is snapshot.State.RECOVERING
+        return alert.is_published_as(verdict) and not is_returning
+
+    @property
+    def reports_node(self) -> bool:
+        """Return whether its alert reports that the node is down."""
+        published = self.lifecycle.published.values()
+        return any(alert.kind is AlertKind.NODE_DOWN for alert in published)
+
+    def skip(self, now: float, at: datetime) -> None:
+        """Record that nothing is published: another replica leads."""
+        self._stamp(now, at)
+        self.is_dirty, self.look_due = False, None
+        if self._alert is not None:
+            self._alert.forget()
+
+    def update(
+        self,
+        standing: steps.Standing,
+        others: Others,
+        *,
+        now: float,
+        at: datetime,
+        may_open: alert_lifecycle.MayOpen,
+        new_number: Callable[[], int],
+    ) -> tuple[list[signals.Output], list[alerts.Alert]]:
+        """Find what to publish; return what to ask Kubernetes first, and alerts that must wait."""
+        self._stamp(now, at)
+        self.is_dirty, self.look_due = False, None
+        self._follow_verdict(standing, at)
+        own = self._alert
+        # an alert that another process published stays until it is known how the plugin is
+        is_known = standing.verdict is not None or not self.lifecycle.published
+        if not is_known or self.inhibited:
+            if own is not None:
+                own.forget()
+            return [], []
+        questions: list[signals.Output] = []
+        wanted, may = others.wanted, may_open
+        if own is not None:
+            if own.prepare(standing, self.evidence, now, at, may_open):
+                questions = [self._pods_query(own, standing, new_number(), now)]
+            own_wanted = own.wanted(standing, self.evidence, now, at)
+            wanted = [*own_wanted, *others.wanted]
+            may = own.may_open(may_open)
+        look_due, held = self.lifecycle.follow(
+            wanted, now=now, at=at, may_open=may, why_ended=self._why_ended(others)
+        )
+        dues = [due for due in (look_due, others.due) if due is not None]
+        if own is not None:
+            dues += own.followed(standing, own_wanted, now)
+        self.look_due = min(dues, default=None)
+        return questions, held
+
+    def end_all(self, standing: steps.Standing, now: float, at: datetime, why: str) -> None:
+        """Resolve all that is open: the plugin is removed."""
+        self._stamp(now, at)
+        if standing.verdict is Verdict.MAINTENANCE:
+            self._follow_verdict(standing, at)
+        self.lifecycle.end_all(at, (evidence.seen("health", why),))
+
+    @property
+    def is_first_verdict(self) -> bool:
+        """Return whether a first verdict, and nothing else, is pending."""
+        verdict = self.pending_verdict
+        return verdict is not None and verdict.previous is None and not self.lifecycle.pending
+
+    def pending(self) -> list[signals.Publish]:
+        """Return what is pending, as events."""
+        events: list[signals.Publish] = []
+        verdict = self.pending_verdict
+        if verdict is not None:
+            key = snapshot.key_of(self._node, self._plugin)
+            event_id = f"{key}:{verdict.verdict}:{verdict.at.isoformat()}"
+            events.append(signals.Publish(event=verdict, event_id=event_id))
+        for alert in self.lifecycle.pending:
+            event = self.event_of(alert, self._context.leader or 0)
+            events.append(signals.Publish(event=event, event_id=alerts.event_id(event)))
+        return events
+
+    def clear_pending(self) -> None:
+        """Record that what was pending is published."""
+        self.pending_verdict, self.lifecycle.pending = None, ()
+
+    def event_of(self, alert: alerts.Alert, leader: int) -> vocabulary.AlertChanged:
+        """Return an alert as an event."""
+        return alerts.changed(
+            alert,
+            node=self._node,
+            plugin=self._plugin,
+            runbook_url=self._context.runbook_url,
+            leader=leader,
+        )
+
+    def _stamp(self, now: float, at: datetime) -> None:
+        if self._reached_at is not None:
+            self.since = at - timedelta(seconds=now - self._reached_at)
+            self._reached_at = None
+
+    def _follow(self, standing: steps.Standing) -> None:
+        """Have an alert of the plugin itself, if its verdict may call for one."""
+        if standing.verdict in {None, Verdict.HEALTHY}:
+            self._alert = None
+        elif self._alert is None:
+            self._alert = plugin_alert.PluginAlert(
+                self._node, self._plugin, self.lifecycle, self._context
+            )
+
+    def _follow_verdict(self, standing: steps.Standing, at: datetime) -> None:
+        verdict = standing.verdict
+        if verdict is None or verdict is self.published_verdict:
+            return
+        self.pending_verdict = vocabulary.VerdictChanged(
+            node=self._node,
+            at=at,
+            plugin=self._plugin,
+            verdict=verdict,
+            previous=self.published_verdict,
+            rule=self.rule,
+            evidence=self.evidence,
+            resources=standing.resources,
+            leader=self._context.leader or 0,
+        )
+        self.published_verdict = verdict
+
+    def _pods_query(
+        self, own: plugin_alert.PluginAlert, standing: steps.Standing, number: int, now: float
+    ) -> signals.AskCluster:
+        return signals.AskCluster(
+            node=self._node,
+            plugin=self._plugin,
+            number=number,
+            timeout_s=self._context.settings.probe_timeout_s,
+            resources=own.ask(standing, number, now),
+        )
+
+    def _why_ended(self, others: Others) -> alert_lifecycle.WhyEnded:
+        def why(key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
+            return self.evidence if plugin_alert.is_of_plugin(key) else others.why_ended(key)
+
+        return why

@@ -1,0 +1,241 @@
+"""Pure: problems that a heartbeat reports, the worst first.
+
+| verdict      | what shows it                                             | for how long      |
+|--------------|-----------------------------------------------------------|-------------------|
+| STUCK        | its own socket does not answer its self-probe             | its time to mend  |
+| STUCK        | its last self-probe is a minute old (3)                   | its time to mend  |
+| DEREGISTERED | a problem with the kubelet, or no open stream             | its time to mend  |
+| DEREGISTERED | likewise, and the kubelet is away, or has just come       | 30 s (4)          |
+| MISMATCH     | it saw the kubelet list other devices                     | its time to mend  |
+| MISMATCH     | the node offers another number than it has Healthy        | `mismatch_s` (1)  |
+| SPLIT_BRAIN  | two instances beat in turns                               | `degraded_s` (2)  |
+| DEGRADED     | a health checker is silent, its loop or its beats are late | `degraded_s`      |
+
+(1) The kubelet tells of what the plugin changed, or of a new registration, every 10 s only. But
+where that is long ago, the node itself has changed: then the plugin has its time to mend.
+(2) A DaemonSet with `maxSurge` starts the new pod before it ends the old one.
+(3) Or 3 beats, if these are longer; or it is registered for so long, and has had none yet.
+(4) It is upgraded, or starts: no plugin can mend that, and when it is there all register by
+themselves. From then on they have their time to mend.
+
+Who does not answer cannot be registered either, so that comes first. A plugin that has only just
+started has `starting_s` to be registered.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from muster import vocabulary
+from muster.vocabulary import Verdict
+from muster_health.alerting import evidence
+from muster_health.model import config, facts
+from muster_health.model.steps import Rule
+
+_SHOWN_MAX: Final = 8
+_AWAY_S: Final = 30.0
+PROBE_MAX_AGE_S: Final = 60.0
+_PROBE_OLD_BEATS: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The verdict that a self-report asks for, if it lasts for `grace_s`."""
+
+    verdict: Verdict
+    rule: Rule
+    resources: tuple[str, ...]
+    evidence: tuple[vocabulary.Evidence, ...]
+    grace_s: float
+
+
+def repair_s(settings: config.Detection, interval_s: float) -> float:
+    """Return how long a plugin may take to mend what it can mend itself."""
+    return min(settings.trouble_beats * interval_s, settings.trouble_s)
+
+
+def worst(
+    beat: vocabulary.Heartbeat,
+    settings: config.Detection,
+    *,
+    offers: Mapping[str, facts.Offer] | None = None,
+    unchanged_s: float = 0.0,
+    two_instances: str = "",
+    stretch: float = 1.0,
+) -> Problem | None:
+    """Return the worst that a beat tells, or None.
+
+    `offers` is what the node offers, and `unchanged_s` for how long the plugin has had what it has;
+    `two_instances` says that two instances beat, `stretch` how slowly one does.
+    """
+    grace_s = repair_s(settings, beat.interval_s)
+    starts = beat.phase is vocabulary.Phase.STARTING
+    return (
+        _stuck(beat, grace_s)
+        or _apart(beat, settings.starting_s if starts else grace_s)
+        or _mismatched(beat, offers, grace_s, settings.mismatch_s, unchanged_s)
+        or _split(beat, two_instances, settings.degraded_s)
+        or _slow(beat, stretch, settings)
+    )
+
+
+def probe_max_age_s(beat: vocabulary.Heartbeat) -> float:
+    """Return how old a self-probe may be: they are made every few seconds, whatever happens."""
+    return max(PROBE_MAX_AGE_S, _PROBE_OLD_BEATS * beat.interval_s)
+
+
+def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Problem:
+    """Return what a report of a lost registration asks for, if it lasts."""
+    detail = f": {event.detail}" if event.detail else ""
+    said = f"{event.resource}: the kubelet lost it ({event.reason}{detail})"
+    return Problem(
+        verdict=Verdict.DEREGISTERED,
+        rule=Rule.NOT_REGISTERED,
+        resources=(event.resource,),
+        evidence=(evidence.seen("plugin", said),),
+        grace_s=grace_s,
+    )
+
+
+def offered(
+    had: Mapping[str, int], offers: Mapping[str, facts.Offer], grace_s: float
+) -> Problem | None:
+    """Return what it asks for, if it lasts, that a node now offers other than the plugin had."""
+    told = list(_offered_otherwise(had, offers))
+    return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, told, grace_s)
+
+
+def _apart(beat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
+    told = [
+        (r.name, r.problem or "the kubelet has no ListAndWatch stream open")
+        for r in beat.resources
+        if r.problem or not r.streams
+    ]
+    away = {r.name for r in beat.resources if r.away}
+    lost = [(name, text) for name, text in told if name not in away]
+    if told and not lost:
+        return _of(Verdict.DEREGISTERED, Rule.KUBELET_AWAY, told, _AWAY_S)
+    return _of(Verdict.DEREGISTERED, Rule.NOT_REGISTERED, lost, grace_s)
+
+
+def _stuck(beat: vocabulary.Heartbeat, grace_s: float) -> Problem | None:
+    deaf = "{}its own socket does not answer (self-probe {:.1f} s ago){}"
+    # an age below 0 is a self-probe that has not run yet
+    told = [
+        (
+            r.name,
+            deaf.format(
+                "" if r.problem else "registered, but ",
+                r.probe_age_s,
+                f"; {r.problem}" if r.problem else "",
+            ),
+        )
+        for r in beat.resources
+        if not r.probe_ok and r.probe_age_s >= 0
+    ]
+    if told:
+        return _of(Verdict.STUCK, Rule.SELF_PROBE_FAILS, told, grace_s)
+    old_s = probe_max_age_s(beat)
+    never = "registered {:.0f} s ago, and its own socket was never probed"
+    stale = "nobody looked for {:.0f} s whether its own socket answers"
+    told = [
+        (r.name, never.format(r.registered_age_s))
+        if r.probe_age_s < 0
+        else (r.name, stale.format(r.probe_age_s))
+        for r in beat.resources
+        if not r.problem
+        and (r.probe_age_s > old_s or (r.probe_age_s < 0 and r.registered_age_s > old_s))
+    ]
+    return _of(Verdict.STUCK, Rule.SELF_PROBE_STALE, told, grace_s)
+
+
+def _mismatched(
+    beat: vocabulary.Heartbeat,
+    offers: Mapping[str, facts.Offer] | None,
+    grace_s: float,
+    mismatch_s: float,
+    unchanged_s: float,
+) -> Problem | None:
+    odd = [(r.name, r.apart) for r in beat.resources if r.apart]
+    if odd or offers is None:
+        return _of(Verdict.MISMATCH, Rule.KUBELET_LISTS_OTHERS, odd, grace_s)
+    had = {r.name: r.healthy for r in beat.resources}
+    told = list(_offered_otherwise(had, offers))
+    names = {name for name, _ in told}
+    ages_s = (r.registered_age_s for r in beat.resources if r.name in names)
+    is_settled = min((unchanged_s, *ages_s)) >= mismatch_s
+    wait_s = grace_s if is_settled else mismatch_s
+    return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, told, wait_s)
+
+
+def _split(beat: vocabulary.Heartbeat, two_instances: str, grace_s: float) -> Problem | None:
+    if not two_instances:
+        return None
+    told = (evidence.seen("heartbeat", two_instances),)
+    return _whole(beat, Verdict.SPLIT_BRAIN, Rule.TWO_INSTANCES, told, grace_s)
+
+
+def _offered_otherwise(
+    had: Mapping[str, int], offers: Mapping[str, facts.Offer]
+) -> Iterable[tuple[str, str]]:
+    for name, healthy in had.items():
+        offer = offers.get(name, facts.Offer(capacity=0, allocatable=0))
+        if offer.allocatable != healthy:
+            node = f"the node offers {offer.allocatable} of {offer.capacity}"
+            yield name, f"the plugin has {healthy} Healthy, {node}"
+
+
+def _slow(beat: vocabulary.Heartbeat, stretch: float, settings: config.Detection) -> Problem | None:
+    told = [
+        evidence.seen("plugin", f"health checker {name} last succeeded {age_s:.0f} s ago")
+        for name, age_s in beat.checkers.items()
+        if age_s > settings.checker_age_s
+    ]
+    # an age below 0 is a checker that has not succeeded yet
+    told += [
+        evidence.seen("plugin", f"health checker {name} has never succeeded")
+        for name, age_s in beat.checkers.items()
+        if age_s < 0 and beat.uptime_s > settings.checker_age_s
+    ]
+    rule = Rule.CHECKER_SILENT
+    if not told and beat.loop_lag_ms > settings.lag_ms:
+        rule = Rule.LOOP_LATE
+        told = [evidence.seen("plugin", f"its event loop was {beat.loop_lag_ms:.0f} ms late")]
+    if not told and stretch > settings.stretch_max:
+        rule = Rule.BEATS_STRETCHED
+        slow = f"it makes a beat every {stretch * beat.interval_s:.1f} s"
+        told = [evidence.seen("heartbeat", f"{slow}, and means to every {beat.interval_s:g} s")]
+    if not told:
+        return None
+    shown = tuple(told[:_SHOWN_MAX])
+    return _whole(beat, Verdict.DEGRADED, rule, shown, settings.degraded_s)
+
+
+def _of(
+    verdict: Verdict,
+    rule: Rule,
+    told: list[tuple[str, str]],
+    grace_s: float,
+) -> Problem | None:
+    if not told:
+        return None
+    return Problem(
+        verdict=verdict,
+        rule=rule,
+        resources=tuple(name for name, _ in told),
+        evidence=tuple(
+            evidence.seen("plugin", f"{name}: {text}") for name, text in told[:_SHOWN_MAX]
+        ),
+        grace_s=grace_s,
+    )
+
+
+def _whole(
+    beat: vocabulary.Heartbeat,
+    verdict: Verdict,
+    rule: Rule,
+    told: tuple[vocabulary.Evidence, ...],
+    grace_s: float,
+) -> Problem:
+    names = tuple(resource.name for resource in beat.resources)
+    return Problem(verdict=verdict, rule=rule, resources=names, evidence=told, grace_s=grace_s)
