@@ -98,7 +98,7 @@ def reason_of(payload: bytes, subject: str = SUBJECT) -> codec.MalformedReason:
 @pytest.mark.parametrize("kind", vocabulary.EVENTS, ids=lambda kind: kind.TYPE)
 @given(st.data())
 @settings(max_examples=25)
-def test_every_event_comes_back_as_it_was_sent(
+def test_every_event_is_decoded_as_it_was_encoded(
     kind: type[vocabulary.Event], data: st.DataObject
 ) -> None:
     sent = data.draw(BY_KIND[kind])
@@ -120,7 +120,7 @@ def test_every_event_comes_back_as_it_was_sent(
 
 
 @given(BEAT)
-def test_every_beat_comes_back_as_it_was_sent(sent: object) -> None:
+def test_every_heartbeat_is_decoded_as_it_was_encoded(sent: object) -> None:
     assert isinstance(sent, vocabulary.Heartbeat)
     sent = msgspec.structs.replace(sent, v=1)
     assert codec.decode_heartbeat(codec.encode_heartbeat(sent), subject=sent.subject) == sent
@@ -139,7 +139,7 @@ def test_what_is_sent_obeys_the_schemas_that_are_checked_in(
 
 
 @given(BEAT)
-def test_a_beat_obeys_its_schema(beat: object) -> None:
+def test_a_heartbeat_obeys_its_schema(beat: object) -> None:
     assert isinstance(beat, vocabulary.Heartbeat)
     VALIDATORS["heartbeat"].validate(json.loads(codec.encode_heartbeat(beat)))
 
@@ -172,7 +172,7 @@ def test_an_event_is_one_readable_line() -> None:
     )
 
 
-def test_the_beat_of_one_resource_is_small() -> None:
+def test_the_heartbeat_of_one_resource_is_small() -> None:
     beat = vocabulary.Heartbeat(
         node="node-a",
         plugin="device-plugin",
@@ -204,7 +204,7 @@ def test_the_beat_of_one_resource_is_small() -> None:
     assert len(codec.encode_heartbeat(beat)) <= 320
 
 
-def test_what_a_newer_sender_says_besides_is_ignored() -> None:
+def test_unknown_fields_of_a_newer_sender_are_ignored() -> None:
     plain = codec.decode(SUBJECT, encoded(STOPPING))
     assert codec.decode(SUBJECT, changed(traceparent="00-ab", newer={"a": [1]})) == plain
     assert codec.decode(SUBJECT, changed_data(newer={"a": [1]})) == plain
@@ -212,7 +212,7 @@ def test_what_a_newer_sender_says_besides_is_ignored() -> None:
     assert codec.decode_heartbeat(beat, subject="muster.heartbeat.a.p").seq == 1
 
 
-def test_what_a_foreign_sender_leaves_out_is_no_reason_to_refuse() -> None:
+def test_optional_attributes_that_a_foreign_sender_omits_are_no_malformation() -> None:
     bare = changed(dataschema=..., datacontenttype=..., instance=..., sequence=..., boot=...)
     assert codec.decode(SUBJECT, bare).data == STOPPING
 
@@ -257,7 +257,7 @@ def test_each_malformation_has_its_reason(payload: bytes, reason: codec.Malforme
     assert reason_of(payload) == reason
 
 
-def test_an_event_on_the_subject_of_another_node_is_not_believed() -> None:
+def test_an_event_on_the_subject_of_another_node_is_malformed() -> None:
     subject = "muster.event.gpu-2.device-plugin.plugin.stopping"
     assert reason_of(encoded(STOPPING), subject) == codec.MalformedReason.WRONG_SUBJECT
 
@@ -286,14 +286,16 @@ def test_an_event_on_the_subject_of_another_node_is_not_believed() -> None:
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_each_malformed_beat_has_its_reason(payload: bytes, reason: codec.MalformedReason) -> None:
+def test_each_malformed_heartbeat_has_its_reason(
+    payload: bytes, reason: codec.MalformedReason
+) -> None:
     with pytest.raises(codec.MalformedEvent) as refused:
         codec.decode_heartbeat(payload, subject="muster.heartbeat.a.p")
     assert refused.value.reason == reason
 
 
 @pytest.mark.parametrize("name", ["node", "plugin"])
-def test_an_answer_to_a_probe_is_held_to_the_same_names(name: str) -> None:
+def test_an_answer_to_a_probe_must_have_the_same_names(name: str) -> None:
     tree = {"node": "a", "plugin": "p", "i": "x", "seq": 1, "t": 5, name: "a\n"}
     with pytest.raises(codec.MalformedEvent, match="invalid_data"):
         codec.decode_heartbeat(json.dumps(tree).encode())
@@ -302,7 +304,9 @@ def test_an_answer_to_a_probe_is_held_to_the_same_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("node", "plugin"), [("a_b", "p"), ("A", "p"), ("a", "P"), ("a", "p_q"), ("a", "p" * 64)]
 )
-def test_a_beat_whose_names_fit_its_subject_but_nobody_is_refused(node: str, plugin: str) -> None:
+def test_a_heartbeat_with_impossible_names_is_refused_though_they_match_its_subject(
+    node: str, plugin: str
+) -> None:
     payload = json.dumps({"node": node, "plugin": plugin, "i": "x", "seq": 1, "t": 5}).encode()
     with pytest.raises(codec.MalformedEvent, match="invalid_data"):
         codec.decode_heartbeat(payload, subject=f"muster.heartbeat.{node}.{plugin}")
@@ -310,12 +314,12 @@ def test_a_beat_whose_names_fit_its_subject_but_nobody_is_refused(node: str, plu
 
 def decoded(payload: bytes) -> codec.CloudEvent | vocabulary.Heartbeat | None:
     """Decode as both; anything raised but MalformedEvent fails the test."""
-    found: codec.CloudEvent | vocabulary.Heartbeat | None = None
+    decoded_event: codec.CloudEvent | vocabulary.Heartbeat | None = None
     with contextlib.suppress(codec.MalformedEvent):
-        found = codec.decode(SUBJECT, payload)
+        decoded_event = codec.decode(SUBJECT, payload)
     with contextlib.suppress(codec.MalformedEvent):
-        found = codec.decode_heartbeat(payload)
-    return found
+        decoded_event = codec.decode_heartbeat(payload)
+    return decoded_event
 
 
 JSON: Final = st.recursive(
@@ -342,9 +346,9 @@ def test_a_damaged_message_is_at_worst_malformed(
     for place, lost, put in damages:
         start = int(place * len(payload))
         payload = payload[:start] + put + payload[start + lost :]
-    found = decoded(payload)
-    if isinstance(found, codec.CloudEvent):
-        assert found.data.subject == SUBJECT
+    decoded_event = decoded(payload)
+    if isinstance(decoded_event, codec.CloudEvent):
+        assert decoded_event.data.subject == SUBJECT
 
 
 @given(
@@ -360,20 +364,20 @@ def test_a_field_of_any_other_shape_is_at_worst_malformed(name: str, value: obje
     decoded(changed_data(**{name: value}))
 
 
-def test_within_one_producer_its_own_count_says_what_was_first() -> None:
+def test_events_of_one_producer_are_ordered_by_its_sequence() -> None:
     first = codec.decode(SUBJECT, encoded(STOPPING), position=9)
     second = msgspec.structs.replace(first, sequence=2, position=8)
     assert (first.precedes(second), second.precedes(first)) == (True, False)
 
 
-def test_between_producers_the_stream_says_what_was_first() -> None:
+def test_events_of_two_producers_are_ordered_by_their_stream_position() -> None:
     first = codec.decode(SUBJECT, encoded(STOPPING), position=8)
     second = msgspec.structs.replace(first, instance="other", sequence=0, position=9)
     assert (first.precedes(second), second.precedes(first)) == (True, False)
 
 
 def _validators() -> Mapping[str, jsonschema.Draft202012Validator]:
-    found = {}
+    decoded_event = {}
     kinds: list[type[vocabulary.Event | vocabulary.Heartbeat]] = [
         *vocabulary.EVENTS,
         vocabulary.Heartbeat,
@@ -381,10 +385,10 @@ def _validators() -> Mapping[str, jsonschema.Draft202012Validator]:
     for kind in kinds:
         schema = json.loads((SCHEMAS / f"{kind.TYPE}.json").read_bytes())
         jsonschema.Draft202012Validator.check_schema(schema)
-        found[kind.TYPE] = jsonschema.Draft202012Validator(
+        decoded_event[kind.TYPE] = jsonschema.Draft202012Validator(
             schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
         )
-    return found
+    return decoded_event
 
 
 def _async_validators() -> Mapping[str, jsonschema.Draft202012Validator]:
@@ -402,15 +406,15 @@ ASYNC_VALIDATORS: Final = _async_validators()
 
 
 @pytest.mark.parametrize("at", ["0001-01-01T00:00:00+23:00", "9999-12-31T23:59:59-23:00"])
-def test_a_time_that_no_other_zone_can_show_is_set_aside(at: str) -> None:
-    known = vocabulary.PluginStopping(
+def test_a_time_that_overflows_in_another_zone_is_malformed(at: str) -> None:
+    event = vocabulary.PluginStopping(
         node="a.b", plugin="p", at=datetime.now(UTC), reason=vocabulary.StopReason.SIGNAL
     )
     sent = codec.encode(
-        known, event_id="1", producer="plugins/p", instance="i", sequence=1, boot="b"
+        event, event_id="1", producer="plugins/p", instance="i", sequence=1, boot="b"
     )
     shown = json.loads(sent)
     shown["time"] = shown["data"]["at"] = at
     with pytest.raises(codec.MalformedEvent) as caught:
-        codec.decode(known.subject, json.dumps(shown).encode())
+        codec.decode(event.subject, json.dumps(shown).encode())
     assert caught.value.reason is codec.MalformedReason.INVALID_DATA

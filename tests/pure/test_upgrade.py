@@ -26,7 +26,7 @@ def deletions() -> set[tuple[str, str]]:
     return {(place, kind) for place, kinds in commands for kind in kinds.split(",")}
 
 
-def test_who_listens_is_upgraded_before_who_speaks() -> None:
+def test_subscribers_are_upgraded_before_publishers() -> None:
     order = {name.removeprefix("muster-"): at for at, names in enumerate(steps()) for name in names}
     order.setdefault("plugin", len(steps()) - 1)
     early = [

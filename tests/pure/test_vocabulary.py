@@ -74,18 +74,18 @@ def example(kind: type[vocabulary.Event], node: str) -> vocabulary.Event:
 
 def matches(subject_filter: str, subject: str) -> bool:
     """Do what NATS does, slowly: `*` stands for one token, a last `>` for one or more."""
-    wanted, found = subject_filter.split("."), subject.split(".")
+    wanted, tokens = subject_filter.split("."), subject.split(".")
     if wanted[-1] == ">":
-        return len(found) >= len(wanted) and matches(
-            ".".join(wanted[:-1]) or "*", ".".join(found[: len(wanted) - 1]) or "x"
+        return len(tokens) >= len(wanted) and matches(
+            ".".join(wanted[:-1]) or "*", ".".join(tokens[: len(wanted) - 1]) or "x"
         )
-    return len(wanted) == len(found) and all(
-        w in {"*", f} for w, f in zip(wanted, found, strict=True)
+    return len(wanted) == len(tokens) and all(
+        w in {"*", f} for w, f in zip(wanted, tokens, strict=True)
     )
 
 
 @given(NODE)
-def test_a_node_name_survives_the_way_to_a_subject_token_and_back(node: str) -> None:
+def test_a_node_name_survives_the_round_trip_through_a_subject_token(node: str) -> None:
     token = vocabulary.node_token(node)
     assert "." not in token
     assert vocabulary.node_of(token) == node
@@ -104,7 +104,7 @@ def test_the_fleet_is_a_node_of_its_own() -> None:
 
 
 @given(NODE, st.sampled_from(vocabulary.EVENTS))
-def test_every_event_has_its_node_third_in_its_subject(
+def test_the_node_is_the_third_token_of_every_event_subject(
     node: str, kind: type[vocabulary.Event]
 ) -> None:
     tokens = example(kind, node).subject.split(".")
@@ -117,10 +117,10 @@ def test_every_kind_of_event_is_listed() -> None:
     def below(kind: type[vocabulary.Event]) -> set[type[vocabulary.Event]]:
         return {kind}.union(*(below(k) for k in kind.__subclasses__()))
 
-    said = {k for k in below(vocabulary.Event) if "TYPE" in vars(k)}
-    assert said == set(vocabulary.EVENTS)
-    assert len({k.TYPE for k in said}) == len(vocabulary.EVENTS)
-    assert all("SUBJECT" in vars(k) for k in said)
+    defined = {k for k in below(vocabulary.Event) if "TYPE" in vars(k)}
+    assert defined == set(vocabulary.EVENTS)
+    assert len({k.TYPE for k in defined}) == len(vocabulary.EVENTS)
+    assert all("SUBJECT" in vars(k) for k in defined)
 
 
 def test_no_two_kinds_of_event_share_a_subject() -> None:
@@ -169,7 +169,7 @@ def test_a_node_that_cannot_exist_is_refused_instead_of_never_matching(node: str
 
 
 @pytest.mark.parametrize("node", ["", "Node", "a_b", "-a", "a-", ".a", "a" * 254, "a\n", "a b"])
-def test_an_event_about_no_possible_node_is_refused(node: str) -> None:
+def test_an_event_of_an_impossible_node_is_refused(node: str) -> None:
     with pytest.raises(ValueError, match="node"):
         vocabulary.DeviceAdded(
             node=node,
@@ -195,7 +195,7 @@ def test_an_alert_that_starts_or_ends_at_a_time_without_a_zone_is_refused() -> N
 
 
 @pytest.mark.parametrize("plugin", ["a.b", "a b", "*", ">", "", "a\n"])
-def test_what_cannot_stand_in_a_subject_is_refused(plugin: str) -> None:
+def test_a_name_that_cannot_be_part_of_a_subject_is_refused(plugin: str) -> None:
     event = vocabulary.PluginStopping(
         node="a", at=NOW, plugin=plugin, reason=vocabulary.StopReason.SIGNAL
     )
@@ -206,13 +206,13 @@ def test_what_cannot_stand_in_a_subject_is_refused(plugin: str) -> None:
         _ = beat.subject
 
 
-def test_a_beat_of_no_possible_node_has_no_subject() -> None:
+def test_a_heartbeat_of_an_impossible_node_has_no_subject() -> None:
     beat = vocabulary.Heartbeat(node="a b", plugin="p", instance="i", seq=1, interval_s=5)
     with pytest.raises(ValueError, match="node: 'a b' is not a Kubernetes node name"):
         _ = beat.subject
 
 
-def test_requests_go_to_the_node_third_too() -> None:
+def test_the_node_is_the_third_token_of_requests_too() -> None:
     assert vocabulary.rpc_subject("a.b", "device-plugin", "probe") == (
         "muster.rpc.a_b.device-plugin.probe"
     )

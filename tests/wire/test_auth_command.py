@@ -31,8 +31,8 @@ def ran(capfd: pytest.CaptureFixture[str]) -> Run:
     def run(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()
         code = auth.app([*map(str, arguments)], result_action="return_value")
-        told = capfd.readouterr()
-        return code, told.out, told.err
+        output = capfd.readouterr()
+        return code, output.out, output.err
 
     return run
 
@@ -45,9 +45,9 @@ def test_a_reader_runs_the_program_that_was_printed_with_the_file_that_was_writt
     assert ran("local-ca", ca)[0] == 0
     config = nats_with_gate.configured(keys, tmp_path)
     tls = (nats_with_gate.ROOT / "k8s/overlays/production/nats.conf").read_text()
-    found = re.search(r"(?ms)^tls \{.*?^\}\n", tls)
-    assert found is not None
-    config.write_text(config.read_text() + found[0].replace("/etc/nats-tls", str(ca)))
+    objects = re.search(r"(?ms)^tls \{.*?^\}\n", tls)
+    assert objects is not None
+    config.write_text(config.read_text() + objects[0].replace("/etc/nats-tls", str(ca)))
     port = nats.free_port()
     creds, url = tmp_path / "grafana.creds", f"tls://localhost:{port}"
     code, program, errors = ran(
@@ -72,11 +72,11 @@ def test_a_reader_runs_the_program_that_was_printed_with_the_file_that_was_writt
             )
             async with bus.Bus(url, producer="t", name="t", owner=True) as health:
                 assert listening.stdout is not None
-                said = asyncio.create_task(listening.stdout.readline())
-                while not said.done():
+                expected = asyncio.create_task(listening.stdout.readline())
+                while not expected.done():
                     await health.publish(tick())
-                    await asyncio.wait([said], timeout=0.2)
-                assert b"watchdog.ticked" in await said
+                    await asyncio.wait([expected], timeout=0.2)
+                assert b"watchdog.ticked" in await expected
             listening.terminate()
             await listening.communicate()
 
@@ -89,21 +89,23 @@ def tick() -> vocabulary.Event:
     )
 
 
-def test_keys_are_for_their_owner_alone_and_are_never_made_twice(tmp_path: Path, ran: Run) -> None:
+def test_keys_are_readable_by_their_owner_only_and_never_overwritten(
+    tmp_path: Path, ran: Run
+) -> None:
     keys = tmp_path / "keys"
-    code, told, _ = ran("init", keys)
+    code, output, _ = ran("init", keys)
     assert code == 0
     assert stat.S_IMODE(keys.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in keys.iterdir()} == {0o600}
     seeds = {file.name: file.read_text() for file in keys.glob("*.seed")}
-    assert not any(seed.strip() in told for seed in seeds.values())
+    assert not any(seed.strip() in output for seed in seeds.values())
     code, _, errors = ran("init", keys)
     assert (code, errors.count("\n")) == (2, 1)
     assert "has keys already" in errors
     assert {file.name: file.read_text() for file in keys.glob("*.seed")} == seeds
 
 
-def test_the_printed_commands_make_what_production_mounts(tmp_path: Path, ran: Run) -> None:
+def test_the_printed_commands_create_what_production_mounts(tmp_path: Path, ran: Run) -> None:
     kubectl = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
     made = tmp_path / "made.yaml"
     stand_in = tmp_path / "kubectl"
@@ -112,16 +114,18 @@ def test_the_printed_commands_make_what_production_mounts(tmp_path: Path, ran: R
     stand_in.chmod(0o700)
     _, keys, _ = ran("init", tmp_path / "two words")
     _, tls, _ = ran("local-ca", tmp_path / "its tls")
-    script = "\n".join(told[told.index("into()") :] for told in (keys, tls))
+    script = "\n".join(output[output.index("into()") :] for output in (keys, tls))
     path = f"{tmp_path}:{os.environ['PATH']}"
     subprocess.run(["/bin/sh", "-e"], input=script, text=True, env={"PATH": path}, check=True)
-    found = {
-        (one["kind"], one["metadata"]["namespace"], one["metadata"]["name"]): set(one["data"])
-        for one in yaml.safe_load_all(made.read_text())
-        if one
+    objects = {
+        (document["kind"], document["metadata"]["namespace"], document["metadata"]["name"]): set(
+            document["data"]
+        )
+        for document in yaml.safe_load_all(made.read_text())
+        if document
     }
     assert "ca.key" not in made.read_text()
-    assert found == {
+    assert objects == {
         ("ConfigMap", "muster", "muster-accounts"): {"accounts.conf"},
         ("Secret", "muster", "muster-gate"): {"gate.json", "gate.creds"},
         **{
@@ -140,20 +144,20 @@ def test_the_printed_commands_make_what_production_mounts(tmp_path: Path, ran: R
         for name in [source[key].get("name") or source[key]["secretName"]]
     }
     rendered = {(o["kind"], o["metadata"]["name"]) for o in manifests.objects("production")}
-    assert mounted - rendered == {(kind, name) for kind, _, name in found}
+    assert mounted - rendered == {(kind, name) for kind, _, name in objects}
 
 
-def test_a_key_is_changed_in_two_steps(tmp_path: Path, ran: Run) -> None:
+def test_a_key_is_rotated_in_two_steps(tmp_path: Path, ran: Run) -> None:
     keys = tmp_path / "keys"
     ran("init", keys)
     before = (keys / "node.seed").read_text()
-    code, told, _ = ran("rotate", "node", "--keys", keys)
-    assert (code, told.splitlines()[-1]) == (
+    code, output, _ = ran("rotate", "node", "--keys", keys)
+    assert (code, output.splitlines()[-1]) == (
         0,
         f"At last: muster auth rotate node --drop --keys {keys}",
     )
     # NATS must know the new key before anybody shows what it signed
-    order = [line.split("/")[0].split(" --from")[0] for line in told.splitlines()[4:8]]
+    order = [line.split("/")[0].split(" --from")[0] for line in output.splitlines()[4:8]]
     assert order == [
         "into configmap muster-accounts",
         "kubectl -n muster rollout restart statefulset",
@@ -167,17 +171,17 @@ def test_a_key_is_changed_in_two_steps(tmp_path: Path, ran: Run) -> None:
     assert (keys / "node.seed").read_text().split() == [new]
 
 
-def test_a_certificate_is_made_anew_by_the_same_authority_and_never_by_mistake(
+def test_a_certificate_is_renewed_by_the_same_authority_and_never_by_mistake(
     tmp_path: Path, ran: Run
 ) -> None:
     where = tmp_path / "tls"
     assert ran("local-ca", where, "--valid", "1d")[0] == 0
     before = {file.name: file.read_bytes() for file in where.iterdir()}
-    code, told, errors = ran("local-ca", where)
-    assert (code, told, "has ca.crt already" in errors) == (2, "", True)
+    code, output, errors = ran("local-ca", where)
+    assert (code, output, "has ca.crt already" in errors) == (2, "", True)
     assert {file.name: file.read_bytes() for file in where.iterdir()} == before
-    code, told, _ = ran("local-ca", where, "--renew")
-    assert (code, told.splitlines()[-2:]) == (
+    code, output, _ = ran("local-ca", where, "--renew")
+    assert (code, output.splitlines()[-2:]) == (
         0,
         [
             f"kubectl -n muster rollout {act} statefulset/muster-nats"
@@ -197,7 +201,7 @@ def test_a_certificate_is_made_anew_by_the_same_authority_and_never_by_mistake(
     assert (code, "ca.key" in errors) == (2, True)
 
 
-def test_credentials_in_a_file_are_for_its_owner_alone(tmp_path: Path, ran: Run) -> None:
+def test_a_file_of_credentials_is_readable_by_its_owner_only(tmp_path: Path, ran: Run) -> None:
     keys = tmp_path / "keys"
     keys.mkdir(mode=0o755)
     ran("init", keys)
@@ -205,14 +209,14 @@ def test_credentials_in_a_file_are_for_its_owner_alone(tmp_path: Path, ran: Run)
     for command in (("node", "node-a"), ("reader", "--name", "grafana")):
         file = tmp_path / f"{command[0]}.creds"
         file.touch(mode=0o644)
-        code, told, _ = ran(*command, "--out", file, "--keys", keys)
-        assert (code, "BEGIN" in told) == (0, False)
+        code, output, _ = ran(*command, "--out", file, "--keys", keys)
+        assert (code, "BEGIN" in output) == (0, False)
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert "BEGIN NATS USER JWT" in file.read_text()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("node", "node-a"), ".seed: not there; make all keys with `muster auth init"),
         (("node", "Not_A_Node"), "is not a Kubernetes node name"),
@@ -235,13 +239,13 @@ def test_a_mistake_gets_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
     ran: Run,
     arguments: tuple[str, ...],
-    said: str,
+    expected: str,
 ) -> None:
     monkeypatch.setenv("MUSTER_AUTH_KEYS", str(tmp_path / "none"))
-    code, told, errors = ran(*arguments)
-    assert (code, told, errors.count("\n")) == (2, "", 1)
+    code, output, errors = ran(*arguments)
+    assert (code, output, errors.count("\n")) == (2, "", 1)
     assert errors.startswith(f"muster auth {arguments[0]}: ")
-    assert said in errors
+    assert expected in errors
 
 
 def test_a_bad_seed_is_named_and_not_repeated(tmp_path: Path, ran: Run) -> None:
@@ -256,7 +260,7 @@ def test_a_bad_seed_is_named_and_not_repeated(tmp_path: Path, ran: Run) -> None:
     )
 
 
-def test_a_client_believes_a_new_authority_without_a_restart(
+def test_a_client_trusts_a_new_authority_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served, believed = tmp_path / "served", tmp_path / "believed"

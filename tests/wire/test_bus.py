@@ -58,10 +58,10 @@ def beat(seq: int, node: str = "node-a") -> vocabulary.Heartbeat:
 
 
 def count(metric: str, outcome: str) -> float:
-    found = prometheus_client.REGISTRY.get_sample_value(
+    events = prometheus_client.REGISTRY.get_sample_value(
         f"muster_bus_{metric}_total", {"outcome": outcome}
     )
-    return found or 0.0
+    return events or 0.0
 
 
 async def stored(
@@ -86,15 +86,15 @@ async def collected(
     events: AsyncIterator[codec.CloudEvent],
 ) -> AsyncIterator[list[codec.CloudEvent]]:
     """Gather what a subscription gives, in the background."""
-    found: list[codec.CloudEvent] = []
+    received: list[codec.CloudEvent] = []
 
     async def collect() -> None:
         async for event in events:
-            found.append(event)  # noqa: PERF401  # seen as it grows
+            received.append(event)  # noqa: PERF401  # seen as it grows
 
     task = asyncio.create_task(collect())
     try:
-        yield found
+        yield received
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -104,14 +104,14 @@ def _has(events: Sequence[codec.CloudEvent], count: int) -> bool:
     return len(events) >= count
 
 
-async def following(link: bus.Bus, found: Sequence[codec.CloudEvent]) -> None:
+async def following(link: bus.Bus, events: Sequence[codec.CloudEvent]) -> None:
     """Wait until a follower is there: what is published now reaches it."""
     marker = 1_000_000
-    while not found:
+    while not events:
         await link.publish(fact(marker), event_id=f"marker-{marker}")
         marker += 1
         await asyncio.sleep(0.01)
-    await nats_links.until(lambda: number(found[-1]) == marker - 1)
+    await nats_links.until(lambda: number(events[-1]) == marker - 1)
 
 
 # publishing
@@ -194,7 +194,9 @@ def test_a_server_that_comes_later_gets_what_was_enqueued_before(tmp_path: Path)
     asyncio.run(story())
 
 
-def test_what_cannot_be_sent_is_told_and_the_next_event_goes_on(tmp_path: Path) -> None:
+def test_an_event_that_cannot_be_encoded_is_logged_and_the_next_is_published(
+    tmp_path: Path,
+) -> None:
     oversized = vocabulary.InventoryReported(
         node="node-a",
         at=NOW,
@@ -217,8 +219,8 @@ def test_what_cannot_be_sent_is_told_and_the_next_event_goes_on(tmp_path: Path) 
                 for event in (oversized, unsayable, broken, fact(1)):
                     link.enqueue(event)
                 assert await link.flush(10)
-        told = [(x["event"], x.get("type")) for x in lines if x["log_level"] == "error"]
-        assert told == [
+        logged = [(x["event"], x.get("type")) for x in lines if x["log_level"] == "error"]
+        assert logged == [
             ("event_oversized", "inventory.reported"),
             ("event_invalid", "plugin.stopping"),
             ("event_invalid", "device.removed"),
@@ -245,14 +247,16 @@ def test_leaving_at_any_moment_leaves_nothing_running(tmp_path: Path) -> None:
 # streams and buckets
 
 
-def test_several_owners_make_the_streams_at_once_with_every_limit(tmp_path: Path) -> None:
+def test_several_owners_create_the_streams_at_once_with_every_limit(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         with capture_logs() as lines:
             async with contextlib.AsyncExitStack() as owners:
                 buses = [
                     await owners.enter_async_context(owner(server, f"owner-{n}")) for n in range(4)
                 ]
-                await asyncio.gather(*(one.publish(fact(n)) for n, one in enumerate(buses)))
+                await asyncio.gather(
+                    *(heartbeat.publish(fact(n)) for n, heartbeat in enumerate(buses))
+                )
         assert [line["event"] for line in lines] == ["bus_connected"] * 4
         async with nats_links.raw(server.url) as client:
             jetstream = client.jetstream()
@@ -276,22 +280,22 @@ def test_several_owners_make_the_streams_at_once_with_every_limit(tmp_path: Path
     nats_links.play(tmp_path, story)
 
 
-def test_a_stream_that_cannot_be_read_is_told_when_that_begins_and_when_it_ends(
+def test_a_stream_that_cannot_be_read_is_logged_when_that_begins_and_when_it_ends(
     tmp_path: Path,
 ) -> None:
     async def story(server: local.NatsServer) -> None:
         with capture_logs() as lines:
             async with bus.Bus(server.url, producer="p", name="t") as link:
                 following = consumers.follow(link.link, streams.EVENTS, filters=["muster.event.>"])
-                found = asyncio.ensure_future(anext(following))
+                events = asyncio.ensure_future(anext(following))
                 await nats_links.until(lambda: bool(link.link.unread))
                 assert str(link.link.problem()).startswith("MUSTER_EVENTS cannot be read: ")
                 async with owner(server):
                     await nats_links.until(lambda: link.link.problem() is None)
                     await link.publish(fact(1))
-                assert number(await found) == 1
-        told = [line["event"] for line in lines if "stream" in line["event"]]
-        assert told == ["stream_unreadable", "stream_readable"]
+                assert number(await events) == 1
+        logged = [line["event"] for line in lines if "stream" in line["event"]]
+        assert logged == ["stream_unreadable", "stream_readable"]
         refusals = {"stream": "MUSTER_EVENTS"}
         total = prometheus_client.REGISTRY.get_sample_value(
             "muster_bus_stream_refusals_total", refusals
@@ -301,7 +305,7 @@ def test_a_stream_that_cannot_be_read_is_told_when_that_begins_and_when_it_ends(
     nats_links.play(tmp_path, story)
 
 
-def test_a_stream_of_another_configuration_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_a_stream_of_another_configuration_is_updated(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with nats_links.raw(server.url) as client:
             await client.jetstream().add_stream(
@@ -317,7 +321,7 @@ def test_a_stream_of_another_configuration_is_brought_up_to_date(tmp_path: Path)
     nats_links.play(tmp_path, story)
 
 
-def test_who_owns_nothing_waits_for_the_streams(tmp_path: Path) -> None:
+def test_a_process_that_is_no_owner_waits_for_the_streams(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         plugin = bus.Bus(server.url, producer="plugins/p", name="plugin")
         async with plugin:
@@ -330,7 +334,7 @@ def test_who_owns_nothing_waits_for_the_streams(tmp_path: Path) -> None:
     nats_links.play(tmp_path, story)
 
 
-def test_a_server_that_lost_its_disk_gets_its_streams_again_and_nobody_stays_behind(
+def test_a_server_that_lost_its_disk_gets_its_streams_again_and_every_reader_recovers(
     tmp_path: Path,
 ) -> None:
     async def story(server: local.NatsServer) -> None:
@@ -362,12 +366,12 @@ def test_a_server_that_lost_its_disk_gets_its_streams_again_and_nobody_stays_beh
 # reading
 
 
-async def consume(link: bus.Bus, found: list[int], durable: str = "reader") -> None:
+async def consume(link: bus.Bus, events: list[int], durable: str = "reader") -> None:
     """Consume and acknowledge for ever."""
     async for delivery in consumers.consume(
         link.link, streams.EVENTS, durable=durable, filters=ALL
     ):
-        found.append(number(delivery.event))
+        events.append(number(delivery.event))
         await delivery.ack()
 
 
@@ -377,25 +381,25 @@ async def deliveries(
     return [await anext(events) for _ in range(wanted)]
 
 
-def test_a_follower_misses_nothing_and_sees_nothing_twice_across_a_crash(tmp_path: Path) -> None:
+def test_a_follower_misses_and_repeats_nothing_across_a_crash(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with (
             owner(server) as publisher,
             owner(server) as link,
-            collected(consumers.follow(link.link, streams.EVENTS, filters=ALL)) as found,
+            collected(consumers.follow(link.link, streams.EVENTS, filters=ALL)) as events,
         ):
-            await following(publisher, found)
-            found.clear()
+            await following(publisher, events)
+            events.clear()
             for n in range(200):
                 publisher.enqueue(fact(n))
                 if n == 100:
-                    await nats_links.until(lambda: len(found) > 10)
+                    await nats_links.until(lambda: len(events) > 10)
                     await server.kill()
                     await server.start()
             assert await publisher.flush(10)
-            await nats_links.until(lambda: len(found) >= 200)
-            assert [number(e) for e in found] == list(range(200))
-            assert [e.position for e in found] == sorted({e.position for e in found})
+            await nats_links.until(lambda: len(events) >= 200)
+            assert [number(e) for e in events] == list(range(200))
+            assert [e.position for e in events] == sorted({e.position for e in events})
 
     nats_links.play(tmp_path, story)
 
@@ -409,10 +413,10 @@ def test_a_follower_can_begin_in_the_past(tmp_path: Path) -> None:
             await link.publish(fact(2))
             for since, wanted in [(NOW, [1, 2]), (middle, [2])]:
                 events = consumers.follow(link.link, streams.EVENTS, filters=ALL, since=since)
-                async with contextlib.aclosing(events), collected(events) as found:  # type: ignore[type-var]
-                    enough = functools.partial(_has, found, len(wanted))
+                async with contextlib.aclosing(events), collected(events) as received:  # type: ignore[type-var]
+                    enough = functools.partial(_has, received, len(wanted))
                     await nats_links.until(enough)
-                assert [number(e) for e in found] == wanted
+                assert [number(e) for e in received] == wanted
 
     nats_links.play(tmp_path, story)
 
@@ -424,9 +428,9 @@ def test_a_filter_keeps_other_nodes_out(tmp_path: Path) -> None:
                 await link.publish(fact(n, node))
             filters = vocabulary.subject_filters("device.*", "b.example")
             events = consumers.follow(link.link, streams.EVENTS, filters=filters, since=NOW)
-            async with collected(events) as found:
-                await nats_links.until(lambda: bool(found))
-            assert [(e.node, number(e)) for e in found] == [("b.example", 1)]
+            async with collected(events) as received:
+                await nats_links.until(lambda: bool(received))
+            assert [(e.node, number(e)) for e in received] == [("b.example", 1)]
 
     nats_links.play(tmp_path, story)
 
@@ -452,7 +456,7 @@ def test_what_was_not_acknowledged_comes_again_and_what_was_does_not(tmp_path: P
     nats_links.play(tmp_path, story)
 
 
-def test_a_consumer_that_died_goes_on_where_it_stood(tmp_path: Path) -> None:
+def test_a_consumer_that_died_resumes_at_its_position(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with owner(server) as link:
             for n in range(3):
@@ -463,56 +467,56 @@ def test_a_consumer_that_died_goes_on_where_it_stood(tmp_path: Path) -> None:
             first = await deliveries(events, 2)
             await first[0].ack()
         async with owner(server) as link:
-            found: list[int] = []
+            numbers: list[int] = []
             events = consumers.consume(
                 link.link, streams.EVENTS, durable="r", filters=ALL, ack_wait_s=0.3
             )
             for _ in range(2):
                 delivery = await anext(events)
-                found.append(number(delivery.event))
+                numbers.append(number(delivery.event))
                 await delivery.ack()
-            assert sorted(found) == [1, 2]
+            assert sorted(numbers) == [1, 2]
 
     nats_links.play(tmp_path, story)
 
 
 def test_a_consumer_goes_on_across_a_crash_of_the_server(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        found: list[int] = []
+        events: list[int] = []
         async with owner(server) as link:
-            consuming = asyncio.create_task(consume(link, found))
+            consuming = asyncio.create_task(consume(link, events))
             await link.publish(fact(0))
-            await nats_links.until(lambda: bool(found))
+            await nats_links.until(lambda: bool(events))
             await server.kill()
             for n in range(1, 20):
                 link.enqueue(fact(n))
             await server.start()
-            await nats_links.until(lambda: len(found) >= 20)
+            await nats_links.until(lambda: len(events) >= 20)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
-        assert found == list(range(20))
+        assert events == list(range(20))
 
     nats_links.play(tmp_path, story)
 
 
-def test_a_consumer_that_somebody_deleted_is_made_again(tmp_path: Path) -> None:
+def test_a_consumer_that_was_deleted_is_created_again(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        found: list[int] = []
+        events: list[int] = []
         async with owner(server) as link:
-            consuming = asyncio.create_task(consume(link, found))
+            consuming = asyncio.create_task(consume(link, events))
             await link.publish(fact(0))
-            await nats_links.until(lambda: bool(found))
+            await nats_links.until(lambda: bool(events))
             async with nats_links.raw(server.url) as client:
                 await client.jetstream().delete_consumer("MUSTER_EVENTS", "reader")
             await link.publish(fact(1))
-            await nats_links.until(lambda: found[-1] == 1)
+            await nats_links.until(lambda: events[-1] == 1)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
 
     nats_links.play(tmp_path, story)
 
 
-def test_what_cannot_be_believed_is_set_aside_with_its_reason_and_the_consumer_goes_on(
+def test_a_malformed_message_becomes_a_dead_letter_with_its_reason_and_the_consumer_goes_on(
     tmp_path: Path,
 ) -> None:
     async def story(server: local.NatsServer) -> None:
@@ -529,18 +533,18 @@ def test_what_cannot_be_believed_is_set_aside_with_its_reason_and_the_consumer_g
             (b'{"a":' + b"[" * 100_000, "not_a_cloudevent"),
         ]
         subject = fact(7).subject
-        found: list[int] = []
+        events: list[int] = []
         before = count("received", "malformed_oversized")
         async with owner(server) as link, nats_links.raw(server.url) as client:
             await link.publish(fact(1))
             for payload, _ in unbelievable:
                 await client.jetstream().publish(subject, payload)
             await link.publish(fact(2))
-            consuming = asyncio.create_task(consume(link, found))
-            await nats_links.until(lambda: len(found) == 2)
+            consuming = asyncio.create_task(consume(link, events))
+            await nats_links.until(lambda: len(events) == 2)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
-        assert found == [1, 2]
+        assert events == [1, 2]
         assert count("received", "malformed_oversized") == before + 1
         aside = await stored(server, "MUSTER_DLQ")
         assert [(m.subject, m.data) for m in aside] == [
@@ -552,7 +556,7 @@ def test_what_cannot_be_believed_is_set_aside_with_its_reason_and_the_consumer_g
     nats_links.play(tmp_path, story)
 
 
-def test_the_newest_event_of_each_subject_is_given_oldest_first(tmp_path: Path) -> None:
+def test_the_newest_event_of_each_subject_is_returned_oldest_first(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with owner(server) as link, nats_links.raw(server.url) as client:
             assert await consumers.newest(link.link, streams.EVENTS, "muster.event.>") == []
@@ -572,7 +576,7 @@ def test_the_newest_event_of_each_subject_is_given_oldest_first(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("status", ["404", "408", "409"])
-def test_what_says_that_it_is_a_status_line_keeps_nobody_from_the_rest(
+def test_a_message_with_a_forged_status_header_hides_no_other_message(
     tmp_path: Path, status: str
 ) -> None:
     async def story(server: local.NatsServer) -> None:
@@ -585,8 +589,8 @@ def test_what_says_that_it_is_a_status_line_keeps_nobody_from_the_rest(
             follow = consumers.follow(
                 link.link, streams.EVENTS, filters=["muster.event.>"], after=0
             )
-            async with collected(follow) as found:
-                await nats_links.until(lambda: len(found) == 2)
+            async with collected(follow) as events:
+                await nats_links.until(lambda: len(events) == 2)
             newest = await consumers.newest(link.link, streams.EVENTS, "muster.event.>")
             assert [number(event) for event in newest] == [2]
 
@@ -618,12 +622,14 @@ def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
 # beats, questions and answers
 
 
-def test_beats_are_skipped_while_the_server_is_away_and_none_comes_late(tmp_path: Path) -> None:
+def test_heartbeats_are_skipped_while_the_server_is_away_and_none_comes_late(
+    tmp_path: Path,
+) -> None:
     async def story(server: local.NatsServer) -> None:
-        found: list[int] = []
+        events: list[int] = []
 
-        async def receive(one: vocabulary.Heartbeat) -> None:
-            found.append(one.seq)
+        async def receive(heartbeat: vocabulary.Heartbeat) -> None:
+            events.append(heartbeat.seq)
 
         async with owner(server) as plugin, owner(server) as health:
             await health.heartbeats(receive)
@@ -631,7 +637,7 @@ def test_beats_are_skipped_while_the_server_is_away_and_none_comes_late(tmp_path
             await plugin.link.client()
             skipped = count("published", "heartbeat_skipped")
             assert await plugin.send_heartbeat(beat(1))
-            await nats_links.until(lambda: found == [1])
+            await nats_links.until(lambda: events == [1])
             await server.kill()
             await nats_links.until(lambda: not plugin.link.is_connected)
             assert [await plugin.send_heartbeat(beat(seq)) for seq in (2, 3)] == [False, False]
@@ -639,19 +645,19 @@ def test_beats_are_skipped_while_the_server_is_away_and_none_comes_late(tmp_path
             await nats_links.settled(health.link)
             await plugin.link.client()
             assert await plugin.send_heartbeat(beat(4))
-            await nats_links.until(lambda: 4 in found)
-            assert found == [1, 4]
+            await nats_links.until(lambda: 4 in events)
+            assert events == [1, 4]
             assert count("published", "heartbeat_skipped") == skipped + 2
 
     nats_links.play(tmp_path, story)
 
 
-def test_beats_that_cannot_be_believed_are_counted_and_the_next_is_heard(tmp_path: Path) -> None:
+def test_malformed_heartbeats_are_counted_and_the_next_is_received(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        found: list[tuple[str, int]] = []
+        events: list[tuple[str, int]] = []
 
-        async def receive(one: vocabulary.Heartbeat) -> None:
-            found.append((one.node, one.seq))
+        async def receive(heartbeat: vocabulary.Heartbeat) -> None:
+            events.append((heartbeat.node, heartbeat.seq))
 
         foreign = count("received", "malformed_wrong_subject")
         invalid = count("received", "malformed_invalid_data")
@@ -665,15 +671,15 @@ def test_beats_that_cannot_be_believed_are_counted_and_the_next_is_heard(tmp_pat
             other = beat(2, node="node-c")
             await client.publish(other.subject, codec.encode_heartbeat(other))
             await client.publish(subject, codec.encode_heartbeat(beat(3)))
-            await nats_links.until(lambda: bool(found))
-        assert found == [("node-a", 3)]
+            await nats_links.until(lambda: bool(events))
+        assert events == [("node-a", 3)]
         assert count("received", "malformed_wrong_subject") == foreign + 1
         assert count("received", "malformed_invalid_data") == invalid + 2
 
     nats_links.play(tmp_path, story)
 
 
-def test_a_question_is_answered_or_says_whether_anybody_heard_it(tmp_path: Path) -> None:
+def test_a_request_is_answered_or_reports_whether_there_was_a_subscriber(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         subject = vocabulary.rpc_subject("node-a", "p", "probe")
 
@@ -718,14 +724,14 @@ def test_a_server_is_reachable_while_it_answers(tmp_path: Path) -> None:
     nats_links.play(tmp_path, story)
 
 
-def test_a_plugin_can_speak_for_its_own_node_only_and_is_told_when_it_tries(
+def test_a_plugin_can_publish_for_its_own_node_only_and_logs_a_refusal(
     tmp_path: Path,
 ) -> None:
     async def story(server: local.NatsServer) -> None:
-        found: list[str] = []
+        events: list[str] = []
 
-        async def receive(one: vocabulary.Heartbeat) -> None:
-            found.append(one.node)
+        async def receive(heartbeat: vocabulary.Heartbeat) -> None:
+            events.append(heartbeat.node)
 
         url = server.url.replace("//", "//node-a:a@")
         with capture_logs() as lines:
@@ -738,8 +744,8 @@ def test_a_plugin_can_speak_for_its_own_node_only_and_is_told_when_it_tries(
                     assert await plugin.send_heartbeat(beat(1, node))
                 plugin.enqueue(fact(2, "node-b"))
                 await nats_links.until(lambda: sum(x["event"] == "bus_error" for x in lines) >= 2)
-                await nats_links.until(lambda: bool(found))
-        assert found == ["node-a"]
+                await nats_links.until(lambda: bool(events))
+        assert events == ["node-a"]
         assert await stored_numbers(server) == [1]
         refusals = [x["error"].lower() for x in lines if x["event"] == "bus_error"]
         assert 'publish to "muster.heartbeat.node-b.p"' in refusals[0]

@@ -61,13 +61,13 @@ async def first(
     events: AsyncGenerator[codec.CloudEvent, None], wanted: int
 ) -> list[tuple[str, str]]:
     """Return node and type of the first events, and end the subscription."""
-    found = []
+    collected = []
     async with contextlib.aclosing(events):
         async for event in events:
-            found.append((event.node, event.type))
-            if len(found) == wanted:
+            collected.append((event.node, event.type))
+            if len(collected) == wanted:
                 break
-    return found
+    return collected
 
 
 def test_asking_for_the_past_alone_ends_when_nats_is_not_there() -> None:
@@ -151,15 +151,15 @@ def test_a_pattern_of_nodes_is_matched_exactly(tmp_path: Path) -> None:
     async def story(server: local.NatsServer, link: bus.Bus) -> None:
         for node in ("gpu-1", "cpu-1", "gpu-2.example", "gpu-3"):
             await link.publish(removed("1", node))
-        found = muster.events(node="gpu-?*e*", since=timedelta(minutes=1), url=server.url)
-        assert await first(found, 1) == [("gpu-2.example", "device.removed")]
+        events = muster.events(node="gpu-?*e*", since=timedelta(minutes=1), url=server.url)
+        assert await first(events, 1) == [("gpu-2.example", "device.removed")]
         named = muster.events(node="gpu-3", since=timedelta(minutes=1), url=server.url)
         assert await first(named, 1) == [("gpu-3", "device.removed")]
 
     play(tmp_path, story)
 
 
-def test_a_subscriber_hears_of_what_happened_while_the_server_was_away(tmp_path: Path) -> None:
+def test_a_subscriber_receives_what_happened_while_the_server_was_away(tmp_path: Path) -> None:
     async def story(server: local.NatsServer, link: bus.Bus) -> None:
         await link.publish(removed("before"))
         events = muster.events("device.*", since=timedelta(minutes=1), url=server.url)

@@ -21,7 +21,7 @@ def test_leaving_while_a_dial_is_refused_never_hangs(turns: int) -> None:
     asyncio.run(story())
 
 
-def test_what_cannot_be_sent_any_more_keeps_no_client_half_closed(tmp_path: Path) -> None:
+def test_a_client_with_unsent_messages_is_closed_completely(tmp_path: Path) -> None:
     async def story() -> None:
         async with asyncio.timeout(30), nats.NatsServer(tmp_path / "nats") as server:
             client = aio.Client()

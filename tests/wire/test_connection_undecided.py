@@ -61,7 +61,7 @@ NO_NATS = (b"-ERR\r\n", b"-ERR '\xff'\r\n", b"x" * 40_000 + b"\r\n")
 
 
 @pytest.mark.parametrize("answer", [PING, PING + END, PING + REFUSED, *NO_NATS])
-def test_who_is_not_let_in_at_first_dials_again(answer: bytes) -> None:
+def test_a_client_that_is_not_accepted_at_first_dials_again(answer: bytes) -> None:
     async def story() -> None:
         async with (
             serving(answer) as (_, url),
@@ -74,7 +74,7 @@ def test_who_is_not_let_in_at_first_dials_again(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("then", [END, REFUSED], ids=["end", "refusal"])
-def test_who_is_not_let_in_again_after_a_loss_dials_again(then: bytes) -> None:
+def test_a_client_that_is_not_accepted_after_a_loss_dials_again(then: bytes) -> None:
     async def story() -> None:
         async with (
             serving(PONG, PING + then) as (server, url),
@@ -87,7 +87,7 @@ def test_who_is_not_let_in_again_after_a_loss_dials_again(then: bytes) -> None:
     asyncio.run(story())
 
 
-def test_a_client_that_stops_dialling_without_a_word_is_replaced(
+def test_a_client_that_silently_stops_dialling_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "_CHECK_S", 0.1)

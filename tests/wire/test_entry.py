@@ -85,9 +85,9 @@ def run(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int | None
 async def address(process: asyncio.subprocess.Process) -> tuple[str, int]:
     assert process.stdout is not None
     while line := await process.stdout.readline():
-        told = json.loads(line)
-        if told["event"] == "listening":
-            host, _, port = told["http"].removeprefix("http://").partition(":")
+        line_fields = json.loads(line)
+        if line_fields["event"] == "listening":
+            host, _, port = line_fields["http"].removeprefix("http://").partition(":")
             return host, int(port)
     raise AssertionError("ended before it listened")
 
@@ -110,7 +110,7 @@ def test_check_prints_the_settings_in_force_and_ends(tmp_path: Path) -> None:
     assert out == "http:\n  host: 127.0.0.1\n  port: 8080\nperiod_s: 2.0\nstory: ''\n"
 
 
-def test_bad_settings_are_all_told_in_one_line_each_and_end_with_2(tmp_path: Path) -> None:
+def test_each_invalid_setting_is_one_line_and_the_exit_code_is_2(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("period: 2\nhttp: {port: 70000}\n")
     assert run(tmp_path, "--config", str(file), MUSTER_TINY__STORY="7") == (
@@ -125,7 +125,7 @@ def test_bad_settings_are_all_told_in_one_line_each_and_end_with_2(tmp_path: Pat
     )
 
 
-def test_a_file_that_is_not_there_ends_with_2(tmp_path: Path) -> None:
+def test_a_missing_file_ends_with_2(tmp_path: Path) -> None:
     assert run(tmp_path, "--config", "absent.yaml") == (
         2,
         "",
@@ -133,7 +133,7 @@ def test_a_file_that_is_not_there_ends_with_2(tmp_path: Path) -> None:
     )
 
 
-def test_a_world_that_does_not_let_it_start_is_told_in_one_line(tmp_path: Path) -> None:
+def test_what_prevents_the_start_is_reported_in_one_line(tmp_path: Path) -> None:
     assert run(tmp_path, MUSTER_TINY__STORY="cannot") == (
         2,
         "",
@@ -141,7 +141,7 @@ def test_a_world_that_does_not_let_it_start_is_told_in_one_line(tmp_path: Path) 
     )
 
 
-def test_a_port_in_use_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, out, err = run(tmp_path, MUSTER_TINY__HTTP__PORT=str(port))
@@ -175,9 +175,9 @@ def test_a_line_of_the_log_is_one_json_object_whatever_is_in_it(tmp_path: Path) 
         async with tiny(tmp_path) as process:
             await address(process)
             assert process.stdout is not None
-            told = json.loads(await process.stdout.readline())
-        assert told.pop("timestamp").endswith("Z")
-        assert told == {
+            line_fields = json.loads(await process.stdout.readline())
+        assert line_fields.pop("timestamp").endswith("Z")
+        assert line_fields == {
             "event": "tick",
             "level": "info",
             "service": "tiny",

@@ -19,10 +19,10 @@ from tests.worlds import nats_links
 
 
 def count(outcome: str) -> float:
-    found = prometheus_client.REGISTRY.get_sample_value(
+    value = prometheus_client.REGISTRY.get_sample_value(
         "muster_bus_received_total", {"outcome": outcome}
     )
-    return found or 0.0
+    return value or 0.0
 
 
 def beat(seq: int, node: str = "node-a.example") -> vocabulary.Heartbeat:
@@ -43,7 +43,7 @@ class Ear:
 
     async def take(self, beats: Sequence[vocabulary.Heartbeat]) -> None:
         async with self._changed:
-            self.heard += [(one.node, one.seq) for one in beats]
+            self.heard += [(heartbeat.node, heartbeat.seq) for heartbeat in beats]
             self.gulps += 1
             self._changed.notify_all()
         await self.is_free.wait()
@@ -62,8 +62,8 @@ async def greet(client: nats.aio.client.Client, ear: Ear) -> None:
 
 
 async def say(client: nats.aio.client.Client, *beats: vocabulary.Heartbeat) -> None:
-    for one in beats:
-        await client.publish(one.subject, codec.encode_heartbeat(one))
+    for heartbeat in beats:
+        await client.publish(heartbeat.subject, codec.encode_heartbeat(heartbeat))
 
 
 async def occupy(client: nats.aio.client.Client, ear: Ear) -> None:
@@ -75,15 +75,17 @@ async def occupy(client: nats.aio.client.Client, ear: Ear) -> None:
     await ear.until(lambda: ear.heard[-1][1] == 1)
 
 
-def test_every_believable_beat_is_heard_in_order_and_the_others_are_counted(tmp_path: Path) -> None:
+def test_every_valid_heartbeat_is_received_in_order_and_the_others_are_counted(
+    tmp_path: Path,
+) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
         before = {kind: count(f"malformed_{kind}") for kind in ("wrong_subject", "invalid_data")}
         async with (
-            heartbeat_stream.HeartbeatStream(server.url, name="test") as heard,
+            heartbeat_stream.HeartbeatStream(server.url, name="test") as stream,
             nats_links.raw(server.url) as client,
         ):
-            await heard.follow(ear.take)
+            await stream.follow(ear.take)
             await greet(client, ear)
             subject = beat(1).subject
             await say(client, *(beat(seq) for seq in range(1, 500)))
@@ -91,22 +93,22 @@ def test_every_believable_beat_is_heard_in_order_and_the_others_are_counted(tmp_
             await client.publish(subject, b"MSG x 1 3\r\nPING\r\n")
             await client.publish(subject, codec.encode_heartbeat(beat(500)), headers={"a": "b"})
             await ear.until(lambda: ear.heard[-1][1] == 500)
-        said = [seq for _, seq in ear.heard if seq]
-        assert said == [*range(1, 501)]
+        numbers = [seq for _, seq in ear.heard if seq]
+        assert numbers == [*range(1, 501)]
         assert count("malformed_wrong_subject") == before["wrong_subject"] + 1
         assert count("malformed_invalid_data") == before["invalid_data"] + 1
 
     nats_links.play(tmp_path, story)
 
 
-def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
+def test_while_a_batch_is_handled_the_next_waits(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
         async with (
-            heartbeat_stream.HeartbeatStream(server.url, name="test") as heard,
+            heartbeat_stream.HeartbeatStream(server.url, name="test") as stream,
             nats_links.raw(server.url) as client,
         ):
-            await heard.follow(ear.take)
+            await stream.follow(ear.take)
             await occupy(client, ear)
             await say(client, *(beat(seq) for seq in range(2, 300)))
             await nats_links.flushed(client)
@@ -117,14 +119,14 @@ def test_while_some_are_dealt_with_the_next_ones_wait(tmp_path: Path) -> None:
     nats_links.play(tmp_path, story)
 
 
-def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -> None:
+def test_what_has_arrived_is_one_batch_and_never_too_large(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
         async with (
-            heartbeat_stream.HeartbeatStream(server.url, name="test") as heard,
+            heartbeat_stream.HeartbeatStream(server.url, name="test") as stream,
             nats_links.raw(server.url) as client,
         ):
-            await heard.follow(ear.take)
+            await stream.follow(ear.take)
             await occupy(client, ear)
             await say(client, *(beat(seq) for seq in range(2, 4_000)))
             await nats_links.flushed(client)
@@ -138,14 +140,14 @@ def test_all_that_has_come_is_heard_at_once_and_never_too_many(tmp_path: Path) -
     nats_links.play(tmp_path, story)
 
 
-def test_beats_are_heard_again_when_a_killed_server_is_back(tmp_path: Path) -> None:
+def test_heartbeats_are_received_again_when_a_killed_server_is_back(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         ear = Ear()
-        async with heartbeat_stream.HeartbeatStream(server.url, name="test") as heard:
-            await heard.follow(ear.take)
+        async with heartbeat_stream.HeartbeatStream(server.url, name="test") as stream:
+            await stream.follow(ear.take)
             async with nats_links.raw(server.url) as client:
                 await greet(client, ear)
-            changes = heard.link.changes()
+            changes = stream.link.changes()
             assert await anext(changes)
             await server.kill()
             assert not await anext(changes)
@@ -169,22 +171,22 @@ def test_however_the_bytes_are_cut_the_messages_are_the_same(
 ) -> None:
     whole = b"".join(lines)
     bounds = [0, *sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
-    found: list[tuple[bytes, bytes]] = []
+    value: list[tuple[bytes, bytes]] = []
     others: list[bytes] = []
     rest = b""
     for begin, end in itertools.pairwise(bounds):
         messages, more, rest = heartbeat_stream.split(rest + whole[begin:end])
-        found += messages
+        value += messages
         others += more
-    said = {
+    numbers = {
         b"MSG a.b 1 3\r\nx\r\n\r\n": (b"a.b", b"x\r\n"),
         b"HMSG a.c 1 r 4 6\r\nhh\r\nok\r\n": (b"a.c", b"ok"),
     }
-    assert found == [said[line] for line in lines if line in said]
-    assert others == [line for line in lines if line not in said]
+    assert value == [numbers[line] for line in lines if line in numbers]
+    assert others == [line for line in lines if line not in numbers]
     assert rest == b""
 
 
-def test_a_message_without_its_size_is_no_message() -> None:
+def test_a_message_without_a_size_is_a_protocol_error() -> None:
     with pytest.raises(nats.errors.ProtocolError):
         heartbeat_stream.split(b"MSG a b\r\n")

@@ -27,27 +27,27 @@ def of(node: str) -> str:
 def test_a_token_is_read_again_for_each_connection_and_names_our_inboxes(token: Path) -> None:
     first, second = of("node-a.example"), of("node-a.example")
     token.write_text(f"{first}\n")
-    found = credentials.options(URL)
-    assert found["inbox_prefix"] == "_INBOX.plugin_node-a_example"
-    assert found["token"]() == first
+    options = credentials.options(URL)
+    assert options["inbox_prefix"] == "_INBOX.plugin_node-a_example"
+    assert options["token"]() == first
     token.write_text(second)
-    assert found["token"]() == second
+    assert options["token"]() == second
 
 
-def test_a_token_of_something_else_has_inboxes_of_nobodys(token: Path) -> None:
+def test_an_unknown_token_has_the_default_inboxes(token: Path) -> None:
     token.write_text("s3cret")
     assert credentials.options(URL)["inbox_prefix"] == "_INBOX"
 
 
 @pytest.mark.parametrize("text", ["", "two words", "ä", "x" * 4000])
-def test_what_is_no_token_is_said_and_not_repeated(token: Path, text: str) -> None:
+def test_an_invalid_token_is_reported_and_not_repeated(token: Path, text: str) -> None:
     token.write_text(text)
     with pytest.raises(credentials.Unusable) as error:
         credentials.options(URL)
     assert str(error.value) == f"{token}: no token, or longer than 3,500 characters"
 
 
-def test_credentials_are_read_again_and_a_user_in_the_address_is_not_asked(
+def test_credentials_are_read_again_and_win_over_a_user_in_the_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keyfiles.make(tmp_path, at=1)
@@ -57,18 +57,18 @@ def test_credentials_are_read_again_and_a_user_in_the_address_is_not_asked(
         keyfiles.user(tmp_path, accounts.Role.READER, name="reader_x", at=at) for at in (1.0, 2.0)
     ]
     file.write_text(texts[0])
-    found = credentials.options("nats://somebody:else@127.0.0.1:4222")
-    assert found["inbox_prefix"] == "_INBOX.reader_x"
-    seen = []
+    options = credentials.options("nats://somebody:else@127.0.0.1:4222")
+    assert options["inbox_prefix"] == "_INBOX.reader_x"
+    inboxes = []
     for text in texts:
         file.write_text(text)
-        seen.append(found["user_jwt_cb"]().decode())
-        assert seen[-1] in text
-        assert len(found["signature_cb"]("nonce")) == 86
-    assert len(set(seen)) == 2
+        inboxes.append(options["user_jwt_cb"]().decode())
+        assert inboxes[-1] in text
+        assert len(options["signature_cb"]("nonce")) == 86
+    assert len(set(inboxes)) == 2
     file.write_text("nothing")
     with pytest.raises(credentials.Unusable, match=r"mine: no credentials: the token is missing$"):
-        found["user_jwt_cb"]()
+        options["user_jwt_cb"]()
     file.unlink()
     with pytest.raises(FileNotFoundError):
         credentials.options(URL)

@@ -32,16 +32,16 @@ def written(path: pathlib.Path, tree: object) -> str:
 
 
 def server(kubeconfig: str, context: str | None = None) -> tuple[str, str | None]:
-    async def found() -> tuple[str, str | None]:
+    async def address() -> tuple[str, str | None]:
         async with await kubernetes_api.find(
             kubeconfig=kubeconfig, context=context, timeout_s=1
         ) as api:
             return api.server, api.context
 
-    return asyncio.run(found())
+    return asyncio.run(address())
 
 
-def test_of_several_files_those_that_are_there_count_and_the_first_context_as_with_kubectl(
+def test_of_several_kubeconfigs_the_existing_ones_count_and_the_first_context_as_with_kubectl(
     tmp_path: pathlib.Path,
 ) -> None:
     files = [
@@ -68,7 +68,7 @@ PLUGIN = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "N
         ("false", "process returned 1"),
     ],
 )
-def test_a_program_that_gives_no_credentials_is_an_error_and_nobody_goes_on_as_anonymous(
+def test_a_program_without_credentials_is_an_error_and_not_an_anonymous_user(
     tmp_path: pathlib.Path, command: str, problem: str
 ) -> None:
     user = {"exec": {**PLUGIN, "command": command}}
@@ -208,20 +208,20 @@ class _Shape(msgspec.Struct):
     metadata: dict[str, object]
 
 
-def test_lines_of_a_watch_that_nobody_understands_are_left_out() -> None:
-    seen: list[_Shape] = []
+def test_unreadable_lines_of_a_watch_are_left_out() -> None:
+    objects: list[_Shape] = []
     good = b'{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"2"}}}'
     body = b"\n".join([*LINES, good, b""])
 
     async def story() -> None:
         done = asyncio.Event()
 
-        def put(one: _Shape) -> None:
-            seen.append(one)
+        def put(shape: _Shape) -> None:
+            objects.append(shape)
             done.set()
 
         async with answering(http(body)) as api:
-            sink = watch.Sink(lambda shape: shape, seen.extend, put, put)
+            sink = watch.Sink(lambda shape: shape, objects.extend, put, put)
             watched = watch.Reflector(api, "/x", _Shape, sink)
             # as after a list
             watched._version = "1"
@@ -233,4 +233,4 @@ def test_lines_of_a_watch_that_nobody_understands_are_left_out() -> None:
             await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(story())
-    assert seen[0].metadata["name"] == "a"
+    assert objects[0].metadata["name"] == "a"

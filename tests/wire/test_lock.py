@@ -33,17 +33,17 @@ class Acts:
         self.seen: list[tuple[str, int]] = []
         self._came = asyncio.Condition()
 
-    async def take(self, _: str, said: bytes) -> None:
-        name, revision = said.decode().split()
+    async def take(self, _: str, message: bytes) -> None:
+        name, revision = message.decode().split()
         async with self._came:
             self.seen.append((name, int(revision)))
             self._came.notify_all()
 
     async def of(self, name: str) -> None:
         """Wait until `name` acts, from now on."""
-        known = len(self.seen)
+        count = len(self.seen)
         async with self._came:
-            await self._came.wait_for(lambda: any(n == name for n, _ in self.seen[known:]))
+            await self._came.wait_for(lambda: any(n == name for n, _ in self.seen[count:]))
 
     def holders(self) -> list[tuple[str, int]]:
         return [who for who, _ in itertools.groupby(self.seen)]
@@ -95,9 +95,13 @@ def of(on: lock.Key, name: str, terms: lock.Timing = TERMS) -> lock.Lock:
 
 async def next_of(*asking: lock.Lock, after: int) -> int:
     """Wait until one of them holds it as a greater revision."""
-    while not (found := {one.term() or 0 for one in asking if (one.term() or 0) > after}):
+    while not (
+        claimed := {
+            candidate.term() or 0 for candidate in asking if (candidate.term() or 0) > after
+        }
+    ):
         await asyncio.sleep(0.01)
-    return max(found)
+    return max(claimed)
 
 
 async def held(asking: lock.Lock) -> int:
@@ -107,7 +111,7 @@ async def held(asking: lock.Lock) -> int:
     raise AssertionError("it follows for ever")
 
 
-def test_on_the_same_machine_the_next_holds_it_as_soon_as_the_holder_is_gone(
+def test_on_the_same_machine_the_lock_is_taken_over_as_soon_as_its_holder_is_gone(
     tmp_path: Path,
 ) -> None:
     async def story(server: local.NatsServer, on: bus.Bus, acts: Acts) -> None:
@@ -126,7 +130,7 @@ def test_on_the_same_machine_the_next_holds_it_as_soon_as_the_holder_is_gone(
     play(tmp_path, story)
 
 
-def test_of_another_machine_the_holder_is_waited_for_as_long_as_its_claim_lasts(
+def test_a_claim_from_another_machine_is_respected_until_it_expires(
     tmp_path: Path,
 ) -> None:
     async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
@@ -141,7 +145,7 @@ def test_of_another_machine_the_holder_is_waited_for_as_long_as_its_claim_lasts(
     play(tmp_path, story)
 
 
-def test_a_holder_that_was_stopped_acts_no_more_when_it_goes_on(tmp_path: Path) -> None:
+def test_a_suspended_holder_does_not_act_when_it_resumes(tmp_path: Path) -> None:
     async def story(server: local.NatsServer, _: bus.Bus, acts: Acts) -> None:
         async with process(server, "a") as a:
             await acts.of("a")
@@ -160,7 +164,7 @@ def test_a_holder_that_was_stopped_acts_no_more_when_it_goes_on(tmp_path: Path) 
     play(tmp_path, story)
 
 
-def test_who_ends_in_order_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -> None:
+def test_an_orderly_end_releases_the_lock_at_once(tmp_path: Path) -> None:
     async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
         reported: list[tuple[leadership.Leadership, leadership.Leadership]] = []
         us = lock.Holder(name="b", host="b", space="1", pid=1)
@@ -184,7 +188,7 @@ def test_who_ends_in_order_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -
     play(tmp_path, story)
 
 
-def test_it_is_lost_when_the_server_goes_and_held_anew_when_it_is_back(tmp_path: Path) -> None:
+def test_the_lock_is_lost_with_the_server_and_held_again_when_it_is_back(tmp_path: Path) -> None:
     async def story(server: local.NatsServer, on: bus.Bus, _: Acts) -> None:
         async with of(key(on), "a") as a:
             first = await held(a)
@@ -200,7 +204,7 @@ def test_it_is_lost_when_the_server_goes_and_held_anew_when_it_is_back(tmp_path:
     play(tmp_path, story)
 
 
-def test_a_renewal_that_came_through_unanswered_loses_nothing(tmp_path: Path) -> None:
+def test_a_renewal_that_succeeded_without_an_answer_loses_nothing(tmp_path: Path) -> None:
     async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
         answers: asyncio.Queue[streams.Claimed] = asyncio.Queue()
         lose = False
@@ -212,14 +216,14 @@ def test_a_renewal_that_came_through_unanswered_loses_nothing(tmp_path: Path) ->
                 self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
             ) -> streams.Claimed:
                 nonlocal lose
-                found = await lock.Key.claim(
+                claimed = await lock.Key.claim(
                     self, value, ttl_s=ttl_s, revision=revision, timeout_s=timeout_s
                 )
                 if lose:
                     lose = False
                     raise TimeoutError
-                answers.put_nowait(found)
-                return found
+                answers.put_nowait(claimed)
+                return claimed
 
         deaf = Deaf(on.link, streams.LEADER, "test")
         async with of(deaf, "a") as a:
@@ -234,7 +238,7 @@ def test_a_renewal_that_came_through_unanswered_loses_nothing(tmp_path: Path) ->
     play(tmp_path, story)
 
 
-def test_a_lost_bucket_is_made_anew_and_its_next_holder_is_greater(tmp_path: Path) -> None:
+def test_a_lost_bucket_is_created_again_and_its_next_term_is_greater(tmp_path: Path) -> None:
     async def story(server: local.NatsServer, on: bus.Bus, _: Acts) -> None:
         owner = bus.Bus(server.url, producer="tests", name="b", owner=True)
         async with owner, of(key(on), "a") as a, of(key(owner), "b") as b:
@@ -254,12 +258,12 @@ def test_a_lost_bucket_is_made_anew_and_its_next_holder_is_greater(tmp_path: Pat
                 wiped = await next_of(a, b, after=deleted)
             # JavaScript and our own schema count as far as this
             assert before < deleted < wiped < 2**53
-            assert [one.problem() for one in (a, b)] == [None, None]
+            assert [candidate.problem() for candidate in (a, b)] == [None, None]
 
     play(tmp_path, story)
 
 
-def test_a_lock_that_nobody_can_be_asked_about_is_a_problem_until_it_can(tmp_path: Path) -> None:
+def test_a_lock_that_does_not_answer_is_a_problem_until_it_does(tmp_path: Path) -> None:
     async def story(server: local.NatsServer, on: bus.Bus, _: Acts) -> None:
         jetstream = (await on.link.client()).jetstream()
         brief = lock.Timing(ttl_s=1, renew_s=0.3, margin_s=0.1)
@@ -279,7 +283,7 @@ def test_a_lock_that_nobody_can_be_asked_about_is_a_problem_until_it_can(tmp_pat
     play(tmp_path, story)
 
 
-def test_a_failure_of_what_asks_for_it_is_raised(tmp_path: Path) -> None:
+def test_a_failure_of_the_task_that_renews_is_raised(tmp_path: Path) -> None:
     class Broken(lock.Key):
         """One whose server answers nonsense."""
 
@@ -296,7 +300,7 @@ def test_a_failure_of_what_asks_for_it_is_raised(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_two_that_ask_in_one_process_do_not_rob_each_other(tmp_path: Path) -> None:
+def test_two_candidates_in_one_process_do_not_take_the_lock_from_each_other(tmp_path: Path) -> None:
     async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
         def asks(name: str) -> lock.Lock:
             us = lock.this_process(name)
@@ -314,20 +318,20 @@ def test_two_that_ask_in_one_process_do_not_rob_each_other(tmp_path: Path) -> No
     play(tmp_path, story)
 
 
-def test_who_ends_while_it_renews_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -> None:
+def test_an_end_during_a_renewal_releases_the_lock_at_once(tmp_path: Path) -> None:
     class Slow(lock.Key):
         """One whose second answer does not come."""
 
         async def claim(
             self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
         ) -> streams.Claimed:
-            found = await lock.Key.claim(
+            claimed = await lock.Key.claim(
                 self, value, ttl_s=ttl_s, revision=revision, timeout_s=timeout_s
             )
             if revision and not renewed.is_set():
                 renewed.set()
                 await asyncio.sleep(timeout_s)
-            return found
+            return claimed
 
     renewed = asyncio.Event()
 
@@ -341,19 +345,19 @@ def test_who_ends_while_it_renews_leaves_the_lock_to_the_next_at_once(tmp_path: 
     play(tmp_path, story)
 
 
-def test_one_holds_it_of_many_that_ask_at_once(tmp_path: Path) -> None:
+def test_one_of_many_candidates_holds_the_lock(tmp_path: Path) -> None:
     async def story(_: local.NatsServer, on: bus.Bus, __: Acts) -> None:
         async with contextlib.AsyncExitStack() as stack:
             asking = [await stack.enter_async_context(of(key(on), str(n))) for n in range(8)]
-            while not all(one.current.leader for one in asking):
+            while not all(candidate.current.leader for candidate in asking):
                 await asyncio.sleep(0)
-            assert len([one for one in asking if one.term() is not None]) == 1
-            assert len({one.current.leader for one in asking}) == 1
+            assert len([candidate for candidate in asking if candidate.term() is not None]) == 1
+            assert len({candidate.current.leader for candidate in asking}) == 1
 
     play(tmp_path, story)
 
 
-def test_a_holder_is_gone_only_if_it_ran_where_we_run_and_runs_no_more() -> None:
+def test_a_holder_is_gone_only_if_it_ran_in_our_namespace_and_has_ended() -> None:
     here = lock.this_process("a")
     assert (here.host, here.pid) == (socket.gethostname(), os.getpid())
     assert not here.is_gone()
@@ -367,7 +371,7 @@ def test_a_holder_is_gone_only_if_it_ran_where_we_run_and_runs_no_more() -> None
         assert not msgspec.structs.replace(nobody, pid=number).is_gone()
 
 
-def test_what_names_no_holder_is_none() -> None:
+def test_a_value_that_names_no_holder_is_none() -> None:
     here = lock.this_process("a")
     assert lock.decode_holder(msgspec.json.encode(here)) == here
     for junk in (b"", b"\xff", b"{}", b"of an older version", b'{"a":' + b"[" * 100_000):

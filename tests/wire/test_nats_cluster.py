@@ -111,7 +111,7 @@ async def gate(where: Path, urls: str) -> AsyncIterator[None]:
         await process.end()
 
 
-def test_streams_get_the_replicas_they_are_told_keep_them_and_outlive_a_server(
+def test_streams_get_the_configured_replicas_keep_them_and_outlive_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NATS_CA", str(tmp_path / "ca.crt"))
@@ -119,7 +119,7 @@ def test_streams_get_the_replicas_they_are_told_keep_them_and_outlive_a_server(
 
     async def story() -> None:
         async with asyncio.timeout(100), three(tmp_path) as servers:
-            addresses = [f"tls://127.0.0.1:{one.port}" for one in servers]
+            addresses = [f"tls://127.0.0.1:{server.port}" for server in servers]
             urls = ",".join(addresses)
 
             def of(count: int) -> bus.Bus:
@@ -129,8 +129,8 @@ def test_streams_get_the_replicas_they_are_told_keep_them_and_outlive_a_server(
 
             async with of(1) as before:
                 assert await replicas(before) == [1] * len(ASSETS)
-            async with of(3) as told:
-                assert await replicas(told) == [3] * len(ASSETS)
+            async with of(3) as owner:
+                assert await replicas(owner) == [3] * len(ASSETS)
             async with of(1) as untold, gate(tmp_path, urls):
                 assert await replicas(untold) == [3] * len(ASSETS)
                 await asyncio.gather(*(comes_in(address) for address in addresses))
@@ -140,8 +140,10 @@ def test_streams_get_the_replicas_they_are_told_keep_them_and_outlive_a_server(
                 )
                 assert await untold.publish(event)
                 assert [
-                    one.data
-                    for one in await consumers.newest(untold.link, streams.ALERTS, "muster.sys.>")
+                    event_read.data
+                    for event_read in await consumers.newest(
+                        untold.link, streams.ALERTS, "muster.sys.>"
+                    )
                 ] == [event]
                 await asyncio.gather(*(comes_in(address) for address in addresses[1:]))
 

@@ -30,23 +30,23 @@ ROOT = Path(__file__).resolve().parents[2]
 USERS = ("health", "labeler", "notifier", "reader", "admin", "plugin_node-a", "plugin_node-b")
 
 
-def test_of_all_a_plugin_may_try_to_say_only_its_own_nodes_is_heard(tmp_path: Path) -> None:
+def test_whatever_a_plugin_publishes_only_subjects_of_its_node_are_received(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         server = local.NatsServer(tmp_path / "nats", config=shipped_nats.configuration(tmp_path))
         runner.run(server.start())
 
         @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
         @given(st.lists(bus_subjects.SUBJECTS, min_size=20, max_size=60))
-        def holds(said: list[str]) -> None:
-            runner.run(story(said))
+        def holds(published: list[str]) -> None:
+            runner.run(story(published))
 
-        async def story(said: list[str]) -> None:
+        async def story(published: list[str]) -> None:
             async with (
                 asyncio.timeout(100),
                 shipped_nats.client(server, "admin") as hearing,
                 shipped_nats.client(server, "plugin_node-a") as plugin,
             ):
-                await bus_subjects.only_its_own_is_heard(said, hearing=hearing, plugin=plugin)
+                await bus_subjects.only_its_own_is_heard(published, hearing=hearing, plugin=plugin)
 
         try:
             holds()
@@ -54,7 +54,7 @@ def test_of_all_a_plugin_may_try_to_say_only_its_own_nodes_is_heard(tmp_path: Pa
             runner.run(server.stop())
 
 
-def test_of_all_a_plugin_may_try_to_hear_only_its_own_requests_come(tmp_path: Path) -> None:
+def test_whatever_a_plugin_subscribes_to_only_requests_to_it_are_received(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         server = local.NatsServer(tmp_path / "nats", config=shipped_nats.configuration(tmp_path))
         runner.run(server.start())
@@ -63,16 +63,16 @@ def test_of_all_a_plugin_may_try_to_hear_only_its_own_requests_come(tmp_path: Pa
         @given(
             st.lists(bus_subjects.SUBJECTS.filter(bus_subjects.is_filter), min_size=10, max_size=60)
         )
-        def holds(heard: list[str]) -> None:
-            runner.run(story(heard))
+        def holds(subscribed: list[str]) -> None:
+            runner.run(story(subscribed))
 
-        async def story(heard: list[str]) -> None:
+        async def story(subscribed: list[str]) -> None:
             async with (
                 asyncio.timeout(100),
                 shipped_nats.client(server, "admin") as speaker,
                 shipped_nats.client(server, "plugin_node-a") as plugin,
             ):
-                await bus_subjects.only_its_own_comes(heard, speaker=speaker, plugin=plugin)
+                await bus_subjects.only_its_own_comes(subscribed, speaker=speaker, plugin=plugin)
 
         try:
             holds()
@@ -81,13 +81,13 @@ def test_of_all_a_plugin_may_try_to_hear_only_its_own_requests_come(tmp_path: Pa
 
 
 @pytest.mark.parametrize("user", ["plugin_node-a", "reader"])
-def test_who_only_reports_or_reads_alters_nothing(tmp_path: Path, user: str) -> None:
+def test_plugins_and_readers_change_no_stream(tmp_path: Path, user: str) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with shipped_nats.client(server, user) as one:
+        async with shipped_nats.client(server, user) as caller:
             for subject in bus_subjects.WRITES:
-                await one.raw.publish(subject, b"{}")
-            await one.flush()
-            await bus_subjects.until(lambda: len(one.refused) == len(bus_subjects.WRITES))
+                await caller.raw.publish(subject, b"{}")
+            await caller.flush()
+            await bus_subjects.until(lambda: len(caller.refused) == len(bus_subjects.WRITES))
 
     shipped_nats.run(tmp_path, story)
 
@@ -107,8 +107,8 @@ def test_a_reader_cannot_make_itself_the_consumer_of_a_service(tmp_path: Path) -
     async def story(server: local.NatsServer) -> None:
         async with shipped_nats.client(server, "reader") as reader:
             config = {"durable_name": "health", "ack_policy": "explicit"}
-            asked = json.dumps({"stream_name": "MUSTER_EVENTS", "config": config}).encode()
-            answer = await reader.request("$JS.API.CONSUMER.CREATE.MUSTER_EVENTS", asked)
+            request = json.dumps({"stream_name": "MUSTER_EVENTS", "config": config}).encode()
+            answer = await reader.request("$JS.API.CONSUMER.CREATE.MUSTER_EVENTS", request)
             assert json.loads(answer.data)["error"]["code"] == 400
         async with shipped_nats.client(server, "admin") as admin:
             assert await admin.raw.jetstream().consumers_info("MUSTER_EVENTS") == []
@@ -140,31 +140,31 @@ KEPT = {
 }
 
 
-def test_no_header_takes_away_what_others_said(tmp_path: Path) -> None:
+def test_no_header_removes_messages_of_others(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         for user, subject in KEPT.values():
-            async with shipped_nats.client(server, user) as one:
-                await one.request(subject, b"kept", headers={"Nats-Msg-Id": "theirs"})
+            async with shipped_nats.client(server, user) as caller:
+                await caller.request(subject, b"kept", headers={"Nats-Msg-Id": "theirs"})
         for user, subject in SAYS.items():
-            async with shipped_nats.client(server, user) as one:
+            async with shipped_nats.client(server, user) as caller:
                 for headers in HEADERS:
-                    await one.raw.publish(subject, b"{}", headers=headers)
-                await one.flush()
-        async with shipped_nats.client(server, "notifier") as one:
+                    await caller.raw.publish(subject, b"{}", headers=headers)
+                await caller.flush()
+        async with shipped_nats.client(server, "notifier") as caller:
             # a lock of its own: neither takes the other's place
             for denied in ("$KV.muster_leader.notifier", "$JS.API.STREAM.PURGE.KV_muster_leader"):
-                await one.raw.publish(denied, b"", headers={"Nats-Rollup": "all"})
-            await one.flush()
-            await bus_subjects.until(lambda: len(one.refused) == 2)
+                await caller.raw.publish(denied, b"", headers={"Nats-Rollup": "all"})
+            await caller.flush()
+            await bus_subjects.until(lambda: len(caller.refused) == 2)
         async with shipped_nats.client(server, "admin") as admin:
             for stream, (_, subject) in KEPT.items():
-                found = await admin.raw.jetstream().stream_info(stream, subjects_filter=subject)
-                assert found.state.subjects == {subject: 1}
+                info = await admin.raw.jetstream().stream_info(stream, subjects_filter=subject)
+                assert info.state.subjects == {subject: 1}
 
     shipped_nats.run(tmp_path, story)
 
 
-def test_nobody_makes_anothers_event_a_repeat(tmp_path: Path) -> None:
+def test_no_plugin_makes_an_event_of_another_a_repeat(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with (
             shipped_nats.client(server, "plugin_node-a") as evil,
@@ -176,10 +176,10 @@ def test_nobody_makes_anothers_event_a_repeat(tmp_path: Path) -> None:
             shipped_nats.client(server, "admin") as admin,
         ):
             await plugin.publish(event("node-b"))
-            told = await evil.request(
+            reply = await evil.request(
                 "muster.event.node-a.p.x", b"", headers={"Nats-Expected-Last-Msg-Id": "q"}
             )
-            (newest,) = re.findall(r"wrong last msg ID: (\w+)", told.data.decode())
+            (newest,) = re.findall(r"wrong last msg ID: (\w+)", reply.data.decode())
             for number in range(20):
                 for guess in (f"{newest}:{number}", f"{plugin.instance}:{number}"):
                     await evil.raw.publish(
@@ -193,19 +193,21 @@ def test_nobody_makes_anothers_event_a_repeat(tmp_path: Path) -> None:
             for _ in range(2):
                 assert await health.publish(tick(), event_id="alert-1")
                 assert await health.publish(tick(), event_id="alert-2")
-            found: dict[str, int] = {}
+            stored: dict[str, int] = {}
             for stream in ("MUSTER_EVENTS", "MUSTER_ALERTS"):
                 info = await admin.raw.jetstream().stream_info(stream, subjects_filter=">")
-                found |= info.state.subjects or {}
-            assert found[event("node-b").subject] == 6
+                stored |= info.state.subjects or {}
+            assert stored[event("node-b").subject] == 6
             # alert-1 twice: each time it was found to be another's
-            assert found[tick().subject] == 3
+            assert stored[tick().subject] == 3
 
     shipped_nats.run(tmp_path, story)
 
 
 def test_only_health_changes_streams(tmp_path: Path) -> None:
-    names = [one.name for one in streams.STREAMS] + [f"KV_{one.name}" for one in streams.BUCKETS]
+    names = [caller.name for caller in streams.STREAMS] + [
+        f"KV_{caller.name}" for caller in streams.BUCKETS
+    ]
     wrong = [
         *(f"$JS.API.STREAM.{verb}.{n}" for n in names for verb in ("CREATE", "UPDATE", "DELETE")),
         *("$JS.API.STREAM.PURGE.MUSTER_EVENTS", "$JS.API.STREAM.PURGE.MUSTER_ALERTS"),
@@ -214,16 +216,16 @@ def test_only_health_changes_streams(tmp_path: Path) -> None:
 
     async def story(server: local.NatsServer) -> None:
         for user in ("labeler", "notifier", "reader", "plugin_node-a"):
-            async with shipped_nats.client(server, user) as one:
+            async with shipped_nats.client(server, user) as caller:
                 for subject in wrong:
-                    await one.raw.publish(subject, b"{}")
-                await one.flush()
-                await bus_subjects.until(lambda: len(one.refused) == len(wrong))
+                    await caller.raw.publish(subject, b"{}")
+                await caller.flush()
+                await bus_subjects.until(lambda: len(caller.refused) == len(wrong))
 
     shipped_nats.run(tmp_path, story)
 
 
-def test_consumers_that_a_reader_leaves_behind_are_removed(tmp_path: Path) -> None:
+def test_abandoned_consumers_of_a_reader_are_removed(tmp_path: Path) -> None:
     forever = {"ack_policy": "explicit", "inactive_threshold": 10**18}
     passing = {"ack_policy": "none", "inactive_threshold": 60 * 10**9}
 
@@ -231,8 +233,8 @@ def test_consumers_that_a_reader_leaves_behind_are_removed(tmp_path: Path) -> No
         async with shipped_nats.client(server, "reader") as reader:
             for stream in ("MUSTER_EVENTS", "MUSTER_ALERTS"):
                 for config in (passing, *[forever] * 300):
-                    asked = json.dumps({"stream_name": stream, "config": config}).encode()
-                    await reader.request(f"$JS.API.CONSUMER.CREATE.{stream}", asked)
+                    request = json.dumps({"stream_name": stream, "config": config}).encode()
+                    await reader.request(f"$JS.API.CONSUMER.CREATE.{stream}", request)
         async with (
             shipped_nats.client(server, "admin") as admin,
             bus.Bus(shipped_nats.address(server, "notifier"), producer="n", name="n") as notifier,
@@ -257,11 +259,11 @@ def test_consumers_that_a_reader_leaves_behind_are_removed(tmp_path: Path) -> No
     shipped_nats.run(tmp_path, story)
 
 
-async def counted(asked: js.JetStreamContext, stream: str) -> int:
-    return (await asked.stream_info(stream)).state.consumer_count
+async def counted(request: js.JetStreamContext, stream: str) -> int:
+    return (await request.stream_info(stream)).state.consumer_count
 
 
-def test_an_answer_that_a_reader_has_sent_to_the_lock_does_not_hold_it(tmp_path: Path) -> None:
+def test_an_answer_redirected_to_the_lock_does_not_hold_it(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with (
             shipped_nats.client(server, "reader") as reader,
@@ -294,19 +296,19 @@ def test_an_answer_that_a_reader_has_sent_to_the_lock_does_not_hold_it(tmp_path:
     shipped_nats.run(tmp_path, story)
 
 
-def test_nobody_hears_the_answers_to_another(tmp_path: Path) -> None:
+def test_no_user_receives_the_answers_to_another(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         for user in USERS:
             if user == "admin":
                 continue
-            async with shipped_nats.client(server, user) as one:
+            async with shipped_nats.client(server, user) as caller:
                 others = [other for other in USERS if other != user]
                 for other in others:
-                    await one.raw.subscribe(f"{permissions.inbox(other)}.>")
+                    await caller.raw.subscribe(f"{permissions.inbox(other)}.>")
                 for wide in ("_INBOX.>", ">", "*.>", "$SYS.>", "*"):
-                    await one.raw.subscribe(wide)
-                await one.flush()
-                await bus_subjects.until(lambda: len(one.refused) == len(others) + 5)  # noqa: B023
+                    await caller.raw.subscribe(wide)
+                await caller.flush()
+                await bus_subjects.until(lambda: len(caller.refused) == len(others) + 5)  # noqa: B023
 
     shipped_nats.run(tmp_path, story)
 
@@ -321,16 +323,16 @@ def test_a_wrong_password_and_no_password_are_refused(tmp_path: Path) -> None:
     shipped_nats.run(tmp_path, story)
 
 
-def test_what_one_client_may_cost_is_bounded(tmp_path: Path) -> None:
+def test_the_resources_of_a_client_are_limited(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
-        async with shipped_nats.client(server, "plugin_node-a") as one:
-            assert one.raw.max_payload == 1_048_576
+        async with shipped_nats.client(server, "plugin_node-a") as caller:
+            assert caller.raw.max_payload == 1_048_576
             with pytest.raises(nats.errors.MaxPayloadError):
-                await one.raw.publish("muster.event.node-a.p.x", b"x" * 2_000_000)
+                await caller.raw.publish("muster.event.node-a.p.x", b"x" * 2_000_000)
             for number in range(250):
-                await one.raw.subscribe(f"muster.rpc.node-a.p.{number}")
-            await bus_subjects.until(lambda: one.raw.is_closed)
-            assert "maximum subscriptions" in str(one.raw.last_error).lower()
+                await caller.raw.subscribe(f"muster.rpc.node-a.p.{number}")
+            await bus_subjects.until(lambda: caller.raw.is_closed)
+            assert "maximum subscriptions" in str(caller.raw.last_error).lower()
 
     shipped_nats.run(tmp_path, story)
 
@@ -364,12 +366,12 @@ class Users:
             if self._keys:
                 url = self._server.url
                 patch.setenv("NATS_CREDS", str(credentials(self._keys, user)))
-            found = bus.Bus(url, producer="t", name=user, owner=owner)
-            await found.__aenter__()
-            await found.link.client()
+            info = bus.Bus(url, producer="t", name=user, owner=owner)
+            await info.__aenter__()
+            await info.link.client()
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_exit(found)
-            yield found
+            stack.push_async_exit(info)
+            yield info
 
     def raw(self, user: str) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
         if self._keys is None:
@@ -378,15 +380,15 @@ class Users:
 
 
 async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
-    told = (
+    reply = (
         *(plugin.publish(event("node-a")), health.is_reachable(timeout_s=2)),
         health.publish(tick()),
     )
-    assert all(await asyncio.gather(*told))
+    assert all(await asyncio.gather(*reply))
     await plugin.answer("muster.rpc.node-a.device-plugin.probe", lambda: b"here")
     await nats_links.settled(plugin.link)
-    asked = "muster.rpc.node-a.device-plugin.probe"
-    assert await health.ask(asked, timeout_s=2) == b"here"
+    request = "muster.rpc.node-a.device-plugin.probe"
+    assert await health.ask(request, timeout_s=2) == b"here"
     assert await consumers.newest(health.link, streams.EVENTS, "muster.event.>") != []
     # what it told, where its own memory of it is lost
     assert await consumers.newest(health.link, streams.ALERTS, "muster.alert.>") == []
@@ -451,11 +453,11 @@ async def all_work(users: Users) -> None:
         for stream in (streams.EVENTS, streams.ALERTS):
             await first(consumers.follow(reader.link, stream, filters=stream.subjects, since=since))
     async with users.raw("health") as hearing:
-        heard: asyncio.Queue[connection.Message] = asyncio.Queue()
-        await hearing.raw.subscribe("muster.nats.>", cb=heard.put)
+        subscribed: asyncio.Queue[connection.Message] = asyncio.Queue()
+        await hearing.raw.subscribe("muster.nats.>", cb=subscribed.put)
         await hearing.flush()
         async with users.raw("plugin_node-b"):
-            assert (await heard.get()).subject == "muster.nats.connect"
+            assert (await subscribed.get()).subject == "muster.nats.connect"
 
 
 def tick() -> vocabulary.Event:
@@ -482,7 +484,7 @@ def test_every_role_can_do_its_work(tmp_path: Path, by: str) -> None:
     assert violations() == before
 
 
-def test_the_health_service_judges_on_a_new_bus_with_no_more_rights_than_its_own(
+def test_the_health_service_works_on_a_new_bus_with_only_its_own_rights(
     tmp_path: Path,
 ) -> None:
     async def story(server: local.NatsServer) -> None:
@@ -496,7 +498,7 @@ def test_the_health_service_judges_on_a_new_bus_with_no_more_rights_than_its_own
                 beating = asyncio.create_task(beats(plugin))
                 filters = vocabulary.subject_filters("verdict.changed")
                 ago = datetime.now(UTC) - timedelta(hours=1)
-                found = await first(
+                info = await first(
                     consumers.follow(reader.link, streams.ALERTS, filters=filters, since=ago)
                 )
                 beating.cancel()
@@ -504,8 +506,8 @@ def test_the_health_service_judges_on_a_new_bus_with_no_more_rights_than_its_own
         finally:
             process.terminate()
             await process.wait()
-        assert isinstance(found.data, vocabulary.VerdictChanged)
-        assert (found.data.node, found.data.verdict) == ("node-a", vocabulary.Verdict.HEALTHY)
+        assert isinstance(info.data, vocabulary.VerdictChanged)
+        assert (info.data.node, info.data.verdict) == ("node-a", vocabulary.Verdict.HEALTHY)
 
     shipped_nats.run(tmp_path, story)
 
@@ -534,8 +536,8 @@ def violations() -> float:
 
 async def first(given_: AsyncIterator[Any]) -> Any:
     async with contextlib.aclosing(given_) as iterator:  # type: ignore[type-var]
-        async for one in iterator:
-            if isinstance(one, runtime.Delivery):
-                await one.ack()
-            return one
+        async for caller in iterator:
+            if isinstance(caller, runtime.Delivery):
+                await caller.ack()
+            return caller
     raise AssertionError("nothing came")

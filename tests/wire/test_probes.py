@@ -61,7 +61,7 @@ def play(story: Story) -> None:
     asyncio.run(played())
 
 
-def test_a_service_is_ready_while_nothing_is_wrong_and_alive_all_the_time() -> None:
+def test_a_service_is_ready_while_it_has_no_problem_and_always_alive() -> None:
     async def story(served: Served) -> None:
         assert await served.get("/readyz") == (200, b"ok\n")
         served.wrong = "kubelet away for 3 s"
@@ -193,7 +193,7 @@ def test_the_server_ends_at_once_with_clients_of_any_kind_still_there() -> None:
     asyncio.run(story())
 
 
-def test_a_port_in_use_is_told_with_its_address() -> None:
+def test_a_port_in_use_is_reported_with_its_address() -> None:
     async def story(served: Served) -> None:
         with pytest.raises(runtime.CannotStart, match=f"{served.port}: address already in use"):
             async with probes.serve("127.0.0.1", served.port, ready=probes.always):

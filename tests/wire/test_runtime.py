@@ -98,7 +98,7 @@ def test_an_overdue_deadline_goes_before_a_full_inbox() -> None:
     assert asyncio.run(story()) == ["tick", "tick", "0.0", "ack 0", "1.0", "ack 1"]
 
 
-def test_a_machine_that_is_always_late_leaves_others_their_turn() -> None:
+def test_a_machine_that_is_always_late_does_not_starve_other_tasks() -> None:
     async def story() -> list[str]:
         done: list[str] = []
 
@@ -108,9 +108,9 @@ def test_a_machine_that_is_always_late_leaves_others_their_turn() -> None:
                 done.append(f"other {number}")
 
         beside = asyncio.create_task(other())
-        told = await driven_until(Notebook(deadlines=[0.0] * 1_000), asyncio.Queue(), done, 1_000)
+        ticks = await driven_until(Notebook(deadlines=[0.0] * 1_000), asyncio.Queue(), done, 1_000)
         await beside
-        return told
+        return ticks
 
     assert {"other 0", "other 1"} <= {*asyncio.run(story())[:10]}
 
@@ -143,7 +143,7 @@ def test_an_input_whose_action_fails_is_not_acknowledged() -> None:
     assert asyncio.run(story()) == []
 
 
-def test_a_deadline_wakes_a_machine_that_nobody_writes_to() -> None:
+def test_a_deadline_wakes_a_machine_without_input() -> None:
     async def story() -> tuple[list[str], float]:
         clock = asyncio.get_running_loop().time
         started = clock()
@@ -266,8 +266,8 @@ def test_a_cancelled_run_ends_all_its_tasks() -> None:
     assert asyncio.run(story()) == ["a"]
 
 
-def test_a_task_can_tell_a_planned_end_from_a_failure_beside_it() -> None:
-    async def said(other: Callable[[], Awaitable[None]]) -> list[bool]:
+def test_a_task_can_distinguish_a_planned_end_from_a_failure_of_another() -> None:
+    async def planned(other: Callable[[], Awaitable[None]]) -> list[bool]:
         told, heard = asyncio.Event(), list[bool]()
 
         async def listens() -> None:
@@ -290,5 +290,5 @@ def test_a_task_can_tell_a_planned_end_from_a_failure_beside_it() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
 
-    assert asyncio.run(said(fails)) == [False]
-    assert asyncio.run(said(is_told)) == [True]
+    assert asyncio.run(planned(fails)) == [False]
+    assert asyncio.run(planned(is_told)) == [True]

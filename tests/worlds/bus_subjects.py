@@ -112,12 +112,12 @@ async def only_its_own_is_heard(
     subjects: Sequence[str], *, hearing: Client, plugin: Client
 ) -> None:
     """Have a plugin on node-a say something to every subject; `hearing` may hear everything."""
-    heard: list[str] = []
+    received: list[str] = []
     mark = uuid.uuid4().bytes
 
     async def hear(message: connection.Message) -> None:
         if message.data == mark:
-            heard.append(message.subject)
+            received.append(message.subject)
 
     for everything in (">", "$SYS.>"):
         await hearing.raw.subscribe(everything, cb=hear)
@@ -126,8 +126,8 @@ async def only_its_own_is_heard(
         await plugin.raw.publish(subject, mark)
     await plugin.flush()
     await hearing.flush()
-    await until(lambda: len(heard) >= sum(map(may_publish, subjects)))
-    assert heard == [s for s in subjects if may_publish(s)]
+    await until(lambda: len(received) >= sum(map(may_publish, subjects)))
+    assert received == [s for s in subjects if may_publish(s)]
     others = [s for s in subjects if not may_publish(s)]
     await until(lambda: len(plugin.refused) >= len(others))
     assert [
@@ -137,10 +137,10 @@ async def only_its_own_is_heard(
 
 async def only_its_own_comes(subjects: Sequence[str], *, speaker: Client, plugin: Client) -> None:
     """Have a plugin on node-a listen to every subject; `speaker` may say everything."""
-    heard: list[str] = []
+    received: list[str] = []
 
     async def hear(message: connection.Message) -> None:
-        heard.append(message.subject)
+        received.append(message.subject)
 
     for subject in subjects:
         await plugin.raw.subscribe(subject, cb=hear)
@@ -155,7 +155,7 @@ async def only_its_own_comes(subjects: Sequence[str], *, speaker: Client, plugin
         await speaker.raw.publish(f"muster.event.{node}.device-plugin.x", b"")
     await speaker.flush()
     await plugin.flush()
-    assert [s for s in heard if not may_subscribe(s)] == []
+    assert [s for s in received if not may_subscribe(s)] == []
 
 
 async def nothing_is_written_by_replies(*, hearing: Client, plugin: Client) -> None:
@@ -165,10 +165,10 @@ async def nothing_is_written_by_replies(*, hearing: Client, plugin: Client) -> N
     """
     targets = [*WRITES, "muster.outbox.x.y", "_INBOX.health.x"]
     targets += [f"muster.{kind}.node-b.p.x" for kind in ("event", "heartbeat", "rpc")]
-    heard: list[str] = []
+    received: list[str] = []
 
     async def hear(message: connection.Message) -> None:
-        heard.append(message.subject)
+        received.append(message.subject)
 
     await hearing.raw.subscribe(">", cb=hear)
     await hearing.flush()
@@ -177,8 +177,8 @@ async def nothing_is_written_by_replies(*, hearing: Client, plugin: Client) -> N
     # the last is acknowledged last
     await plugin.raw.jetstream().publish("muster.event.node-a.p.x", b"{}")
     # nats-server itself refuses an acknowledgement as a place for answers
-    said = len(targets) + 1 - len(plugin.refused)
+    stored = len(targets) + 1 - len(plugin.refused)
     assert len(plugin.refused) == sum(target.startswith("$JS.ACK.") for target in targets)
-    await until(lambda: heard.count("muster.event.node-a.p.x") == said)
+    await until(lambda: received.count("muster.event.node-a.p.x") == stored)
     await hearing.flush()
-    assert [s for s in heard if s in targets] == []
+    assert [s for s in received if s in targets] == []

@@ -138,7 +138,7 @@ class World:
     def logged(self, event: str) -> Sequence[dict[str, Any]]:
         """Return the lines of this event in the gates' logs."""
         lines = [line for gate in self.gates for line in gate.log.read_bytes().splitlines()]
-        return [told for told in map(orjson.loads, lines) if told["event"] == event]
+        return [entry for entry in map(orjson.loads, lines) if entry["event"] == event]
 
     def _gate(self, number: int) -> processes.Process:
         settings = {
@@ -166,12 +166,12 @@ def holder(
     server: local.NatsServer, text: str
 ) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
     """Connect with credentials."""
-    found = nkeys.read_creds(text)
+    credentials = nkeys.read_creds(text)
     return bus_subjects.client(
         server.url,
-        user_jwt_cb=found.jwt.encode,
-        signature_cb=found.sign,
-        inbox_prefix=f"_INBOX.{found.name}",
+        user_jwt_cb=credentials.jwt.encode,
+        signature_cb=credentials.sign,
+        inbox_prefix=f"_INBOX.{credentials.name}",
     )
 
 
