@@ -42,7 +42,7 @@ _QUIET_WITHIN_S: Final = 60.0
 _LATE_NEWS_S: Final = 30.0
 _LABELLED: Final = 1_000
 _WELL: Final = 'muster_health_verdicts{verdict="HEALTHY"}'
-_HEARTBEATS: Final = 'muster_health_beats_total{outcome="taken"}'
+_HEARTBEATS: Final = 'muster_health_heartbeats_total{outcome="accepted"}'
 _SUSPECTED: Final = 'muster_health_suspicions_total{outcome="suspected"}'
 _NODES: Final = "/api/v1/nodes"
 

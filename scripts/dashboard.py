@@ -23,7 +23,9 @@ class Panel:
 
 
 PANELS: Final = (
-    Panel("Health services that lead", (("sum(muster_health_leads)", ""),), kind="stat", width=4),
+    Panel(
+        "Health services that lead", (("sum(muster_health_is_leader)", ""),), kind="stat", width=4
+    ),
     Panel(
         "Plugins that are well",
         (('max(muster_health_verdicts{verdict="HEALTHY"})', ""),),
@@ -89,7 +91,7 @@ PANELS: Final = (
     Panel(
         "Heartbeats a second, and probes",
         (
-            ("sum by (outcome) (rate(muster_health_beats_total[5m]))", "beats {{outcome}}"),
+            ("sum by (outcome) (rate(muster_health_heartbeats_total[5m]))", "beats {{outcome}}"),
             ("sum by (result) (rate(muster_health_probes_total[5m]))", "probes {{result}}"),
         ),
         unit="ops",

@@ -1,4 +1,4 @@
-"""What we read of Kubernetes: where a DaemonSet wants pods, who should be there, how old it is."""
+"""What health derives from Kubernetes objects, and which nodes should have a plugin."""
 
 import json
 from collections.abc import Mapping
@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from muster_health.kubernetes import daemonset_placement, membership, objects
+from muster.kubernetes import objects
+from muster_health.kubernetes import cluster_facts, membership
 from muster_health.model import config, facts, signals
 
 ZONE = "topology.kubernetes.io/zone"
@@ -21,85 +20,19 @@ def read(shape: type[Any], tree: object) -> Any:
     return msgspec.json.decode(json.dumps(tree), type=shape)
 
 
-def template(**spec: object) -> objects.TemplateSpec:
-    found: objects.TemplateSpec = read(objects.TemplateSpec, spec)
-    return found
+def template(**spec: object) -> objects.PodSpec:
+    template: objects.PodSpec = read(objects.PodSpec, spec)
+    return template
 
 
-def affinity(*terms: object) -> dict[str, object]:
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    return {"affinity": {"nodeAffinity": required}}
-
-
-def asks(key: str, operator: str, *values: str) -> dict[str, object]:
-    return {"matchExpressions": [{"key": key, "operator": operator, "values": values}]}
+def test_a_pod_belongs_only_on_nodes_that_its_template_selects() -> None:
+    spec = template(nodeSelector={"gpu": "yes"})
+    assert membership.should_run(spec, "n", {"gpu": "yes"}, ())
+    assert not membership.should_run(spec, "n", {"gpu": "no"}, ())
 
 
 @pytest.mark.parametrize(
-    ("written", "found"),
-    [
-        ("8", 8),
-        ("5k", 5000),
-        ("1500", 1500),
-        ("1e3", 1000),
-        ("1Ki", 1024),
-        ("2G", 2 * 10**9),
-        ("500m", 0),
-        ("2500m", 2),
-        ("-3", -3),
-        ("", None),
-        ("x", None),
-        ("1 k", None),
-        ("9" * 30, None),
-    ],
-)
-def test_a_quantity_is_read_in_every_way_kubernetes_writes_it(
-    written: str, found: int | None
-) -> None:
-    assert objects.amount(written) == found
-
-
-@given(st.text(max_size=40))
-def test_what_is_no_quantity_is_none(written: str) -> None:
-    amount = objects.amount(written)
-    assert amount is None or isinstance(amount, int)
-
-
-@pytest.mark.parametrize(
-    ("spec", "labels", "wanted"),
-    [
-        ({}, {}, True),
-        ({"nodeSelector": {"gpu": "yes"}}, {"gpu": "yes"}, True),
-        ({"nodeSelector": {"gpu": "yes"}}, {"gpu": "no"}, False),
-        (affinity(asks("gpu", "In", "a", "b")), {"gpu": "b"}, True),
-        (affinity(asks("gpu", "In", "a", "b")), {}, False),
-        (affinity(asks("gpu", "NotIn", "a")), {}, True),
-        (affinity(asks("gpu", "Exists")), {"gpu": ""}, True),
-        (affinity(asks("gpu", "DoesNotExist")), {"gpu": ""}, False),
-        (affinity(asks("n", "Gt", "3")), {"n": "4"}, True),
-        (affinity(asks("n", "Lt", "3")), {"n": "4"}, False),
-        (affinity(asks("n", "Gt", "3")), {"n": "x"}, False),
-        (affinity(asks("n", "Near", "3")), {"n": "3"}, False),
-        (affinity(asks("a", "Exists"), asks("b", "Exists")), {"b": "1"}, True),
-        (affinity(), {}, False),
-        (affinity({}), {}, False),
-        (
-            affinity(
-                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}
-            ),
-            {},
-            True,
-        ),
-    ],
-)
-def test_a_daemonset_wants_the_nodes_that_its_controller_would_choose(
-    spec: Mapping[str, object], labels: Mapping[str, str], *, wanted: bool
-) -> None:
-    assert daemonset_placement.wants(template(**spec), "n", labels, ()) == wanted
-
-
-@pytest.mark.parametrize(
-    ("taint", "tolerations", "wanted"),
+    ("taint", "tolerations", "expected"),
     [
         (("gpu", "yes", "NoSchedule"), [], False),
         (("gpu", "yes", "PreferNoSchedule"), [], True),
@@ -118,33 +51,26 @@ def test_a_daemonset_wants_the_nodes_that_its_controller_would_choose(
     ],
 )
 def test_a_taint_keeps_a_daemonset_off_unless_it_is_tolerated(
-    taint: tuple[str, str, str], tolerations: list[object], *, wanted: bool
+    taint: tuple[str, str, str], tolerations: list[object], *, expected: bool
 ) -> None:
-    found = objects.Taint(*taint)
-    assert daemonset_placement.wants(template(tolerations=tolerations), "n", {}, [found]) == wanted
+    spec = template(tolerations=tolerations)
+    assert membership.should_run(spec, "n", {}, [objects.Taint(*taint)]) == expected
 
 
-def test_a_lease_is_as_old_as_the_api_server_noted_not_as_the_node_says() -> None:
-    tree = {
-        "metadata": {
-            "resourceVersion": "7",
-            "managedFields": [
-                {"time": "2026-01-02T00:00:00Z", "fieldsV1": {"f:metadata": {}}},
-                {"time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:renewTime": {}}}},
-            ],
-        },
-        "spec": {"renewTime": "1999-01-01T00:00:00.000000Z"},
-    }
-    lease = read(objects.Lease, tree)
-    noted = datetime(2026, 1, 1, tzinfo=UTC)
-    assert lease.renewed_at == noted
-    assert objects.age_s(lease.renewed_at, noted + timedelta(seconds=9)) == 9
-    assert objects.age_s(lease.renewed_at, noted - timedelta(seconds=9)) == 0
-    assert objects.age_s(lease.renewed_at, None) is None
-    assert read(objects.Lease, {"spec": {}}).renewed_at is None
+def test_the_pod_network_need_not_be_up_for_a_pod_with_host_network() -> None:
+    taint = objects.Taint("node.kubernetes.io/network-unavailable", "", "NoSchedule")
+    assert membership.should_run(template(hostNetwork=True), "n", {}, [taint])
 
 
-def test_a_node_says_whether_it_is_ready_whether_it_will_go_and_what_it_offers() -> None:
+def test_ages_are_by_the_api_servers_clock_and_never_negative() -> None:
+    then = datetime(2026, 1, 1, tzinfo=UTC)
+    assert cluster_facts.age_s(then, then + timedelta(seconds=9)) == 9
+    assert cluster_facts.age_s(then, then - timedelta(seconds=9)) == 0
+    assert cluster_facts.age_s(then, None) is None
+    assert cluster_facts.age_s(None, then) is None
+
+
+def test_whether_a_node_is_ready_whether_it_will_be_removed_and_what_it_offers() -> None:
     node = read(
         objects.Node,
         {
@@ -156,19 +82,19 @@ def test_a_node_says_whether_it_is_ready_whether_it_will_go_and_what_it_offers()
             },
         },
     )
-    assert node.ready is False
-    assert node.planned == (
+    assert cluster_facts.is_ready(node) is False
+    assert cluster_facts.planned(node) == (
         facts.Planned.UNSCHEDULABLE,
         facts.Planned.TO_BE_DELETED,
     )
-    assert node.offers == {
+    assert cluster_facts.offers(node) == {
         GPU: facts.Offer(capacity=5000, allocatable=0),
         "example.com/fuse": facts.Offer(capacity=0, allocatable=0),
     }
-    assert read(objects.Node, {"status": {"capacity": None}}).ready is None
+    assert cluster_facts.is_ready(read(objects.Node, {"status": {"capacity": None}})) is None
 
 
-def test_a_pod_in_our_words() -> None:
+def test_the_facts_about_a_plugins_pod() -> None:
     pod = read(
         objects.Pod,
         {
@@ -176,7 +102,7 @@ def test_a_pod_in_our_words() -> None:
                 "name": "p",
                 "namespace": "n",
                 "uid": "u",
-                "labels": {objects.REVISION: "r1"},
+                "labels": {cluster_facts.REVISION: "r1"},
             },
             "spec": {"nodeName": "a"},
             "status": {
@@ -189,7 +115,7 @@ def test_a_pod_in_our_words() -> None:
             },
         },
     )
-    assert pod.in_our_words("r2") == facts.Pod(
+    assert cluster_facts.pod(pod, current_revision="r2") == facts.Pod(
         name="n/p",
         uid="u",
         phase="Running",
@@ -201,7 +127,7 @@ def test_a_pod_in_our_words() -> None:
     )
 
 
-def asking(phase: str = "Running", **spec: object) -> object:
+def pod_in(phase: str = "Running", **spec: object) -> object:
     return {
         "metadata": {"name": "p", "namespace": "n", "labels": {"a": "b"}},
         "spec": {"containers": [{"name": "c"}], **spec},
@@ -209,50 +135,34 @@ def asking(phase: str = "Running", **spec: object) -> object:
     }
 
 
-def with_(resource: str, amount: object = "1", *, how: str = "requests") -> list[object]:
+def requesting(resource: str, amount: object = "1", *, how: str = "requests") -> list[object]:
     return [{"resources": {"requests": {"cpu": "1"}}}, {"resources": {how: {resource: amount}}}]
 
 
 @pytest.mark.parametrize(
-    ("pod", "holds"),
+    ("pod", "expected"),
     [
-        (asking(containers=with_(GPU)), True),
-        (asking("Pending", containers=with_(GPU, how="limits")), True),
-        (asking(initContainers=with_(GPU)), True),
-        (asking(containers=with_("x/y")), False),
-        (asking(containers=with_(GPU, "0")), False),
-        (asking(containers=with_(GPU, 0)), False),
-        (asking(containers=with_(GPU, 1)), True),
-        (asking("Succeeded", containers=with_(GPU)), False),
-        (asking("Failed", containers=with_(GPU)), False),
-        (asking(containers=[{"resources": {"limits": None}}], initContainers=None), False),
+        (pod_in(containers=requesting(GPU)), True),
+        (pod_in("Pending", containers=requesting(GPU, how="limits")), True),
+        (pod_in(initContainers=requesting(GPU)), True),
+        (pod_in(containers=requesting("x/y")), False),
+        (pod_in(containers=requesting(GPU, "0")), False),
+        (pod_in(containers=requesting(GPU, 0)), False),
+        (pod_in(containers=requesting(GPU, 1)), True),
+        (pod_in("Succeeded", containers=requesting(GPU)), False),
+        (pod_in("Failed", containers=requesting(GPU)), False),
+        (pod_in(containers=[{"resources": {"limits": None}}], initContainers=None), False),
         ({}, False),
     ],
 )
-def test_a_pod_holds_what_any_of_its_containers_requests_until_it_has_ended(
-    pod: object, *, holds: bool
+def test_a_pod_requests_what_any_of_its_containers_requests_until_it_has_ended(
+    pod: object, *, expected: bool
 ) -> None:
     listed = msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": [pod]})
-    assert objects.holders_of(listed, (GPU, "a/b")) == (("n/p",) if holds else ())
+    assert cluster_facts.pods_requesting(listed, (GPU, "a/b")) == (("n/p",) if expected else ())
 
 
-def test_a_daemonset_selects_pods_as_a_query_has_it() -> None:
-    tree = {
-        "spec": {
-            "selector": {
-                "matchLabels": {"b": "2", "a": "1"},
-                "matchExpressions": [
-                    {"key": "c", "operator": "In", "values": ["x", "y"]},
-                    {"key": "d", "operator": "DoesNotExist"},
-                    {"key": "e", "operator": "Exists"},
-                ],
-            }
-        }
-    }
-    assert read(objects.DaemonSet, tree).pods == "a=1,b=2,c in (x,y),!d,e"
-
-
-# who should be there
+# which nodes should have a plugin
 
 SETTINGS = config.Cluster(plugins=(config.Plugin(plugin="p", daemonset="d"),))
 
@@ -277,73 +187,77 @@ def daemonset(generation: str = "1", **spec: object) -> Any:
 
 
 def pod(uid: str, on: str, revision: str, generation: str) -> membership.Pod:
-    labels = {objects.REVISION: revision, objects.TEMPLATE_GENERATION: generation}
+    labels = {cluster_facts.REVISION: revision, cluster_facts.TEMPLATE_GENERATION: generation}
     shape = read(
         objects.Pod,
         {"metadata": {"name": uid, "uid": uid, "labels": labels}, "spec": {"nodeName": on}},
     )
-    return membership.pod(shape)
+    return membership.to_pod(shape)
 
 
 class Fleet:
     def __init__(self, settings: config.Cluster = SETTINGS) -> None:
-        self.known = membership.Membership(settings)
+        self.membership = membership.Membership(settings)
 
-    def nodes(self, now: float, *shown: objects.Node, age_s: float = 1000.0) -> None:
-        kept = [self.known.node(one, now=now, age_s=age_s) for one in shown]
-        self.known.replace_nodes(kept, now)
+    def nodes(self, now: float, *shapes: objects.Node, age_s: float = 1000.0) -> None:
+        nodes = [self.membership.to_node(shape, now=now, age_s=age_s) for shape in shapes]
+        self.membership.replace_nodes(nodes, now)
 
-    def node(self, now: float, shown: objects.Node, age_s: float = 1000.0) -> None:
-        self.known.put_node(self.known.node(shown, now=now, age_s=age_s), now)
+    def node(self, now: float, shape: objects.Node, age_s: float = 1000.0) -> None:
+        self.membership.put_node(self.membership.to_node(shape, now=now, age_s=age_s), now)
+
+    def expected_nodes(self, now: float) -> list[Mapping[str, facts.Expected]]:
+        changes = self.membership.changes(now)
+        return [change.nodes for change in changes if isinstance(change, signals.ExpectedNodes)]
 
     def expected(self, now: float) -> dict[str, float] | None:
-        found = [n for n in self.known.news(now) if isinstance(n, signals.ExpectedNodes)]
-        return {name: one.age_s for name, one in found[0].nodes.items()} if found else None
+        for nodes in self.expected_nodes(now):
+            return {name: expected.age_s for name, expected in nodes.items()}
+        return None
 
 
 def test_nodes_are_expected_since_the_later_of_node_and_daemonset() -> None:
     fleet = Fleet()
-    fleet.known.put_daemonset("p", daemonset(), now=10.0, age_s=300.0)
-    assert fleet.known.news(10.0) == []
+    fleet.membership.put_daemonset("p", daemonset(), now=10.0, age_s=300.0)
+    assert fleet.membership.changes(10.0) == []
     fleet.nodes(10.0, node("a"), age_s=1000.0)
     fleet.node(10.0, node("b"), age_s=20.0)
     assert fleet.expected(10.0) == {"a": 300.0, "b": 20.0}
-    assert fleet.known.news(20.0) == []
-    fleet.known.drop_node("a")
+    assert fleet.membership.changes(20.0) == []
+    fleet.membership.drop_node("a")
     assert fleet.expected(30.0) == {"b": 20.0}
 
 
 def test_a_changed_pod_costs_its_own_node_and_no_other() -> None:
     fleet = Fleet()
-    fleet.known.put_daemonset("p", daemonset(), now=0.0, age_s=0.0)
+    fleet.membership.put_daemonset("p", daemonset(), now=0.0, age_s=0.0)
     fleet.nodes(0.0, *(node(name) for name in "abc"))
-    told = [one for one in fleet.known.news(0.0) if isinstance(one, signals.ExpectedNodes)]
-    fleet.known.put_pod("p", pod("u1", "a", "r1", "1"))
-    told += [one for one in fleet.known.news(9.0) if isinstance(one, signals.ExpectedNodes)]
-    before, now = (dict(one.nodes) for one in told)
+    (before,) = fleet.expected_nodes(0.0)
+    fleet.membership.put_pod("p", pod("u1", "a", "r1", "1"))
+    (now,) = fleet.expected_nodes(9.0)
     assert now["a"].revision == "r1"
     assert all(now[name] is before[name] for name in "bc")
-    # what turns out to be as it was is no news
-    fleet.known.put_pod("p", pod("u2", "a", "r1", "1"))
-    fleet.known.drop_pod("p", pod("u1", "a", "r1", "1"))
-    assert fleet.known.news(10.0) == []
-    assert fleet.known.pods_on("p", "a") == ("u2",)
+    # a change that leaves everything as it was is not reported
+    fleet.membership.put_pod("p", pod("u2", "a", "r1", "1"))
+    fleet.membership.drop_pod("p", pod("u1", "a", "r1", "1"))
+    assert fleet.membership.changes(10.0) == []
+    assert fleet.membership.pods_on("p", "a") == ("u2",)
 
 
-def test_a_node_that_comes_to_be_wanted_is_expected_from_then_on() -> None:
+def test_a_node_that_is_selected_later_is_expected_from_then_on() -> None:
     fleet = Fleet()
-    fleet.known.put_daemonset("p", daemonset(nodeSelector={"gpu": "y"}), now=0.0, age_s=900.0)
+    fleet.membership.put_daemonset("p", daemonset(nodeSelector={"gpu": "y"}), now=0.0, age_s=900.0)
     fleet.nodes(0.0, node("a"), node("b", gpu="y"))
     assert fleet.expected(0.0) == {"b": 900.0}
     fleet.node(50.0, node("a", gpu="y"))
     assert fleet.expected(60.0) == {"a": 10.0, "b": 900.0}
     fleet.node(70.0, node("a", taints=[{"key": "t", "effect": "NoSchedule"}], gpu="y"))
     assert fleet.expected(70.0) == {"b": 900.0}
-    fleet.known.put_daemonset("p", None, now=80.0, age_s=None)
+    fleet.membership.put_daemonset("p", None, now=80.0, age_s=None)
     assert fleet.expected(80.0) == {}
 
 
-def test_nodes_may_be_named_by_labels_instead() -> None:
+def test_nodes_may_be_selected_by_labels_instead() -> None:
     labelled = config.Plugin(plugin="p", nodes={"gpu": "y"})
     fleet = Fleet(config.Cluster(plugins=(labelled,)))
     fleet.nodes(0.0, node("a"), node("b", gpu="y"))
@@ -352,30 +266,30 @@ def test_nodes_may_be_named_by_labels_instead() -> None:
 
 def test_causes_are_the_zone_and_the_revision_that_runs_there() -> None:
     fleet = Fleet()
-    fleet.known.put_daemonset("p", daemonset("2"), now=0.0, age_s=0.0)
+    fleet.membership.put_daemonset("p", daemonset("2"), now=0.0, age_s=0.0)
     fleet.nodes(0.0, node("a"))
-    fleet.known.replace_pods("p", [pod("u1", "a", "r1", "1")])
-    assert fleet.known.current_revision("p") == "generation 2"
-    fleet.known.put_pod("p", pod("u2", "b", "r2", "2"))
-    assert fleet.known.current_revision("p") == "r2"
-    (_, told) = fleet.known.news(0.0)
-    assert told == signals.ExpectedNodes(
+    fleet.membership.replace_pods("p", [pod("u1", "a", "r1", "1")])
+    assert fleet.membership.current_revision("p") == "generation 2"
+    fleet.membership.put_pod("p", pod("u2", "b", "r2", "2"))
+    assert fleet.membership.current_revision("p") == "r2"
+    (_, change) = fleet.membership.changes(0.0)
+    assert change == signals.ExpectedNodes(
         plugin="p",
         nodes={"a": facts.Expected(age_s=0.0, causes=("zone=z1", "revision=r1"), revision="r1")},
     )
-    fleet.known.drop_pod("p", pod("u1", "a", "r1", "1"))
-    (told,) = fleet.known.news(0.0)
-    assert told == signals.ExpectedNodes(
+    fleet.membership.drop_pod("p", pod("u1", "a", "r1", "1"))
+    (change,) = fleet.membership.changes(0.0)
+    assert change == signals.ExpectedNodes(
         plugin="p", nodes={"a": facts.Expected(age_s=0.0, causes=("zone=z1",))}
     )
 
 
-def test_offers_are_told_when_they_change_and_when_their_node_goes() -> None:
+def test_offers_are_reported_when_they_change_and_when_their_node_is_removed() -> None:
     def offers(now: float) -> list[tuple[str, int | None]]:
         return [
-            (told.node, told.offers[GPU].allocatable if told.offers else None)
-            for told in fleet.known.news(now)
-            if isinstance(told, signals.NodeOffers)
+            (change.node, change.offers[GPU].allocatable if change.offers else None)
+            for change in fleet.membership.changes(now)
+            if isinstance(change, signals.NodeOffers)
         ]
 
     fleet = Fleet()
@@ -391,9 +305,9 @@ def test_offers_are_told_when_they_change_and_when_their_node_goes() -> None:
 
 def test_only_labels_that_matter_are_kept() -> None:
     fleet = Fleet()
-    kept = fleet.known.node(node("a", gpu="y"), now=0.0, age_s=None)
+    kept = fleet.membership.to_node(node("a", gpu="y"), now=0.0, age_s=None)
     assert kept.labels == {ZONE: "z1"}
-    fleet.known.put_daemonset("p", daemonset(nodeSelector={"gpu": "y"}), now=0.0, age_s=None)
-    assert fleet.known.label_keys == {ZONE, "gpu"}
-    kept = fleet.known.node(node("a", gpu="y"), now=0.0, age_s=None)
+    fleet.membership.put_daemonset("p", daemonset(nodeSelector={"gpu": "y"}), now=0.0, age_s=None)
+    assert fleet.membership.label_keys == {ZONE, "gpu"}
+    kept = fleet.membership.to_node(node("a", gpu="y"), now=0.0, age_s=None)
     assert kept.labels == {ZONE: "z1", "gpu": "y"}

@@ -155,11 +155,13 @@ async def world(directory: Path) -> AsyncIterator[tuple[nats.NatsServer, Told]]:
 
 def is_raised_again(file: Path) -> None:
     """Assert that what was told is raised again when the recording is played, and nothing else."""
-    recorded = recording.tape(map(recording.decode, file.read_bytes().splitlines()))
+    recorded = recording.read(map(recording.decode, file.read_bytes().splitlines()))
     played = player.play(recorded).episodes
-    assert recording.held_against(recorded, played) == ([], [])
-    at = [(one.fired_at, two.fired_at) for one, two in recording.matched(recorded.told, played)[0]]
-    assert all(abs(told - again) < timedelta(seconds=2) for told, again in at)
+    assert recording.differences(recorded, played) == ([], [])
+    pairs, _, _ = recording.match(recorded.published, played)
+    assert all(
+        abs(ours.fired_at - theirs.fired_at) < timedelta(seconds=2) for ours, theirs in pairs
+    )
 
 
 def test_a_killed_a_frozen_and_a_leaving_plugin_each_get_their_verdict(tmp_path: Path) -> None:

@@ -162,9 +162,9 @@ def test_prometheus_takes_the_rules_and_they_fire_when_they_should(tmp_path: Pat
 def story() -> dict[str, Any]:
     """Return what Prometheus sees and what must fire: nobody there, then two leaders and more."""
     seen = {
-        'muster_health_leads{pod="a"}': "1x40",
-        'muster_health_leads{pod="b"}': "0x10 1x30",
-        'muster_plugin_heartbeat_age_seconds{pod="p",node="n"}': "0+30x40",
+        'muster_health_is_leader{pod="a"}': "1x40",
+        'muster_health_is_leader{pod="b"}': "0x10 1x30",
+        'muster_plugin_beat_age_seconds{pod="p",node="n"}': "0+30x40",
         'muster_notifier_is_leader{pod="n"}': "0x8 1x20 0x12",
         'muster_notifier_is_leader{pod="m"}': "1x8 0x32",
         'muster_bus_stream_refusals_total{stream="S",pod="a"}': "0x4 6+6x36",

@@ -1,7 +1,7 @@
-"""Adapter: the process: beats and events in, verdicts and alerts out.
+"""Adapter: the process: connects the detector to NATS and to the Kubernetes API.
 
-Everything goes through one inbox into one machine; what the machine wants told and remembered is
-done beside it, in order. Probes run beside it too, and their answers are inputs.
+Every input goes through one inbox into one state machine; what the machine decides is executed
+beside it, in order. Probes run beside it, too, and their results are inputs.
 """
 
 import asyncio
@@ -10,12 +10,13 @@ import functools
 import os
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import prometheus_client
 
-from muster import lean, machine
+from muster import machine
+from muster.kubernetes import api
 from muster.nats import bus, heartbeat_stream, lock, streams
 from muster.service import entry, logs, probes, runtime
 from muster_health import metrics
@@ -29,81 +30,97 @@ from muster_health.bus import (
 )
 from muster_health.bus import probes as bus_probes
 from muster_health.fleet import detector
+from muster_health.kubernetes import watches
 from muster_health.model import config, signals
 from muster_health.plugin import view
 from muster_health.replay import recorder
 
-if TYPE_CHECKING:
-    from muster.kubernetes import api
-    from muster_health.kubernetes import watches
-
 _POST_S: Final = 5.0
+
+
+def main() -> int:
+    """Run the health service; return the exit code."""
+    return entry.main("health", config.Settings, serve)
 
 
 async def serve(settings: config.Settings) -> None:
     """Serve until SIGTERM."""
     logs.configure("health", level=settings.log.level)
     async with contextlib.AsyncExitStack() as stack:
-        api = await _api(settings.cluster, stack)
-        watched = _detector(settings, has_cluster=api is not None)
+        kubernetes = await _kubernetes(settings.cluster, stack)
+        watched = _detector(settings, has_cluster=kubernetes is not None)
         connected = await stack.enter_async_context(_bus(settings))
         name = f"muster-health {connected.instance}"
-        leading = await stack.enter_async_context(_lock(connected, settings.leading, name))
-        beats = await stack.enter_async_context(
+        election = await stack.enter_async_context(_election(connected, settings.leading, name))
+        heartbeats = await stack.enter_async_context(
             heartbeat_stream.HeartbeatStream(settings.bus.url, name=name)
         )
         inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
-        hears = inputs.Inputs(connected.link, beats, leading, inbox)
+        incoming = inputs.Inputs(connected.link, heartbeats, election, inbox)
         link = nats_connections.Link(
             connected.listen, connected.link.probe_connect, connected.link.changes
         )
-        advised = nats_connections.Connections(link, hears.put, name=name)
-        asks = bus_probes.Prober(connected, hears.put, at_once_max=settings.detection.probes_max)
-        stack.push_async_callback(asks.close)
-        post = functools.partial(api.post, timeout_s=_POST_S) if api else None
-        alarms = out_of_band_alarm.Alarms(settings.blind, name=name, post=post)
-        seen = _cluster(api, settings.cluster, hears.put) if api else None
-        does = outputs.Outputs(connected, leading, hears.put, probes=asks, alarms=alarms, seen=seen)
+        monitor = nats_connections.ConnectionMonitor(link, incoming.put, name=name)
+        prober = bus_probes.Prober(
+            connected, incoming.put, concurrent_max=settings.detection.probes_max
+        )
+        stack.push_async_callback(prober.close)
+        post = functools.partial(kubernetes.post, timeout_s=_POST_S) if kubernetes else None
+        alarms = out_of_band_alarm.AlarmSender(settings.blind, name=name, post=post)
+        cluster = (
+            watches.ClusterWatcher(kubernetes, settings.cluster, incoming.put)
+            if kubernetes
+            else None
+        )
+        outgoing = outputs.Outputs(
+            connected, election, incoming.put, prober=prober, alarms=alarms, cluster=cluster
+        )
         driven: machine.Machine[signals.Input, signals.Output] = watched
         if settings.recording.file:
-            driven = _recorded(watched, settings, stack, has_cluster=api is not None)
-        state = _State(watched, leading, advised, does, seen)
+            driven = _recorded(watched, settings, stack, has_cluster=kubernetes is not None)
+        state = _State(watched, election, monitor, outgoing, cluster)
+
+        def problem() -> str | None:
+            return connected.link.problem() or outgoing.problem() or election.problem()
+
         address = await stack.enter_async_context(
             probes.serve(
                 settings.http.host,
                 settings.http.port,
-                ready=lambda: connected.link.problem() or does.problem() or leading.problem(),
+                ready=problem,
                 more={"/state": state.show},
             )
         )
         logs.logger().info("listening", http=address)
-        if api is None:
-            logs.logger().info("no_cluster", reason="no kubeconfig is given, and this is no pod")
+        if kubernetes is None:
+            logs.logger().info("no_cluster", reason="not in a pod, and no kubeconfig is set")
         await runtime.run(
-            runtime.drive(driven, inbox, does.act),
-            leading.failed(),
-            hears.listen(),
-            does.lanes.run(),
-            does.memory.run(),
-            advised.run(),
+            runtime.drive(driven, inbox, outgoing.execute),
+            election.failed(),
+            incoming.run(),
+            outgoing.executor.run(),
+            outgoing.store.run(),
+            monitor.run(),
             alarms.run(),
-            watchdog.tick(
-                leading,
-                does.tick,
+            watchdog.publish_ticks(
+                election,
+                outgoing.publish_tick,
                 holder=name,
                 interval_s=settings.leading.watchdog_s,
-                leads=lambda revision: watched.leader == revision,
+                is_detector_leading=lambda term: watched.leader == term,
             ),
-            watchdog.mind(
-                does.lanes.stuck_s, alarms.tell, is_blind=lambda: watched.is_disconnected
+            watchdog.watch_publishing(
+                outgoing.executor.stuck_s,
+                alarms.send,
+                is_disconnected=lambda: watched.is_disconnected,
             ),
-            *([seen.run()] if seen else []),
+            *([cluster.run()] if cluster else []),
         )
 
 
 def _detector(settings: config.Settings, *, has_cluster: bool) -> detector.Detector:
     clock = asyncio.get_running_loop().time
-    made = detector.Detector(
+    watched = detector.Detector(
         settings.detection,
         runbook_url=settings.runbook_url,
         at_zero=datetime.now(UTC) - timedelta(seconds=clock()),
@@ -112,8 +129,8 @@ def _detector(settings: config.Settings, *, has_cluster: bool) -> detector.Detec
         has_cluster=has_cluster,
         leader=None,
     )
-    prometheus_client.REGISTRY.register(metrics.Holdings(made))
-    return made
+    prometheus_client.REGISTRY.register(metrics.CurrentState(watched))
+    return watched
 
 
 def _bus(settings: config.Settings) -> bus.Bus:
@@ -126,19 +143,15 @@ def _bus(settings: config.Settings) -> bus.Bus:
     )
 
 
-async def _api(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> "api.Api | None":
+async def _kubernetes(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> api.Api | None:
     """Return the Kubernetes API, or None where there is none. Raises CannotStart."""
     if settings.kubeconfig is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         return None
-    # aiohttp keeps the classes that it finds
-    lean.fully("ssl")
-    from muster.kubernetes import api  # noqa: PLC0415  # 20 MiB that are not needed without a cluster
-
     try:
-        found = await api.find(kubeconfig=settings.kubeconfig, context=settings.context)
+        kubernetes = await api.find(kubeconfig=settings.kubeconfig, context=settings.context)
     except api.NoCluster as error:
         raise entry.CannotStart(f"cluster: {error}") from None
-    return await stack.enter_async_context(found)
+    return await stack.enter_async_context(kubernetes)
 
 
 def _recorded(
@@ -148,23 +161,17 @@ def _recorded(
     *,
     has_cluster: bool,
 ) -> recorder.Recorder:
-    """Return the detector, with all it takes in written down. Raises CannotStart."""
-    written = recorder.Recorder(watched, settings, has_cluster=has_cluster)
+    """Return the detector with all its inputs recorded. Raises CannotStart."""
+    recording = recorder.Recorder(watched, settings, has_cluster=has_cluster)
     try:
-        written.begin(asyncio.get_running_loop().time())
+        recording.begin(asyncio.get_running_loop().time())
     except OSError as error:
         raise entry.CannotStart(f"recording: {error}") from None
-    stack.callback(written.close)
-    return written
+    stack.callback(recording.close)
+    return recording
 
 
-def _cluster(api: "api.Api", settings: config.Cluster, put: inputs.Put) -> "watches.Cluster":
-    from muster_health.kubernetes import watches  # noqa: PLC0415  # as above
-
-    return watches.Cluster(api, settings, put)
-
-
-def _lock(connected: bus.Bus, settings: config.Leading, name: str) -> lock.Lock:
+def _election(connected: bus.Bus, settings: config.Leading, name: str) -> lock.Lock:
     key = lock.Key(connected.link, streams.LEADER, "health")
     timing = lock.Timing(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
     return lock.Lock(
@@ -173,27 +180,27 @@ def _lock(connected: bus.Bus, settings: config.Leading, name: str) -> lock.Lock:
 
 
 class _State:
-    """What is known, for people: /state."""
+    """The service's state for people: /state."""
 
     def __init__(
         self,
         watched: detector.Detector,
-        leading: lock.Lock,
-        advised: nats_connections.Connections,
-        does: outputs.Outputs,
-        seen: "watches.Cluster | None",
+        election: lock.Lock,
+        monitor: nats_connections.ConnectionMonitor,
+        outgoing: outputs.Outputs,
+        cluster: watches.ClusterWatcher | None,
     ) -> None:
         self._watched = watched
-        self._leading = leading
-        self._advised = advised
-        self._does = does
-        self._seen = seen
+        self._election = election
+        self._monitor = monitor
+        self._outgoing = outgoing
+        self._cluster = cluster
 
     def show(self) -> probes.Answer:
         """Return it as JSON."""
         now = asyncio.get_running_loop().time()
-        shown = {
-            "plugins": [view.of(found, now) for found in self._watched.plugins()],
+        state = {
+            "plugins": [view.of(plugin, now) for plugin in self._watched.plugins()],
             "fleet": {
                 "alerts": list(self._watched.fleet_alerts()),
                 "storms": self._watched.mass_failures,
@@ -201,21 +208,18 @@ class _State:
                 "held": self._watched.held,
             },
             "service": {
-                "leads": self._leading.term(),
-                "leader": self._leading.current.leader,
+                "leads": self._election.term(),
+                "leader": self._election.current.leader,
                 "blind": self._watched.is_disconnected,
                 "position": self._watched.position,
-                "advisories": self._advised.problem or "they come",
-                "telling": self._does.problem() or "",
-                "cluster": self._seen.problems if self._seen else "none at hand",
+                "advisories": self._monitor.problem or "they come",
+                "telling": self._outgoing.problem() or "",
+                "cluster": self._cluster.problems
+                if self._cluster
+                else "no Kubernetes API is configured",
             },
         }
-        return 200, "application/json", msgspec.json.encode(shown)
-
-
-def main() -> int:
-    """Run the health service; return the exit code."""
-    return entry.main("health", config.Settings, serve)
+        return 200, "application/json", msgspec.json.encode(state)
 
 
 if __name__ == "__main__":

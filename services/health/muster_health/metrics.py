@@ -1,4 +1,4 @@
-"""Adapter: Prometheus: what the health service counts, and what it holds at the moment."""
+"""Adapter: Prometheus: what the health service counts, and its present verdicts and alerts."""
 
 import collections
 from collections.abc import Iterable
@@ -13,63 +13,67 @@ from muster_health.model import signals
 
 _DELAYS_S: Final = (0.1, 0.5, 1, 2, 3, 5, 10, 15, 20, 30, 60)
 
-BEATS: Final = prometheus_client.Counter(
-    "muster_health_beats_total", "Heartbeats, by what became of them.", ["outcome"]
+HEARTBEATS: Final = prometheus_client.Counter(
+    "muster_health_heartbeats_total", "Heartbeats received, accepted or stale.", ["outcome"]
 )
 EVENTS_STALE: Final = prometheus_client.Counter(
-    "muster_health_events_stale_total", "Events that came after newer ones of their plugin."
+    "muster_health_events_stale_total",
+    "Events ignored because a newer one of their plugin had arrived.",
 )
 PROBES: Final = prometheus_client.Counter(
     "muster_health_probes_total", "Probes of suspected plugins, by result.", ["result"]
 )
 SUSPICIONS: Final = prometheus_client.Counter(
-    "muster_health_suspicions_total", "Suspicions, by what became of them.", ["outcome"]
+    "muster_health_suspicions_total", "Suspicions raised, refuted and confirmed.", ["outcome"]
 )
 STALLS: Final = prometheus_client.Counter(
-    "muster_health_stalls_total", "Times that our own clockwork was late, so that waits began anew."
+    "muster_health_stalls_total", "Times that health itself ran late, so that its waits began anew."
 )
-BLIND_S: Final = prometheus_client.Counter(
-    "muster_health_blind_seconds_total", "For how long our own link was gone, or not there yet."
+DISCONNECTED_S: Final = prometheus_client.Counter(
+    "muster_health_disconnected_seconds_total",
+    "Seconds that health had no connection to NATS, also before the first one.",
 )
 NOTES: Final = prometheus_client.Counter(
-    "muster_health_notes_total", "What kept the detector from judging or telling.", ["note"]
+    "muster_health_notes_total",
+    "Reasons why a verdict or an alert was delayed or dropped.",
+    ["note"],
 )
 DELAY: Final = prometheus_client.Histogram(
     "muster_health_detection_delay_seconds",
-    "From the last sign of life, or the first of trouble, to the verdict.",
+    "From the last heartbeat, or the first reported problem, to the verdict.",
     buckets=_DELAYS_S,
 )
 
 
 def count(noted: signals.Noted) -> None:
-    """Count what the detector noted."""
+    """Count a note of the detector."""
     match noted.note:
         case signals.Note.SUSPECTED | signals.Note.REFUTED | signals.Note.CONFIRMED:
             SUSPICIONS.labels(noted.note.value).inc()
         case signals.Note.CONVICTED:
             DELAY.observe(noted.seconds)
         case signals.Note.BEAT_STALE:
-            BEATS.labels("stale").inc()
+            HEARTBEATS.labels("stale").inc()
         case signals.Note.EVENT_STALE:
             EVENTS_STALE.inc()
         case signals.Note.STALLED:
             STALLS.inc()
         case signals.Note.BLIND:
-            BLIND_S.inc(noted.seconds)
+            DISCONNECTED_S.inc(noted.seconds)
         case signals.Note.REBASED | signals.Note.REFUSED | signals.Note.HELD | signals.Note.FROZEN:
             NOTES.labels(noted.note.value).inc()
         case _:
             assert_never(noted.note)
 
 
-class Holdings(registry.Collector):
-    """Verdicts and open alerts, looked up when they are asked for."""
+class CurrentState(registry.Collector):
+    """Verdicts and open alerts, looked up when Prometheus scrapes them."""
 
     def __init__(self, source: detector.Detector) -> None:
         self._source = source
 
     def collect(self) -> Iterable[metrics_core.Metric]:
-        """Count what the detector holds."""
+        """Return the number of plugins by verdict, and of open alerts by kind."""
         verdicts = collections.Counter(dict.fromkeys(vocabulary.Verdict, 0))
         alerts = collections.Counter(dict.fromkeys(vocabulary.AlertKind, 0))
         for plugin in self._source.plugins():

@@ -1,4 +1,4 @@
-"""Adapter: NATS, where all comes from that health hears: beats, reports, its memory, who leads."""
+"""Adapter: NATS: puts heartbeats, reports, restored state and leadership into health's inbox."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +13,7 @@ from muster_health.model import signals, snapshot
 
 Inbox = asyncio.Queue[runtime.Delivery[signals.Input]]
 Put = Callable[[signals.Input], Awaitable[None]]
-"""Puts an input into the inbox, when there is room."""
+"""Puts an input into the inbox; waits while the inbox is full."""
 
 _REPORTS: Final = tuple(
     f"muster.event.*.*.{kind}.*" for kind in ("plugin", "inventory", "device", "expectation")
@@ -21,108 +21,105 @@ _REPORTS: Final = tuple(
 
 
 class Inputs:
-    """Puts everything that is heard into one detector's inbox."""
+    """Fills one detector's inbox."""
 
     def __init__(
         self,
         link: connection.Connection,
-        beats: heartbeat_stream.HeartbeatStream,
-        leading: lock.Lock,
+        heartbeats: heartbeat_stream.HeartbeatStream,
+        election: lock.Lock,
         inbox: Inbox,
     ) -> None:
         self._link = link
-        self._pulse = beats
-        self._leading = leading
+        self._heartbeats = heartbeats
+        self._election = election
         self._inbox = inbox
-        self._remembers = False
+        self._has_state = False
 
     async def put(self, event: signals.Input) -> None:
-        """Put an input in, when there is room."""
+        """Put an input into the inbox; wait while the inbox is full."""
         await self._inbox.put(runtime.Delivery(event))
 
-    async def listen(self) -> None:
-        """Put in what we knew before our restart, then every beat and every report."""
+    async def run(self) -> None:
+        """Put in the state saved before our restart, then every heartbeat and every report."""
         await self.put(signals.BusLost())
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch_link())
-            position = await self._remembered()
-            tasks.create_task(self._lead())
-            await self._pulse.follow(self._beats)
+            tasks.create_task(self._watch_connections())
+            position = await self._restore()
+            tasks.create_task(self._follow_leadership())
+            await self._heartbeats.follow(self._put_heartbeats)
             if not position:
-                # without a memory the last word of each kind is enough; all of the past is not news
+                # without saved state the newest report of each subject is enough: the rest is old
                 position = await self._catch_up()
             reports = consumers.follow(self._link, streams.EVENTS, filters=_REPORTS, after=position)
-            async for told in reports:
-                await self.put(_report(told, position=told.position))
+            async for event in reports:
+                await self.put(_report(event, position=event.position))
 
-    async def _lead(self) -> None:
-        """Put in who leads; who begins to lead is given first what was remembered."""
-        async for revision in self._leading.terms():
-            if revision is not None:
-                await self._remembered()
-                await self._fires_still()
-            await self.put(signals.Leadership(revision=revision))
+    async def _follow_leadership(self) -> None:
+        """Put in every change of leadership; a new leader first gets all saved state."""
+        async for term in self._election.terms():
+            if term is not None:
+                await self._restore()
+                await self._restore_firing_alerts()
+            await self.put(signals.Leadership(revision=term))
 
-    async def _fires_still(self) -> None:
-        """Put in what alerts were told and not ended, where all memory of them is gone."""
-        if self._remembers:
+    async def _restore_firing_alerts(self) -> None:
+        """Put in the alerts that still fire according to their stream, if all state is lost."""
+        if self._has_state:
             return
-        told = [
-            event.data
-            for event in await consumers.newest(self._link, streams.ALERTS, "muster.alert.>")
-        ]
-        firing = [event for event in told if isinstance(event, vocabulary.AlertChanged)]
-        for known in snapshot.of_alerts(firing):
-            await self.put(signals.Restored(state=known))
+        newest = await consumers.newest(self._link, streams.ALERTS, "muster.alert.>")
+        alerts = [event.data for event in newest if isinstance(event.data, vocabulary.AlertChanged)]
+        for state in snapshot.of_alerts(alerts):
+            await self.put(signals.Restored(state=state))
 
-    async def _remembered(self) -> int:
-        """Put in what is remembered; return how far in the stream of events that goes."""
+    async def _restore(self) -> int:
+        """Put in all saved state; return its position in the stream of events."""
         position = 0
         values = await buckets.recall(self._link, streams.STATE)
-        self._remembers = bool(values)
+        self._has_state = bool(values)
         for key, value in values.items():
             try:
-                known = snapshot.decode(value)
+                state = snapshot.decode(value)
             except ValueError as error:
                 logs.logger().warning("state_unreadable", key=key, error=str(error))
                 continue
-            position = max(position, known.position)
-            await self.put(signals.Restored(state=known))
+            position = max(position, state.position)
+            await self.put(signals.Restored(state=state))
         return position
 
     async def _catch_up(self) -> int:
-        """Put in the newest report of each subject; return where the next ones begin."""
+        """Put in the newest report of each subject; return the position to go on from."""
         newest = [
-            told
-            for kind in _REPORTS
-            for told in await consumers.newest(self._link, streams.EVENTS, kind)
+            event
+            for subject in _REPORTS
+            for event in await consumers.newest(self._link, streams.EVENTS, subject)
         ]
-        for told in sorted(newest, key=lambda told: told.position):
-            await self.put(_report(told, position=told.position))
-        return max((told.position for told in newest), default=0)
+        for event in sorted(newest, key=lambda event: event.position):
+            await self.put(_report(event, position=event.position))
+        return max((event.position for event in newest), default=0)
 
-    async def _beats(self, beats: Sequence[vocabulary.Heartbeat]) -> None:
-        """Put beats in, and return when they are dealt with: more can wait in NATS."""
-        done = asyncio.Event()
+    async def _put_heartbeats(self, heartbeats: Sequence[vocabulary.Heartbeat]) -> None:
+        """Put heartbeats in and wait until they are processed: meanwhile more can wait in NATS."""
+        processed = asyncio.Event()
 
         async def ack() -> None:
-            done.set()
+            processed.set()
 
-        await self._inbox.put(runtime.Delivery(signals.Beats(heartbeats=beats), ack))
-        await done.wait()
-        metrics.BEATS.labels("taken").inc(len(beats))
+        await self._inbox.put(runtime.Delivery(signals.Beats(heartbeats=heartbeats), ack))
+        await processed.wait()
+        metrics.HEARTBEATS.labels("accepted").inc(len(heartbeats))
 
-    async def _watch_link(self) -> None:
-        """We hear while both of our connections are there."""
-        links = (self._link, self._pulse.link)
-        there: set[connection.Connection] = set()
+    async def _watch_connections(self) -> None:
+        """Put in whether both of our connections to NATS are up."""
+        links = (self._link, self._heartbeats.link)
+        connected: set[connection.Connection] = set()
 
         async def watch(link: connection.Connection) -> None:
-            async for is_there in link.changes():
-                (there.add if is_there else there.discard)(link)
-                hears = len(there) == len(links)
+            async for is_connected in link.changes():
+                (connected.add if is_connected else connected.discard)(link)
+                has_bus = len(connected) == len(links)
                 await self.put(
-                    signals.BusBack(at=datetime.now(UTC)) if hears else signals.BusLost()
+                    signals.BusBack(at=datetime.now(UTC)) if has_bus else signals.BusLost()
                 )
 
         async with asyncio.TaskGroup() as tasks:
@@ -130,7 +127,7 @@ class Inputs:
                 tasks.create_task(watch(link))
 
 
-def _report(told: codec.CloudEvent, *, position: int) -> signals.FromPlugin:
+def _report(event: codec.CloudEvent, *, position: int) -> signals.FromPlugin:
     return signals.FromPlugin(
-        event=told.data, instance=told.instance, sequence=told.sequence, position=position
+        event=event.data, instance=event.instance, sequence=event.sequence, position=position
     )

@@ -1,8 +1,8 @@
-"""Adapter: the event loop: what takes a round trip is done in lanes, beside the detector.
+"""Adapter: the event loop: executes actions that take a round trip, without delaying the detector.
 
-What concerns one node is done in order, one after the other; nodes do not wait for one another.
-What concerns all of them is done after all that came before it: a position in the stream of events
-must not be remembered before what followed from them.
+Actions for one node run one after the other, in order; nodes do not wait for each other. An action
+that concerns all nodes runs after everything that was submitted before it: a position in the stream
+of events must not be saved before its consequences are published.
 """
 
 import asyncio
@@ -10,70 +10,72 @@ import zlib
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-Act = Callable[[], Awaitable[None]]
+Action = Callable[[], Awaitable[None]]
 
-_LANES: Final = 16
-_WAITING_MAX: Final = 2_000
-"""In all; then whoever has more to do waits."""
+_QUEUES: Final = 16
+_PENDING_MAX: Final = 2_000
+"""In all queues together; beyond that `submit` waits."""
 
 
-class Lanes:
-    """Does acts; `run` must run."""
+class KeyedExecutor:
+    """Executes what is submitted, while `run` runs. Queue 0 is for what concerns all nodes."""
 
     def __init__(self) -> None:
-        self._lanes: list[asyncio.Queue[Act]] = [asyncio.Queue() for _ in range(_LANES + 1)]
-        self._room = asyncio.Semaphore(_WAITING_MAX)
-        self._put = [0] * (_LANES + 1)
-        self._done = [0] * (_LANES + 1)
+        self._queues: list[asyncio.Queue[Action]] = [asyncio.Queue() for _ in range(_QUEUES + 1)]
+        self._free = asyncio.Semaphore(_PENDING_MAX)
+        self._submitted = [0] * (_QUEUES + 1)
+        self._done = [0] * (_QUEUES + 1)
         self._changed = asyncio.Condition()
         self._clock = asyncio.get_running_loop().time
-        self._begun: list[float | None] = [None] * (_LANES + 1)
+        self._started_at: list[float | None] = [None] * (_QUEUES + 1)
 
     def stuck_s(self) -> float:
-        """Return for how long the oldest act has been under way."""
+        """Return for how long the oldest action has been running."""
         now = self._clock()
-        return max((now - at for at in self._begun if at is not None), default=0.0)
+        return max((now - at for at in self._started_at if at is not None), default=0.0)
 
-    async def put(self, node: str, act: Act) -> None:
-        """Have it done after all that was put in for this node."""
-        lane = 1 + zlib.crc32(node.encode()) % _LANES
-        await self._add(lane, act)
+    async def submit(self, node: str, action: Action) -> None:
+        """Execute an action after all that was submitted before it for this node."""
+        queue = 1 + zlib.crc32(node.encode()) % _QUEUES
+        await self._submit(queue, action)
 
-    async def put_last(self, act: Act) -> None:
-        """Have it done after all that was put in for anybody."""
-        before = list(self._put)
+    async def submit_after_all(self, action: Action) -> None:
+        """Execute an action after all that was submitted before it for any node."""
+        before = list(self._submitted)
 
-        async def waiting() -> None:
+        def is_everything_done() -> bool:
+            return all(
+                done >= submitted
+                for done, submitted in zip(self._done[1:], before[1:], strict=True)
+            )
+
+        async def when_all_is_done() -> None:
             async with self._changed:
-                await self._changed.wait_for(
-                    lambda: all(
-                        done >= put for done, put in zip(self._done[1:], before[1:], strict=True)
-                    )
-                )
-            self._begun[0] = self._clock()
-            await act()
+                await self._changed.wait_for(is_everything_done)
+            self._started_at[0] = self._clock()
+            await action()
 
-        await self._add(0, waiting)
+        await self._submit(0, when_all_is_done)
 
     async def run(self) -> None:
-        """Do what is put in, for ever."""
+        """Execute actions, for ever."""
         async with asyncio.TaskGroup() as tasks:
-            for lane in range(len(self._lanes)):
-                tasks.create_task(self._go(lane))
+            for queue in range(len(self._queues)):
+                tasks.create_task(self._work(queue))
 
-    async def _add(self, lane: int, act: Act) -> None:
-        await self._room.acquire()
-        self._put[lane] += 1
-        self._lanes[lane].put_nowait(act)
+    async def _submit(self, queue: int, action: Action) -> None:
+        await self._free.acquire()
+        self._submitted[queue] += 1
+        self._queues[queue].put_nowait(action)
 
-    async def _go(self, lane: int) -> None:
+    async def _work(self, queue: int) -> None:
         while True:
-            act = await self._lanes[lane].get()
-            # the first lane waits for the others, and is not stuck itself
-            self._begun[lane] = self._clock() if lane else None
-            await act()
-            self._begun[lane] = None
-            self._room.release()
+            action = await self._queues[queue].get()
+            # queue 0 first waits for the others, which does not mean that it is stuck
+            self._started_at[queue] = self._clock() if queue else None
+            await action()
+            self._started_at[queue] = None
+            self._free.release()
             async with self._changed:
-                self._done[lane] += 1
+                self._done[queue] += 1
                 self._changed.notify_all()

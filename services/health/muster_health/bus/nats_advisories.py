@@ -1,8 +1,8 @@
-"""Pure: What nats-server tells of connections, in our words: who came, who went, which server ends.
+"""Pure: decodes nats-server's advisories: plugins that connect or disconnect, servers that stop.
 
-An advisory names its client by user and by a name that the client chose. A plugin's reads
-`<plugin> <node>`; a user of that form is believed first, because the server has checked it. Where
-the user says which node's plugin it is, nobody believes a name of another node.
+An advisory names a client by its user and by a name that the client chose itself. A plugin's name
+is `<plugin> <node>`; a user of that form takes precedence, because the server has checked it. If
+the user belongs to one node's plugin, a client name with another node is ignored.
 """
 
 import functools
@@ -22,7 +22,7 @@ DISCONNECT: Final = "muster.nats.disconnect"
 LAMEDUCK: Final = "muster.nats.lameduck.*"
 SHUTDOWN: Final = "muster.nats.shutdown.*"
 SUBJECTS: Final = (CONNECT, DISCONNECT, LAMEDUCK, SHUTDOWN)
-"""Where the account of muster imports them to; docs/health.md has the server's configuration."""
+"""Where muster's account imports them to; docs/health.md has the server's configuration."""
 
 _LEAF: Final = "Leafnode"
 _TEXT_MAX: Final = 256
@@ -34,7 +34,7 @@ class _Server(msgspec.Struct, frozen=True):
 
 
 class _Client(msgspec.Struct, frozen=True):
-    """`id` counts from 1 on each server; `name` is the client's choice, `user` is not."""
+    """`id` counts from 1 on each server; the client chooses its `name`, but not its `user`."""
 
     id: int
     name: str = ""
@@ -42,7 +42,7 @@ class _Client(msgspec.Struct, frozen=True):
     kind: str = "Client"
 
 
-class _Advisory(msgspec.Struct, frozen=True):
+class _Message(msgspec.Struct, frozen=True):
     """nats-server server/events.go ConnectEventMsg, DisconnectEventMsg (2.15)."""
 
     server: _Server
@@ -50,64 +50,74 @@ class _Advisory(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-_DECODER: Final = msgspec.json.Decoder(_Advisory)
+_DECODER: Final = msgspec.json.Decoder(_Message)
 
-Told = signals.Connected | signals.Disconnected | signals.ServerEvent
+Advisory = signals.Connected | signals.Disconnected | signals.ServerEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
-    """A client that is no plugin, by the name it gave itself; it came, or (not `is_there`) went."""
+class OtherClient:
+    """A client that is no plugin, by the name that it chose, connected or disconnected."""
 
     name: str
-    is_there: bool
+    is_connected: bool
 
 
 class Unreadable(Exception):
-    """An advisory that is none."""
+    """The message is no advisory."""
 
 
-def decode(subject: str, payload: bytes) -> Told | Other:
+def decode(subject: str, payload: bytes) -> Advisory | OtherClient:
     """Return what an advisory says. Raises Unreadable."""
     kind, _, server = subject.removeprefix(_PREFIX).partition(".")
     if server:
         return signals.ServerEvent(server=server[:_TEXT_MAX], what=kind)
     try:
-        found = _DECODER.decode(payload)
+        message = _DECODER.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Unreadable(str(error)) from None
-    if found.client is None:
+    if message.client is None:
         raise Unreadable(f"{subject}: no client")
-    is_there = subject == CONNECT
-    if found.client.kind == _LEAF and not is_there:
-        # a leaf that dies takes its clients along and is all that is told of them
-        return signals.ServerEvent(server=found.client.name[:_TEXT_MAX], what="leaf_lost")
-    who = _plugin((found.client.user, found.client.name))
-    if who is None or not _may_be(who[1], found.client.user):
-        return Other(found.client.name[:_TEXT_MAX], is_there)
-    plugin, node = who
-    server, client = _same(found.server.id[:_TEXT_MAX]), found.client.id
-    if is_there:
-        return signals.Connected(node=node, plugin=plugin, server=server, client=client)
+    return _client_advisory(
+        message.client,
+        server=message.server.id,
+        reason=message.reason,
+        is_connected=subject == CONNECT,
+    )
+
+
+def _client_advisory(
+    client: _Client, *, server: str, reason: str, is_connected: bool
+) -> Advisory | OtherClient:
+    if client.kind == _LEAF and not is_connected:
+        # the clients of a leaf that dies are not reported one by one
+        return signals.ServerEvent(server=client.name[:_TEXT_MAX], what="leaf_lost")
+    identity = _plugin_and_node((client.user, client.name))
+    if identity is None or not _may_be_on(identity[1], client.user):
+        return OtherClient(client.name[:_TEXT_MAX], is_connected)
+    plugin, node = identity
+    server = _interned(server[:_TEXT_MAX])
+    if is_connected:
+        return signals.Connected(node=node, plugin=plugin, server=server, client=client.id)
     return signals.Disconnected(
-        node=node, plugin=plugin, server=server, client=client, reason=found.reason[:_TEXT_MAX]
+        node=node, plugin=plugin, server=server, client=client.id, reason=reason[:_TEXT_MAX]
     )
 
 
 @functools.lru_cache(maxsize=64)
-def _same(server: str) -> str:
-    """Return one string for all who are connected to a server, instead of one for each."""
+def _interned(server: str) -> str:
+    """Return one string for all clients of a server, instead of a copy for each client."""
     return server
 
 
-def _may_be(node: str, user: str) -> bool:
-    """Tell whether a user may be a plugin of this node; most users say nothing of nodes."""
-    is_of_one = user.startswith(permissions.plugin_user(""))
-    return not is_of_one or user == permissions.plugin_user(vocabulary.node_token(node))
+def _may_be_on(node: str, user: str) -> bool:
+    """Return whether a user may be a plugin of this node; most users belong to no node."""
+    is_node_user = user.startswith(permissions.plugin_user(""))
+    return not is_node_user or user == permissions.plugin_user(vocabulary.node_token(node))
 
 
-def _plugin(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return (plugin, node) of the first name that is a plugin's."""
+def _plugin_and_node(names: Sequence[str]) -> tuple[str, str] | None:
+    """Return (plugin, node) from the first name that is a plugin's."""
     for name in names:
         plugin, _, node = name.partition(" ")
         try:

@@ -1,7 +1,8 @@
-"""Adapter: NATS, where all goes to that health concludes; and to whoever else does as it says.
+"""Adapter: NATS: executes the detector's outputs: publishes verdicts and alerts, saves state.
 
-What takes a round trip is done beside the detector, in order: told after it was remembered, and
-only while we lead.
+Probes, cluster queries, remediation and alarms go to the adapters that do them. What takes a round
+trip runs beside the detector, in order: state is saved before its conclusion is published, and both
+only while this process leads.
 """
 
 import asyncio
@@ -27,125 +28,127 @@ from muster_health.model import signals
 if TYPE_CHECKING:
     from muster_health.kubernetes import watches
 
+_LeaderOnly = signals.Publish | signals.Remember | signals.Remediate
+
 
 class Outputs:
-    """Does what one detector says; `lanes` and `memory` must run.
+    """Executes the outputs of one detector; `executor` and `store` must run.
 
-    `put` is the detector's inbox; `seen` the cluster, if there is one.
+    `put` fills the detector's inbox; `cluster` is None without a Kubernetes API.
     """
 
     def __init__(
         self,
         connected: bus.Bus,
-        leading: lock.Lock,
+        election: lock.Lock,
         put: inputs.Put,
         *,
-        probes: probes.Prober,
-        alarms: out_of_band_alarm.Alarms,
-        seen: "watches.Cluster | None",
+        prober: probes.Prober,
+        alarms: out_of_band_alarm.AlarmSender,
+        cluster: "watches.ClusterWatcher | None",
     ) -> None:
-        self.lanes = keyed_executor.Lanes()
-        self.memory = state_store.Memory(
-            functools.partial(_remember, connected), last=fleet_alerts.KEY
+        self.executor = keyed_executor.KeyedExecutor()
+        self.store = state_store.StateStore(
+            functools.partial(_save, connected), last=fleet_alerts.KEY
         )
         self._bus = connected
-        self._leading = leading
+        self._election = election
         self._put = put
-        self._probes = probes
+        self._prober = prober
         self._alarms = alarms
-        self._seen = seen
+        self._cluster = cluster
 
-    async def act(self, out: signals.Output) -> None:
-        """Do what the detector says; what only a leader may do is done only while we lead."""
-        match out:
+    async def execute(self, output: signals.Output) -> None:
+        """Execute one output; what only a leader may do is dropped unless we lead."""
+        match output:
             case signals.Probe():
-                self._probes.ask(out)
+                self._prober.start(output)
             case signals.AskCluster():
-                await self._ask_cluster(out)
+                await self._query_cluster(output)
             case signals.Alarm():
-                await self._alarms.tell(out)
+                await self._alarms.send(output)
             case signals.Noted():
-                metrics.count(out)
+                metrics.count(output)
             case signals.Publish() | signals.Remember() | signals.Remediate():
-                revision = self._leading.term()
-                if revision is not None:
-                    await self._later(out, functools.partial(self._leading.is_term, revision))
+                term = self._election.term()
+                if term is not None:
+                    await self._submit(output, functools.partial(self._election.is_term, term))
             case _:
-                assert_never(out)
+                assert_never(output)
 
-    async def tick(self, event: vocabulary.WatchdogTicked, still: Callable[[], bool]) -> None:
-        """Tell of a tick after all that was to be told before it; return when it is told."""
-        told = asyncio.Event()
+    async def publish_tick(
+        self, event: vocabulary.WatchdogTicked, is_leader: Callable[[], bool]
+    ) -> None:
+        """Publish a tick after everything submitted before it; return when it is published."""
+        published = asyncio.Event()
 
-        async def act() -> None:
-            await self._bus.publish(event, is_leader=still)
-            told.set()
+        async def publish() -> None:
+            await self._bus.publish(event, is_leader=is_leader)
+            published.set()
 
-        await self.lanes.put_last(act)
-        await told.wait()
+        await self.executor.submit_after_all(publish)
+        await published.wait()
 
     def problem(self) -> str | None:
-        """Say why what is concluded is not told, or not remembered."""
-        seconds = self.lanes.stuck_s()
+        """Return why verdicts and alerts are not published, or state is not saved, in words."""
+        seconds = self.executor.stuck_s()
         if seconds > watchdog.STUCK_S:
-            return f"NATS has not taken an alert or verdict for {seconds:.0f} s"
-        return self.memory.problem or None
+            return f"NATS has not accepted an alert or verdict for {seconds:.0f} s"
+        return self.store.problem or None
 
-    async def _later(
-        self,
-        out: signals.Publish | signals.Remember | signals.Remediate,
-        still: Callable[[], bool],
-    ) -> None:
-        """Have it done in its order; the detector goes on meanwhile."""
-        act = functools.partial(self._tell, out, still)
-        match out:
+    async def _submit(self, output: _LeaderOnly, is_leader: Callable[[], bool]) -> None:
+        """Have an output executed in its node's order; the detector goes on meanwhile."""
+        action = functools.partial(self._execute_as_leader, output, is_leader)
+        match output:
             case signals.Publish():
-                node = out.event.node
+                node = output.event.node
             case signals.Remember():
-                node = vocabulary.node_of(out.key.partition(".")[0])
+                node = vocabulary.node_of(output.key.partition(".")[0])
             case signals.Remediate():
-                node = out.node
+                node = output.node
             case _:
-                assert_never(out)
+                assert_never(output)
         if node == vocabulary.FLEET:
-            await self.lanes.put_last(act)
+            await self.executor.submit_after_all(action)
         else:
-            await self.lanes.put(node, act)
+            await self.executor.submit(node, action)
 
-    async def _tell(
-        self,
-        out: signals.Publish | signals.Remember | signals.Remediate,
-        still: Callable[[], bool],
-    ) -> None:
-        match out:
+    async def _execute_as_leader(self, output: _LeaderOnly, is_leader: Callable[[], bool]) -> None:
+        match output:
             case signals.Publish():
-                if await self._bus.publish(out.event, event_id=out.event_id, is_leader=still):
-                    verdict_log.log(out.event)
+                if await self._bus.publish(
+                    output.event, event_id=output.event_id, is_leader=is_leader
+                ):
+                    verdict_log.log(output.event)
             case signals.Remember():
-                await self.memory.keep(out.key, out.value, still)
+                await self.store.save(output.key, output.value, is_leader)
             case signals.Remediate():
-                if self._seen is not None:
-                    self._seen.questions.remediate(out, dry_run=out.dry_run, still=still)
-                else:
-                    no_cluster = signals.Remediated(
-                        node=out.node,
-                        plugin=out.plugin,
-                        pod=out.pod,
-                        error="no Kubernetes API at hand",
+                if self._cluster is not None:
+                    self._cluster.queries.remediate(
+                        output, dry_run=output.dry_run, is_leader=is_leader
                     )
-                    await self._put(no_cluster)
+                    return
+                no_cluster = signals.Remediated(
+                    node=output.node,
+                    plugin=output.plugin,
+                    pod=output.pod,
+                    error="no Kubernetes API is configured",
+                )
+                await self._put(no_cluster)
             case _:
-                assert_never(out)
+                assert_never(output)
 
-    async def _ask_cluster(self, asked: signals.AskCluster) -> None:
-        if self._seen is not None:
-            self._seen.questions.ask(asked)
+    async def _query_cluster(self, query: signals.AskCluster) -> None:
+        if self._cluster is not None:
+            self._cluster.queries.start(query)
             return
-        nothing = signals.ClusterAnswered(
-            node=asked.node, plugin=asked.plugin, number=asked.number, facts=None
+        no_facts = signals.ClusterAnswered(
+            node=query.node, plugin=query.plugin, number=query.number, facts=None
         )
-        await self._put(nothing)
+        await self._put(no_facts)
 
 
-async def _remember(connected: bus.Bus, key: str, value: bytes, still: state_store.Still) -> bool:
-    return await buckets.remember(connected.link, streams.STATE, key, value, is_leader=still)
+async def _save(
+    connected: bus.Bus, key: str, value: bytes, is_leader: state_store.IsLeader
+) -> bool:
+    return await buckets.remember(connected.link, streams.STATE, key, value, is_leader=is_leader)

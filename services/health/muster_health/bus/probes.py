@@ -1,6 +1,7 @@
-"""Adapter: suspected plugins: asked over the bus, one that lives answers with a heartbeat.
+"""Adapter: NATS: probes suspected plugins; one that is alive answers with a heartbeat.
 
-No answer says something of a plugin only if our own link to NATS held meanwhile.
+A missing answer says something about the plugin only if our own connection to NATS worked before
+and after the probe.
 """
 
 import asyncio
@@ -12,54 +13,54 @@ from muster_health import metrics
 from muster_health.bus import inputs
 from muster_health.model import signals
 
-_OWN_LINK_SHARE: Final = 0.25
+_OWN_CHECK_SHARE: Final = 0.25
 """Of a probe's time; a server that answers us later than this may be as late for the plugin."""
 
 
 class Prober:
-    """Asks suspected plugins for a sign of life, so many at once; `put` gets what comes of it."""
+    """Probes plugins, `concurrent_max` at once; `put` gets each probe's result."""
 
-    def __init__(self, on: bus.Bus, put: inputs.Put, *, at_once_max: int) -> None:
-        self._bus = on
+    def __init__(self, connected: bus.Bus, put: inputs.Put, *, concurrent_max: int) -> None:
+        self._bus = connected
         self._put = put
-        self._free = asyncio.Semaphore(at_once_max)
+        self._free = asyncio.Semaphore(concurrent_max)
         self._running: set[asyncio.Task[None]] = set()
 
-    def ask(self, probe: signals.Probe) -> None:
-        """Ask, without waiting for the answer."""
-        task = asyncio.create_task(self._ask(probe))
+    def start(self, probe: signals.Probe) -> None:
+        """Start a probe, without waiting for its result."""
+        task = asyncio.create_task(self._run(probe))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     async def close(self) -> None:
-        """Drop all questions."""
+        """Cancel all probes."""
         running = list(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _ask(self, probe: signals.Probe) -> None:
+    async def _run(self, probe: signals.Probe) -> None:
         async with self._free:
-            found = await self._result(probe)
-        metrics.PROBES.labels(_named(found)).inc()
-        await self._put(found)
+            result = await self._result(probe)
+        metrics.PROBES.labels(_label(result)).inc()
+        await self._put(result)
 
     async def _result(self, probe: signals.Probe) -> signals.Input:
-        unclear = signals.ProbeInconclusive(
+        inconclusive = signals.ProbeInconclusive(
             node=probe.node, plugin=probe.plugin, number=probe.number
         )
         subject = vocabulary.rpc_subject(probe.node, probe.plugin, "probe")
         epoch = self._bus.link.epoch
-        # if our own link fails, before or after, then silence tells nothing about the plugin
-        own_s = probe.timeout_s * _OWN_LINK_SHARE
-        if not await self._bus.is_reachable(timeout_s=own_s):
-            return unclear
+        own_check_s = probe.timeout_s * _OWN_CHECK_SHARE
+        if not await self._bus.is_reachable(timeout_s=own_check_s):
+            return inconclusive
         try:
-            beat = codec.decode_heartbeat(await self._bus.ask(subject, timeout_s=probe.timeout_s))
+            answer = await self._bus.ask(subject, timeout_s=probe.timeout_s)
+            heartbeat = codec.decode_heartbeat(answer)
         except bus.NobodyAnswered as error:
-            reachable = await self._bus.is_reachable(timeout_s=own_s)
+            reachable = await self._bus.is_reachable(timeout_s=own_check_s)
             if not reachable or self._bus.link.epoch != epoch:
-                return unclear
+                return inconclusive
             return signals.ProbeFailed(
                 node=probe.node,
                 plugin=probe.plugin,
@@ -67,19 +68,19 @@ class Prober:
                 subscribed=error.subscribed,
             )
         except codec.MalformedEvent:
-            return unclear
-        if (beat.node, beat.plugin) != (probe.node, probe.plugin):
-            return unclear
-        return signals.ProbeAnswered(heartbeat=beat, number=probe.number)
+            return inconclusive
+        if (heartbeat.node, heartbeat.plugin) != (probe.node, probe.plugin):
+            return inconclusive
+        return signals.ProbeAnswered(heartbeat=heartbeat, number=probe.number)
 
 
-def _named(found: signals.Input) -> str:
-    match found:
+def _label(result: signals.Input) -> str:
+    match result:
         case signals.ProbeAnswered():
             return "answered"
         case signals.ProbeFailed(subscribed=True):
             return "no_answer"
         case signals.ProbeFailed():
-            return "nobody_listens"
+            return "not_subscribed"
         case _:
             return "inconclusive"

@@ -1,8 +1,9 @@
-"""Adapter: what is remembered: it may hold up what is to be told for a while, and not for ever.
+"""Adapter: NATS: saves the detector's state; may delay a publication briefly, but never blocks it.
 
-What is told is remembered first, so that a crash in between repeats it under the same id. But a
-bucket that takes nothing (it is full, or has no quorum) must keep nobody from hearing of a failure:
-then what is to be remembered is owed, what is to be told is told, and a crash may repeat it.
+State is saved before its conclusion is published, so that after a crash in between the same thing
+is published again under the same id. But a bucket that accepts nothing (it is full, or has lost its
+quorum) must not hide a failure from people: after a few seconds the conclusion is published all the
+same, the state is saved once that is possible, and until then a crash may repeat an alert.
 """
 
 import asyncio
@@ -11,73 +12,78 @@ from typing import Final
 
 from muster.service import logs
 
-Still = Callable[[], bool]
-Write = Callable[[str, bytes, Still], Awaitable[bool]]
-"""Writes a value, however long that takes, and tells whether it did; ends once the third says no,
-which is asked before every try."""
+IsLeader = Callable[[], bool]
+Write = Callable[[str, bytes, IsLeader], Awaitable[bool]]
+"""Writes a value, retrying while the third argument returns True (it is called before every try);
+returns whether the value was written."""
 
-_PATIENCE_S: Final = 5.0
-_AGAIN_S: Final = 2.0
+_DELAY_MAX_S: Final = 5.0
+_RETRY_S: Final = 2.0
 
 
-class Memory:
-    """Keeps values by key; `run` must run. What is in `last` is written after all else."""
+class StateStore:
+    """Saves values by key, while `run` runs. The key `last` is written after all others."""
 
     def __init__(
-        self, write: Write, *, last: str, patience_s: float = _PATIENCE_S, again_s: float = _AGAIN_S
+        self,
+        write: Write,
+        *,
+        last: str,
+        delay_max_s: float = _DELAY_MAX_S,
+        retry_s: float = _RETRY_S,
     ) -> None:
         self._write = write
         self._last = last
-        self._patience_s, self._again_s = patience_s, again_s
-        self._owed: dict[str, tuple[bytes, Still]] = {}
+        self._delay_max_s, self._retry_s = delay_max_s, retry_s
+        self._unsaved: dict[str, tuple[bytes, IsLeader]] = {}
         self._clock = asyncio.get_running_loop().time
-        self._since = 0.0
+        self._unsaved_since = 0.0
 
     @property
     def problem(self) -> str:
-        """Say what is wrong; empty if nothing is owed."""
-        if not self._owed:
+        """What is wrong, in words; empty if everything is saved."""
+        if not self._unsaved:
             return ""
-        seconds = self._clock() - self._since
+        seconds = self._clock() - self._unsaved_since
         return (
-            f"NATS has not taken the state of {len(self._owed)} plugins for {seconds:.0f} s: is "
-            "the bucket muster_state full? A restart of health now may repeat what was told"
+            f"NATS has not stored the state of {len(self._unsaved)} plugins for {seconds:.0f} s: "
+            "is the bucket muster_state full? A restart of health now may repeat alerts"
         )
 
-    async def keep(self, key: str, value: bytes, still: Still) -> None:
-        """Write a value, or owe it if that does not come about soon; empty is forgetting it."""
+    async def save(self, key: str, value: bytes, is_leader: IsLeader) -> None:
+        """Write a value now, or later if that takes too long; an empty value deletes the key."""
         until: float | None = None
 
-        def patient() -> bool:
+        def may_retry() -> bool:
             nonlocal until
             if until is None:
-                until = self._clock() + self._patience_s
-            return still() and self._clock() < until
+                until = self._clock() + self._delay_max_s
+            return is_leader() and self._clock() < until
 
-        if not self._owed and await self._write(key, value, patient):
+        if not self._unsaved and await self._write(key, value, may_retry):
             return
-        if still():
-            self._owe(key, value, still)
+        if is_leader():
+            self._save_later(key, value, is_leader)
 
     async def run(self) -> None:
-        """Write what is owed, for ever."""
+        """Write what could not be saved in time, for ever."""
         while True:
-            await asyncio.sleep(self._again_s)
-            if self._owed:
-                await self._pay()
+            await asyncio.sleep(self._retry_s)
+            if self._unsaved:
+                await self._save_all()
 
-    def _owe(self, key: str, value: bytes, still: Still) -> None:
-        if not self._owed:
-            self._since = self._clock()
-            logs.logger().error("state_not_remembered", key=key)
-        self._owed[key] = value, still
+    def _save_later(self, key: str, value: bytes, is_leader: IsLeader) -> None:
+        if not self._unsaved:
+            self._unsaved_since = self._clock()
+            logs.logger().error("state_not_saved", key=key)
+        self._unsaved[key] = value, is_leader
 
-    async def _pay(self) -> None:
-        """Write them one by one; a newer value that is owed meanwhile is written in its turn."""
-        while self._owed:
-            key = next((key for key in self._owed if key != self._last), self._last)
-            owed = self._owed[key]
-            await self._write(key, *owed)
-            if self._owed[key] is owed:
-                del self._owed[key]
-        logs.logger().info("state_remembered", seconds=round(self._clock() - self._since, 1))
+    async def _save_all(self) -> None:
+        """Write key by key; a newer value that is added meanwhile gets its turn."""
+        while self._unsaved:
+            key = next((key for key in self._unsaved if key != self._last), self._last)
+            entry = self._unsaved[key]
+            await self._write(key, *entry)
+            if self._unsaved[key] is entry:
+                del self._unsaved[key]
+        logs.logger().info("state_saved", seconds=round(self._clock() - self._unsaved_since, 1))

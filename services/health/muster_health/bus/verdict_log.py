@@ -11,11 +11,19 @@ from muster import vocabulary
 from muster.leadership import Leadership
 from muster.service import logs
 
+_IS_LEADER: Final = prometheus_client.Gauge(
+    "muster_health_is_leader",
+    "1 while this process is the leader and publishes verdicts and alerts.",
+)
+_CHANGES: Final = prometheus_client.Counter(
+    "muster_health_leadership_changes_total", "Leadership won and lost.", ["change"]
+)
+
 
 def log(
     event: vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided,
 ) -> None:
-    """Tell the log of one conclusion."""
+    """Log what was published."""
     match event:
         case vocabulary.VerdictChanged():
             logs.logger().info(
@@ -25,7 +33,7 @@ def log(
                 verdict=event.verdict,
                 previous=event.previous,
                 rule=event.rule,
-                evidence=[seen.observed for seen in event.evidence],
+                evidence=[evidence.observed for evidence in event.evidence],
             )
         case vocabulary.AlertChanged():
             logs.logger().info(
@@ -47,22 +55,14 @@ def log(
             assert_never(event)
 
 
-_LEADS: Final = prometheus_client.Gauge(
-    "muster_health_leads", "1 while this process may tell what it concludes."
-)
-_CHANGES: Final = prometheus_client.Counter(
-    "muster_health_leadership_total", "Leadership, by what became of it.", ["change"]
-)
-
-
 def log_leadership(was: Leadership, now: Leadership) -> None:
-    """Tell of a change, unless it is only of who leads instead of us."""
+    """Log that this process became the leader, or no longer is; not who else leads."""
     if now.term == was.term:
         return
-    _LEADS.set(now.term is not None)
+    _IS_LEADER.set(now.term is not None)
     if was.term is not None:
         _CHANGES.labels("lost").inc()
-        logs.logger().warning("leadership_lost", revision=was.term, holder=now.leader)
+        logs.logger().warning("leadership_lost", term=was.term, leader=now.leader)
     if now.term is not None:
         _CHANGES.labels("won").inc()
-        logs.logger().info("leadership_won", revision=now.term)
+        logs.logger().info("leadership_won", term=now.term)

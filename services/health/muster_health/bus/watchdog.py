@@ -1,7 +1,7 @@
 """Adapter: the clock: publishes a watchdog tick every few seconds while this process leads.
 
-It says so the way that alerts go and after all that is to be told, so that a tick that comes proves
-that alerts do. What it cannot say over the bus, it says past it.
+The tick takes the same way as alerts and goes after all of them, so a tick that arrives proves that
+alerts do. If publishing is stuck, people are notified without the bus.
 """
 
 import asyncio
@@ -14,71 +14,73 @@ from muster import vocabulary
 from muster.nats import lock
 from muster_health.model import signals
 
-_LOOK_S: Final = 0.5
+_CHECK_S: Final = 0.5
 """A new leader ticks this soon."""
 STUCK_S: Final = 15.0
-"""So long may one thing that is to be told take: then none that comes after it is told either."""
+"""One publication may take this long; nothing behind it is published meanwhile."""
 
 Publish = Callable[[vocabulary.WatchdogTicked, Callable[[], bool]], Awaitable[object]]
-"""Publishes an event, unless the second says no before it has come through."""
+"""Publishes an event, retrying while the second argument returns True."""
 
 
-async def tick(
-    leading: lock.Lock,
+async def publish_ticks(
+    election: lock.Lock,
     publish: Publish,
     *,
     holder: str,
     interval_s: float,
-    leads: Callable[[int], bool] = lambda _: True,
+    is_detector_leading: Callable[[int], bool] = lambda _: True,
 ) -> None:
-    """Publish a tick when we begin to lead and every `interval_s` of it, for ever.
+    """Publish a tick when we begin to lead and every `interval_s` from then on, for ever.
 
-    `leads` tells whether whoever concludes knows that it leads under this revision.
+    `is_detector_leading` returns whether the detector has learned that it leads in this term.
     """
     clock = asyncio.get_running_loop().time
-    ticked: int | None = None
+    ticked_term: int | None = None
     due = clock()
     while True:
-        revision = leading.term()
-        is_due = revision != ticked or clock() >= due
-        if revision is not None and is_due and leads(revision):
-            ticked, due = revision, clock() + interval_s
+        term = election.term()
+        is_due = term != ticked_term or clock() >= due
+        if term is not None and is_due and is_detector_leading(term):
+            ticked_term, due = term, clock() + interval_s
             event = vocabulary.WatchdogTicked(
                 node=vocabulary.FLEET,
                 at=datetime.now(UTC),
-                leader=revision,
+                leader=term,
                 holder=holder,
                 interval_s=interval_s,
             )
-            await publish(event, functools.partial(leading.is_term, revision))
-        await asyncio.sleep(min(_LOOK_S, interval_s))
+            await publish(event, functools.partial(election.is_term, term))
+        await asyncio.sleep(min(_CHECK_S, interval_s))
 
 
-async def mind(
+async def watch_publishing(
     stuck_s: Callable[[], float],
-    tell: Callable[[signals.Alarm], Awaitable[None]],
+    notify: Callable[[signals.Alarm], Awaitable[None]],
     *,
-    is_blind: Callable[[], bool],
-    bound_s: float = STUCK_S,
-    look_s: float = _LOOK_S,
+    is_disconnected: Callable[[], bool],
+    stuck_max_s: float = STUCK_S,
+    check_s: float = _CHECK_S,
 ) -> None:
-    """Say past the bus that what is concluded cannot be told over it, and when it can; for ever.
+    """Notify people without the bus when publishing is stuck, and when it works again; for ever.
 
-    One that is blind says that already.
+    While health is disconnected from NATS the detector raises that alarm itself, which replaces
+    this one.
     """
-    told = False
+    is_notified = False
     while True:
-        await asyncio.sleep(look_s)
+        await asyncio.sleep(check_s)
         seconds = stuck_s()
-        is_stuck = seconds > bound_s
-        if is_blind() or is_stuck is told:
-            # what is told of being blind takes the place of what was told of this
-            told = told and not is_blind()
+        is_stuck = seconds > stuck_max_s
+        if is_disconnected():
+            is_notified = False
             continue
-        told = is_stuck
+        if is_stuck is is_notified:
+            continue
+        is_notified = is_stuck
         summary = (
-            f"health has had an alert or verdict for {seconds:.0f} s that NATS does not take"
+            f"NATS has not accepted an alert or verdict from health for {seconds:.0f} s"
             if is_stuck
-            else "health can tell what it concludes again"
+            else "NATS accepts alerts and verdicts from health again"
         )
-        await tell(signals.Alarm(firing=is_stuck, summary=summary, seconds=seconds))
+        await notify(signals.Alarm(firing=is_stuck, summary=summary, seconds=seconds))

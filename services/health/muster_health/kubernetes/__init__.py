@@ -1,1 +1,6 @@
-"""Pure: package."""
+"""What health reads of the Kubernetes API, and the one thing that it may do there.
+
+`watches` follows nodes, DaemonSets and the plugins' pods, from which `membership` derives which
+nodes should have which plugin. `queries` answers the detector's questions about a suspected plugin,
+and deletes a plugin's pod if that is allowed. `cluster_facts` projects objects to facts.
+"""

@@ -1,24 +1,44 @@
-"""Pure: Which nodes should have which plugin, since when, and what every node offers.
+"""Pure: which nodes should have which plugin, since when, and what every node offers.
 
-Fed by whoever watches the API; told apart from what was told before, so that only changes go on.
-Ages are counted on our clock: when the API server says an object was made, by its own clock, and
-when we first saw that a node is wanted, whichever is later.
+A plugin belongs on the nodes where the DaemonSet controller would put its pod, or on the nodes with
+configured labels. Fed by the watches; reports only what has changed since it was last asked. Ages
+count from whichever is later: when an object was created (by the API server's clock), or when we
+first saw that the node should have the plugin.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from muster_health.kubernetes import daemonset_placement, objects
+from muster.kubernetes import objects, selectors
+from muster_health.kubernetes import cluster_facts
 from muster_health.model import config, facts, signals
+
+_REPELLING: Final = frozenset({"NoSchedule", "NoExecute"})
+_DAEMON_TOLERATIONS: Final = tuple(
+    objects.Toleration(key=f"node.kubernetes.io/{key}", operator="Exists", effect=effect)
+    for key, effect in (
+        ("not-ready", "NoExecute"),
+        ("unreachable", "NoExecute"),
+        ("disk-pressure", "NoSchedule"),
+        ("memory-pressure", "NoSchedule"),
+        ("pid-pressure", "NoSchedule"),
+        ("unschedulable", "NoSchedule"),
+    )
+)
+"""The DaemonSet controller adds these to every pod (pkg/controller/daemon/util, 1.36)."""
+_HOST_NETWORK_TOLERATION: Final = objects.Toleration(
+    key="node.kubernetes.io/network-unavailable", operator="Exists", effect="NoSchedule"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What is kept of a node: only the labels that somebody asks about."""
+    """What is kept of a node; of its labels only those that matter here."""
 
     name: str
-    made_at: float
+    created_at: float
     """On our clock."""
     labels: objects.Labels
     taints: tuple[objects.Taint, ...]
@@ -40,203 +60,224 @@ class Pod:
 class _Plugin:
     settings: config.Plugin
     daemonset: objects.DaemonSet | None = None
-    made_at: float = -math.inf
+    created_at: float = -math.inf
     pods: dict[str, Pod] = field(default_factory=dict)
-    on: dict[str, dict[str, Pod]] = field(default_factory=dict)
-    """The same, by node."""
-    since: dict[str, float] = field(default_factory=dict)
-    told: Mapping[str, facts.Expected] | None = None
+    pods_by_node: dict[str, dict[str, Pod]] = field(default_factory=dict)
+    expected_since: dict[str, float] = field(default_factory=dict)
+    reported: Mapping[str, facts.Expected] | None = None
     changed: set[str] = field(default_factory=set)
-    """Nodes to be looked at anew: a rollout changes some each second, of a hundred thousand."""
+    """Nodes to evaluate: a rollout changes a few of a hundred thousand each second."""
 
     def put(self, pod: Pod) -> None:
-        """Take a pod."""
+        """Add a pod, or replace it."""
         was = self.pods.get(pod.uid)
         if was == pod:
             return
         if was is not None:
             self.drop(was)
         self.pods[pod.uid] = pod
-        self.on.setdefault(pod.node, {})[pod.uid] = pod
+        self.pods_by_node.setdefault(pod.node, {})[pod.uid] = pod
         self.changed.add(pod.node)
 
     def drop(self, pod: Pod) -> None:
-        """Take that a pod is gone."""
+        """Remove a pod."""
         was = self.pods.pop(pod.uid, None)
         if was is None:
             return
-        del self.on[was.node][was.uid]
-        if not self.on[was.node]:
-            del self.on[was.node]
+        del self.pods_by_node[was.node][was.uid]
+        if not self.pods_by_node[was.node]:
+            del self.pods_by_node[was.node]
         self.changed.add(was.node)
 
 
-def pod(shape: objects.Pod) -> Pod:
+def should_run(
+    template: objects.PodSpec,
+    name: str,
+    labels: objects.Labels,
+    taints: Iterable[objects.Taint],
+) -> bool:
+    """Return whether a DaemonSet's pod belongs on a node.
+
+    As pkg/controller/daemon/daemon_controller.go decides it in NodeShouldRunDaemonPod (1.36).
+    """
+    tolerations = (*(template.tolerations or ()), *_DAEMON_TOLERATIONS)
+    if template.host_network:
+        tolerations += (_HOST_NETWORK_TOLERATION,)
+    return selectors.selects_node(template, name=name, labels=labels) and not any(
+        taint.effect in _REPELLING
+        and not any(_tolerates(toleration, taint) for toleration in tolerations)
+        for taint in taints
+    )
+
+
+def to_pod(shape: objects.Pod) -> Pod:
     """Return what is kept of a pod."""
-    labels = shape.metadata.labels or {}
     return Pod(
         uid=shape.metadata.uid,
         name=shape.metadata.name,
-        node=shape.spec.node_name,
-        revision=labels.get(objects.REVISION, ""),
-        generation=labels.get(objects.TEMPLATE_GENERATION, ""),
+        node=shape.node_name,
+        revision=shape.labels.get(cluster_facts.REVISION, ""),
+        generation=shape.labels.get(cluster_facts.TEMPLATE_GENERATION, ""),
     )
 
 
 class Membership:
-    """Of one cluster; see the module."""
+    """Which nodes of one cluster should have which plugin."""
 
     def __init__(self, settings: config.Cluster) -> None:
         self._cause_labels = settings.cause_labels
-        self._plugins = {one.plugin: _Plugin(settings=one) for one in settings.plugins}
+        self._plugins = {plugin.plugin: _Plugin(settings=plugin) for plugin in settings.plugins}
         self._nodes: dict[str, Node] = {}
-        self._offers: dict[str, Mapping[str, facts.Offer] | None] = {}
+        self._changed_offers: dict[str, Mapping[str, facts.Offer] | None] = {}
         self._has_nodes = False
 
     @property
     def label_keys(self) -> frozenset[str]:
         """Return the node labels that must be kept."""
-        found = set(self._cause_labels)
+        keys = set(self._cause_labels)
         for plugin in self._plugins.values():
-            found.update(plugin.settings.nodes)
+            keys.update(plugin.settings.nodes)
             if plugin.daemonset is not None:
-                found |= daemonset_placement.keys(plugin.daemonset.spec.template.spec)
-        return frozenset(found)
+                keys |= selectors.node_label_keys(plugin.daemonset.pod_spec)
+        return frozenset(keys)
 
-    def node(self, shape: objects.Node, *, now: float, age_s: float | None) -> Node:
+    def to_node(self, shape: objects.Node, *, now: float, age_s: float | None) -> Node:
         """Return what is kept of a node."""
-        keys, labels = self.label_keys, shape.metadata.labels or {}
+        keys = self.label_keys
         return Node(
             name=shape.metadata.name,
-            made_at=now - (age_s or 0.0),
-            labels={key: value for key, value in labels.items() if key in keys},
-            taints=shape.spec.taints or (),
-            offers=shape.offers,
+            created_at=now - (age_s or 0.0),
+            labels={key: value for key, value in shape.labels.items() if key in keys},
+            taints=shape.taints,
+            offers=cluster_facts.offers(shape),
         )
 
     def replace_nodes(self, nodes: Iterable[Node], now: float) -> None:
-        """Take all nodes that there are."""
-        found = {node.name: node for node in nodes}
-        for name in self._nodes.keys() - found.keys():
+        """Replace all nodes."""
+        current = {node.name: node for node in nodes}
+        for name in self._nodes.keys() - current.keys():
             self.drop_node(name)
         is_first, self._has_nodes = not self._has_nodes, True
-        for node in found.values():
+        for node in current.values():
             self._put(node, now, is_first=is_first)
 
     def put_node(self, node: Node, now: float) -> None:
-        """Take a node that is new or has changed."""
+        """Add a node, or replace it."""
         self._put(node, now, is_first=False)
 
     def drop_node(self, name: str) -> None:
-        """Take that a node is gone."""
+        """Remove a node."""
         if self._nodes.pop(name, None) is None:
             return
-        self._offers[name] = None
+        self._changed_offers[name] = None
         for plugin in self._plugins.values():
-            if plugin.since.pop(name, None) is not None:
+            if plugin.expected_since.pop(name, None) is not None:
                 plugin.changed.add(name)
 
     def put_daemonset(
         self, name: str, shape: objects.DaemonSet | None, *, now: float, age_s: float | None
     ) -> None:
-        """Take a plugin's DaemonSet, or that it is gone."""
+        """Set a plugin's DaemonSet; None if there is none any more."""
         plugin = self._plugins[name]
         is_first = plugin.daemonset is None
-        plugin.daemonset, plugin.made_at = shape, now - (age_s or 0.0)
+        plugin.daemonset, plugin.created_at = shape, now - (age_s or 0.0)
         for node in self._nodes.values():
-            self._judge(plugin, node, now, is_first=is_first)
+            self._evaluate(plugin, node, now, is_first=is_first)
 
     def replace_pods(self, name: str, pods: Iterable[Pod]) -> None:
-        """Take all pods of a plugin that there are."""
+        """Replace all pods of a plugin."""
         plugin = self._plugins[name]
-        found = {pod.uid: pod for pod in pods}
-        for gone in [pod for uid, pod in plugin.pods.items() if uid not in found]:
+        current = {pod.uid: pod for pod in pods}
+        for gone in [pod for uid, pod in plugin.pods.items() if uid not in current]:
             plugin.drop(gone)
-        for pod in found.values():
+        for pod in current.values():
             plugin.put(pod)
 
     def put_pod(self, name: str, pod: Pod) -> None:
-        """Take a pod of a plugin that is new or has changed."""
+        """Add a plugin's pod, or replace it."""
         self._plugins[name].put(pod)
 
     def drop_pod(self, name: str, pod: Pod) -> None:
-        """Take that a pod of a plugin is gone."""
+        """Remove a plugin's pod."""
         self._plugins[name].drop(pod)
 
     def pods_on(self, name: str, node: str) -> tuple[str, ...]:
         """Return the names of a plugin's pods on a node."""
-        return tuple(pod.name for pod in self._plugins[name].on.get(node, {}).values())
+        return tuple(pod.name for pod in self._plugins[name].pods_by_node.get(node, {}).values())
 
     def current_revision(self, name: str) -> str:
         """Return the newest revision of a plugin's DaemonSet, empty if unknown.
 
-        While no pod has it yet, it has a name that none of theirs can be.
+        While no pod has that revision yet, the result is a name that no revision can have.
         """
         plugin = self._plugins[name]
-        generation = plugin.daemonset.generation if plugin.daemonset is not None else ""
+        if plugin.daemonset is None:
+            return ""
+        generation = cluster_facts.template_generation(plugin.daemonset)
         if not generation:
             return ""
-        found = (pod.revision for pod in plugin.pods.values() if pod.generation == generation)
-        return next(found, f"generation {generation}")
+        revisions = (pod.revision for pod in plugin.pods.values() if pod.generation == generation)
+        return next(revisions, f"generation {generation}")
 
-    def news(self, now: float) -> list[signals.ExpectedNodes | signals.NodeOffers]:
-        """Return what has changed since it was last asked for."""
+    def changes(self, now: float) -> list[signals.ExpectedNodes | signals.NodeOffers]:
+        """Return what has changed since this was last called."""
         if not self._has_nodes:
             return []
-        found: list[signals.ExpectedNodes | signals.NodeOffers] = [
-            signals.NodeOffers(node=node, offers=offers) for node, offers in self._offers.items()
+        changes: list[signals.ExpectedNodes | signals.NodeOffers] = [
+            signals.NodeOffers(node=node, offers=offers)
+            for node, offers in self._changed_offers.items()
         ]
-        self._offers.clear()
+        self._changed_offers.clear()
         for name, plugin in self._plugins.items():
-            if self._is_known(plugin) and self._has_changed(plugin, now):
-                assert plugin.told is not None, "what has changed is known"
-                found.append(signals.ExpectedNodes(plugin=name, nodes=plugin.told))
-        return found
+            if _is_determined(plugin) and self._update(plugin, now):
+                assert plugin.reported is not None, "an update sets what is reported"
+                changes.append(signals.ExpectedNodes(plugin=name, nodes=plugin.reported))
+        return changes
 
-    def _has_changed(self, plugin: _Plugin, now: float) -> bool:
-        """Find what is to be told; what is as it was stays the same object, of the same age."""
-        before = plugin.told
+    def _update(self, plugin: _Plugin, now: float) -> bool:
+        """Evaluate changed nodes; return whether the result changed.
+
+        A node for which nothing changed keeps the same object, with the age that it had.
+        """
+        before = plugin.reported
         nodes = dict(before or {})
         for name in plugin.changed:
-            one = self._expected(plugin, name, now)
+            expected = self._expected(plugin, name, now)
             was = nodes.pop(name, None)
-            if one is not None:
-                same = was is not None and replace(was, age_s=one.age_s) == one
-                nodes[name] = was if was is not None and same else one
+            if expected is not None:
+                is_same = was is not None and replace(was, age_s=expected.age_s) == expected
+                nodes[name] = was if was is not None and is_same else expected
         changed, plugin.changed = plugin.changed, set()
         if before is not None and all(before.get(name) is nodes.get(name) for name in changed):
             return False
-        plugin.told = nodes
+        plugin.reported = nodes
         return True
-
-    def _is_known(self, plugin: _Plugin) -> bool:
-        return bool(plugin.settings.nodes) or plugin.daemonset is not None or bool(plugin.told)
 
     def _put(self, node: Node, now: float, *, is_first: bool) -> None:
         was = self._nodes.get(node.name)
         self._nodes[node.name] = node
         if was is None or was.offers != node.offers:
-            self._offers[node.name] = node.offers
+            self._changed_offers[node.name] = node.offers
         if was is not None and (was.labels, was.taints) == (node.labels, node.taints):
             return
         for plugin in self._plugins.values():
-            self._judge(plugin, node, now, is_first=is_first or was is None)
+            self._evaluate(plugin, node, now, is_first=is_first or was is None)
 
-    def _judge(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
-        """Note since when a node is wanted: from its making, if it was wanted when first seen."""
+    def _evaluate(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
+        """Keep since when a node is expected: from its creation if so when first seen."""
         plugin.changed.add(node.name)
-        if not _is_wanted(plugin, node):
-            plugin.since.pop(node.name, None)
-        elif node.name not in plugin.since:
-            since = max(node.made_at, plugin.made_at) if is_first else now
-            plugin.since[node.name] = min(since, now)
+        if not _is_expected(plugin, node):
+            plugin.expected_since.pop(node.name, None)
+        elif node.name not in plugin.expected_since:
+            since = max(node.created_at, plugin.created_at) if is_first else now
+            plugin.expected_since[node.name] = min(since, now)
 
     def _expected(self, plugin: _Plugin, name: str, now: float) -> facts.Expected | None:
-        since = plugin.since.get(name)
+        since = plugin.expected_since.get(name)
         if since is None:
             return None
         labels = self._nodes[name].labels
-        pods = list(plugin.on.get(name, {}).values())
+        pods = list(plugin.pods_by_node.get(name, {}).values())
         revision = pods[-1].revision if pods else ""
         causes = [
             f"{key.rpartition('/')[2]}={labels[key]}" for key in self._cause_labels if key in labels
@@ -246,10 +287,25 @@ class Membership:
         return facts.Expected(age_s=now - since, causes=tuple(causes), revision=revision)
 
 
-def _is_wanted(plugin: _Plugin, node: Node) -> bool:
+def _is_determined(plugin: _Plugin) -> bool:
+    return bool(plugin.settings.nodes) or plugin.daemonset is not None or bool(plugin.reported)
+
+
+def _is_expected(plugin: _Plugin, node: Node) -> bool:
     if plugin.settings.nodes:
         return plugin.settings.nodes.items() <= node.labels.items()
     if plugin.daemonset is None:
         return False
-    template = plugin.daemonset.spec.template.spec
-    return daemonset_placement.wants(template, node.name, node.labels, node.taints)
+    return should_run(plugin.daemonset.pod_spec, node.name, node.labels, node.taints)
+
+
+def _tolerates(toleration: objects.Toleration, taint: objects.Taint) -> bool:
+    """As component-helpers/scheduling/corev1 helpers.go does it (1.36)."""
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.key and toleration.key != taint.key:
+        return False
+    if toleration.operator == "Exists":
+        return True
+    is_equal = toleration.operator in {"", "Equal"} and toleration.value == taint.value
+    return bool(toleration.key) and is_equal

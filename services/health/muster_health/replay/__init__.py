@@ -1,1 +1,6 @@
-"""Pure: package."""
+"""Records everything that health's detector takes in, and replays it under another policy.
+
+`recorder` writes the recording beside the running detector, `recording` defines its format and
+reads it, `player` feeds it to a real detector on the recorded time, and `command` is `muster
+replay`, which compares the alerts.
+"""

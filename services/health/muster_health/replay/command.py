@@ -1,108 +1,121 @@
-"""Adapter: the command line: `muster replay`, how another policy judges a recording."""
+"""Adapter: the command line: `muster replay`, which alerts another policy would have raised."""
 
-import argparse
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import orjson
+import cyclopts
+import msgspec
+from cyclopts import Parameter
 
+from muster.cli import output
 from muster.service import settings
-from muster_health.model import config
-from muster_health.replay import player, recording
+
+if TYPE_CHECKING:
+    from muster_health.replay import recording
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_EXAMPLE: Final = """\
-A recording is what health writes with `recording.file` (docs/health.md); FILE.1, the one before it,
-is read as well. FILE of --policy are settings of health, of which `detection` and `bounds` matter.
 
-  muster replay health.rec --policy calmer.yaml
-  muster replay health.rec --policy calmer.yaml --since 24h
-
-Played are two policies: the recorded one, which health had then, and that of --policy. Every alert
-that only one of them raises is shown, and what comes later or sooner; what is the same is counted.
-Where the recorded policy, played again, does not raise what was told then, that is shown first.
-Another policy asks other questions than were asked: how they were answered is counted.
-
-TIME of --since is a date, or counts back from the end of the recording, not from now.
-Exit code 0, or 2 for a file that cannot be used.
-"""
+app = cyclopts.App(name="replay")
 
 
 class _Unusable(ValueError):
-    """What the user gave cannot be used; the text says why."""
+    """A file or an option cannot be used; the text says why."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Replay; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="muster replay",
-        description="Show which alerts another policy would have raised.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("recording", type=Path, metavar="RECORDING")
-    parser.add_argument("--policy", type=Path, required=True, metavar="FILE", help="other settings")
-    parser.add_argument(
-        "--since",
-        metavar="TIME",
-        help="24h, 30m, 7d: so long before the recording's end; or 2026-11-21T03:00:00Z",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    chosen = parser.parse_args(arguments)
+@app.default
+def replay(
+    recorded: Annotated[Path, Parameter(name="RECORDING")],
+    /,
+    *,
+    policy: Path,
+    since: str | None = None,
+    json: output.Json = False,
+) -> int:
+    """Show which alerts another policy would have raised.
+
+    Two policies are replayed: the recorded one, which health had at the time, and that of --policy.
+    Every alert that only one of them raises is shown, and which alerts come later or sooner; alerts
+    that are the same are counted. If replaying the recorded policy does not raise what was
+    published then, that is shown first. Another policy asks other questions than were asked: how
+    those were answered is counted.
+
+    The exit code is 0, or 2 for a file that cannot be used.
+
+    Parameters
+    ----------
+    recorded
+        What health writes with `recording.file` (docs/health.md); RECORDING.1, the file before it,
+        is read as well.
+    policy
+        A file with other settings of health, of which `detection` and `bounds` count.
+    since
+        Show only later alerts: a duration before the end of the recording (24h, 30m, 7d), or a time
+        (2026-11-21T03:00:00Z).
+    json
+        Print one JSON object.
+
+    """
     try:
-        report = _report(chosen.recording, chosen.policy, chosen.since)
+        report = _report(recorded, policy, since)
     except (_Unusable, settings.BadSettings) as error:
-        for line in str(error).splitlines():
-            sys.stderr.write(f"muster replay: {line}\n")
-        return 2
-    tree = orjson.dumps(report, option=orjson.OPT_INDENT_2)
-    sys.stdout.write((tree.decode() if chosen.json else _text(orjson.loads(tree))) + "\n")
+        return output.fail("replay", str(error))
+    tree = msgspec.to_builtins(report)
+    if json:
+        output.print_json(tree, indent=2)
+    else:
+        for line in _text(tree):
+            print(output.plain(line))
     return 0
 
 
 def _report(file: Path, policy: Path, since: str | None) -> dict[str, object]:
+    from muster_health.model import config  # noqa: PLC0415  # a command imports what it needs when it is called
+    from muster_health.replay import player, recording  # noqa: PLC0415  # as above
+
     other = settings.load(config.Settings, prefix="MUSTER_HEALTH", file=policy, environment={})
     try:
-        recorded = recording.tape(_lines(file))
-    except recording.NotARecording as error:
+        recorded = recording.read(_lines(file))
+    except recording.UnreadableRecording as error:
         raise _Unusable(f"{file}: {error}") from None
     end = recorded.zero + timedelta(seconds=recorded.entries[-1][0])
     begin = recorded.zero + timedelta(seconds=recorded.entries[0][0])
     shown = _since(since, end)
-    then = player.play(recorded)
-    now = player.play(recorded, player.Policy(detection=other.detection, bounds=other.bounds))
-    both, gone, new = recording.matched(then.episodes, now.episodes)
-    untold, unraised = recording.held_against(recorded, then.episodes)
-    both = [pair for pair in both if max(one.fired_at for one in pair) >= shown]
-    gone, new, untold, unraised = (
-        [one for one in many if one.fired_at >= shown] for many in (gone, new, untold, unraised)
+    with_recorded = player.play(recorded)
+    with_other = player.play(
+        recorded, player.Policy(detection=other.detection, bounds=other.bounds)
+    )
+    both, gone, new = recording.match(with_recorded.episodes, with_other.episodes)
+    missing, additional = recording.differences(recorded, with_recorded.episodes)
+    both = [pair for pair in both if max(episode.fired_at for episode in pair) >= shown]
+    gone, new, missing, additional = (
+        [episode for episode in episodes if episode.fired_at >= shown]
+        for episodes in (gone, new, missing, additional)
     )
     return {
         "recording": {"from": begin, "to": end, "entries": len(recorded.entries)},
         "policy": str(policy),
         "alerts": {
-            "told": sum(one.fired_at >= shown for one in recorded.told),
+            "told": sum(episode.fired_at >= shown for episode in recorded.published),
             "recorded_policy": len(both) + len(gone),
             "other_policy": len(both) + len(new),
         },
-        "faithful": not untold and not unraised,
-        "told_not_raised": [_episode(one) for one in untold],
-        "raised_not_told": [_episode(one) for one in unraised],
-        "only_recorded_policy": [_episode(one) for one in gone],
-        "only_other_policy": [_episode(one) for one in new],
+        "faithful": not missing and not additional,
+        "told_not_raised": [_episode(episode) for episode in missing],
+        "raised_not_told": [_episode(episode) for episode in additional],
+        "only_recorded_policy": [_episode(episode) for episode in gone],
+        "only_other_policy": [_episode(episode) for episode in new],
         "both": [
-            {**_episode(one), "later_s": round((two.fired_at - one.fired_at).total_seconds(), 1)}
-            for one, two in both
+            {**_episode(then), "later_s": round((now.fired_at - then.fired_at).total_seconds(), 1)}
+            for then, now in both
         ],
-        "questions": dict(now.questions),
+        "questions": dict(with_other.questions),
     }
 
 
-def _lines(file: Path) -> Iterator[tuple[float, recording.Entry]]:
+def _lines(file: Path) -> "Iterator[tuple[float, recording.Entry]]":
     older = Path(f"{file}.1")
     for path in (older, file) if older.exists() else (file,):
         try:
@@ -112,76 +125,76 @@ def _lines(file: Path) -> Iterator[tuple[float, recording.Entry]]:
             raise _Unusable(f"{path}: {error.strerror}") from None
 
 
-def _decoded(path: Path, lines: Iterator[bytes]) -> Iterator[tuple[float, recording.Entry]]:
+def _decoded(path: Path, lines: Iterator[bytes]) -> "Iterator[tuple[float, recording.Entry]]":
+    from muster_health.replay import recording  # noqa: PLC0415  # as above
+
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
-            # a crash, or health is writing just now
+            # health crashed, or is writing at this moment
             return
         try:
             yield recording.decode(line)
-        except recording.NotARecording as error:
+        except recording.UnreadableRecording as error:
             raise _Unusable(f"{path}, line {number}: {error}") from None
 
 
 def _since(text: str | None, end: datetime) -> datetime:
     if text is None:
         return datetime.min.replace(tzinfo=UTC)
-    ago = re.fullmatch(r"(\d{1,6})([smhdw])", text)
-    if ago:
-        return end - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
+    duration = re.fullmatch(r"(\d{1,6})([smhdw])", text)
+    if duration:
+        return end - timedelta(seconds=int(duration[1]) * _UNITS[duration[2]])
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise _Unusable(f"--since {text}: neither like 24h nor like 2026-11-21T03:00:00Z") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def _episode(one: recording.Episode) -> dict[str, object]:
-    alert = one.alert
+def _episode(episode: "recording.Episode") -> dict[str, object]:
+    alert = episode.alert
     return {
         "node": alert.node,
         "plugin": alert.plugin,
         "kind": alert.kind,
         "resource": alert.resource,
         "summary": alert.summary,
-        "fired_at": one.fired_at,
-        "resolved_at": one.resolved_at,
-        "evidence": [seen.observed for seen in alert.evidence],
+        "fired_at": episode.fired_at,
+        "resolved_at": episode.resolved_at,
+        "evidence": [evidence.observed for evidence in alert.evidence],
     }
 
 
-def _text(tree: Mapping[str, Any]) -> str:
-    span, alerts, other = tree["recording"], tree["alerts"], tree["policy"]
-    again = f"the recorded policy, played again, raises {alerts['recorded_policy']}"
-    lines = [
-        f"recorded from {span['from'][:19]} to {span['to'][:19]} UTC, {span['entries']} entries",
-        f"{alerts['told']} alerts told; {again}, and {other} {alerts['other_policy']}",
-    ]
-    if not tree["faithful"]:
-        lines.append(
-            "played again, the recorded policy does not raise what was told: take with care what "
-            "concerns these"
+def _text(report: Mapping[str, Any]) -> Iterator[str]:
+    span, alerts, other = report["recording"], report["alerts"], report["policy"]
+    yield f"recorded from {span['from'][:19]} to {span['to'][:19]} UTC, {span['entries']} entries"
+    yield (
+        f"{alerts['told']} alerts published; replayed, the recorded policy raises "
+        f"{alerts['recorded_policy']}, and {other} {alerts['other_policy']}"
+    )
+    if not report["faithful"]:
+        yield (
+            "replaying the recorded policy does not raise what was published: "
+            "do not rely on what concerns these alerts"
         )
-        lines += [_line("!", one, "told, not raised") for one in tree["told_not_raised"]]
-        lines += [_line("!", one, "raised, not told") for one in tree["raised_not_told"]]
-    only = "only with the recorded policy"
-    lines += [_line("-", one, only) for one in tree["only_recorded_policy"]]
-    lines += [_line("+", one, f"only with {other}") for one in tree["only_other_policy"]]
-    moved = [one for one in tree["both"] if one["later_s"]]
-    for one in moved:
-        seconds = one["later_s"]
-        late = f"{abs(seconds):g} s {'later' if seconds > 0 else 'sooner'} with {other}"
-        lines.append(_line("~", one, late))
-    same = len(tree["both"]) - len(moved)
-    lines.append(f"{same} {'alert is' if same == 1 else 'alerts are'} the same with both")
-    asked = ", ".join(f"{many} {how}" for how, many in sorted(tree["questions"].items()))
-    lines.append(f"questions of {other}, and how they were answered: {asked or 'none'}")
-    return "\n".join(lines)
+        for alert in report["told_not_raised"]:
+            yield _line("!", alert, "published, not replayed")
+        for alert in report["raised_not_told"]:
+            yield _line("!", alert, "replayed, not published")
+    for alert in report["only_recorded_policy"]:
+        yield _line("-", alert, "only with the recorded policy")
+    for alert in report["only_other_policy"]:
+        yield _line("+", alert, f"only with {other}")
+    moved = [alert for alert in report["both"] if alert["later_s"]]
+    for alert in moved:
+        seconds = alert["later_s"]
+        direction = "later" if seconds > 0 else "sooner"
+        yield _line("~", alert, f"{abs(seconds):g} s {direction} with {other}")
+    same = len(report["both"]) - len(moved)
+    yield f"{same} {'alert is' if same == 1 else 'alerts are'} the same with both"
+    answered = ", ".join(f"{count} {how}" for how, count in sorted(report["questions"].items()))
+    yield f"questions of {other}, and how they were answered: {answered or 'none'}"
 
 
-def _line(sign: str, one: Mapping[str, str], word: str) -> str:
-    return f"{sign} {one['fired_at'][:19]}  {one['kind']:<18} {one['summary']}  ({word})"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _line(sign: str, alert: Mapping[str, str], remark: str) -> str:
+    return f"{sign} {alert['fired_at'][:19]}  {alert['kind']:<18} {alert['summary']}  ({remark})"

@@ -1,19 +1,22 @@
-"""Pure: A recording under a policy: the real detector on the recorded time.
+"""Pure: replays a recording under a policy: the real detector, on the recorded time.
 
-What plugins, the bus and the cluster did is fed in as it came. A process that ended, ends here; the
-next one begins with what the policy itself would have had remembered. Here one leads throughout:
-whoever recorded may have followed another one, which told meanwhile.
+What plugins, the bus and the cluster did is fed in as it arrived. Where a recorded process ended,
+the detector ends, too; the next one begins with the state that the replayed policy would have
+saved. The replayed detector always leads: the recorded one may have been a follower.
+
+A question that was asked at that time then, too, gets the answer that it got. To others nobody
+recorded an answer. A probe then counts as answered if a heartbeat arrived within the probe's time,
+and otherwise goes like the plugin's nearest probe; the cluster gives the answer nearest in time.
 """
 
 import bisect
-import dataclasses
 import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Final
 
 from muster import vocabulary
 from muster_health.fleet import detector
@@ -21,24 +24,13 @@ from muster_health.model import config, signals, snapshot
 from muster_health.replay import recording
 
 _LAST_S: Final = 0.05
-AS_THEN: Final = "as it was then"
-UNKNOWN: Final = "not known, taken for no answer"
 _NEAR_S: Final = 60.0
 _SAME_S: Final = 0.5
 _ANSWER_S: Final = 0.002
-
-T = TypeVar("T")
-Probed = signals.ProbeAnswered | signals.ProbeFailed | signals.ProbeInconclusive
-Question = signals.Probe | signals.AskCluster
-Answer = Probed | signals.ClusterAnswered
-_About = tuple[str, str, type[Question], tuple[str, ...]]
-Known = tuple[str, float, Answer | None]
-"""How it is known, after how many seconds it comes, and the answer; None is that none ever came."""
-
-_AFTER_MEMORY: Final = (signals.Beat, signals.FromPlugin)
-"""What is heard only after all that is remembered was read."""
-_NOT_PLAYED: Final = (
-    recording.Told,
+_AFTER_RESTORE: Final = (signals.Beat, signals.FromPlugin)
+"""What arrives only after all saved state has been read."""
+_NOT_REPLAYED: Final = (
+    recording.PublishedAlert,
     signals.Probe,
     signals.AskCluster,
     signals.ProbeAnswered,
@@ -49,40 +41,61 @@ _NOT_PLAYED: Final = (
     signals.Remediated,
     signals.ClockStalled,
 )
-"""What was asked and answered, and who led then."""
+"""What the recorded detector asked and was answered, and whether it led."""
+
+ProbeResult = signals.ProbeAnswered | signals.ProbeFailed | signals.ProbeInconclusive
+Question = signals.Probe | signals.AskCluster
+Answer = ProbeResult | signals.ClusterAnswered
+_Subject = tuple[str, str, type[Question], tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a policy consists of, as far as it is played."""
+    """A policy, as far as it is replayed."""
 
     detection: config.Detection
     bounds: config.Bounds
 
 
 @dataclass(kw_only=True)
-class Played:
+class Result:
     """What a policy made of a recording."""
 
     episodes: list[recording.Episode] = field(default_factory=list)
     questions: Counter[str] = field(default_factory=Counter)
-    """How the questions were answered."""
+    """How many questions were answered in which way."""
 
 
-def play(recorded: recording.Tape, policy: Policy | None = None) -> Played:
-    """Return what a policy makes of a recording; without one, each process has its own of then."""
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that comes `after_s` later, or never (None); `how` says how it was determined."""
+
+    how: str
+    after_s: float
+    answer: Answer | None
+
+
+@dataclass(slots=True)
+class _RecordedQuestion:
+    at: float
+    answered_at: float = 0.0
+    answer: Answer | None = None
+
+
+def play(recorded: recording.Recording, policy: Policy | None = None) -> Result:
+    """Return what a policy makes of a recording; by default each process has its recorded one."""
     return _Player(recorded, policy).run()
 
 
 class _Player:
     """The recording's clock, the detector, and the answers that are under way."""
 
-    def __init__(self, recorded: recording.Tape, policy: Policy | None) -> None:
+    def __init__(self, recorded: recording.Recording, policy: Policy | None) -> None:
         self._recorded = recorded
         self._policy = policy
-        self._oracle = Oracle(recorded.entries)
-        self._played = Played()
-        self._episodes = recording.Episodes(recorded.zero)
+        self._answer_book = AnswerBook(recorded.entries)
+        self._result = Result()
+        self._episodes = recording.EpisodeTracker(recorded.zero)
         self._answers: list[tuple[float, int, Answer]] = []
         self._count = itertools.count()
         self._now = 0.0
@@ -91,39 +104,39 @@ class _Player:
             for at, entry in recorded.entries
             if isinstance(entry, signals.ClockStalled)
         ]
-        self._memory: dict[str, bytes] = {}
-        self._pending: list[bytes] = []
-        """What is remembered, and not yet given to the process that began."""
+        self._saved: dict[str, bytes] = {}
+        self._to_restore: list[bytes] = []
+        """Saved state that the process that began has not read yet."""
         self._detector: detector.Detector | None = None
 
-    def run(self) -> Played:
-        """Play it all."""
+    def run(self) -> Result:
+        """Replay everything."""
         for at, entry in self._recorded.entries:
             if isinstance(entry, recording.Header):
                 if self._detector is None or entry.begins:
                     self._end()
                     self._begin(entry, at)
                 continue
-            assert self._detector is not None, "a tape begins with a header"
+            assert self._detector is not None, "a recording begins with a header"
             self._advance(self._detector, at)
             if isinstance(entry, signals.Restored):
-                self._recall(self._detector, entry, at)
-            elif not isinstance(entry, _NOT_PLAYED):
-                if isinstance(entry, _AFTER_MEMORY):
-                    self._remind(self._detector, at)
+                self._restore_recorded(self._detector, entry, at)
+            elif not isinstance(entry, _NOT_REPLAYED):
+                if isinstance(entry, _AFTER_RESTORE):
+                    self._restore_saved(self._detector, at)
                 self._feed(self._detector, entry, at)
         self._end()
-        self._played.episodes = self._episodes.all
-        return self._played
+        self._result.episodes = self._episodes.all
+        return self._result
 
     def _end(self) -> None:
-        """Do what the last entry may have come from; what was due later nobody did."""
+        """Do what may have led to the last entry; what was due later, nobody did."""
         if self._detector is not None:
             self._advance(self._detector, self._now + _LAST_S)
 
     def _begin(self, header: recording.Header, at: float) -> None:
-        """Let the process that was recorded end, and another one begin."""
-        self._pending = list(self._memory.values())
+        """End the recorded process, and begin another one."""
+        self._to_restore = list(self._saved.values())
         self._answers.clear()
         policy = self._policy or Policy(detection=header.detection, bounds=header.bounds)
         self._detector = detector.Detector(
@@ -137,168 +150,174 @@ class _Player:
             began = self._recorded.zero + timedelta(seconds=at)
             self._feed(self._detector, signals.BusBack(at=began), at)
 
-    def _recall(self, played: detector.Detector, known: signals.Restored, at: float) -> None:
-        """Give a process what is remembered, when it was given it then.
+    def _restore_recorded(
+        self, replayed: detector.Detector, restored: signals.Restored, at: float
+    ) -> None:
+        """Restore state when the recorded process did.
 
-        What a process before this one told it told under its policy; but of what we never heard of
-        we take its word.
+        Where the replayed policy saved state itself, that is used instead of the recorded one.
         """
-        self._remind(played, at)
-        key = recording.key_of(known.state)
-        if key not in self._memory:
-            self._memory[key] = snapshot.encode(known.state)
-            self._feed(played, known, at)
+        self._restore_saved(replayed, at)
+        key = recording.key_of(restored.state)
+        if key not in self._saved:
+            self._saved[key] = snapshot.encode(restored.state)
+            self._feed(replayed, restored, at)
 
-    def _remind(self, played: detector.Detector, at: float) -> None:
-        pending, self._pending = self._pending, []
-        for value in pending:
-            self._feed(played, signals.Restored(state=snapshot.decode(value)), at)
+    def _restore_saved(self, replayed: detector.Detector, at: float) -> None:
+        values, self._to_restore = self._to_restore, []
+        for value in values:
+            self._feed(replayed, signals.Restored(state=snapshot.decode(value)), at)
 
-    def _advance(self, played: detector.Detector, until: float) -> None:
+    def _advance(self, replayed: detector.Detector, until: float) -> None:
         while True:
-            due = played.next_deadline()
-            answer = self._answers[0][0] if self._answers else None
-            times = [time for time in (due, answer) if time is not None]
+            due = replayed.next_deadline()
+            answer_at = self._answers[0][0] if self._answers else None
+            times = [time for time in (due, answer_at) if time is not None]
             now = self._awake(max(self._now, min(times))) if times else until + 1.0
             if now > until:
                 self._now = until
                 return
             self._now = now
-            if due is not None and (answer is None or due <= answer):
-                self._do(played.tick(now), now)
+            if due is not None and (answer_at is None or due <= answer_at):
+                self._execute(replayed.tick(now), now)
             else:
-                _, _, event = heapq.heappop(self._answers)
-                self._feed(played, _heard(event) if played.is_disconnected else event, now)
+                _, _, answer = heapq.heappop(self._answers)
+                if replayed.is_disconnected:
+                    answer = _while_disconnected(answer)
+                self._feed(replayed, answer, now)
 
     def _awake(self, now: float) -> float:
-        """Return when whoever recorded next ran: what it slept through, nobody did."""
+        """Return when the recorded process next ran: while it stood still, it did nothing."""
         return next((end for begin, end in self._stalls if begin < now < end), now)
 
-    def _feed(self, played: detector.Detector, event: signals.Input, now: float) -> None:
-        self._do(played.receive(event, now), now)
+    def _feed(self, replayed: detector.Detector, event: signals.Input, now: float) -> None:
+        self._execute(replayed.receive(event, now), now)
 
-    def _do(self, outs: Iterable[signals.Output], now: float) -> None:
-        for out in outs:
-            match out:
+    def _execute(self, outputs: Iterable[signals.Output], now: float) -> None:
+        for output in outputs:
+            match output:
                 case signals.Probe() | signals.AskCluster():
-                    self._ask(out, now)
+                    self._ask(output, now)
                 case signals.Remember(key=key, value=value):
-                    self._memory[key] = value
+                    self._saved[key] = value
                     if not value:
-                        del self._memory[key]
+                        del self._saved[key]
                 case signals.Publish(event=vocabulary.AlertChanged() as alert):
-                    self._episodes.take(alert, now)
+                    self._episodes.add(alert, now)
                 case _:
                     pass
 
-    def _ask(self, asked: Question, now: float) -> None:
-        how, after_s, answer = self._oracle.ask(asked, now)
-        self._played.questions[how] += 1
-        if answer is not None:
-            heapq.heappush(self._answers, (now + after_s, next(self._count), answer))
+    def _ask(self, question: Question, now: float) -> None:
+        reply = self._answer_book.reply(question, now)
+        self._result.questions[reply.how] += 1
+        if reply.answer is not None:
+            at = now + reply.after_s
+            heapq.heappush(self._answers, (at, next(self._count), reply.answer))
 
 
-def _heard(event: Answer) -> Answer:
-    """Return what comes of a question while our own link is gone."""
-    if not isinstance(event, signals.ProbeFailed):
-        return event
-    return signals.ProbeInconclusive(node=event.node, plugin=event.plugin, number=event.number)
-
-
-@dataclasses.dataclass(slots=True)
-class _Asked:
-    at: float
-    answered_at: float = 0.0
-    answer: Answer | None = None
-
-
-class Oracle:
-    """Answers questions from all that was recorded."""
+class AnswerBook:
+    """Answers questions from everything that was recorded."""
 
     def __init__(self, entries: Iterable[tuple[float, recording.Entry]]) -> None:
-        self._beats: dict[tuple[str, str], list[tuple[float, vocabulary.Heartbeat]]]
-        self._beats = defaultdict(list)
-        self._answers: dict[_About, list[tuple[float, Answer]]] = defaultdict(list)
-        self._asked: dict[_About, list[_Asked]] = defaultdict(list)
-        asked: dict[tuple[_About, int], _Asked] = {}
+        self._heartbeats: dict[tuple[str, str], list[tuple[float, vocabulary.Heartbeat]]]
+        self._heartbeats = defaultdict(list)
+        self._answers: dict[_Subject, list[tuple[float, Answer]]] = defaultdict(list)
+        self._questions: dict[_Subject, list[_RecordedQuestion]] = defaultdict(list)
+        pending: dict[tuple[_Subject, int], _RecordedQuestion] = {}
         for at, entry in entries:
             match entry:
                 case recording.Header(begins=True):
-                    asked.clear()
-                case signals.Beat(heartbeat=beat):
-                    self._beats[beat.node, beat.plugin].append((at, beat))
+                    pending.clear()
+                case signals.Beat(heartbeat=heartbeat):
+                    self._heartbeats[heartbeat.node, heartbeat.plugin].append((at, heartbeat))
                 case signals.Probe() | signals.AskCluster():
-                    found = _Asked(at)
-                    self._asked[_about(entry)].append(found)
-                    asked[_about(entry), entry.number] = found
+                    question = _RecordedQuestion(at)
+                    self._questions[_subject(entry)].append(question)
+                    pending[_subject(entry), entry.number] = question
                 case (
                     signals.ProbeAnswered()
                     | signals.ProbeFailed()
                     | signals.ProbeInconclusive()
                     | signals.ClusterAnswered()
                 ):
-                    about = _about(entry)
-                    self._answers[about].append((at, entry))
-                    known = asked.pop((about, entry.number), None)
-                    if known is not None:
-                        known.answered_at, known.answer = at, entry
+                    subject = _subject(entry)
+                    self._answers[subject].append((at, entry))
+                    answered = pending.pop((subject, entry.number), None)
+                    if answered is not None:
+                        answered.answered_at, answered.answer = at, entry
                 case _:
                     pass
 
-    def ask(self, asked: Question, now: float) -> Known:
-        """Return what is answered."""
-        about = _about(asked)
-        then = min(self._asked.get(about, ()), key=lambda found: abs(found.at - now), default=None)
-        if then is not None and abs(then.at - now) <= _SAME_S:
-            if then.answer is None:
-                return AS_THEN, 0.0, None
-            answer = dataclasses.replace(then.answer, number=asked.number)
-            return AS_THEN, max(then.answered_at - now, _ANSWER_S), answer
-        nearest = _nearest(self._answers.get(about, ()), now)
-        if isinstance(asked, signals.Probe):
-            return self._probe(asked, nearest, now)
-        known = nearest.facts if isinstance(nearest, signals.ClusterAnswered) else None
-        how = "by the cluster's nearest answer" if known else "the cluster: not known"
-        told = signals.ClusterAnswered(
-            node=asked.node,
-            plugin=asked.plugin,
-            number=asked.number,
-            facts=known,
-            resources=asked.resources,
+    def reply(self, question: Question, now: float) -> Reply:
+        """Return how a question is answered."""
+        subject = _subject(question)
+        recorded = min(
+            self._questions.get(subject, ()),
+            key=lambda recorded: abs(recorded.at - now),
+            default=None,
         )
-        return how, _ANSWER_S, told
+        if recorded is not None and abs(recorded.at - now) <= _SAME_S:
+            return _as_recorded(question, recorded, now)
+        nearest = _nearest(self._answers.get(subject, ()), now)
+        if isinstance(question, signals.Probe):
+            return self._probe_reply(question, nearest, now)
+        facts = nearest.facts if isinstance(nearest, signals.ClusterAnswered) else None
+        answer = signals.ClusterAnswered(
+            node=question.node,
+            plugin=question.plugin,
+            number=question.number,
+            facts=facts,
+            resources=question.resources,
+        )
+        how = "cluster query: nearest recorded answer" if facts else "cluster query: no answer"
+        return Reply(how, _ANSWER_S, answer)
 
-    def _probe(self, asked: signals.Probe, nearest: Answer | None, now: float) -> Known:
-        beats = self._beats.get((asked.node, asked.plugin), [])
-        number = bisect.bisect_left(beats, now, key=lambda pair: pair[0])
-        if number < len(beats) and beats[number][0] <= now + asked.timeout_s:
-            at, beat = beats[number]
-            answered = signals.ProbeAnswered(heartbeat=beat, number=asked.number)
-            return "by a beat that came in time", max(at - now, _ANSWER_S), answered
+    def _probe_reply(self, probe: signals.Probe, nearest: Answer | None, now: float) -> Reply:
+        heartbeats = self._heartbeats.get((probe.node, probe.plugin), [])
+        index = bisect.bisect_left(heartbeats, now, key=lambda pair: pair[0])
+        if index < len(heartbeats) and heartbeats[index][0] <= now + probe.timeout_s:
+            at, heartbeat = heartbeats[index]
+            answered = signals.ProbeAnswered(heartbeat=heartbeat, number=probe.number)
+            how = "probe: answered, as a heartbeat arrived in time"
+            return Reply(how, max(at - now, _ANSWER_S), answered)
         if nearest is None:
             failed = signals.ProbeFailed(
-                node=asked.node, plugin=asked.plugin, number=asked.number, subscribed=True
+                node=probe.node, plugin=probe.plugin, number=probe.number, subscribed=True
             )
-            return UNKNOWN, asked.timeout_s, failed
-        is_slow = isinstance(nearest, signals.ProbeFailed) and nearest.subscribed
-        answer = dataclasses.replace(nearest, number=asked.number)
-        return (
-            "as the nearest one of that plugin",
-            asked.timeout_s if is_slow else _ANSWER_S,
-            answer,
+            return Reply("probe: nothing recorded, so no answer", probe.timeout_s, failed)
+        timed_out = isinstance(nearest, signals.ProbeFailed) and nearest.subscribed
+        return Reply(
+            "probe: like the nearest recorded one",
+            probe.timeout_s if timed_out else _ANSWER_S,
+            replace(nearest, number=probe.number),
         )
 
 
-def _about(one: Question | Answer) -> _About:
-    match one:
-        case signals.ProbeAnswered(heartbeat=beat):
-            return beat.node, beat.plugin, signals.Probe, ()
+def _as_recorded(question: Question, recorded: _RecordedQuestion, now: float) -> Reply:
+    how = "as recorded"
+    if recorded.answer is None:
+        return Reply(how, 0.0, None)
+    answer = replace(recorded.answer, number=question.number)
+    return Reply(how, max(recorded.answered_at - now, _ANSWER_S), answer)
+
+
+def _subject(entry: Question | Answer) -> _Subject:
+    match entry:
+        case signals.ProbeAnswered(heartbeat=heartbeat):
+            return heartbeat.node, heartbeat.plugin, signals.Probe, ()
         case signals.Probe() | signals.ProbeFailed() | signals.ProbeInconclusive():
-            return one.node, one.plugin, signals.Probe, ()
+            return entry.node, entry.plugin, signals.Probe, ()
         case signals.AskCluster() | signals.ClusterAnswered():
-            return one.node, one.plugin, signals.AskCluster, one.resources
+            return entry.node, entry.plugin, signals.AskCluster, entry.resources
 
 
-def _nearest(found: Sequence[tuple[float, T]], now: float) -> T | None:
-    near = min(found, key=lambda pair: abs(pair[0] - now), default=None)
-    return near[1] if near is not None and abs(near[0] - now) <= _NEAR_S else None
+def _nearest(answers: Sequence[tuple[float, Answer]], now: float) -> Answer | None:
+    nearest = min(answers, key=lambda pair: abs(pair[0] - now), default=None)
+    return nearest[1] if nearest is not None and abs(nearest[0] - now) <= _NEAR_S else None
+
+
+def _while_disconnected(answer: Answer) -> Answer:
+    """Return what becomes of an answer while the detector is disconnected from the bus."""
+    if not isinstance(answer, signals.ProbeFailed):
+        return answer
+    return signals.ProbeInconclusive(node=answer.node, plugin=answer.plugin, number=answer.number)

@@ -1,7 +1,7 @@
-"""Adapter: the file system: a detector whose inputs are written down, in two files of bounded size.
+"""Adapter: files: records a detector's inputs and alerts, in two files of bounded size.
 
-When the newer file is full it becomes the older one, `FILE.1`. What cannot be written is said once,
-and nothing more is written: the detector goes on.
+When the newer file is full it becomes the older one, `FILE.1`. If it cannot be written, that is
+logged once and recording ends; the detector goes on.
 """
 
 from collections.abc import Sequence
@@ -22,59 +22,59 @@ class Recorder:
     """A `muster.machine.Machine` around a detector; `close` it in the end."""
 
     def __init__(
-        self, watched: detector.Detector, settings: config.Settings, *, has_cluster: bool
+        self, recorded: detector.Detector, settings: config.Settings, *, has_cluster: bool
     ) -> None:
-        self._watched = watched
+        self._recorded = recorded
         self._settings = settings
         self._has_cluster = has_cluster
         self._path = Path(settings.recording.file)
-        self._half = settings.recording.mib_max * 1024 * 1024 // 2
+        self._half_bytes = settings.recording.mib_max * 1024 * 1024 // 2
         self._file: BinaryIO | None = None
-        self._size = 0
+        self._size_bytes = 0
         self._levels: dict[tuple[str, str], signals.Input] = {}
-        """The newest of what is told only when it changes, and what is remembered, for a file that
-        begins later."""
+        """The newest of what is only reported when it changes, and the saved state: a file that
+        begins later repeats them."""
 
     def receive(self, event: signals.Input, now: float) -> Sequence[signals.Output]:
-        """Write an input down, and have it taken."""
+        """Record an input, and pass it to the detector."""
         self._write(event, now)
-        outs = self._watched.receive(event, now)
-        self._follow(outs, now)
-        return outs
+        outputs = self._recorded.receive(event, now)
+        self._write_outputs(outputs, now)
+        return outputs
 
     def tick(self, now: float) -> Sequence[signals.Output]:
-        """Have done what is due."""
-        outs = self._watched.tick(now)
-        self._follow(outs, now)
-        return outs
+        """Let the detector do what is due."""
+        outputs = self._recorded.tick(now)
+        self._write_outputs(outputs, now)
+        return outputs
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is next needed."""
-        return self._watched.next_deadline()
+        return self._recorded.next_deadline()
 
     def begin(self, now: float) -> None:
-        """Begin, behind what a process before us wrote. Raises OSError."""
+        """Append to what a former process wrote. Raises OSError."""
         self._open(now, begins=True)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is buffered."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _follow(self, outs: Sequence[signals.Output], now: float) -> None:
-        """Write down what the detector told and asked; all is on file before it is done."""
-        for out in outs:
-            match out:
+    def _write_outputs(self, outputs: Sequence[signals.Output], now: float) -> None:
+        """Record alerts and questions; they are on file before they are executed."""
+        for output in outputs:
+            match output:
                 case signals.Probe() | signals.AskCluster():
-                    self._write(out, now)
+                    self._write(output, now)
                 case signals.Remember(key=key, value=b""):
                     self._levels.pop(("state", key), None)
                 case signals.Remember(key=key, value=value):
                     state = snapshot.decode(value)
                     self._levels["state", key] = signals.Restored(state=state)
                 case signals.Publish(event=vocabulary.AlertChanged() as alert):
-                    self._write(recording.Told(alert=alert), now)
+                    self._write(recording.PublishedAlert(alert=alert), now)
                 case signals.Noted(note=signals.Note.STALLED, seconds=seconds):
                     self._write(signals.ClockStalled(seconds=seconds), now)
                 case _:
@@ -95,8 +95,8 @@ class Recorder:
             return
         try:
             for line in recording.encode(now, entry):
-                self._size += self._file.write(line)
-            if self._size > self._half:
+                self._size_bytes += self._file.write(line)
+            if self._size_bytes > self._half_bytes:
                 self._file.close()
                 self._path.replace(f"{self._path}.1")
                 self._open(now, begins=False)
@@ -104,7 +104,7 @@ class Recorder:
             self._end(error)
 
     def _flush(self) -> None:
-        """Leave nothing to a process that may be killed."""
+        """Leave nothing in our buffer: the process may be killed."""
         try:
             if self._file is not None:
                 self._file.flush()
@@ -117,16 +117,16 @@ class Recorder:
 
     def _open(self, now: float, *, begins: bool) -> None:
         self._file = self._path.open("ab", buffering=_BUFFER_BYTES)
-        self._size = self._file.tell()
+        self._size_bytes = self._file.tell()
         header = recording.Header(
             at_zero=datetime.now(UTC) - timedelta(seconds=now),
             begins=begins,
-            sees=not self._watched.is_disconnected,
-            leads=self._watched.leader is not None,
+            sees=not self._recorded.is_disconnected,
+            leads=self._recorded.leader is not None,
             has_cluster=self._has_cluster,
             detection=self._settings.detection,
             bounds=self._settings.bounds,
         )
         for entry in (header, *self._levels.values()):
             for line in recording.encode(now, entry):
-                self._size += self._file.write(line)
+                self._size_bytes += self._file.write(line)

@@ -1,11 +1,11 @@
-"""Pure: A recording: all that the detector took in and asked, line by line, to be judged anew.
+"""Pure: a recording of the detector's inputs, questions and alerts: its format, and how it is read.
 
-Beats are stored nowhere else, and without them nobody can tell what another policy would have made
-of a night. Each line is `{"t": seconds of the receiver's clock, "k": kind, "v": input}`. A header
-says which policy was in force; there is one at the start of each file and of each process.
+Heartbeats are stored nowhere else, and without them nobody could say what another policy would have
+done. Each line is `{"t": seconds on the writer's clock, "k": kind, "v": entry}`. A header says
+which policy was in force; there is one at the beginning of each file and of each process.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -17,13 +17,18 @@ from muster_health.fleet import fleet_alerts
 from muster_health.model import alerts, config, signals, snapshot
 
 VERSION: Final = 1
+_SAME_ALERT: Final = timedelta(seconds=60)
+_RESOLVED_SLACK: Final = timedelta(seconds=5)
+"""Two processes that watch the same do not see it end at the same moment."""
+_ANY_KIND: Final = frozenset(vocabulary.AlertKind)
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Who recorded, under which policy. `at_zero` is UTC at second 0 of its clock.
 
-    `begins` is that a process began; else it goes on in another file. `sees` tells whether it had
-    NATS, and `leads` whether it led: a file may begin in the middle.
+    `begins` says that a process began; otherwise it goes on in another file. `sees` says whether it
+    was connected to NATS then, `leads` whether it was the leader: a file may begin in the middle.
     """
 
     v: int = VERSION
@@ -36,8 +41,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     bounds: config.Bounds
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert that was told: the recording can be held to it."""
+class PublishedAlert(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert that was published: a replay under the same policy must raise it, too."""
 
     alert: vocabulary.AlertChanged
 
@@ -56,52 +61,56 @@ class _Line(msgspec.Struct, frozen=True):
     v: msgspec.Raw
 
 
-Entry = Header | Told | signals.Probe | signals.AskCluster | signals.Input
-_SIMPLE: Final[tuple[type[Entry], ...]] = (
-    Header,
-    Told,
-    signals.Probe,
-    signals.AskCluster,
-    signals.Beat,
-    signals.ProbeAnswered,
-    signals.ProbeFailed,
-    signals.ProbeInconclusive,
-    signals.BusLost,
-    signals.BusBack,
-    signals.Restored,
-    signals.Connected,
-    signals.Disconnected,
-    signals.ServerEvent,
-    signals.ClusterAnswered,
-    signals.ExpectedNodes,
-    signals.NodeOffers,
-    signals.Leadership,
-    signals.ClockStalled,
-    signals.Remediated,
-)
+Entry = Header | PublishedAlert | signals.Probe | signals.AskCluster | signals.Input
+_KINDS: Final[Mapping[str, type[Entry]]] = {
+    "Header": Header,
+    "Told": PublishedAlert,
+    "Probe": signals.Probe,
+    "AskCluster": signals.AskCluster,
+    "Beat": signals.Beat,
+    "ProbeAnswered": signals.ProbeAnswered,
+    "ProbeFailed": signals.ProbeFailed,
+    "ProbeInconclusive": signals.ProbeInconclusive,
+    "BusLost": signals.BusLost,
+    "BusBack": signals.BusBack,
+    "Restored": signals.Restored,
+    "Connected": signals.Connected,
+    "Disconnected": signals.Disconnected,
+    "ServerEvent": signals.ServerEvent,
+    "ClusterAnswered": signals.ClusterAnswered,
+    "ExpectedNodes": signals.ExpectedNodes,
+    "NodeOffers": signals.NodeOffers,
+    "Leadership": signals.Leadership,
+    "ClockStalled": signals.ClockStalled,
+    "Remediated": signals.Remediated,
+}
+"""As they stand on file, whatever the classes are called."""
+_REPORT: Final = "FromPlugin"
+_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 _LINE: Final = msgspec.json.Decoder(_Line)
 _REPORTED: Final = msgspec.json.Decoder(_Reported)
-_DECODERS: Final = {kind.__name__: msgspec.json.Decoder(kind) for kind in _SIMPLE}
+_DECODERS: Final = {name: msgspec.json.Decoder(kind) for name, kind in _KINDS.items()}
 _EVENTS: Final = {event.TYPE: msgspec.json.Decoder(event) for event in vocabulary.EVENTS}
 
 
-class NotARecording(ValueError):
-    """A line that says nothing; the text says why."""
+class UnreadableRecording(ValueError):
+    """A line, or the whole, is no recording; the text says why."""
 
 
 def key_of(state: snapshot.Snapshot) -> str:
-    """Return what a state is remembered under."""
+    """Return the key that a state is saved under."""
     if state.node == vocabulary.FLEET:
         return fleet_alerts.KEY
     return snapshot.key_of(state.node, state.plugin)
 
 
 def encode(t: float, entry: Entry) -> Iterator[bytes]:
-    """Give the lines for what was taken in at `t`; many beats at once are a line each."""
+    """Yield the lines for what was received at `t`; of many heartbeats each has its own line."""
     match entry:
-        case signals.Beats(heartbeats=beats):
-            for beat in beats:
-                yield _encoded(t, "Beat", signals.Beat(heartbeat=beat))
+        case signals.Beats(heartbeats=heartbeats):
+            for heartbeat in heartbeats:
+                beat = signals.Beat(heartbeat=heartbeat)
+                yield _encoded(t, _NAMES[signals.Beat], beat)
         case signals.FromPlugin():
             reported = _Reported(
                 type=entry.event.TYPE,
@@ -110,61 +119,56 @@ def encode(t: float, entry: Entry) -> Iterator[bytes]:
                 sequence=entry.sequence,
                 position=entry.position,
             )
-            yield _encoded(t, "FromPlugin", reported)
+            yield _encoded(t, _REPORT, reported)
         case _:
-            yield _encoded(t, type(entry).__name__, entry)
+            yield _encoded(t, _NAMES[type(entry)], entry)
 
 
 def decode(line: bytes) -> tuple[float, Entry]:
-    """Return when a line was written, and what it says. Raises NotARecording."""
+    """Return when a line was written, and its entry. Raises UnreadableRecording."""
     try:
-        found = _LINE.decode(line)
-        if found.k == "FromPlugin":
-            return found.t, _reported(_REPORTED.decode(found.v))
-        entry = _DECODERS[found.k].decode(found.v)
+        fields = _LINE.decode(line)
+        if fields.k == _REPORT:
+            return fields.t, _report(_REPORTED.decode(fields.v))
+        entry = _DECODERS[fields.k].decode(fields.v)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise NotARecording(str(error)) from None
+        raise UnreadableRecording(str(error)) from None
     except KeyError as error:
-        raise NotARecording(f"nothing known is called {error}") from None
+        raise UnreadableRecording(f"unknown kind {error}") from None
     if isinstance(entry, Header) and entry.v != VERSION:
-        raise NotARecording(f"recorded as v{entry.v}, and this is v{VERSION}")
-    return found.t, entry
+        raise UnreadableRecording(f"the recording is of version {entry.v}, expected {VERSION}")
+    return fields.t, entry
 
 
-def _reported(found: _Reported) -> signals.FromPlugin:
+def _report(reported: _Reported) -> signals.FromPlugin:
     return signals.FromPlugin(
-        event=_EVENTS[found.type].decode(found.event),
-        instance=found.instance,
-        sequence=found.sequence,
-        position=found.position,
+        event=_EVENTS[reported.type].decode(reported.event),
+        instance=reported.instance,
+        sequence=reported.sequence,
+        position=reported.position,
     )
 
 
 def _encoded(t: float, kind: str, value: object) -> bytes:
-    return (
-        msgspec.json.encode(_Line(round(t, 6), kind, msgspec.Raw(msgspec.json.encode(value))))
-        + b"\n"
-    )
+    line = _Line(round(t, 6), kind, msgspec.Raw(msgspec.json.encode(value)))
+    return msgspec.json.encode(line) + b"\n"
 
 
-_NEAR: Final = timedelta(seconds=60)
-_SLACK: Final = timedelta(seconds=5)
-_ANY: Final = frozenset(vocabulary.AlertKind)
-_NEVER: Final = datetime.max.replace(tzinfo=UTC)
+# what a recording says when it is read as a whole
 
 
 @dataclass(slots=True, kw_only=True)
 class Episode:
-    """One alert from its first telling to its end."""
+    """One alert from its first publication to its end."""
 
     alert: vocabulary.AlertChanged
     fired_at: datetime
     resolved_at: datetime | None = None
     kinds: frozenset[vocabulary.AlertKind] = frozenset()
-    """All that it was called."""
+    """All kinds that it had."""
 
     def __post_init__(self) -> None:
-        """Begin with the first name."""
+        """Begin with the first kind."""
         self.kinds |= {self.alert.kind}
 
     @property
@@ -173,69 +177,70 @@ class Episode:
         return self.alert.node, self.alert.plugin, self.alert.resource
 
 
-class Episodes:
-    """Alerts as they are told, one after another, become episodes."""
+class EpisodeTracker:
+    """Assembles episodes from alerts, in the order of their publication."""
 
     def __init__(self, zero: datetime) -> None:
         self.all: list[Episode] = []
         self._zero = zero
         self._open: dict[str, Episode] = {}
 
-    def take(self, alert: vocabulary.AlertChanged, at: float) -> None:
-        """Take that an alert fires, changes or is resolved."""
+    def add(self, alert: vocabulary.AlertChanged, at: float) -> None:
+        """Add that an alert fires, changes or is resolved."""
         when = self._zero + timedelta(seconds=at)
-        known = self._open.get(alert.fingerprint)
+        episode = self._open.get(alert.fingerprint)
         if (
-            known is not None
+            episode is not None
             and alert.change == 0
-            and alert.starts_at != known.alert.starts_at
-            and when - known.fired_at > _NEAR
+            and alert.starts_at != episode.alert.starts_at
+            and when - episode.fired_at > _SAME_ALERT
         ):
-            # another one told its end; what is told anew soon was dropped when a lead ended
-            known.resolved_at, known = when, None
+            # another leader published the end; soon after the beginning it was only repeated,
+            # because a leader ended before it had saved it
+            episode.resolved_at, episode = when, None
         if alert.state is vocabulary.AlertState.RESOLVED:
-            if known is not None:
-                known.resolved_at = when
+            if episode is not None:
+                episode.resolved_at = when
                 del self._open[alert.fingerprint]
-        elif known is None and alert.change:
-            pass  # told before the recording begins, or by another
-        elif known is None:
+        elif episode is None and alert.change:
+            pass  # it began before the recording, or another process published it
+        elif episode is None:
             self._open[alert.fingerprint] = Episode(alert=alert, fired_at=when)
             self.all.append(self._open[alert.fingerprint])
         else:
             # what it is about may change while it fires
-            known.alert = alert
-            known.kinds |= {alert.kind}
+            episode.alert = alert
+            episode.kinds |= {alert.kind}
 
 
 @dataclass(kw_only=True)
-class Tape:
-    """A recording, read: entries by virtual time, in seconds from `zero`."""
+class Recording:
+    """A recording in memory: entries by time, in seconds from `zero`."""
 
     zero: datetime
     entries: list[tuple[float, Entry]]
 
     @property
-    def told(self) -> list[Episode]:
-        """The alerts that were told then."""
-        found = Episodes(self.zero)
+    def published(self) -> list[Episode]:
+        """The alerts that were published."""
+        tracker = EpisodeTracker(self.zero)
         for at, entry in self.entries:
-            if isinstance(entry, Told):
-                found.take(entry.alert, at)
-        return found.all
+            if isinstance(entry, PublishedAlert):
+                tracker.add(entry.alert, at)
+        return tracker.all
 
     @property
-    def inherited(self) -> list[Episode]:
-        """The alerts that were remembered, each at its begin, by whatever name.
+    def restored(self) -> list[Episode]:
+        """The alerts in saved state, each at its beginning; another process may have raised them.
 
-        Another may have told them.
+        Such an alert may since have changed its kind.
         """
         return [
             Episode(
                 alert=alert,
                 fired_at=alert.starts_at,
                 resolved_at=alert.starts_at,
-                kinds=_ANY,
+                kinds=_ANY_KIND,
             )
             for _, entry in self.entries
             if isinstance(entry, signals.Restored)
@@ -243,9 +248,9 @@ class Tape:
         ]
 
     @property
-    def idle(self) -> list[tuple[datetime, datetime]]:
-        """When whoever recorded did not lead, and so told nobody."""
-        found: list[tuple[datetime, datetime]] = []
+    def times_not_leading(self) -> list[tuple[datetime, datetime]]:
+        """When the recording process was not the leader, and so published nothing."""
+        times: list[tuple[datetime, datetime]] = []
         since: float | None = None
         for at, entry in self.entries:
             match entry:
@@ -253,22 +258,22 @@ class Tape:
                     since = at if since is None else since
                 case signals.Leadership():
                     if since is not None:
-                        found.append((self._utc(since), self._utc(at)))
+                        times.append((self._utc(since), self._utc(at)))
                     since = None
                 case _:
                     pass
         if since is not None:
-            found.append((self._utc(since), _NEVER))
-        return found
+            times.append((self._utc(since), _NEVER))
+        return times
 
     def _utc(self, at: float) -> datetime:
         return self.zero + timedelta(seconds=at)
 
 
-def tape(lines: Iterable[tuple[float, Entry]]) -> Tape:
-    """Return a recording on one clock. Raises NotARecording where it does not begin with a header.
+def read(lines: Iterable[tuple[float, Entry]]) -> Recording:
+    """Return a recording on one clock. Raises UnreadableRecording if it begins with no header.
 
-    Each process counted by a clock of its own; UTC holds them together.
+    Each process counts by a clock of its own; UTC relates them.
     """
     first: Header | None = None
     offset_s = 0.0
@@ -278,62 +283,66 @@ def tape(lines: Iterable[tuple[float, Entry]]) -> Tape:
             first = first or entry
             offset_s = (entry.at_zero - first.at_zero).total_seconds()
         if first is None:
-            raise NotARecording("it does not begin with a header")
-        # a wall clock that was set back must not turn time round
+            raise UnreadableRecording("it does not begin with a header")
+        # time must not run backwards, even if a wall clock was set back
         at = max(t + offset_s, entries[-1][0] if entries else t + offset_s)
         entries.append((at, entry))
     if first is None:
-        raise NotARecording("it is empty")
-    return Tape(zero=first.at_zero, entries=entries)
+        raise UnreadableRecording("it is empty")
+    return Recording(zero=first.at_zero, entries=entries)
 
 
-def matched(
-    one: Sequence[Episode], other: Sequence[Episode]
+def match(
+    ours: Sequence[Episode], theirs: Sequence[Episode]
 ) -> tuple[list[tuple[Episode, Episode]], list[Episode], list[Episode]]:
-    """Return the alerts of both that are about the same at about the same time, and the others."""
-    left = list(other)
+    """Return pairs about the same at about the same time, those only in ours, only in theirs."""
+    unmatched = list(theirs)
     both: list[tuple[Episode, Episode]] = []
-    alone: list[Episode] = []
-    for episode in one:
-        near = [found for found in left if _same(episode, found)]
-        if not near:
-            alone.append(episode)
+    only_ours: list[Episode] = []
+    for episode in ours:
+        candidates = [candidate for candidate in unmatched if _is_same(episode, candidate)]
+        if not candidates:
+            only_ours.append(episode)
             continue
-        best = min(near, key=lambda found: abs(found.fired_at - episode.fired_at))
-        left.remove(best)
+        best = min(candidates, key=lambda candidate: abs(candidate.fired_at - episode.fired_at))
+        unmatched.remove(best)
         both.append((episode, best))
-    return both, alone, left
+    return both, only_ours, unmatched
 
 
-def held_against(recorded: Tape, raised: Sequence[Episode]) -> tuple[list[Episode], list[Episode]]:
-    """Return what was told and is not among what was raised, and what was raised and not told.
+def differences(
+    recorded: Recording, replayed: Sequence[Episode]
+) -> tuple[list[Episode], list[Episode]]:
+    """Return the alerts published but not replayed, and those replayed but not published.
 
-    Whoever recorded tells only what another told where it remembers that; of what was raised and
-    over while it did not lead, it knows nothing.
+    The recording process did not publish what another leader had published and saved; and it cannot
+    know of an alert that began and ended while it was not the leader.
     """
-    _, missed, more = matched(recorded.told, raised)
-    idle = recorded.idle
-    more = [one for one in more if not any(_is_within(one, gap) for gap in idle)]
-    _, more, _ = matched(more, recorded.inherited)
-    return missed, more
+    _, missing, additional = match(recorded.published, replayed)
+    times = recorded.times_not_leading
+    additional = [
+        episode for episode in additional if not any(_is_within(episode, time) for time in times)
+    ]
+    _, additional, _ = match(additional, recorded.restored)
+    return missing, additional
 
 
-def _is_within(one: Episode, gap: tuple[datetime, datetime]) -> bool:
-    begin, end = gap
-    # two that watch the same do not see it end at the same moment
-    return begin <= one.fired_at and (one.resolved_at or _NEVER) - _SLACK <= end
+def _is_within(episode: Episode, time: tuple[datetime, datetime]) -> bool:
+    begin, end = time
+    resolved_at = episode.resolved_at or _NEVER
+    return begin <= episode.fired_at and resolved_at - _RESOLVED_SLACK <= end
 
 
-def _same(one: Episode, other: Episode) -> bool:
-    if one.subject != other.subject or not one.kinds & other.kinds:
+def _is_same(ours: Episode, theirs: Episode) -> bool:
+    if ours.subject != theirs.subject or not ours.kinds & theirs.kinds:
         return False
-    first, last = sorted((one, other), key=lambda episode: episode.fired_at)
+    first, last = sorted((ours, theirs), key=lambda episode: episode.fired_at)
     overlap = first.resolved_at is None or last.fired_at <= first.resolved_at
-    return overlap or last.fired_at - first.fired_at <= _NEAR
+    return overlap or last.fired_at - first.fired_at <= _SAME_ALERT
 
 
-def _firing(known: signals.Restored) -> Iterator[vocabulary.AlertChanged]:
-    state = known.state
+def _firing(restored: signals.Restored) -> Iterator[vocabulary.AlertChanged]:
+    state = restored.state
     for alert in state.firing:
         yield alerts.changed(
             alert, node=state.node, plugin=state.plugin, runbook_url="", leader=state.leader

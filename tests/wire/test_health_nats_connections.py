@@ -1,4 +1,4 @@
-"""What a real nats-server tells of connections, and that its silence is noticed."""
+"""What a real nats-server reports about connections, and that missing reports are noticed."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ import nats.aio.client
 async def live():
     client = nats.aio.client.Client()
     await client.connect(sys.argv[1], name=sys.argv[2])
-    print("there", flush=True)
+    print("connected", flush=True)
     await asyncio.Event().wait()
 asyncio.run(live())
 """
@@ -31,7 +31,11 @@ NO_ACCOUNTS: Final = "ping_interval: 20\n"
 def play(
     tmp_path: Path,
     story: Callable[
-        [nats.NatsServer, nats_connections.Connections, asyncio.Queue[nats_advisories.Told]],
+        [
+            nats.NatsServer,
+            nats_connections.ConnectionMonitor,
+            asyncio.Queue[nats_advisories.Advisory],
+        ],
         Awaitable[None],
     ],
     *,
@@ -47,16 +51,16 @@ def play(
             nats.NatsServer(tmp_path / "nats", config=file) as server,
             bus.Bus(server.url, producer="tests", name="test") as connected,
         ):
-            told: asyncio.Queue[nats_advisories.Told] = asyncio.Queue()
+            advisories: asyncio.Queue[nats_advisories.Advisory] = asyncio.Queue()
             link = nats_connections.Link(
                 connected.listen, connected.link.probe_connect, connected.link.changes
             )
-            found = nats_connections.Connections(link, told.put, name="health test")
-            running = asyncio.create_task(found.run())
+            monitor = nats_connections.ConnectionMonitor(link, advisories.put, name="health test")
+            running = asyncio.create_task(monitor.run())
             try:
-                while found.is_flowing is None:
+                while monitor.is_flowing is None:
                     await asyncio.sleep(0.01)
-                await story(server, found, told)
+                await story(server, monitor, advisories)
             finally:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
@@ -69,28 +73,28 @@ async def client(url: str, name: str) -> asyncio.subprocess.Process:
         sys.executable, "-c", CLIENT, url, name, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
-    assert await process.stdout.readline() == b"there\n"
+    assert await process.stdout.readline() == b"connected\n"
     return process
 
 
-def test_a_plugin_that_is_killed_is_told_of_within_a_second(tmp_path: Path) -> None:
+def test_a_killed_plugin_is_reported_within_a_second(tmp_path: Path) -> None:
     async def story(
         server: nats.NatsServer,
-        found: nats_connections.Connections,
-        told: asyncio.Queue[nats_advisories.Told],
+        monitor: nats_connections.ConnectionMonitor,
+        advisories: asyncio.Queue[nats_advisories.Advisory],
     ) -> None:
-        assert (found.is_flowing, found.problem) == (True, "")
+        assert (monitor.is_flowing, monitor.problem) == (True, "")
         process = await client(server.url, "device-plugin node.a")
-        came = await told.get()
-        assert isinstance(came, signals.Connected)
-        assert (came.node, came.plugin) == ("node.a", "device-plugin")
+        connection = await advisories.get()
+        assert isinstance(connection, signals.Connected)
+        assert (connection.node, connection.plugin) == ("node.a", "device-plugin")
         process.kill()
         async with asyncio.timeout(30):
-            assert await told.get() == signals.Disconnected(
+            assert await advisories.get() == signals.Disconnected(
                 node="node.a",
                 plugin="device-plugin",
-                server=came.server,
-                client=came.client,
+                server=connection.server,
+                client=connection.client,
                 reason="Client Closed",
             )
         await process.wait()
@@ -98,38 +102,40 @@ def test_a_plugin_that_is_killed_is_told_of_within_a_second(tmp_path: Path) -> N
     play(tmp_path, story)
 
 
-def test_a_server_that_ends_says_so_under_the_name_its_disconnects_bear(tmp_path: Path) -> None:
+def test_a_stopping_server_is_reported_under_the_id_of_its_disconnects(tmp_path: Path) -> None:
     async def story(
         server: nats.NatsServer,
-        found: nats_connections.Connections,
-        told: asyncio.Queue[nats_advisories.Told],
+        monitor: nats_connections.ConnectionMonitor,
+        advisories: asyncio.Queue[nats_advisories.Advisory],
     ) -> None:
         process = await client(server.url, "device-plugin a")
-        came = await told.get()
-        assert isinstance(came, signals.Connected)
+        connection = await advisories.get()
+        assert isinstance(connection, signals.Connected)
         await server.stop()
-        assert await told.get() == signals.ServerEvent(server=came.server, what="shutdown")
-        while found.is_flowing is not None:
+        assert await advisories.get() == signals.ServerEvent(
+            server=connection.server, what="shutdown"
+        )
+        while monitor.is_flowing is not None:
             await asyncio.sleep(0.01)
         await server.start()
-        again = await told.get()
+        again = await advisories.get()
         assert isinstance(again, signals.Connected)
-        assert again.server != came.server
+        assert again.server != connection.server
         process.send_signal(signal.SIGKILL)
         await process.wait()
 
     play(tmp_path, story)
 
 
-def test_a_server_that_tells_nothing_is_noticed_and_said(tmp_path: Path) -> None:
+def test_a_server_that_reports_nothing_is_noticed(tmp_path: Path) -> None:
     async def story(
         _: nats.NatsServer,
-        found: nats_connections.Connections,
-        told: asyncio.Queue[nats_advisories.Told],
+        monitor: nats_connections.ConnectionMonitor,
+        advisories: asyncio.Queue[nats_advisories.Advisory],
     ) -> None:
-        assert found.is_flowing is False
-        assert found.problem.startswith("nats-server tells nothing of connections")
-        assert told.empty()
+        assert monitor.is_flowing is False
+        assert monitor.problem.startswith("nats-server does not report connections")
+        assert advisories.empty()
 
     play(tmp_path, story, config=NO_ACCOUNTS)
 

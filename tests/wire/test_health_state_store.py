@@ -1,4 +1,4 @@
-"""What is to be remembered holds nobody up for long; what cannot be told is said past the bus."""
+"""Saving state delays nothing for long; if nothing can be published, people are notified anyway."""
 
 import asyncio
 import contextlib
@@ -17,32 +17,32 @@ from muster_health.model import signals
 BUCKET = f"KV_{streams.STATE.name}"
 
 
-def test_a_full_bucket_holds_nobody_up_and_gets_what_it_is_owed_when_it_has_room() -> None:
+def test_a_full_bucket_delays_nothing_for_long_and_gets_the_state_when_it_has_space() -> None:
     async def story(directory: Path) -> None:
         async with local.NatsServer(directory) as server:
             client = await nats.connect(server.url)
             context = client.jetstream()
             await context.create_key_value(bucket=streams.STATE.name, max_bytes=400, history=1)
             async with bus.Bus(server.url, producer="tests", name="test", owner=True) as on:
-                kept = state_store.Memory(
-                    lambda key, value, still: buckets.remember(
-                        on.link, streams.STATE, key, value, is_leader=still
+                store = state_store.StateStore(
+                    lambda key, value, is_leader: buckets.remember(
+                        on.link, streams.STATE, key, value, is_leader=is_leader
                     ),
                     last="_fleet.health",
-                    patience_s=0.2,
-                    again_s=0.05,
+                    delay_max_s=0.2,
+                    retry_s=0.05,
                 )
-                running = asyncio.create_task(kept.run())
-                await kept.keep("a.p", b"first", lambda: True)
-                assert kept.problem == ""
+                running = asyncio.create_task(store.run())
+                await store.save("a.p", b"first", lambda: True)
+                assert store.problem == ""
                 for value in (b"x" * 500, b"y" * 600):
-                    await kept.keep("b.p", value, lambda: True)
-                await kept.keep("_fleet.health", b"position", lambda: True)
-                assert "the state of 2 plugins" in kept.problem
+                    await store.save("b.p", value, lambda: True)
+                await store.save("_fleet.health", b"position", lambda: True)
+                assert "the state of 2 plugins" in store.problem
                 assert await buckets.recall(on.link, streams.STATE) == {"a.p": b"first"}
                 config = (await context.stream_info(BUCKET)).config
                 await context.update_stream(config.evolve(max_bytes=100_000))
-                while kept.problem:
+                while store.problem:
                     await asyncio.sleep(0.02)
                 assert await buckets.recall(on.link, streams.STATE) == {
                     "a.p": b"first",
@@ -57,57 +57,57 @@ def test_a_full_bucket_holds_nobody_up_and_gets_what_it_is_owed_when_it_has_room
         asyncio.run(asyncio.wait_for(story(Path(directory)), 100))
 
 
-def test_what_a_former_leader_owes_is_dropped() -> None:
+def test_unsaved_state_of_a_former_leader_is_dropped() -> None:
     async def story() -> None:
         leads = True
-        asked: list[str] = []
+        keys: list[str] = []
 
-        async def write(key: str, _: bytes, still: state_store.Still) -> bool:
-            asked.append(key)
-            while still():
+        async def write(key: str, _: bytes, is_leader: state_store.IsLeader) -> bool:
+            keys.append(key)
+            while is_leader():
                 await asyncio.sleep(0.01)
             return False
 
-        kept = state_store.Memory(write, last="z", patience_s=0.05, again_s=0.01)
-        running = asyncio.create_task(kept.run())
-        await kept.keep("a", b"1", lambda: leads)
-        await kept.keep("b", b"1", lambda: leads)
-        assert kept.problem
+        store = state_store.StateStore(write, last="z", delay_max_s=0.05, retry_s=0.01)
+        running = asyncio.create_task(store.run())
+        await store.save("a", b"1", lambda: leads)
+        await store.save("b", b"1", lambda: leads)
+        assert store.problem
         leads = False
-        while kept.problem:
+        while store.problem:
             await asyncio.sleep(0.01)
-        assert asked[0] == "a"
+        assert keys[0] == "a"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(story(), 30))
 
 
-def test_what_nats_does_not_take_is_said_past_it_and_once() -> None:
+def test_people_are_notified_once_without_the_bus_when_nats_accepts_nothing() -> None:
     async def story() -> None:
-        made = keyed_executor.Lanes()
-        said: list[signals.Alarm] = []
-        free, came = asyncio.Event(), asyncio.Condition()
+        executor = keyed_executor.KeyedExecutor()
+        alarms: list[signals.Alarm] = []
+        free, changed = asyncio.Event(), asyncio.Condition()
 
-        async def tell(alarm: signals.Alarm) -> None:
-            async with came:
-                said.append(alarm)
-                came.notify_all()
+        async def notify(alarm: signals.Alarm) -> None:
+            async with changed:
+                alarms.append(alarm)
+                changed.notify_all()
 
-        minding = watchdog.mind(
-            made.stuck_s, tell, is_blind=lambda: False, bound_s=0.1, look_s=0.02
+        watching = watchdog.watch_publishing(
+            executor.stuck_s, notify, is_disconnected=lambda: False, stuck_max_s=0.1, check_s=0.02
         )
-        tasks = [asyncio.create_task(made.run()), asyncio.create_task(minding)]
-        await made.put("a", _hold(free))
-        await made.put_last(_hold(free))
-        async with came:
-            await came.wait_for(lambda: len(said) == 1)
-        assert made.stuck_s() > 0.1
+        tasks = [asyncio.create_task(executor.run()), asyncio.create_task(watching)]
+        await executor.submit("a", _hold(free))
+        await executor.submit_after_all(_hold(free))
+        async with changed:
+            await changed.wait_for(lambda: len(alarms) == 1)
+        assert executor.stuck_s() > 0.1
         free.set()
-        async with came:
-            await came.wait_for(lambda: len(said) == 2)
-        assert [alarm.firing for alarm in said] == [True, False]
-        assert "NATS does not take" in said[0].summary
+        async with changed:
+            await changed.wait_for(lambda: len(alarms) == 2)
+        assert [alarm.firing for alarm in alarms] == [True, False]
+        assert "NATS has not accepted" in alarms[0].summary
         for task in tasks:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -116,14 +116,14 @@ def test_what_nats_does_not_take_is_said_past_it_and_once() -> None:
     asyncio.run(asyncio.wait_for(story(), 30))
 
 
-def _hold(free: asyncio.Event) -> keyed_executor.Act:
+def _hold(free: asyncio.Event) -> keyed_executor.Action:
     async def act() -> None:
         await free.wait()
 
     return act
 
 
-def test_what_was_given_and_never_came_ends_a_recall_instead_of_being_waited_for() -> None:
+def test_messages_that_never_arrive_end_a_recall_with_an_error() -> None:
     async def story(directory: Path) -> None:
         async with local.NatsServer(directory) as server:
             client = await nats.connect(server.url)

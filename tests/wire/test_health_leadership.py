@@ -1,4 +1,4 @@
-"""On a real nats-server only the leader tells, and only for as long as it leads."""
+"""On a real nats-server only the leader publishes, and only for as long as it leads."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ def play(tmp_path: Path, story: Story) -> None:
     asyncio.run(played())
 
 
-def leading(on: bus.Bus, name: str) -> lock.Lock:
+def election(on: bus.Bus, name: str) -> lock.Lock:
     return lock.Lock(
         lock.Key(on.link, streams.LEADER, "test"),
         us=lock.Holder(name=name, host=name, space="1", pid=1),
@@ -40,59 +40,62 @@ def leading(on: bus.Bus, name: str) -> lock.Lock:
     )
 
 
-def tick(revision: int) -> vocabulary.WatchdogTicked:
+def tick(term: int) -> vocabulary.WatchdogTicked:
     return vocabulary.WatchdogTicked(
-        node=vocabulary.FLEET, at=datetime.now(UTC), leader=revision, holder="a", interval_s=10
+        node=vocabulary.FLEET, at=datetime.now(UTC), leader=term, holder="a", interval_s=10
     )
 
 
-def test_who_leads_is_told_as_it_changes_and_not_who_leads_instead() -> None:
+def test_our_own_leadership_is_logged_when_it_changes_and_not_who_else_leads() -> None:
     nobody, other, us = (
-        Leadership(leader=holder, term=revision)
-        for holder, revision in (("", None), ("b", None), ("a", 7))
+        Leadership(leader=leader, term=term) for leader, term in (("", None), ("b", None), ("a", 7))
     )
     with capture_logs() as lines:
         for was, now in ((nobody, other), (other, us), (us, other)):
             verdict_log.log_leadership(was, now)
     assert lines == [
-        {"event": "leadership_won", "log_level": "info", "revision": 7},
-        {"event": "leadership_lost", "log_level": "warning", "revision": 7, "holder": "b"},
+        {"event": "leadership_won", "log_level": "info", "term": 7},
+        {"event": "leadership_lost", "log_level": "warning", "term": 7, "leader": "b"},
     ]
-    assert prometheus_client.REGISTRY.get_sample_value("muster_health_leads") == 0
+    assert prometheus_client.REGISTRY.get_sample_value("muster_health_is_leader") == 0
 
 
-def test_a_leader_ticks_where_alerts_go_and_nobody_else_does(tmp_path: Path) -> None:
+def test_only_a_leader_publishes_ticks_and_on_the_stream_of_alerts(tmp_path: Path) -> None:
     async def story(_: nats.NatsServer, on: bus.Bus) -> None:
-        async def publish(event: vocabulary.WatchdogTicked, still: Callable[[], bool]) -> None:
-            await on.publish(event, is_leader=still)
+        async def publish(event: vocabulary.WatchdogTicked, is_leader: Callable[[], bool]) -> None:
+            await on.publish(event, is_leader=is_leader)
 
-        async with leading(on, "a") as a, leading(on, "b") as b:
+        async with election(on, "a") as a, election(on, "b") as b:
             ticking = [
-                asyncio.create_task(watchdog.tick(one, publish, holder=name, interval_s=0.1))
+                asyncio.create_task(
+                    watchdog.publish_ticks(one, publish, holder=name, interval_s=0.1)
+                )
                 for one, name in ((a, "a"), (b, "b"))
             ]
-            heard: list[vocabulary.Event] = []
+            received: list[vocabulary.Event] = []
             since = datetime.now(UTC) - timedelta(minutes=1)
             events = consumers.follow(
                 on.link, streams.ALERTS, filters=["muster.sys.>"], since=since
             )
             async with contextlib.aclosing(events):  # type: ignore[type-var]
                 async for event in events:
-                    heard.append(event.data)
-                    if len(heard) == 3:
+                    received.append(event.data)
+                    if len(received) == 3:
                         break
             for task in ticking:
                 task.cancel()
             await asyncio.gather(*ticking, return_exceptions=True)
-            (token,) = {one.term() for one in (a, b)} - {None}
-        holders = {(e.leader, e.holder) for e in heard if isinstance(e, vocabulary.WatchdogTicked)}
+            (token,) = {candidate.term() for candidate in (a, b)} - {None}
+        holders = {
+            (e.leader, e.holder) for e in received if isinstance(e, vocabulary.WatchdogTicked)
+        }
         assert len(holders) == 1
-        assert {leading for leading, _ in holders} == {token}
+        assert {term for term, _ in holders} == {token}
 
     play(tmp_path, story)
 
 
-def test_what_is_no_longer_ours_is_not_published_when_the_server_is_back(tmp_path: Path) -> None:
+def test_a_former_leader_publishes_nothing_when_the_server_is_back(tmp_path: Path) -> None:
     async def story(server: nats.NatsServer, on: bus.Bus) -> None:
         leads = True
         await server.kill()
@@ -106,8 +109,10 @@ def test_what_is_no_longer_ours_is_not_published_when_the_server_is_back(tmp_pat
         assert await publishing is False
         assert await writing is False
         assert await on.publish(tick(2), is_leader=lambda: True)
-        kept = await consumers.newest(on.link, streams.ALERTS, "muster.sys.>")
-        assert [e.data.leader for e in kept if isinstance(e.data, vocabulary.WatchdogTicked)] == [2]
+        published = await consumers.newest(on.link, streams.ALERTS, "muster.sys.>")
+        assert [
+            e.data.leader for e in published if isinstance(e.data, vocabulary.WatchdogTicked)
+        ] == [2]
         assert await buckets.recall(on.link, streams.STATE) == {}
 
     play(tmp_path, story)

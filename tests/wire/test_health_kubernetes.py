@@ -1,4 +1,4 @@
-"""The cluster's door against the stand-in for the Kubernetes API."""
+"""Health's cluster adapter against the stand-in for the Kubernetes API."""
 
 import asyncio
 import contextlib
@@ -17,12 +17,12 @@ from muster.kubernetes import api as kubernetes_api
 from muster.local import kubernetes, nats
 from muster.local.kubernetes import refusals
 from muster_health.bus import out_of_band_alarm
-from muster_health.kubernetes import objects, queries, watches
+from muster_health.kubernetes import cluster_facts, queries, watches
 from muster_health.model import config, facts, signals
 
 GPU = "nvidia.com/gpu"
 SETTINGS = config.Cluster(plugins=(config.Plugin(namespace="kube-system", daemonset="d"),))
-ASKED = signals.AskCluster(node="a", plugin="device-plugin", number=7, timeout_s=2.0)
+QUERY = signals.AskCluster(node="a", plugin="device-plugin", number=7, timeout_s=2.0)
 PODS = "/api/v1/namespaces/kube-system/pods"
 
 KUBECONFIG = """
@@ -42,15 +42,15 @@ class World:
         self,
         api: kubernetes.KubernetesApi,
         http: aiohttp.ClientSession,
-        door: kubernetes_api.Api,
-        seen: watches.Cluster,
-        told: asyncio.Queue[watches.Told],
+        client: kubernetes_api.Api,
+        watcher: watches.ClusterWatcher,
+        results: asyncio.Queue[watches.ClusterEvent],
     ) -> None:
         self.api = api
         self.http = http
-        self.door = door
-        self.seen = seen
-        self.told = told
+        self.client = client
+        self.watcher = watcher
+        self.results = results
         self.namespaces: set[str] = set()
 
     async def do(self, method: str, path: str, body: object = None, **query: str) -> Any:
@@ -91,7 +91,7 @@ class World:
         )
 
     async def pod(self, name: str, on: str) -> str:
-        labels = {"app": "p", objects.REVISION: "r1", objects.TEMPLATE_GENERATION: "1"}
+        labels = {"app": "p", cluster_facts.REVISION: "r1", cluster_facts.TEMPLATE_GENERATION: "1"}
         made = await self.do(
             "POST",
             PODS,
@@ -124,8 +124,10 @@ class World:
             await self.do("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
         spec = {
             "nodeName": on,
-            "containers": [{"name": "c", "image": "c", **one} for one in containers],
-            "initContainers": [{"name": "i", "image": "i", **one} for one in init or ()],
+            "containers": [{"name": "c", "image": "c", **container} for container in containers],
+            "initContainers": [
+                {"name": "i", "image": "i", **container} for container in init or ()
+            ],
         }
         await self.do("POST", path, {"metadata": {"name": name}, "spec": spec})
 
@@ -136,23 +138,23 @@ class World:
 
     async def expected(self) -> dict[str, facts.Expected]:
         while True:
-            told = await self.told.get()
-            if isinstance(told, signals.ExpectedNodes):
-                return dict(told.nodes)
+            result = await self.results.get()
+            if isinstance(result, signals.ExpectedNodes):
+                return dict(result.nodes)
 
     async def offered(self, node: str) -> int | None:
         while True:
-            told = await self.told.get()
-            if isinstance(told, signals.NodeOffers) and told.node == node:
-                return told.offers[GPU].allocatable if told.offers else None
+            result = await self.results.get()
+            if isinstance(result, signals.NodeOffers) and result.node == node:
+                return result.offers[GPU].allocatable if result.offers else None
 
-    async def answer(self, asked: signals.AskCluster = ASKED) -> facts.Facts | None:
-        self.seen.questions.ask(asked)
+    async def answer(self, query: signals.AskCluster = QUERY) -> facts.Facts | None:
+        self.watcher.queries.start(query)
         while True:
-            told = await self.told.get()
-            if isinstance(told, signals.ClusterAnswered):
-                assert told.number == asked.number
-                return told.facts
+            result = await self.results.get()
+            if isinstance(result, signals.ClusterAnswered):
+                assert result.number == query.number
+                return result.facts
 
 
 def holding(resource: str) -> dict[str, Any]:
@@ -167,29 +169,29 @@ async def world(directory: Path, *, running: bool) -> AsyncIterator[World]:
     async with kubernetes.KubernetesApi(bookmark_period_s=0.2) as api:
         file = directory / "kubeconfig"
         api.write_kubeconfig(file)
-        door = await kubernetes_api.find(kubeconfig=str(file), context=None)
-        async with aiohttp.ClientSession(api.url) as http, door:
-            told: asyncio.Queue[watches.Told] = asyncio.Queue()
-            seen = watches.Cluster(door, SETTINGS, told.put)
-            task = asyncio.create_task(seen.run()) if running else None
+        client = await kubernetes_api.find(kubeconfig=str(file), context=None)
+        async with aiohttp.ClientSession(api.url) as http, client:
+            results: asyncio.Queue[watches.ClusterEvent] = asyncio.Queue()
+            watcher = watches.ClusterWatcher(client, SETTINGS, results.put)
+            task = asyncio.create_task(watcher.run()) if running else None
             try:
-                yield World(api, http, door, seen, told)
+                yield World(api, http, client, watcher, results)
             finally:
                 if task is not None:
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
-                await seen.questions.close()
+                await watcher.queries.close()
 
 
 def play(tmp_path: Path, story: Story, *, running: bool = True) -> None:
     async def played() -> None:
-        async with asyncio.timeout(100), world(tmp_path, running=running) as found:
-            await story(found)
+        async with asyncio.timeout(100), world(tmp_path, running=running) as cluster:
+            await story(cluster)
 
     asyncio.run(played())
 
 
-def test_nodes_that_a_daemonset_wants_are_told_and_followed(tmp_path: Path) -> None:
+def test_nodes_that_a_daemonset_selects_are_reported_and_followed(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.daemonset(nodeSelector={"gpu": "yes"})
         await world.node("a", gpu="yes", **{"topology.kubernetes.io/zone": "z1"})
@@ -206,7 +208,7 @@ def test_nodes_that_a_daemonset_wants_are_told_and_followed(tmp_path: Path) -> N
         assert (await world.expected()).keys() == {"a", "b"}
         await world.do("DELETE", "/api/v1/nodes/a")
         assert (await world.expected()).keys() == {"b"}
-        assert world.seen.problems == {}
+        assert world.watcher.problems == {}
 
     play(tmp_path, story)
 
@@ -223,35 +225,35 @@ def test_what_a_node_offers_is_followed_across_lost_watches_and_lost_history(
         await world.offer("a", "3")
         assert await world.offered("a") == 3
         world.api.refuse("/api/v1/nodes", refusals.Reason.UNAVAILABLE)
-        while "nodes" not in world.seen.problems:
+        while "nodes" not in world.watcher.problems:
             await asyncio.sleep(0.01)
         world.api.allow("/api/v1/nodes")
         await world.offer("a", "1")
         assert await world.offered("a") == 1
         await world.do("DELETE", "/api/v1/nodes/a")
         assert await world.offered("a") is None
-        assert world.seen.problems == {}
+        assert world.watcher.problems == {}
 
     play(tmp_path, story)
 
 
-def test_a_question_is_answered_with_node_lease_and_pods(tmp_path: Path) -> None:
+def test_a_query_is_answered_with_node_lease_and_pods(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.daemonset()
         await world.node("a")
         uid = await world.pod("p1", "a")
         await world.pod("p2", "b")
-        # the node's clock is an hour behind: nobody believes it
+        # the node's clock is an hour behind, and is not used
         await world.lease("a", datetime.now(UTC) - timedelta(hours=1))
         await world.expected()
-        while not (found := await world.answer()) or not found.pods:
+        while not (answer := await world.answer()) or not answer.pods:
             await asyncio.sleep(0.05)
-        assert found.lease_age_s is not None
-        assert found.lease_age_s < 20
-        assert found == facts.Facts(
+        assert answer.lease_age_s is not None
+        assert answer.lease_age_s < 20
+        assert answer == facts.Facts(
             exists=True,
             ready=True,
-            lease_age_s=found.lease_age_s,
+            lease_age_s=answer.lease_age_s,
             pods=(
                 facts.Pod(
                     name="kube-system/p1",
@@ -269,30 +271,30 @@ def test_a_question_is_answered_with_node_lease_and_pods(tmp_path: Path) -> None
     play(tmp_path, story)
 
 
-def test_a_node_that_is_gone_is_told_apart_from_one_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_node_that_is_gone_is_distinguished_from_one_that_cannot_be_read(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        found = await world.answer()
-        assert found is not None
-        assert found.exists is False
-        assert found.problem == "pods of device-plugin: daemonset kube-system/d is not known"
+        answer = await world.answer()
+        assert answer is not None
+        assert answer.exists is False
+        assert answer.problem == "pods of device-plugin: daemonset kube-system/d is not known"
         world.api.refuse("/api/v1/nodes", refusals.Reason.FORBIDDEN)
         for _ in range(2):
-            found = await world.answer()
-            assert found is not None
-            assert found.exists is None
-            assert found.problem.startswith("get /api/v1/nodes/a: HTTP 403 GET /api/v1/nodes/a")
-        assert list(world.seen.problems) == ["get nodes"]
+            answer = await world.answer()
+            assert answer is not None
+            assert answer.exists is None
+            assert answer.problem.startswith("get /api/v1/nodes/a: HTTP 403 GET /api/v1/nodes/a")
+        assert list(world.watcher.problems) == ["get nodes"]
         world.api.allow("/api/v1/nodes")
         await world.answer()
-        assert world.seen.problems == {}
+        assert world.watcher.problems == {}
 
     play(tmp_path, story, running=False)
 
 
-def test_pods_of_all_namespaces_that_hold_a_nodes_devices_are_found_if_asked_for(
+def test_pods_of_all_namespaces_that_hold_a_nodes_devices_are_listed_on_request(
     tmp_path: Path,
 ) -> None:
-    asked = replace(ASKED, resources=(GPU,))
+    query = replace(QUERY, resources=(GPU,))
 
     async def story(world: World) -> None:
         await world.node("a")
@@ -303,76 +305,78 @@ def test_pods_of_all_namespaces_that_hold_a_nodes_devices_are_found_if_asked_for
         await world.user("web", "ended", on="a", containers=[holding(GPU)])
         path = "/api/v1/namespaces/web/pods/ended/status"
         await world.do("PATCH", path, {"status": {"phase": "Succeeded"}})
-        assert await world.answer(asked) == facts.Facts(holders=("ml/train", "web/sidecar"))
+        assert await world.answer(query) == facts.Facts(holders=("ml/train", "web/sidecar"))
         assert (await world.answer() or facts.Facts()).holders is None
 
     play(tmp_path, story, running=False)
 
 
-def test_without_the_right_no_pods_are_known_and_that_is_said_once(tmp_path: Path) -> None:
-    asked = replace(ASKED, resources=(GPU,))
+def test_a_missing_permission_to_list_pods_is_reported_once(tmp_path: Path) -> None:
+    query = replace(QUERY, resources=(GPU,))
 
     async def story(world: World) -> None:
         await world.node("a")
         await world.user("ml", "train", on="a", containers=[holding(GPU)])
         world.api.refuse("/api/v1/pods", refusals.Reason.FORBIDDEN)
         for _ in range(2):
-            found = await world.answer(asked)
-            assert found is not None
-            assert found == facts.Facts(problem=found.problem)
-            assert found.problem.startswith("get /api/v1/pods: HTTP 403")
-        assert list(world.seen.problems) == ["list pods of all namespaces"]
+            answer = await world.answer(query)
+            assert answer is not None
+            assert answer == facts.Facts(problem=answer.problem)
+            assert answer.problem.startswith("get /api/v1/pods: HTTP 403")
+        assert list(world.watcher.problems) == ["list pods of all namespaces"]
         world.api.allow("/api/v1/pods")
-        found = await world.answer(asked)
-        assert found is not None
-        assert found.holders == ("ml/train",)
-        assert world.seen.problems == {}
+        answer = await world.answer(query)
+        assert answer is not None
+        assert answer.holders == ("ml/train",)
+        assert world.watcher.problems == {}
 
     play(tmp_path, story, running=False)
 
 
-def test_lists_of_pods_that_never_come_delay_nothing_else(tmp_path: Path) -> None:
+def test_lists_of_pods_that_never_arrive_delay_nothing_else(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.node("a")
         world.api.refuse("/api/v1/pods", refusals.Reason.UNAVAILABLE)
         clock = asyncio.get_running_loop().time
         began = clock()
         for number in range(10):
-            asked = replace(ASKED, number=number, timeout_s=0.5, resources=(GPU,))
-            world.seen.questions.ask(asked)
-        world.seen.questions.ask(replace(ASKED, number=10))
-        first, *later = [await world.told.get() for _ in range(11)]
+            query = replace(QUERY, number=number, timeout_s=0.5, resources=(GPU,))
+            world.watcher.queries.start(query)
+        world.watcher.queries.start(replace(QUERY, number=10))
+        first, *later = [await world.results.get() for _ in range(11)]
         assert isinstance(first, signals.ClusterAnswered)
         assert first.number == 10
         assert first.facts is not None
         assert first.facts.exists is True
-        assert {told.facts for told in later if isinstance(told, signals.ClusterAnswered)} == {None}
+        assert {
+            result.facts for result in later if isinstance(result, signals.ClusterAnswered)
+        } == {None}
         # four at once
         assert clock() - began < 3 * 0.5 + 3.0
 
     play(tmp_path, story, running=False)
 
 
-def test_an_api_that_is_away_answers_in_time_that_nothing_is_known(tmp_path: Path) -> None:
+def test_an_unreachable_api_is_answered_in_time_with_no_facts(tmp_path: Path) -> None:
     async def story() -> None:
         api = kubernetes.KubernetesApi()
         api.url = f"http://127.0.0.1:{nats.free_port()}"
         file = tmp_path / "kubeconfig"
         api.write_kubeconfig(file)
-        told: asyncio.Queue[watches.Told] = asyncio.Queue()
+        results: asyncio.Queue[watches.ClusterEvent] = asyncio.Queue()
         async with (
             asyncio.timeout(30),
-            await kubernetes_api.find(kubeconfig=str(file), context=None) as door,
+            await kubernetes_api.find(kubeconfig=str(file), context=None) as client,
         ):
-            seen = watches.Cluster(door, SETTINGS, told.put)
-            asked = signals.AskCluster(node="a", plugin="device-plugin", number=1, timeout_s=0.3)
+            watcher = watches.ClusterWatcher(client, SETTINGS, results.put)
+            query = signals.AskCluster(node="a", plugin="device-plugin", number=1, timeout_s=0.3)
             began = asyncio.get_running_loop().time()
-            seen.questions.ask(asked)
-            assert await told.get() == signals.ClusterAnswered(
+            watcher.queries.start(query)
+            assert await results.get() == signals.ClusterAnswered(
                 node="a", plugin="device-plugin", number=1, facts=None
             )
             assert asyncio.get_running_loop().time() - began < 10
-            await seen.questions.close()
+            await watcher.queries.close()
 
     asyncio.run(story())
 
@@ -380,8 +384,8 @@ def test_an_api_that_is_away_answers_in_time_that_nothing_is_known(tmp_path: Pat
 @contextlib.asynccontextmanager
 async def served(
     directory: Path, answer: Callable[[str], Awaitable[tuple[int, bytes]]]
-) -> AsyncIterator[tuple[queries.Questions, asyncio.Queue[watches.Told]]]:
-    """Give who asks a server that says for each path what it likes, and what comes of it."""
+) -> AsyncIterator[tuple[queries.ClusterQueries, asyncio.Queue[watches.ClusterEvent]]]:
+    """Yield queries to a server that answers each path as `answer` says, and their results."""
 
     async def serve(request: web.Request) -> web.Response:
         status, body = await answer(request.path)
@@ -396,25 +400,25 @@ async def served(
     port = runner.addresses[0][1]
     file = directory / "config"
     file.write_text(KUBECONFIG.format(port=port))
-    told: asyncio.Queue[watches.Told] = asyncio.Queue()
+    results: asyncio.Queue[watches.ClusterEvent] = asyncio.Queue()
     async with (
         asyncio.timeout(30),
-        await kubernetes_api.find(kubeconfig=str(file), context=None) as door,
+        await kubernetes_api.find(kubeconfig=str(file), context=None) as client,
     ):
-        seen = watches.Cluster(door, SETTINGS, told.put)
-        yield seen.questions, told
-        await seen.questions.close()
+        watcher = watches.ClusterWatcher(client, SETTINGS, results.put)
+        yield watcher.queries, results
+        await watcher.queries.close()
     await runner.cleanup()
 
 
-def test_a_404_of_something_that_is_not_the_api_says_nothing_about_a_node(tmp_path: Path) -> None:
+def test_a_404_from_something_else_than_the_api_says_nothing_about_a_node(tmp_path: Path) -> None:
     async def story() -> None:
         async def answer(_: str) -> tuple[int, bytes]:
             return 404, b"404 page not found\n"
 
-        async with served(tmp_path, answer) as (asking, told):
-            asking.ask(ASKED)
-            answered = await told.get()
+        async with served(tmp_path, answer) as (cluster, results):
+            cluster.start(QUERY)
+            answered = await results.get()
         assert isinstance(answered, signals.ClusterAnswered)
         assert answered.facts is not None
         assert answered.facts.exists is None
@@ -425,50 +429,52 @@ def test_a_404_of_something_that_is_not_the_api_says_nothing_about_a_node(tmp_pa
 
 @pytest.mark.parametrize("where", ["/nodes/", "/leases/", "/api/v1/pods"])
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"x":' + b"[" * 100_000, b"\xff", b""])
-def test_what_cannot_be_read_is_answered_too(tmp_path: Path, where: str, body: bytes) -> None:
+def test_an_unreadable_answer_is_answered_too(tmp_path: Path, where: str, body: bytes) -> None:
     async def story() -> None:
         async def answer(path: str) -> tuple[int, bytes]:
             return 200, body if where in path else b"{}"
 
-        async with served(tmp_path, answer) as (asking, told):
+        async with served(tmp_path, answer) as (cluster, results):
             for number, resources in enumerate([(), (GPU,)]):
-                asking.ask(replace(ASKED, number=number, resources=resources))
-            answers = [await told.get(), await told.get()]
-            found = {
-                one.number: one.facts for one in answers if isinstance(one, signals.ClusterAnswered)
+                cluster.start(replace(QUERY, number=number, resources=resources))
+            answers = [await results.get(), await results.get()]
+            by_number = {
+                answer.number: answer.facts
+                for answer in answers
+                if isinstance(answer, signals.ClusterAnswered)
             }
-            assert told.empty()
+            assert results.empty()
         is_about_pods = where == "/api/v1/pods"
-        assert found[0] is not None
-        assert found[0].exists is True
-        assert found[1] == (None if is_about_pods else facts.Facts(holders=()))
+        assert by_number[0] is not None
+        assert by_number[0].exists is True
+        assert by_number[1] == (None if is_about_pods else facts.Facts(holders=()))
 
     asyncio.run(story())
 
 
-def test_lists_of_pods_wait_for_their_turn_and_need_nothing_else_of_the_api(tmp_path: Path) -> None:
+def test_lists_of_pods_wait_for_their_turn_and_not_for_other_queries(tmp_path: Path) -> None:
     async def story() -> None:
         async def answer(path: str) -> tuple[int, bytes]:
             await asyncio.sleep(0.15 if path.startswith("/api/v1/pods") else 5.0)
             return 200, b"{}"
 
-        async with served(tmp_path, answer) as (asking, told):
-            asking.ask(replace(ASKED, timeout_s=0.3))
+        async with served(tmp_path, answer) as (cluster, results):
+            cluster.start(replace(QUERY, timeout_s=0.3))
             for number in range(12):
-                asking.ask(replace(ASKED, number=number, timeout_s=0.3, resources=(GPU,)))
-            answers = [await told.get() for _ in range(13)]
-        found = [
-            (one.resources, one.facts)
-            for one in answers
-            if isinstance(one, signals.ClusterAnswered)
+                cluster.start(replace(QUERY, number=number, timeout_s=0.3, resources=(GPU,)))
+            answers = [await results.get() for _ in range(13)]
+        pairs = [
+            (answer.resources, answer.facts)
+            for answer in answers
+            if isinstance(answer, signals.ClusterAnswered)
         ]
-        assert found.count(((), None)) == 1
-        assert found.count(((GPU,), facts.Facts(holders=()))) == 12
+        assert pairs.count(((), None)) == 1
+        assert pairs.count(((GPU,), facts.Facts(holders=()))) == 12
 
     asyncio.run(story())
 
 
-def test_settings_that_lead_to_no_cluster_say_what_was_tried(tmp_path: Path) -> None:
+def test_settings_that_lead_to_no_cluster_name_what_was_tried(tmp_path: Path) -> None:
     async def story() -> None:
         with pytest.raises(kubernetes_api.NoCluster, match="the cluster this runs in"):
             await kubernetes_api.find(kubeconfig=None, context=None)
@@ -488,10 +494,10 @@ def test_the_pod_that_is_deleted_is_the_one_that_was_meant(tmp_path: Path) -> No
             meant = signals.Remediate(
                 node="a", plugin="p", pod="kube-system/p1", uid=uid, reason="stuck"
             )
-            world.seen.questions.remediate(meant, dry_run=dry_run, still=lambda: leads)
-            told = await world.told.get()
-            assert isinstance(told, signals.Remediated)
-            return told.error
+            world.watcher.queries.remediate(meant, dry_run=dry_run, is_leader=lambda: leads)
+            result = await world.results.get()
+            assert isinstance(result, signals.Remediated)
+            return result.error
 
         assert "HTTP 409" in await remediated("another")
         assert await remediated(uid, dry_run=True) == ""
@@ -508,15 +514,15 @@ def test_the_pod_that_is_deleted_is_the_one_that_was_meant(tmp_path: Path) -> No
     play(tmp_path, story, running=False)
 
 
-def test_blindness_becomes_an_event_on_our_pod(tmp_path: Path) -> None:
+def test_an_alarm_becomes_an_event_on_our_pod(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         async def post(path: str, body: object) -> str:
-            return await world.door.post(path, body, timeout_s=2)
+            return await world.client.post(path, body, timeout_s=2)
 
         settings = config.Blind(namespace="kube-system", pod="health-0")
-        alarms = out_of_band_alarm.Alarms(settings, name="health-0", post=post)
+        alarms = out_of_band_alarm.AlarmSender(settings, name="health-0", post=post)
         running = asyncio.create_task(alarms.run())
-        await alarms.tell(signals.Alarm(firing=True, summary="deaf for 10 s", seconds=10))
+        await alarms.send(signals.Alarm(firing=True, summary="disconnected for 10 s", seconds=10))
         path = "/api/v1/namespaces/kube-system/events"
         while not (items := (await world.do("GET", path))["items"]):
             await asyncio.sleep(0.01)
@@ -524,13 +530,13 @@ def test_blindness_becomes_an_event_on_our_pod(tmp_path: Path) -> None:
         await asyncio.gather(running, return_exceptions=True)
         (event,) = items
         assert event["involvedObject"]["name"] == "health-0"
-        assert (event["type"], event["reason"]) == ("Warning", "HealthBlind")
-        assert event["message"] == "deaf for 10 s"
+        assert (event["type"], event["reason"]) == ("Warning", "HealthImpaired")
+        assert event["message"] == "disconnected for 10 s"
 
     play(tmp_path, story, running=False)
 
 
-def test_an_api_that_hangs_is_noticed_long_before_its_watches_are_lost(tmp_path: Path) -> None:
+def test_an_api_that_hangs_is_noticed_long_before_its_watches_end(tmp_path: Path) -> None:
     async def story() -> None:
         held: list[asyncio.StreamWriter] = []
 
@@ -541,17 +547,17 @@ def test_an_api_that_hangs_is_noticed_long_before_its_watches_are_lost(tmp_path:
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         file = tmp_path / "config"
         file.write_text(KUBECONFIG.format(port=server.sockets[0].getsockname()[1]))
-        told: asyncio.Queue[watches.Told] = asyncio.Queue()
-        async with await kubernetes_api.find(kubeconfig=str(file), context=None) as door:
-            seen = watches.Cluster(door, SETTINGS, told.put, pulse_s=0.1)
-            running = asyncio.create_task(seen.run())
-            while "API" not in seen.problems:
+        results: asyncio.Queue[watches.ClusterEvent] = asyncio.Queue()
+        async with await kubernetes_api.find(kubeconfig=str(file), context=None) as client:
+            watcher = watches.ClusterWatcher(client, SETTINGS, results.put, check_s=0.1)
+            running = asyncio.create_task(watcher.run())
+            while "API" not in watcher.problems:
                 await asyncio.sleep(0.02)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         for writer in held:
             writer.close()
         server.close()
-        assert seen.problems["API"] == "get /api/v1/nodes: no answer within 0.1 s"
+        assert watcher.problems["API"] == "get /api/v1/nodes: no answer within 0.1 s"
 
     asyncio.run(asyncio.wait_for(story(), 30))

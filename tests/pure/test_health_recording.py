@@ -49,7 +49,7 @@ class Recorded(detector_fleet.Service):
                 case signals.Probe() | signals.AskCluster():
                     self.write(out)
                 case signals.Publish(event=vocabulary.AlertChanged() as alert):
-                    self.write(recording.Told(alert=alert))
+                    self.write(recording.PublishedAlert(alert=alert))
                 case signals.Noted(note=signals.Note.STALLED, seconds=seconds):
                     self.write(signals.ClockStalled(seconds=seconds))
                 case _:
@@ -81,8 +81,8 @@ def differences(night: Night) -> list[str]:
     """Return what was told and is not raised again, and what is raised and was not told."""
     found: list[str] = []
     for lines in night.lines:
-        recorded = recording.tape(lines)
-        missed, more = recording.held_against(recorded, player.play(recorded).episodes)
+        recorded = recording.read(lines)
+        missed, more = recording.differences(recorded, player.play(recorded).episodes)
         found += [f"not raised: {one.alert.node} {one.alert.kind}" for one in missed]
         found += [f"not told: {one.alert.node} {one.alert.kind}" for one in more]
     return found
@@ -141,5 +141,5 @@ def test_a_restart_is_no_silence_of_anyone(away_s: float) -> None:
         night.crash(away_s)
         night.run(60.0)
     assert differences(night) == []
-    told = [(one.alert.node, one.alert.kind) for one in recording.tape(night.lines[0]).told]
+    told = [(one.alert.node, one.alert.kind) for one in recording.read(night.lines[0]).published]
     assert told == [("a", vocabulary.AlertKind.PLUGIN_DOWN)]

@@ -1,4 +1,4 @@
-"""What was recorded, judged anew: files on disk, the command, and the detector of the service."""
+"""A recording, replayed: files on disk, the command, and the detector of the service."""
 
 import itertools
 import subprocess
@@ -12,9 +12,9 @@ import orjson
 import pytest
 
 from muster import vocabulary
+from muster.cli import registry
 from muster_health.fleet import detector
 from muster_health.model import config, facts, signals, snapshot
-from muster_health.replay import command as replay_command
 from muster_health.replay import recorder, recording
 
 ZERO = datetime(2026, 1, 1, tzinfo=UTC)
@@ -23,7 +23,7 @@ INSTANCES = itertools.count()
 
 
 class Night:
-    """A node whose plugin beats once a second, but for its silences, and health that records it."""
+    """A plugin that sends a heartbeat each second, except when silent, and health recording it."""
 
     def __init__(self, file: Path, *, mib_max: int = 64) -> None:
         settings = config.Settings(
@@ -31,21 +31,21 @@ class Night:
         )
         self.now = 0.0
         self.alerts: list[vocabulary.AlertChanged] = []
-        self._watched = detector.Detector(POLICY, runbook_url="", at_zero=ZERO)
-        self.recorder = recorder.Recorder(self._watched, settings, has_cluster=False)
+        self._detector = detector.Detector(POLICY, runbook_url="", at_zero=ZERO)
+        self.recorder = recorder.Recorder(self._detector, settings, has_cluster=False)
         self.recorder.begin(self.now)
         self._instance = f"i{next(INSTANCES)}"
         self.feed(signals.BusBack(at=ZERO))
 
     def feed(self, event: signals.Input) -> None:
-        self._do(self.recorder.receive(event, self.now))
+        self._execute(self.recorder.receive(event, self.now))
 
     def run(self, seconds: int, *, silent: bool = False) -> None:
-        """Let time pass, a second at a time; a probe of a silent plugin finds nobody."""
+        """Let time pass, a second at a time; nobody answers the probe of a silent plugin."""
         for _ in range(seconds):
             self.now += 1.0
             while (due := self.recorder.next_deadline()) is not None and due <= self.now:
-                self._do(self.recorder.tick(due))
+                self._execute(self.recorder.tick(due))
             if not silent:
                 beat = vocabulary.Heartbeat(
                     node="node-a",
@@ -57,14 +57,17 @@ class Night:
                 )
                 self.feed(signals.Beats(heartbeats=[beat]))
 
-    def _do(self, outs: Any) -> None:
-        for out in outs:
-            match out:
+    def _execute(self, outputs: Any) -> None:
+        for output in outputs:
+            match output:
                 case signals.Probe():
-                    gone = signals.ProbeFailed(
-                        node=out.node, plugin=out.plugin, number=out.number, subscribed=False
+                    no_answer = signals.ProbeFailed(
+                        node=output.node,
+                        plugin=output.plugin,
+                        number=output.number,
+                        subscribed=False,
                     )
-                    self.feed(gone)
+                    self.feed(no_answer)
                 case signals.Publish(event=vocabulary.AlertChanged() as alert):
                     self.alerts.append(alert)
                 case _:
@@ -80,9 +83,9 @@ class Command:
     def __call__(self, file: Path, policy: str, *more: str) -> tuple[int, str, str]:
         settings = file.with_suffix(".yaml")
         settings.write_text(policy)
-        code = replay_command.main([str(file), "--policy", str(settings), *more])
-        said = self._capture.readouterr()
-        return code, said.out, said.err
+        code = registry.call("replay", str(file), "--policy", str(settings), *more)
+        printed = self._capture.readouterr()
+        return code, printed.out, printed.err
 
 
 @pytest.fixture
@@ -90,24 +93,24 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(capsys)
 
 
-def night(file: Path) -> Night:
+def record(file: Path) -> Night:
     """Record a plugin that is gone for 8 s, and later for 60."""
-    found = Night(file)
-    found.run(20)
-    found.run(8, silent=True)
-    found.run(100)
-    found.run(60, silent=True)
-    found.run(60)
-    found.recorder.close()
-    return found
+    night = Night(file)
+    night.run(20)
+    night.run(8, silent=True)
+    night.run(100)
+    night.run(60, silent=True)
+    night.run(60)
+    night.recorder.close()
+    return night
 
 
-def test_the_policy_of_then_raises_what_was_told_and_a_calmer_one_less(
+def test_the_recorded_policy_raises_what_was_published_and_a_calmer_one_less(
     tmp_path: Path, command: Command
 ) -> None:
     file = tmp_path / "night.rec"
-    found = night(file)
-    assert [alert.state.value for alert in found.alerts] == ["firing", "resolved"] * 2
+    night = record(file)
+    assert [alert.state.value for alert in night.alerts] == ["firing", "resolved"] * 2
 
     calmer = "detection: {suspicion_beats: 12, interval_s: 1, patience_s: 0}"
     code, out, err = command(file, calmer, "--json")
@@ -115,9 +118,9 @@ def test_the_policy_of_then_raises_what_was_told_and_a_calmer_one_less(
     report = orjson.loads(out)
     assert report["alerts"] == {"told": 2, "recorded_policy": 2, "other_policy": 1}
     assert report["faithful"]
-    assert [one["kind"] for one in report["only_recorded_policy"]] == ["plugin_down"]
+    assert [alert["kind"] for alert in report["only_recorded_policy"]] == ["plugin_down"]
     assert report["only_other_policy"] == []
-    assert [(one["kind"], one["later_s"]) for one in report["both"]] == [("plugin_down", 9.0)]
+    assert [(alert["kind"], alert["later_s"]) for alert in report["both"]] == [("plugin_down", 9.0)]
 
     done = subprocess.run(
         (sys.executable, "-m", "muster.cli", "replay", file, "--policy", file.with_suffix(".yaml")),
@@ -127,48 +130,53 @@ def test_the_policy_of_then_raises_what_was_told_and_a_calmer_one_less(
         timeout=100,
     )
     out = done.stdout
-    assert "2 alerts told; the recorded policy, played again, raises 2" in out
+    assert "2 alerts published; replayed, the recorded policy raises 2, and" in out
     assert "9 s later" in out
 
 
-def test_only_what_is_new_enough_is_shown(tmp_path: Path, command: Command) -> None:
+def test_only_alerts_after_the_given_time_are_shown(tmp_path: Path, command: Command) -> None:
     file = tmp_path / "night.rec"
-    night(file)
+    record(file)
     same = "detection: {interval_s: 1, patience_s: 0, reconnect_s: 1, review_s: 1000}"
     _, out, _ = command(file, same, "--since", "130s", "--json")
     assert orjson.loads(out)["alerts"] == {"told": 1, "recorded_policy": 1, "other_policy": 1}
 
 
-def test_where_the_recorded_policy_does_not_raise_what_was_told_is_shown_alert_by_alert(
+def test_each_alert_that_the_recorded_policy_does_not_raise_as_published_is_shown(
     tmp_path: Path, command: Command
 ) -> None:
     file = tmp_path / "night.rec"
-    night(file)
+    record(file)
     lines = file.read_bytes().splitlines(keepends=True)
-    told = [line for line in lines if b'"k":"Told"' in line]
-    elsewhere = [line.replace(b"node-a", b"node-b") for line in told[:2]]
-    file.write_bytes(b"".join(elsewhere.pop(0) if line in told[:2] else line for line in lines))
+    published = [line for line in lines if b'"k":"Told"' in line]
+    elsewhere = [line.replace(b"node-a", b"node-b") for line in published[:2]]
+    file.write_bytes(
+        b"".join(elsewhere.pop(0) if line in published[:2] else line for line in lines)
+    )
 
     _, out, _ = command(file, "detection: {}", "--json")
     report = orjson.loads(out)
     assert not report["faithful"]
-    missed, more = report["told_not_raised"], report["raised_not_told"]
-    assert [(one["node"], one["kind"]) for one in missed] == [("node-b", "plugin_down")]
-    assert [(one["node"], one["kind"]) for one in more] == [("node-a", "plugin_down")]
+    missing, additional = report["told_not_raised"], report["raised_not_told"]
+    assert [(alert["node"], alert["kind"]) for alert in missing] == [("node-b", "plugin_down")]
+    assert [(alert["node"], alert["kind"]) for alert in additional] == [("node-a", "plugin_down")]
     _, out, _ = command(file, "detection: {}")
     shown = [line for line in out.splitlines() if line.startswith("!")]
-    assert [line.split("  ")[-1] for line in shown] == ["(told, not raised)", "(raised, not told)"]
-    assert missed[0]["fired_at"][:19] in shown[0]
+    assert [line.split("  ")[-1] for line in shown] == [
+        "(published, not replayed)",
+        "(replayed, not published)",
+    ]
+    assert missing[0]["fired_at"][:19] in shown[0]
 
 
-def test_who_is_killed_leaves_all_that_it_took_in_and_told(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_a_complete_recording(tmp_path: Path) -> None:
     file = tmp_path / "night.rec"
-    found = Night(file)
-    found.run(20)
-    found.run(30, silent=True)
+    night = Night(file)
+    night.run(20)
+    night.run(30, silent=True)
     kinds = [type(recording.decode(line)[1]) for line in file.read_bytes().splitlines()]
-    assert (kinds.count(signals.Beat), kinds.count(recording.Told)) == (20, 1)
-    found.recorder.close()
+    assert (kinds.count(signals.Beat), kinds.count(recording.PublishedAlert)) == (20, 1)
+    night.recorder.close()
 
 
 @pytest.mark.parametrize(
@@ -178,10 +186,10 @@ def test_who_is_killed_leaves_all_that_it_took_in_and_told(tmp_path: Path) -> No
         (lambda file: file.write_bytes(b""), "it is empty"),
         (lambda file: file.write_bytes(b'{"t":1,"k":"BusLost","v":{}}\n'), "begin with a header"),
         (lambda file: file.write_bytes(b"nonsense\n"), "line 1"),
-        (lambda file: file.write_bytes(b'{"t":1,"k":"Cake","v":{}}\n'), "called 'Cake'"),
+        (lambda file: file.write_bytes(b'{"t":1,"k":"Cake","v":{}}\n'), "unknown kind 'Cake'"),
     ],
 )
-def test_what_is_no_recording_is_refused_in_one_line(
+def test_an_unreadable_recording_is_refused_in_one_line(
     tmp_path: Path, spoil: Callable[[Path], object], problem: str, command: Command
 ) -> None:
     file = tmp_path / "night.rec"
@@ -193,11 +201,11 @@ def test_what_is_no_recording_is_refused_in_one_line(
     assert problem in err
 
 
-def test_a_policy_that_cannot_be_used_and_a_time_that_is_none_are_refused(
+def test_an_invalid_policy_and_an_invalid_time_are_refused(
     tmp_path: Path, command: Command
 ) -> None:
     file = tmp_path / "night.rec"
-    night(file)
+    record(file)
     code, _, err = command(file, "detection: {suspicion_beats: -1}")
     assert code == 2
     assert "suspicion_beats" in err
@@ -205,19 +213,19 @@ def test_a_policy_that_cannot_be_used_and_a_time_that_is_none_are_refused(
     assert (code, err.count("\n")) == (2, 1)
 
 
-def test_a_recording_takes_no_more_than_it_may_and_goes_on_in_the_second_file(
+def test_a_recording_stays_within_its_limit_and_continues_in_a_second_file(
     tmp_path: Path, command: Command
 ) -> None:
     file = tmp_path / "long.rec"
-    found = Night(file, mib_max=1)
-    found.run(20)
+    night = Night(file, mib_max=1)
+    night.run(20)
     while not Path(f"{file}.1").exists():
-        found.run(100)
-    found.run(20)
-    found.run(30, silent=True)
-    found.run(30)
-    found.recorder.close()
-    # what was known when the file began is told anew to nobody
+        night.run(100)
+    night.run(20)
+    night.run(30, silent=True)
+    night.run(30)
+    night.recorder.close()
+    # what was known when the file began is not published again
     newer = [recording.decode(line)[1] for line in file.read_bytes().splitlines()[:2]]
     assert isinstance(newer[0], recording.Header)
     assert not newer[0].begins
@@ -229,18 +237,18 @@ def test_a_recording_takes_no_more_than_it_may_and_goes_on_in_the_second_file(
     assert orjson.loads(out)["alerts"] == {"told": 1, "recorded_policy": 1, "other_policy": 1}
 
 
-def test_the_last_line_of_a_process_that_was_killed_may_be_half(
+def test_the_last_line_of_a_killed_process_may_be_incomplete(
     tmp_path: Path, command: Command
 ) -> None:
     file = tmp_path / "night.rec"
-    night(file)
+    record(file)
     file.write_bytes(file.read_bytes()[:-7])
     code, _, err = command(file, "detection: {}")
     assert (code, err) == (0, "")
 
 
-BEAT = vocabulary.Heartbeat(node="a", plugin="p", instance="i", seq=1, interval_s=1.0)
-SEEN = facts.Facts(
+HEARTBEAT = vocabulary.Heartbeat(node="a", plugin="p", instance="i", seq=1, interval_s=1.0)
+FACTS = facts.Facts(
     exists=True,
     lease_age_s=1.5,
     planned=(facts.Planned.UNSCHEDULABLE,),
@@ -256,9 +264,9 @@ STOPPING = vocabulary.PluginStopping(
 INPUTS: list[recording.Entry] = [
     signals.Probe(node="a", plugin="p", number=3, timeout_s=2.0),
     signals.AskCluster(node="a", plugin="p", number=4, timeout_s=2.0, resources=("r",)),
-    signals.Beat(heartbeat=BEAT),
+    signals.Beat(heartbeat=HEARTBEAT),
     signals.FromPlugin(event=STOPPING, instance="i", sequence=4, position=9),
-    signals.ProbeAnswered(heartbeat=BEAT, number=3),
+    signals.ProbeAnswered(heartbeat=HEARTBEAT, number=3),
     signals.ProbeFailed(node="a", plugin="p", number=3, subscribed=True),
     signals.ProbeInconclusive(node="a", plugin="p", number=3),
     signals.BusLost(),
@@ -267,7 +275,7 @@ INPUTS: list[recording.Entry] = [
     signals.Connected(node="a", plugin="p", server="s", client=1),
     signals.Disconnected(node="a", plugin="p", server="s", client=1, reason="Client Closed"),
     signals.ServerEvent(server="s", what="shutdown"),
-    signals.ClusterAnswered(node="a", plugin="p", number=4, facts=SEEN),
+    signals.ClusterAnswered(node="a", plugin="p", number=4, facts=FACTS),
     signals.ClusterAnswered(node="a", plugin="p", number=4, facts=None),
     signals.ExpectedNodes(plugin="p", nodes={"a": facts.Expected(age_s=1.0, causes=("z=1",))}),
     signals.NodeOffers(node="a", offers={"r": facts.Offer(capacity=2, allocatable=1)}),
@@ -278,7 +286,7 @@ INPUTS: list[recording.Entry] = [
 ]
 
 
-@pytest.mark.parametrize("said", INPUTS, ids=lambda said: type(said).__name__)
-def test_every_input_is_read_as_it_was_written(said: recording.Entry) -> None:
-    (line,) = recording.encode(1.25, said)
-    assert recording.decode(line) == (1.25, said)
+@pytest.mark.parametrize("entry", INPUTS, ids=lambda entry: type(entry).__name__)
+def test_every_input_is_read_as_it_was_written(entry: recording.Entry) -> None:
+    (line,) = recording.encode(1.25, entry)
+    assert recording.decode(line) == (1.25, entry)
