@@ -104,7 +104,7 @@ async def _add(silence: silences.Silence, url: str | None) -> int:
         await _write(connected, silence)
         for key, old in (await _read(connected)).items():
             if old.ends_at < silence.starts_at - _KEPT:
-                await buckets.remember(connected.link, streams.SILENCES, key, b"")
+                await buckets.put(connected.link, streams.SILENCES, key, b"")
     print(silence.id)
     return 0
 
@@ -146,7 +146,7 @@ async def _list(url: str | None, *, everything: bool, as_json: bool) -> int:
 
 
 async def _write(connected: bus.Bus, silence: silences.Silence) -> None:
-    await buckets.remember(connected.link, streams.SILENCES, silence.id, silences.encode(silence))
+    await buckets.put(connected.link, streams.SILENCES, silence.id, silences.encode(silence))
 
 
 async def _read(connected: bus.Bus) -> dict[str, silences.Silence]:

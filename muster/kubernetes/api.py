@@ -163,7 +163,7 @@ class Api:
     ) -> None:
         await self._api.close()  # type: ignore[no-untyped-call]
 
-    async def ask(
+    async def request(
         self,
         verb: str,
         path: str,
@@ -204,7 +204,7 @@ class Api:
 
     async def post(self, path: str, body: object, *, timeout_s: float) -> str:
         """Create an object; return what went wrong, or an empty text."""
-        return (await self.ask("POST", path, body=body, timeout_s=timeout_s)).problem
+        return (await self.request("POST", path, body=body, timeout_s=timeout_s)).problem
 
     async def pages(
         self, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float
@@ -217,7 +217,7 @@ class Api:
             page_query = {**(query or {}), "limit": str(_PAGE)}
             if token:
                 page_query["continue"] = token
-            answer = await self.ask(
+            answer = await self.request(
                 "GET", path, query=page_query, timeout_s=max(0.001, deadline - clock())
             )
             if not answer.is_ok:

@@ -122,7 +122,7 @@ class Lease:
     async def _try(self, timeout_s: float) -> None:
         """Take over or renew the Lease if it is free, expired or ours."""
         asked_at = self._clock()
-        answer = await self._api.ask("GET", f"{self._path}/{self._name}", timeout_s=timeout_s)
+        answer = await self._api.request("GET", f"{self._path}/{self._name}", timeout_s=timeout_s)
         lease = None
         if answer.status != HTTPStatus.NOT_FOUND:
             lease = self._decoded(answer)
@@ -163,7 +163,7 @@ class Lease:
     async def _release(self) -> None:
         self._until, self._leader = float("-inf"), ""
         path = f"{self._path}/{self._name}"
-        lease = self._decoded(await self._api.ask("GET", path, timeout_s=_RELEASE_S))
+        lease = self._decoded(await self._api.request("GET", path, timeout_s=_RELEASE_S))
         if lease is not None and lease.holder == self.identity:
             # the transitions stay, so that the next term is a greater one
             spec: dict[str, object] = {
@@ -186,7 +186,7 @@ class Lease:
             "spec": spec,
         }
         verb, path = ("PUT", f"{self._path}/{self._name}") if lease else ("POST", self._path)
-        return await self._api.ask(verb, path, body=body, timeout_s=timeout_s, attempts=1)
+        return await self._api.request(verb, path, body=body, timeout_s=timeout_s, attempts=1)
 
     def _decoded(self, answer: kubernetes_api.Answer) -> objects.Lease | None:
         self._note(answer)

@@ -17,7 +17,7 @@ _WRITTEN_SINCE: Final = frozenset({10071, 10164})
 _GONE: Final = frozenset({"DEL", "PURGE"})
 
 
-async def remember(
+async def put(
     link: connection.Connection,
     bucket: streams.Bucket,
     key: str,
@@ -35,7 +35,7 @@ async def remember(
     return stored is not jetstream.Stored.NO_LONGER_LEADER
 
 
-async def recall(link: connection.Connection, bucket: streams.Bucket) -> dict[str, bytes]:
+async def read_all(link: connection.Connection, bucket: streams.Bucket) -> dict[str, bytes]:
     """Return every value of a bucket by its key, however long that takes."""
     every = _subject(bucket, ">")
     messages = await jetstream.newest(link, _stream(bucket), every)

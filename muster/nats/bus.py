@@ -158,7 +158,7 @@ class Bus:
         token = node if node == "*" else vocabulary.node_token(node)
         await self.link.subscribe(f"muster.heartbeat.{token}.*", receive)
 
-    async def answer(self, subject: str, reply: Callable[[], bytes]) -> None:
+    async def reply(self, subject: str, reply: Callable[[], bytes]) -> None:
         """Answer every request on a subject, from now on."""
 
         async def receive(message: connection.Message) -> None:
@@ -167,7 +167,9 @@ class Bus:
 
         await self.link.subscribe(subject, receive)
 
-    async def listen(self, subject: str, handler: Callable[[str, bytes], Awaitable[None]]) -> None:
+    async def subscribe(
+        self, subject: str, handler: Callable[[str, bytes], Awaitable[None]]
+    ) -> None:
         """Call `handler` with subject and payload of others' messages, from now on."""
 
         async def receive(message: connection.Message) -> None:
@@ -175,7 +177,7 @@ class Bus:
 
         await self.link.subscribe(subject, receive)
 
-    async def ask(self, subject: str, *, timeout_s: float) -> bytes:
+    async def request(self, subject: str, *, timeout_s: float) -> bytes:
         """Send a request and return its answer. Raises NobodyAnswered."""
         client = self.link.live_client()
         if client is None:

@@ -60,7 +60,7 @@ async def put(
     return stored is jetstream.Stored.NEW
 
 
-async def take(
+async def consume(
     link: connection.Connection, stream: streams.Stream, *, durable: str, subject: str
 ) -> AsyncIterator[Job]:
     """Yield every message of one subject filter, first those that a consumer before us held.

@@ -59,7 +59,7 @@ class Real:
             async with await kubernetes_api.find(
                 kubeconfig=kubeconfig or self.kubeconfig, context=None
             ) as api:
-                return await api.ask(
+                return await api.request(
                     verb, path, body=body, content=content, query=query, timeout_s=10
                 )
 

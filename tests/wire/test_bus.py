@@ -600,19 +600,19 @@ def test_a_message_with_a_forged_status_header_hides_no_other_message(
 def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with owner(server) as link:
-            assert await buckets.recall(link.link, streams.STATE) == {}
-            await buckets.remember(link.link, streams.STATE, "node-a.p", b"1")
-            await buckets.remember(link.link, streams.STATE, "node-b.p", b"2")
-            await buckets.remember(link.link, streams.STATE, "node-a.p", b"3")
-            assert await buckets.recall(link.link, streams.STATE) == {
+            assert await buckets.read_all(link.link, streams.STATE) == {}
+            await buckets.put(link.link, streams.STATE, "node-a.p", b"1")
+            await buckets.put(link.link, streams.STATE, "node-b.p", b"2")
+            await buckets.put(link.link, streams.STATE, "node-a.p", b"3")
+            assert await buckets.read_all(link.link, streams.STATE) == {
                 "node-a.p": b"3",
                 "node-b.p": b"2",
             }
-            await buckets.remember(link.link, streams.STATE, "node-b.p", b"")
-            assert await buckets.recall(link.link, streams.STATE) == {"node-a.p": b"3"}
-            assert await buckets.recall(link.link, streams.LEDGER) == {}
+            await buckets.put(link.link, streams.STATE, "node-b.p", b"")
+            assert await buckets.read_all(link.link, streams.STATE) == {"node-a.p": b"3"}
+            assert await buckets.read_all(link.link, streams.LEDGER) == {}
             await server.kill()
-            recalling = asyncio.create_task(buckets.recall(link.link, streams.STATE))
+            recalling = asyncio.create_task(buckets.read_all(link.link, streams.STATE))
             await server.start()
             assert await recalling == {"node-a.p": b"3"}
 
@@ -689,20 +689,20 @@ def test_a_request_is_answered_or_reports_whether_there_was_a_subscriber(tmp_pat
         async with owner(server) as plugin, owner(server) as health:
             await health.link.client()
             with pytest.raises(bus.NobodyAnswered) as alone:
-                await health.ask(subject, timeout_s=5)
+                await health.request(subject, timeout_s=5)
             assert not alone.value.subscribed
-            await plugin.answer(subject, lambda: b"well")
+            await plugin.reply(subject, lambda: b"well")
             await nats_links.settled(plugin.link)
-            assert await health.ask(subject, timeout_s=5) == b"well"
+            assert await health.request(subject, timeout_s=5) == b"well"
             await plugin.link.subscribe("muster.rpc.node-a.mute.probe", hear)
             await nats_links.settled(plugin.link)
             with pytest.raises(bus.NobodyAnswered) as mute:
-                await health.ask("muster.rpc.node-a.mute.probe", timeout_s=0.1)
+                await health.request("muster.rpc.node-a.mute.probe", timeout_s=0.1)
             assert mute.value.subscribed
             await server.kill()
             await nats_links.until(lambda: not health.link.is_connected)
             with pytest.raises(bus.NobodyAnswered) as away:
-                await health.ask(subject, timeout_s=5)
+                await health.request(subject, timeout_s=5)
             assert not away.value.subscribed
 
     nats_links.play(tmp_path, story)

@@ -101,7 +101,7 @@ def test_a_former_leader_publishes_nothing_when_the_server_is_back(tmp_path: Pat
         await server.kill()
         publishing = asyncio.create_task(on.publish(tick(1), is_leader=lambda: leads))
         writing = asyncio.create_task(
-            buckets.remember(on.link, streams.STATE, "k", b"v", is_leader=lambda: leads)
+            buckets.put(on.link, streams.STATE, "k", b"v", is_leader=lambda: leads)
         )
         await asyncio.sleep(0.1)
         leads = False
@@ -113,6 +113,6 @@ def test_a_former_leader_publishes_nothing_when_the_server_is_back(tmp_path: Pat
         assert [
             e.data.leader for e in published if isinstance(e.data, vocabulary.WatchdogTicked)
         ] == [2]
-        assert await buckets.recall(on.link, streams.STATE) == {}
+        assert await buckets.read_all(on.link, streams.STATE) == {}
 
     play(tmp_path, story)

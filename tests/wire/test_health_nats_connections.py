@@ -53,7 +53,7 @@ def play(
         ):
             advisories: asyncio.Queue[nats_advisories.Advisory] = asyncio.Queue()
             link = nats_connections.Link(
-                connected.listen, connected.link.probe_connect, connected.link.changes
+                connected.subscribe, connected.link.probe_connect, connected.link.changes
             )
             monitor = nats_connections.ConnectionMonitor(link, advisories.put, name="health test")
             running = asyncio.create_task(monitor.run())

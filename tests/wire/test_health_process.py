@@ -133,7 +133,7 @@ class Told(fleet_parts.Heard):
     async def until_remembered(self, node: str) -> None:
         """Wait until the service has nothing left to do about what it told."""
         key = f"{node}.{PLUGIN}"
-        while b"untold" in (await buckets.recall(self.bus.link, streams.STATE)).get(
+        while b"untold" in (await buckets.read_all(self.bus.link, streams.STATE)).get(
             key, b"untold"
         ):  # no event
             await asyncio.sleep(0)

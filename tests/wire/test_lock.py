@@ -61,7 +61,7 @@ def play(tmp_path: Path, story: Story) -> None:
         ):
             acts = Acts()
             await ear.link.client()
-            await ear.listen("acted", acts.take)
+            await ear.subscribe("acted", acts.take)
             await story(server, ear, acts)
 
     asyncio.run(played())

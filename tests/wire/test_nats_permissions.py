@@ -385,10 +385,10 @@ async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
         health.publish(tick()),
     )
     assert all(await asyncio.gather(*reply))
-    await plugin.answer("muster.rpc.node-a.device-plugin.probe", lambda: b"here")
+    await plugin.reply("muster.rpc.node-a.device-plugin.probe", lambda: b"here")
     await nats_links.settled(plugin.link)
     request = "muster.rpc.node-a.device-plugin.probe"
-    assert await health.ask(request, timeout_s=2) == b"here"
+    assert await health.request(request, timeout_s=2) == b"here"
     assert await consumers.newest(health.link, streams.EVENTS, "muster.event.>") != []
     # what it told, where its own memory of it is lost
     assert await consumers.newest(health.link, streams.ALERTS, "muster.alert.>") == []
@@ -396,8 +396,8 @@ async def judges(plugin: bus.Bus, health: bus.Bus) -> None:
     await first(
         consumers.follow(health.link, streams.EVENTS, filters=streams.EVENTS.subjects, since=ago)
     )
-    await buckets.remember(health.link, streams.STATE, "node-a.device-plugin", b"{}")
-    assert await buckets.recall(health.link, streams.STATE) == {"node-a.device-plugin": b"{}"}
+    await buckets.put(health.link, streams.STATE, "node-a.device-plugin", b"{}")
+    assert await buckets.read_all(health.link, streams.STATE) == {"node-a.device-plugin": b"{}"}
     claimed = await buckets.claim(
         health.link, streams.LEADER, "health", b"us", ttl_s=5, revision=0, timeout_s=2
     )
@@ -416,12 +416,12 @@ async def notifies(notifier: bus.Bus) -> None:
     )
     await first(ticks)
     assert await consumers.newest(notifier.link, streams.ALERTS, "muster.sys.>") != []
-    await buckets.remember(notifier.link, streams.LEDGER, "k", b"v")
-    assert await buckets.recall(notifier.link, streams.LEDGER) == {"k": b"v"}
+    await buckets.put(notifier.link, streams.LEDGER, "k", b"v")
+    assert await buckets.read_all(notifier.link, streams.LEDGER) == {"k": b"v"}
     letters = "muster.outbox.console.>"
     await work_queue.put(notifier.link, "muster.outbox.console.g", b"letter", key="1")
     assert len(await work_queue.waiting(notifier.link, streams.OUTBOX, letters)) == 1
-    taken = work_queue.take(
+    taken = work_queue.consume(
         notifier.link, streams.OUTBOX, durable="receiver-console", subject=letters
     )
     job: work_queue.Job = await first(taken)

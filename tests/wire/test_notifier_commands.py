@@ -86,7 +86,7 @@ def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
                 assert code == 2
                 assert errors.startswith(f"muster silence: {problem}")
             async with bus.Bus(url, producer="test", name="bad") as connected:
-                await buckets.remember(connected.link, streams.SILENCES, "bad", b"{}")
+                await buckets.put(connected.link, streams.SILENCES, "bad", b"{}")
             args = ("--duration", "1h30m", "--comment", "\x1b[31m" + "x" * 100)
             assert (await muster(url, "silence", "add", "node=a", *args))[0] == 0
             code, out, errors = await muster(url, "silence", "list")

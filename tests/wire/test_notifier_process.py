@@ -265,7 +265,7 @@ def test_a_restart_repeats_nothing_and_loses_nothing(
         assert (await made.heard(5))[4:] == [("all_resolved", "alert a", 200)]
         await made.outcome(5)
         assert made.bus is not None
-        entries = await buckets.recall(made.bus.link, streams.LEDGER)
+        entries = await buckets.read_all(made.bus.link, streams.LEDGER)
         read = sorted((e.group, e.firing) for e in map(ledger.decode, entries.values()))
         assert [(group, bool(firing)) for group, firing in read] == [
             ('{}:{kind="stuck",node="node-a"}', False),
@@ -302,7 +302,7 @@ def test_a_ledger_entry_that_cannot_be_read_is_told_and_stops_nothing(
 ) -> None:
     async def story(made: World) -> None:
         assert made.bus is not None
-        await buckets.remember(made.bus.link, streams.LEDGER, "hook.0", b"nonsense")
+        await buckets.put(made.bus.link, streams.LEDGER, "hook.0", b"nonsense")
         await made.start()
         await made.says("a", AlertState.FIRING)
         assert await made.heard(1) == [("first", "alert a", 200)]
@@ -439,12 +439,12 @@ def test_a_silence_in_the_bucket_keeps_what_it_matches_from_being_told(
             author="ann",
             comment="x",
         )
-        await buckets.remember(made.bus.link, streams.SILENCES, "s1", silences.encode(quiet))
+        await buckets.put(made.bus.link, streams.SILENCES, "s1", silences.encode(quiet))
         await made.start()
         await made.says("a", AlertState.FIRING, node="node-a")
         await made.says("b", AlertState.FIRING, node="node-b")
         assert await made.heard(1) == [("first", "alert b", 200)]
-        await buckets.remember(made.bus.link, streams.SILENCES, "s1", b"")
+        await buckets.put(made.bus.link, streams.SILENCES, "s1", b"")
         assert (await made.heard(2))[1:] == [("first", "alert a", 200)]
 
     play(story, tmp_path)

@@ -78,7 +78,7 @@ def test_it_serves_reports_answers_and_says_goodbye(root: Path) -> None:
                     in metrics
                 )
                 probe = vocabulary.rpc_subject("n1.example", "device-plugin", "probe")
-                asked = codec.decode_heartbeat(await listener.ask(probe, timeout_s=2))
+                asked = codec.decode_heartbeat(await listener.request(probe, timeout_s=2))
                 assert asked.instance == beat.instance
                 await process.stop()
             kept = await consumers.newest(

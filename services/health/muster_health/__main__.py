@@ -58,7 +58,7 @@ async def serve(settings: config.Settings) -> None:
         inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
         incoming = inputs.Inputs(connected.link, heartbeats, election, inbox)
         link = nats_connections.Link(
-            connected.listen, connected.link.probe_connect, connected.link.changes
+            connected.subscribe, connected.link.probe_connect, connected.link.changes
         )
         monitor = nats_connections.ConnectionMonitor(link, incoming.put, name=name)
         prober = bus_probes.Prober(

@@ -81,7 +81,7 @@ class BusReporter:
         ):
             self._identity = msgspec.structs.replace(identity, instance=connected.instance)
             logs.logger().info("listening", http=address)
-            await connected.answer(
+            await connected.reply(
                 vocabulary.rpc_subject(identity.node, identity.plugin, "probe"),
                 lambda: codec.encode_heartbeat(self._heartbeat(connected)),
             )

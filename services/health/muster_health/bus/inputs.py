@@ -75,7 +75,7 @@ class Inputs:
     async def _restore(self) -> int:
         """Put in all saved state; return its position in the stream of events."""
         position = 0
-        values = await buckets.recall(self._link, streams.STATE)
+        values = await buckets.read_all(self._link, streams.STATE)
         self._has_state = bool(values)
         for key, value in values.items():
             try:

@@ -151,4 +151,4 @@ class Outputs:
 async def _save(
     connected: bus.Bus, key: str, value: bytes, is_leader: state_store.IsLeader
 ) -> bool:
-    return await buckets.remember(connected.link, streams.STATE, key, value, is_leader=is_leader)
+    return await buckets.put(connected.link, streams.STATE, key, value, is_leader=is_leader)

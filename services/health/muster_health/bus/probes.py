@@ -55,7 +55,7 @@ class Prober:
         if not await self._bus.is_reachable(timeout_s=own_check_s):
             return inconclusive
         try:
-            answer = await self._bus.ask(subject, timeout_s=probe.timeout_s)
+            answer = await self._bus.request(subject, timeout_s=probe.timeout_s)
             heartbeat = codec.decode_heartbeat(answer)
         except bus.NobodyAnswered as error:
             reachable = await self._bus.is_reachable(timeout_s=own_check_s)

@@ -202,7 +202,7 @@ class ClusterQueries:
         with contextlib.suppress(TimeoutError, *api.UNREADABLE):
             # the list's own time begins with its turn
             async with asyncio.timeout(_QUEUE_S + timeout_s), self._lists:
-                answer = await self._api.ask(
+                answer = await self._api.request(
                     "GET",
                     "/api/v1/pods",
                     query=parameters,
@@ -220,7 +220,7 @@ class ClusterQueries:
     async def _get(
         self, what: str, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float
     ) -> api.Answer:
-        answer = await self._api.ask("GET", path, query=query, timeout_s=timeout_s)
+        answer = await self._api.request("GET", path, query=query, timeout_s=timeout_s)
         self._note_refusal(f"get {what}", answer)
         return answer
 
@@ -262,7 +262,7 @@ class ClusterQueries:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         if not is_leader():
             return
-        answer = await self._api.ask("DELETE", path, body=body, timeout_s=_DELETE_S)
+        answer = await self._api.request("DELETE", path, body=body, timeout_s=_DELETE_S)
         self._note_refusal("delete pods", answer)
         problem = "" if _is_absent(answer) else answer.problem
         logs.logger().warning(

@@ -108,7 +108,7 @@ class ClusterWatcher:
         timeout_s = min(_ANSWER_S, self._check_s)
         while True:
             await asyncio.sleep(self._check_s)
-            answer = await self._api.ask(
+            answer = await self._api.request(
                 "GET", "/api/v1/nodes", query={"limit": "1"}, timeout_s=timeout_s
             )
             self._api_problem = "" if answer.status else answer.problem

@@ -66,7 +66,7 @@ class ClusterReader:
 
     async def check_access(self, rights: Sequence[cluster_api.Permission]) -> None:
         """Ask which rights are missing. Raises Unreachable."""
-        answer = await self._api.ask("GET", "/version", timeout_s=self._left_s(), attempts=2)
+        answer = await self._api.request("GET", "/version", timeout_s=self._left_s(), attempts=2)
         if not answer.status or answer.status == HTTPStatus.UNAUTHORIZED:
             raise Unreachable(answer.problem)
         lacking = await cluster_api.missing_permissions(self._api, rights, timeout_s=self._left_s())
@@ -120,7 +120,7 @@ class ClusterReader:
     async def reports(self, namespace: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
         """Return what agents reported, as the labeler wrote it down; nothing without one."""
         path = f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}"
-        answer = await self._api.ask("GET", path, timeout_s=self._left_s())
+        answer = await self._api.request("GET", path, timeout_s=self._left_s())
         if not answer.is_ok:
             self._note(path, answer, is_optional=True)
             return {}, frozenset()
@@ -144,7 +144,7 @@ class ClusterReader:
             lambda raw: raw if _is_autoscaler(raw) else None,
             right=right,
         )
-        status = await self._api.ask("GET", _STATUS, timeout_s=self._left_s())
+        status = await self._api.request("GET", _STATUS, timeout_s=self._left_s())
         self._note(_STATUS, status, is_optional=True)
         text, renewed = _status(status.body) if status.is_ok else ("", None)
         ours = [d for d in deployments or () if "karpenter" not in _image(d)]

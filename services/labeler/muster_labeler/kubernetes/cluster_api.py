@@ -55,7 +55,7 @@ class NodeApi:
 
     async def get(self, name: str) -> model.Node | Failure:
         """Return a node."""
-        answer = await self._api.ask("GET", f"{NODES_PATH}/{name}", timeout_s=self._timeout_s)
+        answer = await self._api.request("GET", f"{NODES_PATH}/{name}", timeout_s=self._timeout_s)
         if not answer.is_ok:
             return _failure("get", name, answer)
         return _decoded("get", name, answer)
@@ -202,7 +202,7 @@ async def write(
         async with pace.turn():
             if not pace.may_write():
                 break
-            answer = await api.ask(
+            answer = await api.request(
                 verb,
                 path,
                 query=query,
@@ -244,7 +244,7 @@ async def remove_objects(
         f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{_LEASE}",
     ):
         async with pace.turn():
-            answers.append(await api.ask("DELETE", path, timeout_s=timeout_s))
+            answers.append(await api.request("DELETE", path, timeout_s=timeout_s))
     failed = (a for a in answers if not a.is_ok and a.status != HTTPStatus.NOT_FOUND)
     return [answer.problem for answer in failed]
 
@@ -280,7 +280,7 @@ async def _is_allowed(api: kubernetes_api.Api, permission: Permission, timeout_s
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     }
-    answer = await api.ask("POST", _ACCESS_REVIEWS, body=review, timeout_s=timeout_s)
+    answer = await api.request("POST", _ACCESS_REVIEWS, body=review, timeout_s=timeout_s)
     if not answer.is_ok:
         return True
     try:

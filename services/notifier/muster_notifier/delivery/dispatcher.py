@@ -70,7 +70,7 @@ class Dispatcher:
     async def restore(self) -> list[ledger.Entry]:
         """Return the ledger; an entry that cannot be read costs one repeat, and is logged."""
         entries = []
-        for key, value in (await buckets.recall(self._bus.link, streams.LEDGER)).items():
+        for key, value in (await buckets.read_all(self._bus.link, streams.LEDGER)).items():
             try:
                 ledger_entry = ledger.decode(value)
             except ledger.MalformedEntry as error:
@@ -135,7 +135,7 @@ class Dispatcher:
                 put=self._put,
                 take=self._take,
                 hold_s=work_queue.HOLD_S,
-                store=functools.partial(buckets.remember, self._bus.link),
+                store=functools.partial(buckets.put, self._bus.link),
                 publish=self._publish,
                 instance=self._bus.instance,
             ),
@@ -147,7 +147,7 @@ class Dispatcher:
         await work_queue.put(self._bus.link, subject, body, key=key, headers=headers)
 
     def _take(self, durable: str, subject: str) -> AsyncIterator[work_queue.Job]:
-        return work_queue.take(self._bus.link, streams.OUTBOX, durable=durable, subject=subject)
+        return work_queue.consume(self._bus.link, streams.OUTBOX, durable=durable, subject=subject)
 
     async def _publish(self, event: vocabulary.Event, event_id: str) -> None:
         await self._bus.publish(event, event_id=event_id)

@@ -150,7 +150,7 @@ def test_of_a_list_each_object_is_read_by_itself() -> None:
 def test_a_body_without_end_is_not_read_to_its_end() -> None:
     async def story() -> kubernetes_api.Answer:
         async with endless() as api:
-            return await api.ask("GET", "/x", timeout_s=30)
+            return await api.request("GET", "/x", timeout_s=30)
 
     answer = asyncio.run(story())
     assert (answer.status, b"a body of more than" in answer.body) == (0, True)
@@ -175,7 +175,7 @@ async def endless() -> AsyncIterator[kubernetes_api.Api]:
 def test_an_odd_clock_is_no_crash(date: bytes) -> None:
     async def story() -> tuple[bool, bool]:
         async with answering(http(b"{}", b"Date: " + date)) as api:
-            answer = await api.ask("GET", "/x", timeout_s=5)
+            answer = await api.request("GET", "/x", timeout_s=5)
             now = api.now()
             return answer.is_ok, now is None or now.tzinfo is not None
 
@@ -189,7 +189,7 @@ def test_an_odd_retry_after_waits_no_longer_than_the_time_there_is(after: bytes)
     async def story() -> int:
         busy = http(b"{}", b"Retry-After: " + after, status=b"429 Too Many Requests")
         async with answering(busy) as api, asyncio.timeout(30):
-            return (await api.ask("GET", "/x", timeout_s=0.5, attempts=9)).status
+            return (await api.request("GET", "/x", timeout_s=0.5, attempts=9)).status
 
     assert asyncio.run(story()) == 429
 
